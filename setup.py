@@ -1,0 +1,74 @@
+"""Build Synkhronos; pyproject.toml has the settings of the tools."""
+
+import os
+import runpy
+import shutil
+import sys
+
+from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+IMPORT_SUPPORT = os.path.join(HERE, "synkhronos", "_import_support.py")
+
+try:
+    runpy.run_path(IMPORT_SUPPORT)["check_python"]()
+except ImportError as error:
+    sys.exit(str(error))
+
+
+class BuildWithImportSupport(build_py):
+    """Put the import support beside the package, where every interpreter finds it at its start."""
+
+    def run(self):
+        super().run()
+        # An editable wheel is packed from the folder that install_lib names, not from build_lib.
+        editable = getattr(self, "editable_mode", False)
+        root = self.get_finalized_command("install").install_lib if editable else self.build_lib
+        self.mkpath(root)
+        shutil.copyfile(IMPORT_SUPPORT, os.path.join(root, "_synkhronos_import_support.py"))
+        with open(os.path.join(root, "synkhronos-import-support.pth"), "w") as pth:
+            pth.write("import _synkhronos_import_support as s; s.install()\n")
+
+
+EXTRAS = {
+    "demos": ["scikit-learn", "tqdm", "matplotlib"],
+    "test": ["pytest>=7", "hypothesis", "psutil"],
+    "docs": ["sphinx", "furo"],
+    "lint": ["ruff", "codespell"],
+}
+EXTRAS["dev"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
+
+setup(
+    name="synkhronos",
+    version="0.1.0",
+    description="Data parallelism for Theano: one worker per device, with a few changed lines",
+    author="Synkhronos developers",
+    license="MIT",
+    classifiers=[
+        "License :: OSI Approved :: MIT License",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.8",
+        "Programming Language :: Python :: 3.9",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: Scientific/Engineering",
+    ],
+    packages=find_packages(include=["synkhronos", "synkhronos.*"]),
+    cmdclass={"build_py": BuildWithImportSupport},
+    python_requires=">=3.8,<3.12",
+    install_requires=[
+        "Theano==1.0.5",
+        # 1.24 removed np.bool and its like, which Theano uses.
+        "numpy>=1.17,<1.24",
+        # 1.11 removed functions that Theano imports.
+        "scipy<1.11",
+        # theano.gpuarray imports pkg_resources, which warns from 80.9 on and has gone from 82 on.
+        "setuptools<80.9",
+        "posix_ipc",
+        "threadpoolctl",
+        "cloudpickle",
+    ],
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["synkhronos = synkhronos.__main__:main"]},
+)
