@@ -1,0 +1,128 @@
+"""Give today's Python a Theano that imports, links a fast BLAS and runs ``scan``.
+
+Theano 1.0.5 asks NumPy for its BLAS in a way that NumPy 1.22 and later no longer answer, and fails.
+This module gives it better defaults while it is being imported, in memory only::
+
+    interpreter start   synkhronos-import-support.pth -> install()   one finder on sys.meta_path
+    import theano       theano.configparser           reads THEANO_FLAGS and .theanorc
+                        set_defaults()                fills in the options that both left open
+                        theano.configdefaults         takes the flags from there, as ever
+
+What the .pth file imports is an installed copy of this file, ``_synkhronos_import_support``. It
+runs at the start of every interpreter of the environment, so it imports only ``sys`` at first.
+"""
+
+import sys
+
+PYTHONS = ((3, 8), (3, 11))
+
+
+def check_python(version=sys.version_info):
+    """Raise ImportError where Theano 1.0.5 cannot run."""
+    if not PYTHONS[0] <= tuple(version[:2]) <= PYTHONS[1]:
+        raise ImportError(
+            "Synkhronos needs Python 3.8, 3.9, 3.10 or 3.11, but this is Python {}.{}: Theano "
+            "1.0.5, its last release, needs NumPy 1.23 or older and distutils, which end with "
+            "Python 3.11. Make an environment with one of those, for example with "
+            "python3.11 -m venv .venv".format(*version[:2])
+        )
+
+
+def install():
+    """Register the finder, once, whichever copy of this module comes first."""
+    if not any(type(finder).__name__ == TheanoFinder.__name__ for finder in sys.meta_path):
+        sys.meta_path.insert(0, TheanoFinder())
+
+
+class TheanoFinder:
+    """Wait for two modules of Theano, and finish each after it has executed."""
+
+    def find_spec(self, name, path=None, target=None):
+        """Return None for all but the modules in `FINISHERS`."""
+        finish = FINISHERS.get(name)
+        if finish is None:
+            return None
+        for finder in sys.meta_path:
+            spec = finder.find_spec(name, path, target) if finder is not self else None
+            if spec is not None:
+                break
+        else:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            finish(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def set_defaults(configparser):
+    """Add to Theano's parsed .theanorc what the user's files and THEANO_FLAGS leave open."""
+    if sys.version_info >= (3, 11):
+        # The C code of scan does not compile, and fails loudly; without it scan loops in Python.
+        sys.modules["theano.scan_module.scan_perform_ext"] = None
+    for name, value in default_flags().items():
+        section, option = name.rsplit(".", 1)
+        interpolated, raw = configparser.theano_cfg, configparser.theano_raw_cfg
+        if name in configparser.THEANO_FLAGS_DICT or raw.has_option(section, option):
+            continue
+        for config, text in ((interpolated, value.replace("%", "%%")), (raw, value)):
+            if not config.has_section(section):
+                config.add_section(section)
+            config.set(section, option, text)
+
+
+def split_like_a_shell(blas):
+    """Let ``blas.ldflags`` quote a path that contains spaces, which Theano would split there."""
+    import shlex
+
+    class ShellWords(str):
+        def split(self):
+            return shlex.split(self)
+
+    ldflags = blas._ldflags
+    blas._ldflags = lambda ldflags_str, *args, **kwargs: ldflags(
+        ShellWords(ldflags_str), *args, **kwargs
+    )
+
+
+FINISHERS = {"theano.configparser": set_defaults, "theano.tensor.blas": split_like_a_shell}
+
+
+def default_flags():
+    """Return the Theano flags, name to value, that fit this environment."""
+    return {"blas.ldflags": find_blas()[0]}
+
+
+def find_blas():
+    """Return the linker flags of the best BLAS here, and where it is from.
+
+    The first of: OpenBLAS inside SciPy's wheel, as fast as NumPy's own; a system OpenBLAS; any
+    system BLAS. The flags are empty if there is none: Theano then calls NumPy.
+    """
+    import shlex
+    from ctypes.util import find_library
+    from importlib.machinery import PathFinder
+    from pathlib import Path
+
+    scipy = PathFinder.find_spec("scipy")
+    for package in (scipy and scipy.submodule_search_locations) or ():
+        # -l:file would do for g++, but Theano warns if it finds no file with that very name.
+        for library in sorted(Path(package).with_name("scipy.libs").glob("libopenblas*.so")):
+            flags = ["-L" + str(library.parent), "-l" + library.stem[len("lib") :]]
+            return " ".join(map(shlex.quote, flags)), "SciPy's wheel"
+    for name in ("openblas", "blas"):
+        library = find_library(name)
+        if library:
+            # -lopenblas would need libopenblas.so, which comes with the development package.
+            return ("-l:" + library if sys.platform == "linux" else "-l" + name), "the system"
+    return "", "nowhere"
+
+
+if __name__ == "__main__":
+    try:
+        check_python()
+    except ImportError as error:
+        sys.exit(str(error))
