@@ -1,0 +1,184 @@
+"""Find the devices of this machine, and choose one for each rank.
+
+Questions that could open a GPU are asked in a process of their own, which ends at once.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Sequence
+
+DEVICE_NAME = re.compile(r"cpu|cuda\d*|opencl\d+:\d+")
+EXAMPLES = "such as 'cpu', 'cuda0' or 'opencl0:0'"
+VARIABLE = "SYNKHRONOS_DEVICES"
+
+COUNT_DEVICES = """
+import sys
+from pygpu import gpuarray
+kind = sys.argv[1]
+platforms = 1 if kind == "cuda" else gpuarray.count_platforms(kind)
+print(sum(gpuarray.count_devices(kind, platform) for platform in range(platforms)))
+"""
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use: its affinity, within its CPU quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(cores or 1, math.ceil(_cpu_quota())))
+
+
+def _cpu_quota(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> float:
+    """Return how many cores' time the control groups (v2, v1) allow; infinity without a limit."""
+    quotas = []
+    try:
+        groups = dict(line.split(":", 2)[1:] for line in Path(proc).read_text().splitlines())
+        # In a container the path may be the host's: the folders that do not exist here say nothing.
+        group = Path(root, groups.get("", "/").strip("/"))
+        for folder in (group, *group.parents):
+            if (folder / "cpu.max").exists():
+                quotas.append((folder / "cpu.max").read_text().split())
+        v1 = Path(root, "cpu")
+        if (v1 / "cpu.cfs_quota_us").exists():
+            quotas.append([(v1 / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")])
+        limits = [int(quota) / int(period) for quota, period in quotas if quota != "max"]
+    except (OSError, ValueError):
+        return math.inf
+    return min((limit for limit in limits if limit > 0), default=math.inf)
+
+
+def default_threads(n_ranks: int) -> int:
+    """Return how many BLAS and OpenMP threads each of `n_ranks` ranks gets."""
+    return max(1, usable_cores() // n_ranks)
+
+
+def probe(kind: str, timeout: float = 60.0) -> tuple[int, str]:
+    """Return how many devices of `kind` ("cuda", "opencl") pygpu finds, and why there are none."""
+    command = [sys.executable, "-c", COUNT_DEVICES, kind]
+    try:
+        child = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
+        )
+    except subprocess.TimeoutExpired:
+        return 0, f"no answer within {timeout:g} s"
+    if child.returncode:
+        lines = child.stderr.strip().splitlines() or [f"exit status {child.returncode}"]
+        return 0, lines[-1]
+    return int(child.stdout.split()[-1]), ""
+
+
+def count(kind: str) -> int:
+    """Return how many devices of `kind` ("cuda" or "opencl") there are; 0 without pygpu."""
+    return probe(kind)[0]
+
+
+def get_n_gpu() -> int:
+    """Count the CUDA devices of this machine, without opening one in this process.
+
+    Returns
+    -------
+    int
+        The number of CUDA devices, 0 where there is no driver.
+
+    Raises
+    ------
+    ImportError
+        Where pygpu, the GPU library of Theano, cannot be imported.
+    """
+    n_gpu, problem = probe("cuda")
+    if re.match(r"(ModuleNotFound|Import)Error", problem):
+        raise ImportError(
+            f"get_n_gpu() asks pygpu, the GPU library of Theano, which cannot be imported here "
+            f"({problem}). `synkhronos info` says how to install it; CPU ranks work without it."
+        )
+    return n_gpu
+
+
+def resolve(
+    n_parallel: int | None = None,
+    use_gpu: bool | None = None,
+    devices: Sequence[str] | None = None,
+) -> tuple[str, ...]:
+    """Return the device of each rank.
+
+    The first that is given decides: `devices`, the environment variable SYNKHRONOS_DEVICES (the
+    same, with commas), `use_gpu`. What else is given must agree with it.
+
+    >>> resolve(devices=["cpu", "cpu"])
+    ('cpu', 'cpu')
+    >>> resolve(3, use_gpu=False)
+    ('cpu', 'cpu', 'cpu')
+    """
+    n_parallel = _check_n_parallel(n_parallel)
+    if use_gpu not in (None, True, False):
+        raise TypeError(f"use_gpu must be True, False or None, got {use_gpu!r}")
+    if devices is not None:
+        names, source = _check_devices(devices), "devices"
+    elif os.environ.get(VARIABLE, "").strip():
+        names = _check_names(os.environ[VARIABLE].split(","), VARIABLE)
+        source = VARIABLE
+    elif use_gpu:
+        return _choose_gpus(n_parallel)
+    else:
+        # There are no GPU ranks yet: until then the default is the CPU where there are GPUs, too.
+        return ("cpu",) * (usable_cores() if n_parallel is None else n_parallel)
+    if n_parallel not in (None, len(names)):
+        raise ValueError(
+            f"n_parallel={n_parallel}, but {source} names {len(names)} ({', '.join(names)}): "
+            "give one of them, or the same number"
+        )
+    if use_gpu is not None and any((name != "cpu") != use_gpu for name in names):
+        raise ValueError(f"use_gpu={use_gpu}, but {source} names {', '.join(names)}")
+    return names
+
+
+def _choose_gpus(n_parallel: int | None) -> tuple[str, ...]:
+    n_gpu = get_n_gpu()
+    if n_gpu == 0:
+        raise RuntimeError(
+            "use_gpu=True, but this machine has no CUDA device that pygpu can use: "
+            f"{probe('cuda')[1] or 'it counts 0'}. `synkhronos info` says more; "
+            "use_gpu=False runs on CPU cores"
+        )
+    if n_parallel is not None and n_parallel > n_gpu:
+        raise ValueError(f"n_parallel={n_parallel}, but this machine has {n_gpu} CUDA devices")
+    return tuple(f"cuda{rank}" for rank in range(n_parallel or n_gpu))
+
+
+def _check_n_parallel(n_parallel: object) -> int | None:
+    if n_parallel is None:
+        return None
+    try:
+        # bool is an integer type, but True ranks are a mistake.
+        number = None if isinstance(n_parallel, bool) else operator.index(n_parallel)
+    except TypeError:
+        number = None
+    if number is None:
+        raise TypeError(f"n_parallel must be an integer or None, got {n_parallel!r}")
+    if number < 1:
+        raise ValueError(f"n_parallel must be at least 1, the master's own rank, got {number}")
+    return number
+
+
+def _check_devices(devices: object) -> tuple[str, ...]:
+    if not isinstance(devices, (list, tuple)):
+        raise TypeError(f'devices must be a list of names, such as ["cpu", "cpu"], got {devices!r}')
+    for name in devices:
+        if not isinstance(name, str):
+            raise TypeError(f"devices must hold names {EXAMPLES}, got {name!r}")
+    return _check_names(devices, "devices")
+
+
+def _check_names(names: Sequence[str], source: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in names)
+    if not names:
+        raise ValueError(f"{source} is empty: it needs the name of one device for each rank")
+    for name in names:
+        if not DEVICE_NAME.fullmatch(name):
+            raise ValueError(f"{source}: {name!r} is not the name of a device, {EXAMPLES}")
+    return names
