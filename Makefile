@@ -1,0 +1,44 @@
+# Every target makes the virtual environment first, if it is not there or older than what it depends on.
+PYTHON ?= python3.11
+PYTEST_ARGS ?=
+SPHINX_ARGS ?=
+
+py := .venv/bin/python
+ready := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint docs clean distclean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+venv: $(ready) ## make .venv, with all that demos, tests, docs and lint need (PYTHON=python3.11)
+
+$(ready): setup.py pyproject.toml synkhronos/_import_support.py
+	@command -v $(PYTHON) > /dev/null || { echo "$(PYTHON) not found: install Python 3.8-3.11, or name it: make PYTHON=..."; exit 1; }
+	@$(PYTHON) synkhronos/_import_support.py
+	test -x $(py) || $(PYTHON) -m venv .venv
+	$(py) -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+demo: venv ## train a network on handwritten digits with all cores, and compare with serial Theano
+	$(py) demos/train_digits.py
+
+test: venv ## run the tests (PYTEST_ARGS="-k gate -x")
+	$(py) -m pytest $(PYTEST_ARGS)
+
+lint: venv ## check style and spelling
+	$(py) -m ruff check .
+	$(py) -m ruff format --check .
+	$(py) -m codespell_lib
+
+docs: venv ## build the documentation into docs/_build/html
+	$(py) -m sphinx -W --keep-going -q -b html $(SPHINX_ARGS) docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+clean: ## remove what was built, but for .venv
+	rm -rf build dist *.egg-info docs/_build .pytest_cache .ruff_cache .hypothesis
+	find . -path ./.venv -prune -o -name __pycache__ -exec rm -rf {} +
+
+distclean: clean ## remove .venv too
+	rm -rf .venv
