@@ -30,7 +30,7 @@ print(sum(gpuarray.count_devices(kind, platform) for platform in range(platforms
 def usable_cores() -> int:
     """Return the number of cores that this process may use: its affinity, within its CPU quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(cores or 1, math.ceil(_cpu_quota())))
+    return max(1, math.ceil(min(cores or 1, _cpu_quota())))
 
 
 def _cpu_quota(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> float:
