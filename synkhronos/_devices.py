@@ -154,8 +154,9 @@ def _check_n_parallel(n_parallel: object) -> int | None:
     if n_parallel is None:
         return None
     try:
-        # bool is an integer type, but True ranks are a mistake.
-        number = None if isinstance(n_parallel, bool) else operator.index(n_parallel)
+        # Python's and NumPy's bool would pass as 0 and 1, but True ranks are a mistake.
+        is_bool = type(n_parallel).__name__ in ("bool", "bool_")
+        number = None if is_bool else operator.index(n_parallel)
     except TypeError:
         number = None
     if number is None:
