@@ -1,0 +1,160 @@
+"""The command line: ``synkhronos info``, ``synkhronos theanorc``, ``synkhronos bench``."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Sequence
+
+from synkhronos import _import_support
+
+THEANORC = """\
+# Written by `synkhronos theanorc`: the flags that Theano gets wherever Synkhronos is installed.
+# theano.scan on Python 3.11 needs the installation, for its cure is not a flag.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line, and return the exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except BrokenPipeError:
+        # The reader, such as `head`, has what it wanted; without this Python complains at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="synkhronos", description="Data parallelism for Theano.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    info = commands.add_parser(
+        "info",
+        help="what works on this machine, and what to do about the rest",
+        description="Look at everything that Synkhronos uses. The exit status is 1 if something "
+        "that it cannot do without is missing or broken, else 0; GPUs may be missing.",
+    )
+    info.add_argument("--json", action="store_true", help="print a JSON object")
+    info.set_defaults(run=_info)
+
+    theanorc = commands.add_parser(
+        "theanorc",
+        help="write the Theano flags that Synkhronos uses to a file",
+        description="Write the flags that Theano gets where Synkhronos is installed, for "
+        "environments where it is not. The flags hold for the environment that runs this command.",
+    )
+    theanorc.add_argument(
+        "file",
+        metavar="FILE",
+        nargs="?",
+        default="~/.theanorc",
+        help="where to (default: ~/.theanorc); - prints",
+    )
+    theanorc.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
+    theanorc.set_defaults(run=_theanorc)
+
+    bench = commands.add_parser(
+        "bench",
+        help="run a benchmark",
+        description="Run a benchmark; without a name, list them.",
+    )
+    bench.add_argument("name", metavar="NAME", nargs="?", help="which one")
+    bench.add_argument(
+        "rest",
+        metavar="...",
+        nargs=argparse.REMAINDER,
+        help="its arguments; NAME --help lists them",
+    )
+    bench.set_defaults(run=_bench)
+    return parser
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser, namespace, values, option_string=None):
+        from importlib import metadata
+
+        try:
+            version = metadata.version("synkhronos")
+        except metadata.PackageNotFoundError:
+            version = "(a source tree that is not installed)"
+        print("synkhronos", version)
+        parser.exit()
+
+
+def _info(arguments: argparse.Namespace) -> int:
+    from synkhronos import _info as info
+
+    results = info.checks()
+    if arguments.json:
+        print(info.as_json(results))
+    else:
+        print(info.table(results, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ))
+    return int(any(check.failed for check in results))
+
+
+def theanorc() -> str:
+    """Return the default flags as the text of a .theanorc."""
+    sections: dict[str, list[str]] = {}
+    for name, value in _import_support.default_flags().items():
+        section, option = name.rsplit(".", 1)
+        # Theano's parser of this file reads % as the start of a substitution.
+        sections.setdefault(section, []).append(f"{option} = {value.replace('%', '%%')}\n")
+    parts = [f"\n[{section}]\n{''.join(lines)}" for section, lines in sections.items()]
+    return THEANORC + "".join(parts)
+
+
+def _theanorc(arguments: argparse.Namespace) -> int:
+    if arguments.file == "-":
+        print(theanorc(), end="")
+        return 0
+    path = Path(arguments.file).expanduser()
+    try:
+        # Mode x refuses in one step what exists, so no one's file can be lost in between.
+        with open(path, "w" if arguments.force else "x") as file:
+            file.write(theanorc())
+    except FileExistsError:
+        print(f"{path} exists: --force overwrites it, FILE names another", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"cannot write {path}: {error.strerror}", file=sys.stderr)
+        return 1
+    print(f"wrote {path}")
+    return 0
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from synkhronos.benchmarks import BENCHMARKS
+
+    if arguments.name is None:
+        for name, module in BENCHMARKS.items():
+            print(f"  {name:12} {_summary(module)}")
+        return 0
+    if arguments.name not in BENCHMARKS:
+        names = ", ".join(BENCHMARKS)
+        print(f"no benchmark {arguments.name!r}; there are: {names}", file=sys.stderr)
+        return 2
+    module = importlib.import_module(BENCHMARKS[arguments.name])
+    parser = argparse.ArgumentParser(
+        prog=f"synkhronos bench {arguments.name}", description=module.__doc__
+    )
+    module.add_arguments(parser)
+    return module.main(parser.parse_args(arguments.rest))
+
+
+def _summary(module: str) -> str:
+    """Return the first line of a module's docstring without importing it, which takes seconds."""
+    source = Path(importlib.util.find_spec(module).origin).read_text(encoding="utf-8")
+    return (ast.get_docstring(ast.parse(source)) or "").split("\n")[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
