@@ -33,7 +33,7 @@ class BuildWithImportSupport(build_py):
 
 EXTRAS = {
     "demos": ["scikit-learn", "tqdm", "matplotlib"],
-    "test": ["pytest>=7", "hypothesis", "psutil"],
+    "test": ["pytest>=7", "hypothesis", "psutil", "wheel"],
     "docs": ["sphinx", "furo"],
     "lint": ["ruff", "codespell"],
 }
