@@ -271,24 +271,22 @@ def check_cache(facts: dict) -> Check:
 
 def check_gpus() -> list[Check]:
     """Count the devices that pygpu sees."""
+    unknown = [
+        Check(name, MISSING, "not known without pygpu", "see pygpu")
+        for name in ("CUDA devices", "OpenCL devices")
+    ]
     if importlib.util.find_spec("pygpu") is None:
-        return [
-            Check("pygpu", MISSING, "not installed", INSTALL_PYGPU),
-            Check("CUDA devices", MISSING, "not known without pygpu", "see pygpu"),
-            Check("OpenCL devices", MISSING, "not known without pygpu", "see pygpu"),
-        ]
+        return [Check("pygpu", MISSING, "not installed", INSTALL_PYGPU), *unknown]
     (n_cuda, no_cuda), (n_opencl, no_opencl) = _devices.probe("cuda"), _devices.probe("opencl")
     if no_cuda.startswith(("ImportError", "ModuleNotFoundError")):
-        pygpu = Check("pygpu", BROKEN, no_cuda, f"reinstall it: {INSTALL_PYGPU}")
-    else:
-        pygpu = Check("pygpu", OK, _installed_version("pygpu") or "installed")
+        return [Check("pygpu", BROKEN, no_cuda, f"reinstall it: {INSTALL_PYGPU}"), *unknown]
     cuda_advice = (
         "needs the NVIDIA driver, and libcuda.so, libnvrtc.so and libcublas.so by these very names "
         "on the library path"
     )
     opencl_advice = "apt-get install pocl-opencl-icd ocl-icd-opencl-dev libclblast-dev (Debian)"
     return [
-        pygpu,
+        Check("pygpu", OK, _installed_version("pygpu") or "installed"),
         _count_check("CUDA devices", n_cuda, no_cuda, cuda_advice),
         _count_check("OpenCL devices", n_opencl, no_opencl, opencl_advice),
     ]
