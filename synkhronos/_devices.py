@@ -183,3 +183,13 @@ def _check_names(names: Sequence[str], source: str) -> tuple[str, ...]:
         if not DEVICE_NAME.fullmatch(name):
             raise ValueError(f"{source}: {name!r} is not the name of a device, {EXAMPLES}")
     return names
+
+
+def limit_threads(threads: int):
+    """Limit the BLAS and OpenMP threads of this process; the result can restore them.
+
+    By threadpoolctl, because each BLAS has its own call for it, and NumPy and SciPy bring one each.
+    """
+    from threadpoolctl import threadpool_limits
+
+    return threadpool_limits(limits=threads)

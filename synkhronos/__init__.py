@@ -1,0 +1,38 @@
+"""Synkhronos: data parallelism for Theano.
+
+``import synkhronos as synk``, then :func:`fork` once, :func:`function` in place of
+``theano.function``, and :func:`close` at the end. Nothing happens on import: no process is started
+and no device opened; Theano is imported with the first name that is used.
+"""
+
+import importlib
+
+from synkhronos import _import_support
+
+_import_support.check_python()
+_import_support.install()
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "session": ("fork", "close"),
+    "functions": ("function", "distribute"),
+    "inputs": ("data",),
+    "_devices": ("get_n_gpu",),
+    "errors": ("SessionError", "SharedMemoryFull", "WorkerDied", "WorkerError"),
+}
+_NAMES = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_NAMES)
+
+
+def __getattr__(name):
+    if name not in _NAMES:
+        raise AttributeError(f"module 'synkhronos' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"synkhronos.{_NAMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,406 @@
+"""The start and finish barriers, and what crosses them.
+
+    master                          shared cells                    worker
+    start(command) ── payload, slot, SEQUENCE = n ──▶  wakes        next_command()
+    runs its part                                                   runs its part
+    finish()       ◀── reply, DONE[rank] = n ─────────  wakes       finish(reply | error)
+
+A wait first spins on a cell (about 100 microseconds; not at all with more ranks than cores) and
+then sleeps in ``poll``, on a pipe of its own that a signaller writes to when it sees the sleeper's
+flag, and on what tells of a death: the sentinels of the workers, or the master's end of a pipe.
+So a wait ends with the answer or with the death, and an idle rank uses no CPU.
+
+A command is pickled into the mailbox the first time; after that its slot number is enough.
+
+A rank that raises sets ABORT, which every wait inside a call looks at; all ranks still reach the
+finish barrier. If the master leaves early (Ctrl-C), the call stays open and the next start waits
+for the workers to come out of it: nothing is torn down, and nothing can get out of step.
+"""
+
+import contextlib
+import fcntl
+import mmap
+import os
+import pickle
+import select
+import signal
+import socket
+import threading
+import traceback
+
+from synkhronos.errors import RemoteTraceback, SessionError, WorkerDied, WorkerError
+
+SPINS = 2000  # looks at a cell, 50 ns each: about 100 microseconds
+MAILBOX = 1 << 20
+REPLY = 1 << 16
+MAX_SLOTS = 1024
+_HEARTBEAT_MS = 1000  # a sleeper looks again this often, whatever happens
+
+# Cells of the master, then one cache line of cells for each rank.
+_SEQUENCE, _SLOT, _LENGTH, _ABORT = range(4)
+_DONE, _ASLEEP, _REPLY_KIND, _REPLY_LENGTH, _ROWS = range(5)
+_LINE = 8
+_NO_REPLY, _ANSWER, _ERROR = range(3)
+
+
+class Aborted(Exception):
+    """Another rank raised: leave the call and go to the finish barrier."""
+
+
+class _Fence:
+    """Orders a rank's write of one cell before its next read of another, for all ranks.
+
+    Taking a lock is an atomic read-modify-write, a full memory barrier on x86.
+    """
+
+    def __init__(self):
+        lock = threading.Lock()
+        self._take, self._drop = lock.acquire, lock.release
+
+    def __call__(self):
+        self._take()
+        self._drop()
+
+
+class Gate:
+    """The crossing between the master and its workers: made by the master before it forks."""
+
+    def __init__(self, n_ranks: int, master_rank: int, spin: bool):
+        self.n_ranks, self.master_rank = n_ranks, master_rank
+        self.rank = master_rank
+        self._spins = SPINS if spin else 0
+        self._worker_ranks = tuple(r for r in range(n_ranks) if r != master_rank)
+        size = 8 * _LINE * (n_ranks + 1)
+        self._memory = memoryview(mmap.mmap(-1, size + MAILBOX + REPLY * n_ranks))
+        self._cells = self._memory[:size].cast("q")
+        self._mailbox = self._memory[size : size + MAILBOX]
+        replies = self._memory[size + MAILBOX :]
+        self._replies = [replies[REPLY * r : REPLY * (r + 1)] for r in range(n_ranks)]
+        self._wake_pipes = [os.pipe() for _ in range(n_ranks)]
+        for end in (end for pipe in self._wake_pipes for end in pipe):
+            os.set_blocking(end, False)
+        # Nobody writes to these; end of file is the master's death. One for each rank, because
+        # the process to signal is a property of the open pipe.
+        self._life_pipes = [os.pipe() for _ in range(n_ranks)]
+        self._fence = _Fence()
+        self._poll = select.poll()
+        self._poll.register(self._wake_pipes[master_rank][0], select.POLLIN)
+        self._deaths = select.poll()
+        self._processes = {}
+        self._slots = {}
+        self._finished = 0  # the last call that all workers are known to be out of
+        self._errors = {}
+        self.answers = {}
+
+    # What both ends share.
+
+    def _line(self, rank):
+        return _LINE * (rank + 1)
+
+    def _wait(self, cell, value, abort=None):
+        """Wait until the cell has reached `value`, or until the call `abort` is aborted."""
+        cells = self._cells
+        for _ in range(self._spins):
+            if cells[cell] >= value:
+                return
+            if cells[_ABORT] == abort:
+                raise Aborted
+        asleep = self._line(self.rank) + _ASLEEP
+        try:
+            while True:
+                cells[asleep] = 1
+                self._fence()  # the signaller writes first and reads the flag after: so must we
+                if cells[cell] >= value:
+                    return
+                if cells[_ABORT] == abort:
+                    raise Aborted
+                self._sleep()
+        finally:
+            cells[asleep] = 0
+
+    def _sleep(self):
+        for fd, _ in self._poll.poll(_HEARTBEAT_MS):
+            if fd == self._wake_pipes[self.rank][0]:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(fd, 4096)
+            elif fd == self._life_pipes[self.rank][0]:
+                os._exit(1)  # the master is gone: nobody is left to report to
+            else:
+                self._check_alive()
+
+    def _wake(self, rank):
+        if self._cells[self._line(rank) + _ASLEEP]:
+            with contextlib.suppress(BlockingIOError):  # full: it has been woken many times
+                os.write(self._wake_pipes[rank][1], b"\0")
+
+    def _wake_all(self):
+        self._fence()
+        for rank in range(self.n_ranks):
+            self._wake(rank)
+
+    def abort(self):
+        """Tell every rank to leave the call that is under way."""
+        self._cells[_ABORT] = self._cells[_SEQUENCE]
+        self._wake_all()
+
+    def report_rows(self, rows: int) -> None:
+        """Tell the master from how many rows this rank computed; -1 says that it did not run."""
+        self._cells[self._line(self.rank) + _ROWS] = rows
+
+    def rows_of(self, rank: int) -> int:
+        """Return what that rank reported in the last call."""
+        return self._cells[self._line(rank) + _ROWS]
+
+    # The worker's end.
+
+    def become_worker(self, rank: int) -> None:
+        """Take the place of `rank`, in its own process, right after the fork."""
+        self.rank = rank
+        self._sequence = 0
+        self._commands = {}
+        self.close_in_child()
+        # The kernel itself ends a worker whose master is gone, in the middle of a computation
+        # too: end of file raises SIGIO, whose default is to terminate. A child that the user
+        # forks from the master must not keep the pipe open: see close_in_child.
+        life = self._life_pipes[rank][0]
+        signal.signal(signal.SIGIO, signal.SIG_DFL)
+        fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
+        self._poll = select.poll()
+        self._poll.register(self._wake_pipes[rank][0], select.POLLIN)
+        self._poll.register(life, select.POLLIN)
+        if self._poll.poll(0):
+            self._sleep()
+
+    def next_command(self):
+        """Wait at the start barrier; return the next command.
+
+        What it raises is reported like an error of the command, which could not be read.
+        """
+        cells = self._cells
+        self._wait(_SEQUENCE, self._sequence + 1)
+        self._sequence = cells[_SEQUENCE]
+        slot, length = cells[_SLOT], cells[_LENGTH]
+        if length:
+            self._commands[slot] = pickle.loads(self._mailbox[:length])
+        return self._commands[slot]
+
+    def worker_finish(self, reply=None, error=None) -> None:
+        """Arrive at the finish barrier, with an answer for the master or an exception."""
+        cells, line = self._cells, self._line(self.rank)
+        if error is not None:
+            self._put_reply(_ERROR, _describe(error))
+            self.abort()
+        elif reply is not None:
+            self._put_reply(_ANSWER, pickle.dumps(reply, pickle.HIGHEST_PROTOCOL))
+        cells[line + _DONE] = self._sequence
+        self._fence()
+        self._wake(self.master_rank)
+
+    def _put_reply(self, kind, data):
+        line = self._line(self.rank)
+        if len(data) > REPLY:
+            raise SessionError(f"An answer of {len(data)} bytes is too long for a worker to send.")
+        self._replies[self.rank][: len(data)] = data
+        self._cells[line + _REPLY_LENGTH] = len(data)
+        self._cells[line + _REPLY_KIND] = kind
+
+    # The master's end.
+
+    def watch(self, rank: int, process) -> None:
+        """Have every wait of the master end when this worker's process does."""
+        self._processes[rank] = process
+        for poll in (self._poll, self._deaths):
+            poll.register(process.sentinel, select.POLLIN)
+
+    def start(self, command) -> None:
+        """Send the workers into `command`.
+
+        Raises
+        ------
+        WorkerDied
+            When a worker is gone; then nothing has been launched.
+        """
+        if self._processes and self._deaths.poll(0):
+            self._check_alive()
+        if self.is_open:
+            self.drain()
+        cells = self._cells
+        slot = self._slots.get(command)
+        length = 0
+        if slot is None:
+            payload = pickle.dumps(command, pickle.HIGHEST_PROTOCOL)
+            length = len(payload)
+            if length > MAILBOX:
+                raise SessionError(f"A command of {length} bytes is too long to send.")
+            self._mailbox[:length] = payload
+            if len(self._slots) >= MAX_SLOTS:
+                self._slots.clear()
+            slot = len(self._slots)
+        cells[_SLOT], cells[_LENGTH] = slot, length
+        cells[_SEQUENCE] += 1
+        # Only now: had we been interrupted earlier, the slot would stand for nothing.
+        self._slots[command] = slot
+        self._wake_all()
+
+    def finish(self) -> None:
+        """Wait until every worker has reached the finish barrier; collect what they said."""
+        cells = self._cells
+        sequence = cells[_SEQUENCE]
+        self.answers = {}
+        for rank in self._worker_ranks:
+            line = self._line(rank)
+            self._wait(line + _DONE, sequence)
+            if cells[line + _REPLY_KIND]:
+                self._take_reply(rank, line)
+        self._finished = sequence
+
+    def _take_reply(self, rank, line):
+        cells = self._cells
+        data = pickle.loads(self._replies[rank][: cells[line + _REPLY_LENGTH]])
+        if cells[line + _REPLY_KIND] == _ERROR:
+            self._errors[rank] = data
+        else:
+            self.answers[rank] = data
+            self.on_answer(rank, data)
+        cells[line + _REPLY_KIND] = _NO_REPLY
+
+    @staticmethod
+    def on_answer(rank, answer):
+        """Replaced by whoever wants to hear each answer, also one of an interrupted call."""
+
+    def drain(self) -> None:
+        """Wait until the workers are out of a call that the master left early."""
+        self.abort()
+        self.finish()
+        self._errors.clear()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the workers may still be in a call."""
+        return self._cells[_SEQUENCE] != self._finished
+
+    def call(self, command):
+        """Return a context in which all ranks run `command`: the only crossing.
+
+        Leaving it is the finish barrier, also when the master raises. Errors of any rank come
+        out of it as WorkerError.
+        """
+        return _Call(self, command)
+
+    def raise_errors(self, own=None):
+        """Raise what the ranks raised, as one WorkerError; `own` is the master's."""
+        errors, self._errors = self._errors, {}
+        if own is not None:
+            errors[self.master_rank] = pickle.loads(_describe(own))
+        if not errors:
+            raise SessionError("A call was aborted, but no rank said why.")
+        rank = min(errors)
+        report = errors[rank]
+        others = ""
+        if len(errors) > 1:
+            more = ", ".join(str(r) for r in sorted(errors)[1:])
+            others = f" (rank {more} raised too: {errors[max(errors)]['type']})"
+        error = WorkerError(
+            f"Rank {rank} of {self.n_ranks} on {report['host']} raised {report['type']}: "
+            f"{report['message']}{others}",
+            rank,
+            report["host"],
+            report["type"],
+            report["traceback"],
+        )
+        raise error from (
+            own if rank == self.master_rank else RemoteTraceback(report["traceback"])
+        )
+
+    def _check_alive(self):
+        ended = {fd for fd, _ in self._deaths.poll(0)}
+        for rank, process in self._processes.items():
+            if process.sentinel in ended:
+                process.join(1)  # the sentinel closes a moment before the exit status is there
+                raise WorkerDied(
+                    f"Worker rank {rank} (process {process.pid}) {_how_it_ended(process.exitcode)}. "
+                    "The session has ended: close() and fork() to begin again.",
+                    rank,
+                    process.exitcode,
+                )
+
+    def close_in_child(self) -> None:
+        """Let go of the master's end of the life pipes, in a process that is not the master."""
+        for _, write_end in self._life_pipes:
+            os.close(write_end)
+
+    def close(self) -> None:
+        """Close every descriptor; workers that are left die of it."""
+        for pipe in (*self._life_pipes, *self._wake_pipes):
+            for end in pipe:
+                os.close(end)
+
+
+class _Call:
+    """One crossing, as a context manager."""
+
+    __slots__ = ("_command", "_gate")
+
+    def __init__(self, gate, command):
+        self._gate, self._command = gate, command
+
+    def __enter__(self):
+        self._gate.start(self._command)
+
+    def __exit__(self, kind, error, trace):
+        gate = self._gate
+        if error is None:
+            gate.finish()
+            if gate._errors:
+                gate.raise_errors()
+            return False
+        gate.abort()
+        if not isinstance(error, Exception):
+            return False  # Ctrl-C: out at once; the next start waits for the workers
+        if isinstance(error, WorkerDied):
+            return False
+        gate.finish()
+        gate.raise_errors(None if isinstance(error, Aborted) else error)
+
+
+def _describe(error: BaseException) -> bytes:
+    """Return what can be said about an exception, pickled, in at most REPLY bytes."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    try:
+        message = str(error)
+    except Exception:
+        message = "(its message could not be read)"
+    report = {
+        "type": type(error).__name__,
+        "message": _shorten(message, REPLY // 16),
+        "traceback": _shorten(text, REPLY // 8),
+        "host": socket.gethostname(),
+    }
+    return pickle.dumps(report, pickle.HIGHEST_PROTOCOL)
+
+
+def _shorten(text, limit):
+    # A character takes at most four bytes, so a quarter of the room is counted in characters.
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit // 2]}\n[... {len(text) - limit} characters ...]\n{text[-limit // 2 :]}"
+
+
+def _how_it_ended(exitcode):
+    if exitcode is None:
+        return "is gone"
+    if exitcode >= 0:
+        return f"ended by itself with exit status {exitcode}"
+    try:
+        name = signal.Signals(-exitcode).name
+    except ValueError:
+        name = f"signal {-exitcode}"
+    cause = {
+        "SIGKILL": "by somebody, or by the kernel because memory ran out",
+        "SIGSEGV": "by a crash in compiled code",
+        "SIGBUS": "by a crash in compiled code or lost shared memory",
+        "SIGABRT": "by a failed check in compiled code",
+        "SIGTERM": "by somebody",
+    }.get(name, "by a signal")
+    return f"was killed {cause} ({name})"

@@ -1,0 +1,84 @@
+"""A forked process, and a sentinel that becomes readable when it ends.
+
+``multiprocessing.Process`` is not used, because its children are also ended by the interpreter exit
+of any process that the user forks from the master.
+"""
+
+import os
+import sys
+import time
+import traceback
+
+
+class ForkedProcess:
+    """A child of this process that runs `target` and then ends, without our atexit handlers.
+
+    Attributes
+    ----------
+    pid : int
+    sentinel : int
+        A descriptor that becomes readable when the process has ended.
+    exitcode : int or None
+        The exit status, or minus the signal that ended it; None while it runs, or when somebody
+        else has waited for it.
+    """
+
+    def __init__(self, target):
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()  # or the child would print it again
+        self.sentinel, held_by_child = os.pipe()
+        self.exitcode = None
+        self._ended = False
+        self.pid = os.fork()
+        if self.pid == 0:
+            _run_and_exit(target, self.sentinel)
+        os.close(held_by_child)
+
+    def is_alive(self) -> bool:
+        """Whether it still runs; reaps it if it does not."""
+        if not self._ended:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:
+                self._ended = True
+                return False
+            if pid:
+                self._ended = True
+                signalled = os.WIFSIGNALED(status)
+                self.exitcode = -os.WTERMSIG(status) if signalled else os.WEXITSTATUS(status)
+        return not self._ended
+
+    def join(self, seconds: float) -> bool:
+        """Wait for its end, at most so long; return whether it has ended."""
+        end = time.monotonic() + seconds
+        while self.is_alive() and time.monotonic() < end:
+            time.sleep(0.001)
+        return self._ended
+
+    def send(self, signum: int) -> None:
+        """Send it a signal, if it still runs."""
+        if self.is_alive():
+            os.kill(self.pid, signum)
+
+    def close(self) -> None:
+        """Close the sentinel."""
+        os.close(self.sentinel)
+
+
+def _run_and_exit(target, sentinel):
+    exitcode = 1
+    try:
+        os.close(sentinel)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)  # the terminal's input is the master's
+        os.close(nothing)
+        target()
+        exitcode = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        os._exit(exitcode)

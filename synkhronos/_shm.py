@@ -1,0 +1,196 @@
+"""Segments of POSIX shared memory, seen as numpy arrays.
+
+    create: shm_open -> reserve -> map -> unlink      (the owner; the name lives for microseconds)
+    attach: open the owner's descriptor -> map        (any rank that was sent a SegmentRef)
+
+A segment has no name once it exists, so nothing can be left in ``/dev/shm``, whatever kills us.
+Other ranks reach it through the descriptor that its owner keeps open, ``/proc/<pid>/fd/<fd>``. The
+memory is given back when the owner's last view goes, also while others still have it mapped.
+"""
+
+import errno
+import itertools
+import mmap
+import os
+import secrets
+import weakref
+from typing import NamedTuple, Tuple
+
+import numpy as np
+import posix_ipc
+
+from synkhronos.errors import SharedMemoryFull
+
+_serials = itertools.count()
+
+
+class SegmentRef(NamedTuple):
+    """What travels in place of a segment. The serial tells apart uses of one descriptor."""
+
+    pid: int
+    fd: int
+    serial: int
+    nbytes: int
+
+
+class ArrayRef(NamedTuple):
+    """What travels in place of an array that begins where its segment begins."""
+
+    segment: SegmentRef
+    dtype: str
+    shape: Tuple[int, ...]
+
+
+class Segment:
+    """A block of shared memory: created by one rank, attached by others."""
+
+    def __init__(self, ref: SegmentRef, memory: mmap.mmap):
+        self.ref = ref
+        self._memory = memory
+
+    def array(self, dtype, shape, offset=0) -> np.ndarray:
+        """Return a view. It keeps the memory alive for as long as it lives."""
+        return np.ndarray(shape, dtype, self._memory, offset)
+
+    def array_ref(self, dtype, shape) -> ArrayRef:
+        """Return what stands for `array(dtype, shape)` on other ranks."""
+        return ArrayRef(self.ref, np.dtype(dtype).str, tuple(shape))
+
+    def bytes(self) -> memoryview:
+        """Return the memory as bytes."""
+        return memoryview(self._memory)
+
+
+class Segments:
+    """The segments that one rank knows: its own, and those of others that it has attached.
+
+    Parameters
+    ----------
+    on_release : callable
+        Called with the SegmentRef and a function that gives the memory back, when the last view
+        of an own segment has gone. It runs wherever the garbage collector does.
+    """
+
+    def __init__(self, on_release=lambda ref, give_back: give_back()):
+        self._own = weakref.WeakValueDictionary()
+        self._attached = {}
+        self._on_release = on_release
+
+    def create(self, nbytes: int) -> Segment:
+        """Make a zero-filled segment, with its memory reserved.
+
+        Raises
+        ------
+        SharedMemoryFull
+            When the machine has no room for it.
+        """
+        nbytes = max(nbytes, 1)
+        fd = _reserve(nbytes)
+        try:
+            memory = mmap.mmap(fd, nbytes)
+        except BaseException:
+            os.close(fd)
+            raise
+        ref = SegmentRef(os.getpid(), fd, next(_serials), nbytes)
+        segment = self._own[ref] = Segment(ref, memory)
+        # Views hold the map, not the Segment, so the map's end is the end of the last view.
+        end = weakref.finalize(memory, _release, ref, self._on_release)
+        end.atexit = False
+        return segment
+
+    def attach(self, ref: SegmentRef) -> Segment:
+        """Return the segment that `ref` stands for, mapping it on first sight."""
+        segment = self._own.get(ref) or self._attached.get(ref)
+        if segment is None:
+            fd = os.open(f"/proc/{ref.pid}/fd/{ref.fd}", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                segment = self._attached[ref] = Segment(ref, mmap.mmap(fd, ref.nbytes))
+            finally:
+                os.close(fd)
+        return segment
+
+    def array(self, ref: ArrayRef) -> np.ndarray:
+        """Return the array that `ref` stands for, with no copy."""
+        return self.attach(ref.segment).array(ref.dtype, ref.shape)
+
+    def forget(self, refs) -> None:
+        """Drop attachments whose owner has released them."""
+        for ref in refs:
+            self._attached.pop(ref, None)
+
+
+def _reserve(nbytes: int) -> int:
+    name = "/synkhronos-" + secrets.token_hex(16)
+    created = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600)
+    created.unlink()
+    try:
+        # Untouched pages would be handed out later or not at all (SIGBUS): take them all now.
+        os.posix_fallocate(created.fd, 0, nbytes)
+    except OSError as error:
+        os.close(created.fd)
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            raise
+        free = os.statvfs("/dev/shm")
+        raise SharedMemoryFull(
+            f"No room for {nbytes:,} bytes of shared memory: /dev/shm has "
+            f"{free.f_bavail * free.f_frsize:,} bytes free. Free some Data (free_memory()), or "
+            "give the machine more (in Docker: --shm-size)."
+        ) from error
+    except BaseException:
+        os.close(created.fd)
+        raise
+    return created.fd
+
+
+def _release(ref: SegmentRef, on_release) -> None:
+    # A forked child inherits the object but not the ownership.
+    if ref.pid == os.getpid():
+        on_release(ref, lambda: _give_back(ref.fd))
+
+
+def _give_back(fd: int) -> None:
+    os.ftruncate(fd, 0)  # returns the pages now, though other ranks have them mapped
+    os.close(fd)
+
+
+class GrowingArray:
+    """A typed array in shared memory whose allocation is kept when it shrinks.
+
+    Its own arithmetic is that of a flat allocation: the items of a new shape are the first ones
+    of the old allocation, and growing beyond it copies what was there.
+    """
+
+    def __init__(self, segments: Segments, dtype, ndim: int):
+        self._segments = segments
+        self._dtype = np.dtype(dtype)
+        self._segment = None
+        self.allocated = 0
+        self._reshape((0,) * ndim if ndim else ())
+        if not ndim:
+            self.resize(())
+
+    def _reshape(self, shape):
+        if self._segment is None:
+            self.array = np.zeros(shape, self._dtype)
+            self.ref = None
+        else:
+            self.array = self._segment.array(self._dtype, shape)
+            self.ref = ArrayRef(self._segment.ref, self._dtype.str, tuple(shape))
+
+    def resize(self, shape, oversize=1.0, keep=True) -> None:
+        """Give the array another shape, with room for `oversize` times as many items if it must
+        be allocated anew. With `keep` the contents of the old allocation stay."""
+        items = int(np.prod(shape, dtype=np.int64))
+        if self._segment is None or items > self.allocated:
+            allocated = max(int(items * oversize), items)
+            segment = self._segments.create(allocated * self._dtype.itemsize)
+            if keep and self._segment is not None:
+                old = self._segment.array(self._dtype, (self.allocated,))
+                segment.array(self._dtype, (self.allocated,))[...] = old
+            self._segment, self.allocated = segment, allocated
+        self._reshape(shape)
+
+    def free(self) -> None:
+        """Let the memory go (as soon as no view of it is left)."""
+        self._segment, self.allocated = None, 0
+        self._reshape((0,) * self.array.ndim)

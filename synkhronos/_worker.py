@@ -1,0 +1,79 @@
+"""One rank's life: wait at the start barrier, run the command, arrive at the finish barrier.
+
+The master has a Worker too, and runs the same commands with it; only `main` is not for it.
+"""
+
+import cProfile
+import os
+import signal
+
+from synkhronos import _devices
+from synkhronos._gate import Aborted
+from synkhronos._shm import Segments
+from synkhronos.comm import connect
+
+
+class Worker:
+    """What one rank holds: its device, segments, shared variables and functions."""
+
+    def __init__(self, rank, gate, device, threads, on_release=None):
+        self.rank = rank
+        self.gate = gate
+        self.device = device
+        self.threads = threads
+        self.segments = Segments(on_release) if on_release else Segments()
+        self.comm = connect("shared", self)
+        self.replicas = {}
+        self.variables = {}
+        self.running = True
+        self._limits = None
+
+    @property
+    def n_ranks(self) -> int:
+        """The number of ranks, the master included."""
+        return self.gate.n_ranks
+
+    @property
+    def is_master(self) -> bool:
+        """Whether this is the rank that the user's script runs in."""
+        return self.rank == self.gate.master_rank
+
+    def bind(self) -> None:
+        """Take the device, and no more than this rank's part of the cores."""
+        self._limits = _devices.limit_threads(self.threads)
+
+    def unbind(self) -> None:
+        """Give the cores back."""
+        if self._limits is not None:
+            self._limits.restore_original_limits()
+
+    def main(self, profile: bool) -> None:
+        """Be a worker process, until told to quit."""
+        # Ctrl-C goes to every process of the terminal; only the master's script may answer it.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.environ["OMP_NUM_THREADS"] = str(self.threads)
+        self.gate.become_worker(self.rank)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGIO})
+        self.bind()
+        if profile:
+            profiler = cProfile.Profile()
+            profiler.runcall(self._loop)
+            profiler.dump_stats(f"synk_worker_{self.rank}.prof")
+        else:
+            self._loop()
+
+    def _loop(self):
+        while self.running:
+            reply = error = None
+            try:
+                reply = self.gate.next_command().run(self)
+            except Aborted:
+                pass
+            except BaseException as caught:
+                error = caught
+            try:
+                self.gate.worker_finish(reply, error)
+            except Exception as unsent:
+                self.gate.worker_finish(error=unsent)
+            del reply, error

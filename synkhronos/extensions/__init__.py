@@ -1,0 +1,1 @@
+"""Ready-made parts for training: imported by those who use them."""

@@ -1,0 +1,326 @@
+"""Arrays in shared memory: what functions scatter without copying.
+
+    data(value) -> Data -> segment, mapped by every rank that uses it
+
+Writing to a Data is seen by all ranks at once, because it is the same memory.
+"""
+
+import operator
+
+import numpy as np
+
+from synkhronos import session as _session
+from synkhronos._shm import GrowingArray
+
+__all__ = ["Data", "data"]
+
+
+class Data:
+    """An array in shared memory, of fixed dtype and number of dimensions, that can grow.
+
+    Made by :func:`data` and :meth:`~synkhronos.functions.Function.build_inputs`. It indexes, and
+    converts, like the NumPy array :attr:`data` that it holds. The memory is given back when the
+    Data and the last view of it are gone.
+
+    Attributes
+    ----------
+    name : str or None
+        For messages; the name of the variable, where it was made for one.
+    minibatch : bool
+        Whether it holds just a batch, whose first row goes with the first row of the selection.
+    """
+
+    def __init__(self, session, dtype, ndim, minibatch=False, name=None):
+        self._session = session
+        self._store = GrowingArray(session.segments, dtype, ndim)
+        self._minibatch = bool(minibatch)
+        self._name = name
+
+    @property
+    def data(self) -> np.ndarray:
+        """A view on the shared memory.
+
+        After a change of shape take it anew: an older view stays readable, but once the memory had
+        to be allocated anew its writes no longer reach the ranks.
+        """
+        return self._store.array
+
+    @property
+    def dtype(self) -> str:
+        """The name of the dtype, such as ``"float32"``."""
+        return self._store.array.dtype.name
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return self._store.array.ndim
+
+    @property
+    def shape(self) -> tuple:
+        """The shape."""
+        return self._store.array.shape
+
+    @property
+    def size(self) -> int:
+        """The number of items."""
+        return self._store.array.size
+
+    @property
+    def alloc_size(self) -> int:
+        """The number of items that there is memory for."""
+        return self._store.allocated
+
+    @property
+    def name(self):
+        """The name, or None."""
+        return self._name
+
+    @property
+    def minibatch(self) -> bool:
+        """Whether it holds just a batch."""
+        return self._minibatch
+
+    def __len__(self):
+        return len(self._store.array)
+
+    def __getitem__(self, key):
+        return self._store.array[key]
+
+    def __setitem__(self, key, value):
+        self._store.array[key] = value
+
+    def __array__(self, dtype=None):
+        return self._store.array if dtype is None else self._store.array.astype(dtype)
+
+    def __repr__(self):
+        name = f" {self._name!r}" if self._name else ""
+        batch = ", minibatch" if self._minibatch else ""
+        return f"<Data{name} of {self.dtype}, shape {self.shape}{batch}>"
+
+    def condition_data(self, input_data, force_cast=False) -> np.ndarray:
+        """Return what :meth:`set_value` would store, without storing it.
+
+        Raises
+        ------
+        TypeError
+            When the dtype can't be cast up to that of the Data, or the number of dimensions
+            differs.
+        """
+        return _condition(input_data, self._store.array.dtype, self.ndim, force_cast, self._what())
+
+    def set_value(self, input_data, force_cast=False, oversize=1) -> None:
+        """Store an array, taking its shape; the memory is reused where it is large enough.
+
+        Parameters
+        ----------
+        input_data : array_like
+            Of the same number of dimensions, and of a dtype that can be cast up to that of the
+            Data: uint8 to int32 or float32, float32 to float64. Python lists and scalars only have
+            to hold values that the dtype can represent.
+        force_cast : bool
+            Cast any dtype, as ``numpy.ndarray.astype`` does.
+        oversize : float
+            From 1 to 2: how many times the needed memory to allocate, if it must be allocated.
+        """
+        oversize = _check_oversize(oversize)
+        value = self.condition_data(input_data, force_cast)
+        self._resize(value.shape, oversize, keep=False)
+        self._store.array[...] = value
+
+    def set_length(self, length, oversize=1) -> None:
+        """Change the length of axis 0, at least 1; what was in the memory before stays."""
+        if self.ndim == 0:
+            raise TypeError(f"{self._what()} has no axis 0 whose length could be set.")
+        length = _session._whole_number("length", length, 1, None)
+        self._resize((length, *self.shape[1:]), _check_oversize(oversize))
+
+    def set_shape(self, shape, oversize=1) -> None:
+        """Change the shape, with the same number of dimensions; the items stay in flat order."""
+        try:
+            new = tuple(operator.index(n) for n in shape)
+        except TypeError:
+            raise TypeError(f"shape must be a sequence of integers, got {shape!r}") from None
+        if len(new) != self.ndim or min(new, default=0) < 0:
+            raise ValueError(
+                f"{self._what()} has {self.ndim} dimensions: its shape can't be {new}."
+            )
+        self._resize(new, _check_oversize(oversize))
+
+    def free_memory(self) -> None:
+        """Make it empty, and give the memory back (once no view of it is left)."""
+        self._store.free()
+
+    def _resize(self, shape, oversize, keep=True):
+        if self._session.state is not _session.State.OPEN:
+            self._session.require_open()
+        self._store.resize(shape, oversize, keep)
+
+    def _what(self):
+        return f"Data {self._name!r}" if self._name else "This Data"
+
+    def _ref(self, session):
+        """Return what stands for the array on other ranks of `session`."""
+        if self._session is not session:
+            self._session.require_open()
+        if self._store.ref is None:
+            self._store.resize(self.shape)
+        return self._store.ref
+
+
+def data(
+    value=None,
+    var=None,
+    dtype=None,
+    ndim=None,
+    shape=None,
+    minibatch=False,
+    force_cast=False,
+    oversize=1,
+    name=None,
+) -> Data:
+    """Make an array in shared memory, to be used as an input of functions.
+
+    Parameters
+    ----------
+    value : array_like, optional
+        The first value. Without it the Data is zero, of shape `shape`, or empty.
+    var : theano variable, optional
+        Takes dtype, ndim and name from a variable.
+    dtype : str or numpy.dtype, optional
+        By default that of `value`, which is cast up to it where both are given.
+    ndim : int, optional
+        The number of dimensions; by default that of `value`, or the length of `shape`.
+    shape : tuple of int, optional
+        The first shape, where there is no value.
+    minibatch : bool
+        Whether it will hold just a batch; see the argument ``batch`` of functions.
+    force_cast : bool
+        Cast `value` also where that loses precision.
+    oversize : float
+        From 1 to 2: how many times the needed memory to allocate.
+    name : str, optional
+        For messages.
+
+    Raises
+    ------
+    SessionError
+        Before :func:`~synkhronos.fork`.
+    TypeError
+        When dtype or ndim is not known, or the value does not fit them.
+    SharedMemoryFull
+        When there is no room.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> d = synk.data(np.ones((3, 2), "float32"))
+    >>> d[0] = 5
+    >>> d.data.sum()
+    14.0
+    >>> synk.close()
+    """
+    session = _session.current("data()")
+    if var is not None:
+        dtype = _variable_property(var, "dtype")
+        ndim = _variable_property(var, "ndim")
+        name = name or var.name
+    if value is not None and not isinstance(value, (np.ndarray, Data)):
+        value = _as_array(value, dtype)
+    if value is not None:
+        dtype = value.dtype if dtype is None else dtype
+        ndim = value.ndim if ndim is None else ndim
+    elif shape is not None and ndim is None:
+        ndim = len(shape)
+    if dtype is None or ndim is None:
+        raise TypeError(
+            "data() needs a dtype and a number of dimensions: give a variable (var=), or a value, "
+            f"or dtype= and one of ndim= and shape=. Got dtype={dtype!r}, ndim={ndim!r}."
+        )
+    dtype = _check_dtype(dtype)
+    ndim = _session._whole_number("ndim", ndim, 0, None)
+    oversize = _check_oversize(oversize)
+    if value is not None:
+        # Before anything is allocated: a value that does not fit leaves nothing behind.
+        value = _condition(value, dtype, ndim, force_cast, f"Data {name!r}" if name else "This Data")
+    with session.exclusive():
+        new = Data(session, dtype, ndim, minibatch, name)
+        if value is not None:
+            new.set_value(value, oversize=oversize)
+        elif shape is not None:
+            new.set_shape(shape, oversize)
+    return new
+
+
+def _variable_property(var, name):
+    try:
+        return getattr(var, name)
+    except AttributeError:
+        raise TypeError(f"var must be a Theano tensor variable, got {var!r}") from None
+
+
+def _check_dtype(dtype):
+    try:
+        dtype = np.dtype(dtype)
+    except TypeError:
+        raise TypeError(f"dtype must be the name of a NumPy dtype, got {dtype!r}") from None
+    if dtype.kind not in "biufc":
+        raise TypeError(f"dtype must be one of numbers or bools, got {dtype}")
+    return dtype.newbyteorder("=")
+
+
+def _check_oversize(oversize):
+    try:
+        number = float(oversize)
+    except (TypeError, ValueError):
+        raise TypeError(f"oversize must be a number from 1 to 2, got {oversize!r}") from None
+    if not 1 <= number <= 2:
+        raise ValueError(f"oversize must be from 1 to 2, got {oversize!r}")
+    return number
+
+
+def _as_array(value, dtype):
+    """Return a list or scalar as an array, of `dtype` if that changes none of its values."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "biufc":
+        raise TypeError(f"The value must hold numbers or bools, got dtype {array.dtype}.")
+    if dtype is not None:
+        cast = array.astype(dtype)
+        same = (cast == array) | ((cast != cast) & (array != array))
+        if same.all() or (array.dtype.kind == "f" and cast.dtype.kind in "fc"):
+            return cast
+    return array
+
+
+def _condition(value, dtype, ndim, force_cast, what):
+    if not isinstance(value, np.ndarray):
+        value = value.data if isinstance(value, Data) else _as_array(value, dtype)
+    if value.ndim != ndim:
+        raise TypeError(
+            f"{what} has {ndim} dimensions, but the value has {value.ndim}, shape {value.shape}."
+        )
+    if value.dtype == dtype or force_cast:
+        return value
+    if np.promote_types(value.dtype, dtype) != dtype:
+        raise TypeError(
+            f"{what} is of dtype {dtype}, to which {value.dtype} can't be cast up. Cast it "
+            "yourself, or pass force_cast=True."
+        )
+    return value
+
+
+class StagedInput:
+    """Shared memory that a function keeps for plain arrays given for one of its inputs."""
+
+    def __init__(self, session, variable):
+        self._store = GrowingArray(session.segments, variable.dtype, variable.ndim)
+
+    def put(self, array):
+        """Copy the array in; return what stands for it on other ranks."""
+        store = self._store
+        if store.ref is None or store.array.shape != array.shape:
+            store.resize(array.shape, keep=False)
+        store.array[...] = array
+        return store.ref

@@ -1,0 +1,391 @@
+"""Begin and end: the processes, and the one session that is current.
+
+    fork()   none ──▶ OPEN ──▶ CLOSED   close(), or the end of the interpreter
+                        └──▶ BROKEN ──▶ CLOSED   a worker died; then close()
+
+Everything that needs workers goes through `Session.run`.
+"""
+
+import atexit
+import collections
+import contextlib
+import enum
+import functools
+import itertools
+import logging
+import operator
+import os
+import signal
+import threading
+import weakref
+from typing import Optional, Sequence
+
+from synkhronos import _commands, _devices, _theano
+from synkhronos._gate import Gate
+from synkhronos._process import ForkedProcess
+from synkhronos._replica import Replica
+from synkhronos._worker import Worker
+from synkhronos.errors import SessionError, WorkerDied, WorkerError
+
+log = logging.getLogger("synkhronos")
+
+QUIT_SECONDS = 5.0  # how long an idle worker may take to end before it is made to
+
+
+class State(enum.Enum):
+    """What a session can do."""
+
+    OPEN = "every call"
+    BROKEN = "refuse, with the death of a worker as the reason; close"
+    CLOSED = "refuse"
+
+
+class Session:
+    """The master's side of the workers, from fork to close."""
+
+    def __init__(self, devices, threads, master_rank, profile_workers):
+        self.state = State.OPEN
+        self.devices = devices
+        self.n_ranks = len(devices)
+        self.master_rank = master_rank
+        self.lock = threading.RLock()
+        self._inside = False
+        self._death = None
+        self._processes = {}
+        self._garbage = collections.deque()
+        self._keys = itertools.count()
+        self._pending = {}  # key -> weak reference to a Function that the workers lack
+        self._variable_keys = weakref.WeakKeyDictionary()
+        spin = self.n_ranks <= _devices.usable_cores()
+        self.gate = Gate(self.n_ranks, master_rank, spin)
+        self._worker = Worker(
+            master_rank, self.gate, devices[master_rank], threads, self._on_release
+        )
+        # Weak: a variable lives as long as the user's reference or a function of the user's.
+        self._worker.variables = weakref.WeakValueDictionary()
+        self.gate.on_answer = self._worker.comm.take_note
+        try:
+            self._start_workers(threads, profile_workers)
+            self._worker.bind()
+            self.run(_commands.Ready())
+        except BaseException:
+            self.close()
+            raise
+        log.info("%d ranks on %s, master rank %d", self.n_ranks, ", ".join(devices), master_rank)
+
+    def _start_workers(self, threads, profile_workers):
+        for rank, device in enumerate(self.devices):
+            if rank == self.master_rank:
+                continue
+            worker = functools.partial(
+                _be_worker, rank, self.gate, device, threads, profile_workers
+            )
+            # A Ctrl-C between the fork and the worker's own setting would kill the worker.
+            previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                process = self._processes[rank] = ForkedProcess(worker)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+            self.gate.watch(rank, process)
+
+    # Calls.
+
+    @property
+    def segments(self):
+        """The segments of shared memory that the master knows."""
+        return self._worker.segments
+
+    @property
+    def comm(self):
+        """The master's communicator."""
+        return self._worker.comm
+
+    def require_open(self) -> None:
+        """Raise unless the session is open."""
+        if self.state is State.BROKEN:
+            raise WorkerDied(str(self._death), self._death.rank, self._death.exitcode)
+        if self.state is State.CLOSED:
+            raise SessionError(
+                "This object belongs to a Synkhronos session that was closed. Make it again after "
+                "the next synkhronos.fork()."
+            )
+
+    @contextlib.contextmanager
+    def exclusive(self):
+        """Keep other threads out, and refuse a call from inside a call (as by a signal handler)."""
+        with self.lock:
+            if self._inside:
+                raise SessionError(
+                    "Synkhronos was called while it was in the middle of another call, from a "
+                    "signal handler or a finalizer. Call it after that call has returned."
+                )
+            self._inside = True
+            try:
+                yield
+            finally:
+                self._inside = False
+
+    def run(self, command):
+        """Run one command on every rank, between the barriers; return the master's own answer."""
+        self.require_open()
+        try:
+            if self._garbage:
+                self._collect_garbage()
+            with self.gate.call(command):
+                return command.run(self._worker)
+        except WorkerDied as death:
+            self._break(death)
+            raise
+
+    def _break(self, death):
+        self.state, self._death = State.BROKEN, death
+        log.error("%s", death)
+        for process in self._processes.values():
+            process.send(signal.SIGKILL)
+
+    # What is released here is released everywhere, with the next command.
+
+    def _on_release(self, ref, give_back):
+        if self.state is State.OPEN and self.gate.is_open:
+            self._garbage.append(("give_back", give_back))  # workers may be reading it
+        else:
+            give_back()
+        self._garbage.append(("segments", ref))
+
+    def _collect_garbage(self):
+        if self.gate.is_open:
+            self.gate.drain()
+        dropped = {"segments": [], "functions": [], "variables": [], "give_back": []}
+        while self._garbage:
+            kind, value = self._garbage.popleft()
+            dropped[kind].append(value)
+        for give_back in dropped.pop("give_back"):
+            give_back()
+        forget = _commands.Forget(**{kind: tuple(refs) for kind, refs in dropped.items()})
+        with self.gate.call(forget):
+            forget.run(self._worker)
+
+    # Functions and their shared variables.
+
+    def add_function(self, function, compiled) -> int:
+        """Register a function of the master's; it is sent with the next `distribute`."""
+        key = next(self._keys)
+        self._worker.replicas[key] = Replica(key, compiled)
+        self._pending[key] = weakref.ref(function)
+        weakref.finalize(function, self._drop_function, key).atexit = False
+        return key
+
+    def _drop_function(self, key):
+        self._worker.replicas.pop(key, None)
+        if self._pending.pop(key, None) is None:
+            self._garbage.append(("functions", key))
+
+    def is_pending(self, key: int) -> bool:
+        """Whether the workers lack this function."""
+        return key in self._pending
+
+    def distribute(self) -> None:
+        """Send the workers all functions that they lack, with the variables that they lack."""
+        self.require_open()
+        keys = [key for key, function in list(self._pending.items()) if function() is not None]
+        if not keys:
+            return
+        compiled = {key: self._worker.replicas[key].function for key in keys}
+        known = {key: variable for variable, key in self._variable_keys.items()}
+        new = {}
+        for function in compiled.values():
+            for variable in _theano.shared_variables(function):
+                if variable not in self._variable_keys and not any(
+                    variable is other for other in new.values()
+                ):
+                    new[next(self._keys)] = variable
+        try:
+            pickled = _theano.dump(compiled, known, new)
+        except Exception as error:
+            names = ", ".join(repr(str(function)) for function in compiled.values())
+            raise TypeError(
+                f"The functions {names} can't be sent to the workers, because something in them "
+                f"can't be pickled: {error}"
+            ) from error
+        parcel = self.segments.create(len(pickled))
+        parcel.bytes()[: len(pickled)] = pickled
+        self.run(_commands.LoadFunctions(parcel.array_ref("u1", (len(pickled),))))
+        for key, variable in new.items():
+            self._variable_keys[variable] = key
+            self._worker.variables[key] = variable
+            forgotten = weakref.finalize(variable, self._garbage.append, ("variables", key))
+            forgotten.atexit = False
+            _theano.spread_random_state(variable, self.master_rank)
+        for key in keys:
+            self._pending.pop(key, None)
+        log.info("distributed %d functions, %d bytes", len(keys), len(pickled))
+
+    # The end.
+
+    def close(self) -> None:
+        """End the workers and release everything; safe to call in any state, and again."""
+        if self.state is State.CLOSED:
+            return
+        can_be_told = self.state is State.OPEN and not self.gate.is_open
+        self.state = State.CLOSED
+        if can_be_told:
+            # They end by themselves; those that do not are made to, below.
+            with contextlib.suppress(WorkerDied, WorkerError):
+                self.gate.start(_commands.Quit())
+        patience = QUIT_SECONDS if can_be_told else 0
+        for signum, seconds in ((None, patience), (signal.SIGTERM, 1), (signal.SIGKILL, 5)):
+            for process in self._processes.values():
+                if signum is not None:
+                    process.send(signum)
+            for process in self._processes.values():
+                process.join(seconds)
+        for process in self._processes.values():
+            process.close()
+        self._worker.unbind()
+        self._worker.replicas.clear()
+        self.gate.close()
+
+    def leave_in_child(self) -> None:
+        """Give up the session in a process that the user forked from the master."""
+        self.state = State.CLOSED
+        self.gate.close_in_child()
+
+
+def _be_worker(rank, gate, device, threads, profile):
+    Worker(rank, gate, device, threads).main(profile)
+
+
+class _Current:
+    """The only state of the package: the session that public functions use."""
+
+    session: Optional[Session] = None
+
+
+def current(caller: str) -> Session:
+    """Return the open session, or raise SessionError, saying what `caller` needs."""
+    session = _Current.session
+    if session is None:
+        raise SessionError(
+            f"{caller} needs workers: call synkhronos.fork() first. There is no session now."
+        )
+    session.require_open()
+    return session
+
+
+def fork(
+    n_parallel: Optional[int] = None,
+    use_gpu: Optional[bool] = None,
+    master_rank: int = 0,
+    profile_workers: bool = False,
+    max_n_var: int = 1000,
+    max_dim: int = 16,
+    *,
+    devices: Optional[Sequence[str]] = None,
+    threads_per_rank: Optional[int] = None,
+) -> int:
+    """Start the workers: one process for each rank but the master's own, which is this process.
+
+    Parameters
+    ----------
+    n_parallel : int, optional
+        The number of ranks, the master included; 1 and more than there are cores work. By default
+        one for each core that this process may use.
+    use_gpu : bool, optional
+        False asks for CPU ranks. GPU ranks are not in this version.
+    master_rank : int
+        The rank of this process, from 0 to ``n_parallel - 1``.
+    profile_workers : bool
+        Each worker writes a cProfile, ``synk_worker_<rank>.prof``, into the working directory when
+        the session is closed.
+    max_n_var, max_dim : int
+        Ignored: there is no limit on the number of variables or dimensions any more.
+    devices : list of str, optional
+        The device of each rank, such as ``["cpu"] * 4``. The environment variable
+        ``SYNKHRONOS_DEVICES=cpu,cpu`` does the same from outside.
+    threads_per_rank : int, optional
+        How many threads BLAS and OpenMP may use in each rank; by default the usable cores divided
+        by the ranks, at least 1.
+
+    Returns
+    -------
+    int
+        The number of ranks.
+
+    Raises
+    ------
+    SessionError
+        When there is a session already; a RuntimeError.
+    TypeError, ValueError
+        For arguments that are of the wrong kind or don't agree.
+    NotImplementedError
+        For GPU ranks.
+    WorkerDied
+        When a worker did not start.
+
+    Examples
+    --------
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> synk.close()
+    """
+    if _Current.session is not None:
+        raise SessionError(
+            "fork() was called while a session is there: only fork once, or close() it before."
+        )
+    names = _devices.resolve(n_parallel, use_gpu, devices)
+    if set(names) != {"cpu"}:
+        raise NotImplementedError(
+            f"devices {list(names)}: GPU ranks are not in this version of Synkhronos. "
+            'Use CPU ranks: devices=["cpu"] * n, or use_gpu=False.'
+        )
+    threads = (
+        _devices.default_threads(len(names))
+        if threads_per_rank is None
+        else _whole_number("threads_per_rank", threads_per_rank, 1, None)
+    )
+    master = _whole_number("master_rank", master_rank, 0, len(names) - 1)
+    _Current.session = Session(names, threads, master, bool(profile_workers))
+    return len(names)
+
+
+def _whole_number(name, value, lowest, highest):
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+    if number < lowest or (highest is not None and number > highest):
+        limits = f"from {lowest} to {highest}" if highest is not None else f"at least {lowest}"
+        raise ValueError(f"{name} must be {limits}, got {number}")
+    return number
+
+
+def close() -> None:
+    """End the session: stop the workers, and give all shared memory back.
+
+    After it :func:`fork` may be called again; objects of the closed session refuse to be used.
+    Called at the end of the interpreter, too. Without a session it does nothing but say so, in the
+    log.
+    """
+    session, _Current.session = _Current.session, None
+    if session is None:
+        log.warning("close() has no effect: there is no session.")
+    else:
+        session.close()
+
+
+def _close_at_exit():
+    if _Current.session is not None:
+        close()
+
+
+def _leave_in_child():
+    session, _Current.session = _Current.session, None
+    if session is not None:
+        session.leave_in_child()
+
+
+atexit.register(_close_at_exit)
+os.register_at_fork(after_in_child=_leave_in_child)
