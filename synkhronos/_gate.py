@@ -309,9 +309,7 @@ class Gate:
             report["type"],
             report["traceback"],
         )
-        raise error from (
-            own if rank == self.master_rank else RemoteTraceback(report["traceback"])
-        )
+        raise error from (own if rank == self.master_rank else RemoteTraceback(report["traceback"]))
 
     def _check_alive(self):
         ended = {fd for fd, _ in self._deaths.poll(0)}

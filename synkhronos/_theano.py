@@ -1,7 +1,7 @@
 """All that depends on which Theano this is: the only importer of its internals.
 
-    master   compile_function -> dump(functions)           pickle, with known variables as ids
-    worker   load(...) -> run(function, arguments, ...)    no optimizer, and no C compiler, again
+master   compile_function -> dump(functions)           pickle, with known variables as ids
+worker   load(...) -> run(function, arguments, ...)    no optimizer, and no C compiler, again
 """
 
 import functools

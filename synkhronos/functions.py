@@ -1,7 +1,7 @@
 """In place of ``theano.function``: the same function on every rank.
 
-    function(...)          compiled once, in the master
-    f(x)                   bind -> stage -> RunFunction ==> ranks ==> combine -> outputs
+function(...)          compiled once, in the master
+f(x)                   bind -> stage -> RunFunction ==> ranks ==> combine -> outputs
 """
 
 from typing import List, Optional, Sequence
@@ -358,7 +358,9 @@ def _check_inputs(name, inputs):
         if not isinstance(variable, _theano.Variable) or not isinstance(
             variable.type, _theano.TensorType
         ):
-            raise TypeError(f"{name}[{position}] must be a Theano tensor variable, got {variable!r}")
+            raise TypeError(
+                f"{name}[{position}] must be a Theano tensor variable, got {variable!r}"
+            )
         if isinstance(variable, _theano.SharedVariable):
             raise TypeError(
                 f"{name}[{position}] is the shared variable {variable}: it is used without being "

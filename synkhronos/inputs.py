@@ -244,7 +244,9 @@ def data(
     oversize = _check_oversize(oversize)
     if value is not None:
         # Before anything is allocated: a value that does not fit leaves nothing behind.
-        value = _condition(value, dtype, ndim, force_cast, f"Data {name!r}" if name else "This Data")
+        value = _condition(
+            value, dtype, ndim, force_cast, f"Data {name!r}" if name else "This Data"
+        )
     with session.exclusive():
         new = Data(session, dtype, ndim, minibatch, name)
         if value is not None:

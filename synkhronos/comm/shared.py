@@ -43,8 +43,7 @@ class SharedMemory(Communicator):
         segment, views = self._outboxes.get(key, (None, ()))
         layout = None
         if len(views) != len(parts) or any(
-            view.shape != part.shape or view.dtype != part.dtype
-            for view, part in zip(views, parts)
+            view.shape != part.shape or view.dtype != part.dtype for view, part in zip(views, parts)
         ):
             layout, segment, views = self._lay_out(key, segment, parts)
             self._outboxes[key] = segment, views
