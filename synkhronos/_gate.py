@@ -90,7 +90,9 @@ class Gate:
         self._slots = {}
         self._finished = 0  # the last call that all workers are known to be out of
         self._errors = {}
-        self.answers = {}
+        self._last = None, 0
+        # Hears each answer of a worker: (rank, answer), also those of an interrupted call.
+        self.on_answer = lambda rank, answer: None
 
     # What both ends share.
 
@@ -226,28 +228,35 @@ class Gate:
         if self.is_open:
             self.drain()
         cells = self._cells
-        slot = self._slots.get(command)
+        known, slot = self._last
         length = 0
-        if slot is None:
-            payload = pickle.dumps(command, pickle.HIGHEST_PROTOCOL)
-            length = len(payload)
-            if length > MAILBOX:
-                raise SessionError(f"A command of {length} bytes is too long to send.")
-            self._mailbox[:length] = payload
-            if len(self._slots) >= MAX_SLOTS:
-                self._slots.clear()
-            slot = len(self._slots)
+        if command is not known:
+            slot = self._slots.get(command)
+            if slot is None:
+                slot, length = self._post(command)
         cells[_SLOT], cells[_LENGTH] = slot, length
         cells[_SEQUENCE] += 1
         # Only now: had we been interrupted earlier, the slot would stand for nothing.
-        self._slots[command] = slot
+        if command is not known:
+            self._slots[command] = slot
+            self._last = command, slot
         self._wake_all()
+
+    def _post(self, command):
+        """Put a new command into the mailbox; return its slot and length."""
+        payload = pickle.dumps(command, pickle.HIGHEST_PROTOCOL)
+        if len(payload) > MAILBOX:
+            raise SessionError(f"A command of {len(payload)} bytes is too long to send.")
+        self._mailbox[: len(payload)] = payload
+        if len(self._slots) >= MAX_SLOTS:
+            self._slots.clear()
+            self._last = None, 0
+        return len(self._slots), len(payload)
 
     def finish(self) -> None:
         """Wait until every worker has reached the finish barrier; collect what they said."""
         cells = self._cells
         sequence = cells[_SEQUENCE]
-        self.answers = {}
         for rank in self._worker_ranks:
             line = self._line(rank)
             self._wait(line + _DONE, sequence)
@@ -261,13 +270,8 @@ class Gate:
         if cells[line + _REPLY_KIND] == _ERROR:
             self._errors[rank] = data
         else:
-            self.answers[rank] = data
             self.on_answer(rank, data)
         cells[line + _REPLY_KIND] = _NO_REPLY
-
-    @staticmethod
-    def on_answer(rank, answer):
-        """Replaced by whoever wants to hear each answer, also one of an interrupted call."""
 
     def drain(self) -> None:
         """Wait until the workers are out of a call that the master left early."""
@@ -317,8 +321,9 @@ class Gate:
             if process.sentinel in ended:
                 process.join(1)  # the sentinel closes a moment before the exit status is there
                 raise WorkerDied(
-                    f"Worker rank {rank} (process {process.pid}) {_how_it_ended(process.exitcode)}. "
-                    "The session has ended: close() and fork() to begin again.",
+                    f"Worker rank {rank} (process {process.pid}) "
+                    f"{_how_it_ended(process.exitcode)}. The session has ended: close() and "
+                    "fork() to begin again.",
                     rank,
                     process.exitcode,
                 )

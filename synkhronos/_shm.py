@@ -100,7 +100,7 @@ class Segments:
 
     def attach(self, ref: SegmentRef) -> Segment:
         """Return the segment that `ref` stands for, mapping it on first sight."""
-        segment = self._own.get(ref) or self._attached.get(ref)
+        segment = self._attached.get(ref) or self._own.get(ref)
         if segment is None:
             fd = os.open(f"/proc/{ref.pid}/fd/{ref.fd}", os.O_RDWR | os.O_CLOEXEC)
             try:
@@ -178,8 +178,10 @@ class GrowingArray:
             self.ref = ArrayRef(self._segment.ref, self._dtype.str, tuple(shape))
 
     def resize(self, shape, oversize=1.0, keep=True) -> None:
-        """Give the array another shape, with room for `oversize` times as many items if it must
-        be allocated anew. With `keep` the contents of the old allocation stay."""
+        """Give the array another shape; with `keep` the old items stay.
+
+        If it must be allocated anew, it gets room for `oversize` times as many items.
+        """
         items = int(np.prod(shape, dtype=np.int64))
         if self._segment is None or items > self.allocated:
             allocated = max(int(items * oversize), items)

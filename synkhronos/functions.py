@@ -33,6 +33,7 @@ class Function:
         self._compiled = compiled
         self._variables = tuple(inputs)
         self._dtypes = tuple(np.dtype(variable.dtype) for variable in inputs)
+        self._has_fixed = tuple(any(variable.broadcastable) for variable in inputs)
         # A scalar can't be scattered: it goes whole to every rank, wherever it was listed.
         self._is_scattered = tuple(
             position < n_scattered and variable.ndim > 0 for position, variable in enumerate(inputs)
@@ -41,6 +42,10 @@ class Function:
         self.output_modes = [_reduction.parse_mode(mode) for mode in outputs.modes]
         self.update_modes = update_modes
         self.name = compiled.name
+        self._result_dtypes = [
+            _reduction.result_dtype(mode, getattr(variable, "dtype", None), _theano.float_dtype())
+            for mode, variable in zip(self.output_modes, outputs.variables)
+        ]
         self._allow_downcast = downcast
         self._staged = {}
         self._last = (None, None)
@@ -81,7 +86,7 @@ class Function:
             raise NotImplementedError(
                 "batch, batch_s and num_slices are not in this version: select the rows yourself."
             )
-        with session.exclusive():
+        with session.exclusive:
             values = self._bind(args, kwargs)
             subset = None if output_subset is None else self._check_subset(output_subset)
             refs = tuple(map(self._locate, range(len(values)), values))
@@ -119,13 +124,13 @@ class Function:
         """Return what stands for the value of one input in shared memory, after checking it."""
         variable = self._variables[position]
         if type(value) is Data:
-            array = value.data
+            array = value._store.array
             if array.dtype != self._dtypes[position] or array.ndim != variable.ndim:
                 raise TypeError(
                     f"Input {self._name_of(position)} of {self} takes {variable.type}, got {value}."
                     " A Data is never cast: make it with data(value, var=variable)."
                 )
-            if any(variable.broadcastable):
+            if self._has_fixed[position]:
                 self._check_broadcastable(position, value.shape)
             return value._ref(self._session)
         staged = self._staged.get(position)
@@ -196,31 +201,39 @@ class Function:
 
     def _combine(self, command):
         session = self._session
-        comm, gate, master = session.comm, session.gate, session.master_rank
-        ranks = [rank for rank in range(session.n_ranks) if gate.rows_of(rank) >= 0]
-        weights = [gate.rows_of(rank) for rank in ranks]
+        ranks, weights = [], []
+        for rank in range(session.n_ranks):
+            rows = session.gate.rows_of(rank)
+            if rows >= 0:
+                ranks.append(rank)
+                weights.append(rows)
         chosen = command.output_subset
         if chosen is None:
             chosen = range(len(self.output_modes))
         results = []
-        deposited = {position: i for i, position in enumerate(command.reduced)}
+        reduced = 0
         for position, output in enumerate(chosen):
             mode = self.output_modes[output]
-            parts = []
-            for rank in ranks if mode is not None else (command.source,):
-                if rank == master:
-                    parts.append(comm.kept[position])
-                else:
-                    index = position if rank == command.source else deposited[position]
-                    parts.append(comm.collect(self._key, rank)[index])
-            result = _reduction.combine(
-                mode, parts, weights, _theano.float_dtype(), f"Output {output} of {self}"
-            )
+            if mode is None:
+                parts = [self._part(command, command.source, position, None)]
+            else:
+                parts = [self._part(command, rank, position, reduced) for rank in ranks]
+                reduced += 1
+            try:
+                result = _reduction.combine(mode, parts, weights, self._result_dtypes[output])
+            except ValueError as error:
+                raise ValueError(f"Output {output} of {self} {error}") from None
             # What a worker deposited stays in its outbox, to be overwritten by the next call.
-            alone = len(parts) == 1 and result is parts[0] and ranks[0] != master
+            alone = len(parts) == 1 and result is parts[0] and command.source != session.master_rank
             results.append(result.copy() if alone else result)
-        comm.keep(())
         return results
+
+    def _part(self, command, rank, position, reduced):
+        """Return what one rank computed for the output at `position` of those asked for."""
+        comm = self._session.comm
+        if rank == self._session.master_rank:
+            return comm.kept[position]
+        return comm.collect(self._key, rank)[position if rank == command.source else reduced]
 
     # Beside calls.
 
@@ -466,5 +479,5 @@ def distribute() -> None:
         When a function can't be pickled.
     """
     session = _session.current("distribute()")
-    with session.exclusive():
+    with session.exclusive:
         session.distribute()

@@ -162,9 +162,10 @@ class Data:
         """Return what stands for the array on other ranks of `session`."""
         if self._session is not session:
             self._session.require_open()
-        if self._store.ref is None:
-            self._store.resize(self.shape)
-        return self._store.ref
+        store = self._store
+        if store.ref is None:
+            store.resize(self.shape)
+        return store.ref
 
 
 def data(
@@ -247,7 +248,7 @@ def data(
         value = _condition(
             value, dtype, ndim, force_cast, f"Data {name!r}" if name else "This Data"
         )
-    with session.exclusive():
+    with session.exclusive:
         new = Data(session, dtype, ndim, minibatch, name)
         if value is not None:
             new.set_value(value, oversize=oversize)

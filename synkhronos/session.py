@@ -48,8 +48,7 @@ class Session:
         self.devices = devices
         self.n_ranks = len(devices)
         self.master_rank = master_rank
-        self.lock = threading.RLock()
-        self._inside = False
+        self.exclusive = _Exclusive()
         self._death = None
         self._processes = {}
         self._garbage = collections.deque()
@@ -96,6 +95,11 @@ class Session:
         return self._worker.segments
 
     @property
+    def worker_pids(self):
+        """The process ids of the workers, in rank order."""
+        return [process.pid for process in self._processes.values()]
+
+    @property
     def comm(self):
         """The master's communicator."""
         return self._worker.comm
@@ -109,21 +113,6 @@ class Session:
                 "This object belongs to a Synkhronos session that was closed. Make it again after "
                 "the next synkhronos.fork()."
             )
-
-    @contextlib.contextmanager
-    def exclusive(self):
-        """Keep other threads out, and refuse a call from inside a call (as by a signal handler)."""
-        with self.lock:
-            if self._inside:
-                raise SessionError(
-                    "Synkhronos was called while it was in the middle of another call, from a "
-                    "signal handler or a finalizer. Call it after that call has returned."
-                )
-            self._inside = True
-            try:
-                yield
-            finally:
-                self._inside = False
 
     def run(self, command):
         """Run one command on every rank, between the barriers; return the master's own answer."""
@@ -249,6 +238,28 @@ class Session:
         """Give up the session in a process that the user forked from the master."""
         self.state = State.CLOSED
         self.gate.close_in_child()
+
+
+class _Exclusive:
+    """Keeps other threads out, and refuses a call from inside a call (as by a signal handler)."""
+
+    def __init__(self):
+        self._lock = threading.RLock()
+        self._inside = False
+
+    def __enter__(self):
+        self._lock.acquire()
+        if self._inside:
+            self._lock.release()
+            raise SessionError(
+                "Synkhronos was called while it was in the middle of another call, from a signal "
+                "handler or a finalizer. Call it after that call has returned."
+            )
+        self._inside = True
+
+    def __exit__(self, *exception):
+        self._inside = False
+        self._lock.release()
 
 
 def _be_worker(rank, gate, device, threads, profile):

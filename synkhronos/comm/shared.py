@@ -10,7 +10,7 @@ from typing import NamedTuple, Tuple
 
 import numpy as np
 
-from synkhronos._shm import ArrayRef, SegmentRef
+from synkhronos._shm import SegmentRef
 from synkhronos.comm import Communicator
 
 _ALIGN = 64

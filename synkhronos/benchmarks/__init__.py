@@ -1,0 +1,3 @@
+"""Benchmarks, run as ``synkhronos bench NAME``; what each compares is measured in one run."""
+
+BENCHMARKS = {"call": "synkhronos.benchmarks.call"}
