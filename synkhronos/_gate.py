@@ -284,6 +284,19 @@ class Gate:
         """Whether the workers may still be in a call."""
         return self._cells[_SEQUENCE] != self._finished
 
+    @property
+    def sequence(self) -> int:
+        """The number of the last call that was started."""
+        return self._cells[_SEQUENCE]
+
+    def require_last(self, sequence: int) -> None:
+        """Raise if another call was started after that one: it has mixed up their results."""
+        if self._cells[_SEQUENCE] != sequence:
+            raise SessionError(
+                "Synkhronos was called while it was in the middle of another call, from a signal "
+                "handler or a finalizer: the outer call's results are lost."
+            )
+
     def call(self, command):
         """Return a context in which all ranks run `command`: the only crossing.
 
@@ -295,6 +308,8 @@ class Gate:
     def raise_errors(self, own=None):
         """Raise what the ranks raised, as one WorkerError; `own` is the master's."""
         errors, self._errors = self._errors, {}
+        self._last = None, 0
+        self._slots.clear()  # a command that could not be read must be sent again
         if own is not None:
             errors[self.master_rank] = pickle.loads(_describe(own))
         if not errors:
@@ -343,16 +358,18 @@ class Gate:
 class _Call:
     """One crossing, as a context manager."""
 
-    __slots__ = ("_command", "_gate")
+    __slots__ = ("_command", "_gate", "_sequence")
 
     def __init__(self, gate, command):
         self._gate, self._command = gate, command
 
     def __enter__(self):
         self._gate.start(self._command)
+        self._sequence = self._gate.sequence
 
     def __exit__(self, kind, error, trace):
         gate = self._gate
+        gate.require_last(self._sequence)
         if error is None:
             gate.finish()
             if gate._errors:

@@ -14,6 +14,7 @@ import cloudpickle
 import numpy as np
 import theano
 from theano.compile.sharedvalue import SharedVariable
+from theano.configparser import _config_var_list as config_variables
 from theano.gof import Container, Variable, cc
 from theano.sandbox import rng_mrg
 from theano.tensor import TensorType
@@ -124,12 +125,29 @@ def dump(functions, known, new) -> bytes:
             ids[id(variable)] = ("variable", key)
             ids[id(variable.container)] = ("container", key)
     _Pickler(file, lambda obj: ids.get(id(obj))).dump(functions)
-    return file.getvalue()
+    return pickle.dumps(_compile_config()) + file.getvalue()
+
+
+def _compile_config():
+    """Return the settings that are part of the key of compiled code."""
+    return {v.fullname: v.__get__(True, None) for v in config_variables if v.in_c_key}
+
+
+def _set_config(values):
+    """Take the settings of the master, which its script may have changed after the fork.
+
+    Where one differed, every module would be compiled again.
+    """
+    for variable in config_variables:
+        name = variable.fullname
+        if name in values and variable.__get__(True, None) != values[name]:
+            variable.__set__(None, values[name])
 
 
 def load(data, variables):
     """Undo `dump`: add the new variables to `variables`, and return the functions and their ids."""
     file = io.BytesIO(data)
+    _set_config(pickle.load(file))
     new = _Unpickler(file, variables).load()
     variables.update(new)
     functions = _Unpickler(file, variables).load()

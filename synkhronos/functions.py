@@ -4,6 +4,7 @@ function(...)          compiled once, in the master
 f(x)                   bind -> stage -> RunFunction ==> ranks ==> combine -> outputs
 """
 
+import sys
 from typing import List, Optional, Sequence
 
 import numpy as np
@@ -86,7 +87,7 @@ class Function:
             raise NotImplementedError(
                 "batch, batch_s and num_slices are not in this version: select the rows yourself."
             )
-        with session.exclusive:
+        with session.lock:
             values = self._bind(args, kwargs)
             subset = None if output_subset is None else self._check_subset(output_subset)
             refs = tuple(map(self._locate, range(len(values)), values))
@@ -96,7 +97,10 @@ class Function:
                 self._last = (refs, subset), self._make_command(refs, subset)
             command = self._last[1]
             session.run(command)
-            return self._outputs.pack(self._combine(command), subset)
+            call = session.gate.sequence
+            results = self._combine(command)
+            session.gate.require_last(call)
+            return self._outputs.pack(results, subset)
 
     # From arguments to a command.
 
@@ -200,7 +204,7 @@ class Function:
     # From parts to outputs.
 
     def _combine(self, command):
-        session = self._session
+        session, comm = self._session, self._session.comm
         ranks, weights = [], []
         for rank in range(session.n_ranks):
             rows = session.gate.rows_of(rank)
@@ -226,6 +230,7 @@ class Function:
             # What a worker deposited stays in its outbox, to be overwritten by the next call.
             alone = len(parts) == 1 and result is parts[0] and command.source != session.master_rank
             results.append(result.copy() if alone else result)
+        comm.keep(())
         return results
 
     def _part(self, command, rank, position, reduced):
@@ -449,6 +454,10 @@ def function(
         raise NotImplementedError("sliceable_shareds is not in this version.")
     chosen = _Outputs(outputs)
     pairs, update_modes = _check_updates(updates)
+    if kwargs.get("name") is None:
+        # As Theano names a function that was given none: after the line that makes it.
+        caller = sys._getframe(1)
+        kwargs["name"] = f"{caller.f_code.co_filename}:{caller.f_lineno}"
     compiled = _theano.compile_function(
         inputs + whole, chosen.variables, updates=pairs, givens=givens, **kwargs
     )
@@ -479,5 +488,5 @@ def distribute() -> None:
         When a function can't be pickled.
     """
     session = _session.current("distribute()")
-    with session.exclusive:
+    with session.lock:
         session.distribute()

@@ -248,7 +248,7 @@ def data(
         value = _condition(
             value, dtype, ndim, force_cast, f"Data {name!r}" if name else "This Data"
         )
-    with session.exclusive:
+    with session.lock:
         new = Data(session, dtype, ndim, minibatch, name)
         if value is not None:
             new.set_value(value, oversize=oversize)

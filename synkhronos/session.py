@@ -48,7 +48,7 @@ class Session:
         self.devices = devices
         self.n_ranks = len(devices)
         self.master_rank = master_rank
-        self.exclusive = _Exclusive()
+        self.lock = threading.RLock()  # keeps other threads out of a call
         self._death = None
         self._processes = {}
         self._garbage = collections.deque()
@@ -144,10 +144,12 @@ class Session:
     def _collect_garbage(self):
         if self.gate.is_open:
             self.gate.drain()
+        released = list(self._garbage)
         dropped = {"segments": [], "functions": [], "variables": [], "give_back": []}
-        while self._garbage:
-            kind, value = self._garbage.popleft()
+        for kind, value in released:
             dropped[kind].append(value)
+        for _ in released:
+            self._garbage.popleft()
         for give_back in dropped.pop("give_back"):
             give_back()
         forget = _commands.Forget(**{kind: tuple(refs) for kind, refs in dropped.items()})
@@ -215,51 +217,30 @@ class Session:
         """End the workers and release everything; safe to call in any state, and again."""
         if self.state is State.CLOSED:
             return
-        can_be_told = self.state is State.OPEN and not self.gate.is_open
+        idle = self.state is State.OPEN and not self.gate.is_open
         self.state = State.CLOSED
-        if can_be_told:
-            # They end by themselves; those that do not are made to, below.
-            with contextlib.suppress(WorkerDied, WorkerError):
-                self.gate.start(_commands.Quit())
-        patience = QUIT_SECONDS if can_be_told else 0
-        for signum, seconds in ((None, patience), (signal.SIGTERM, 1), (signal.SIGKILL, 5)):
-            for process in self._processes.values():
-                if signum is not None:
-                    process.send(signum)
-            for process in self._processes.values():
-                process.join(seconds)
-        for process in self._processes.values():
-            process.close()
-        self._worker.unbind()
-        self._worker.replicas.clear()
-        self.gate.close()
+        processes = self._processes.values()
+        try:
+            if idle:
+                with contextlib.suppress(WorkerDied, WorkerError):
+                    self.gate.start(_commands.Quit())
+                for process in processes:
+                    process.join(QUIT_SECONDS)
+        finally:
+            # Also after a second Ctrl-C: whoever is left is in a call that nobody waits for.
+            for process in processes:
+                process.send(signal.SIGKILL)
+            for process in processes:
+                process.join(QUIT_SECONDS)
+                process.close()
+            self._worker.unbind()
+            self._worker.replicas.clear()
+            self.gate.close()
 
     def leave_in_child(self) -> None:
         """Give up the session in a process that the user forked from the master."""
         self.state = State.CLOSED
         self.gate.close_in_child()
-
-
-class _Exclusive:
-    """Keeps other threads out, and refuses a call from inside a call (as by a signal handler)."""
-
-    def __init__(self):
-        self._lock = threading.RLock()
-        self._inside = False
-
-    def __enter__(self):
-        self._lock.acquire()
-        if self._inside:
-            self._lock.release()
-            raise SessionError(
-                "Synkhronos was called while it was in the middle of another call, from a signal "
-                "handler or a finalizer. Call it after that call has returned."
-            )
-        self._inside = True
-
-    def __exit__(self, *exception):
-        self._inside = False
-        self._lock.release()
 
 
 def _be_worker(rank, gate, device, threads, profile):
