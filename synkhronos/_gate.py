@@ -24,11 +24,10 @@ import os
 import pickle
 import select
 import signal
-import socket
 import threading
-import traceback
 
-from synkhronos.errors import RemoteTraceback, SessionError, WorkerDied, WorkerError
+from synkhronos import _reports
+from synkhronos.errors import SessionError, WorkerDied
 
 SPINS = 2000  # looks at a cell, 50 ns each: about 100 microseconds
 MAILBOX = 1 << 20
@@ -191,7 +190,7 @@ class Gate:
         """Arrive at the finish barrier, with an answer for the master or an exception."""
         cells, line = self._cells, self._line(self.rank)
         if error is not None:
-            self._put_reply(_ERROR, _describe(error))
+            self._put_reply(_ERROR, _reports.describe(error, REPLY))
             self.abort()
         elif reply is not None:
             self._put_reply(_ANSWER, pickle.dumps(reply, pickle.HIGHEST_PROTOCOL))
@@ -311,37 +310,19 @@ class Gate:
         self._last = None, 0
         self._slots.clear()  # a command that could not be read must be sent again
         if own is not None:
-            errors[self.master_rank] = pickle.loads(_describe(own))
+            errors[self.master_rank] = pickle.loads(_reports.describe(own, REPLY))
         if not errors:
             raise SessionError("A call was aborted, but no rank said why.")
-        rank = min(errors)
-        report = errors[rank]
-        others = ""
-        if len(errors) > 1:
-            more = ", ".join(str(r) for r in sorted(errors)[1:])
-            others = f" (rank {more} raised too: {errors[max(errors)]['type']})"
-        error = WorkerError(
-            f"Rank {rank} of {self.n_ranks} on {report['host']} raised {report['type']}: "
-            f"{report['message']}{others}",
-            rank,
-            report["host"],
-            report["type"],
-            report["traceback"],
+        raise _reports.worker_error(errors, self.n_ranks) from (
+            own if min(errors) == self.master_rank else _reports.remote_cause(errors)
         )
-        raise error from (own if rank == self.master_rank else RemoteTraceback(report["traceback"]))
 
     def _check_alive(self):
         ended = {fd for fd, _ in self._deaths.poll(0)}
         for rank, process in self._processes.items():
             if process.sentinel in ended:
                 process.join(1)  # the sentinel closes a moment before the exit status is there
-                raise WorkerDied(
-                    f"Worker rank {rank} (process {process.pid}) "
-                    f"{_how_it_ended(process.exitcode)}. The session has ended: close() and "
-                    "fork() to begin again.",
-                    rank,
-                    process.exitcode,
-                )
+                raise _reports.worker_died(rank, process)
 
     def close_in_child(self) -> None:
         """Let go of the master's end of the life pipes, in a process that is not the master."""
@@ -382,45 +363,3 @@ class _Call:
             return False
         gate.finish()
         gate.raise_errors(None if isinstance(error, Aborted) else error)
-
-
-def _describe(error: BaseException) -> bytes:
-    """Return what can be said about an exception, pickled, in at most REPLY bytes."""
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    try:
-        message = str(error)
-    except Exception:
-        message = "(its message could not be read)"
-    report = {
-        "type": type(error).__name__,
-        "message": _shorten(message, REPLY // 16),
-        "traceback": _shorten(text, REPLY // 8),
-        "host": socket.gethostname(),
-    }
-    return pickle.dumps(report, pickle.HIGHEST_PROTOCOL)
-
-
-def _shorten(text, limit):
-    # A character takes at most four bytes, so a quarter of the room is counted in characters.
-    if len(text) <= limit:
-        return text
-    return f"{text[: limit // 2]}\n[... {len(text) - limit} characters ...]\n{text[-limit // 2 :]}"
-
-
-def _how_it_ended(exitcode):
-    if exitcode is None:
-        return "is gone"
-    if exitcode >= 0:
-        return f"ended by itself with exit status {exitcode}"
-    try:
-        name = signal.Signals(-exitcode).name
-    except ValueError:
-        name = f"signal {-exitcode}"
-    cause = {
-        "SIGKILL": "by somebody, or by the kernel because memory ran out",
-        "SIGSEGV": "by a crash in compiled code",
-        "SIGBUS": "by a crash in compiled code or lost shared memory",
-        "SIGABRT": "by a failed check in compiled code",
-        "SIGTERM": "by somebody",
-    }.get(name, "by a signal")
-    return f"was killed {cause} ({name})"

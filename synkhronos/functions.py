@@ -9,7 +9,7 @@ from typing import List, Optional, Sequence
 
 import numpy as np
 
-from synkhronos import _commands, _partition, _reduction, _theano
+from synkhronos import _commands, _partition, _reduction, _signature, _theano
 from synkhronos import session as _session
 from synkhronos.inputs import Data, StagedInput, data
 
@@ -40,7 +40,7 @@ class Function:
             position < n_scattered and variable.ndim > 0 for position, variable in enumerate(inputs)
         )
         self._outputs = outputs
-        self.output_modes = [_reduction.parse_mode(mode) for mode in outputs.modes]
+        self.output_modes = list(outputs.modes)
         self.update_modes = update_modes
         self.name = compiled.name
         self._result_dtypes = [
@@ -89,7 +89,11 @@ class Function:
             )
         with session.lock:
             values = self._bind(args, kwargs)
-            subset = None if output_subset is None else self._check_subset(output_subset)
+            subset = (
+                None
+                if output_subset is None
+                else _signature.check_subset(output_subset, len(self.output_modes), self)
+            )
             refs = tuple(map(self._locate, range(len(values)), values))
             if session.is_pending(self._key):
                 session.distribute()
@@ -100,7 +104,7 @@ class Function:
             call = session.gate.sequence
             results = self._combine(command)
             session.gate.require_last(call)
-            return self._outputs.pack(results, subset)
+            return self._outputs.pack(results)
 
     # From arguments to a command.
 
@@ -109,7 +113,7 @@ class Function:
         names = self._variables
         if len(args) + len(kwargs) != len(names):
             raise TypeError(
-                f"{self} takes {len(names)} inputs ({self._signature()}), got "
+                f"{self} takes {len(names)} inputs ({self._input_names()}), got "
                 f"{len(args) + len(kwargs)}."
             )
         if not kwargs:
@@ -118,7 +122,7 @@ class Function:
         positions = {v.name: i for i, v in enumerate(names) if v.name is not None}
         for name, value in kwargs.items():
             if name not in positions:
-                raise ValueError(f"{self} has no input {name!r}. It takes: {self._signature()}.")
+                raise ValueError(f"{self} has no input {name!r}. It takes: {self._input_names()}.")
             if positions[name] < len(args):
                 raise ValueError(f"{self} got input {name!r} twice: by position and by name.")
             values[positions[name]] = value
@@ -149,7 +153,7 @@ class Function:
         except (TypeError, ValueError) as error:
             raise TypeError(
                 f"Input {self._name_of(position)} of {self} takes {variable.type}, got "
-                f"{_describe_value(value)}: {error}"
+                f"{_signature.describe_value(value)}: {error}"
             ) from error
 
     def _check_broadcastable(self, position, shape):
@@ -187,19 +191,6 @@ class Function:
             source=source,
             output_subset=subset,
         )
-
-    def _check_subset(self, output_subset):
-        if not isinstance(output_subset, (list, tuple)) or not all(
-            isinstance(i, (int, np.integer)) and not isinstance(i, bool) for i in output_subset
-        ):
-            raise TypeError(f"output_subset must be a list of integers, got {output_subset!r}")
-        n_outputs = len(self.output_modes)
-        if any(not 0 <= i < n_outputs for i in output_subset):
-            raise ValueError(
-                f"output_subset must hold numbers from 0 to {n_outputs - 1}, the outputs of {self}"
-                f", got {output_subset!r}"
-            )
-        return tuple(sorted({int(i) for i in output_subset}))
 
     # From parts to outputs.
 
@@ -253,8 +244,12 @@ class Function:
             value.data if type(value) is Data else self._cast(position, value)
             for position, value in enumerate(values)
         ]
-        subset = None if output_subset is None else self._check_subset(output_subset)
-        return self._outputs.pack(_theano.run(self._compiled, arrays, subset), subset)
+        subset = (
+            None
+            if output_subset is None
+            else _signature.check_subset(output_subset, len(self.output_modes), self)
+        )
+        return self._outputs.pack(_theano.run(self._compiled, arrays, subset))
 
     def build_inputs(self, *args, force_cast=False, oversize=1.0, minibatch=False, **kwargs):
         """Make a Data of each value, for each input in order.
@@ -293,7 +288,7 @@ class Function:
     def _name_of(self, position):
         return repr(self._variables[position].name or position)
 
-    def _signature(self):
+    def _input_names(self):
         return ", ".join(str(v.name or f"input {i}") for i, v in enumerate(self._variables))
 
     def __str__(self):
@@ -301,96 +296,7 @@ class Function:
 
     def __repr__(self):
         modes = ", ".join(map(repr, self.output_modes))
-        return f"<{self}({self._signature()}) -> [{modes}] on {self._session.n_ranks} ranks>"
-
-
-class _Outputs:
-    """The outputs as given: variables, modes, and whether they came as a list."""
-
-    def __init__(self, outputs):
-        self.is_list = isinstance(outputs, list)
-        given = outputs if self.is_list else [] if outputs is None else [outputs]
-        self.is_none = outputs is None
-        pairs = [_check_output(position, output) for position, output in enumerate(given)]
-        self.variables = [variable for variable, _ in pairs]
-        self.modes = [mode for _, mode in pairs]
-
-    def pack(self, values, subset):
-        if self.is_list or self.is_none or not values:
-            return list(values)
-        return values[0]
-
-
-def _check_output(position, output):
-    mode = "avg"
-    if isinstance(output, tuple):
-        if len(output) != 2:
-            raise TypeError(
-                f"Output {position} must be a variable or a pair (variable, mode), got a tuple of "
-                f"length {len(output)}."
-            )
-        output, mode = output
-    if not isinstance(output, _theano.Variable):
-        raise TypeError(
-            f"Output {position} must be a Theano variable or a pair (variable, mode), got "
-            f"{output!r}. Several outputs are given as a list."
-        )
-    plain = _reduction.parse_mode(mode)
-    if plain is not None and not isinstance(output.type, _theano.TensorType):
-        raise TypeError(
-            f"Output {position} of type {output.type} can't be reduced. Give it as "
-            "(variable, None): the master's own result."
-        )
-    return output, mode
-
-
-def _check_updates(updates):
-    """Return the updates as Theano takes them, and their modes."""
-    if updates is None:
-        return None, []
-    if isinstance(updates, _theano.OrderedDict):
-        return updates, ["avg"] * len(updates)
-    if not isinstance(updates, (list, tuple)):
-        raise TypeError(
-            "updates must be a list of (shared variable, expression) or (shared variable, "
-            f"expression, mode), or an OrderedDict, got a {type(updates).__name__}."
-        )
-    pairs, modes = [], []
-    for position, update in enumerate(updates):
-        if not isinstance(update, (list, tuple)) or len(update) not in (2, 3):
-            raise TypeError(
-                f"updates[{position}] must be (shared variable, expression) or (shared variable, "
-                f"expression, mode), got {update!r}."
-            )
-        if not isinstance(update[0], _theano.SharedVariable):
-            raise TypeError(f"updates[{position}] must update a shared variable, got {update[0]!r}")
-        pairs.append(tuple(update[:2]))
-        modes.append(_reduction.parse_mode(update[2] if len(update) == 3 else "avg"))
-    return pairs, modes
-
-
-def _check_inputs(name, inputs):
-    if not isinstance(inputs, list):
-        raise TypeError(f"{name} must be a list of Theano variables, got {inputs!r}")
-    for position, variable in enumerate(inputs):
-        if not isinstance(variable, _theano.Variable) or not isinstance(
-            variable.type, _theano.TensorType
-        ):
-            raise TypeError(
-                f"{name}[{position}] must be a Theano tensor variable, got {variable!r}"
-            )
-        if isinstance(variable, _theano.SharedVariable):
-            raise TypeError(
-                f"{name}[{position}] is the shared variable {variable}: it is used without being "
-                "an input."
-            )
-    return inputs
-
-
-def _describe_value(value):
-    if isinstance(value, np.ndarray):
-        return f"an array of dtype {value.dtype}, shape {value.shape}"
-    return f"{type(value).__name__} {str(value)[:60]}"
+        return f"<{self}({self._input_names()}) -> [{modes}] on {self._session.n_ranks} ranks>"
 
 
 def function(
@@ -448,12 +354,12 @@ def function(
     >>> synk.close()
     """
     session = _session.current("function()")
-    inputs = _check_inputs("inputs", inputs)
-    whole = _check_inputs("bcast_inputs", [] if bcast_inputs is None else bcast_inputs)
+    inputs = _signature.check_inputs("inputs", inputs)
+    whole = _signature.check_inputs("bcast_inputs", [] if bcast_inputs is None else bcast_inputs)
     if sliceable_shareds:
         raise NotImplementedError("sliceable_shareds is not in this version.")
-    chosen = _Outputs(outputs)
-    pairs, update_modes = _check_updates(updates)
+    chosen = _signature.Outputs(outputs)
+    pairs, update_modes = _signature.check_updates(updates)
     if kwargs.get("name") is None:
         # As Theano names a function that was given none: after the line that makes it.
         caller = sys._getframe(1)

@@ -1,0 +1,113 @@
+"""What `function` was given, checked: inputs, outputs with their modes, updates."""
+
+import numpy as np
+
+from synkhronos import _reduction, _theano
+
+
+class Outputs:
+    """The outputs as given: variables, plain modes, and whether they came as a list."""
+
+    def __init__(self, outputs):
+        self.is_list = isinstance(outputs, list)
+        given = outputs if self.is_list else [] if outputs is None else [outputs]
+        self.is_none = outputs is None
+        pairs = [_check_output(position, output) for position, output in enumerate(given)]
+        self.variables = [variable for variable, _ in pairs]
+        self.modes = [mode for _, mode in pairs]
+
+    def pack(self, values):
+        """Return the values in the form that the outputs were given in."""
+        if self.is_list or self.is_none or not values:
+            return list(values)
+        return values[0]
+
+
+def _check_output(position, output):
+    mode = "avg"
+    if isinstance(output, tuple):
+        if len(output) != 2:
+            raise TypeError(
+                f"Output {position} must be a variable or a pair (variable, mode), got a tuple of "
+                f"length {len(output)}."
+            )
+        output, mode = output
+    if not isinstance(output, _theano.Variable):
+        raise TypeError(
+            f"Output {position} must be a Theano variable or a pair (variable, mode), got "
+            f"{output!r}. Several outputs are given as a list."
+        )
+    plain = _reduction.parse_mode(mode)
+    if plain is not None and not isinstance(output.type, _theano.TensorType):
+        raise TypeError(
+            f"Output {position} of type {output.type} can't be reduced. Give it as "
+            "(variable, None): the master's own result."
+        )
+    return output, plain
+
+
+def check_updates(updates):
+    """Return the updates as Theano takes them, and their modes."""
+    if updates is None:
+        return None, []
+    if isinstance(updates, _theano.OrderedDict):
+        return updates, ["avg"] * len(updates)
+    if not isinstance(updates, (list, tuple)):
+        raise TypeError(
+            "updates must be a list of (shared variable, expression) or (shared variable, "
+            f"expression, mode), or an OrderedDict, got a {type(updates).__name__}."
+        )
+    pairs, modes = [], []
+    for position, update in enumerate(updates):
+        if not isinstance(update, (list, tuple)) or len(update) not in (2, 3):
+            raise TypeError(
+                f"updates[{position}] must be (shared variable, expression) or (shared variable, "
+                f"expression, mode), got {update!r}."
+            )
+        if not isinstance(update[0], _theano.SharedVariable):
+            raise TypeError(f"updates[{position}] must update a shared variable, got {update[0]!r}")
+        pairs.append(tuple(update[:2]))
+        modes.append(_reduction.parse_mode(update[2] if len(update) == 3 else "avg"))
+    return pairs, modes
+
+
+def check_inputs(name, inputs):
+    """Return a list of tensor variables; raise TypeError for anything else."""
+    if not isinstance(inputs, list):
+        raise TypeError(f"{name} must be a list of Theano variables, got {inputs!r}")
+    for position, variable in enumerate(inputs):
+        if not isinstance(variable, _theano.Variable) or not isinstance(
+            variable.type, _theano.TensorType
+        ):
+            raise TypeError(
+                f"{name}[{position}] must be a Theano tensor variable, got {variable!r}"
+            )
+        if isinstance(variable, _theano.SharedVariable):
+            raise TypeError(
+                f"{name}[{position}] is the shared variable {variable}: it is used without being "
+                "an input."
+            )
+    return inputs
+
+
+def describe_value(value):
+    """Say in a few words what was given."""
+    if isinstance(value, np.ndarray):
+        return f"an array of dtype {value.dtype}, shape {value.shape}"
+    return f"{type(value).__name__} {str(value)[:60]}"
+
+
+def check_subset(output_subset, n_outputs, function):
+    """Return the numbers of the outputs asked for, in ascending order; None for all."""
+    if output_subset is None:
+        return None
+    if not isinstance(output_subset, (list, tuple)) or not all(
+        isinstance(i, (int, np.integer)) and not isinstance(i, bool) for i in output_subset
+    ):
+        raise TypeError(f"output_subset must be a list of integers, got {output_subset!r}")
+    if any(not 0 <= i < n_outputs for i in output_subset):
+        raise ValueError(
+            f"output_subset must hold numbers from 0 to {n_outputs - 1}, the outputs of {function}"
+            f", got {output_subset!r}"
+        )
+    return tuple(sorted({int(i) for i in output_subset}))
