@@ -1,0 +1,298 @@
+"""Train a network on handwritten digits with several ranks, and compare with serial Theano.
+
+The data are scikit-learn's 1797 digits of 8 x 8 pixels, the network has two hidden layers of tanh.
+Each rank computes the gradients of its part of a minibatch; the averages over all rows come back
+to this script, which gives them to all ranks for the same update everywhere. Later versions will
+average the gradients between the ranks, with a collective, and save that way through the script.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import theano
+import theano.tensor as T
+from sklearn.datasets import load_digits
+from threadpoolctl import threadpool_info, threadpool_limits
+from tqdm import tqdm
+
+import synkhronos as synk
+
+
+def load():
+    """Return (pixels, labels) to train with, and to test with: every fifth digit."""
+    digits = load_digits()
+    pixels = (digits.data / 16).astype("float32")
+    labels = digits.target.astype("int32")
+    for_test = np.arange(len(labels)) % 5 == 4
+    return (pixels[~for_test], labels[~for_test]), (pixels[for_test], labels[for_test])
+
+
+class Network:
+    """The graph: nothing in it knows about ranks."""
+
+    def __init__(self, hidden, seed):
+        self.x = T.fmatrix("x")
+        self.y = T.ivector("y")
+        self.params = []
+        random = np.random.RandomState(seed)
+        layer = self.x
+        sizes = [64, *hidden, 10]
+        for number, (n_in, n_out) in enumerate(zip(sizes[:-1], sizes[1:]), start=1):
+            weights = random.normal(scale=n_in**-0.5, size=(n_in, n_out)).astype("float32")
+            w = theano.shared(weights, f"w{number}")
+            b = theano.shared(np.zeros(n_out, "float32"), f"b{number}")
+            self.params += [w, b]
+            layer = T.dot(layer, w) + b
+            if number <= len(hidden):
+                layer = T.tanh(layer)
+        self.loss = T.nnet.categorical_crossentropy(T.nnet.softmax(layer), self.y).mean()
+        self.accuracy = T.eq(layer.argmax(axis=1), self.y).mean(dtype="float32")
+        self.grads = T.grad(self.loss, self.params)
+
+    def updates(self, grads, rate):
+        """Return the updates of gradient descent with a momentum of 0.9."""
+        updates = []
+        for param, grad in zip(self.params, grads):
+            velocity = theano.shared(np.zeros_like(param.get_value()), f"velocity_{param}")
+            step = np.float32(0.9) * velocity - np.float32(rate) * grad
+            updates += [(velocity, step), (param, param + step)]
+        return updates
+
+
+class Log:
+    """What one training run measured."""
+
+    def __init__(self, label):
+        self.label = label
+        self.losses, self.accuracies = [], []  # one for each epoch
+        self.seconds = []  # one for each minibatch
+        self.values = []  # of the parameters, at the end
+
+    @property
+    def milliseconds(self):
+        """The median over the minibatches: other programs on the machine disturb it least."""
+        return 1e3 * float(np.median(self.seconds))
+
+
+def train(log, arguments, data, step, test):
+    """Train with ``step(x, y)``, which returns the loss of a minibatch: the same for all runs."""
+    (pixels, labels), test_data = data
+    n_train = len(labels)
+    random = np.random.RandomState(arguments.seed)
+    starts = range(0, n_train, arguments.batch)
+    with tqdm(
+        total=arguments.epochs * len(starts), desc=log.label, leave=False, mininterval=0.5
+    ) as bar:
+        for epoch in range(1, arguments.epochs + 1):
+            order = random.permutation(n_train)
+            total = 0.0
+            for start in starts:
+                rows = order[start : start + arguments.batch]
+                began = time.perf_counter()
+                loss = step(pixels[rows], labels[rows])
+                log.seconds.append(time.perf_counter() - began)
+                total += float(loss) * len(rows)
+                bar.update()
+            log.losses.append(total / n_train)
+            log.accuracies.append(float(test(*test_data)))
+            bar.set_postfix(accuracy=log.accuracies[-1], refresh=False)
+            yield epoch
+
+
+def train_parallel(arguments, data, n_ranks):
+    """Train on all ranks; return the log, and whether the ranks end with equal parameters."""
+    began = time.perf_counter()
+    network = Network(arguments.hidden, arguments.seed)
+
+    # x and y are scattered. The default mode is "avg", weighted by rows: what each rank averages
+    # over its rows becomes the average over the minibatch, also where it does not divide evenly.
+    compute = synk.function([network.x, network.y], [network.loss, *network.grads])
+    # Every rank gets all gradients, and applies the same update to its own copy of the parameters.
+    received = [grad.type() for grad in network.grads]
+    apply = synk.function(
+        [], bcast_inputs=received, updates=network.updates(received, arguments.rate)
+    )
+    test = synk.function([network.x, network.y], network.accuracy)
+    replicas = synk.function([], [(param, "gather") for param in network.params])
+    compiled = time.perf_counter()
+    synk.distribute()
+    distributed = time.perf_counter()
+    print(
+        f"{count(n_ranks, 'rank')}; compiled in {compiled - began:.1f} s, "
+        f"distributed in {distributed - compiled:.1f} s\n"
+    )
+
+    def step(x, y):
+        loss, *grads = compute(x, y)
+        apply(*grads)
+        return loss
+
+    log = Log(f"Synkhronos, {count(n_ranks, 'rank')}")
+    for epoch in train(log, arguments, data, step, test):
+        tqdm.write(
+            f"epoch {epoch:3}   loss {log.losses[-1]:.4f}   "
+            f"test accuracy {100 * log.accuracies[-1]:.1f} %"
+        )
+
+    log.values = [param.get_value() for param in network.params]
+    equal = all(
+        copy.tobytes() == own.tobytes()
+        for gathered, own in zip(replicas(), log.values)
+        for copy in np.split(gathered, n_ranks)
+    )
+    return log, equal
+
+
+def train_serial(arguments, data, threads):
+    """Train with plain Theano, as a serial script would, once for each number of threads."""
+    logs = []
+    network = Network(arguments.hidden, arguments.seed)
+    updates = network.updates(network.grads, arguments.rate)
+    first = [(variable, variable.get_value()) for variable, _ in updates]
+    step = theano.function([network.x, network.y], network.loss, updates=updates)
+    test = theano.function([network.x, network.y], network.accuracy)
+    for n_threads in threads:
+        for variable, value in first:
+            variable.set_value(value)
+        log = Log(f"serial Theano, {count(n_threads, 'thread')}")
+        with threadpool_limits(n_threads):
+            for _ in train(log, arguments, data, step, test):
+                pass
+        log.values = [param.get_value() for param in network.params]
+        logs.append(log)
+    return logs
+
+
+def largest_difference(log, other):
+    """Return the largest difference between the parameters that two runs ended with."""
+    return max(float(abs(one - two).max()) for one, two in zip(log.values, other.values))
+
+
+def usable_threads():
+    """Return how many threads BLAS uses when nobody limits it."""
+    return max([pool["num_threads"] for pool in threadpool_info()], default=1)
+
+
+def count(number, what):
+    """Return "1 rank" or "2 ranks"."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def report(parallel, serial, n_ranks, equal):
+    """Print the comparison; return the speedup against serial Theano at its best."""
+    ranks = count(n_ranks, "rank")
+    width = max(len(log.label) for log in [parallel, *serial])
+    print(f"\n{'':{width}}  ms/minibatch  training s  test accuracy  speedup of {ranks}")
+    for log in [parallel, *serial]:
+        speedup = f"{log.milliseconds / parallel.milliseconds:.2f}" if log in serial else ""
+        print(
+            f"{log.label:{width}}  {log.milliseconds:12.2f}  {sum(log.seconds):10.2f}  "
+            f"{100 * log.accuracies[-1]:11.1f} %  {speedup:>{len(ranks) + 11}}".rstrip()
+        )
+    best = min(serial, key=lambda log: log.milliseconds)
+    speedup = best.milliseconds / parallel.milliseconds
+    if speedup > 1:
+        print(f"\nSpeedup {speedup:.2f}: {ranks} against {best.label}, its best.")
+    else:
+        print(
+            f"\nNo speedup: {ranks} took {1 / speedup:.2f} times as long as {best.label}.\n"
+            "Larger minibatches (--batch) give the ranks more to do between two exchanges;\n"
+            "more ranks than cores, or other programs on the machine, take it away."
+        )
+    scale = max(float(abs(value).max()) for value in parallel.values)
+    difference = largest_difference(parallel, serial[0])
+    print(
+        f"Results {'agree' if difference < 1e-3 * scale else 'DIFFER'}: parameters of up to "
+        f"{scale:.2f} differ by at most {difference:.1e} from serial Theano's\n"
+        "after training; single precision rounds, and ranks add in another order."
+    )
+    print(f"The parameters of all ranks are equal, bit by bit: {'yes' if equal else 'NO'}")
+    return speedup
+
+
+def plot(file, parallel, serial):
+    """Draw loss and test accuracy per epoch."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    epochs = range(1, len(parallel.losses) + 1)
+    for log, style in ((parallel, "-"), (serial, "--")):
+        left.semilogy(epochs, log.losses, style, label=log.label)
+        right.plot(epochs, 100 * np.array(log.accuracies), style, label=log.label)
+    left.set(xlabel="epoch", ylabel="training loss")
+    right.set(xlabel="epoch", ylabel="test accuracy in %")
+    right.legend(loc="lower right")
+    figure.savefig(file, dpi=120)
+    print(f"Drew {file}")
+
+
+def parse(argv):
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description="Train a network on handwritten digits with several ranks, and compare with "
+        "serial Theano.",
+    )
+    add = parser.add_argument
+    add("--ranks", type=_positive, help="how many (default: one for each core)")
+    add("--devices", type=_names, metavar="A,B", help="one for each rank, as in cpu,cpu")
+    add("--epochs", type=_positive, default=30, help="passes over the digits (30)")
+    add("--batch", type=_positive, default=512, help="rows in a minibatch (512)")
+    add(
+        "--hidden", type=_positive, nargs=2, default=[512, 512], metavar="N", help="units (512 512)"
+    )
+    add("--rate", type=float, default=0.2, help="learning rate (0.2)")
+    add("--seed", type=int, default=1, help="of the weights and of the minibatches (1)")
+    add("--plot", type=Path, metavar="FILE.png", help="draw loss and accuracy per epoch")
+    return parser.parse_args(argv)
+
+
+def _names(text):
+    return text.split(",")
+
+
+def _positive(text):
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
+def main(argv=None):
+    """Run the demo; return what it measured."""
+    arguments = parse(argv)
+    began = time.perf_counter()
+    data = load()
+    print(
+        f"{len(data[0][1])} digits to train, {len(data[1][1])} to test; network "
+        f"64-{arguments.hidden[0]}-{arguments.hidden[1]}-10; minibatches of {arguments.batch}"
+    )
+    try:
+        n_ranks = synk.fork(arguments.ranks, devices=arguments.devices)
+    except (NotImplementedError, ValueError) as error:
+        sys.exit(f"train_digits: {error}")
+    try:
+        parallel, equal = train_parallel(arguments, data, n_ranks)
+    finally:
+        synk.close()
+    serial = train_serial(arguments, data, sorted({1, usable_threads()}))
+    speedup = report(parallel, serial, n_ranks, equal)
+    if arguments.plot:
+        plot(arguments.plot, parallel, serial[0])
+    print(f"All in {time.perf_counter() - began:.0f} s")
+    return {
+        "ranks": n_ranks,
+        "losses": parallel.losses,
+        "accuracies": parallel.accuracies,
+        "serial_accuracies": serial[0].accuracies,
+        "difference": largest_difference(parallel, serial[0]),
+        "replicas_equal": equal,
+        "speedup": speedup,
+    }
+
+
+if __name__ == "__main__":
+    main()
