@@ -1,0 +1,65 @@
+"""The basics: a Theano function that runs on all ranks, checked against Theano itself.
+
+    python demos/demo_1.py
+
+Steps: fork, function, distribute, as_theano, build_inputs, call. Any number of ranks will do.
+"""
+
+import numpy as np
+import theano.tensor as T
+
+import synkhronos as synk
+
+N_ROWS = 1001  # so that it does not divide evenly
+
+
+def main():
+    """Run the steps; return what Synkhronos and Theano computed."""
+    # 1. Start the workers: one process for each rank but this one, which is a rank itself.
+    n_ranks = synk.fork()
+    print(f"Ranks: {n_ranks}")
+
+    # 2. Write the graph as for serial Theano.
+    x = T.matrix("x")
+    y = T.vector("y")
+    z = (x * y).sum(axis=1)
+
+    # 3. Compile it. The rows of x are scattered over the ranks; y is broadcast: all of it goes to
+    #    each rank. Each output says how the ranks' parts become one: "avg" is the default.
+    f = synk.function(
+        inputs=[x],
+        bcast_inputs=[y],
+        outputs=[z.mean(), (z.sum(), "sum"), (z.max(), "max")],
+    )
+
+    # 4. Send it to the workers. Without this the first call does so.
+    synk.distribute()
+
+    # 5. What Theano alone computes, in this process, from the same function.
+    random = np.random.RandomState(0)
+    x_array = random.rand(N_ROWS, 3).astype(x.dtype)
+    y_array = random.rand(3).astype(y.dtype)
+    expected = f.as_theano(x_array, y_array)
+
+    # 6. Put the inputs into shared memory, where every rank reads its rows without a copy. The call
+    #    takes arrays, too, and would copy them there each time.
+    x_data, y_data = f.build_inputs(x_array, y_array)
+
+    # 7. Call it: all ranks run at the same time, and the call returns when all are done.
+    results = f(x_data, y_data)
+
+    # The average of the ranks' averages is weighted by their rows, so it is the average of all
+    # rows, however many each rank had.
+    results, expected = list(map(float, results)), list(map(float, expected))
+    for name, result, wanted in zip(("mean", "sum", "max"), results, expected):
+        print(f"{name:4}  Synkhronos {result:.6f}   Theano {wanted:.6f}")
+    np.testing.assert_allclose(results, expected, rtol=1e-5)
+    print("Basic math test passed.")
+
+    # 8. Stop the workers. The end of the script would do so.
+    synk.close()
+    return {"ranks": n_ranks, "results": results, "expected": expected}
+
+
+if __name__ == "__main__":
+    main()
