@@ -13,6 +13,7 @@ from collections import OrderedDict
 import cloudpickle
 import numpy as np
 import theano
+from theano.compile.function_module import Function
 from theano.compile.sharedvalue import SharedVariable
 from theano.configparser import _config_var_list as config_variables
 from theano.gof import Container, Variable, cc
@@ -47,7 +48,7 @@ def run(function, arguments, output_subset=None):
     """Call a compiled function; with `output_subset`, compute no more than those outputs."""
     if output_subset is None:
         return function(*arguments)
-    if getattr(function.fn, "allow_gc", False) or _takes_subset(type(function.fn)):
+    if _takes_subset(type(function.fn)):
         return function(*arguments, output_subset=list(output_subset))
     outputs = function(*arguments)
     return [outputs[index] for index in output_subset]
@@ -70,22 +71,35 @@ def cast_input(variable, value, allow_downcast):
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Writes shared variables, and their containers, as ids."""
+    """Writes shared variables, their containers and the cells that hold their values as ids.
+
+    The containers of a compiled function are its own, but they hold the variables' own cells.
+    """
 
     def __init__(self, file, id_of):
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._id_of = id_of
 
     def persistent_id(self, obj):
-        if isinstance(obj, (SharedVariable, Container)):
+        if isinstance(obj, (SharedVariable, Container, list)):
             return self._id_of(obj)
         return None
 
     def reducer_override(self, obj):
+        if isinstance(obj, Function):
+            # Theano's own way sends the values of shared variables along, for each function again,
+            # and fails where the receiver has other ones.
+            return _rebuild_function, (obj.maker, list(obj.input_storage))
         if type(obj).__name__ == "fortran":
             # SciPy's BLAS routines, which Theano uses where it has no BLAS to link.
             return _fortran_routine, (str(obj).split()[-1].strip(">"),)
         return super().reducer_override(obj)
+
+
+def _rebuild_function(maker, input_storage):
+    function = maker.create(input_storage, trustme=True)
+    function.trust_input = True
+    return function
 
 
 def _fortran_routine(name):
@@ -102,7 +116,9 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, pid):
         kind, key = pid
         variable = self._variables[key]
-        return variable if kind == "variable" else variable.container
+        if kind == "variable":
+            return variable
+        return variable.container if kind == "container" else variable.container.storage
 
 
 def dump(functions, known, new) -> bytes:
@@ -124,6 +140,7 @@ def dump(functions, known, new) -> bytes:
         for key, variable in variables.items():
             ids[id(variable)] = ("variable", key)
             ids[id(variable.container)] = ("container", key)
+            ids[id(variable.container.storage)] = ("storage", key)
     _Pickler(file, lambda obj: ids.get(id(obj))).dump(functions)
     return pickle.dumps(_compile_config()) + file.getvalue()
 
@@ -151,8 +168,6 @@ def load(data, variables):
     new = _Unpickler(file, variables).load()
     variables.update(new)
     functions = _Unpickler(file, variables).load()
-    for function in functions.values():
-        function.trust_input = True
     return functions, tuple(new)
 
 
