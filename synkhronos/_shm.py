@@ -1,9 +1,10 @@
 """Segments of POSIX shared memory, seen as numpy arrays.
 
-    create: shm_open -> reserve -> map -> unlink      (the owner; the name lives for microseconds)
+    create: open without a name -> reserve -> map     (the owner)
     attach: open the owner's descriptor -> map        (any rank that was sent a SegmentRef)
 
-A segment has no name once it exists, so nothing can be left in ``/dev/shm``, whatever kills us.
+A segment has no name, so nothing can be left in ``/dev/shm``, whatever kills us. Where the system
+can't do that, posix_ipc makes one with a name that is taken away at once.
 Other ranks reach it through the descriptor that its owner keeps open, ``/proc/<pid>/fd/<fd>``. The
 memory is given back when the owner's last view goes, also while others still have it mapped.
 """
@@ -20,6 +21,8 @@ import numpy as np
 import posix_ipc
 
 from synkhronos.errors import SharedMemoryFull
+
+SHARED_MEMORY = "/dev/shm"
 
 _serials = itertools.count()
 
@@ -119,27 +122,43 @@ class Segments:
             self._attached.pop(ref, None)
 
 
-def _reserve(nbytes: int) -> int:
-    name = "/synkhronos-" + secrets.token_hex(16)
-    created = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600)
+def _open_unnamed() -> int:
+    """Return the descriptor of a new, empty piece of shared memory that has no name."""
+    try:
+        # On Linux it never has one, so that not even a SIGKILL just now could leave it behind.
+        flags = os.O_TMPFILE | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
+        return os.open(SHARED_MEMORY, flags, 0o600)
+    except AttributeError:
+        pass
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.EISDIR, errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+    created = posix_ipc.SharedMemory(
+        "/synkhronos-" + secrets.token_hex(16), posix_ipc.O_CREX, mode=0o600
+    )
     created.unlink()
+    return created.fd
+
+
+def _reserve(nbytes: int) -> int:
+    fd = _open_unnamed()
     try:
         # Untouched pages would be handed out later or not at all (SIGBUS): take them all now.
-        os.posix_fallocate(created.fd, 0, nbytes)
+        os.posix_fallocate(fd, 0, nbytes)
     except OSError as error:
-        os.close(created.fd)
+        os.close(fd)
         if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
             raise
-        free = os.statvfs("/dev/shm")
+        free = os.statvfs(SHARED_MEMORY)
         raise SharedMemoryFull(
-            f"No room for {nbytes:,} bytes of shared memory: /dev/shm has "
+            f"No room for {nbytes:,} bytes of shared memory: {SHARED_MEMORY} has "
             f"{free.f_bavail * free.f_frsize:,} bytes free. Free some Data (free_memory()), or "
             "give the machine more (in Docker: --shm-size)."
         ) from error
     except BaseException:
-        os.close(created.fd)
+        os.close(fd)
         raise
-    return created.fd
+    return fd
 
 
 def _release(ref: SegmentRef, on_release) -> None:

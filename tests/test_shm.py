@@ -211,3 +211,15 @@ def test_growing_0d_and_free(segments):
     gc.collect()
     assert (grown.array.shape, grown.allocated, grown.ref) == ((0,), 0, None)
     assert fd not in descriptors()
+
+
+def test_without_unnamed_files_posix_ipc_makes_a_segment(monkeypatch, tmp_path):
+    monkeypatch.setattr(_shm, "SHARED_MEMORY", str(tmp_path / "missing"))
+    fd = _shm._open_unnamed()
+    try:
+        assert os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/shm/synkhronos-")
+        assert not [name for name in os.listdir("/dev/shm") if name.startswith("synkhronos-")]
+        os.posix_fallocate(fd, 0, 4096)
+        assert os.fstat(fd).st_size == 4096
+    finally:
+        os.close(fd)
