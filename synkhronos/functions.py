@@ -281,6 +281,10 @@ class Function:
         )
         return made[0] if len(made) == 1 else made
 
+    def release(self) -> None:
+        """Let go of the shared memory that it keeps for plain arrays; `close` does it."""
+        self._staged.clear()
+
     def get_shared(self) -> list:
         """Return the shared variables that the function uses or updates."""
         return list(_theano.shared_variables(self._compiled))

@@ -53,6 +53,7 @@ class Session:
         self._processes = {}
         self._garbage = collections.deque()
         self._keys = itertools.count()
+        self._functions = weakref.WeakSet()
         self._pending = {}  # key -> weak reference to a Function that the workers lack
         self._variable_keys = weakref.WeakKeyDictionary()
         spin = self.n_ranks <= _devices.usable_cores()
@@ -107,7 +108,7 @@ class Session:
     def require_open(self) -> None:
         """Raise unless the session is open."""
         if self.state is State.BROKEN:
-            raise WorkerDied(str(self._death), self._death.rank, self._death.exitcode)
+            raise WorkerDied(*self._death)
         if self.state is State.CLOSED:
             raise SessionError(
                 "This object belongs to a Synkhronos session that was closed. Make it again after "
@@ -127,8 +128,9 @@ class Session:
             raise
 
     def _break(self, death):
-        self.state, self._death = State.BROKEN, death
-        log.error("%s", death)
+        # Not the exception itself, here and in the log: its frames would keep the user's arrays.
+        self.state, self._death = State.BROKEN, (str(death), death.rank, death.exitcode)
+        log.error("%s", self._death[0])
         for process in self._processes.values():
             process.send(signal.SIGKILL)
 
@@ -162,6 +164,7 @@ class Session:
         """Register a function of the master's; it is sent with the next `distribute`."""
         key = next(self._keys)
         self._worker.replicas[key] = Replica(key, compiled)
+        self._functions.add(function)
         self._pending[key] = weakref.ref(function)
         weakref.finalize(function, self._drop_function, key).atexit = False
         return key
@@ -193,7 +196,7 @@ class Session:
         try:
             pickled = _theano.dump(compiled, known, new)
         except Exception as error:
-            names = ", ".join(repr(str(function)) for function in compiled.values())
+            names = ", ".join(repr(function.name) for function in compiled.values())
             raise TypeError(
                 f"The functions {names} can't be sent to the workers, because something in them "
                 f"can't be pickled: {error}"
@@ -234,7 +237,14 @@ class Session:
                 process.join(QUIT_SECONDS)
                 process.close()
             self._worker.unbind()
+            self._worker.comm.close()
             self._worker.replicas.clear()
+            for function in self._functions:
+                function.release()
+            for kind, give_back in self._garbage:
+                if kind == "give_back":
+                    give_back()
+            self._garbage.clear()
             self.gate.close()
 
     def leave_in_child(self) -> None:

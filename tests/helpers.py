@@ -2,7 +2,6 @@
 
 import functools
 import gc
-import os
 
 import numpy as np
 import theano
@@ -55,7 +54,7 @@ def mapped_bytes(pid):
     total = 0
     with open(f"/proc/{pid}/maps") as maps:
         for line in maps:
-            if "/dev/shm/synkhronos-" in line:
+            if "/dev/shm/" in line:
                 start, end = line.split()[0].split("-")
                 total += int(end, 16) - int(start, 16)
     return total
@@ -76,5 +75,9 @@ def shares(x, n):
     return [x[a:b] for a, b in zip(edges[:-1], edges[1:])]
 
 
-def getpid(_):
-    return [os.getpid()]
+kept = []
+
+
+def drop_what_is_kept(x):
+    kept.clear()
+    return x
