@@ -251,7 +251,7 @@ def data(
     with session.lock:
         new = Data(session, dtype, ndim, minibatch, name)
         if value is not None:
-            new.set_value(value, oversize=oversize)
+            new.set_value(value, force_cast=True, oversize=oversize)
         elif shape is not None:
             new.set_shape(shape, oversize)
     return new
