@@ -17,7 +17,7 @@ from conftest import forked, nothing_left, wait_until
 from helpers import Call, function, mapped_bytes, on_ranks
 
 import synkhronos as synk
-from synkhronos import SessionError
+from synkhronos import SessionError, _gate
 from synkhronos import session as _session
 
 pytestmark = pytest.mark.usefixtures("no_session")
@@ -492,6 +492,20 @@ def test_what_is_released_during_the_last_call_is_given_back_by_close():
     # On the master it drops the Data while the gate is open.
     assert len(function([x], (Call(helpers.drop_what_is_kept)(x), "gather"))([1, 2])) == 2
     assert not helpers.kept
+
+
+def test_outputs_that_cant_be_announced_are_an_error_each_time(monkeypatch):
+    monkeypatch.setattr(_gate, "REPLY", 2048)
+    synk.fork(2)
+    x = T.dvector("x")
+    many = function([x], [(x + i, "gather") for i in range(300)])
+    few = function([x], [(x, "gather")] * 2)
+    for _ in range(2):
+        np.testing.assert_array_equal(few([1, 2]), [[1, 2]] * 2)
+        with pytest.raises(synk.WorkerError, match="too long") as caught:
+            many([1, 2])
+        assert caught.value.rank == 1
+    np.testing.assert_array_equal(few([3, 4]), [[3, 4]] * 2)
 
 
 def test_as_theano_needs_no_session():
