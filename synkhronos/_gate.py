@@ -53,12 +53,12 @@ class _Fence:
     """
 
     def __init__(self):
-        lock = threading.Lock()
-        self._take, self._drop = lock.acquire, lock.release
+        self._lock = threading.Lock()
 
     def __call__(self):
-        self._take()
-        self._drop()
+        # "with", because between two calls a Ctrl-C could leave the lock taken for ever.
+        with self._lock:
+            pass
 
 
 class Gate:
@@ -248,9 +248,12 @@ class Gate:
             raise SessionError(f"A command of {len(payload)} bytes is too long to send.")
         self._mailbox[: len(payload)] = payload
         if len(self._slots) >= MAX_SLOTS:
-            self._slots.clear()
-            self._last = None, 0
+            self._forget_slots()
         return len(self._slots), len(payload)
+
+    def _forget_slots(self):
+        self._last = None, 0
+        self._slots.clear()
 
     def finish(self) -> None:
         """Wait until every worker has reached the finish barrier; collect what they said."""
@@ -277,6 +280,7 @@ class Gate:
         self.abort()
         self.finish()
         self._errors.clear()
+        self._forget_slots()
 
     @property
     def is_open(self) -> bool:
@@ -307,8 +311,7 @@ class Gate:
     def raise_errors(self, own=None):
         """Raise what the ranks raised, as one WorkerError; `own` is the master's."""
         errors, self._errors = self._errors, {}
-        self._last = None, 0
-        self._slots.clear()  # a command that could not be read must be sent again
+        self._forget_slots()  # a command that could not be read must be sent again
         if own is not None:
             errors[self.master_rank] = pickle.loads(_reports.describe(own, REPLY))
         if not errors:
