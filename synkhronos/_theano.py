@@ -92,7 +92,8 @@ class _Pickler(cloudpickle.Pickler):
             return _rebuild_function, (obj.maker, list(obj.input_storage))
         if type(obj).__name__ == "fortran":
             # SciPy's BLAS routines, which Theano uses where it has no BLAS to link.
-            return _fortran_routine, (str(obj).split()[-1].strip(">"),)
+            # All they say of themselves is their signature: "a = dger(alpha,x,y,[...".
+            return _fortran_routine, (obj.__doc__.split("(")[0].split()[-1],)
         return super().reducer_override(obj)
 
 

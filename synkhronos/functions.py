@@ -96,7 +96,7 @@ class Function:
             )
             refs = tuple(map(self._locate, range(len(values)), values))
             if session.is_pending(self._key):
-                session.distribute()
+                session.distribute(self._key)
             if (refs, subset) != self._last[0]:
                 self._last = (refs, subset), self._make_command(refs, subset)
             command = self._last[1]
@@ -244,11 +244,7 @@ class Function:
             value.data if type(value) is Data else self._cast(position, value)
             for position, value in enumerate(values)
         ]
-        subset = (
-            None
-            if output_subset is None
-            else _signature.check_subset(output_subset, len(self.output_modes), self)
-        )
+        subset = _signature.check_subset(output_subset, len(self.output_modes), self)
         return self._outputs.pack(_theano.run(self._compiled, arrays, subset))
 
     def build_inputs(self, *args, force_cast=False, oversize=1.0, minibatch=False, **kwargs):

@@ -11,6 +11,7 @@ import collections
 import contextlib
 import enum
 import functools
+import gc
 import itertools
 import logging
 import operator
@@ -178,10 +179,11 @@ class Session:
         """Whether the workers lack this function."""
         return key in self._pending
 
-    def distribute(self) -> None:
-        """Send the workers all functions that they lack, with the variables that they lack."""
+    def distribute(self, only: Optional[int] = None) -> None:
+        """Send the workers all functions that they lack, or one, with the variables they lack."""
         self.require_open()
-        keys = [key for key, function in list(self._pending.items()) if function() is not None]
+        pending = [key for key, function in list(self._pending.items()) if function() is not None]
+        keys = [key for key in pending if only in (None, key)]
         if not keys:
             return
         compiled = {key: self._worker.replicas[key].function for key in keys}
@@ -254,6 +256,7 @@ class Session:
 
 
 def _be_worker(rank, gate, device, threads, profile):
+    gc.freeze()  # the master's objects stay shared with it, and out of the way of `Forget`
     Worker(rank, gate, device, threads).main(profile)
 
 
