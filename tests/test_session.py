@@ -496,7 +496,7 @@ def test_what_is_released_during_the_last_call_is_given_back_by_close():
 
 
 def test_outputs_that_cant_be_announced_are_an_error_each_time(monkeypatch):
-    monkeypatch.setattr(_gate, "REPLY", 2048)
+    monkeypatch.setattr(_gate, "REPLY", 1024)
     synk.fork(2)
     x = T.dvector("x")
     many = function([x], [(x + i, "gather") for i in range(120)])
