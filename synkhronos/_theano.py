@@ -4,6 +4,7 @@ master   compile_function -> dump(functions)           pickle, with known variab
 worker   load(...) -> run(function, arguments, ...)    no optimizer, and no C compiler, again
 """
 
+import contextlib
 import functools
 import io
 import pickle
@@ -39,6 +40,11 @@ def compile_function(inputs, outputs, **kwargs):
     return function
 
 
+def as_update(variable, value):
+    """Return the expression that an update gives a shared variable, of the variable's type."""
+    return variable.type.filter_variable(theano.tensor.as_tensor_variable(value))
+
+
 def shared_variables(function):
     """Return the shared variables that a compiled function uses or updates."""
     return function.get_shared()
@@ -65,6 +71,41 @@ def cast_input(variable, value, allow_downcast):
     Raises ``TypeError`` where it would.
     """
     return variable.type.filter(value, strict=False, allow_downcast=allow_downcast)
+
+
+# Values of shared variables.
+
+
+def peek(variable):
+    """Return a shared variable's own value, not a copy."""
+    return variable.container.storage[0]
+
+
+def replace(variable, value) -> None:
+    """Make `value` the value of a shared variable, cast to its dtype, with no copy."""
+    variable.container.storage[0] = np.asarray(value, dtype=variable.dtype)
+
+
+@contextlib.contextmanager
+def lend(variable, rows):
+    """Have a shared variable hold some of its rows for a while.
+
+    Compiled functions read the value from the variable's storage cell at every call, so this takes
+    no other function. What an update stores in the meantime stays.
+    """
+    storage = variable.container.storage
+    whole = storage[0]
+    storage[0] = rows
+    try:
+        yield
+    finally:
+        if storage[0] is rows:
+            storage[0] = whole
+
+
+def is_random_state(variable) -> bool:
+    """Whether a shared variable holds the state of a random number generator."""
+    return isinstance(variable.type, RandomStateType) or _is_mrg_state(variable)
 
 
 # How functions travel.
@@ -127,7 +168,7 @@ def dump(functions, known, new) -> bytes:
     Parameters
     ----------
     functions : dict
-        Anything picklable -> compiled function.
+        Anything picklable -> (compiled function, anything picklable).
     known, new : dict
         Id -> shared variable.
     """

@@ -9,8 +9,11 @@ from typing import List, Optional, Sequence
 
 import numpy as np
 
-from synkhronos import _commands, _partition, _reduction, _signature, _theano
+from synkhronos import _commands, _partition, _reduction, _selection, _signature, _theano
 from synkhronos import session as _session
+from synkhronos._binding import Inputs
+from synkhronos._replica import BATCH, SLICED, SPLIT, WHOLE, Description
+from synkhronos._signature import Recipe
 from synkhronos.inputs import Data, StagedInput, data
 
 __all__ = ["Function", "distribute", "function"]
@@ -29,28 +32,26 @@ class Function:
         How each update is accumulated over slices.
     """
 
-    def __init__(self, session, compiled, inputs, n_scattered, outputs, update_modes, downcast):
+    def __init__(self, session, compiled, inputs, n_scattered, outputs, recipe):
         self._session = session
         self._compiled = compiled
-        self._variables = tuple(inputs)
-        self._dtypes = tuple(np.dtype(variable.dtype) for variable in inputs)
-        self._has_fixed = tuple(any(variable.broadcastable) for variable in inputs)
-        # A scalar can't be scattered: it goes whole to every rank, wherever it was listed.
-        self._is_scattered = tuple(
-            position < n_scattered and variable.ndim > 0 for position, variable in enumerate(inputs)
-        )
+        self._recipe = recipe
         self._outputs = outputs
         self.output_modes = list(outputs.modes)
-        self.update_modes = update_modes
+        self.update_modes = list(recipe.update_modes)
         self.name = compiled.name
+        self._inputs = Inputs(session, inputs, n_scattered, recipe.allow_downcast, self)
         self._result_dtypes = [
             _reduction.result_dtype(mode, getattr(variable, "dtype", None), _theano.float_dtype())
             for mode, variable in zip(self.output_modes, outputs.variables)
         ]
-        self._allow_downcast = downcast
-        self._staged = {}
+        self._description = Description(
+            tuple(self.output_modes), tuple(recipe.accumulated), tuple(recipe.sliceables)
+        )
+        self._has_sliced = False
+        self._indices = {}
         self._last = (None, None)
-        self._key = session.add_function(self, compiled)
+        self._key = session.add_function(self, compiled, self._description)
 
     def __call__(self, *args, output_subset=None, batch=None, batch_s=None, num_slices=1, **kwargs):
         """Run the function on all ranks, and return the reduced outputs.
@@ -63,8 +64,15 @@ class Function:
             where it is; anything else is cast as ``theano.function`` would, and copied once.
         output_subset : list of int, optional
             Compute only these outputs; they are returned in ascending order.
-        batch, batch_s, num_slices
-            Not in this version.
+        batch : int, slice, list, or array of integers or bools, optional
+            The rows of the scattered inputs to use, selected before they are scattered: the first
+            so many, a slice, rows by number, or a mask. Inputs whose Data was made with
+            ``minibatch=True`` hold just these rows.
+        batch_s : slice, list or array of integers, or a list of these with one for each rank
+            The rows of the sliceable shared variables to use, selected on each rank from its own.
+        num_slices : int
+            Compute each rank's rows in so many parts, one after the other, to save memory. Outputs
+            and updates are accumulated by their modes; updates are applied once, at the end.
 
         Returns
         -------
@@ -83,23 +91,8 @@ class Function:
         session = self._session
         if session.state is not _session.State.OPEN:
             session.require_open()
-        if batch is not None or batch_s is not None or num_slices != 1:
-            raise NotImplementedError(
-                "batch, batch_s and num_slices are not in this version: select the rows yourself."
-            )
         with session.lock:
-            values = self._bind(args, kwargs)
-            subset = (
-                None
-                if output_subset is None
-                else _signature.check_subset(output_subset, len(self.output_modes), self)
-            )
-            refs = tuple(map(self._locate, range(len(values)), values))
-            if session.is_pending(self._key):
-                session.distribute()
-            if (refs, subset) != self._last[0]:
-                self._last = (refs, subset), self._make_command(refs, subset)
-            command = self._last[1]
+            command = self._request(args, kwargs, output_subset, batch, batch_s, num_slices)
             session.run(command)
             call = session.gate.sequence
             results = self._combine(command)
@@ -108,89 +101,145 @@ class Function:
 
     # From arguments to a command.
 
-    def _bind(self, args, kwargs):
-        """Return one value for each input, in order."""
-        names = self._variables
-        if len(args) + len(kwargs) != len(names):
-            raise TypeError(
-                f"{self} takes {len(names)} inputs ({self._input_names()}), got "
-                f"{len(args) + len(kwargs)}."
-            )
-        if not kwargs:
-            return args
-        values = list(args) + [None] * len(kwargs)
-        positions = {v.name: i for i, v in enumerate(names) if v.name is not None}
-        for name, value in kwargs.items():
-            if name not in positions:
-                raise ValueError(f"{self} has no input {name!r}. It takes: {self._input_names()}.")
-            if positions[name] < len(args):
-                raise ValueError(f"{self} got input {name!r} twice: by position and by name.")
-            values[positions[name]] = value
-        return values
-
-    def _locate(self, position, value):
-        """Return what stands for the value of one input in shared memory, after checking it."""
-        variable = self._variables[position]
-        if type(value) is Data:
-            array = value._store.array
-            if array.dtype != self._dtypes[position] or array.ndim != variable.ndim:
-                raise TypeError(
-                    f"Input {self._name_of(position)} of {self} takes {variable.type}, got {value}."
-                    " A Data is never cast: make it with data(value, var=variable)."
-                )
-            if self._has_fixed[position]:
-                self._check_broadcastable(position, value.shape)
-            return value._ref(self._session)
-        staged = self._staged.get(position)
-        if staged is None:
-            staged = self._staged[position] = StagedInput(self._session, variable)
-        return staged.put(self._cast(position, value))
-
-    def _cast(self, position, value):
-        variable = self._variables[position]
-        try:
-            return _theano.cast_input(variable, value, self._allow_downcast)
-        except (TypeError, ValueError) as error:
-            raise TypeError(
-                f"Input {self._name_of(position)} of {self} takes {variable.type}, got "
-                f"{_signature.describe_value(value)}: {error}"
-            ) from error
-
-    def _check_broadcastable(self, position, shape):
-        pattern = self._variables[position].broadcastable
-        if any(fixed and length != 1 for fixed, length in zip(pattern, shape)):
-            raise TypeError(
-                f"Input {self._name_of(position)} of {self} is broadcastable ({pattern}): it must "
-                f"have length 1 there, got shape {shape}."
-            )
-
-    def _make_command(self, refs, subset):
-        lengths = {ref.shape[0] for ref, split in zip(refs, self._is_scattered) if split}
-        if len(lengths) > 1:
-            given = ", ".join(
-                f"{self._name_of(position)} {ref.shape[0]}"
-                for position, ref in enumerate(refs)
-                if self._is_scattered[position]
-            )
-            raise ValueError(
-                f"The scattered inputs of {self} must have the same length along axis 0, got: "
-                f"{given}."
-            )
-        rows = lengths.pop() if lengths else None
-        master = source = self._session.master_rank
-        if rows:
-            busy = _partition.ranks_with_rows(rows, self._session.n_ranks)
-            source = master if master in busy else busy[0]
+    def _request(self, args, kwargs, output_subset, batch, batch_s, num_slices):
+        """Return the command for a call, after checking all that the master can check."""
+        session, inputs = self._session, self._inputs
+        values = inputs.bind(args, kwargs)
+        num_slices = self._check_slices(num_slices)
+        subset = _signature.check_subset(output_subset, len(self.output_modes), self)
+        refs = tuple(map(inputs.locate, range(len(values)), values))
+        if num_slices > 1 and self._description.updates and not self._has_sliced:
+            session.add_variant(self._key, SLICED, self._recipe.compile_sliced())
+            self._has_sliced = True
+        if session.is_pending(self._key):
+            session.distribute()
+        # A plain call that repeats the last one repeats its message, too.
+        plain = batch is None and batch_s is None and not self._description.sliceables
+        if plain and (refs, subset, num_slices) == self._last[0]:
+            return self._last[1]
+        rows, selection, kinds = self._select(values, refs, batch)
+        counts = None
+        if rows is not None:
+            edges = _partition.edges(rows, session.n_ranks)
+            counts = [end - begin for begin, end in zip(edges, edges[1:])]
+        picked, counts = self._pick(batch_s, counts)
+        master = source = session.master_rank
+        source_of_nothing = -1
+        if counts is not None:
+            busy = [rank for rank, count in enumerate(counts) if count]
+            if not busy:
+                source_of_nothing = master
+            elif master not in busy:
+                source = busy[0]
         chosen = range(len(self.output_modes)) if subset is None else subset
-        return _commands.RunFunction(
+        command = _commands.RunFunction(
             function=self._key,
             inputs=refs,
-            split=self._is_scattered,
+            kinds=kinds,
             rows=rows,
+            selection=selection,
+            picked=picked,
+            num_slices=num_slices,
             reduced=tuple(i for i, out in enumerate(chosen) if self.output_modes[out] is not None),
             source=source,
+            source_of_nothing=source_of_nothing,
             output_subset=subset,
         )
+        if plain:
+            self._last = (refs, subset, num_slices), command
+        return command
+
+    def _check_slices(self, num_slices):
+        if num_slices == 1:
+            return 1
+        try:
+            number = int(num_slices)
+            if number != num_slices or number < 1:
+                raise ValueError
+        except (TypeError, ValueError):
+            raise ValueError(f"num_slices must be an integer >= 1, got {num_slices!r}") from None
+        if not any(self._inputs.is_scattered) and not self._description.sliceables:
+            raise ValueError(
+                f"num_slices={number}, but {self} has nothing to slice: neither scattered inputs "
+                "nor sliceable_shareds."
+            )
+        for variable, mode in self._description.updates:
+            if mode == "avg" and np.dtype(variable.dtype).kind not in "fc":
+                raise ValueError(
+                    f"num_slices={number}, but the update of {variable}, of dtype {variable.dtype},"
+                    " would be averaged over the slices. Give it a mode: (variable, expression, "
+                    "'sum')."
+                )
+        return number
+
+    def _select(self, values, refs, batch):
+        """Return the number of selected rows, which they are, and what ranks take of each input."""
+        scattered = [i for i, split in enumerate(self._inputs.is_scattered) if split]
+        lengths = {i: refs[i].shape[0] for i in scattered}
+        kinds = [SPLIT if split else WHOLE for split in self._inputs.is_scattered]
+        if not scattered:
+            if batch is not None:
+                _selection.select_rows("batch", batch, sys.maxsize)
+            return None, None, tuple(kinds)
+        if batch is None:
+            if len(set(lengths.values())) > 1:
+                given = ", ".join(f"{self._inputs.name_of(i)} {lengths[i]}" for i in scattered)
+                raise ValueError(
+                    f"The scattered inputs of {self} must have the same length along axis 0, got: "
+                    f"{given}. With batch= they may differ."
+                )
+            return lengths[scattered[0]], None, tuple(kinds)
+        minibatches = [i for i in scattered if getattr(values[i], "minibatch", False)]
+        others = [i for i in scattered if i not in minibatches]
+        selected = _selection.select_rows(
+            "batch", batch, min(lengths[i] for i in others or minibatches)
+        )
+        for i in minibatches:
+            kinds[i] = BATCH
+            if lengths[i] < len(selected):
+                raise ValueError(
+                    f"{self._inputs.what(i)} is a minibatch of {lengths[i]} rows, but batch selects "
+                    f"{len(selected)}."
+                )
+        return len(selected), self._send("batch", selected), tuple(kinds)
+
+    def _pick(self, batch_s, counts):
+        """Return the rows of the sliceable shareds for each rank, and how many each computes."""
+        sliceables = self._description.sliceables
+        if not sliceables:
+            if batch_s is not None:
+                raise TypeError(f"batch_s was given, but {self} has no sliceable_shareds.")
+            return None, counts
+        lengths = self._session.ask(_commands.Lengths(self._key))
+        for rank, each in enumerate(lengths):
+            if len(set(each)) > 1 and batch_s is None:
+                raise ValueError(
+                    f"The sliceable_shareds of {self} must have the same length on a rank, got "
+                    f"{each} on rank {rank}. With batch_s= they may differ."
+                )
+        shortest = [min(each) for each in lengths]
+        picks = _selection.select_each("batch_s", batch_s, shortest)
+        picked_counts = [len(rows) for rows in picks]
+        if counts is not None and counts != picked_counts:
+            raise ValueError(
+                f"{self} has scattered inputs and sliceable_shareds: they must have equally many "
+                f"rows on each rank, got {counts} and {picked_counts}."
+            )
+        if batch_s is None:
+            return None, picked_counts
+        if all(rows is picks[0] for rows in picks):
+            return (self._send("batch_s", picks[0]),) * len(picks), picked_counts
+        sent = [self._send(f"batch_s {rank}", rows) for rank, rows in enumerate(picks)]
+        return tuple(sent), picked_counts
+
+    def _send(self, name, rows):
+        """Return what stands for rows in a message; indices go through shared memory."""
+        if isinstance(rows, range):
+            return rows.start, rows.stop, rows.step
+        staged = self._indices.get(name)
+        if staged is None:
+            staged = self._indices[name] = StagedInput(self._session, np.int64, 1)
+        return staged.put(rows)
 
     # From parts to outputs.
 
@@ -239,9 +288,9 @@ class Function:
         It takes arrays (or Data), applies updates to the master's shared variables only, and
         works before `distribute` and after `close`, too.
         """
-        values = self._bind(args, kwargs)
+        values = self._inputs.bind(args, kwargs)
         arrays = [
-            value.data if type(value) is Data else self._cast(position, value)
+            value.data if type(value) is Data else self._inputs.cast(position, value)
             for position, value in enumerate(values)
         ]
         subset = (
@@ -268,7 +317,7 @@ class Function:
         Data or tuple of Data
             A bare Data where the function has one input.
         """
-        values = self._bind(args, kwargs)
+        values = self._inputs.bind(args, kwargs)
         batches = minibatch if isinstance(minibatch, (list, tuple)) else [minibatch] * len(values)
         if len(batches) != len(values):
             raise ValueError(
@@ -277,7 +326,7 @@ class Function:
             )
         made = tuple(
             data(value, var=variable, minibatch=batch, force_cast=force_cast, oversize=oversize)
-            for value, variable, batch in zip(values, self._variables, batches)
+            for value, variable, batch in zip(values, self._inputs.variables, batches)
         )
         return made[0] if len(made) == 1 else made
 
@@ -285,18 +334,12 @@ class Function:
         """Return the shared variables that the function uses or updates."""
         return list(_theano.shared_variables(self._compiled))
 
-    def _name_of(self, position):
-        return repr(self._variables[position].name or position)
-
-    def _input_names(self):
-        return ", ".join(str(v.name or f"input {i}") for i, v in enumerate(self._variables))
-
     def __str__(self):
         return f"Function {self.name!r}" if self.name else "Function"
 
     def __repr__(self):
         modes = ", ".join(map(repr, self.output_modes))
-        return f"<{self}({self._input_names()}) -> [{modes}] on {self._session.n_ranks} ranks>"
+        return f"<{self}({self._inputs}) -> [{modes}] on {self._session.n_ranks} ranks>"
 
 
 def function(
@@ -327,11 +370,14 @@ def function(
     bcast_inputs : list of theano variable, optional
         The inputs that every rank gets whole; in calls they come after `inputs`.
     updates : list of (shared variable, expression[, mode]) or OrderedDict, optional
-        As in Theano, applied on every rank by itself. The modes concern calls with slices.
+        As in Theano, applied on every rank by itself. In a call with slices every slice is
+        evaluated at the original values, and the results, accumulated with the update's mode
+        (``"avg"`` by default), are applied once.
     givens, **kwargs
         Passed to ``theano.function``.
     sliceable_shareds : list of shared variable, optional
-        Not in this version.
+        Shared variables that the function uses, whose rows ``batch_s`` and ``num_slices`` select
+        on each rank; they may not be updated by the function.
 
     Raises
     ------
@@ -356,26 +402,18 @@ def function(
     session = _session.current("function()")
     inputs = _signature.check_inputs("inputs", inputs)
     whole = _signature.check_inputs("bcast_inputs", [] if bcast_inputs is None else bcast_inputs)
-    if sliceable_shareds:
-        raise NotImplementedError("sliceable_shareds is not in this version.")
     chosen = _signature.Outputs(outputs)
     pairs, update_modes = _signature.check_updates(updates)
     if kwargs.get("name") is None:
         # As Theano names a function that was given none: after the line that makes it.
         caller = sys._getframe(1)
         kwargs["name"] = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-    compiled = _theano.compile_function(
-        inputs + whole, chosen.variables, updates=pairs, givens=givens, **kwargs
+    recipe = Recipe(inputs + whole, chosen, pairs, update_modes, dict(kwargs, givens=givens))
+    compiled = recipe.compile_plain()
+    recipe.sliceables = _signature.check_sliceables(
+        sliceable_shareds, _theano.shared_variables(compiled), recipe.updates
     )
-    return Function(
-        session,
-        compiled,
-        inputs + whole,
-        len(inputs),
-        chosen,
-        update_modes,
-        kwargs.get("allow_input_downcast"),
-    )
+    return Function(session, compiled, inputs + whole, len(inputs), chosen, recipe)
 
 
 def distribute() -> None:

@@ -317,8 +317,8 @@ def _condition(value, dtype, ndim, force_cast, what):
 class StagedInput:
     """Shared memory that a function keeps for plain arrays given for one of its inputs."""
 
-    def __init__(self, session, variable):
-        self._store = GrowingArray(session.segments, variable.dtype, variable.ndim)
+    def __init__(self, session, dtype, ndim):
+        self._store = GrowingArray(session.segments, dtype, ndim)
 
     def put(self, array):
         """Copy the array in; return what stands for it on other ranks."""

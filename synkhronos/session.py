@@ -23,7 +23,7 @@ from typing import Optional, Sequence
 from synkhronos import _commands, _devices, _theano
 from synkhronos._gate import Gate
 from synkhronos._process import ForkedProcess
-from synkhronos._replica import Replica
+from synkhronos._replica import PLAIN, Replica
 from synkhronos._worker import Worker
 from synkhronos.errors import SessionError, WorkerDied, WorkerError
 
@@ -52,8 +52,9 @@ class Session:
         self._death = None
         self._processes = {}
         self._garbage = collections.deque()
+        self._answers = {}
         self._keys = itertools.count()
-        self._pending = {}  # key -> weak reference to a Function that the workers lack
+        self._pending = {}  # key of a function -> its variants that the workers lack
         self._variable_keys = weakref.WeakKeyDictionary()
         spin = self.n_ranks <= _devices.usable_cores()
         self.gate = Gate(self.n_ranks, master_rank, spin)
@@ -62,7 +63,7 @@ class Session:
         )
         # Weak: a variable lives as long as the user's reference or a function of the user's.
         self._worker.variables = weakref.WeakValueDictionary()
-        self.gate.on_answer = self._worker.comm.take_note
+        self.gate.on_answer = self._hear
         try:
             self._start_workers(threads, profile_workers)
             self._worker.bind()
@@ -126,6 +127,16 @@ class Session:
             self._break(death)
             raise
 
+    def ask(self, command) -> list:
+        """Run one command on every rank; return the answers, in rank order."""
+        self._answers = {}
+        self._answers[self.master_rank] = self.run(command)
+        return [self._answers[rank] for rank in range(self.n_ranks)]
+
+    def _hear(self, rank, answer):
+        if not self.comm.take_note(rank, answer):
+            self._answers[rank] = answer
+
     def _break(self, death):
         self.state, self._death = State.BROKEN, death
         log.error("%s", death)
@@ -158,18 +169,23 @@ class Session:
 
     # Functions and their shared variables.
 
-    def add_function(self, function, compiled) -> int:
+    def add_function(self, function, compiled, description) -> int:
         """Register a function of the master's; it is sent with the next `distribute`."""
         key = next(self._keys)
-        self._worker.replicas[key] = Replica(key, compiled)
-        self._pending[key] = weakref.ref(function)
+        self._worker.replicas[key] = Replica(key, description)
         weakref.finalize(function, self._drop_function, key).atexit = False
+        self.add_variant(key, PLAIN, compiled)
         return key
+
+    def add_variant(self, key, variant, compiled) -> None:
+        """Register another compiled form of a function."""
+        self._worker.replicas[key].variants[variant] = compiled
+        self._pending.setdefault(key, []).append(variant)
 
     def _drop_function(self, key):
         self._worker.replicas.pop(key, None)
-        if self._pending.pop(key, None) is None:
-            self._garbage.append(("functions", key))
+        self._pending.pop(key, None)
+        self._garbage.append(("functions", key))
 
     def is_pending(self, key: int) -> bool:
         """Whether the workers lack this function."""
@@ -178,13 +194,18 @@ class Session:
     def distribute(self) -> None:
         """Send the workers all functions that they lack, with the variables that they lack."""
         self.require_open()
-        keys = [key for key, function in list(self._pending.items()) if function() is not None]
-        if not keys:
+        pending = dict(self._pending)
+        if not pending:
             return
-        compiled = {key: self._worker.replicas[key].function for key in keys}
+        replicas = self._worker.replicas
+        compiled = {
+            (key, variant): (replicas[key].variants[variant], replicas[key].description)
+            for key, variants in pending.items()
+            for variant in variants
+        }
         known = {key: variable for variable, key in self._variable_keys.items()}
         new = {}
-        for function in compiled.values():
+        for function, _ in compiled.values():
             for variable in _theano.shared_variables(function):
                 if variable not in self._variable_keys and not any(
                     variable is other for other in new.values()
@@ -193,7 +214,7 @@ class Session:
         try:
             pickled = _theano.dump(compiled, known, new)
         except Exception as error:
-            names = ", ".join(repr(str(function)) for function in compiled.values())
+            names = ", ".join({repr(str(function.name)) for function, _ in compiled.values()})
             raise TypeError(
                 f"The functions {names} can't be sent to the workers, because something in them "
                 f"can't be pickled: {error}"
@@ -207,9 +228,9 @@ class Session:
             forgotten = weakref.finalize(variable, self._garbage.append, ("variables", key))
             forgotten.atexit = False
             _theano.spread_random_state(variable, self.master_rank)
-        for key in keys:
+        for key in pending:
             self._pending.pop(key, None)
-        log.info("distributed %d functions, %d bytes", len(keys), len(pickled))
+        log.info("distributed %d functions, %d bytes", len(pending), len(pickled))
 
     # The end.
 
