@@ -11,7 +11,7 @@ class Inputs:
 
     def __init__(self, session, variables, n_scattered, allow_downcast, owner):
         self._session = session
-        self._owner = owner
+        self._owner = owner  # the function's name, for messages
         self.variables = tuple(variables)
         # A scalar can't be scattered: it goes whole to every rank, wherever it was listed.
         self.is_scattered = tuple(

@@ -7,14 +7,13 @@ f(x)                   bind -> stage -> RunFunction ==> ranks ==> combine -> out
 import sys
 from typing import List, Optional, Sequence
 
-import numpy as np
-
-from synkhronos import _commands, _partition, _reduction, _selection, _signature, _theano
+from synkhronos import _reduction, _signature, _theano
 from synkhronos import session as _session
 from synkhronos._binding import Inputs
-from synkhronos._replica import BATCH, SLICED, SPLIT, WHOLE, Description
+from synkhronos._replica import SLICED, Description
+from synkhronos._request import Requests
 from synkhronos._signature import Recipe
-from synkhronos.inputs import Data, StagedInput, data
+from synkhronos.inputs import Data, data
 
 __all__ = ["Function", "distribute", "function"]
 
@@ -40,7 +39,7 @@ class Function:
         self.output_modes = list(outputs.modes)
         self.update_modes = list(recipe.update_modes)
         self.name = compiled.name
-        self._inputs = Inputs(session, inputs, n_scattered, recipe.allow_downcast, self)
+        self._inputs = Inputs(session, inputs, n_scattered, recipe.allow_downcast, str(self))
         self._result_dtypes = [
             _reduction.result_dtype(mode, getattr(variable, "dtype", None), _theano.float_dtype())
             for mode, variable in zip(self.output_modes, outputs.variables)
@@ -49,9 +48,8 @@ class Function:
             tuple(self.output_modes), tuple(recipe.accumulated), tuple(recipe.sliceables)
         )
         self._has_sliced = False
-        self._indices = {}
-        self._last = (None, None)
         self._key = session.add_function(self, compiled, self._description)
+        self._requests = Requests(session, self._key, self._inputs, self._description, str(self))
 
     def __call__(self, *args, output_subset=None, batch=None, batch_s=None, num_slices=1, **kwargs):
         """Run the function on all ranks, and return the reduced outputs.
@@ -92,154 +90,23 @@ class Function:
         if session.state is not _session.State.OPEN:
             session.require_open()
         with session.lock:
-            command = self._request(args, kwargs, output_subset, batch, batch_s, num_slices)
+            values = self._inputs.bind(args, kwargs)
+            command = self._requests.make(
+                self._make_ready, values, output_subset, batch, batch_s, num_slices
+            )
             session.run(command)
             call = session.gate.sequence
             results = self._combine(command)
             session.gate.require_last(call)
             return self._outputs.pack(results)
 
-    # From arguments to a command.
-
-    def _request(self, args, kwargs, output_subset, batch, batch_s, num_slices):
-        """Return the command for a call, after checking all that the master can check."""
-        session, inputs = self._session, self._inputs
-        values = inputs.bind(args, kwargs)
-        num_slices = self._check_slices(num_slices)
-        subset = _signature.check_subset(output_subset, len(self.output_modes), self)
-        refs = tuple(map(inputs.locate, range(len(values)), values))
+    def _make_ready(self, num_slices):
+        """Compile what a call with so many slices takes, and send the workers what they lack."""
         if num_slices > 1 and self._description.updates and not self._has_sliced:
-            session.add_variant(self._key, SLICED, self._recipe.compile_sliced())
+            self._session.add_variant(self._key, SLICED, self._recipe.compile_sliced())
             self._has_sliced = True
-        if session.is_pending(self._key):
-            session.distribute()
-        # A plain call that repeats the last one repeats its message, too.
-        plain = batch is None and batch_s is None and not self._description.sliceables
-        if plain and (refs, subset, num_slices) == self._last[0]:
-            return self._last[1]
-        rows, selection, kinds = self._select(values, refs, batch)
-        counts = None
-        if rows is not None:
-            edges = _partition.edges(rows, session.n_ranks)
-            counts = [end - begin for begin, end in zip(edges, edges[1:])]
-        picked, counts = self._pick(batch_s, counts)
-        master = source = session.master_rank
-        source_of_nothing = -1
-        if counts is not None:
-            busy = [rank for rank, count in enumerate(counts) if count]
-            if not busy:
-                source_of_nothing = master
-            elif master not in busy:
-                source = busy[0]
-        chosen = range(len(self.output_modes)) if subset is None else subset
-        command = _commands.RunFunction(
-            function=self._key,
-            inputs=refs,
-            kinds=kinds,
-            rows=rows,
-            selection=selection,
-            picked=picked,
-            num_slices=num_slices,
-            reduced=tuple(i for i, out in enumerate(chosen) if self.output_modes[out] is not None),
-            source=source,
-            source_of_nothing=source_of_nothing,
-            output_subset=subset,
-        )
-        if plain:
-            self._last = (refs, subset, num_slices), command
-        return command
-
-    def _check_slices(self, num_slices):
-        if num_slices == 1:
-            return 1
-        try:
-            number = int(num_slices)
-            if number != num_slices or number < 1:
-                raise ValueError
-        except (TypeError, ValueError):
-            raise ValueError(f"num_slices must be an integer >= 1, got {num_slices!r}") from None
-        if not any(self._inputs.is_scattered) and not self._description.sliceables:
-            raise ValueError(
-                f"num_slices={number}, but {self} has nothing to slice: neither scattered inputs "
-                "nor sliceable_shareds."
-            )
-        for variable, mode in self._description.updates:
-            if mode == "avg" and np.dtype(variable.dtype).kind not in "fc":
-                raise ValueError(
-                    f"num_slices={number}, but the update of {variable}, of dtype {variable.dtype},"
-                    " would be averaged over the slices. Give it a mode: (variable, expression, "
-                    "'sum')."
-                )
-        return number
-
-    def _select(self, values, refs, batch):
-        """Return the number of selected rows, which they are, and what ranks take of each input."""
-        scattered = [i for i, split in enumerate(self._inputs.is_scattered) if split]
-        lengths = {i: refs[i].shape[0] for i in scattered}
-        kinds = [SPLIT if split else WHOLE for split in self._inputs.is_scattered]
-        if not scattered:
-            if batch is not None:
-                _selection.select_rows("batch", batch, sys.maxsize)
-            return None, None, tuple(kinds)
-        if batch is None:
-            if len(set(lengths.values())) > 1:
-                given = ", ".join(f"{self._inputs.name_of(i)} {lengths[i]}" for i in scattered)
-                raise ValueError(
-                    f"The scattered inputs of {self} must have the same length along axis 0, got: "
-                    f"{given}. With batch= they may differ."
-                )
-            return lengths[scattered[0]], None, tuple(kinds)
-        minibatches = [i for i in scattered if getattr(values[i], "minibatch", False)]
-        others = [i for i in scattered if i not in minibatches]
-        selected = _selection.select_rows(
-            "batch", batch, min(lengths[i] for i in others or minibatches)
-        )
-        for i in minibatches:
-            kinds[i] = BATCH
-            if lengths[i] < len(selected):
-                raise ValueError(
-                    f"{self._inputs.what(i)} is a minibatch of {lengths[i]} rows, but batch selects "
-                    f"{len(selected)}."
-                )
-        return len(selected), self._send("batch", selected), tuple(kinds)
-
-    def _pick(self, batch_s, counts):
-        """Return the rows of the sliceable shareds for each rank, and how many each computes."""
-        sliceables = self._description.sliceables
-        if not sliceables:
-            if batch_s is not None:
-                raise TypeError(f"batch_s was given, but {self} has no sliceable_shareds.")
-            return None, counts
-        lengths = self._session.ask(_commands.Lengths(self._key))
-        for rank, each in enumerate(lengths):
-            if len(set(each)) > 1 and batch_s is None:
-                raise ValueError(
-                    f"The sliceable_shareds of {self} must have the same length on a rank, got "
-                    f"{each} on rank {rank}. With batch_s= they may differ."
-                )
-        shortest = [min(each) for each in lengths]
-        picks = _selection.select_each("batch_s", batch_s, shortest)
-        picked_counts = [len(rows) for rows in picks]
-        if counts is not None and counts != picked_counts:
-            raise ValueError(
-                f"{self} has scattered inputs and sliceable_shareds: they must have equally many "
-                f"rows on each rank, got {counts} and {picked_counts}."
-            )
-        if batch_s is None:
-            return None, picked_counts
-        if all(rows is picks[0] for rows in picks):
-            return (self._send("batch_s", picks[0]),) * len(picks), picked_counts
-        sent = [self._send(f"batch_s {rank}", rows) for rank, rows in enumerate(picks)]
-        return tuple(sent), picked_counts
-
-    def _send(self, name, rows):
-        """Return what stands for rows in a message; indices go through shared memory."""
-        if isinstance(rows, range):
-            return rows.start, rows.stop, rows.step
-        staged = self._indices.get(name)
-        if staged is None:
-            staged = self._indices[name] = StagedInput(self._session, np.int64, 1)
-        return staged.put(rows)
+        if self._session.is_pending(self._key):
+            self._session.distribute()
 
     # From parts to outputs.
 
