@@ -68,15 +68,13 @@ class Replica:
 
     def _run_slices(self, worker, request, rows):
         if rows is None or request.num_slices == 1 or len(rows) == 0:
-            with self._shareds(worker, request, 0, None if rows is None else len(rows)):
-                arguments = self._arguments(worker, request, rows)
-                return _theano.run(self.variants[PLAIN], arguments, request.output_subset)
+            return self._run_rows(worker, request, rows, PLAIN, request.output_subset)
         description = self.description
         subset = request.output_subset
         chosen = range(len(description.output_modes)) if subset is None else subset
-        function, modes = self.variants[PLAIN], [description.output_modes[i] for i in chosen]
+        variant, modes = PLAIN, [description.output_modes[i] for i in chosen]
         if description.updates:
-            function = self.variants[SLICED]
+            variant = SLICED
             modes = modes + [mode for _, mode in description.updates]
             if subset is not None:
                 first = len(description.output_modes)
@@ -86,16 +84,20 @@ class Replica:
         for begin, end in zip(edges, edges[1:]):
             if begin == end:
                 continue
-            with self._shareds(worker, request, begin, end):
-                values = _theano.run(
-                    function, self._arguments(worker, request, rows[begin:end]), subset
-                )
+            values = self._run_rows(worker, request, rows[begin:end], variant, subset)
             for total, value in zip(totals, values):
                 total.add(value, end - begin)
         results = [total.result() for total in totals]
         for (variable, _), value in zip(description.updates, results[len(chosen) :]):
             _theano.replace(variable, value)
         return results[: len(chosen)]
+
+    def _run_rows(self, worker, request, rows, variant, subset):
+        arguments = self._arguments(worker, request, rows)
+        if not self.description.sliceables:
+            return _theano.run(self.variants[variant], arguments, subset)
+        with self._only(worker, request, rows):
+            return _theano.run(self.variants[variant], arguments, subset)
 
     # Rows of inputs.
 
@@ -127,19 +129,17 @@ class Replica:
     # Rows of shared variables.
 
     @contextlib.contextmanager
-    def _shareds(self, worker, request, begin, end):
+    def _only(self, worker, request, rows):
         """Have the sliceable shared variables hold only the rows that are to be used."""
-        sliceables = self.description.sliceables
-        if not sliceables:
-            yield
-            return
         picked = request.picked and _unpack(worker, request.picked[worker.rank])
+        # Together with scattered inputs the positions are those of this rank's share.
+        first = self._my_rows(worker, request).start
         with contextlib.ExitStack() as stack:
-            for number, variable in enumerate(sliceables):
+            for number, variable in enumerate(self.description.sliceables):
                 value = _theano.peek(variable)
                 chosen = range(len(value)) if picked is None else picked
-                rows = self._take(-1 - number, value, chosen[begin:end])
-                stack.enter_context(_theano.lend(variable, rows))
+                chosen = chosen[rows.start - first : rows.stop - first]
+                stack.enter_context(_theano.lend(variable, self._take(-1 - number, value, chosen)))
             yield
 
 

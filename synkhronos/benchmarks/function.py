@@ -150,8 +150,7 @@ def _print(results, args):
     whole_mb, sliced_mb = (results[f"{name}_peak_bytes"] / 1e6 for name in ("whole", "sliced"))
     print(f"  peak memory of a rank    {whole_mb:8.0f} MB whole, {sliced_mb:.0f} MB sliced")
     ranks, take = (results[f"picked_by_{name}_bytes_per_s"] / 1e9 for name in ("ranks", "take"))
+    ratio = ranks / take
     print(f"256 random rows of {args.megabytes} MB of images")
     print(f"  one numpy.take           {take:8.2f} GB/s")
-    print(
-        f"  picked by {args.ranks} ranks        {ranks:8.2f} GB/s  ({ranks / take:.2f} times faster)"
-    )
+    print(f"  picked by {args.ranks} ranks        {ranks:8.2f} GB/s  ({ratio:.2f} times faster)")
