@@ -1,0 +1,126 @@
+"""Sessions that tests share, and the proof that nothing of them is left."""
+
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+import synkhronos as synk
+from synkhronos import session as _session
+
+
+def descriptors():
+    """Return the open descriptors of this process, and what they are."""
+    found = {}
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found[int(number)] = os.readlink(f"/proc/self/fd/{number}")
+    # The descriptor of the listing itself is one of them, and gone by now.
+    return {
+        number: name for number, name in found.items() if os.path.exists(f"/proc/self/fd/{number}")
+    }
+
+
+def names_in_shared_memory():
+    return {name for name in os.listdir("/dev/shm") if name.startswith("synkhronos")}
+
+
+@contextlib.contextmanager
+def nothing_left():
+    """Fail if what runs inside leaves a process, a descriptor or a name in shared memory."""
+    gc.collect()
+    children = set(psutil.Process().children(recursive=True))
+    names, before = names_in_shared_memory(), descriptors()
+    yield
+    gc.collect()
+    left = set(psutil.Process().children(recursive=True)) - children
+    assert not left, f"processes are left: {left}"
+    assert names_in_shared_memory() <= names
+    after = descriptors()
+    new = {number: name for number, name in after.items() if before.get(number) != name}
+    assert not new, f"descriptors are left: {new}"
+
+
+@contextlib.contextmanager
+def forked(n, master_rank=0, **kwargs):
+    """Fork, and prove at the end that close() leaves nothing."""
+    with nothing_left():
+        assert synk.fork(n, master_rank=master_rank, **kwargs) == n
+        current = _session._Current.session
+        try:
+            yield SimpleNamespace(n=n, master=master_rank, session=current)
+        finally:
+            if _session._Current.session is not None:
+                synk.close()
+
+
+LAYOUTS = [(1, 0), (2, 0), (3, 0), (4, 0), (3, 1), (2, 1)]
+
+
+@pytest.fixture(scope="module", params=LAYOUTS, ids=lambda p: f"{p[0]}ranks-master{p[1]}")
+def ranks(request):
+    """A session, for each number of ranks; n may be more than there are cores."""
+    with forked(*request.param) as session:
+        yield session
+
+
+@pytest.fixture(autouse=True)
+def no_variable(monkeypatch):
+    monkeypatch.delenv("SYNKHRONOS_DEVICES", raising=False)
+
+
+@pytest.fixture
+def no_session():
+    """For tests that fork themselves: no session before, and nothing left after."""
+    assert _session._Current.session is None
+    with nothing_left():
+        yield
+        if _session._Current.session is not None:
+            synk.close()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def nothing_left_at_all():
+    yield
+    assert _session._Current.session is None
+    assert not names_in_shared_memory()
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Return a function that runs a script in an interpreter of its own."""
+
+    def run(text, timeout=60, check=True, **kwargs):
+        path = tmp_path / "script.py"
+        path.write_text(text)
+        here = os.path.dirname(__file__)
+        env = {**os.environ, "PYTHONPATH": here, **kwargs.pop("env", {})}
+        done = subprocess.run(
+            [sys.executable, *kwargs.pop("options", ()), str(path)],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=tmp_path,
+            env=env,
+            **kwargs,
+        )
+        if check:
+            assert done.returncode == 0, done.stderr
+        return done
+
+    return run
+
+
+def wait_until(condition, seconds):
+    """Wait until the condition holds; return how long it took, or fail."""
+    begin = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begin < seconds, f"not within {seconds} s"
+        time.sleep(0.005)
+    return time.monotonic() - begin
