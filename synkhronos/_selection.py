@@ -10,8 +10,10 @@ import operator
 
 import numpy as np
 
+_SEQUENCES = {list, tuple, np.ndarray}
 
-def select_rows(name, selection, length):
+
+def select_rows(name, selection, length, wrong_dtype=ValueError):
     """Return the selected rows of `length` rows, as a range or an array of indices >= 0.
 
     Parameters
@@ -20,6 +22,8 @@ def select_rows(name, selection, length):
         The argument, for messages.
     selection : None, int, slice, list, tuple or 1-d array of integers or bools
         None selects all; an int the first so many; a mask has one bool for each row.
+    wrong_dtype : type
+        What to raise for a list or array of another dtype.
 
     Raises
     ------
@@ -32,8 +36,8 @@ def select_rows(name, selection, length):
         return range(length)
     if isinstance(selection, slice):
         return _from_slice(name, selection, length)
-    if isinstance(selection, (list, tuple, np.ndarray)) and np.ndim(selection) > 0:
-        return _from_array(name, selection, length)
+    if isinstance(selection, (list, tuple)) or _has_axes(selection):
+        return _from_array(name, selection, length, wrong_dtype)
     try:
         if isinstance(selection, (bool, np.bool_)):
             raise TypeError
@@ -60,10 +64,22 @@ def _from_slice(name, selection, length):
     return rows
 
 
-def _from_array(name, selection, length):
-    picks = np.asarray(selection)
-    if picks.ndim != 1:
-        raise ValueError(f"{name} must have one dimension, got an array of shape {picks.shape}.")
+def _has_axes(selection):
+    return isinstance(selection, np.ndarray) and selection.ndim > 0
+
+
+def _is_nested(selection):
+    return not _SEQUENCES.isdisjoint(map(type, selection)) and any(
+        isinstance(item, (list, tuple)) or _has_axes(item) for item in selection
+    )
+
+
+def _from_array(name, selection, length, wrong_dtype):
+    # NumPy warns of a list of lists of unequal length, so it is not asked.
+    nested = not isinstance(selection, np.ndarray) and _is_nested(selection)
+    picks = None if nested else np.asarray(selection)
+    if nested or picks.ndim != 1:
+        raise ValueError(f"{name} must have one dimension, got {selection!r}")
     if picks.size == 0 and not isinstance(selection, np.ndarray):
         picks = picks.astype(np.int64)
     if picks.dtype == bool:
@@ -74,7 +90,7 @@ def _from_array(name, selection, length):
             )
         return np.flatnonzero(picks)
     if picks.dtype.kind not in "iu":
-        raise ValueError(f"{name} must hold integers or bools, got dtype {picks.dtype}.")
+        raise wrong_dtype(f"{name} must hold integers or bools, got dtype {picks.dtype}.")
     if picks.size and not -length <= int(picks.min()) <= int(picks.max()) < length:
         wrong = int(picks.max()) if picks.max() >= length else int(picks.min())
         raise ValueError(f"{name} asks for row {wrong}, but there are {length} rows.")
@@ -105,7 +121,7 @@ def select_each(name, selection, lengths):
                 )
         elif len(kinds) > 1:
             raise TypeError(f"{name} mixes numbers and selections: {selection!r}")
-    elif selection is not None and not isinstance(selection, (slice, np.ndarray)):
+    elif selection is not None and not isinstance(selection, slice) and not _has_axes(selection):
         raise TypeError(
             f"{name} must be a slice, a list or array of integers, or a list with one of these for "
             f"each rank, got {selection!r}"
@@ -113,6 +129,6 @@ def select_each(name, selection, lengths):
     if each is None:
         each = [selection] * n_ranks
     return [
-        select_rows(f"{name} (rank {rank})", rows, length)
+        select_rows(f"{name} (rank {rank})", rows, length, TypeError)
         for rank, (rows, length) in enumerate(zip(each, lengths))
     ]
