@@ -118,7 +118,7 @@ class Replica:
         if isinstance(rows, range):
             if rows.step > 0:
                 return array[rows.start : rows.stop : rows.step]
-            rows = np.asarray(rows)
+            rows = np.arange(rows.start, rows.stop, rows.step)
         buffer = self._buffers.get(position)
         if buffer is None or len(buffer) < len(rows) or buffer.shape[1:] != array.shape[1:]:
             buffer = np.empty((len(rows), *array.shape[1:]), array.dtype)
