@@ -62,7 +62,7 @@ def combine(mode, parts, weights, dtype):
     if mode == "gather":
         return _gather(parts)
     if len(parts) == 1:
-        return parts[0] if mode != "avg" else parts[0].astype(dtype, copy=False)
+        return parts[0].astype(dtype, copy=False)
     shape = parts[0].shape
     for part in parts:
         if part.shape != shape:
