@@ -75,14 +75,14 @@ class Requests:
 
     def check_slices(self, num_slices):
         """Return the number of slices as an int; raise for what is not one, or can't be done."""
-        if num_slices == 1:
-            return 1
         try:
             number = int(num_slices)
             if number != num_slices or number < 1:
                 raise ValueError
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise ValueError(f"num_slices must be an integer >= 1, got {num_slices!r}") from None
+        if number == 1:
+            return 1
         if not any(self._inputs.is_scattered) and not self._description.sliceables:
             raise ValueError(
                 f"num_slices={number}, but {self._owner} has nothing to slice: neither scattered "
@@ -94,6 +94,11 @@ class Requests:
                     f"num_slices={number}, but the update of {variable}, of dtype {variable.dtype},"
                     " would be averaged over the slices. Give it a mode: (variable, expression, "
                     "'sum')."
+                )
+            if mode == "gather" and (variable.ndim == 0 or variable.broadcastable[0]):
+                raise ValueError(
+                    f"num_slices={number}, but the update of {variable}, of type {variable.type}, "
+                    "would be gathered over the slices: it can't have more than one row."
                 )
         return number
 

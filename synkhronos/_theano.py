@@ -41,8 +41,8 @@ def compile_function(inputs, outputs, **kwargs):
 
 
 def as_update(variable, value):
-    """Return the expression that an update gives a shared variable, of the variable's type."""
-    return variable.type.filter_variable(theano.tensor.as_tensor_variable(value))
+    """Return what an update gives a shared variable as an expression of the variable's type."""
+    return variable.type.filter_variable(value, allow_convert=False)
 
 
 def shared_variables(function):
