@@ -195,7 +195,7 @@ def report(parallel, serial, n_ranks, equal):
     best = min(serial, key=lambda log: log.milliseconds)
     speedup = best.milliseconds / parallel.milliseconds
     if speedup > 1:
-        print(f"\nSpeedup {speedup:.2f}: {ranks} against {best.label}, its best.")
+        print(f"\nSpeedup {speedup:.2f} over the fastest serial run ({best.label}).")
     else:
         print(
             f"\nNo speedup: {ranks} took {1 / speedup:.2f} times as long as {best.label}.\n"

@@ -67,7 +67,8 @@ class Inputs:
         variable = self.variables[position]
         try:
             return _theano.cast_input(variable, value, self._allow_downcast)
-        except (TypeError, ValueError) as error:
+        except Exception as error:
+            # Theano's own checks stumble in many ways over what is no array.
             raise TypeError(
                 f"{self.what(position)} takes {variable.type}, got "
                 f"{_signature.describe_value(value)}: {error}"
@@ -80,6 +81,10 @@ class Inputs:
                 f"{self.what(position)} is broadcastable ({pattern}): it must have length 1 there, "
                 f"got shape {shape}."
             )
+
+    def release(self):
+        """Let go of the memory kept for plain arrays."""
+        self._staged.clear()
 
     def name_of(self, position):
         """Return the name of an input, or its number."""

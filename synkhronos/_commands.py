@@ -4,6 +4,7 @@ They carry references to shared memory, never data. Every rank runs the same mes
 too. What `run` returns on a worker is sent to the master as its answer.
 """
 
+import gc
 from dataclasses import dataclass
 from typing import Optional, Tuple, Union
 
@@ -92,6 +93,8 @@ class Forget:
             worker.comm.forget(key)
         for key in self.variables:
             worker.variables.pop(key, None)
+        if (self.functions or self.variables) and not worker.is_master:
+            gc.collect()  # compiled functions are cycles, and an idle worker seldom collects
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 ``sum prod min max`` combine element by element; ``avg`` weighs each part with the rows that it
 was computed from, so that it equals the mean over all rows; ``gather`` joins along axis 0 in rank
-order (0-d parts are stacked); ``None`` takes the first part as it is.
+order (0-d parts are stacked; parts that differ beyond axis 0 stay apart, in a list); ``None`` takes
+the first part as it is.
 """
 
 import functools
@@ -85,10 +86,7 @@ def _gather(parts):
     if parts[0].ndim == 0:
         return np.array(parts, dtype=parts[0].dtype)
     if len({part.shape[1:] for part in parts}) > 1:
-        raise ValueError(
-            f"can't be gathered: the ranks computed shapes {[part.shape for part in parts]}, "
-            "which differ beyond axis 0."
-        )
+        return [part.copy() for part in parts]  # where they lie now is used again
     return np.concatenate(parts)
 
 

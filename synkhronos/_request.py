@@ -73,6 +73,10 @@ class Requests:
             self._last = (refs, subset, num_slices), command
         return command
 
+    def release(self):
+        """Let go of the memory kept for indices."""
+        self._indices.clear()
+
     def check_slices(self, num_slices):
         """Return the number of slices as an int; raise for what is not one, or can't be done."""
         try:
@@ -81,6 +85,8 @@ class Requests:
                 raise ValueError
         except (TypeError, ValueError, OverflowError):
             raise ValueError(f"num_slices must be an integer >= 1, got {num_slices!r}") from None
+        if number == 1:
+            return 1
         if number == 1:
             return 1
         if not any(self._inputs.is_scattered) and not self._description.sliceables:
@@ -113,7 +119,7 @@ class Requests:
             return None, None, tuple(kinds)
         if batch is None:
             if len(set(lengths.values())) > 1:
-                given = ", ".join(f"{self._inputs.name_of(i)} {lengths[i]}" for i in scattered)
+                given = ", ".join(f"{self._inputs.name_of(i)!r} {lengths[i]}" for i in scattered)
                 raise ValueError(
                     f"The scattered inputs of {self._owner} must have the same length along axis 0,"
                     f" got: {given}. With batch= they may differ."

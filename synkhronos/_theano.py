@@ -15,6 +15,7 @@ import cloudpickle
 import numpy as np
 import theano
 from theano.compile.function_module import Function
+from theano.compile.ops import FromFunctionOp
 from theano.compile.sharedvalue import SharedVariable
 from theano.configparser import _config_var_list as config_variables
 from theano.gof import Container, Variable, cc
@@ -52,12 +53,19 @@ def shared_variables(function):
 
 def run(function, arguments, output_subset=None):
     """Call a compiled function; with `output_subset`, compute no more than those outputs."""
-    if output_subset is None:
-        return function(*arguments)
-    if _takes_subset(type(function.fn)):
-        return function(*arguments, output_subset=list(output_subset))
-    outputs = function(*arguments)
-    return [outputs[index] for index in output_subset]
+    try:
+        if output_subset is None:
+            return function(*arguments)
+        if _takes_subset(type(function.fn)):
+            return function(*arguments, output_subset=list(output_subset))
+        outputs = function(*arguments)
+        return [outputs[index] for index in output_subset]
+    except BaseException:
+        # After a call that went well Theano lets go of its arguments by itself.
+        for container in function.input_storage:
+            if container.required:
+                container.storage[0] = None
+        raise
 
 
 def _takes_subset(vm_type):
@@ -131,9 +139,15 @@ class _Pickler(cloudpickle.Pickler):
             # Theano's own way sends the values of shared variables along, for each function again,
             # and fails where the receiver has other ones.
             return _rebuild_function, (obj.maker, list(obj.input_storage))
+        if isinstance(obj, FromFunctionOp):
+            # By value: Theano's way, by name, fails for what was made after the fork.
+            parts = ("fn", "infer_shape")
+            function, infer_shape = (getattr(obj, f"_FromFunctionOp__{part}") for part in parts)
+            return FromFunctionOp, (function, obj.itypes, obj.otypes, infer_shape)
         if type(obj).__name__ == "fortran":
             # SciPy's BLAS routines, which Theano uses where it has no BLAS to link.
-            return _fortran_routine, (str(obj).split()[-1].strip(">"),)
+            # All they say of themselves is their signature: "a = dger(alpha,x,y,[...".
+            return _fortran_routine, (obj.__doc__.split("(")[0].split()[-1],)
         return super().reducer_override(obj)
 
 

@@ -75,5 +75,6 @@ class Worker:
             try:
                 self.gate.worker_finish(reply, error)
             except Exception as unsent:
+                self.comm.close()  # the master has not heard where the outputs are
                 self.gate.worker_finish(error=unsent)
             del reply, error

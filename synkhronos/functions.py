@@ -51,7 +51,9 @@ class Function:
         self._key = session.add_function(self, compiled, self._description)
         self._requests = Requests(session, self._key, self._inputs, self._description, str(self))
 
-    def __call__(self, *args, output_subset=None, batch=None, batch_s=None, num_slices=1, **kwargs):
+    def __call__(
+        self, /, *args, output_subset=None, batch=None, batch_s=None, num_slices=1, **kwargs
+    ):
         """Run the function on all ranks, and return the reduced outputs.
 
         Parameters
@@ -90,15 +92,14 @@ class Function:
         if session.state is not _session.State.OPEN:
             session.require_open()
         with session.lock:
-            values = self._inputs.bind(args, kwargs)
-            command = self._requests.make(
-                self._make_ready, values, output_subset, batch, batch_s, num_slices
-            )
-            session.run(command)
-            call = session.gate.sequence
-            results = self._combine(command)
-            session.gate.require_last(call)
-            return self._outputs.pack(results)
+            session.refuse_nesting()
+            with session.inside:
+                values = self._inputs.bind(args, kwargs)
+                command = self._requests.make(
+                    self._make_ready, values, output_subset, batch, batch_s, num_slices
+                )
+                session.run(command)
+                return self._outputs.pack(self._combine(command))
 
     def _make_ready(self, num_slices):
         """Compile what a call with so many slices takes, and send the workers what they lack."""
@@ -106,7 +107,7 @@ class Function:
             self._session.add_variant(self._key, SLICED, self._recipe.compile_sliced())
             self._has_sliced = True
         if self._session.is_pending(self._key):
-            self._session.distribute()
+            self._session.distribute(self._key)
 
     # From parts to outputs.
 
@@ -160,11 +161,7 @@ class Function:
             value.data if type(value) is Data else self._inputs.cast(position, value)
             for position, value in enumerate(values)
         ]
-        subset = (
-            None
-            if output_subset is None
-            else _signature.check_subset(output_subset, len(self.output_modes), self)
-        )
+        subset = _signature.check_subset(output_subset, len(self.output_modes), self)
         return self._outputs.pack(_theano.run(self._compiled, arrays, subset))
 
     def build_inputs(self, *args, force_cast=False, oversize=1.0, minibatch=False, **kwargs):
@@ -196,6 +193,11 @@ class Function:
             for value, variable, batch in zip(values, self._inputs.variables, batches)
         )
         return made[0] if len(made) == 1 else made
+
+    def release(self) -> None:
+        """Let go of the shared memory that it keeps for plain arrays; `close` does it."""
+        self._inputs.release()
+        self._requests.release()
 
     def get_shared(self) -> list:
         """Return the shared variables that the function uses or updates."""
@@ -261,7 +263,7 @@ def function(
     2
     >>> x = T.vector("x", "float64")
     >>> f = synk.function([x], [x.mean(), (x, "gather"), (x.max(), "max")])
-    >>> mean, squares, largest = f(np.arange(5.0))
+    >>> mean, joined, largest = f(np.arange(5.0))
     >>> float(mean), float(largest)
     (2.0, 4.0)
     >>> synk.close()
@@ -300,4 +302,6 @@ def distribute() -> None:
     """
     session = _session.current("distribute()")
     with session.lock:
-        session.distribute()
+        session.refuse_nesting()
+        with session.inside:
+            session.distribute()

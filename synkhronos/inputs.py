@@ -136,10 +136,7 @@ class Data:
 
     def set_shape(self, shape, oversize=1) -> None:
         """Change the shape, with the same number of dimensions; the items stay in flat order."""
-        try:
-            new = tuple(operator.index(n) for n in shape)
-        except TypeError:
-            raise TypeError(f"shape must be a sequence of integers, got {shape!r}") from None
+        new = _check_shape(shape)
         if len(new) != self.ndim or min(new, default=0) < 0:
             raise ValueError(
                 f"{self._what()} has {self.ndim} dimensions: its shape can't be {new}."
@@ -234,7 +231,7 @@ def data(
         dtype = value.dtype if dtype is None else dtype
         ndim = value.ndim if ndim is None else ndim
     elif shape is not None and ndim is None:
-        ndim = len(shape)
+        ndim = len(_check_shape(shape))
     if dtype is None or ndim is None:
         raise TypeError(
             "data() needs a dtype and a number of dimensions: give a variable (var=), or a value, "
@@ -249,11 +246,13 @@ def data(
             value, dtype, ndim, force_cast, f"Data {name!r}" if name else "This Data"
         )
     with session.lock:
-        new = Data(session, dtype, ndim, minibatch, name)
-        if value is not None:
-            new.set_value(value, oversize=oversize)
-        elif shape is not None:
-            new.set_shape(shape, oversize)
+        session.refuse_nesting()
+        with session.inside:
+            new = Data(session, dtype, ndim, minibatch, name)
+            if value is not None:
+                new.set_value(value, force_cast=True, oversize=oversize)
+            elif shape is not None:
+                new.set_shape(shape, oversize)
     return new
 
 
@@ -274,6 +273,13 @@ def _check_dtype(dtype):
     return dtype.newbyteorder("=")
 
 
+def _check_shape(shape):
+    try:
+        return tuple(operator.index(n) for n in shape)
+    except TypeError:
+        raise TypeError(f"shape must be a sequence of integers, got {shape!r}") from None
+
+
 def _check_oversize(oversize):
     try:
         number = float(oversize)
@@ -289,7 +295,7 @@ def _as_array(value, dtype):
     array = np.asarray(value)
     if array.dtype.kind not in "biufc":
         raise TypeError(f"The value must hold numbers or bools, got dtype {array.dtype}.")
-    if dtype is not None:
+    if dtype is not None and (array.dtype.kind != "c" or np.dtype(dtype).kind == "c"):
         cast = array.astype(dtype)
         same = (cast == array) | ((cast != cast) & (array != array))
         if same.all() or (array.dtype.kind == "f" and cast.dtype.kind in "fc"):

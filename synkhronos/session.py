@@ -11,6 +11,7 @@ import collections
 import contextlib
 import enum
 import functools
+import gc
 import itertools
 import logging
 import operator
@@ -29,6 +30,7 @@ from synkhronos.errors import SessionError, WorkerDied, WorkerError
 
 log = logging.getLogger("synkhronos")
 
+GARBAGE = 1000  # how many released things the workers are told of at a time
 QUIT_SECONDS = 5.0  # how long an idle worker may take to end before it is made to
 
 
@@ -49,12 +51,14 @@ class Session:
         self.n_ranks = len(devices)
         self.master_rank = master_rank
         self.lock = threading.RLock()  # keeps other threads out of a call
+        self.inside = threading.Lock()  # is taken in a call
         self._death = None
         self._processes = {}
         self._garbage = collections.deque()
         self._answers = {}
         self._keys = itertools.count()
         self._pending = {}  # key of a function -> its variants that the workers lack
+        self._functions = weakref.WeakSet()
         self._variable_keys = weakref.WeakKeyDictionary()
         spin = self.n_ranks <= _devices.usable_cores()
         self.gate = Gate(self.n_ranks, master_rank, spin)
@@ -108,11 +112,23 @@ class Session:
     def require_open(self) -> None:
         """Raise unless the session is open."""
         if self.state is State.BROKEN:
-            raise WorkerDied(str(self._death), self._death.rank, self._death.exitcode)
+            raise WorkerDied(*self._death)
         if self.state is State.CLOSED:
             raise SessionError(
                 "This object belongs to a Synkhronos session that was closed. Make it again after "
                 "the next synkhronos.fork()."
+            )
+
+    def refuse_nesting(self) -> None:
+        """Raise if this thread, which holds `lock`, is in a call already.
+
+        Every call does ``with lock: refuse_nesting(); with inside: ...``. These are C locks in
+        with statements: nothing else is both taken and given back whenever a Ctrl-C comes.
+        """
+        if self.inside.locked():
+            raise SessionError(
+                "Synkhronos was called while it was in the middle of another call, from a signal "
+                "handler or a finalizer. Call it after that call has returned."
             )
 
     def run(self, command):
@@ -126,6 +142,9 @@ class Session:
         except WorkerDied as death:
             self._break(death)
             raise
+        except BaseException:
+            self.comm.keep(())  # outputs may be views of what the caller wants to be rid of
+            raise
 
     def ask(self, command) -> list:
         """Run one command on every rank; return the answers, in rank order."""
@@ -138,10 +157,16 @@ class Session:
             self._answers[rank] = answer
 
     def _break(self, death):
-        self.state, self._death = State.BROKEN, death
-        log.error("%s", death)
+        self.comm.keep(())
+        if self.state is not State.OPEN:
+            self.require_open()  # another thread has closed it: that is why workers are gone
+        # Not the exception itself, here and in the log: its frames would keep the user's arrays.
+        self.state, self._death = State.BROKEN, (str(death), death.rank, death.exitcode)
+        log.error("%s", self._death[0])
         for process in self._processes.values():
             process.send(signal.SIGKILL)
+        for process in self._processes.values():
+            process.join(1)
 
     # What is released here is released everywhere, with the next command.
 
@@ -155,17 +180,19 @@ class Session:
     def _collect_garbage(self):
         if self.gate.is_open:
             self.gate.drain()
-        released = list(self._garbage)
+        # Some at a time: the message must fit into the mailbox.
+        released = list(itertools.islice(self._garbage, GARBAGE))
         dropped = {"segments": [], "functions": [], "variables": [], "give_back": []}
         for kind, value in released:
             dropped[kind].append(value)
-        for _ in released:
-            self._garbage.popleft()
-        for give_back in dropped.pop("give_back"):
-            give_back()
+        give_backs = dropped.pop("give_back")
         forget = _commands.Forget(**{kind: tuple(refs) for kind, refs in dropped.items()})
         with self.gate.call(forget):
             forget.run(self._worker)
+        for _ in released:
+            self._garbage.popleft()
+        for give_back in give_backs:
+            give_back()
 
     # Functions and their shared variables.
 
@@ -173,6 +200,7 @@ class Session:
         """Register a function of the master's; it is sent with the next `distribute`."""
         key = next(self._keys)
         self._worker.replicas[key] = Replica(key, description)
+        self._functions.add(function)
         weakref.finalize(function, self._drop_function, key).atexit = False
         self.add_variant(key, PLAIN, compiled)
         return key
@@ -191,16 +219,20 @@ class Session:
         """Whether the workers lack this function."""
         return key in self._pending
 
-    def distribute(self) -> None:
-        """Send the workers all functions that they lack, with the variables that they lack."""
+    def distribute(self, only: Optional[int] = None) -> None:
+        """Send the workers all functions that they lack, or one, with the variables they lack.
+
+        One by one, so that what can't be sent is named, and keeps no other from being sent.
+        """
         self.require_open()
-        pending = dict(self._pending)
-        if not pending:
-            return
-        replicas = self._worker.replicas
+        for key in [only] if only is not None else list(self._pending):
+            variants, replica = self._pending.get(key), self._worker.replicas.get(key)
+            if variants and replica:
+                self._send(key, list(variants), replica)
+
+    def _send(self, key_of_function, variants, replica):
         compiled = {
-            (key, variant): (replicas[key].variants[variant], replicas[key].description)
-            for key, variants in pending.items()
+            (key_of_function, variant): (replica.variants[variant], replica.description)
             for variant in variants
         }
         known = {key: variable for variable, key in self._variable_keys.items()}
@@ -214,10 +246,9 @@ class Session:
         try:
             pickled = _theano.dump(compiled, known, new)
         except Exception as error:
-            names = ", ".join({repr(str(function.name)) for function, _ in compiled.values()})
             raise TypeError(
-                f"The functions {names} can't be sent to the workers, because something in them "
-                f"can't be pickled: {error}"
+                f"Function {replica.variants[variants[0]].name!r} can't be sent to the workers, "
+                f"because something in it can't be pickled: {error}"
             ) from error
         parcel = self.segments.create(len(pickled))
         parcel.bytes()[: len(pickled)] = pickled
@@ -228,9 +259,8 @@ class Session:
             forgotten = weakref.finalize(variable, self._garbage.append, ("variables", key))
             forgotten.atexit = False
             _theano.spread_random_state(variable, self.master_rank)
-        for key in pending:
-            self._pending.pop(key, None)
-        log.info("distributed %d functions, %d bytes", len(pending), len(pickled))
+        self._pending.pop(key_of_function, None)
+        log.info("distributed %s, %d bytes", replica.variants[variants[0]].name, len(pickled))
 
     # The end.
 
@@ -248,15 +278,31 @@ class Session:
                 for process in processes:
                     process.join(QUIT_SECONDS)
         finally:
-            # Also after a second Ctrl-C: whoever is left is in a call that nobody waits for.
-            for process in processes:
-                process.send(signal.SIGKILL)
-            for process in processes:
-                process.join(QUIT_SECONDS)
-                process.close()
-            self._worker.unbind()
-            self._worker.replicas.clear()
-            self.gate.close()
+            # Also after a second Ctrl-C: whoever is left is in a call that nobody waits for. A
+            # third one has to wait, for a moment.
+            previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                self._release_everything()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+    def _release_everything(self):
+        processes = self._processes.values()
+        for process in processes:
+            process.send(signal.SIGKILL)
+        for process in processes:
+            process.join(QUIT_SECONDS)
+            process.close()
+        self._worker.unbind()
+        self._worker.comm.close()
+        self._worker.replicas.clear()
+        for function in self._functions:
+            function.release()
+        while self._garbage:
+            kind, give_back = self._garbage.popleft()
+            if kind == "give_back":
+                give_back()
+        self.gate.close()
 
     def leave_in_child(self) -> None:
         """Give up the session in a process that the user forked from the master."""
@@ -265,6 +311,7 @@ class Session:
 
 
 def _be_worker(rank, gate, device, threads, profile):
+    gc.freeze()  # the master's objects stay shared with it, and out of the way of `Forget`
     Worker(rank, gate, device, threads).main(profile)
 
 
@@ -358,7 +405,13 @@ def fork(
         else _whole_number("threads_per_rank", threads_per_rank, 1, None)
     )
     master = _whole_number("master_rank", master_rank, 0, len(names) - 1)
-    _Current.session = Session(names, threads, master, bool(profile_workers))
+    try:
+        _Current.session = Session(names, threads, master, bool(profile_workers))
+    except OSError as error:
+        raise SessionError(
+            f"fork() can't start {len(names)} ranks on this machine: {error}. Each takes a process "
+            "and, of the master, four descriptors and one for each Data (see ulimit -n, ulimit -u)."
+        ) from error
     return len(names)
 
 

@@ -55,7 +55,7 @@ def mapped_bytes(pid):
     total = 0
     with open(f"/proc/{pid}/maps") as maps:
         for line in maps:
-            if "/dev/shm/synkhronos-" in line:
+            if "/dev/shm/" in line:
                 start, end = line.split()[0].split("-")
                 total += int(end, 16) - int(start, 16)
     return total
@@ -74,6 +74,14 @@ def shares(x, n):
     """Return what each rank gets of an array, written out apart from the library."""
     edges = np.floor(np.linspace(0, len(x), n + 1)).astype(int)
     return [x[a:b] for a, b in zip(edges[:-1], edges[1:])]
+
+
+kept = []
+
+
+def drop_what_is_kept(x):
+    kept.clear()
+    return x
 
 
 def getpid(_):

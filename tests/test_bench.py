@@ -15,8 +15,8 @@ def test_bench_call_prints_every_figure():
     figures = json.loads(done.stdout)
     assert 0 < figures["theano_us"] < figures["call_us"]
     assert figures["pipe_us"] > 0
-    assert 0 < figures["distribute_s"]
-    assert 0 < figures["compile_s"]
+    assert figures["distribute_s"] > 0
+    assert figures["compile_s"] > 0
     assert figures["data_bytes"] == 8_000_000
     # The Data is there once, not once for each rank; the margin is what small processes wobble.
     assert 0.9 < figures["pss_per_data"] < 2

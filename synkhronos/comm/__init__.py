@@ -32,6 +32,10 @@ class Communicator(ABC):
     def forget(self, key):
         """Drop what belongs to function `key`."""
 
+    @abstractmethod
+    def close(self):
+        """Drop everything."""
+
 
 def connect(kind: str, worker) -> Communicator:
     """Return this rank's communicator of the given kind."""

@@ -90,6 +90,11 @@ class SharedMemory(Communicator):
         for inbox in [inbox for inbox in self._inboxes if inbox[0] == key]:
             self._worker.segments.forget([self._inboxes.pop(inbox)[0]])
 
+    def close(self):
+        """Drop everything."""
+        for key in {*self._outboxes, *(key for key, _ in self._inboxes)}:
+            self.forget(key)
+
 
 def _views(segment, layout):
     return [segment.array(*place) for place in layout.parts]

@@ -1,0 +1,163 @@
+"""The parts of the ranks become one result, by pure arithmetic."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from synkhronos import _reduction
+from synkhronos._reduction import combine, parse_mode, result_dtype
+
+f64, f32, f16 = np.dtype("float64"), np.dtype("float32"), np.dtype("float16")
+
+PARTS = [np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[5.0, -6.0], [0.5, 8.0]])]
+
+
+@pytest.mark.parametrize("mode", _reduction.MODES)
+def test_modes_with_and_without_the_prefix_are_the_same(mode):
+    assert parse_mode(mode) == parse_mode("c_" + mode) == mode
+
+
+def test_none_is_a_mode():
+    assert parse_mode(None) is None
+
+
+@pytest.mark.parametrize("mode", ["", "mean", "c_", "_sum", "c_c_sum", "SUM", 3, b"sum", ["sum"]])
+def test_other_modes_are_refused_by_name(mode):
+    with pytest.raises(ValueError, match="not a reduce mode") as caught:
+        parse_mode(mode)
+    assert repr(mode) in str(caught.value)
+    assert "gather" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "mode, expected",
+    [
+        ("sum", [[6, -4], [3.5, 12]]),
+        ("prod", [[5, -12], [1.5, 32]]),
+        ("min", [[1, -6], [0.5, 4]]),
+        ("max", [[5, 2], [3, 8]]),
+        ("avg", [[3, -2], [1.75, 6]]),
+    ],
+)
+def test_elementwise_modes(mode, expected):
+    before = [part.copy() for part in PARTS]
+    np.testing.assert_array_equal(combine(mode, PARTS, [1, 1], f64), expected)
+    np.testing.assert_array_equal(PARTS, before)
+
+
+def test_avg_weighs_with_rows():
+    np.testing.assert_allclose(
+        combine("avg", [np.array(1.0), np.array(4.0)], [1, 3], f64), 3.25, rtol=1e-15
+    )
+
+
+@pytest.mark.parametrize("mode, expected", [("sum", 7), ("prod", 8), ("min", 1), ("max", 4)])
+def test_three_parts(mode, expected):
+    parts = [np.array(1), np.array(2), np.array(4)]
+    result = combine(mode, parts, [1, 1, 1], np.dtype("int64"))
+    assert result == expected
+    assert isinstance(result, np.ndarray)
+    assert result.dtype == np.int64
+
+
+def test_none_is_the_first_part_itself():
+    assert combine(None, PARTS[:1], [1, 1], None) is PARTS[0]
+
+
+def test_gather_joins_rows_and_stacks_scalars():
+    rows = [np.zeros((0, 2)), np.ones((1, 2)), np.full((3, 2), 2.0)]
+    np.testing.assert_array_equal(
+        combine("gather", rows, [0, 1, 3], f64), [[1, 1], [2, 2], [2, 2], [2, 2]]
+    )
+    stacked = combine("gather", [np.array(3), np.array(1)], [1, 1], np.dtype("int64"))
+    np.testing.assert_array_equal(stacked, [3, 1])
+    assert stacked.dtype == np.int64
+
+
+def test_gather_of_ragged_parts_is_a_list_of_copies():
+    parts = [np.ones((2, 3)), np.ones((2, 4))]
+    result = combine("gather", parts, [2, 2], f64)
+    assert isinstance(result, list)
+    for part, copy in zip(parts, result):
+        np.testing.assert_array_equal(part, copy)
+        assert not np.shares_memory(part, copy)
+
+
+@pytest.mark.parametrize("mode", ["avg", "sum", "prod", "min", "max"])
+def test_unequal_shapes_are_refused_even_if_they_would_broadcast(mode):
+    with pytest.raises(ValueError, match="different shapes") as caught:
+        combine(mode, [np.ones((1, 3)), np.ones((2, 3))], [1, 2], f64)
+    assert "(1, 3)" in str(caught.value) and "(2, 3)" in str(caught.value)
+    assert repr(mode) in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int64", "bool"])
+def test_averages_of_integers_and_bools_are_in_floatx(dtype):
+    for float_dtype in ("float32", "float64"):
+        wanted = result_dtype("avg", dtype, float_dtype)
+        assert wanted == float_dtype
+        parts = [np.array([0, 1], dtype), np.array([1, 1], dtype)]
+        result = combine("avg", parts, [1, 1], wanted)
+        np.testing.assert_array_equal(result, [0.5, 1])
+        assert result.dtype == float_dtype
+        # One part alone is an average, too.
+        alone = combine("avg", parts[:1], [1], wanted)
+        assert alone.dtype == float_dtype
+        np.testing.assert_array_equal(alone, [0, 1])
+
+
+@pytest.mark.parametrize("mode", ["sum", "prod", "min", "max", "gather"])
+def test_other_modes_keep_the_dtype(mode):
+    for dtype in ("int8", "bool", "float16", "complex64"):
+        assert result_dtype(mode, dtype, "float64") == dtype
+
+
+def test_avg_keeps_the_dtype_of_floats():
+    for dtype in ("float16", "float32", "float64", "complex128"):
+        assert result_dtype("avg", dtype, "float64") == dtype
+
+
+def test_bools_combine_as_or_and_and():
+    parts = [np.array([True, False, False]), np.array([True, True, False])]
+    boolean = np.dtype(bool)
+    for mode, expected in [
+        ("sum", [1, 1, 0]),
+        ("max", [1, 1, 0]),
+        ("prod", [1, 0, 0]),
+        ("min", [1, 0, 0]),
+    ]:
+        result = combine(mode, parts, [1, 1], boolean)
+        assert result.dtype == bool
+        np.testing.assert_array_equal(result, np.array(expected, bool))
+
+
+def test_half_precision_is_summed_in_single():
+    parts = [np.array(2048, f16)] + [np.array(1, f16)] * 4
+    assert combine("sum", parts, [1] * 5, f16) == 2052  # 2048 in half precision
+    assert combine("sum", parts, [1] * 5, f16).dtype == f16
+    big = [np.array(60000, f16), np.array(60000, f16)]
+    assert combine("avg", big, [1, 1], f16) == np.float16(60000)  # not infinity
+
+
+def test_an_average_of_equal_parts_in_single_is_single():
+    result = combine("avg", [np.ones(3, f32), np.ones(3, f32)], [2, 1], f32)
+    assert result.dtype == f32
+    np.testing.assert_allclose(result, 1, rtol=1e-6)
+
+
+@given(
+    arrays(np.float64, (7, 3), elements=st.floats(-1e3, 1e3)),
+    st.lists(st.integers(0, 7), min_size=0, max_size=4).map(sorted),
+)
+def test_average_of_means_is_the_mean_of_all_rows(rows, cuts):
+    pieces = [p for p in np.split(rows, cuts) if len(p)]
+    result = combine("avg", [p.mean(0) for p in pieces], [len(p) for p in pieces], f64)
+    np.testing.assert_allclose(result, rows.mean(0), rtol=1e-10, atol=1e-9)
+
+
+@given(arrays(np.int64, (6, 2), elements=st.integers(-9, 9)), st.integers(1, 5))
+def test_gather_of_a_split_is_the_whole(rows, cut):
+    result = combine("gather", np.split(rows, [cut]), [cut, 6 - cut], rows.dtype)
+    np.testing.assert_array_equal(result, rows)
