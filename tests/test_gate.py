@@ -118,8 +118,9 @@ class Team:
     def close(self):
         with contextlib.suppress(WorkerDied):
             self.gate.start(Message("quit"))
+        told = all(process.is_alive() for process in self.processes.values())
         for process in self.processes.values():
-            process.join(5)
+            process.join(5 if told else 0)
             process.send(signal.SIGKILL)
             assert process.join(5)
             process.close()

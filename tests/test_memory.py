@@ -39,10 +39,8 @@ def carry():
 
 
 def total_pss():
-    pids = [os.getpid(), *workers()]
-    return sum(
-        m.pss for pid in pids for m in psutil.Process(pid).memory_maps() if "/dev/shm" in m.path
-    )
+    maps = [m for pid in (os.getpid(), *workers()) for m in psutil.Process(pid).memory_maps()]
+    return sum(m.pss for m in maps if "/dev/shm" in m.path)
 
 
 def test_data_is_in_memory_once(ranks):

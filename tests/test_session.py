@@ -1,5 +1,6 @@
 """Begin and end of a session: fork, close, fork again, and all that is refused."""
 
+import errno
 import gc
 import logging
 import os
@@ -498,7 +499,7 @@ def test_outputs_that_cant_be_announced_are_an_error_each_time(monkeypatch):
     monkeypatch.setattr(_gate, "REPLY", 2048)
     synk.fork(2)
     x = T.dvector("x")
-    many = function([x], [(x + i, "gather") for i in range(300)])
+    many = function([x], [(x + i, "gather") for i in range(120)])
     few = function([x], [(x, "gather")] * 2)
     for _ in range(2):
         np.testing.assert_array_equal(few([1, 2]), [[1, 2]] * 2)
@@ -506,6 +507,46 @@ def test_outputs_that_cant_be_announced_are_an_error_each_time(monkeypatch):
             many([1, 2])
         assert caught.value.rank == 1
     np.testing.assert_array_equal(few([3, 4]), [[3, 4]] * 2)
+
+
+@pytest.mark.faults
+def test_outputs_of_a_worker_that_find_no_room_are_an_error_of_that_rank(monkeypatch):
+    master, real = os.getpid(), os.posix_fallocate
+
+    def fill(fd, offset, nbytes):
+        if os.getpid() != master and nbytes > 100_000:
+            raise OSError(errno.ENOSPC, "full")
+        real(fd, offset, nbytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", fill)
+    synk.fork(3)
+    x = T.dvector("x")
+    f = function([x], (x, "gather"))
+    for _ in range(2):
+        with pytest.raises(synk.WorkerError, match="bytes of shared memory") as caught:
+            f(np.ones(100_000))
+        assert (caught.value.rank, caught.value.remote_type) == (1, "SharedMemoryFull")
+        np.testing.assert_array_equal(f([1, 2, 3]), [1, 2, 3])
+
+
+@pytest.mark.faults
+def test_a_staged_input_that_finds_no_room_is_refused_before_launch(monkeypatch):
+    synk.fork(2)
+    x = T.dvector("x")
+    f = function([x], (x, "gather"))
+    np.testing.assert_array_equal(f([1, 2, 3]), [1, 2, 3])
+    before = _session._Current.session.gate.sequence
+
+    def fill(fd, offset, nbytes):
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", fill)
+        with pytest.raises(synk.SharedMemoryFull, match="800,000 bytes"):
+            f(np.ones(100_000))
+    assert _session._Current.session.gate.sequence == before
+    np.testing.assert_array_equal(f([1, 2, 3]), [1, 2, 3])
+    assert f(np.ones(100_000)).sum() == 100_000
 
 
 def test_as_theano_needs_no_session():

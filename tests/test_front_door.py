@@ -1,0 +1,115 @@
+"""Importing the package lists its names, and does nothing else."""
+
+import importlib
+import sys
+
+import pytest
+
+import synkhronos as synk
+
+NAMES = [
+    "SessionError",
+    "SharedMemoryFull",
+    "WorkerDied",
+    "WorkerError",
+    "close",
+    "data",
+    "distribute",
+    "fork",
+    "function",
+    "get_n_gpu",
+]
+
+
+def test_the_names_are_listed_and_there():
+    assert synk.__all__ == NAMES
+    for name in NAMES:
+        assert getattr(synk, name).__name__ == name
+        assert getattr(synk, name).__doc__
+        assert name in dir(synk)
+    assert synk.__version__.count(".") == 2
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match=r"synkhronos.*no_such_name"):
+        synk.no_such_name  # noqa: B018
+    assert not hasattr(synk, "function_module")
+
+
+def test_names_are_those_of_their_homes():
+    for home, names in synk._HOMES.items():
+        module = importlib.import_module(f"synkhronos.{home}")
+        for name in names:
+            assert getattr(synk, name) is getattr(module, name)
+
+
+def test_a_star_import_gives_the_names(script):
+    done = script(
+        "before = set(dir())\nfrom synkhronos import *\nprint(*sorted(set(dir()) - before))"
+    )
+    assert done.stdout.split() == sorted(["before", *NAMES])
+    assert done.stderr == ""
+
+
+def test_errors_are_of_the_kinds_that_a_caller_expects():
+    assert issubclass(synk.SessionError, RuntimeError)
+    assert issubclass(synk.WorkerError, RuntimeError)
+    assert issubclass(synk.WorkerDied, RuntimeError)
+    assert issubclass(synk.SharedMemoryFull, MemoryError)
+    assert not issubclass(synk.WorkerDied, synk.WorkerError)
+
+
+LOOK = """
+import os, sys, threading
+fds = len(os.listdir("/proc/self/fd"))
+import synkhronos
+import psutil
+print(len(psutil.Process().children()), threading.active_count(), "theano" in sys.modules,
+      "pygpu" in sys.modules, len(os.listdir("/proc/self/fd")) - fds,
+      [n for n in os.listdir("/dev/shm") if str(os.getpid()) in n], file=sys.stderr)
+"""
+
+
+def test_a_plain_import_starts_nothing_opens_nothing_and_prints_nothing(script):
+    done = script(LOOK, options=["-W", "error"])
+    assert done.stdout == ""
+    assert done.stderr.strip() == "0 1 False False 0 []"
+
+
+@pytest.mark.parametrize("first", ["synkhronos", "theano"])
+def test_either_order_of_import(script, first):
+    second = {"synkhronos": "theano", "theano": "synkhronos"}[first]
+    done = script(f"""
+import {first}
+import {second}
+import theano.tensor as T, synkhronos as synk, theano.gpuarray
+print(synk.fork(2))
+x = T.dvector()
+print(synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")([1, 2]))
+synk.close()
+""")
+    assert done.stdout.split() == ["2", "3.0"]
+    assert done.stderr == ""
+
+
+def test_importing_every_submodule_forks_nothing(script):
+    modules = sorted(
+        name for name in sys.modules if name.startswith("synkhronos.") and "bench" not in name
+    )
+    assert "synkhronos.session" in modules
+    done = script(
+        "import psutil\n"
+        + "\n".join(f"import {name}" for name in modules)
+        + "\nprint(psutil.Process().children(), synkhronos.session._Current.session)"
+    )
+    assert done.stdout.strip() == "[] None"
+
+
+def test_the_recursion_limit_is_only_raised(script):
+    done = script("""
+import sys
+sys.setrecursionlimit(60000)
+import synkhronos; synkhronos.function
+print(sys.getrecursionlimit())
+""")
+    assert done.stdout.strip() == "60000"
