@@ -48,7 +48,7 @@ class Function:
             tuple(self.output_modes), tuple(recipe.accumulated), tuple(recipe.sliceables)
         )
         self._has_sliced = False
-        self._key = session.add_function(self, compiled, self._description)
+        self._key = session.registry.add_function(self, compiled, self._description)
         self._requests = Requests(session, self._key, self._inputs, self._description, str(self))
 
     def __call__(
@@ -104,10 +104,10 @@ class Function:
     def _make_ready(self, num_slices):
         """Compile what a call with so many slices takes, and send the workers what they lack."""
         if num_slices > 1 and self._description.updates and not self._has_sliced:
-            self._session.add_variant(self._key, SLICED, self._recipe.compile_sliced())
+            self._session.registry.add_variant(self._key, SLICED, self._recipe.compile_sliced())
             self._has_sliced = True
-        if self._session.is_pending(self._key):
-            self._session.distribute(self._key)
+        if self._session.registry.is_pending(self._key):
+            self._session.registry.distribute(self._key)
 
     # From parts to outputs.
 
@@ -304,4 +304,4 @@ def distribute() -> None:
     with session.lock:
         session.refuse_nesting()
         with session.inside:
-            session.distribute()
+            session.registry.distribute()

@@ -21,10 +21,10 @@ import threading
 import weakref
 from typing import Optional, Sequence
 
-from synkhronos import _commands, _devices, _theano
+from synkhronos import _commands, _devices
 from synkhronos._gate import Gate
 from synkhronos._process import ForkedProcess
-from synkhronos._replica import PLAIN, Replica
+from synkhronos._registry import Registry
 from synkhronos._worker import Worker
 from synkhronos.errors import SessionError, WorkerDied, WorkerError
 
@@ -54,23 +54,20 @@ class Session:
         self.inside = threading.Lock()  # is taken in a call
         self._death = None
         self._processes = {}
-        self._garbage = collections.deque()
+        self.garbage = collections.deque()
         self._answers = {}
-        self._keys = itertools.count()
-        self._pending = {}  # key of a function -> its variants that the workers lack
-        self._functions = weakref.WeakSet()
-        self._variable_keys = weakref.WeakKeyDictionary()
+        self.registry = Registry(self)
         spin = self.n_ranks <= _devices.usable_cores()
         self.gate = Gate(self.n_ranks, master_rank, spin)
-        self._worker = Worker(
+        self.worker = Worker(
             master_rank, self.gate, devices[master_rank], threads, self._on_release
         )
         # Weak: a variable lives as long as the user's reference or a function of the user's.
-        self._worker.variables = weakref.WeakValueDictionary()
+        self.worker.variables = weakref.WeakValueDictionary()
         self.gate.on_answer = self._hear
         try:
             self._start_workers(threads, profile_workers)
-            self._worker.bind()
+            self.worker.bind()
             self.run(_commands.Ready())
         except BaseException:
             self.close()
@@ -97,7 +94,7 @@ class Session:
     @property
     def segments(self):
         """The segments of shared memory that the master knows."""
-        return self._worker.segments
+        return self.worker.segments
 
     @property
     def worker_pids(self):
@@ -107,7 +104,7 @@ class Session:
     @property
     def comm(self):
         """The master's communicator."""
-        return self._worker.comm
+        return self.worker.comm
 
     def require_open(self) -> None:
         """Raise unless the session is open."""
@@ -135,10 +132,10 @@ class Session:
         """Run one command on every rank, between the barriers; return the master's own answer."""
         self.require_open()
         try:
-            if self._garbage:
+            if self.garbage:
                 self._collect_garbage()
             with self.gate.call(command):
-                return command.run(self._worker)
+                return command.run(self.worker)
         except WorkerDied as death:
             self._break(death)
             raise
@@ -172,95 +169,27 @@ class Session:
 
     def _on_release(self, ref, give_back):
         if self.state is State.OPEN and self.gate.is_open:
-            self._garbage.append(("give_back", give_back))  # workers may be reading it
+            self.garbage.append(("give_back", give_back))  # workers may be reading it
         else:
             give_back()
-        self._garbage.append(("segments", ref))
+        self.garbage.append(("segments", ref))
 
     def _collect_garbage(self):
         if self.gate.is_open:
             self.gate.drain()
         # Some at a time: the message must fit into the mailbox.
-        released = list(itertools.islice(self._garbage, GARBAGE))
+        released = list(itertools.islice(self.garbage, GARBAGE))
         dropped = {"segments": [], "functions": [], "variables": [], "give_back": []}
         for kind, value in released:
             dropped[kind].append(value)
         give_backs = dropped.pop("give_back")
         forget = _commands.Forget(**{kind: tuple(refs) for kind, refs in dropped.items()})
         with self.gate.call(forget):
-            forget.run(self._worker)
+            forget.run(self.worker)
         for _ in released:
-            self._garbage.popleft()
+            self.garbage.popleft()
         for give_back in give_backs:
             give_back()
-
-    # Functions and their shared variables.
-
-    def add_function(self, function, compiled, description) -> int:
-        """Register a function of the master's; it is sent with the next `distribute`."""
-        key = next(self._keys)
-        self._worker.replicas[key] = Replica(key, description)
-        self._functions.add(function)
-        weakref.finalize(function, self._drop_function, key).atexit = False
-        self.add_variant(key, PLAIN, compiled)
-        return key
-
-    def add_variant(self, key, variant, compiled) -> None:
-        """Register another compiled form of a function."""
-        self._worker.replicas[key].variants[variant] = compiled
-        self._pending.setdefault(key, []).append(variant)
-
-    def _drop_function(self, key):
-        self._worker.replicas.pop(key, None)
-        self._pending.pop(key, None)
-        self._garbage.append(("functions", key))
-
-    def is_pending(self, key: int) -> bool:
-        """Whether the workers lack this function."""
-        return key in self._pending
-
-    def distribute(self, only: Optional[int] = None) -> None:
-        """Send the workers all functions that they lack, or one, with the variables they lack.
-
-        One by one, so that what can't be sent is named, and keeps no other from being sent.
-        """
-        self.require_open()
-        for key in [only] if only is not None else list(self._pending):
-            variants, replica = self._pending.get(key), self._worker.replicas.get(key)
-            if variants and replica:
-                self._send(key, list(variants), replica)
-
-    def _send(self, key_of_function, variants, replica):
-        compiled = {
-            (key_of_function, variant): (replica.variants[variant], replica.description)
-            for variant in variants
-        }
-        known = {key: variable for variable, key in self._variable_keys.items()}
-        new = {}
-        for function, _ in compiled.values():
-            for variable in _theano.shared_variables(function):
-                if variable not in self._variable_keys and not any(
-                    variable is other for other in new.values()
-                ):
-                    new[next(self._keys)] = variable
-        try:
-            pickled = _theano.dump(compiled, known, new)
-        except Exception as error:
-            raise TypeError(
-                f"Function {replica.variants[variants[0]].name!r} can't be sent to the workers, "
-                f"because something in it can't be pickled: {error}"
-            ) from error
-        parcel = self.segments.create(len(pickled))
-        parcel.bytes()[: len(pickled)] = pickled
-        self.run(_commands.LoadFunctions(parcel.array_ref("u1", (len(pickled),))))
-        for key, variable in new.items():
-            self._variable_keys[variable] = key
-            self._worker.variables[key] = variable
-            forgotten = weakref.finalize(variable, self._garbage.append, ("variables", key))
-            forgotten.atexit = False
-            _theano.spread_random_state(variable, self.master_rank)
-        self._pending.pop(key_of_function, None)
-        log.info("distributed %s, %d bytes", replica.variants[variants[0]].name, len(pickled))
 
     # The end.
 
@@ -293,13 +222,12 @@ class Session:
         for process in processes:
             process.join(QUIT_SECONDS)
             process.close()
-        self._worker.unbind()
-        self._worker.comm.close()
-        self._worker.replicas.clear()
-        for function in self._functions:
-            function.release()
-        while self._garbage:
-            kind, give_back = self._garbage.popleft()
+        self.worker.unbind()
+        self.worker.comm.close()
+        self.worker.replicas.clear()
+        self.registry.release()
+        while self.garbage:
+            kind, give_back = self.garbage.popleft()
             if kind == "give_back":
                 give_back()
         self.gate.close()

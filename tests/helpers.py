@@ -41,7 +41,7 @@ def worker():
     from synkhronos._worker import Worker
 
     if session._Current.session is not None:
-        return session._Current.session._worker
+        return session._Current.session.worker
     [own] = [
         o
         for o in gc.get_objects()
