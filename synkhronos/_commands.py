@@ -6,11 +6,13 @@ too. What `run` returns on a worker is sent to the master as its answer.
 
 import gc
 from dataclasses import dataclass
-from typing import Optional, Tuple
+from typing import Optional, Tuple, Union
 
 from synkhronos import _theano
 from synkhronos._replica import Replica
 from synkhronos._shm import ArrayRef, SegmentRef
+
+Selection = Union[Tuple[int, int, int], ArrayRef]  # a range, or indices
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,9 @@ class LoadFunctions:
         functions, new = _theano.load(data, worker.variables)
         for key in new:
             _theano.spread_random_state(worker.variables[key], worker.rank)
-        for key, function in functions.items():
-            worker.replicas[key] = Replica(key, function)
+        for (key, variant), (function, description) in functions.items():
+            replica = worker.replicas.setdefault(key, Replica(key, description))
+            replica.variants[variant] = function
 
 
 @dataclass(frozen=True)
@@ -47,15 +50,31 @@ class RunFunction:
 
     function: int
     inputs: Tuple[ArrayRef, ...]
-    split: Tuple[bool, ...]  # which inputs are scattered
-    rows: Optional[int]  # None where nothing is scattered: then every rank runs
+    kinds: Tuple[int, ...]  # what a rank takes of each input, see `_replica`
+    rows: Optional[int]  # None where nothing is scattered
+    selection: Optional[Selection]  # the rows of scattered inputs; None for all
+    picked: Optional[Tuple[Selection, ...]]  # the rows of sliceable shareds, for each rank
+    num_slices: int
     reduced: Tuple[int, ...]  # the positions of the outputs that the master needs from all ranks
     source: int  # the rank whose own result stands where nothing is reduced
+    source_of_nothing: int  # the rank that runs though it has no rows; -1 for none
     output_subset: Optional[Tuple[int, ...]] = None
 
     def run(self, worker):
         """Return the new layout of this rank's outputs, where it has changed."""
         return worker.replicas[self.function].run(worker, self)
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tell how long the sliceable shared variables of a function are on this rank."""
+
+    function: int
+
+    def run(self, worker):
+        """Return their lengths along axis 0."""
+        sliceables = worker.replicas[self.function].description.sliceables
+        return [len(_theano.peek(variable)) for variable in sliceables]
 
 
 @dataclass(frozen=True)

@@ -75,12 +75,13 @@ class Gate:
         self._mailbox = self._memory[size : size + MAILBOX]
         replies = self._memory[size + MAILBOX :]
         self._replies = [replies[REPLY * r : REPLY * (r + 1)] for r in range(n_ranks)]
-        self._wake_pipes = [os.pipe() for _ in range(n_ranks)]
+        pipes = _pipes(2 * n_ranks)
+        self._wake_pipes = pipes[:n_ranks]
         for end in (end for pipe in self._wake_pipes for end in pipe):
             os.set_blocking(end, False)
         # Nobody writes to these; end of file is the master's death. One for each rank, because
         # the process to signal is a property of the open pipe.
-        self._life_pipes = [os.pipe() for _ in range(n_ranks)]
+        self._life_pipes = pipes[n_ranks:]
         self._fence = _Fence()
         self._poll = select.poll()
         self._poll.register(self._wake_pipes[master_rank][0], select.POLLIN)
@@ -292,14 +293,6 @@ class Gate:
         """The number of the last call that was started."""
         return self._cells[_SEQUENCE]
 
-    def require_last(self, sequence: int) -> None:
-        """Raise if another call was started after that one: it has mixed up their results."""
-        if self._cells[_SEQUENCE] != sequence:
-            raise SessionError(
-                "Synkhronos was called while it was in the middle of another call, from a signal "
-                "handler or a finalizer: the outer call's results are lost."
-            )
-
     def call(self, command):
         """Return a context in which all ranks run `command`: the only crossing.
 
@@ -339,21 +332,31 @@ class Gate:
                 os.close(end)
 
 
+def _pipes(count):
+    pipes = []
+    try:
+        while len(pipes) < count:
+            pipes.append(os.pipe())
+    except OSError:
+        for end in (end for pipe in pipes for end in pipe):
+            os.close(end)
+        raise
+    return pipes
+
+
 class _Call:
     """One crossing, as a context manager."""
 
-    __slots__ = ("_command", "_gate", "_sequence")
+    __slots__ = ("_command", "_gate")
 
     def __init__(self, gate, command):
         self._gate, self._command = gate, command
 
     def __enter__(self):
         self._gate.start(self._command)
-        self._sequence = self._gate.sequence
 
     def __exit__(self, kind, error, trace):
         gate = self._gate
-        gate.require_last(self._sequence)
         if error is None:
             gate.finish()
             if gate._errors:

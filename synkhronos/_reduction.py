@@ -63,7 +63,7 @@ def combine(mode, parts, weights, dtype):
     if mode == "gather":
         return _gather(parts)
     if len(parts) == 1:
-        return parts[0] if mode != "avg" else parts[0].astype(dtype, copy=False)
+        return parts[0].astype(dtype, copy=False)
     shape = parts[0].shape
     for part in parts:
         if part.shape != shape:
@@ -88,3 +88,49 @@ def _gather(parts):
     if len({part.shape[1:] for part in parts}) > 1:
         return [part.copy() for part in parts]  # where they lie now is used again
     return np.concatenate(parts)
+
+
+class Accumulator:
+    """Reduces the values of one output over slices, as they come.
+
+    Parameters
+    ----------
+    mode : str or None
+        A plain mode; None keeps the last slice's value.
+    rows : int
+        How many rows all slices have together.
+    """
+
+    def __init__(self, mode, rows):
+        self._mode, self._rows = mode, rows
+        self._total = None
+
+    def add(self, value, rows):
+        """Take in the value of a slice of so many rows."""
+        if self._mode == "gather":
+            self._total = [value] if self._total is None else [*self._total, value]
+            return
+        if self._mode == "avg":
+            value = value * _weight_type(value.dtype)(rows / self._rows)
+        elif self._mode is not None and value.dtype == np.float16:
+            value = value.astype(np.float32)
+        if self._total is None or self._mode is None:
+            self._total = value
+        elif np.shape(self._total) != np.shape(value):
+            raise ValueError(
+                f"Can't reduce with {self._mode!r} over slices whose values have different shapes, "
+                f"{np.shape(self._total)} and {np.shape(value)}."
+            )
+        else:
+            self._total = _COMBINE[self._mode](self._total, value)
+
+    def result(self):
+        """Return the reduced value."""
+        return _gather(self._total) if self._mode == "gather" else np.asarray(self._total)
+
+
+def _weight_type(dtype):
+    # Half precision is summed in single, and integers in double.
+    if dtype.kind in "fc" and dtype != np.float16:
+        return dtype.type
+    return np.float32 if dtype == np.float16 else np.float64

@@ -11,11 +11,12 @@ memory is given back when the owner's last view goes, also while others still ha
 
 import errno
 import itertools
+import math
 import mmap
 import os
 import secrets
 import weakref
-from typing import NamedTuple, Tuple
+from typing import NamedTuple, Optional, Tuple
 
 import numpy as np
 import posix_ipc
@@ -145,9 +146,13 @@ def _reserve(nbytes: int) -> int:
     try:
         # Untouched pages would be handed out later or not at all (SIGBUS): take them all now.
         os.posix_fallocate(fd, 0, nbytes)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         os.close(fd)
-        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+        if isinstance(error, OSError) and error.errno not in (
+            errno.ENOSPC,
+            errno.ENOMEM,
+            errno.EFBIG,
+        ):
             raise
         free = os.statvfs(SHARED_MEMORY)
         raise SharedMemoryFull(
@@ -172,6 +177,15 @@ def _give_back(fd: int) -> None:
     os.close(fd)
 
 
+class _State(NamedTuple):
+    """A growing array at one time; whole, so that no Ctrl-C can leave half of a new one."""
+
+    segment: Optional[Segment]
+    allocated: int
+    array: np.ndarray
+    ref: Optional[ArrayRef]
+
+
 class GrowingArray:
     """A typed array in shared memory whose allocation is kept when it shrinks.
 
@@ -182,36 +196,42 @@ class GrowingArray:
     def __init__(self, segments: Segments, dtype, ndim: int):
         self._segments = segments
         self._dtype = np.dtype(dtype)
-        self._segment = None
-        self.allocated = 0
-        self._reshape((0,) * ndim if ndim else ())
-        if not ndim:
-            self.resize(())
+        self._ndim = ndim
+        self.free()
 
-    def _reshape(self, shape):
-        if self._segment is None:
-            self.array = np.zeros(shape, self._dtype)
-            self.ref = None
-        else:
-            self.array = self._segment.array(self._dtype, shape)
-            self.ref = ArrayRef(self._segment.ref, self._dtype.str, tuple(shape))
+    @property
+    def array(self) -> np.ndarray:
+        """The array."""
+        return self._state.array
+
+    @property
+    def ref(self) -> Optional[ArrayRef]:
+        """What stands for the array on other ranks; None while it has no memory."""
+        return self._state.ref
+
+    @property
+    def allocated(self) -> int:
+        """The number of items that there is memory for."""
+        return self._state.allocated
 
     def resize(self, shape, oversize=1.0, keep=True) -> None:
         """Give the array another shape; with `keep` the old items stay.
 
         If it must be allocated anew, it gets room for `oversize` times as many items.
         """
-        items = int(np.prod(shape, dtype=np.int64))
-        if self._segment is None or items > self.allocated:
+        segment, allocated, _, _ = self._state
+        items = math.prod(shape)
+        if segment is None or items > allocated:
+            old, before = segment, allocated
             allocated = max(int(items * oversize), items)
             segment = self._segments.create(allocated * self._dtype.itemsize)
-            if keep and self._segment is not None:
-                old = self._segment.array(self._dtype, (self.allocated,))
-                segment.array(self._dtype, (self.allocated,))[...] = old
-            self._segment, self.allocated = segment, allocated
-        self._reshape(shape)
+            if keep and old is not None:
+                segment.array(self._dtype, (before,))[...] = old.array(self._dtype, (before,))
+        array = segment.array(self._dtype, shape)
+        self._state = _State(segment, allocated, array, segment.array_ref(self._dtype, shape))
 
     def free(self) -> None:
         """Let the memory go (as soon as no view of it is left)."""
-        self._segment, self.allocated = None, 0
-        self._reshape((0,) * self.array.ndim)
+        self._state = _State(None, 0, np.zeros((0,) * self._ndim, self._dtype), None)
+        if not self._ndim:
+            self.resize(())  # a number is never without its memory

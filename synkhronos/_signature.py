@@ -49,9 +49,9 @@ def _check_output(position, output):
 def check_updates(updates):
     """Return the updates as Theano takes them, and their modes."""
     if updates is None:
-        return None, []
+        return [], []
     if isinstance(updates, _theano.OrderedDict):
-        return updates, ["avg"] * len(updates)
+        return list(updates.items()), ["avg"] * len(updates)
     if not isinstance(updates, (list, tuple)):
         raise TypeError(
             "updates must be a list of (shared variable, expression) or (shared variable, "
@@ -111,3 +111,64 @@ def check_subset(output_subset, n_outputs, function):
             f", got {output_subset!r}"
         )
     return tuple(sorted({int(i) for i in output_subset}))
+
+
+def check_sliceables(sliceables, used, updates):
+    """Return the sliceable shared variables, as a list."""
+    if not sliceables:
+        return []
+    if not isinstance(sliceables, list):
+        raise TypeError(f"sliceable_shareds must be a list of shared variables, got {sliceables!r}")
+    for variable in sliceables:
+        if not isinstance(variable, _theano.SharedVariable):
+            raise TypeError(f"sliceable_shareds must hold shared variables, got {variable!r}")
+        if not any(variable is other for other in used):
+            raise ValueError(f"sliceable_shareds has {variable}, which the function does not use.")
+        if variable.ndim == 0:
+            raise ValueError(f"sliceable_shareds has {variable}, which has no axis 0.")
+        if any(variable is target for target, _ in updates):
+            raise ValueError(
+                f"sliceable_shareds has {variable}, which the function updates: it can't be both."
+            )
+    return list(sliceables)
+
+
+class Recipe:
+    """All that it takes to compile the variants of a function.
+
+    The plain variant is what ``theano.function`` makes. The sliced one returns the values of the
+    updates after the outputs; only random states are still updated by it, at every slice.
+    """
+
+    def __init__(self, inputs, outputs, updates, update_modes, kwargs):
+        self._inputs, self._outputs, self._kwargs = inputs, outputs, kwargs
+        self.updates, self.update_modes = updates, update_modes
+        self.sliceables = []
+        self.allow_downcast = kwargs.get("allow_input_downcast")
+
+    @property
+    def accumulated(self):
+        """The updates that are accumulated over slices: pairs (shared variable, mode)."""
+        return [
+            (target, mode)
+            for (target, _), mode in zip(self.updates, self.update_modes)
+            if not _theano.is_random_state(target)
+        ]
+
+    def compile_plain(self):
+        """Compile the function as it was given."""
+        return _theano.compile_function(
+            self._inputs, self._outputs.variables, updates=self.updates, **self._kwargs
+        )
+
+    def compile_sliced(self):
+        """Compile the function with its updates as outputs."""
+        states = [pair for pair in self.updates if _theano.is_random_state(pair[0])]
+        values = [
+            _theano.as_update(target, value)
+            for target, value in self.updates
+            if not _theano.is_random_state(target)
+        ]
+        return _theano.compile_function(
+            self._inputs, self._outputs.variables + values, updates=states, **self._kwargs
+        )

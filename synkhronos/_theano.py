@@ -4,6 +4,7 @@ master   compile_function -> dump(functions)           pickle, with known variab
 worker   load(...) -> run(function, arguments, ...)    no optimizer, and no C compiler, again
 """
 
+import contextlib
 import functools
 import io
 import pickle
@@ -14,6 +15,7 @@ import cloudpickle
 import numpy as np
 import theano
 from theano.compile.function_module import Function
+from theano.compile.ops import FromFunctionOp
 from theano.compile.sharedvalue import SharedVariable
 from theano.configparser import _config_var_list as config_variables
 from theano.gof import Container, Variable, cc
@@ -39,6 +41,11 @@ def compile_function(inputs, outputs, **kwargs):
     return function
 
 
+def as_update(variable, value):
+    """Return what an update gives a shared variable as an expression of the variable's type."""
+    return variable.type.filter_variable(value, allow_convert=False)
+
+
 def shared_variables(function):
     """Return the shared variables that a compiled function uses or updates."""
     return function.get_shared()
@@ -46,12 +53,19 @@ def shared_variables(function):
 
 def run(function, arguments, output_subset=None):
     """Call a compiled function; with `output_subset`, compute no more than those outputs."""
-    if output_subset is None:
-        return function(*arguments)
-    if _takes_subset(type(function.fn)):
-        return function(*arguments, output_subset=list(output_subset))
-    outputs = function(*arguments)
-    return [outputs[index] for index in output_subset]
+    try:
+        if output_subset is None:
+            return function(*arguments)
+        if _takes_subset(type(function.fn)):
+            return function(*arguments, output_subset=list(output_subset))
+        outputs = function(*arguments)
+        return [outputs[index] for index in output_subset]
+    except BaseException:
+        # After a call that went well Theano lets go of its arguments by itself.
+        for container in function.input_storage:
+            if container.required:
+                container.storage[0] = None
+        raise
 
 
 def _takes_subset(vm_type):
@@ -65,6 +79,41 @@ def cast_input(variable, value, allow_downcast):
     Raises ``TypeError`` where it would.
     """
     return variable.type.filter(value, strict=False, allow_downcast=allow_downcast)
+
+
+# Values of shared variables.
+
+
+def peek(variable):
+    """Return a shared variable's own value, not a copy."""
+    return variable.container.storage[0]
+
+
+def replace(variable, value) -> None:
+    """Make `value` the value of a shared variable, cast to its dtype, with no copy."""
+    variable.container.storage[0] = np.asarray(value, dtype=variable.dtype)
+
+
+@contextlib.contextmanager
+def lend(variable, rows):
+    """Have a shared variable hold some of its rows for a while.
+
+    Compiled functions read the value from the variable's storage cell at every call, so this takes
+    no other function. What an update stores in the meantime stays.
+    """
+    storage = variable.container.storage
+    whole = storage[0]
+    storage[0] = rows
+    try:
+        yield
+    finally:
+        if storage[0] is rows:
+            storage[0] = whole
+
+
+def is_random_state(variable) -> bool:
+    """Whether a shared variable holds the state of a random number generator."""
+    return isinstance(variable.type, RandomStateType) or _is_mrg_state(variable)
 
 
 # How functions travel.
@@ -90,6 +139,11 @@ class _Pickler(cloudpickle.Pickler):
             # Theano's own way sends the values of shared variables along, for each function again,
             # and fails where the receiver has other ones.
             return _rebuild_function, (obj.maker, list(obj.input_storage))
+        if isinstance(obj, FromFunctionOp):
+            # By value: Theano's way, by name, fails for what was made after the fork.
+            parts = ("fn", "infer_shape")
+            function, infer_shape = (getattr(obj, f"_FromFunctionOp__{part}") for part in parts)
+            return FromFunctionOp, (function, obj.itypes, obj.otypes, infer_shape)
         if type(obj).__name__ == "fortran":
             # SciPy's BLAS routines, which Theano uses where it has no BLAS to link.
             # All they say of themselves is their signature: "a = dger(alpha,x,y,[...".
@@ -128,7 +182,7 @@ def dump(functions, known, new) -> bytes:
     Parameters
     ----------
     functions : dict
-        Anything picklable -> compiled function.
+        Anything picklable -> (compiled function, anything picklable).
     known, new : dict
         Id -> shared variable.
     """

@@ -7,11 +7,13 @@ f(x)                   bind -> stage -> RunFunction ==> ranks ==> combine -> out
 import sys
 from typing import List, Optional, Sequence
 
-import numpy as np
-
-from synkhronos import _commands, _partition, _reduction, _signature, _theano
+from synkhronos import _reduction, _signature, _theano
 from synkhronos import session as _session
-from synkhronos.inputs import Data, StagedInput, data
+from synkhronos._binding import Inputs
+from synkhronos._replica import SLICED, Description
+from synkhronos._request import Requests
+from synkhronos._signature import Recipe
+from synkhronos.inputs import Data, data
 
 __all__ = ["Function", "distribute", "function"]
 
@@ -29,30 +31,29 @@ class Function:
         How each update is accumulated over slices.
     """
 
-    def __init__(self, session, compiled, inputs, n_scattered, outputs, update_modes, downcast):
+    def __init__(self, session, compiled, inputs, n_scattered, outputs, recipe):
         self._session = session
         self._compiled = compiled
-        self._variables = tuple(inputs)
-        self._dtypes = tuple(np.dtype(variable.dtype) for variable in inputs)
-        self._has_fixed = tuple(any(variable.broadcastable) for variable in inputs)
-        # A scalar can't be scattered: it goes whole to every rank, wherever it was listed.
-        self._is_scattered = tuple(
-            position < n_scattered and variable.ndim > 0 for position, variable in enumerate(inputs)
-        )
+        self._recipe = recipe
         self._outputs = outputs
         self.output_modes = list(outputs.modes)
-        self.update_modes = update_modes
+        self.update_modes = list(recipe.update_modes)
         self.name = compiled.name
+        self._inputs = Inputs(session, inputs, n_scattered, recipe.allow_downcast, str(self))
         self._result_dtypes = [
             _reduction.result_dtype(mode, getattr(variable, "dtype", None), _theano.float_dtype())
             for mode, variable in zip(self.output_modes, outputs.variables)
         ]
-        self._allow_downcast = downcast
-        self._staged = {}
-        self._last = (None, None)
-        self._key = session.add_function(self, compiled)
+        self._description = Description(
+            tuple(self.output_modes), tuple(recipe.accumulated), tuple(recipe.sliceables)
+        )
+        self._has_sliced = False
+        self._key = session.registry.add_function(self, compiled, self._description)
+        self._requests = Requests(session, self._key, self._inputs, self._description, str(self))
 
-    def __call__(self, *args, output_subset=None, batch=None, batch_s=None, num_slices=1, **kwargs):
+    def __call__(
+        self, /, *args, output_subset=None, batch=None, batch_s=None, num_slices=1, **kwargs
+    ):
         """Run the function on all ranks, and return the reduced outputs.
 
         Parameters
@@ -63,8 +64,15 @@ class Function:
             where it is; anything else is cast as ``theano.function`` would, and copied once.
         output_subset : list of int, optional
             Compute only these outputs; they are returned in ascending order.
-        batch, batch_s, num_slices
-            Not in this version.
+        batch : int, slice, list, or array of integers or bools, optional
+            The rows of the scattered inputs to use, selected before they are scattered: the first
+            so many, a slice, rows by number, or a mask. Inputs whose Data was made with
+            ``minibatch=True`` hold just these rows.
+        batch_s : slice, list or array of integers, or a list of these with one for each rank
+            The rows of the sliceable shared variables to use, selected on each rank from its own.
+        num_slices : int
+            Compute each rank's rows in so many parts, one after the other, to save memory. Outputs
+            and updates are accumulated by their modes; updates are applied once, at the end.
 
         Returns
         -------
@@ -83,114 +91,23 @@ class Function:
         session = self._session
         if session.state is not _session.State.OPEN:
             session.require_open()
-        if batch is not None or batch_s is not None or num_slices != 1:
-            raise NotImplementedError(
-                "batch, batch_s and num_slices are not in this version: select the rows yourself."
-            )
         with session.lock:
-            values = self._bind(args, kwargs)
-            subset = (
-                None
-                if output_subset is None
-                else _signature.check_subset(output_subset, len(self.output_modes), self)
-            )
-            refs = tuple(map(self._locate, range(len(values)), values))
-            if session.is_pending(self._key):
-                session.distribute(self._key)
-            if (refs, subset) != self._last[0]:
-                self._last = (refs, subset), self._make_command(refs, subset)
-            command = self._last[1]
-            session.run(command)
-            call = session.gate.sequence
-            results = self._combine(command)
-            session.gate.require_last(call)
-            return self._outputs.pack(results)
-
-    # From arguments to a command.
-
-    def _bind(self, args, kwargs):
-        """Return one value for each input, in order."""
-        names = self._variables
-        if len(args) + len(kwargs) != len(names):
-            raise TypeError(
-                f"{self} takes {len(names)} inputs ({self._input_names()}), got "
-                f"{len(args) + len(kwargs)}."
-            )
-        if not kwargs:
-            return args
-        values = list(args) + [None] * len(kwargs)
-        positions = {v.name: i for i, v in enumerate(names) if v.name is not None}
-        for name, value in kwargs.items():
-            if name not in positions:
-                raise ValueError(f"{self} has no input {name!r}. It takes: {self._input_names()}.")
-            if positions[name] < len(args):
-                raise ValueError(f"{self} got input {name!r} twice: by position and by name.")
-            values[positions[name]] = value
-        return values
-
-    def _locate(self, position, value):
-        """Return what stands for the value of one input in shared memory, after checking it."""
-        variable = self._variables[position]
-        if type(value) is Data:
-            array = value._store.array
-            if array.dtype != self._dtypes[position] or array.ndim != variable.ndim:
-                raise TypeError(
-                    f"Input {self._name_of(position)} of {self} takes {variable.type}, got {value}."
-                    " A Data is never cast: make it with data(value, var=variable)."
+            session.refuse_nesting()
+            with session.inside:
+                values = self._inputs.bind(args, kwargs)
+                command = self._requests.make(
+                    self._make_ready, values, output_subset, batch, batch_s, num_slices
                 )
-            if self._has_fixed[position]:
-                self._check_broadcastable(position, value.shape)
-            return value._ref(self._session)
-        staged = self._staged.get(position)
-        if staged is None:
-            staged = self._staged[position] = StagedInput(self._session, variable)
-        return staged.put(self._cast(position, value))
+                session.run(command)
+                return self._outputs.pack(self._combine(command))
 
-    def _cast(self, position, value):
-        variable = self._variables[position]
-        try:
-            return _theano.cast_input(variable, value, self._allow_downcast)
-        except (TypeError, ValueError) as error:
-            raise TypeError(
-                f"Input {self._name_of(position)} of {self} takes {variable.type}, got "
-                f"{_signature.describe_value(value)}: {error}"
-            ) from error
-
-    def _check_broadcastable(self, position, shape):
-        pattern = self._variables[position].broadcastable
-        if any(fixed and length != 1 for fixed, length in zip(pattern, shape)):
-            raise TypeError(
-                f"Input {self._name_of(position)} of {self} is broadcastable ({pattern}): it must "
-                f"have length 1 there, got shape {shape}."
-            )
-
-    def _make_command(self, refs, subset):
-        lengths = {ref.shape[0] for ref, split in zip(refs, self._is_scattered) if split}
-        if len(lengths) > 1:
-            given = ", ".join(
-                f"{self._name_of(position)} {ref.shape[0]}"
-                for position, ref in enumerate(refs)
-                if self._is_scattered[position]
-            )
-            raise ValueError(
-                f"The scattered inputs of {self} must have the same length along axis 0, got: "
-                f"{given}."
-            )
-        rows = lengths.pop() if lengths else None
-        master = source = self._session.master_rank
-        if rows:
-            busy = _partition.ranks_with_rows(rows, self._session.n_ranks)
-            source = master if master in busy else busy[0]
-        chosen = range(len(self.output_modes)) if subset is None else subset
-        return _commands.RunFunction(
-            function=self._key,
-            inputs=refs,
-            split=self._is_scattered,
-            rows=rows,
-            reduced=tuple(i for i, out in enumerate(chosen) if self.output_modes[out] is not None),
-            source=source,
-            output_subset=subset,
-        )
+    def _make_ready(self, num_slices):
+        """Compile what a call with so many slices takes, and send the workers what they lack."""
+        if num_slices > 1 and self._description.updates and not self._has_sliced:
+            self._session.registry.add_variant(self._key, SLICED, self._recipe.compile_sliced())
+            self._has_sliced = True
+        if self._session.registry.is_pending(self._key):
+            self._session.registry.distribute(self._key)
 
     # From parts to outputs.
 
@@ -239,9 +156,9 @@ class Function:
         It takes arrays (or Data), applies updates to the master's shared variables only, and
         works before `distribute` and after `close`, too.
         """
-        values = self._bind(args, kwargs)
+        values = self._inputs.bind(args, kwargs)
         arrays = [
-            value.data if type(value) is Data else self._cast(position, value)
+            value.data if type(value) is Data else self._inputs.cast(position, value)
             for position, value in enumerate(values)
         ]
         subset = _signature.check_subset(output_subset, len(self.output_modes), self)
@@ -264,7 +181,7 @@ class Function:
         Data or tuple of Data
             A bare Data where the function has one input.
         """
-        values = self._bind(args, kwargs)
+        values = self._inputs.bind(args, kwargs)
         batches = minibatch if isinstance(minibatch, (list, tuple)) else [minibatch] * len(values)
         if len(batches) != len(values):
             raise ValueError(
@@ -273,30 +190,25 @@ class Function:
             )
         made = tuple(
             data(value, var=variable, minibatch=batch, force_cast=force_cast, oversize=oversize)
-            for value, variable, batch in zip(values, self._variables, batches)
+            for value, variable, batch in zip(values, self._inputs.variables, batches)
         )
         return made[0] if len(made) == 1 else made
 
     def release(self) -> None:
         """Let go of the shared memory that it keeps for plain arrays; `close` does it."""
-        self._staged.clear()
+        self._inputs.release()
+        self._requests.release()
 
     def get_shared(self) -> list:
         """Return the shared variables that the function uses or updates."""
         return list(_theano.shared_variables(self._compiled))
-
-    def _name_of(self, position):
-        return repr(self._variables[position].name or position)
-
-    def _input_names(self):
-        return ", ".join(str(v.name or f"input {i}") for i, v in enumerate(self._variables))
 
     def __str__(self):
         return f"Function {self.name!r}" if self.name else "Function"
 
     def __repr__(self):
         modes = ", ".join(map(repr, self.output_modes))
-        return f"<{self}({self._input_names()}) -> [{modes}] on {self._session.n_ranks} ranks>"
+        return f"<{self}({self._inputs}) -> [{modes}] on {self._session.n_ranks} ranks>"
 
 
 def function(
@@ -327,11 +239,14 @@ def function(
     bcast_inputs : list of theano variable, optional
         The inputs that every rank gets whole; in calls they come after `inputs`.
     updates : list of (shared variable, expression[, mode]) or OrderedDict, optional
-        As in Theano, applied on every rank by itself. The modes concern calls with slices.
+        As in Theano, applied on every rank by itself. In a call with slices every slice is
+        evaluated at the original values, and the results, accumulated with the update's mode
+        (``"avg"`` by default), are applied once.
     givens, **kwargs
         Passed to ``theano.function``.
     sliceable_shareds : list of shared variable, optional
-        Not in this version.
+        Shared variables that the function uses, whose rows ``batch_s`` and ``num_slices`` select
+        on each rank; they may not be updated by the function.
 
     Raises
     ------
@@ -348,7 +263,7 @@ def function(
     2
     >>> x = T.vector("x", "float64")
     >>> f = synk.function([x], [x.mean(), (x, "gather"), (x.max(), "max")])
-    >>> mean, squares, largest = f(np.arange(5.0))
+    >>> mean, joined, largest = f(np.arange(5.0))
     >>> float(mean), float(largest)
     (2.0, 4.0)
     >>> synk.close()
@@ -356,26 +271,18 @@ def function(
     session = _session.current("function()")
     inputs = _signature.check_inputs("inputs", inputs)
     whole = _signature.check_inputs("bcast_inputs", [] if bcast_inputs is None else bcast_inputs)
-    if sliceable_shareds:
-        raise NotImplementedError("sliceable_shareds is not in this version.")
     chosen = _signature.Outputs(outputs)
     pairs, update_modes = _signature.check_updates(updates)
     if kwargs.get("name") is None:
         # As Theano names a function that was given none: after the line that makes it.
         caller = sys._getframe(1)
         kwargs["name"] = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-    compiled = _theano.compile_function(
-        inputs + whole, chosen.variables, updates=pairs, givens=givens, **kwargs
+    recipe = Recipe(inputs + whole, chosen, pairs, update_modes, dict(kwargs, givens=givens))
+    compiled = recipe.compile_plain()
+    recipe.sliceables = _signature.check_sliceables(
+        sliceable_shareds, _theano.shared_variables(compiled), recipe.updates
     )
-    return Function(
-        session,
-        compiled,
-        inputs + whole,
-        len(inputs),
-        chosen,
-        update_modes,
-        kwargs.get("allow_input_downcast"),
-    )
+    return Function(session, compiled, inputs + whole, len(inputs), chosen, recipe)
 
 
 def distribute() -> None:
@@ -395,4 +302,6 @@ def distribute() -> None:
     """
     session = _session.current("distribute()")
     with session.lock:
-        session.distribute()
+        session.refuse_nesting()
+        with session.inside:
+            session.registry.distribute()

@@ -246,11 +246,13 @@ def data(
             value, dtype, ndim, force_cast, f"Data {name!r}" if name else "This Data"
         )
     with session.lock:
-        new = Data(session, dtype, ndim, minibatch, name)
-        if value is not None:
-            new.set_value(value, force_cast=True, oversize=oversize)
-        elif shape is not None:
-            new.set_shape(shape, oversize)
+        session.refuse_nesting()
+        with session.inside:
+            new = Data(session, dtype, ndim, minibatch, name)
+            if value is not None:
+                new.set_value(value, force_cast=True, oversize=oversize)
+            elif shape is not None:
+                new.set_shape(shape, oversize)
     return new
 
 
@@ -321,8 +323,8 @@ def _condition(value, dtype, ndim, force_cast, what):
 class StagedInput:
     """Shared memory that a function keeps for plain arrays given for one of its inputs."""
 
-    def __init__(self, session, variable):
-        self._store = GrowingArray(session.segments, variable.dtype, variable.ndim)
+    def __init__(self, session, dtype, ndim):
+        self._store = GrowingArray(session.segments, dtype, ndim)
 
     def put(self, array):
         """Copy the array in; return what stands for it on other ranks."""

@@ -21,15 +21,16 @@ import threading
 import weakref
 from typing import Optional, Sequence
 
-from synkhronos import _commands, _devices, _theano
+from synkhronos import _commands, _devices
 from synkhronos._gate import Gate
 from synkhronos._process import ForkedProcess
-from synkhronos._replica import Replica
+from synkhronos._registry import Registry
 from synkhronos._worker import Worker
 from synkhronos.errors import SessionError, WorkerDied, WorkerError
 
 log = logging.getLogger("synkhronos")
 
+GARBAGE = 1000  # how many released things the workers are told of at a time
 QUIT_SECONDS = 5.0  # how long an idle worker may take to end before it is made to
 
 
@@ -50,24 +51,23 @@ class Session:
         self.n_ranks = len(devices)
         self.master_rank = master_rank
         self.lock = threading.RLock()  # keeps other threads out of a call
+        self.inside = threading.Lock()  # is taken in a call
         self._death = None
         self._processes = {}
-        self._garbage = collections.deque()
-        self._keys = itertools.count()
-        self._functions = weakref.WeakSet()
-        self._pending = {}  # key -> weak reference to a Function that the workers lack
-        self._variable_keys = weakref.WeakKeyDictionary()
+        self.garbage = collections.deque()
+        self._answers = {}
+        self.registry = Registry(self)
         spin = self.n_ranks <= _devices.usable_cores()
         self.gate = Gate(self.n_ranks, master_rank, spin)
-        self._worker = Worker(
+        self.worker = Worker(
             master_rank, self.gate, devices[master_rank], threads, self._on_release
         )
         # Weak: a variable lives as long as the user's reference or a function of the user's.
-        self._worker.variables = weakref.WeakValueDictionary()
-        self.gate.on_answer = self._worker.comm.take_note
+        self.worker.variables = weakref.WeakValueDictionary()
+        self.gate.on_answer = self._hear
         try:
             self._start_workers(threads, profile_workers)
-            self._worker.bind()
+            self.worker.bind()
             self.run(_commands.Ready())
         except BaseException:
             self.close()
@@ -94,7 +94,7 @@ class Session:
     @property
     def segments(self):
         """The segments of shared memory that the master knows."""
-        return self._worker.segments
+        return self.worker.segments
 
     @property
     def worker_pids(self):
@@ -104,7 +104,7 @@ class Session:
     @property
     def comm(self):
         """The master's communicator."""
-        return self._worker.comm
+        return self.worker.comm
 
     def require_open(self) -> None:
         """Raise unless the session is open."""
@@ -116,105 +116,80 @@ class Session:
                 "the next synkhronos.fork()."
             )
 
+    def refuse_nesting(self) -> None:
+        """Raise if this thread, which holds `lock`, is in a call already.
+
+        Every call does ``with lock: refuse_nesting(); with inside: ...``. These are C locks in
+        with statements: nothing else is both taken and given back whenever a Ctrl-C comes.
+        """
+        if self.inside.locked():
+            raise SessionError(
+                "Synkhronos was called while it was in the middle of another call, from a signal "
+                "handler or a finalizer. Call it after that call has returned."
+            )
+
     def run(self, command):
         """Run one command on every rank, between the barriers; return the master's own answer."""
         self.require_open()
         try:
-            if self._garbage:
+            if self.garbage:
                 self._collect_garbage()
             with self.gate.call(command):
-                return command.run(self._worker)
+                return command.run(self.worker)
         except WorkerDied as death:
             self._break(death)
             raise
+        except BaseException:
+            self.comm.keep(())  # outputs may be views of what the caller wants to be rid of
+            raise
+
+    def ask(self, command) -> list:
+        """Run one command on every rank; return the answers, in rank order."""
+        self._answers = {}
+        self._answers[self.master_rank] = self.run(command)
+        return [self._answers[rank] for rank in range(self.n_ranks)]
+
+    def _hear(self, rank, answer):
+        if not self.comm.take_note(rank, answer):
+            self._answers[rank] = answer
 
     def _break(self, death):
+        self.comm.keep(())
+        if self.state is not State.OPEN:
+            self.require_open()  # another thread has closed it: that is why workers are gone
         # Not the exception itself, here and in the log: its frames would keep the user's arrays.
         self.state, self._death = State.BROKEN, (str(death), death.rank, death.exitcode)
         log.error("%s", self._death[0])
         for process in self._processes.values():
             process.send(signal.SIGKILL)
+        for process in self._processes.values():
+            process.join(1)
 
     # What is released here is released everywhere, with the next command.
 
     def _on_release(self, ref, give_back):
         if self.state is State.OPEN and self.gate.is_open:
-            self._garbage.append(("give_back", give_back))  # workers may be reading it
+            self.garbage.append(("give_back", give_back))  # workers may be reading it
         else:
             give_back()
-        self._garbage.append(("segments", ref))
+        self.garbage.append(("segments", ref))
 
     def _collect_garbage(self):
         if self.gate.is_open:
             self.gate.drain()
-        released = list(self._garbage)
+        # Some at a time: the message must fit into the mailbox.
+        released = list(itertools.islice(self.garbage, GARBAGE))
         dropped = {"segments": [], "functions": [], "variables": [], "give_back": []}
         for kind, value in released:
             dropped[kind].append(value)
-        for _ in released:
-            self._garbage.popleft()
-        for give_back in dropped.pop("give_back"):
-            give_back()
+        give_backs = dropped.pop("give_back")
         forget = _commands.Forget(**{kind: tuple(refs) for kind, refs in dropped.items()})
         with self.gate.call(forget):
-            forget.run(self._worker)
-
-    # Functions and their shared variables.
-
-    def add_function(self, function, compiled) -> int:
-        """Register a function of the master's; it is sent with the next `distribute`."""
-        key = next(self._keys)
-        self._worker.replicas[key] = Replica(key, compiled)
-        self._functions.add(function)
-        self._pending[key] = weakref.ref(function)
-        weakref.finalize(function, self._drop_function, key).atexit = False
-        return key
-
-    def _drop_function(self, key):
-        self._worker.replicas.pop(key, None)
-        if self._pending.pop(key, None) is None:
-            self._garbage.append(("functions", key))
-
-    def is_pending(self, key: int) -> bool:
-        """Whether the workers lack this function."""
-        return key in self._pending
-
-    def distribute(self, only: Optional[int] = None) -> None:
-        """Send the workers all functions that they lack, or one, with the variables they lack."""
-        self.require_open()
-        pending = [key for key, function in list(self._pending.items()) if function() is not None]
-        keys = [key for key in pending if only in (None, key)]
-        if not keys:
-            return
-        compiled = {key: self._worker.replicas[key].function for key in keys}
-        known = {key: variable for variable, key in self._variable_keys.items()}
-        new = {}
-        for function in compiled.values():
-            for variable in _theano.shared_variables(function):
-                if variable not in self._variable_keys and not any(
-                    variable is other for other in new.values()
-                ):
-                    new[next(self._keys)] = variable
-        try:
-            pickled = _theano.dump(compiled, known, new)
-        except Exception as error:
-            names = ", ".join(repr(function.name) for function in compiled.values())
-            raise TypeError(
-                f"The functions {names} can't be sent to the workers, because something in them "
-                f"can't be pickled: {error}"
-            ) from error
-        parcel = self.segments.create(len(pickled))
-        parcel.bytes()[: len(pickled)] = pickled
-        self.run(_commands.LoadFunctions(parcel.array_ref("u1", (len(pickled),))))
-        for key, variable in new.items():
-            self._variable_keys[variable] = key
-            self._worker.variables[key] = variable
-            forgotten = weakref.finalize(variable, self._garbage.append, ("variables", key))
-            forgotten.atexit = False
-            _theano.spread_random_state(variable, self.master_rank)
-        for key in keys:
-            self._pending.pop(key, None)
-        log.info("distributed %d functions, %d bytes", len(keys), len(pickled))
+            forget.run(self.worker)
+        for _ in released:
+            self.garbage.popleft()
+        for give_back in give_backs:
+            give_back()
 
     # The end.
 
@@ -232,22 +207,30 @@ class Session:
                 for process in processes:
                     process.join(QUIT_SECONDS)
         finally:
-            # Also after a second Ctrl-C: whoever is left is in a call that nobody waits for.
-            for process in processes:
-                process.send(signal.SIGKILL)
-            for process in processes:
-                process.join(QUIT_SECONDS)
-                process.close()
-            self._worker.unbind()
-            self._worker.comm.close()
-            self._worker.replicas.clear()
-            for function in self._functions:
-                function.release()
-            for kind, give_back in self._garbage:
-                if kind == "give_back":
-                    give_back()
-            self._garbage.clear()
-            self.gate.close()
+            # Also after a second Ctrl-C: whoever is left is in a call that nobody waits for. A
+            # third one has to wait, for a moment.
+            previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                self._release_everything()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+    def _release_everything(self):
+        processes = self._processes.values()
+        for process in processes:
+            process.send(signal.SIGKILL)
+        for process in processes:
+            process.join(QUIT_SECONDS)
+            process.close()
+        self.worker.unbind()
+        self.worker.comm.close()
+        self.worker.replicas.clear()
+        self.registry.release()
+        while self.garbage:
+            kind, give_back = self.garbage.popleft()
+            if kind == "give_back":
+                give_back()
+        self.gate.close()
 
     def leave_in_child(self) -> None:
         """Give up the session in a process that the user forked from the master."""
@@ -350,7 +333,13 @@ def fork(
         else _whole_number("threads_per_rank", threads_per_rank, 1, None)
     )
     master = _whole_number("master_rank", master_rank, 0, len(names) - 1)
-    _Current.session = Session(names, threads, master, bool(profile_workers))
+    try:
+        _Current.session = Session(names, threads, master, bool(profile_workers))
+    except OSError as error:
+        raise SessionError(
+            f"fork() can't start {len(names)} ranks on this machine: {error}. Each takes a process "
+            "and, of the master, four descriptors and one for each Data (see ulimit -n, ulimit -u)."
+        ) from error
     return len(names)
 
 

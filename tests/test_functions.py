@@ -279,9 +279,9 @@ BAD_CALLS = {
     "subset bool": (lambda f, a: f(a, a, output_subset=[True]), TypeError, ["output_subset"]),
     "subset range": (lambda f, a: f(a, a, output_subset=[2]), ValueError, ["output_subset", "1"]),
     "subset negative": (lambda f, a: f(a, a, output_subset=[-1]), ValueError, ["-1"]),
-    "batch": (lambda f, a: f(a, a, batch=2), NotImplementedError, ["batch"]),
-    "batch_s": (lambda f, a: f(a, a, batch_s=slice(0, 2)), NotImplementedError, ["batch_s"]),
-    "num_slices": (lambda f, a: f(a, a, num_slices=2), NotImplementedError, ["num_slices"]),
+    "batch": (lambda f, a: f(a, a, batch=5), ValueError, ["batch=5", "4"]),
+    "batch_s": (lambda f, a: f(a, a, batch_s=slice(0, 2)), TypeError, ["batch_s", "sliceable"]),
+    "num_slices": (lambda f, a: f(a, a, num_slices=0), ValueError, ["num_slices", "0"]),
 }
 
 
@@ -337,8 +337,8 @@ BAD_FUNCTIONS = {
     "updates target": (lambda: function([X], [], updates=[(X, S)]), TypeError, ["updates[0]", "x"]),
     "sliceable": (
         lambda: function([X], X, sliceable_shareds=[S]),
-        NotImplementedError,
-        ["sliceable_shareds"],
+        ValueError,
+        ["sliceable_shareds", "does not use"],
     ),
     "unused": (lambda: function([X, T.dvector("y")], X), theano.compile.UnusedInputError, ["y"]),
 }

@@ -262,15 +262,6 @@ def test_an_error_of_an_interrupted_call_is_not_of_the_next(pair):
     assert pair.heard == [(1, 1)]
 
 
-def test_a_call_from_inside_a_call_is_refused_or_noticed(pair):
-    with pytest.raises(SessionError, match="in the middle of another call"), pair.gate.call(
-        Message("nothing")
-    ):
-        pair.run("answer", 1)
-    pair.run("answer", 2)
-    assert pair.heard[-1] == (1, 2)
-
-
 def test_rows_are_told(team):
     team.gate.report_rows(5)
     assert team.gate.rows_of(team.gate.master_rank) == 5

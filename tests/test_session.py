@@ -499,7 +499,7 @@ def test_outputs_that_cant_be_announced_are_an_error_each_time(monkeypatch):
     monkeypatch.setattr(_gate, "REPLY", 1024)
     synk.fork(2)
     x = T.dvector("x")
-    many = function([x], [(x + i, "gather") for i in range(120)])
+    many = function([x], [(x + i, "gather") for i in range(200)])
     few = function([x], [(x, "gather")] * 2)
     for _ in range(2):
         np.testing.assert_array_equal(few([1, 2]), [[1, 2]] * 2)

@@ -66,14 +66,19 @@ class SharedMemory(Communicator):
         layout = Layout(key, segment.ref, tuple(places))
         return layout, segment, _views(segment, layout)
 
-    def take_note(self, rank, layout):
-        """Learn, on the master, where the outputs of a worker are from now on."""
-        if isinstance(layout, Layout):
-            old = self._inboxes.get((layout.key, rank))
-            if old is not None and old[0] != layout.segment:
-                self._worker.segments.forget([old[0]])
-            segment = self._worker.segments.attach(layout.segment)
-            self._inboxes[layout.key, rank] = layout.segment, _views(segment, layout)
+    def take_note(self, rank, answer):
+        """Learn, on the master, where the outputs of a worker are from now on.
+
+        Returns whether the answer was about that.
+        """
+        if not isinstance(answer, Layout):
+            return False
+        old = self._inboxes.get((answer.key, rank))
+        if old is not None and old[0] != answer.segment:
+            self._worker.segments.forget([old[0]])
+        segment = self._worker.segments.attach(answer.segment)
+        self._inboxes[answer.key, rank] = answer.segment, _views(segment, answer)
+        return True
 
     def collect(self, key, rank):
         """Return the parts that `rank` deposited in the last call: views, valid until the next."""

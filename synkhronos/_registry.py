@@ -1,0 +1,98 @@
+"""Which functions and shared variables there are, and which of them the workers have.
+
+A function is sent when it is distributed or first called, and a shared variable with the first
+function that uses it; after that it is an id. Nothing here keeps them alive: what the user drops is
+put on the session's garbage, and forgotten by the workers.
+"""
+
+import itertools
+import logging
+import weakref
+from typing import Optional
+
+from synkhronos import _commands, _theano
+from synkhronos._replica import PLAIN, Replica
+
+log = logging.getLogger("synkhronos")
+
+
+class Registry:
+    """The functions and shared variables of one session."""
+
+    def __init__(self, session):
+        self._session = session
+        self._keys = itertools.count()
+        self._functions = weakref.WeakSet()
+        self._pending = {}  # key of a function -> its variants that the workers lack
+        self._variable_keys = weakref.WeakKeyDictionary()
+
+    def add_function(self, function, compiled, description) -> int:
+        """Register a function of the master's; it is sent with the next `distribute`."""
+        key = next(self._keys)
+        self._session.worker.replicas[key] = Replica(key, description)
+        self._functions.add(function)
+        weakref.finalize(function, self._drop_function, key).atexit = False
+        self.add_variant(key, PLAIN, compiled)
+        return key
+
+    def add_variant(self, key, variant, compiled) -> None:
+        """Register another compiled form of a function."""
+        self._session.worker.replicas[key].variants[variant] = compiled
+        self._pending.setdefault(key, []).append(variant)
+
+    def _drop_function(self, key):
+        self._session.worker.replicas.pop(key, None)
+        self._pending.pop(key, None)
+        self._session.garbage.append(("functions", key))
+
+    def is_pending(self, key: int) -> bool:
+        """Whether the workers lack this function."""
+        return key in self._pending
+
+    def distribute(self, only: Optional[int] = None) -> None:
+        """Send the workers all functions that they lack, or one, with the variables they lack.
+
+        One by one, so that what can't be sent is named, and keeps no other from being sent.
+        """
+        self._session.require_open()
+        for key in [only] if only is not None else list(self._pending):
+            variants, replica = self._pending.get(key), self._session.worker.replicas.get(key)
+            if variants and replica:
+                self._send(key, list(variants), replica)
+
+    def _send(self, key_of_function, variants, replica):
+        compiled = {
+            (key_of_function, variant): (replica.variants[variant], replica.description)
+            for variant in variants
+        }
+        known = {key: variable for variable, key in self._variable_keys.items()}
+        new = {}
+        for function, _ in compiled.values():
+            for variable in _theano.shared_variables(function):
+                if variable not in self._variable_keys and not any(
+                    variable is other for other in new.values()
+                ):
+                    new[next(self._keys)] = variable
+        try:
+            pickled = _theano.dump(compiled, known, new)
+        except Exception as error:
+            raise TypeError(
+                f"Function {replica.variants[variants[0]].name!r} can't be sent to the workers, "
+                f"because something in it can't be pickled: {error}"
+            ) from error
+        parcel = self._session.segments.create(len(pickled))
+        parcel.bytes()[: len(pickled)] = pickled
+        self._session.run(_commands.LoadFunctions(parcel.array_ref("u1", (len(pickled),))))
+        for key, variable in new.items():
+            self._variable_keys[variable] = key
+            self._session.worker.variables[key] = variable
+            forgotten = weakref.finalize(variable, self._session.garbage.append, ("variables", key))
+            forgotten.atexit = False
+            _theano.spread_random_state(variable, self._session.master_rank)
+        self._pending.pop(key_of_function, None)
+        log.info("distributed %s, %d bytes", replica.variants[variants[0]].name, len(pickled))
+
+    def release(self) -> None:
+        """Have all functions let go of the shared memory that they keep."""
+        for function in self._functions:
+            function.release()

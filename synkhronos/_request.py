@@ -1,0 +1,178 @@
+"""From the arguments of a call to the one command that all ranks run, everything checked.
+
+values ──▶ locate     where each lies in shared memory
+batch ───▶ select     which rows of the scattered inputs
+batch_s ─▶ pick       which rows of the sliceable shareds, rank by rank
+"""
+
+import sys
+
+import numpy as np
+
+from synkhronos import _commands, _partition, _selection, _signature
+from synkhronos._replica import BATCH, SPLIT, WHOLE
+from synkhronos.inputs import StagedInput
+
+
+class Requests:
+    """Makes the commands of one function; repeats the last one for a call that repeats it."""
+
+    def __init__(self, session, key, inputs, description, owner):
+        self._session, self._key = session, key
+        self._inputs, self._description = inputs, description
+        self._owner = owner  # the function's name, for messages
+        self._indices = {}
+        self._last = (None, None)
+
+    def make(self, make_ready, values, output_subset, batch, batch_s, num_slices):
+        """Return the command for a call, after checking all that the master can check.
+
+        Parameters
+        ----------
+        make_ready : callable
+            Given the number of slices, sees to it that all ranks have the code that it takes.
+        """
+        session, inputs, modes = self._session, self._inputs, self._description.output_modes
+        num_slices = self.check_slices(num_slices)
+        subset = _signature.check_subset(output_subset, len(modes), self._owner)
+        refs = tuple(map(inputs.locate, range(len(values)), values))
+        make_ready(num_slices)
+        # A plain call that repeats the last one repeats its message, too.
+        plain = batch is None and batch_s is None and not self._description.sliceables
+        if plain and (refs, subset, num_slices) == self._last[0]:
+            return self._last[1]
+        rows, selection, kinds = self._select(values, refs, batch)
+        counts = None
+        if rows is not None:
+            edges = _partition.edges(rows, session.n_ranks)
+            counts = [end - begin for begin, end in zip(edges, edges[1:])]
+        picked, counts = self._pick(batch_s, counts)
+        master = source = session.master_rank
+        source_of_nothing = -1
+        if counts is not None:
+            busy = [rank for rank, count in enumerate(counts) if count]
+            if not busy:
+                source_of_nothing = master
+            elif master not in busy:
+                source = busy[0]
+        chosen = range(len(modes)) if subset is None else subset
+        command = _commands.RunFunction(
+            function=self._key,
+            inputs=refs,
+            kinds=kinds,
+            rows=rows,
+            selection=selection,
+            picked=picked,
+            num_slices=num_slices,
+            reduced=tuple(i for i, out in enumerate(chosen) if modes[out] is not None),
+            source=source,
+            source_of_nothing=source_of_nothing,
+            output_subset=subset,
+        )
+        if plain:
+            self._last = (refs, subset, num_slices), command
+        return command
+
+    def release(self):
+        """Let go of the memory kept for indices."""
+        self._indices.clear()
+
+    def check_slices(self, num_slices):
+        """Return the number of slices as an int; raise for what is not one, or can't be done."""
+        try:
+            number = int(num_slices)
+            if number != num_slices or number < 1:
+                raise ValueError
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError(f"num_slices must be an integer >= 1, got {num_slices!r}") from None
+        if number == 1:
+            return 1
+        if number == 1:
+            return 1
+        if not any(self._inputs.is_scattered) and not self._description.sliceables:
+            raise ValueError(
+                f"num_slices={number}, but {self._owner} has nothing to slice: neither scattered "
+                "inputs nor sliceable_shareds."
+            )
+        for variable, mode in self._description.updates:
+            if mode == "avg" and np.dtype(variable.dtype).kind not in "fc":
+                raise ValueError(
+                    f"num_slices={number}, but the update of {variable}, of dtype {variable.dtype},"
+                    " would be averaged over the slices. Give it a mode: (variable, expression, "
+                    "'sum')."
+                )
+            if mode == "gather" and (variable.ndim == 0 or variable.broadcastable[0]):
+                raise ValueError(
+                    f"num_slices={number}, but the update of {variable}, of type {variable.type}, "
+                    "would be gathered over the slices: it can't have more than one row."
+                )
+        return number
+
+    def _select(self, values, refs, batch):
+        """Return the number of selected rows, which they are, and what ranks take of each input."""
+        scattered = [i for i, split in enumerate(self._inputs.is_scattered) if split]
+        lengths = {i: refs[i].shape[0] for i in scattered}
+        kinds = [SPLIT if split else WHOLE for split in self._inputs.is_scattered]
+        if not scattered:
+            if batch is not None:
+                _selection.select_rows("batch", batch, sys.maxsize)
+            return None, None, tuple(kinds)
+        if batch is None:
+            if len(set(lengths.values())) > 1:
+                given = ", ".join(f"{self._inputs.name_of(i)!r} {lengths[i]}" for i in scattered)
+                raise ValueError(
+                    f"The scattered inputs of {self._owner} must have the same length along axis 0,"
+                    f" got: {given}. With batch= they may differ."
+                )
+            return lengths[scattered[0]], None, tuple(kinds)
+        minibatches = [i for i in scattered if getattr(values[i], "minibatch", False)]
+        others = [i for i in scattered if i not in minibatches]
+        selected = _selection.select_rows(
+            "batch", batch, min(lengths[i] for i in others or minibatches)
+        )
+        for i in minibatches:
+            kinds[i] = BATCH
+            if lengths[i] < len(selected):
+                raise ValueError(
+                    f"{self._inputs.what(i)} is a minibatch of {lengths[i]} rows, but batch "
+                    f"selects {len(selected)}."
+                )
+        return len(selected), self._send("batch", selected), tuple(kinds)
+
+    def _pick(self, batch_s, counts):
+        """Return the rows of the sliceable shareds for each rank, and how many each computes."""
+        sliceables = self._description.sliceables
+        if not sliceables:
+            if batch_s is not None:
+                raise TypeError(f"batch_s was given, but {self._owner} has no sliceable_shareds.")
+            return None, counts
+        lengths = self._session.ask(_commands.Lengths(self._key))
+        for rank, each in enumerate(lengths):
+            if len(set(each)) > 1 and batch_s is None:
+                raise ValueError(
+                    f"The sliceable_shareds of {self._owner} must have the same length on a rank, "
+                    f"got {each} on rank {rank}. With batch_s= they may differ."
+                )
+        shortest = [min(each) for each in lengths]
+        picks = _selection.select_each("batch_s", batch_s, shortest)
+        picked_counts = [len(rows) for rows in picks]
+        if counts is not None and counts != picked_counts:
+            raise ValueError(
+                f"{self._owner} has scattered inputs and sliceable_shareds: they must have equally "
+                f"many rows on each rank, got {counts} and {picked_counts}."
+            )
+        if batch_s is None:
+            return None, picked_counts
+        if all(rows is picks[0] for rows in picks):
+            return (self._send("batch_s", picks[0]),) * len(picks), picked_counts
+        sent = [self._send(f"batch_s {rank}", rows) for rank, rows in enumerate(picks)]
+        return tuple(sent), picked_counts
+
+    def _send(self, name, rows):
+        """Return what stands for rows in a message; indices go through shared memory."""
+        if isinstance(rows, range):
+            return rows.start, rows.stop, rows.step
+        staged = self._indices.get(name)
+        if staged is None:
+            staged = self._indices[name] = StagedInput(self._session, np.int64, 1)
+        return staged.put(rows)

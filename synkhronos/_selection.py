@@ -1,0 +1,134 @@
+"""Which rows a call uses: what ``batch`` and ``batch_s`` may be, checked, in two plain forms.
+
+    None, int, slice        -> range           consecutive rows (or every n-th): a view, no copy
+    list, array, mask       -> int64 array     rows picked one by one, each rank copying its own
+
+Pure: nothing here knows of ranks or shared memory.
+"""
+
+import operator
+
+import numpy as np
+
+_SEQUENCES = {list, tuple, np.ndarray}
+
+
+def select_rows(name, selection, length, wrong_dtype=ValueError):
+    """Return the selected rows of `length` rows, as a range or an array of indices >= 0.
+
+    Parameters
+    ----------
+    name : str
+        The argument, for messages.
+    selection : None, int, slice, list, tuple or 1-d array of integers or bools
+        None selects all; an int the first so many; a mask has one bool for each row.
+    wrong_dtype : type
+        What to raise for a list or array of another dtype.
+
+    Raises
+    ------
+    TypeError
+        For another kind.
+    ValueError
+        For an array of another dtype or shape, and for rows that are not there.
+    """
+    if selection is None:
+        return range(length)
+    if isinstance(selection, slice):
+        return _from_slice(name, selection, length)
+    if isinstance(selection, (list, tuple)) or _has_axes(selection):
+        return _from_array(name, selection, length, wrong_dtype)
+    try:
+        if isinstance(selection, (bool, np.bool_)):
+            raise TypeError
+        count = operator.index(selection)
+    except TypeError:
+        raise TypeError(
+            f"{name} must be an integer, a slice, or a list or array of integers or bools, got "
+            f"{selection!r}"
+        ) from None
+    if not 0 <= count <= length:
+        raise ValueError(f"{name}={count} asks for the first {count} rows, but there are {length}.")
+    return range(count)
+
+
+def _from_slice(name, selection, length):
+    try:
+        rows = range(length)[selection]
+        bounds = [b for b in (selection.start, selection.stop) if b is not None]
+        outside = any(not -length <= operator.index(bound) <= length for bound in bounds)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}={selection} is not a slice of rows: {error}") from None
+    if outside:
+        raise ValueError(f"{name}={selection} reaches beyond the rows: there are {length}.")
+    return rows
+
+
+def _has_axes(selection):
+    return isinstance(selection, np.ndarray) and selection.ndim > 0
+
+
+def _is_nested(selection):
+    return not _SEQUENCES.isdisjoint(map(type, selection)) and any(
+        isinstance(item, (list, tuple)) or _has_axes(item) for item in selection
+    )
+
+
+def _from_array(name, selection, length, wrong_dtype):
+    # NumPy warns of a list of lists of unequal length, so it is not asked.
+    nested = not isinstance(selection, np.ndarray) and _is_nested(selection)
+    picks = None if nested else np.asarray(selection)
+    if nested or picks.ndim != 1:
+        raise ValueError(f"{name} must have one dimension, got {selection!r}")
+    if picks.size == 0 and not isinstance(selection, np.ndarray):
+        picks = picks.astype(np.int64)
+    if picks.dtype == bool:
+        if len(picks) != length:
+            raise ValueError(
+                f"{name} is a mask of {len(picks)} bools, but there are {length} rows: it must "
+                "have one for each."
+            )
+        return np.flatnonzero(picks)
+    if picks.dtype.kind not in "iu":
+        raise wrong_dtype(f"{name} must hold integers or bools, got dtype {picks.dtype}.")
+    if picks.size and not -length <= int(picks.min()) <= int(picks.max()) < length:
+        wrong = int(picks.max()) if picks.max() >= length else int(picks.min())
+        raise ValueError(f"{name} asks for row {wrong}, but there are {length} rows.")
+    picks = picks.astype(np.int64)
+    picks[picks < 0] += length
+    return picks
+
+
+def select_each(name, selection, lengths):
+    """Return the selected rows of each rank, where one selection may stand for all.
+
+    Parameters
+    ----------
+    selection : None, slice, list or array of integers, or a list with one of these for each rank
+    lengths : list of int
+        The number of rows of each rank.
+    """
+    n_ranks = len(lengths)
+    each = None
+    if isinstance(selection, (list, tuple)):
+        kinds = {isinstance(item, (slice, list, tuple, np.ndarray)) for item in selection}
+        if kinds == {True}:
+            each = list(selection)
+            if len(each) != n_ranks:
+                raise TypeError(
+                    f"{name} must be one selection for all ranks, or one for each of the {n_ranks}"
+                    f", got {len(each)}."
+                )
+        elif len(kinds) > 1:
+            raise TypeError(f"{name} mixes numbers and selections: {selection!r}")
+    elif selection is not None and not isinstance(selection, slice) and not _has_axes(selection):
+        raise TypeError(
+            f"{name} must be a slice, a list or array of integers, or a list with one of these for "
+            f"each rank, got {selection!r}"
+        )
+    if each is None:
+        each = [selection] * n_ranks
+    return [
+        select_rows(f"{name} (rank {rank})", rows, length, TypeError)
+        for rank, (rows, length) in enumerate(zip(each, lengths))
+    ]

@@ -1,0 +1,62 @@
+"""The five lessons run with any number of ranks, check themselves, and close their sessions."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DEMOS = Path(__file__).parent.parent / "demos"
+
+PASSED = {
+    "demo_1": ["Basic math", "Sliced math"],
+    "demo_2": [
+        "Making",
+        "Writing",
+        "Changing the length",
+        "Replacing",
+        "Growing",
+        "Casting",
+        "Releasing",
+    ],
+    "demo_3": [
+        "Scatter-gather",
+        "Local update",
+        "Broadcast update",
+        "Sliced output",
+        "Sliced update",
+    ],
+    "demo_4": ["Batch", "Minibatch", "Sliced batch"],
+    "demo_5": ["Batch_s", "Sliced batch_s", "Shuffled pass"],
+}
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, DEMOS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("name", PASSED)
+def test_a_lesson_passes_its_own_tests(no_session, capsys, name, n):
+    found = load(name).main(["--ranks", str(n)])
+    assert found["ranks"] == n
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.endswith("passed.")] == [
+        f"{test} test passed." for test in PASSED[name]
+    ]
+
+
+@pytest.mark.parametrize("name", PASSED)
+def test_a_lesson_is_a_script_for_any_floatx_and_folder(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("SYNKHRONOS_DEVICES", "cpu,cpu")
+    monkeypatch.setenv("THEANO_FLAGS", "floatX=float32")
+    child = subprocess.run(
+        [sys.executable, str(DEMOS / f"{name}.py")], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert child.returncode == 0, child.stderr
+    assert child.stdout.startswith("Ranks: 2\n")
+    assert child.stdout.count("passed.") == len(PASSED[name])
