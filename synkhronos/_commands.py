@@ -20,8 +20,7 @@ class Ready:
     """Do nothing: whoever reaches the finish barrier has started up."""
 
     def run(self, worker):
-        """Return the process id, for the log."""
-        return worker.rank
+        """Do nothing."""
 
 
 @dataclass(frozen=True)

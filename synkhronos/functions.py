@@ -94,6 +94,7 @@ class Function:
         with session.lock:
             session.refuse_nesting()
             with session.inside:
+                session.settle()
                 values = self._inputs.bind(args, kwargs)
                 command = self._requests.make(
                     self._make_ready, values, output_subset, batch, batch_s, num_slices

@@ -128,6 +128,18 @@ class Session:
                 "handler or a finalizer. Call it after that call has returned."
             )
 
+    def settle(self) -> None:
+        """Wait until the workers are out of a call that was interrupted.
+
+        Before inputs are staged: a worker could still be reading those of that call.
+        """
+        if self.gate.is_open:
+            try:
+                self.gate.drain()
+            except WorkerDied as death:
+                self._break(death)
+                raise
+
     def run(self, command):
         """Run one command on every rank, between the barriers; return the master's own answer."""
         self.require_open()
