@@ -77,8 +77,9 @@ def combine(mode, parts, weights, dtype):
     if parts[0].dtype is not wide:
         parts = [part.astype(wide) for part in parts]
     if mode == "avg":
-        whole = sum(weights)
-        parts = [part * wide.type(weight / whole) for part, weight in zip(parts, weights)]
+        # Divided last: rows and their sums are often exact where their ratios are not.
+        parts = [part * wide.type(weight) for part, weight in zip(parts, weights)]
+        return np.asarray(functools.reduce(np.add, parts) / wide.type(sum(weights)), dtype)
     return np.asarray(functools.reduce(_COMBINE[mode], parts), dtype)
 
 
@@ -111,7 +112,7 @@ class Accumulator:
             self._total = [value] if self._total is None else [*self._total, value]
             return
         if self._mode == "avg":
-            value = value * _weight_type(value.dtype)(rows / self._rows)
+            value = value * _weight_type(value.dtype)(rows)
         elif self._mode is not None and value.dtype == np.float16:
             value = value.astype(np.float32)
         if self._total is None or self._mode is None:
@@ -126,7 +127,11 @@ class Accumulator:
 
     def result(self):
         """Return the reduced value."""
-        return _gather(self._total) if self._mode == "gather" else np.asarray(self._total)
+        if self._mode == "gather":
+            return _gather(self._total)
+        if self._mode == "avg":
+            self._total = self._total / _weight_type(self._total.dtype)(self._rows)
+        return np.asarray(self._total)
 
 
 def _weight_type(dtype):

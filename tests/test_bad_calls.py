@@ -174,7 +174,7 @@ def test_batch_beyond_the_shorter_input(ranks):
 
 
 def test_unequal_lengths_without_a_batch(ranks):
-    with refused(ranks, ValueError, "must have the same length along axis 0, got: x 5, y 4. With"):
+    with refused(ranks, ValueError, "same length along axis 0, got: 'x' 5, 'y' 4. With"):
         ranks.pair(ranks.x, np.ones((4, 2)), ranks.w)
     minibatch = synk.data(np.ones((4, 2)), minibatch=True)
     with refused(ranks, ValueError, "same length"):

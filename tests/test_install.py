@@ -118,24 +118,20 @@ def test_gemm_links_the_library_of_the_flags(home):
 
 
 @needs_installation
-def test_gemm_is_as_fast_as_numpy(home):
+def test_gemm_calls_the_blas_of_scipys_wheel(home):
     code = """
-    import time, numpy as np, theano, theano.tensor as T
+    import subprocess, numpy as np, theano, theano.tensor as T
     x, y = T.fmatrices(2)
     f = theano.function([x, y], T.dot(x, y))
-    a, b = np.random.RandomState(0).rand(2, 800, 800).astype("float32")
-
-    def seconds(multiply):
-        start = time.perf_counter()
-        multiply(a, b)
-        return time.perf_counter() - start
-
-    times = [(seconds(f), seconds(np.dot)) for _ in range(20)]
-    theano_time, numpy_time = map(min, zip(*times))
-    print(numpy_time / theano_time)
+    a, b = np.random.RandomState(0).rand(2, 8, 8).astype("float32")
+    np.testing.assert_allclose(f(a, b), a.dot(b), rtol=1e-5)
+    [node] = f.maker.fgraph.toposort()
+    needed = [line.split()[-1] for line in open("/proc/self/maps") if "libopenblasp-r0" in line]
+    print(type(node.op).__name__, any("scipy.libs" in path for path in needed))
+    print([flag for flag in node.op.c_libraries() if "openblasp" in flag] != [])
     """
-    # Equal but for noise, which the fastest of many runs still has on a machine that others use.
-    assert float(python(code, home)) > 0.75
+    # Its speed beside NumPy's is a figure of `synkhronos info`.
+    assert python(code, home).split() == ["Dot22", "True", "True"]
 
 
 @needs_installation
