@@ -1,16 +1,19 @@
 """Which rows a call uses: what ``batch`` and ``batch_s`` may be, checked, in two plain forms.
 
-    None, int, slice        -> range           consecutive rows (or every n-th): a view, no copy
+    None, int, slice, range -> range           consecutive rows (or every n-th): a view, no copy
     list, array, mask       -> int64 array     rows picked one by one, each rank copying its own
 
 Pure: nothing here knows of ranks or shared memory.
 """
 
 import operator
+import sys
 
 import numpy as np
 
-_SEQUENCES = {list, tuple, np.ndarray}
+ANY_LENGTH = sys.maxsize  # of rows, where there are none: a selection is checked only by itself
+
+_SEQUENCES = {list, tuple, range, np.ndarray}
 
 
 def select_rows(name, selection, length, wrong_dtype=ValueError):
@@ -20,8 +23,9 @@ def select_rows(name, selection, length, wrong_dtype=ValueError):
     ----------
     name : str
         The argument, for messages.
-    selection : None, int, slice, list, tuple or 1-d array of integers or bools
-        None selects all; an int the first so many; a mask has one bool for each row.
+    selection : None, int, slice, range, list, tuple or 1-d array of integers or bools
+        None selects all; an int the first so many; a range the rows that it counts, as a list of
+        them would; a mask has one bool for each row.
     wrong_dtype : type
         What to raise for a list or array of another dtype.
 
@@ -36,6 +40,8 @@ def select_rows(name, selection, length, wrong_dtype=ValueError):
         return range(length)
     if isinstance(selection, slice):
         return _from_slice(name, selection, length)
+    if isinstance(selection, range):
+        return _from_range(name, selection, length)
     if isinstance(selection, (list, tuple)) or _has_axes(selection):
         return _from_array(name, selection, length, wrong_dtype)
     try:
@@ -64,13 +70,30 @@ def _from_slice(name, selection, length):
     return rows
 
 
+def _from_range(name, selection, length):
+    if not selection:
+        return range(0)
+    lowest, highest = sorted((selection[0], selection[-1]))
+    if not -length <= lowest <= highest < length:
+        wrong = highest if highest >= length else lowest
+        raise ValueError(f"{name} asks for row {wrong}, but there are {length} rows.")
+    if lowest >= 0:
+        return selection
+    if highest < 0:
+        return range(selection.start + length, selection.stop + length, selection.step)
+    # From the last rows on to the first ones: no range is that.
+    picks = np.array(selection, np.int64)
+    picks[picks < 0] += length
+    return picks
+
+
 def _has_axes(selection):
     return isinstance(selection, np.ndarray) and selection.ndim > 0
 
 
 def _is_nested(selection):
     return not _SEQUENCES.isdisjoint(map(type, selection)) and any(
-        isinstance(item, (list, tuple)) or _has_axes(item) for item in selection
+        isinstance(item, (list, tuple, range)) or _has_axes(item) for item in selection
     )
 
 
@@ -83,7 +106,7 @@ def _from_array(name, selection, length, wrong_dtype):
     if picks.size == 0 and not isinstance(selection, np.ndarray):
         picks = picks.astype(np.int64)
     if picks.dtype == bool:
-        if len(picks) != length:
+        if length not in (len(picks), ANY_LENGTH):
             raise ValueError(
                 f"{name} is a mask of {len(picks)} bools, but there are {length} rows: it must "
                 "have one for each."
@@ -104,14 +127,17 @@ def select_each(name, selection, lengths):
 
     Parameters
     ----------
-    selection : None, slice, list or array of integers, or a list with one of these for each rank
+    selection : None, slice, range, list or array of integers, or a list with one for each rank
     lengths : list of int
         The number of rows of each rank.
     """
     n_ranks = len(lengths)
     each = None
     if isinstance(selection, (list, tuple)):
-        kinds = {isinstance(item, (slice, list, tuple, np.ndarray)) for item in selection}
+        # An array of no dimensions is a number like any other.
+        kinds = {
+            isinstance(item, (slice, range, list, tuple)) or _has_axes(item) for item in selection
+        }
         if kinds == {True}:
             each = list(selection)
             if len(each) != n_ranks:
@@ -121,7 +147,9 @@ def select_each(name, selection, lengths):
                 )
         elif len(kinds) > 1:
             raise TypeError(f"{name} mixes numbers and selections: {selection!r}")
-    elif selection is not None and not isinstance(selection, slice) and not _has_axes(selection):
+    elif not (
+        selection is None or isinstance(selection, (slice, range)) or _has_axes(selection)
+    ):
         raise TypeError(
             f"{name} must be a slice, a list or array of integers, or a list with one of these for "
             f"each rank, got {selection!r}"

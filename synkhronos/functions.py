@@ -64,11 +64,11 @@ class Function:
             where it is; anything else is cast as ``theano.function`` would, and copied once.
         output_subset : list of int, optional
             Compute only these outputs; they are returned in ascending order.
-        batch : int, slice, list, or array of integers or bools, optional
+        batch : int, slice, range, list, or array of integers or bools, optional
             The rows of the scattered inputs to use, selected before they are scattered: the first
             so many, a slice, rows by number, or a mask. Inputs whose Data was made with
             ``minibatch=True`` hold just these rows.
-        batch_s : slice, list or array of integers, or a list of these with one for each rank
+        batch_s : slice, range, list or array of integers, or a list with one of these for each rank
             The rows of the sliceable shared variables to use, selected on each rank from its own.
         num_slices : int
             Compute each rank's rows in so many parts, one after the other, to save memory. Outputs

@@ -102,6 +102,24 @@ def test_masks():
     assert select_rows("batch", np.zeros(0, bool), 0).tolist() == []
 
 
+RANGES = [range(3), range(2, 9, 3), range(9, -1, -1), range(-3, 0), range(-1, -11, -4)]
+
+
+@pytest.mark.parametrize("selection", RANGES + [range(0), range(5, 2), range(20, 20)], ids=repr)
+def test_a_range_means_what_its_list_means_and_is_no_copy(selection):
+    selected = select_rows("batch", selection, 10)
+    assert isinstance(selected, range)
+    assert list(selected) == rows(list(selection))
+
+
+def test_a_range_that_passes_the_end():
+    assert rows(range(-2, 3)) == [8, 9, 0, 1, 2]
+    assert rows(range(1, -3, -1)) == [1, 0, 9, 8]
+    for wrong, row in ((range(11), 10), (range(-11, 2), -11), (range(20, 3, -5), 20)):
+        with pytest.raises(ValueError, match=f"batch asks for row {row}, but there are 10 rows"):
+            rows(wrong)
+
+
 def test_of_no_rows():
     for selection in (None, 0, slice(None), slice(None, None, -1), [], np.array([], int)):
         assert rows(selection, 0) == []
@@ -152,7 +170,7 @@ def test_the_callers_objects_stay_as_they_are_and_are_not_kept():
 @pytest.mark.parametrize(
     "selection",
     [3.0, "3", True, False, np.bool_(True), np.array(True), np.array(3.0), {1, 2}, iter([1])]
-    + [b"ab", {}, object(), range(3), 1j, np.float32(2)],
+    + [b"ab", {}, object(), 1j, np.float32(2)],
     ids=repr,
 )
 def test_other_kinds_are_refused(selection):
@@ -219,7 +237,7 @@ def test_arrays_of_other_dtypes_are_refused(selection):
 @pytest.mark.parametrize(
     "selection",
     [[[1, 2]], [[1, 2], [3, 4]], np.zeros((2, 2), int), np.zeros((10, 1), bool), [np.arange(2)]]
-    + [[[1], [2, 3]], [1, [2]], [[]], np.zeros((0, 3), int)],
+    + [[[1], [2, 3]], [1, [2]], [[]], np.zeros((0, 3), int), [range(2), range(3)]],
     ids=repr,
 )
 def test_nested_lists_are_refused_and_so_are_arrays_of_more_axes(selection):
@@ -257,6 +275,11 @@ def each(selection, lengths=(10, 10)):
         ([slice(0, 2), slice(8, 10)], [[0, 1], [8, 9]]),
         ([np.array([3]), slice(0, 0)], [[3], []]),
         ([[], [-1]], [[], [9]]),
+        (range(3), [[0, 1, 2], [0, 1, 2]]),
+        ([range(3), range(9, 6, -1)], [[0, 1, 2], [9, 8, 7]]),
+        ([range(0), [4]], [[], [4]]),
+        ([np.array(1), np.array(3)], [[1, 3], [1, 3]]),
+        ([np.array(1), 3, np.int8(2)], [[1, 3, 2], [1, 3, 2]]),
     ],
     ids=repr,
 )
@@ -293,7 +316,7 @@ def test_the_list_of_the_caller_stays_as_it_is():
 
 @pytest.mark.parametrize(
     "selection",
-    [3, 3.0, "ab", np.int64(3), np.array(3), True, {1: 2}, iter([1]), range(3)],
+    [3, 3.0, "ab", np.int64(3), np.array(3), True, {1: 2}, iter([1])],
     ids=repr,
 )
 def test_other_kinds_for_ranks_are_refused(selection):

@@ -90,6 +90,10 @@ BATCHES = [
     MASK.tolist(),
     np.zeros(10, bool),
     np.ones(10, bool),
+    range(3),
+    range(8, 1, -3),
+    range(-3, 0),
+    range(-2, 2),
 ]
 
 
@@ -99,6 +103,8 @@ def numpy_rows(x, batch):
         return x
     if isinstance(batch, (int, np.integer)):
         return x[:batch]
+    if isinstance(batch, range):
+        return x[list(batch)]
     if isinstance(batch, (list, tuple)):
         return x[np.array(batch, bool if batch and isinstance(batch[0], bool) else int)]
     return x[batch]
@@ -147,6 +153,9 @@ def test_batch_does_not_concern_inputs_that_are_not_scattered(ranks):
         rows, everything = f(np.arange(4.0), 3.0, np.arange(5.0), batch=batch)
         np.testing.assert_array_equal(rows, 3 * numpy_rows(np.arange(4.0), batch))
         np.testing.assert_array_equal(everything, np.arange(5.0))
+    # Where nothing is scattered there are no rows that a mask could be the mask of.
+    h = function([], (whole.sum(), "max"), bcast_inputs=[whole])
+    assert h(np.ones(3), batch=[True, False]) == h(np.ones(3), batch=np.ones(9, bool)) == 3
     g = function([], (whole.sum(), "max"), bcast_inputs=[whole])
     assert g(np.ones(3), batch=2) == g(np.ones(3), batch=[7]) == g(np.ones(3), batch=slice(5)) == 3
 
@@ -247,6 +256,8 @@ def assert_picked(ranks, batch_s, f=None, **kwargs):
         slice(4, 4),
         [9, 0, 0],
         (1, 2),
+        range(1, 9, 3),
+        range(3, -2, -1),
         [-1],
         [],
         [np.int64(3), np.int64(1)],
@@ -277,6 +288,7 @@ def test_batch_s_of_every_integer_dtype(own, dtype):
         lambda rank: np.array([rank, 9 - rank], "int32"),
         lambda rank: slice(0, 3) if rank % 2 else [4, 5, 4],
         lambda rank: np.arange(10) % (rank + 2) == 0,
+        lambda rank: range(rank, 9),
         lambda rank: [],
     ],
 )
