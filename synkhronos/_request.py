@@ -5,8 +5,6 @@ batch ───▶ select     which rows of the scattered inputs
 batch_s ─▶ pick       which rows of the sliceable shareds, rank by rank
 """
 
-import sys
-
 import numpy as np
 
 from synkhronos import _commands, _partition, _selection, _signature
@@ -87,8 +85,6 @@ class Requests:
             raise ValueError(f"num_slices must be an integer >= 1, got {num_slices!r}") from None
         if number == 1:
             return 1
-        if number == 1:
-            return 1
         if not any(self._inputs.is_scattered) and not self._description.sliceables:
             raise ValueError(
                 f"num_slices={number}, but {self._owner} has nothing to slice: neither scattered "
@@ -115,7 +111,7 @@ class Requests:
         kinds = [SPLIT if split else WHOLE for split in self._inputs.is_scattered]
         if not scattered:
             if batch is not None:
-                _selection.select_rows("batch", batch, sys.maxsize)
+                _selection.select_rows("batch", batch, _selection.ANY_LENGTH)
             return None, None, tuple(kinds)
         if batch is None:
             if len(set(lengths.values())) > 1:

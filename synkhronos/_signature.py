@@ -114,7 +114,7 @@ def check_subset(output_subset, n_outputs, function):
 
 
 def check_sliceables(sliceables, used, updates):
-    """Return the sliceable shared variables, as a list."""
+    """Return the sliceable shared variables, each once, as a list."""
     if not sliceables:
         return []
     if not isinstance(sliceables, list):
@@ -130,7 +130,8 @@ def check_sliceables(sliceables, used, updates):
             raise ValueError(
                 f"sliceable_shareds has {variable}, which the function updates: it can't be both."
             )
-    return list(sliceables)
+    # Each once: the rows of a variable are selected from what it holds, which they replace.
+    return list(dict.fromkeys(sliceables))
 
 
 class Recipe:

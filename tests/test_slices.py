@@ -351,6 +351,14 @@ def test_a_sliceable_that_is_a_given_and_used_directly(own):
             )
 
 
+def test_a_sliceable_that_is_named_twice(own):
+    f = function([], (own.s, "gather"), sliceable_shareds=[own.s, own.s])
+    for batch_s in (None, slice(1, 7), [5, 4, 3, 2]):
+        for slices in (1, 3):
+            expected = np.concatenate(rows_of_each(own, batch_s))
+            np.testing.assert_array_equal(f(batch_s=batch_s, num_slices=slices), expected)
+
+
 def test_only_the_sliceables_are_sliced(own):
     other = theano.shared(np.arange(5.0))
     f = function(
