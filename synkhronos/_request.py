@@ -126,6 +126,12 @@ class Requests:
         selected = _selection.select_rows(
             "batch", batch, min(lengths[i] for i in others or minibatches)
         )
+        for i in scattered:
+            if self._inputs.variables[i].broadcastable[0] and len(selected) != 1:
+                raise ValueError(
+                    f"{self._inputs.what(i)} is broadcastable along axis 0: it has exactly one row,"
+                    f" but batch selects {len(selected)}."
+                )
         for i in minibatches:
             kinds[i] = BATCH
             if lengths[i] < len(selected):
@@ -152,6 +158,12 @@ class Requests:
         shortest = [min(each) for each in lengths]
         picks = _selection.select_each("batch_s", batch_s, shortest)
         picked_counts = [len(rows) for rows in picks]
+        for variable in sliceables:
+            if variable.broadcastable[0] and max(picked_counts) != 1:
+                raise ValueError(
+                    f"The sliceable {variable} of {self._owner} is broadcastable along axis 0: it "
+                    f"has exactly one row, but batch_s selects {picked_counts} on the ranks."
+                )
         if counts is not None and counts != picked_counts:
             raise ValueError(
                 f"{self._owner} has scattered inputs and sliceable_shareds: they must have equally "

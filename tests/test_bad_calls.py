@@ -192,6 +192,24 @@ def test_minibatch_data_that_are_too_short(ranks):
         ranks.pair(synk.data(ranks.x, minibatch=True), minibatch, ranks.w, batch=4)
 
 
+def test_rows_of_inputs_that_have_exactly_one(ranks):
+    row, s = T.row("row", "float64"), theano.shared(np.ones((1, 3)), broadcastable=(True, False))
+    f = function([row], (row + np.zeros((1, 3)), "gather"), name="f")
+    g = function([], (s, "gather"), sliceable_shareds=[s], name="g")
+    value = np.arange(3.0)[None]
+    for batch in (None, 1, [0], [-1], slice(0, 1)):
+        assert f(value, batch=batch).tolist() == value.tolist()
+    for batch in (0, [0, 0], [], slice(1, 1)):
+        for given in (value, synk.data(value)):
+            with refused(ranks, ValueError, "Input 'row' of Function 'f' .*exactly one row, but"):
+                f(given, batch=batch)
+    for batch_s in (None, [0], slice(-1, None)):
+        assert g(batch_s=batch_s).shape == (ranks.n, 3)
+    for batch_s in ([0, 0], slice(0, 0)):
+        with refused(ranks, ValueError, "Function 'g' is broadcastable .*exactly one", rounds=1):
+            g(batch_s=batch_s)
+
+
 # num_slices
 
 
