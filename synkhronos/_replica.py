@@ -80,10 +80,9 @@ class Replica:
                 first = len(description.output_modes)
                 subset = (*subset, *range(first, first + len(description.updates)))
         totals = [Accumulator(mode, len(rows)) for mode in modes]
-        edges = _partition.edges(len(rows), request.num_slices)
+        # More slices than rows are one for each row: the rest would be empty.
+        edges = _partition.edges(len(rows), min(request.num_slices, len(rows)))
         for begin, end in zip(edges, edges[1:]):
-            if begin == end:
-                continue
             values = self._run_rows(worker, request, rows[begin:end], variant, subset)
             for total, value in zip(totals, values):
                 total.add(value, end - begin)

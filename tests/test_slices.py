@@ -546,6 +546,11 @@ def test_slices_are_as_even_as_shares(ranks):
             assert found.tolist() == lengths
 
 
+def test_num_slices_may_be_far_more_than_rows(ranks):
+    for slices in (10**12, 2**70):
+        assert_scattered(ranks, (ranks.rows(X, num_slices=slices)[0], ranks.rows(X)[1]), X)
+
+
 def test_num_slices_may_be_any_whole_number(ranks):
     for slices in (2, 2.0, np.int64(2), np.float32(2), True, 1.0):
         assert_scattered(ranks, (ranks.rows(X, num_slices=slices)[0], ranks.rows(X)[1]), X)
