@@ -100,10 +100,12 @@ class Accumulator:
         A plain mode; None keeps the last slice's value.
     rows : int
         How many rows all slices have together.
+    what : str
+        Which output or update it is, for messages.
     """
 
-    def __init__(self, mode, rows):
-        self._mode, self._rows = mode, rows
+    def __init__(self, mode, rows, what):
+        self._mode, self._rows, self._what = mode, rows, what
         self._total = None
 
     def add(self, value, rows):
@@ -119,15 +121,25 @@ class Accumulator:
             self._total = value
         elif np.shape(self._total) != np.shape(value):
             raise ValueError(
-                f"Can't reduce with {self._mode!r} over slices whose values have different shapes, "
-                f"{np.shape(self._total)} and {np.shape(value)}."
+                f"{self._what} can't be reduced with {self._mode!r}: the slices gave different "
+                f"shapes, {np.shape(self._total)} and {np.shape(value)}. Reduce over axis 0 in the "
+                "graph, or use the mode 'gather'."
             )
         else:
             self._total = _COMBINE[self._mode](self._total, value)
 
     def result(self):
         """Return the reduced value."""
+        if self._mode is None:
+            return self._total  # of any type
         if self._mode == "gather":
+            shapes = [part.shape for part in self._total]
+            if len({shape[1:] for shape in shapes}) > 1:
+                # Of one rank only one array can be told, so there is no list as there is of ranks.
+                raise ValueError(
+                    f"{self._what} can't be gathered: the slices gave shapes that differ beyond "
+                    f"axis 0, {shapes}. Call the function without num_slices."
+                )
             return _gather(self._total)
         if self._mode == "avg":
             self._total = self._total / _weight_type(self._total.dtype)(self._rows)

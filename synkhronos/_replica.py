@@ -72,14 +72,15 @@ class Replica:
         description = self.description
         subset = request.output_subset
         chosen = range(len(description.output_modes)) if subset is None else subset
-        variant, modes = PLAIN, [description.output_modes[i] for i in chosen]
+        variant = PLAIN
+        modes = [(description.output_modes[i], f"Output {i}") for i in chosen]
         if description.updates:
             variant = SLICED
-            modes = modes + [mode for _, mode in description.updates]
+            modes += [(mode, f"The update of {target}") for target, mode in description.updates]
             if subset is not None:
                 first = len(description.output_modes)
                 subset = (*subset, *range(first, first + len(description.updates)))
-        totals = [Accumulator(mode, len(rows)) for mode in modes]
+        totals = [Accumulator(mode, len(rows), what) for mode, what in modes]
         # More slices than rows are one for each row: the rest would be empty.
         edges = _partition.edges(len(rows), min(request.num_slices, len(rows)))
         for begin, end in zip(edges, edges[1:]):

@@ -7,7 +7,7 @@ batch_s ─▶ pick       which rows of the sliceable shareds, rank by rank
 
 import numpy as np
 
-from synkhronos import _commands, _partition, _selection, _signature
+from synkhronos import _commands, _partition, _selection, _signature, _theano
 from synkhronos._replica import BATCH, SPLIT, WHOLE
 from synkhronos.inputs import StagedInput
 
@@ -91,6 +91,11 @@ class Requests:
                 "inputs nor sliceable_shareds."
             )
         for variable, mode in self._description.updates:
+            if not isinstance(variable.type, _theano.TensorType):
+                raise ValueError(
+                    f"num_slices={number}, but the update of {variable}, of type {variable.type}, "
+                    "can't be accumulated over the slices: it is no tensor."
+                )
             if mode == "avg" and np.dtype(variable.dtype).kind not in "fc":
                 raise ValueError(
                     f"num_slices={number}, but the update of {variable}, of dtype {variable.dtype},"

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import theano
+import theano.sparse
 import theano.tensor as T
 from conftest import forked
 from helpers import Call, function, shares
@@ -573,10 +574,29 @@ def test_gathering_numbers(ranks):
 
 def test_shapes_that_differ_between_slices_are_refused(ranks):
     x = T.dvector("x")
-    f = function([x], (x, "sum"))
-    with pytest.raises((WorkerError, ValueError), match="shapes"):
-        f(np.zeros(2 * ranks.n + 1), num_slices=2)
-    np.testing.assert_array_equal(f(np.ones(2 * ranks.n)), [ranks.n] * 2)
+    f = function([x], [x.sum(), (x, "sum")])
+    with pytest.raises(WorkerError, match="Output 1 can't be reduced with 'sum': .*mode 'gather'"):
+        f(np.zeros(3 * ranks.n), num_slices=2)
+    with pytest.raises(WorkerError, match="Output 1 can't be reduced with 'sum'"):
+        f(np.zeros(3 * ranks.n), num_slices=2, output_subset=[1])
+    np.testing.assert_array_equal(f(np.ones(2 * ranks.n))[1], [ranks.n] * 2)
+
+
+def test_slices_that_are_gathered_agree_beyond_axis_0(ranks):
+    x = T.dvector("x")
+    f = function([x], (T.outer(x, x), "gather"))
+    with pytest.raises(WorkerError, match=r"Output 0 can't be gathered: .*\[.1, 1., .2, 2.\]"):
+        f(np.ones(3 * ranks.n), num_slices=2)
+    assert f(np.ones(4 * ranks.n), num_slices=2).shape == (4 * ranks.n, 2)
+
+
+def test_results_that_are_no_tensors(ranks):
+    x = T.dmatrix("x")
+    f = function([x], (theano.sparse.csr_from_dense(x), None))
+    value = np.arange(16.0 * ranks.n).reshape(-1, 2)
+    own = shares(value, ranks.n)[ranks.master]
+    for slices, rows in ((1, own), (2, own[4:])):
+        np.testing.assert_array_equal(f(value, num_slices=slices).toarray(), rows)
 
 
 def test_results_are_the_callers_own(ranks):
