@@ -113,7 +113,7 @@ def check_subset(output_subset, n_outputs, function):
     return tuple(sorted({int(i) for i in output_subset}))
 
 
-def check_sliceables(sliceables, used, updates):
+def check_sliceables(sliceables, used, updated):
     """Return the sliceable shared variables, each once, as a list."""
     if not sliceables:
         return []
@@ -126,7 +126,7 @@ def check_sliceables(sliceables, used, updates):
             raise ValueError(f"sliceable_shareds has {variable}, which the function does not use.")
         if variable.ndim == 0:
             raise ValueError(f"sliceable_shareds has {variable}, which has no axis 0.")
-        if any(variable is target for target, _ in updates):
+        if any(variable is target for target in updated):
             raise ValueError(
                 f"sliceable_shareds has {variable}, which the function updates: it can't be both."
             )
@@ -144,32 +144,51 @@ class Recipe:
     def __init__(self, inputs, outputs, updates, update_modes, kwargs):
         self._inputs, self._outputs, self._kwargs = inputs, outputs, kwargs
         self.updates, self.update_modes = updates, update_modes
+        self._default_updates = []
         self.sliceables = []
         self.allow_downcast = kwargs.get("allow_input_downcast")
 
     @property
     def accumulated(self):
         """The updates that are accumulated over slices: pairs (shared variable, mode)."""
-        return [
+        given = [
             (target, mode)
             for (target, _), mode in zip(self.updates, self.update_modes)
             if not _theano.is_random_state(target)
         ]
+        return given + [(target, "avg") for target, _ in self._default_updates]
+
+    @property
+    def updated(self):
+        """The shared variables that are updated, but for random states with default updates."""
+        return [target for target, _ in self.updates + self._default_updates]
 
     def compile_plain(self):
         """Compile the function as it was given."""
-        return _theano.compile_function(
+        compiled = _theano.compile_function(
             self._inputs, self._outputs.variables, updates=self.updates, **self._kwargs
         )
+        self._default_updates = [
+            (variable, variable.default_update)
+            for variable in _theano.updated_variables(compiled)
+            if not _theano.is_random_state(variable)
+            and not any(variable is target for target, _ in self.updates)
+        ]
+        return compiled
 
     def compile_sliced(self):
         """Compile the function with its updates as outputs."""
         states = [pair for pair in self.updates if _theano.is_random_state(pair[0])]
         values = [
             _theano.as_update(target, value)
-            for target, value in self.updates
+            for target, value in self.updates + self._default_updates
             if not _theano.is_random_state(target)
         ]
+        kwargs = dict(self._kwargs)
+        if self._default_updates:
+            # A bool or a list; True would have left no default updates.
+            left_out = kwargs.get("no_default_updates") or []
+            kwargs["no_default_updates"] = [*left_out, *(v for v, _ in self._default_updates)]
         return _theano.compile_function(
-            self._inputs, self._outputs.variables + values, updates=states, **self._kwargs
+            self._inputs, self._outputs.variables + values, updates=states, **kwargs
         )

@@ -51,6 +51,11 @@ def shared_variables(function):
     return function.get_shared()
 
 
+def updated_variables(function):
+    """Return the shared variables that a compiled function updates, by default updates too."""
+    return [i.variable for i in function.maker.inputs if i.implicit and i.update is not None]
+
+
 def run(function, arguments, output_subset=None):
     """Call a compiled function; with `output_subset`, compute no more than those outputs."""
     try:

@@ -242,7 +242,7 @@ def function(
     updates : list of (shared variable, expression[, mode]) or OrderedDict, optional
         As in Theano, applied on every rank by itself. In a call with slices every slice is
         evaluated at the original values, and the results, accumulated with the update's mode
-        (``"avg"`` by default), are applied once.
+        (``"avg"`` by default), are applied once. So are default updates, with ``"avg"``.
     givens, **kwargs
         Passed to ``theano.function``.
     sliceable_shareds : list of shared variable, optional
@@ -281,7 +281,7 @@ def function(
     recipe = Recipe(inputs + whole, chosen, pairs, update_modes, dict(kwargs, givens=givens))
     compiled = recipe.compile_plain()
     recipe.sliceables = _signature.check_sliceables(
-        sliceable_shareds, _theano.shared_variables(compiled), recipe.updates
+        sliceable_shareds, _theano.shared_variables(compiled), recipe.updated
     )
     return Function(session, compiled, inputs + whole, len(inputs), chosen, recipe)
 

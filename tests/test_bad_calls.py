@@ -353,6 +353,15 @@ def test_what_can_not_be_built(ranks, kind, match, kwargs):
         function(**{"inputs": [X], "outputs": [X.sum() + S.sum() + scalar], **kwargs})
 
 
+def test_sliceables_with_default_updates_are_refused(ranks):
+    s = theano.shared(np.zeros(3), "s")
+    s.default_update = 2 * s
+    with pytest.raises(ValueError, match="has s, which the function updates"):
+        function([X], X.sum() + s.sum(), sliceable_shareds=[s])
+    f = function([X], (X.sum() + s.sum(), "sum"), sliceable_shareds=[s], no_default_updates=True)
+    assert f(np.ones(3 * ranks.n), num_slices=2) == 3 * ranks.n
+
+
 def test_no_sliceables_in_every_form(ranks):
     for none in (None, [], ()):
         f = function([X], (X.sum() + S.sum(), "sum"), sliceable_shareds=none)

@@ -128,6 +128,49 @@ def test_updates_that_refer_to_one_another_see_the_original_values(ranks):
     assert_replicas(t, [10 * s * 2 for s in before[0]])
 
 
+@pytest.mark.parametrize("no_default", [False, True, []], ids=repr)
+def test_default_updates_are_updates_too(ranks, no_default):
+    x, other, s = T.dvector("x"), theano.shared(0.0, "other"), theano.shared(0.0, "s")
+    # As Lasagne's batch normalization has it: a clone holds the running mean of the original.
+    mean = theano.shared(10.0, "mean")
+    running = theano.clone(mean, share_inputs=False)
+    running.default_update = 0.5 * running + 0.5 * x.mean()
+    other.default_update = other + 1
+    f = function(
+        [x],
+        [((x - mean).sum() + 0 * running, "sum"), (other * 1, None)],
+        updates=[(s, x.sum(), "sum")],
+        no_default_updates=[other] if no_default == [] else no_default,
+    )
+    assert f.update_modes == ["sum"]
+    value = np.arange(8.0 * ranks.n)
+    own = shares(value, ranks.n)
+    means = [10.0] * ranks.n
+    for slices in (1, 4, 2, 1):
+        f(value, num_slices=slices)
+        if no_default is not True:
+            means = [0.5 * a + 0.5 * part.mean() for a, part in zip(means, own)]
+        assert_replicas(mean, means)
+        assert_replicas(s, [part.sum() for part in own])
+    total, last = f(value, num_slices=3)
+    np.testing.assert_allclose(total, sum((part - a).sum() for a, part in zip(means, own)))
+    assert last == (4 if no_default is False else 0)
+
+
+def test_default_updates_alone(ranks):
+    x, calls = T.dvector("x"), theano.shared(0.0, "calls")
+    calls.default_update = calls + 1
+    f = function([x], [(x.sum(), "sum"), (calls, "max")])
+    for number, slices in enumerate((1, 4, 4, 1, 2)):
+        assert f(np.ones(8 * ranks.n), num_slices=slices) == [8 * ranks.n, number]
+    count = theano.shared(0, "count")
+    count.default_update = count + 1
+    g = function([x], [(x.sum(), "sum"), (count, "max")])
+    with pytest.raises(ValueError, match="the update of count, of dtype int64, would be averaged"):
+        g(np.ones(8), num_slices=2)
+    assert g(np.ones(8))[1] == 0
+
+
 def test_a_swap(ranks):
     s, t, x = theano.shared(np.ones(2)), theano.shared(np.zeros(2)), T.dvector("x")
     f = function([x], updates=[(s, t, None), (t, s)], on_unused_input="ignore")
