@@ -41,9 +41,19 @@ class Data:
         """A view on the shared memory.
 
         After a change of shape take it anew: an older view stays readable, but once the memory had
-        to be allocated anew its writes no longer reach the ranks.
+        to be allocated anew its writes no longer reach the ranks. Its contents can be changed in
+        every way, also as in ``d.data += 1``; another array takes its place with :meth:`set_value`.
         """
         return self._store.array
+
+    @data.setter
+    def data(self, value):
+        # Python stores what it has changed in place, as in ``d.data += 1``.
+        if value is not self._store.array:
+            raise AttributeError(
+                f"The memory of {self._what()} can't be replaced. To change the contents write "
+                "d[...] = values, or d.set_value(values) for another shape."
+            )
 
     @property
     def dtype(self) -> str:

@@ -210,6 +210,21 @@ def test_repr():
     )
 
 
+def test_operators_that_work_in_place():
+    d = synk.data(np.arange(4.0), name="d")
+    d.data *= 2
+    d.data[1:] += 1
+    d[0] -= 1
+    d[...] /= 2
+    assert d.data.tolist() == [-0.5, 1.5, 2.5, 3.5]
+    view = d.data
+    d.set_length(100)
+    for other in (view, d.data.copy(), d.data[:]):
+        with pytest.raises(AttributeError, match=r"Data 'd' can't be replaced.*set_value"):
+            d.data = other
+    assert d.data[:4].tolist() == [-0.5, 1.5, 2.5, 3.5]
+
+
 @pytest.mark.parametrize("member", ["dtype", "ndim", "shape", "size", "data", "alloc_size", "name"])
 def test_members_are_read_only(member):
     with pytest.raises(AttributeError):
