@@ -6,6 +6,7 @@ Writing to a Data is seen by all ranks at once, because it is the same memory.
 """
 
 import operator
+import warnings
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from synkhronos import session as _session
 from synkhronos._shm import GrowingArray
 
 __all__ = ["Data", "data"]
+
+_KINDS = "biufc"  # of dtypes: bools, integers with and without a sign, floats, complex numbers
 
 
 class Data:
@@ -235,8 +238,11 @@ def data(
         dtype = _variable_property(var, "dtype")
         ndim = _variable_property(var, "ndim")
         name = name or var.name
+    if dtype is not None:
+        dtype = _check_dtype(dtype)
+    what = f"Data {name!r}" if name else "This Data"
     if value is not None and not isinstance(value, (np.ndarray, Data)):
-        value = _as_array(value, dtype)
+        value = _as_array(value, dtype, force_cast, what)
     if value is not None:
         dtype = value.dtype if dtype is None else dtype
         ndim = value.ndim if ndim is None else ndim
@@ -252,9 +258,7 @@ def data(
     oversize = _check_oversize(oversize)
     if value is not None:
         # Before anything is allocated: a value that does not fit leaves nothing behind.
-        value = _condition(
-            value, dtype, ndim, force_cast, f"Data {name!r}" if name else "This Data"
-        )
+        value = _condition(value, dtype, ndim, force_cast, what)
     with session.lock:
         session.refuse_nesting()
         with session.inside:
@@ -278,7 +282,7 @@ def _check_dtype(dtype):
         dtype = np.dtype(dtype)
     except TypeError:
         raise TypeError(f"dtype must be the name of a NumPy dtype, got {dtype!r}") from None
-    if dtype.kind not in "biufc":
+    if dtype.kind not in _KINDS:
         raise TypeError(f"dtype must be one of numbers or bools, got {dtype}")
     return dtype.newbyteorder("=")
 
@@ -300,22 +304,33 @@ def _check_oversize(oversize):
     return number
 
 
-def _as_array(value, dtype):
-    """Return a list or scalar as an array, of `dtype` if that changes none of its values."""
+def _as_array(value, dtype, force_cast, what):
+    """Return a list or scalar as an array, of `dtype` if one is given, as exactly as it can."""
     array = np.asarray(value)
-    if array.dtype.kind not in "biufc":
+    if array.dtype.kind not in _KINDS:
         raise TypeError(f"The value must hold numbers or bools, got dtype {array.dtype}.")
-    if dtype is not None and (array.dtype.kind != "c" or np.dtype(dtype).kind == "c"):
+    if dtype is None or force_cast:
+        return array
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what is lost, which is looked for here
         cast = array.astype(dtype)
-        same = (cast == array) | ((cast != cast) & (array != array))
-        if same.all() or (array.dtype.kind == "f" and cast.dtype.kind in "fc"):
-            return cast
-    return array
+        same = cast.astype(array.dtype) == array
+    if array.dtype.kind in "fc" and _KINDS.index(cast.dtype.kind) >= _KINDS.index(array.dtype.kind):
+        same = np.isfinite(cast) | ~np.isfinite(array)  # fractions are rounded
+    if not same.all():
+        wrong = array[~same].flat[0].item()
+        raise TypeError(
+            f"{what} is of dtype {cast.dtype}, which can't hold {wrong!r}. Cast it yourself, or pass "
+            "force_cast=True."
+        )
+    return cast
 
 
 def _condition(value, dtype, ndim, force_cast, what):
     if not isinstance(value, np.ndarray):
-        value = value.data if isinstance(value, Data) else _as_array(value, dtype)
+        value = value.data if isinstance(value, Data) else _as_array(
+            value, dtype, force_cast, what
+        )
     if value.ndim != ndim:
         raise TypeError(
             f"{what} has {ndim} dimensions, but the value has {value.ndim}, shape {value.shape}."

@@ -165,6 +165,34 @@ def test_lists_must_hold_what_the_dtype_can():
         f.set_value([1j])
 
 
+@pytest.mark.parametrize(
+    "value, dtype, wrong",
+    [
+        ([1, 300, -1], "uint8", "300"),
+        ([[1, 2], [3, -4]], "uint16", "-4"),
+        (1.5, "int32", "1.5"),
+        ([0.0, float("nan")], "int64", "nan"),
+        ([2], "bool", "2"),
+        ([1, 2**24 + 1], "float32", "16777217"),
+        ([2**53 + 1], "float64", "9007199254740993"),
+        ([1.0, 1e300], "float32", "1e+300"),
+        ([1, 2j], "float32", "2j"),
+    ],
+    ids=repr,
+)
+def test_the_number_that_does_not_fit_is_named(value, dtype, wrong):
+    with pytest.raises(TypeError) as error:
+        synk.data(value, dtype=dtype, name="d")
+    assert f"Data 'd' is of dtype {dtype}, which can't hold {wrong}. Cast" in str(error.value)
+    d = synk.data(dtype=dtype, ndim=np.ndim(value))
+    with pytest.raises(TypeError, match="can't hold"):
+        d.set_value(value)
+    assert d.size == (1 if d.ndim == 0 else 0)
+    if not isinstance(value, list) or 2j not in value:
+        d.set_value(value, force_cast=True)
+        assert d.shape == np.shape(value)
+
+
 def test_condition_data_is_a_dry_run():
     d = synk.data(np.zeros(2, "float32"))
     conditioned = d.condition_data(np.ones(5, "float16"))
