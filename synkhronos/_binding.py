@@ -45,14 +45,7 @@ class Inputs:
     def locate(self, position, value):
         """Return what stands for the value of one input in shared memory, after checking it."""
         if type(value) is Data:
-            variable, array = self.variables[position], value._store.array
-            if array.dtype != self._dtypes[position] or array.ndim != variable.ndim:
-                raise TypeError(
-                    f"{self.what(position)} takes {variable.type}, got {value}. A Data is never "
-                    "cast: make it with data(value, var=variable)."
-                )
-            if self._has_fixed[position]:
-                self._check_broadcastable(position, value.shape)
+            self._check_data(position, value)
             return value._ref(self._session)
         value = self.cast(position, value)
         staged = self._staged.get(position)
@@ -61,6 +54,13 @@ class Inputs:
                 self._session, self._dtypes[position], value.ndim
             )
         return staged.put(value)
+
+    def array(self, position, value):
+        """Return the array that the value of one input is or becomes, for the master alone."""
+        if type(value) is not Data:
+            return self.cast(position, value)
+        self._check_data(position, value)
+        return value.data
 
     def cast(self, position, value):
         """Return a value as the array that ``theano.function`` would make of it."""
@@ -73,6 +73,16 @@ class Inputs:
                 f"{self.what(position)} takes {variable.type}, got "
                 f"{_signature.describe_value(value)}: {error}"
             ) from error
+
+    def _check_data(self, position, value):
+        variable, array = self.variables[position], value._store.array
+        if array.dtype != self._dtypes[position] or array.ndim != variable.ndim:
+            raise TypeError(
+                f"{self.what(position)} takes {variable.type}, got {value}. A Data is never "
+                "cast: make it with data(value, var=variable)."
+            )
+        if self._has_fixed[position]:
+            self._check_broadcastable(position, array.shape)
 
     def _check_broadcastable(self, position, shape):
         pattern = self.variables[position].broadcastable

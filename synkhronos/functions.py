@@ -13,7 +13,7 @@ from synkhronos._binding import Inputs
 from synkhronos._replica import SLICED, Description
 from synkhronos._request import Requests
 from synkhronos._signature import Recipe
-from synkhronos.inputs import Data, data
+from synkhronos.inputs import data
 
 __all__ = ["Function", "distribute", "function"]
 
@@ -158,10 +158,7 @@ class Function:
         works before `distribute` and after `close`, too.
         """
         values = self._inputs.bind(args, kwargs)
-        arrays = [
-            value.data if type(value) is Data else self._inputs.cast(position, value)
-            for position, value in enumerate(values)
-        ]
+        arrays = list(map(self._inputs.array, range(len(values)), values))
         subset = _signature.check_subset(output_subset, len(self.output_modes), self)
         return self._outputs.pack(_theano.run(self._compiled, arrays, subset))
 
