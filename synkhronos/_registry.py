@@ -95,4 +95,4 @@ class Registry:
     def release(self) -> None:
         """Have all functions let go of the shared memory that they keep."""
         for function in self._functions:
-            function.release()
+            function._release()

@@ -192,7 +192,7 @@ class Function:
         )
         return made[0] if len(made) == 1 else made
 
-    def release(self) -> None:
+    def _release(self) -> None:
         """Let go of the shared memory that it keeps for plain arrays; `close` does it."""
         self._inputs.release()
         self._requests.release()
