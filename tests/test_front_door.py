@@ -33,7 +33,6 @@ def test_the_names_are_listed_and_there():
 def test_a_name_that_is_not_there_is_an_attribute_error():
     with pytest.raises(AttributeError, match=r"synkhronos.*no_such_name"):
         synk.no_such_name  # noqa: B018
-    assert not hasattr(synk, "function_module")
 
 
 def test_names_are_those_of_their_homes():
@@ -41,6 +40,19 @@ def test_names_are_those_of_their_homes():
         module = importlib.import_module(f"synkhronos.{home}")
         for name in names:
             assert getattr(synk, name) is getattr(module, name)
+
+
+def test_the_modules_of_2017_hold_what_they_held(script):
+    done = script("""
+import synkhronos as synk
+assert not hasattr(synk, "function_module") and not hasattr(synk, "data_module")
+from synkhronos.function_module import Function
+from synkhronos.data_module import Data
+synk.fork(1)
+print(isinstance(synk.data([1.0]), Data), isinstance(synk.function([], []), Function))
+synk.close()
+""")
+    assert done.stdout.split() == ["True", "True"]
 
 
 def test_a_star_import_gives_the_names(script):
