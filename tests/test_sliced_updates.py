@@ -457,6 +457,23 @@ def test_plain_calls_compile_nothing_and_slices_only_where_there_are_updates(ran
     assert len(compiled) == 5
 
 
+@pytest.mark.parametrize("with_sliceables", [False, True])
+@pytest.mark.parametrize("with_updates", [False, True])
+def test_the_documented_numbers_of_compilations(ranks, compiled, with_sliceables, with_updates):
+    x, s, d = T.dvector("x"), theano.shared(0.0), theano.shared(np.arange(4.0))
+    f = function(
+        [x],
+        (x + d).mean() if with_sliceables else x.mean(),
+        updates=[(s, x.sum(), "sum")] if with_updates else None,
+        sliceable_shareds=[d] if with_sliceables else None,
+    )
+    value, counts = np.ones(4 * ranks.n), [len(compiled)]
+    for call in ({}, {"output_subset": [0]}, {"num_slices": 2}, {"num_slices": 3}, {}):
+        f(value, **call)
+        counts.append(len(compiled))
+    assert counts == [1, 1, 1, *[1 + with_updates] * 3]
+
+
 def test_workers_are_sent_the_sliced_code_once_when_it_is_called(ranks):
     s, x = theano.shared(0.0), T.dvector("x")
     f = function([x], (x.sum(), "sum"), updates=[(s, x.sum(), "sum")])
