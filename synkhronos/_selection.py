@@ -6,6 +6,7 @@
 Pure: nothing here knows of ranks or shared memory.
 """
 
+import contextlib
 import operator
 import sys
 
@@ -105,6 +106,10 @@ def _from_array(name, selection, length, wrong_dtype):
         raise ValueError(f"{name} must have one dimension, got {selection!r}")
     if picks.size == 0 and not isinstance(selection, np.ndarray):
         picks = picks.astype(np.int64)
+    if picks.dtype.kind == "f" and not isinstance(selection, np.ndarray):
+        # NumPy makes floats of unsigned 64-bit integers among signed ones.
+        with contextlib.suppress(TypeError, OverflowError):
+            picks = np.array(list(map(operator.index, selection)), np.int64)
     if picks.dtype == bool:
         if length not in (len(picks), ANY_LENGTH):
             raise ValueError(

@@ -63,6 +63,8 @@ def test_counts_and_slices_are_ranges(selection, expected):
         ((), []),
         ([np.int64(2), np.int8(-2)], [2, 8]),
         ([np.array(2), np.array(-2)], [2, 8]),
+        ([np.uint64(2), 1, np.uint64(0)], [2, 1, 0]),
+        ((np.uint64(2), -1), [2, 9]),
         (np.array([], "int32"), []),
         (np.arange(10)[::-2], [9, 7, 5, 3, 1]),
         (np.array([1, -1], ">i2"), [1, 9]),
