@@ -152,9 +152,7 @@ def select_each(name, selection, lengths):
                 )
         elif len(kinds) > 1:
             raise TypeError(f"{name} mixes numbers and selections: {selection!r}")
-    elif not (
-        selection is None or isinstance(selection, (slice, range)) or _has_axes(selection)
-    ):
+    elif not (selection is None or isinstance(selection, (slice, range)) or _has_axes(selection)):
         raise TypeError(
             f"{name} must be a slice, a list or array of integers, or a list with one of these for "
             f"each rank, got {selection!r}"

@@ -320,17 +320,15 @@ def _as_array(value, dtype, force_cast, what):
     if not same.all():
         wrong = array[~same].flat[0].item()
         raise TypeError(
-            f"{what} is of dtype {cast.dtype}, which can't hold {wrong!r}. Cast it yourself, or pass "
-            "force_cast=True."
+            f"{what} is of dtype {cast.dtype}, which can't hold {wrong!r}. Cast it yourself, or "
+            "pass force_cast=True."
         )
     return cast
 
 
 def _condition(value, dtype, ndim, force_cast, what):
     if not isinstance(value, np.ndarray):
-        value = value.data if isinstance(value, Data) else _as_array(
-            value, dtype, force_cast, what
-        )
+        value = value.data if isinstance(value, Data) else _as_array(value, dtype, force_cast, what)
     if value.ndim != ndim:
         raise TypeError(
             f"{what} has {ndim} dimensions, but the value has {value.ndim}, shape {value.shape}."

@@ -511,9 +511,9 @@ def test_as_theano_takes_the_data_that_calls_take(ranks):
     f = function([x, row], [(x, "gather"), (row, "gather")], name="f")
     good = synk.data(np.ones(2)), synk.data(np.ones((1, 3)))
     for bad in (np.ones(2, "float32"), np.ones((2, 2)), np.ones(2, "int64")):
-        with pytest.raises(TypeError, match="Input 'x' of Function 'f' .* A Data is never cast"):
+        with pytest.raises(TypeError, match=r"Input 'x' of Function 'f' .* A Data is never cast"):
             f.as_theano(synk.data(bad), good[1])
-    with pytest.raises(TypeError, match="Input 'row' .*must have length 1"):
+    with pytest.raises(TypeError, match=r"Input 'row' .*must have length 1"):
         f.as_theano(good[0], synk.data(np.ones((2, 3))))
     assert [part.shape for part in f.as_theano(*good)] == [(2,), (1, 3)]
 

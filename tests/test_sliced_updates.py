@@ -303,10 +303,10 @@ def test_an_error_in_a_slice_leaves_every_variable_as_it_was_on_that_rank(ranks)
 def test_an_update_that_can_not_be_accumulated_leaves_every_variable_as_it_was(ranks):
     s, t, x = theano.shared(1.0, "s"), theano.shared(np.ones((2, 2)), "t"), T.dmatrix("x")
     f = function([x], updates=[(s, x.sum(), "sum"), (t, x[:, : x.shape[0]], "gather")])
-    with pytest.raises(WorkerError, match="The update of t can't be gathered: .*beyond axis 0"):
+    with pytest.raises(WorkerError, match=r"The update of t can't be gathered: .*beyond axis 0"):
         f(np.ones((3 * ranks.n, 3)), num_slices=2)
     g = function([x], updates=[(s, x.sum(), "sum"), (t, x, "max")])
-    with pytest.raises(WorkerError, match="The update of t can't be reduced with 'max': .*shapes"):
+    with pytest.raises(WorkerError, match=r"The update of t can't be reduced with 'max': .*shapes"):
         g(np.ones((3 * ranks.n, 3)), num_slices=2)
     assert_replicas(s, [1.0] * ranks.n)
     assert_replicas(t, [np.ones((2, 2))] * ranks.n)
@@ -317,7 +317,7 @@ def test_updates_of_what_is_no_tensor_are_refused_with_slices(ranks):
     s = theano.shared(scipy.sparse.csr_matrix(np.zeros((2, 2))), "s")
     f = function([x], updates=[(s, theano.sparse.csr_from_dense(x))])
     f(np.ones((2 * ranks.n, 2)))
-    with pytest.raises(ValueError, match="the update of s, .*can't be accumulated"):
+    with pytest.raises(ValueError, match=r"the update of s, .*can't be accumulated"):
         f(np.zeros((2 * ranks.n, 2)), num_slices=2)
     np.testing.assert_array_equal(s.get_value().toarray(), np.ones((2, 2)))
 

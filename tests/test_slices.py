@@ -575,7 +575,7 @@ def test_gathering_numbers(ranks):
 def test_shapes_that_differ_between_slices_are_refused(ranks):
     x = T.dvector("x")
     f = function([x], [x.sum(), (x, "sum")])
-    with pytest.raises(WorkerError, match="Output 1 can't be reduced with 'sum': .*mode 'gather'"):
+    with pytest.raises(WorkerError, match=r"Output 1 can't be reduced with 'sum': .*mode 'gather'"):
         f(np.zeros(3 * ranks.n), num_slices=2)
     with pytest.raises(WorkerError, match="Output 1 can't be reduced with 'sum'"):
         f(np.zeros(3 * ranks.n), num_slices=2, output_subset=[1])
