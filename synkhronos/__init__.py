@@ -18,6 +18,18 @@ _HOMES = {
     "session": ("fork", "close"),
     "functions": ("function", "distribute"),
     "inputs": ("data",),
+    "collectives": (
+        "all_gather",
+        "all_reduce",
+        "broadcast",
+        "gather",
+        "get_lengths",
+        "get_shapes",
+        "get_value",
+        "reduce",
+        "scatter",
+        "set_value",
+    ),
     "_devices": ("get_n_gpu",),
     "errors": ("SessionError", "SharedMemoryFull", "WorkerDied", "WorkerError"),
 }

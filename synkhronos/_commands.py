@@ -5,11 +5,12 @@ too. What `run` returns on a worker is sent to the master as its answer.
 """
 
 import gc
+import pickle
 from dataclasses import dataclass
 from typing import Optional, Tuple, Union
 
-from synkhronos import _theano
-from synkhronos._replica import Replica
+from synkhronos import _partition, _theano
+from synkhronos._replica import Replica, unpack
 from synkhronos._shm import ArrayRef, SegmentRef
 
 Selection = Union[Tuple[int, int, int], ArrayRef]  # a range, or indices
@@ -77,6 +78,128 @@ class Lengths:
 
 
 @dataclass(frozen=True)
+class Broadcast:
+    """Give shared variables the value that one rank has, everywhere."""
+
+    keys: Tuple[int, ...]
+    root: int
+
+    def run(self, worker):
+        """Copy from the root."""
+        worker.comm.broadcast(self.keys, self.root)
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """Reduce shared variables over the ranks: on all of them, or to one."""
+
+    keys: Tuple[int, ...]
+    op: str
+    root: Optional[int]  # None for all
+
+    def run(self, worker):
+        """Return, on the master, what did not fit."""
+        if self.root is None:
+            unequal = worker.comm.all_reduce(self.keys, self.op)
+        else:
+            unequal = worker.comm.reduce(self.keys, self.op, self.root)
+        return unequal if worker.is_master else None
+
+
+@dataclass(frozen=True)
+class AllGather:
+    """Join the values of shared variables along axis 0, on all ranks."""
+
+    keys: Tuple[int, ...]
+
+    def run(self, worker):
+        """Return, on the master, what did not fit."""
+        unequal = worker.comm.all_gather(self.keys)
+        return unequal if worker.is_master else None
+
+
+@dataclass(frozen=True)
+class Expose:
+    """Have the master see the values of shared variables, of all ranks or one."""
+
+    keys: Tuple[int, ...]
+    rank: Optional[int] = None
+
+    def run(self, worker):
+        """Bring them to where the master can read them."""
+        if self.rank in (None, worker.rank):
+            worker.comm.expose(self.keys)
+
+
+@dataclass(frozen=True)
+class Assign:
+    """Give shared variables of one rank a value, or those of each rank its share."""
+
+    keys: Tuple[int, ...]
+    values: Tuple[ArrayRef, ...]
+    selections: Tuple[Optional[Selection], ...]  # the rows of each value; None for all
+    rank: Optional[int]  # None scatters
+
+    def run(self, worker):
+        """Copy this rank's rows."""
+        if self.rank not in (None, worker.rank):
+            return
+        for key, ref, selection in zip(self.keys, self.values, self.selections):
+            array = worker.segments.array(ref)
+            if selection is not None:
+                rows = unpack(worker, selection)
+            elif self.rank is None:
+                rows = range(len(array))
+            else:
+                rows = None
+            if self.rank is None:
+                rows = rows[slice(*_partition.share(len(rows), worker.n_ranks, worker.rank))]
+            worker.comm.assign(key, array, rows)
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Tell the shapes of shared variables on this rank."""
+
+    keys: Tuple[int, ...]
+
+    def run(self, worker):
+        """Return them."""
+        return [_theano.peek(worker.variables[key]).shape for key in self.keys]
+
+
+@dataclass(frozen=True)
+class SetObject:
+    """Give shared variables that hold no arrays, such as random states, a value."""
+
+    keys: Tuple[int, ...]
+    pickled: ArrayRef
+    rank: Optional[int]  # None for all
+
+    def run(self, worker):
+        """Unpickle it, for each rank an object of its own."""
+        data = worker.segments.array(self.pickled).tobytes()
+        if self.rank in (None, worker.rank):
+            for key, value in zip(self.keys, pickle.loads(data)):
+                _theano.replace_object(worker.variables[key], value)
+        worker.segments.forget([self.pickled.segment])
+
+
+@dataclass(frozen=True)
+class GetObject:
+    """Tell what a shared variable that holds no array has, on one rank or all."""
+
+    key: int
+    rank: Optional[int] = None
+
+    def run(self, worker):
+        """Return it pickled."""
+        if self.rank in (None, worker.rank):
+            return pickle.dumps(_theano.peek(worker.variables[self.key]))
+        return None
+
+
+@dataclass(frozen=True)
 class Forget:
     """Let go of what the master has released."""
 
@@ -92,6 +215,8 @@ class Forget:
             worker.comm.forget(key)
         for key in self.variables:
             worker.variables.pop(key, None)
+        if self.variables:
+            worker.comm.forget_variables(self.variables)
         if (self.functions or self.variables) and not worker.is_master:
             gc.collect()  # compiled functions are cycles, and an idle worker seldom collects
 

@@ -19,46 +19,43 @@ for the workers to come out of it: nothing is torn down, and nothing can get out
 
 import contextlib
 import fcntl
-import mmap
 import os
 import pickle
 import select
 import signal
-import threading
 
 from synkhronos import _reports
+from synkhronos._cells import (
+    ABORT,
+    ANSWER,
+    ASLEEP,
+    DONE,
+    ERROR,
+    LENGTH,
+    LINE,
+    MAILBOX,
+    MET,
+    NEWS,
+    NO_REPLY,
+    REPLY,
+    REPLY_KIND,
+    REPLY_LENGTH,
+    ROWS,
+    SEQUENCE,
+    SLOT,
+    Fence,
+    Memory,
+    make_pipes,
+)
 from synkhronos.errors import SessionError, WorkerDied
 
 SPINS = 2000  # looks at a cell, 50 ns each: about 100 microseconds
-MAILBOX = 1 << 20
-REPLY = 1 << 16
 MAX_SLOTS = 1024
 _HEARTBEAT_MS = 1000  # a sleeper looks again this often, whatever happens
-
-# Cells of the master, then one cache line of cells for each rank.
-_SEQUENCE, _SLOT, _LENGTH, _ABORT = range(4)
-_DONE, _ASLEEP, _REPLY_KIND, _REPLY_LENGTH, _ROWS = range(5)
-_LINE = 8
-_NO_REPLY, _ANSWER, _ERROR = range(3)
 
 
 class Aborted(Exception):
     """Another rank raised: leave the call and go to the finish barrier."""
-
-
-class _Fence:
-    """Orders a rank's write of one cell before its next read of another, for all ranks.
-
-    Taking a lock is an atomic read-modify-write, a full memory barrier on x86.
-    """
-
-    def __init__(self):
-        self._lock = threading.Lock()
-
-    def __call__(self):
-        # "with", because between two calls a Ctrl-C could leave the lock taken for ever.
-        with self._lock:
-            pass
 
 
 class Gate:
@@ -69,20 +66,18 @@ class Gate:
         self.rank = master_rank
         self._spins = SPINS if spin else 0
         self._worker_ranks = tuple(r for r in range(n_ranks) if r != master_rank)
-        size = 8 * _LINE * (n_ranks + 1)
-        self._memory = memoryview(mmap.mmap(-1, size + MAILBOX + REPLY * n_ranks))
-        self._cells = self._memory[:size].cast("q")
-        self._mailbox = self._memory[size : size + MAILBOX]
-        replies = self._memory[size + MAILBOX :]
-        self._replies = [replies[REPLY * r : REPLY * (r + 1)] for r in range(n_ranks)]
-        pipes = _pipes(2 * n_ranks)
+        memory = Memory(n_ranks)
+        self._cells, self._mailbox, self._replies = memory.cells, memory.mailbox, memory.replies
+        # Where each rank writes what all others may read between two meetings of a call.
+        self.boards = memory.boards
+        pipes = make_pipes(2 * n_ranks)
         self._wake_pipes = pipes[:n_ranks]
         for end in (end for pipe in self._wake_pipes for end in pipe):
             os.set_blocking(end, False)
         # Nobody writes to these; end of file is the master's death. One for each rank, because
         # the process to signal is a property of the open pipe.
         self._life_pipes = pipes[n_ranks:]
-        self._fence = _Fence()
+        self._fence = Fence()
         self._poll = select.poll()
         self._poll.register(self._wake_pipes[master_rank][0], select.POLLIN)
         self._deaths = select.poll()
@@ -97,7 +92,7 @@ class Gate:
     # What both ends share.
 
     def _line(self, rank):
-        return _LINE * (rank + 1)
+        return LINE * (rank + 1)
 
     def _wait(self, cell, value, abort=None):
         """Wait until the cell has reached `value`, or until the call `abort` is aborted."""
@@ -105,17 +100,19 @@ class Gate:
         for _ in range(self._spins):
             if cells[cell] >= value:
                 return
-            if cells[_ABORT] == abort:
+            if cells[ABORT] == abort:
                 raise Aborted
-        asleep = self._line(self.rank) + _ASLEEP
+        asleep = self._line(self.rank) + ASLEEP
         try:
             while True:
                 cells[asleep] = 1
                 self._fence()  # the signaller writes first and reads the flag after: so must we
                 if cells[cell] >= value:
                     return
-                if cells[_ABORT] == abort:
+                if cells[ABORT] == abort:
                     raise Aborted
+                if abort is not None:
+                    self._check_not_left(cell, value, abort)
                 self._sleep()
         finally:
             cells[asleep] = 0
@@ -131,7 +128,7 @@ class Gate:
                 self._check_alive()
 
     def _wake(self, rank):
-        if self._cells[self._line(rank) + _ASLEEP]:
+        if self._cells[self._line(rank) + ASLEEP]:
             with contextlib.suppress(BlockingIOError):  # full: it has been woken many times
                 os.write(self._wake_pipes[rank][1], b"\0")
 
@@ -142,16 +139,54 @@ class Gate:
 
     def abort(self):
         """Tell every rank to leave the call that is under way."""
-        self._cells[_ABORT] = self._cells[_SEQUENCE]
+        self._cells[ABORT] = self._cells[SEQUENCE]
         self._wake_all()
+
+    def meet(self) -> None:
+        """Wait inside a call until every rank has come to its meeting of the same number.
+
+        Raises
+        ------
+        Aborted
+            When a rank has raised, or the master left.
+        SessionError
+            When a rank has left the call without coming.
+        """
+        cells, sequence = self._cells, self._cells[SEQUENCE]
+        mine = self._line(self.rank) + MET
+        # Numbered within the call, so that nothing is left of one in which only some met.
+        number = max(cells[mine], sequence << 20) + 1
+        cells[mine] = number
+        self._wake_all()
+        for rank in range(self.n_ranks):
+            if rank != self.rank:
+                self._wait(self._line(rank) + MET, number, sequence)
+
+    def _check_not_left(self, cell, value, sequence):
+        done = cell - MET + DONE
+        # Looked at in this order: a rank meets before it leaves.
+        if self._cells[done] >= sequence and self._cells[cell] < value:
+            raise SessionError(
+                f"Rank {done // LINE - 1} has left a call in which rank {self.rank} still waits "
+                "to reduce with it. All ranks must compute the same all_reduces, so they can't be "
+                "in a branch that only some of them take."
+            )
+
+    def post_news(self, news: int) -> None:
+        """Say how far this rank's board is written; every change is one to a larger number."""
+        self._cells[self._line(self.rank) + NEWS] = news
+
+    def news(self, rank: int) -> int:
+        """Return what that rank has posted."""
+        return self._cells[self._line(rank) + NEWS]
 
     def report_rows(self, rows: int) -> None:
         """Tell the master from how many rows this rank computed; -1 says that it did not run."""
-        self._cells[self._line(self.rank) + _ROWS] = rows
+        self._cells[self._line(self.rank) + ROWS] = rows
 
     def rows_of(self, rank: int) -> int:
         """Return what that rank reported in the last call."""
-        return self._cells[self._line(rank) + _ROWS]
+        return self._cells[self._line(rank) + ROWS]
 
     # The worker's end.
 
@@ -180,9 +215,9 @@ class Gate:
         What it raises is reported like an error of the command, which could not be read.
         """
         cells = self._cells
-        self._wait(_SEQUENCE, self._sequence + 1)
-        self._sequence = cells[_SEQUENCE]
-        slot, length = cells[_SLOT], cells[_LENGTH]
+        self._wait(SEQUENCE, self._sequence + 1)
+        self._sequence = cells[SEQUENCE]
+        slot, length = cells[SLOT], cells[LENGTH]
         if length:
             self._commands[slot] = pickle.loads(self._mailbox[:length])
         return self._commands[slot]
@@ -191,11 +226,11 @@ class Gate:
         """Arrive at the finish barrier, with an answer for the master or an exception."""
         cells, line = self._cells, self._line(self.rank)
         if error is not None:
-            self._put_reply(_ERROR, _reports.describe(error, REPLY))
+            self._put_reply(ERROR, _reports.describe(error, REPLY))
             self.abort()
         elif reply is not None:
-            self._put_reply(_ANSWER, pickle.dumps(reply, pickle.HIGHEST_PROTOCOL))
-        cells[line + _DONE] = self._sequence
+            self._put_reply(ANSWER, pickle.dumps(reply, pickle.HIGHEST_PROTOCOL))
+        cells[line + DONE] = self._sequence
         self._fence()
         self._wake(self.master_rank)
 
@@ -204,8 +239,8 @@ class Gate:
         if len(data) > REPLY:
             raise SessionError(f"An answer of {len(data)} bytes is too long for a worker to send.")
         self._replies[self.rank][: len(data)] = data
-        self._cells[line + _REPLY_LENGTH] = len(data)
-        self._cells[line + _REPLY_KIND] = kind
+        self._cells[line + REPLY_LENGTH] = len(data)
+        self._cells[line + REPLY_KIND] = kind
 
     # The master's end.
 
@@ -234,8 +269,8 @@ class Gate:
             slot = self._slots.get(command)
             if slot is None:
                 slot, length = self._post(command)
-        cells[_SLOT], cells[_LENGTH] = slot, length
-        cells[_SEQUENCE] += 1
+        cells[SLOT], cells[LENGTH] = slot, length
+        cells[SEQUENCE] += 1
         # Only now: had we been interrupted earlier, the slot would stand for nothing.
         if command is not known:
             self._slots[command] = slot
@@ -259,22 +294,23 @@ class Gate:
     def finish(self) -> None:
         """Wait until every worker has reached the finish barrier; collect what they said."""
         cells = self._cells
-        sequence = cells[_SEQUENCE]
+        sequence = cells[SEQUENCE]
+        cells[self._line(self.rank) + DONE] = sequence
         for rank in self._worker_ranks:
             line = self._line(rank)
-            self._wait(line + _DONE, sequence)
-            if cells[line + _REPLY_KIND]:
+            self._wait(line + DONE, sequence)
+            if cells[line + REPLY_KIND]:
                 self._take_reply(rank, line)
         self._finished = sequence
 
     def _take_reply(self, rank, line):
         cells = self._cells
-        data = pickle.loads(self._replies[rank][: cells[line + _REPLY_LENGTH]])
-        if cells[line + _REPLY_KIND] == _ERROR:
+        data = pickle.loads(self._replies[rank][: cells[line + REPLY_LENGTH]])
+        if cells[line + REPLY_KIND] == ERROR:
             self._errors[rank] = data
         else:
             self.on_answer(rank, data)
-        cells[line + _REPLY_KIND] = _NO_REPLY
+        cells[line + REPLY_KIND] = NO_REPLY
 
     def drain(self) -> None:
         """Wait until the workers are out of a call that the master left early."""
@@ -286,12 +322,12 @@ class Gate:
     @property
     def is_open(self) -> bool:
         """Whether the workers may still be in a call."""
-        return self._cells[_SEQUENCE] != self._finished
+        return self._cells[SEQUENCE] != self._finished
 
     @property
     def sequence(self) -> int:
         """The number of the last call that was started."""
-        return self._cells[_SEQUENCE]
+        return self._cells[SEQUENCE]
 
     def call(self, command):
         """Return a context in which all ranks run `command`: the only crossing.
@@ -330,18 +366,6 @@ class Gate:
         for pipe in (*self._life_pipes, *self._wake_pipes):
             for end in pipe:
                 os.close(end)
-
-
-def _pipes(count):
-    pipes = []
-    try:
-        while len(pipes) < count:
-            pipes.append(os.pipe())
-    except OSError:
-        for end in (end for pipe in pipes for end in pipe):
-            os.close(end)
-        raise
-    return pipes
 
 
 class _Call:

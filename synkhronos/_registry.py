@@ -65,20 +65,34 @@ class Registry:
             (key_of_function, variant): (replica.variants[variant], replica.description)
             for variant in variants
         }
+        name = replica.variants[variants[0]].name
+        used = [v for function, _ in compiled.values() for v in _theano.shared_variables(function)]
+        nbytes = self._ship(compiled, used, f"Function {name!r}")
+        self._pending.pop(key_of_function, None)
+        log.info("distributed %s, %d bytes", name, nbytes)
+
+    def keys_of(self, variables) -> tuple:
+        """Return the keys of shared variables, after sending the workers those that they lack."""
+        keys = self._variable_keys
+        if any(variable not in keys for variable in variables):
+            self._ship({}, variables, "A shared variable")
+        return tuple([keys[variable] for variable in variables])
+
+    def _ship(self, compiled, variables, what):
+        """Send compiled functions, and the variables that are new; return the number of bytes."""
         known = {key: variable for variable, key in self._variable_keys.items()}
         new = {}
-        for function, _ in compiled.values():
-            for variable in _theano.shared_variables(function):
-                if variable not in self._variable_keys and not any(
-                    variable is other for other in new.values()
-                ):
-                    new[next(self._keys)] = variable
+        for variable in variables:
+            if variable not in self._variable_keys and not any(
+                variable is other for other in new.values()
+            ):
+                new[next(self._keys)] = variable
         try:
             pickled = _theano.dump(compiled, known, new)
         except Exception as error:
             raise TypeError(
-                f"Function {replica.variants[variants[0]].name!r} can't be sent to the workers, "
-                f"because something in it can't be pickled: {error}"
+                f"{what} can't be sent to the workers, because something in it can't be pickled: "
+                f"{error}"
             ) from error
         parcel = self._session.segments.create(len(pickled))
         parcel.bytes()[: len(pickled)] = pickled
@@ -89,8 +103,7 @@ class Registry:
             forgotten = weakref.finalize(variable, self._session.garbage.append, ("variables", key))
             forgotten.atexit = False
             _theano.spread_random_state(variable, self._session.master_rank)
-        self._pending.pop(key_of_function, None)
-        log.info("distributed %s, %d bytes", replica.variants[variants[0]].name, len(pickled))
+        return len(pickled)
 
     def release(self) -> None:
         """Have all functions let go of the shared memory that they keep."""

@@ -62,7 +62,7 @@ class Replica:
             return range(*_partition.share(request.rows, worker.n_ranks, worker.rank))
         if self.description.sliceables:
             if request.picked is not None:
-                return range(len(_unpack(worker, request.picked[worker.rank])))
+                return range(len(unpack(worker, request.picked[worker.rank])))
             return range(len(_theano.peek(self.description.sliceables[0])))
         return None
 
@@ -102,7 +102,7 @@ class Replica:
     # Rows of inputs.
 
     def _arguments(self, worker, request, rows):
-        selection = request.selection and _unpack(worker, request.selection)
+        selection = request.selection and unpack(worker, request.selection)
         arguments = []
         for position, (ref, kind) in enumerate(zip(request.inputs, request.kinds)):
             array = worker.segments.array(ref)
@@ -131,7 +131,7 @@ class Replica:
     @contextlib.contextmanager
     def _only(self, worker, request, rows):
         """Have the sliceable shared variables hold only the rows that are to be used."""
-        picked = request.picked and _unpack(worker, request.picked[worker.rank])
+        picked = request.picked and unpack(worker, request.picked[worker.rank])
         # Together with scattered inputs the positions are those of this rank's share.
         first = self._my_rows(worker, request).start
         with contextlib.ExitStack() as stack:
@@ -143,7 +143,7 @@ class Replica:
             yield
 
 
-def _unpack(worker, selection):
+def unpack(worker, selection):
     """Return what a selection in a message stands for: a range, or indices in shared memory."""
     if isinstance(selection, ArrayRef):
         return worker.segments.array(selection)

@@ -52,6 +52,15 @@ class Segment:
         self.ref = ref
         self._memory = memory
 
+    @classmethod
+    def attach(cls, ref: SegmentRef) -> "Segment":
+        """Map the segment that `ref` stands for."""
+        fd = os.open(f"/proc/{ref.pid}/fd/{ref.fd}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return cls(ref, mmap.mmap(fd, ref.nbytes))
+        finally:
+            os.close(fd)
+
     def array(self, dtype, shape, offset=0) -> np.ndarray:
         """Return a view. It keeps the memory alive for as long as it lives."""
         return np.ndarray(shape, dtype, self._memory, offset)
@@ -106,11 +115,7 @@ class Segments:
         """Return the segment that `ref` stands for, mapping it on first sight."""
         segment = self._attached.get(ref) or self._own.get(ref)
         if segment is None:
-            fd = os.open(f"/proc/{ref.pid}/fd/{ref.fd}", os.O_RDWR | os.O_CLOEXEC)
-            try:
-                segment = self._attached[ref] = Segment(ref, mmap.mmap(fd, ref.nbytes))
-            finally:
-                os.close(fd)
+            segment = self._attached[ref] = Segment.attach(ref)
         return segment
 
     def array(self, ref: ArrayRef) -> np.ndarray:

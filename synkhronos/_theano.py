@@ -99,6 +99,11 @@ def replace(variable, value) -> None:
     variable.container.storage[0] = np.asarray(value, dtype=variable.dtype)
 
 
+def replace_object(variable, value) -> None:
+    """Make `value` the value of a shared variable that holds no array, such as a random state."""
+    variable.container.value = value
+
+
 @contextlib.contextmanager
 def lend(variable, rows):
     """Have a shared variable hold some of its rows for a while.
@@ -114,6 +119,11 @@ def lend(variable, rows):
     finally:
         if storage[0] is rows:
             storage[0] = whole
+
+
+def is_array_variable(variable) -> bool:
+    """Whether a shared variable holds a NumPy array."""
+    return isinstance(variable.type, TensorType)
 
 
 def is_random_state(variable) -> bool:

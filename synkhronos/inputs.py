@@ -242,7 +242,7 @@ def data(
         dtype = _check_dtype(dtype)
     what = f"Data {name!r}" if name else "This Data"
     if value is not None and not isinstance(value, (np.ndarray, Data)):
-        value = _as_array(value, dtype, force_cast, what)
+        value = as_array(value, dtype, force_cast, what)
     if value is not None:
         dtype = value.dtype if dtype is None else dtype
         ndim = value.ndim if ndim is None else ndim
@@ -304,7 +304,7 @@ def _check_oversize(oversize):
     return number
 
 
-def _as_array(value, dtype, force_cast, what):
+def as_array(value, dtype, force_cast, what):
     """Return a list or scalar as an array, of `dtype` if one is given, as exactly as it can."""
     array = np.asarray(value)
     if array.dtype.kind not in _KINDS:
@@ -328,7 +328,7 @@ def _as_array(value, dtype, force_cast, what):
 
 def _condition(value, dtype, ndim, force_cast, what):
     if not isinstance(value, np.ndarray):
-        value = value.data if isinstance(value, Data) else _as_array(value, dtype, force_cast, what)
+        value = value.data if isinstance(value, Data) else as_array(value, dtype, force_cast, what)
     if value.ndim != ndim:
         raise TypeError(
             f"{what} has {ndim} dimensions, but the value has {value.ndim}, shape {value.shape}."
@@ -348,6 +348,11 @@ class StagedInput:
 
     def __init__(self, session, dtype, ndim):
         self._store = GrowingArray(session.segments, dtype, ndim)
+
+    @property
+    def nbytes(self):
+        """The size of the memory that it keeps."""
+        return self._store.allocated * self._store.array.itemsize
 
     def put(self, array):
         """Copy the array in; return what stands for it on other ranks."""

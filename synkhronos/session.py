@@ -56,6 +56,7 @@ class Session:
         self._processes = {}
         self.garbage = collections.deque()
         self._answers = {}
+        self.staged = {}  # shared memory that collectives keep for plain values
         self.registry = Registry(self)
         spin = self.n_ranks <= _devices.usable_cores()
         self.gate = Gate(self.n_ranks, master_rank, spin)
@@ -238,6 +239,7 @@ class Session:
         self.worker.comm.close()
         self.worker.replicas.clear()
         self.registry.release()
+        self.staged.clear()
         while self.garbage:
             kind, give_back = self.garbage.popleft()
             if kind == "give_back":

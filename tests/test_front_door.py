@@ -12,12 +12,22 @@ NAMES = [
     "SharedMemoryFull",
     "WorkerDied",
     "WorkerError",
+    "all_gather",
+    "all_reduce",
+    "broadcast",
     "close",
     "data",
     "distribute",
     "fork",
     "function",
+    "gather",
+    "get_lengths",
     "get_n_gpu",
+    "get_shapes",
+    "get_value",
+    "reduce",
+    "scatter",
+    "set_value",
 ]
 
 

@@ -3,7 +3,7 @@
 ==========  =====================  ==========================================
 kind        ranks                  what it can do
 ==========  =====================  ==========================================
-``shared``  of one machine         outputs of functions, through shared memory
+``shared``  of one machine         all, through shared memory, for arrays of the CPU
 ==========  =====================  ==========================================
 """
 
@@ -29,12 +29,63 @@ class Communicator(ABC):
         """Return the parts that `rank` deposited in the last call: views, valid until the next."""
 
     @abstractmethod
+    def expose(self, keys):
+        """Have the master see these variables' values of this rank, after the finish barrier."""
+
+    @abstractmethod
+    def values(self, key):
+        """Return, on the master, a variable's value on each rank: views, valid until the next."""
+
+    @abstractmethod
+    def value_of(self, rank, key):
+        """Return, on the master, a variable's value on one rank that has exposed it: a view."""
+
+    @abstractmethod
+    def assign(self, key, array, rows=None):
+        """Give this rank's variable a value, or some of its rows: a range or indices."""
+
+    @abstractmethod
+    def broadcast(self, keys, root):
+        """Replace each variable, on all ranks, with the value on rank `root`."""
+
+    @abstractmethod
+    def reduce(self, keys, op, root):
+        """Replace each variable of rank `root` with the reduction over all ranks.
+
+        Returns None, or, with nothing changed, (position, shapes) of the first that is not of the
+        same shape on all.
+        """
+
+    @abstractmethod
+    def all_reduce(self, keys, op):
+        """Replace each variable, on all ranks, with the reduction over all; returns as `reduce`."""
+
+    @abstractmethod
+    def reduce_to_new(self, key, op):
+        """Return, on the master, the reduction of what all have exposed; else as `reduce`."""
+
+    @abstractmethod
+    def all_gather(self, keys):
+        """Replace each variable, on all ranks, with the values of all joined along axis 0.
+
+        Returns as `reduce` does.
+        """
+
+    @abstractmethod
+    def exchange(self, arrays, ops, weights, targets):
+        """Reduce what all ranks have computed inside a function, into arrays of each rank's own."""
+
+    @abstractmethod
     def forget(self, key):
         """Drop what belongs to function `key`."""
 
     @abstractmethod
+    def forget_variables(self, keys):
+        """Drop what belongs to these variables."""
+
+    @abstractmethod
     def close(self):
-        """Drop everything."""
+        """Drop everything; the variables that are left keep their values."""
 
 
 def connect(kind: str, worker) -> Communicator:

@@ -1,100 +1,243 @@
-"""Ranks of one machine: outputs cross through shared memory.
+"""Ranks of one machine: every rank works on the arrays of all others where they are.
 
-Each worker has an outbox for each function: a segment of its own, laid out for the dtypes and
-shapes of the last call. While they stay the same a deposit is a copy and nothing is said; when they
-change, the worker announces the new layout with its answer. The master reads the outboxes after the
-finish barrier, so no rank waits for another inside the call.
+    bring home, post ──▶ meet ──▶ hear ──▶ reduce or copy     ──▶ finish barrier of the call
+    every rank its own            where    the rank's own share
+                                  all are  of every rank's array
+
+Nothing is sent: a value is read from the home of the rank that has it. See `homes` for where they
+are, and `outboxes` for the outputs of functions.
 """
-
-from typing import NamedTuple, Tuple
 
 import numpy as np
 
-from synkhronos._shm import SegmentRef
+from synkhronos import _blocks
 from synkhronos.comm import Communicator
+from synkhronos.comm.homes import Homes
+from synkhronos.comm.outboxes import Outboxes
 
-_ALIGN = 64
-
-
-class Layout(NamedTuple):
-    """Where the parts of one function's outputs lie in a worker's outbox."""
-
-    key: int
-    segment: SegmentRef
-    parts: Tuple[Tuple[str, Tuple[int, ...], int], ...]  # dtype, shape, offset
+_PLANS = 64  # lists of views that are kept
 
 
-class SharedMemory(Communicator):
-    """One rank's outboxes, and on the master its views of all others."""
+class SharedMemory(Outboxes, Communicator):
+    """One rank's end: its homes and outboxes, and its views of all others'."""
 
     def __init__(self, worker):
-        self._worker = worker
-        self._outboxes = {}  # key -> (segment, views), of this rank
-        self._inboxes = {}  # (key, rank) -> (segment ref, views), on the master
-        self.kept = ()
-
-    def keep(self, outputs):
-        """Hold on to the master's own outputs of this call."""
-        self.kept = outputs
-
-    def deposit(self, key, parts):
-        """Copy the parts into the outbox; return the layout if it is a new one."""
-        parts = [np.asarray(part) for part in parts]
-        segment, views = self._outboxes.get(key, (None, ()))
-        layout = None
-        if len(views) != len(parts) or any(
-            view.shape != part.shape or view.dtype != part.dtype for view, part in zip(views, parts)
-        ):
-            layout, segment, views = self._lay_out(key, segment, parts)
-            self._outboxes[key] = segment, views
-        for view, part in zip(views, parts):
-            view[...] = part
-        return layout
-
-    def _lay_out(self, key, segment, parts):
-        offset, places = 0, []
-        for part in parts:
-            if part.dtype.hasobject:
-                raise TypeError(
-                    f"An output of dtype {part.dtype} can't be reduced: only numbers and bools can."
-                )
-            places.append((part.dtype.str, part.shape, offset))
-            offset += -(-part.nbytes // _ALIGN) * _ALIGN
-        if segment is None or segment.ref.nbytes < offset:
-            # Some room to grow: the last minibatch of an epoch is not the only one of its size.
-            segment = self._worker.segments.create(offset + offset // 4)
-        layout = Layout(key, segment.ref, tuple(places))
-        return layout, segment, _views(segment, layout)
-
-    def take_note(self, rank, answer):
-        """Learn, on the master, where the outputs of a worker are from now on.
-
-        Returns whether the answer was about that.
-        """
-        if not isinstance(answer, Layout):
-            return False
-        old = self._inboxes.get((answer.key, rank))
-        if old is not None and old[0] != answer.segment:
-            self._worker.segments.forget([old[0]])
-        segment = self._worker.segments.attach(answer.segment)
-        self._inboxes[answer.key, rank] = answer.segment, _views(segment, answer)
-        return True
-
-    def collect(self, key, rank):
-        """Return the parts that `rank` deposited in the last call: views, valid until the next."""
-        return self._inboxes[key, rank][1]
-
-    def forget(self, key):
-        """Drop what belongs to function `key`."""
-        self._outboxes.pop(key, None)
-        for inbox in [inbox for inbox in self._inboxes if inbox[0] == key]:
-            self._worker.segments.forget([self._inboxes.pop(inbox)[0]])
+        super().__init__(worker)
+        self._gate = worker.gate
+        self._homes = Homes(worker)
+        self._plans = {}
+        self._exchanges = 0, 0  # the number of the call, and how many there were in it
 
     def close(self):
-        """Drop everything."""
-        for key in {*self._outboxes, *(key for key, _ in self._inboxes)}:
-            self.forget(key)
+        """Drop everything; the variables that are left keep their values."""
+        super().close()
+        self._plans.clear()
+        self._homes.close()
+
+    def forget_variables(self, keys):
+        """Drop what belongs to these variables."""
+        self._plans.clear()
+        self._homes.forget(keys)
+
+    # Values of shared variables.
+
+    def expose(self, keys):
+        """Have the master see the values; it may do so after the finish barrier."""
+        self._homes.begin()
+        self._homes.bring_home(keys)
+        self._homes.post()
+
+    def values(self, key):
+        """Return, on the master, what every rank has exposed, in rank order."""
+        self._homes.hear()
+        return self._homes.values(key)
+
+    def value_of(self, rank, key):
+        """Return, on the master, what one rank has exposed."""
+        self._homes.hear()
+        return self._homes.value_of(rank, key)
+
+    def assign(self, key, array, rows=None):
+        """Give this rank's variable a value, or some of its rows: a range or indices."""
+        self._homes.begin()
+        if rows is None:
+            self._homes.new_value(key, array.shape)[...] = array
+            return
+        target = self._homes.new_value(key, (len(rows), *array.shape[1:]))
+        if isinstance(rows, range) and rows.step > 0:
+            target[...] = array[rows.start : rows.stop : rows.step]
+        else:
+            np.take(array, rows, axis=0, out=target, mode="clip")
+
+    def _meet(self, keys):
+        self._homes.begin()
+        self._homes.bring_home(keys)
+        self._homes.post()
+        self._gate.meet()
+        self._homes.hear()
+
+    def all_reduce(self, keys, op):
+        """Replace each variable, on all ranks, with the reduction of all."""
+        self._meet(keys)
+        return self._reduce(keys, op, None)
+
+    def reduce(self, keys, op, root):
+        """Replace each variable of the rank `root` with the reduction of all."""
+        self._meet(keys)
+        return self._reduce(keys, op, root)
+
+    def _reduce(self, keys, op, root):
+        plan = self._plans.get((keys, root))
+        if plan is None or plan[0] != self._homes.version:
+            values = [self._homes.values(key) for key in keys]
+            unequal = _first_unequal(values)
+            if unequal is not None:
+                return unequal
+            if plan or len(self._plans) >= _PLANS:
+                self._plans.clear()  # views of what may be gone
+            plan = self._homes.version, self._plan(values, root)
+            self._plans[keys, root] = plan
+        divisor = self._worker.n_ranks
+        for sources, out, copies in plan[1]:
+            _blocks.reduce_block(op, sources, out, divisor)
+            for copy in copies:
+                copy[...] = out
+        return None
+
+    def _plan(self, values, root):
+        """Return the blocks that this rank reduces: sources, where to, and who gets a copy."""
+        flat = [[value.reshape(-1) for value in each] for each in values]
+        sizes = [(each[0].size, each[0].itemsize) for each in flat]
+        buffers = {}
+        blocks = []
+        for position, begin, end in _blocks.shares(sizes, self._worker.n_ranks, self._worker.rank):
+            sources = [array[begin:end] for array in flat[position]]
+            if root is None:
+                out, copies = sources[0], sources[1:]
+            elif root == 0:
+                out, copies = sources[0], []
+            else:
+                # The root's own value is needed until its turn comes.
+                dtype = sources[0].dtype
+                if dtype not in buffers:
+                    buffers[dtype] = np.empty(_blocks.BLOCK, np.uint8).view(dtype)
+                out, copies = buffers[dtype][: end - begin], [sources[root]]
+            blocks.append((sources, out, copies))
+        return blocks
+
+    def reduce_to_new(self, key, op):
+        """Return, on the master, the reduction of what all ranks have exposed, or a mismatch."""
+        values = self.values(key)
+        unequal = _first_unequal([values])
+        if unequal is not None:
+            return unequal
+        result = np.empty(values[0].shape, values[0].dtype)
+        flat = [value.reshape(-1) for value in values]
+        for _, begin, end in _blocks.shares([(result.size, result.itemsize)], 1, 0):
+            sources = [value[begin:end] for value in flat]
+            _blocks.reduce_block(op, sources, result.reshape(-1)[begin:end], len(values))
+        return result
+
+    def broadcast(self, keys, root):
+        """Replace each variable with the value on rank `root`."""
+        mine = self._worker.rank == root
+        self._homes.begin()
+        if mine:
+            self._homes.bring_home(keys)
+            self._homes.post()
+        self._gate.meet()
+        self._homes.hear()
+        if mine:
+            return
+        for key in keys:
+            value = self._homes.value_of(root, key)
+            self._homes.new_value(key, value.shape)[...] = value
+
+    def all_gather(self, keys):
+        """Replace each variable with the values of all ranks, joined along axis 0."""
+        self._meet(keys)
+        values = [self._homes.values(key) for key in keys]
+        for position, each in enumerate(values):
+            if len({value.shape[1:] for value in each}) > 1:
+                return _mismatch(position, each)
+        for key, each in zip(keys, values):
+            rows = sum(len(value) for value in each)
+            joined = self._homes.replace_home(key, (rows, *each[0].shape[1:]))
+            np.concatenate(each, out=joined)
+        # Who is done leaves its old home as it was: others may still read it.
+        return None
+
+    # Inside a function.
+
+    def exchange(self, arrays, ops, weights, targets):
+        """Reduce arrays that every rank has computed, into arrays of its own.
+
+        Parameters
+        ----------
+        arrays, targets : list of numpy.ndarray
+            Contiguous or not; a target may be its array.
+        ops : tuple of str
+        weights : tuple of int
+            How many rows each rank computed from. Who has none only takes part.
+
+        Raises
+        ------
+        ValueError
+            On every rank, when shapes differ.
+        """
+        weighing = [rank for rank, weight in enumerate(weights) if weight]
+        equal = len({weights[rank] for rank in weighing}) == 1
+        divisor = len(weighing) if equal else sum(weights)
+        mine = weights[self._worker.rank]
+        sequence, count = self._exchanges
+        count = count + 1 if sequence == self._gate.sequence else 0
+        self._exchanges = self._gate.sequence, count
+        # In turns: who is ahead may fill one while others read the other.
+        key = f"scratch {count % 2}"
+        boxes = self._homes.room_for(key, tuple((_wide(a.dtype).str, a.shape) for a in arrays))
+        for array, op, box in zip(arrays, ops, boxes):
+            if op == "avg" and not equal and mine:
+                np.multiply(array, box.dtype.type(mine), box)
+            else:
+                box[...] = array
+        self._homes.post()
+        self._gate.meet()
+        self._homes.hear()
+        everyone = self._homes.arrays(key)
+        for position, values in enumerate(zip(*everyone)):
+            if len(everyone[0]) != len(boxes) or len({value.shape for value in values}) > 1:
+                raise ValueError(
+                    "all_reduce got arrays of different shapes on the ranks: "
+                    f"{[value.shape for value in values]}."
+                )
+            target, op = targets[position], ops[position]
+            sources = [values[rank] for rank in weighing]
+            _reduce_whole(op, sources, target, divisor)
 
 
-def _views(segment, layout):
-    return [segment.array(*place) for place in layout.parts]
+def _reduce_whole(op, sources, target, divisor):
+    if not (target.flags.c_contiguous and target.dtype == sources[0].dtype):
+        whole = np.empty(target.shape, sources[0].dtype)
+        _reduce_whole(op, sources, whole, divisor)
+        target[...] = whole
+        return
+    flat, out = [source.reshape(-1) for source in sources], target.reshape(-1)
+    for _, begin, end in _blocks.shares([(out.size, out.itemsize)], 1, 0):
+        blocks = [source[begin:end] for source in flat]
+        _blocks.reduce_block(op, blocks, out[begin:end], divisor)
+
+
+def _wide(dtype):
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
+
+
+def _first_unequal(values):
+    for position, each in enumerate(values):
+        shape = each[0].shape
+        if any(value.shape != shape for value in each):
+            return _mismatch(position, each)
+    return None
+
+
+def _mismatch(position, values):
+    return position, [value.shape for value in values]

@@ -1,0 +1,86 @@
+"""Reduction over ranks where the arrays lie, in blocks that stay in a core's cache.
+
+    shares of the elements      rank 0          rank 1          rank 2
+    one variable after another  |- w -|--- b ---|------- v -------|- c -|
+
+Each rank reduces its share of every rank's arrays, always in the order of the ranks, and writes the
+result back to those who are to have it: each element is computed once, so all get the same bits.
+Pure: nothing here knows of processes.
+"""
+
+import numpy as np
+
+from synkhronos import _partition
+
+OPS = ("avg", "sum", "prod", "min", "max")
+BLOCK = 1 << 18  # bytes of each array that are worked on at a time: half of a small L2 cache
+
+_UFUNCS = {"avg": np.add, "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+
+
+def parse_op(op):
+    """Return the plain name of an operation, which may have the prefix ``c_``.
+
+    Raises ``ValueError`` for anything that is not an operation.
+    """
+    plain = op[2:] if isinstance(op, str) and op.startswith("c_") else op
+    if not isinstance(plain, str) or plain not in OPS:
+        raise ValueError(f"op must be one of {', '.join(OPS)}; got {op!r}")
+    return plain
+
+
+def reduce_block(op, sources, out, divisor):
+    """Reduce arrays of one shape into `out`, which may be the first of them but no other.
+
+    Parameters
+    ----------
+    op : str
+        See `OPS`. Bools are combined with "or" (sum, max) and "and" (prod, min).
+    sources : list of numpy.ndarray
+        One for each rank, in rank order; at least one.
+    out : numpy.ndarray
+        Half precision is combined in single, whose 24 bits hold the sum of many ranks.
+    divisor : float
+        What to divide by for the op ``avg``.
+    """
+    ufunc = _UFUNCS[op]
+    if out.dtype == np.float16:
+        total = sources[0].astype(np.float32)
+    elif len(sources) == 1:
+        total = out
+        if out is not sources[0]:
+            out[...] = sources[0]
+    else:
+        total = ufunc(sources[0], sources[1], out)
+        sources = sources[1:]
+    for source in sources[1:]:
+        ufunc(total, source, total)
+    if op == "avg" and divisor != 1:
+        # Multiplying is faster, and exact where the divisor is a power of two.
+        if divisor & (divisor - 1) == 0:
+            np.multiply(total, total.dtype.type(1 / divisor), total)
+        else:
+            np.divide(total, total.dtype.type(divisor), total)
+    if total is not out:
+        out[...] = total
+
+
+def shares(sizes, n_ranks, rank):
+    """Yield (position, first element, element after the last) of the arrays' blocks of one rank.
+
+    Parameters
+    ----------
+    sizes : list of (int, int)
+        How many elements each array has, and of how many bytes each is.
+    """
+    total = sum(elements * nbytes for elements, nbytes in sizes)
+    begin, end = _partition.share(total, n_ranks, rank)
+    offset = 0
+    for position, (elements, nbytes) in enumerate(sizes):
+        # Rounded up on both sides, so that neighbours agree on whose an element is.
+        first = min(max(-(-(begin - offset) // nbytes), 0), elements)
+        last = min(max(-(-(end - offset) // nbytes), 0), elements)
+        step = max(BLOCK // nbytes, 1)
+        for at in range(first, last, step):
+            yield position, at, min(at + step, last)
+        offset += elements * nbytes

@@ -1,0 +1,66 @@
+"""What the processes of a gate share from before the fork: cells, buffers and pipes.
+
+    cells     the master's, then one cache line for each rank: numbers, written by one rank each
+    mailbox   the master's new command
+    replies   one buffer for each rank: its answer or its error
+    boards    one for each rank, of what it tells all others
+
+Anonymous memory, which pages that nobody writes to take nothing of.
+"""
+
+import mmap
+import os
+import threading
+
+MAILBOX = 1 << 20
+REPLY = 1 << 16
+BOARD = 1 << 20
+
+# Cells of the master, then those of a rank in its line.
+SEQUENCE, SLOT, LENGTH, ABORT = range(4)
+DONE, ASLEEP, REPLY_KIND, REPLY_LENGTH, ROWS, MET, NEWS = range(7)
+LINE = 8
+NO_REPLY, ANSWER, ERROR = range(3)
+
+
+class Memory:
+    """The shared cells and buffers of one gate."""
+
+    def __init__(self, n_ranks: int):
+        size = 8 * LINE * (n_ranks + 1)
+        self._all = memoryview(mmap.mmap(-1, size + MAILBOX + (REPLY + BOARD) * n_ranks))
+        self.cells = self._all[:size].cast("q")
+        self.mailbox = self._all[size : size + MAILBOX]
+        self.replies = self._split(size + MAILBOX, REPLY, n_ranks)
+        self.boards = self._split(size + MAILBOX + REPLY * n_ranks, BOARD, n_ranks)
+
+    def _split(self, begin, length, count):
+        return [self._all[begin + length * i : begin + length * (i + 1)] for i in range(count)]
+
+
+class Fence:
+    """Orders a rank's write of one cell before its next read of another, for all ranks.
+
+    Taking a lock is an atomic read-modify-write, a full memory barrier on x86.
+    """
+
+    def __init__(self):
+        self._lock = threading.Lock()
+
+    def __call__(self):
+        # "with", because between two calls a Ctrl-C could leave the lock taken for ever.
+        with self._lock:
+            pass
+
+
+def make_pipes(count):
+    """Return so many pipes, or none."""
+    pipes = []
+    try:
+        while len(pipes) < count:
+            pipes.append(os.pipe())
+    except OSError:
+        for end in (end for pipe in pipes for end in pipe):
+            os.close(end)
+        raise
+    return pipes

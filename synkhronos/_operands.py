@@ -1,0 +1,182 @@
+"""What the collectives are given: checked before a launch, and put where all ranks see it."""
+
+import pickle
+
+import numpy as np
+
+from synkhronos import _blocks, _commands, _selection, _theano
+from synkhronos.inputs import Data, StagedInput, as_array
+
+_KEPT_BYTES = 1 << 24  # up to this size, the shared memory that values were staged in is kept
+
+
+def check_variables(name, shared_vars, objects=False):
+    """Return the variables as a list; with `objects` also those that hold no arrays."""
+    variables = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
+    if not variables:
+        raise ValueError(f"{name}() got an empty list of shared variables.")
+    for variable in variables:
+        if not isinstance(variable, _theano.SharedVariable):
+            raise TypeError(
+                f"{name}() takes a Theano shared variable or a list of them, got {variable!r}."
+            )
+        if not _theano.is_array_variable(variable) and not (
+            objects and _theano.is_random_state(variable)
+        ):
+            raise TypeError(
+                f"{name}() can't take {variable}, of type {variable.type}: it works on arrays"
+                + (" and random states." if objects else ".")
+            )
+    if len(set(variables)) < len(variables):
+        twice = next(v for i, v in enumerate(variables) if v in variables[:i])
+        raise ValueError(f"{name}() got {twice} twice.")
+    return variables
+
+
+def check_axis(name, variables):
+    for variable in variables:
+        if variable.ndim == 0:
+            raise TypeError(f"{name} needs an axis 0, which {variable} does not have.")
+
+
+def check_rows(name, variables, n_ranks):
+    check_axis(f"{name}()", variables)
+    for variable in variables:
+        if variable.broadcastable[0] and n_ranks > 1:
+            raise TypeError(
+                f"{name}() changes the number of rows, but {variable} is broadcastable along "
+                "axis 0: it always has one."
+            )
+
+
+def check_reduction(name, shared_vars, op):
+    variables = check_variables(name, shared_vars)
+    op = _blocks.parse_op(op)
+    if op == "avg":
+        for variable in variables:
+            if np.dtype(variable.dtype).kind not in "fc":
+                raise TypeError(
+                    f"{name}() can't average {variable}, of dtype {variable.dtype}: the result "
+                    "would not be of that type. Use op='sum'."
+                )
+    return variables, op
+
+
+def check_values(name, shared_vars, variables, values, none=False, rows_may_differ=False):
+    """Return one value for each variable: an array of its dtype, or a Data."""
+    if isinstance(shared_vars, (list, tuple)):
+        if not isinstance(values, (list, tuple)) or len(values) != len(variables):
+            count = f"{len(values)}" if isinstance(values, (list, tuple)) else repr(values)
+            raise TypeError(
+                f"{name}() got a list of {len(variables)} variables: values must be a list with "
+                f"one for each, got {count}."
+            )
+    else:
+        values = [values]
+    return [
+        None if value is None and none else _check_value(name, variable, value, rows_may_differ)
+        for variable, value in zip(variables, values)
+    ]
+
+
+def _check_value(name, variable, value, rows_may_differ):
+    if not _theano.is_array_variable(variable):
+        if not isinstance(value, np.random.RandomState):
+            raise TypeError(f"{name}() takes a RandomState for {variable}, got {value!r}.")
+        return value
+    if isinstance(value, Data):
+        if value.dtype != variable.dtype or value.ndim != variable.ndim:
+            raise TypeError(
+                f"{name}() can't give {variable}, of type {variable.type}, the value of {value}: "
+                "a Data must have the variable's dtype and number of dimensions."
+            )
+    else:
+        try:
+            if value is None:
+                raise TypeError("None is no array")
+            if not isinstance(value, np.ndarray):
+                value = as_array(value, variable.dtype, False, str(variable))
+            if not rows_may_differ or not any(variable.broadcastable):
+                value = np.asarray(_theano.cast_input(variable, value, None))
+        except Exception as error:
+            # Theano's own checks stumble in many ways over what is no array.
+            raise TypeError(
+                f"{name}() can't give {variable}, of type {variable.type}, the value "
+                f"{_describe(value)}: {error}"
+            ) from error
+    shape = value.shape[1:] if rows_may_differ else value.shape
+    fixed = variable.broadcastable[len(variable.broadcastable) - len(shape) :]
+    if any(one and length != 1 for one, length in zip(fixed, shape)):
+        raise TypeError(
+            f"{name}() can't give {variable}, of type {variable.type}, a value of shape "
+            f"{value.shape}: it must have length 1 where the variable is broadcastable."
+        )
+    return value
+
+
+def _describe(value):
+    if isinstance(value, np.ndarray):
+        return f"of dtype {value.dtype} and shape {value.shape}"
+    return repr(value)
+
+
+def raise_unequal(name, variables, unequal, where=""):
+    if unequal is not None:
+        position, shapes = unequal
+        raise ValueError(
+            f"{name}() needs the same shape on all ranks{where}, but {variables[position]} has, "
+            f"in rank order, {shapes}."
+        )
+
+
+# What goes to the ranks.
+
+
+def assign(session, name, variables, values, batch, rank) -> None:
+    """Give variables of one rank their values, or each rank its share if `rank` is None."""
+    selections = []
+    for position, value in enumerate(values):
+        if batch is None:
+            selections.append(None)
+        else:
+            if value.ndim == 0:
+                raise TypeError(f"{name}() got batch, but value {position} has no axis 0.")
+            selections.append(_selection.select_rows("batch", batch, len(value)))
+    keys = session.registry.keys_of(variables)
+    if rank == session.master_rank:
+        for key, value, selection in zip(keys, values, selections):
+            session.comm.assign(key, np.asarray(value), selection)
+        return
+    staged = []
+    refs = tuple(_stage(session, staged, value) for value in values)
+    sent = tuple(selection and _send_rows(session, staged, selection) for selection in selections)
+    try:
+        session.run(_commands.Assign(keys, refs, sent, rank))
+    finally:
+        for slot in staged:
+            if session.staged[slot].nbytes > _KEPT_BYTES:
+                del session.staged[slot]
+
+
+def _stage(session, staged, value):
+    if isinstance(value, Data):
+        return value._ref(session)
+    slot = len(staged), value.dtype, value.ndim
+    staged.append(slot)
+    if slot not in session.staged:
+        session.staged[slot] = StagedInput(session, value.dtype, value.ndim)
+    return session.staged[slot].put(value)
+
+
+def _send_rows(session, staged, rows):
+    if isinstance(rows, range):
+        return rows.start, rows.stop, rows.step
+    return _stage(session, staged, rows)
+
+
+def send_objects(session, keys, objects, rank) -> None:
+    """Give variables that hold no arrays their values, on one rank, or on all."""
+    pickled = pickle.dumps(objects, pickle.HIGHEST_PROTOCOL)
+    parcel = session.segments.create(len(pickled))
+    parcel.bytes()[: len(pickled)] = pickled
+    session.run(_commands.SetObject(keys, parcel.array_ref("u1", (len(pickled),)), rank))

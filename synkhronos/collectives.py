@@ -1,0 +1,377 @@
+"""Shared variables kept in step: the public verbs.
+
+    check ──▶ keys, values in shared memory ──▶ one command ──▶ every rank's communicator
+
+Each takes one shared variable or a list of them, in one round. A variable that no function uses is
+sent to the workers, with the master's value, when it is first named. The argument ``nccl`` of the
+2017 package is accepted everywhere: it matters to GPUs only.
+"""
+
+import contextlib
+import pickle
+
+import numpy as np
+
+from synkhronos import _commands, _operands, _theano
+from synkhronos import session as _session
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "broadcast",
+    "gather",
+    "get_lengths",
+    "get_shapes",
+    "get_value",
+    "reduce",
+    "scatter",
+    "set_value",
+]
+
+
+def broadcast(shared_vars, values=None, nccl=True) -> None:
+    """Give shared variables the master's value on every rank, whatever their shapes were.
+
+    Parameters
+    ----------
+    shared_vars : shared variable or list of them
+        Random states (of ``RandomStreams``) too: then all ranks draw the same numbers.
+    values : array_like, Data, or list of these with one for each variable, optional
+        Values that the master's variables get before; a None in the list keeps the present one.
+    nccl : bool
+        For GPUs.
+
+    Raises
+    ------
+    SessionError
+        Before :func:`~synkhronos.fork`.
+    TypeError, ValueError
+        For arguments that don't fit, before anything is changed.
+
+    Examples
+    --------
+    >>> import numpy as np, theano
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> s = theano.shared(np.zeros(2))
+    >>> synk.broadcast(s, [3.0, 4.0])
+    >>> synk.get_value(1, s)
+    array([3., 4.])
+    >>> synk.close()
+    """
+    with _call("broadcast") as session:
+        variables = _operands.check_variables("broadcast", shared_vars, objects=True)
+        given = [None] * len(variables)
+        if values is not None:
+            given = _operands.check_values("broadcast", shared_vars, variables, values, True)
+        objects = [v for v in variables if not _theano.is_array_variable(v)]
+        arrays = [v for v in variables if _theano.is_array_variable(v)]
+        keys = dict(zip(variables, session.registry.keys_of(variables)))
+        for variable, value in zip(variables, given):
+            if value is None:
+                continue
+            if variable in objects:
+                _theano.replace_object(variable, value)
+            else:
+                session.comm.assign(keys[variable], value)
+        if arrays:
+            array_keys = tuple(keys[variable] for variable in arrays)
+            session.run(_commands.Broadcast(array_keys, session.master_rank))
+        if objects:
+            object_keys = tuple(keys[variable] for variable in objects)
+            _operands.send_objects(session, object_keys, [_theano.peek(v) for v in objects], None)
+
+
+def scatter(shared_vars, values, batch=None) -> None:
+    """Give each rank its part of the rows of a value, in rank order.
+
+    The rows are split as those of function inputs are: the edges are ``linspace(0, rows, n + 1)``,
+    floored. With fewer rows than ranks some get none.
+
+    Parameters
+    ----------
+    shared_vars : shared variable or list of them
+        Of at least one dimension; they take the shapes of their parts.
+    values : array_like, Data, or list of these with one for each variable
+        Data is read where it is, by all ranks at once.
+    batch : int, slice, range, list, or array of integers or bools, optional
+        The rows to scatter, as in calls of functions; of all of `values`.
+
+    Raises
+    ------
+    SessionError, TypeError, ValueError
+        As :func:`broadcast`.
+
+    Examples
+    --------
+    >>> import numpy as np, theano
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> s = theano.shared(np.zeros(1))
+    >>> synk.scatter(s, np.arange(5.0))
+    >>> synk.gather(s, nd_up=0), synk.get_lengths(s)
+    (array([0., 1., 2., 3., 4.]), [2, 3])
+    >>> synk.close()
+    """
+    with _call("scatter") as session:
+        variables = _operands.check_variables("scatter", shared_vars)
+        _operands.check_rows("scatter", variables, session.n_ranks)
+        given = _operands.check_values(
+            "scatter", shared_vars, variables, values, rows_may_differ=True
+        )
+        _operands.assign(session, "scatter", variables, given, batch, None)
+
+
+def gather(shared_vars, nd_up=1, nccl=True):
+    """Return the values on all ranks, in rank order.
+
+    Parameters
+    ----------
+    shared_vars : shared variable or list of them
+    nd_up : {1, 0}
+        1 stacks them along a new axis 0; 0 joins them along the axis 0 that they have.
+    nccl : bool
+        For GPUs.
+
+    Returns
+    -------
+    numpy.ndarray, or list of numpy.ndarray
+        A list, of one array for each rank, where the shapes do not allow to put them together. For
+        more than one variable a tuple of these.
+
+    Raises
+    ------
+    SessionError, TypeError, ValueError
+        As :func:`broadcast`.
+    """
+    with _call("gather") as session:
+        variables = _operands.check_variables("gather", shared_vars)
+        if nd_up not in (0, 1):
+            raise ValueError(
+                f"nd_up must be 1 (stack along a new axis) or 0 (join along axis 0), got {nd_up!r}"
+            )
+        if nd_up == 0:
+            _operands.check_axis("gather(nd_up=0)", variables)
+        keys = session.registry.keys_of(variables)
+        session.run(_commands.Expose(keys))
+        results = [_put_together(session.comm.values(key), nd_up) for key in keys]
+        return results[0] if len(results) == 1 else tuple(results)
+
+
+def _put_together(values, nd_up):
+    if len({value.shape[1 - nd_up :] for value in values}) > 1:
+        return [value.copy() for value in values]
+    return np.stack(values) if nd_up else np.concatenate(values)
+
+
+def all_gather(shared_vars, nccl=True) -> None:
+    """Replace shared variables, on every rank, with the values of all joined along axis 0.
+
+    Parameters
+    ----------
+    shared_vars : shared variable or list of them
+        Their shapes may differ between ranks along axis 0.
+    nccl : bool
+        For GPUs.
+
+    Raises
+    ------
+    SessionError, TypeError, ValueError
+        As :func:`broadcast`; ValueError also where shapes differ beyond axis 0: then nothing that
+        comes later in the list was changed.
+    """
+    with _call("all_gather") as session:
+        variables = _operands.check_variables("all_gather", shared_vars)
+        _operands.check_rows("all_gather", variables, session.n_ranks)
+        unequal = session.run(_commands.AllGather(session.registry.keys_of(variables)))
+        _operands.raise_unequal("all_gather", variables, unequal, " beyond axis 0")
+
+
+def reduce(shared_vars, op="avg", in_place=True, nccl=True):
+    """Reduce the values of all ranks, element by element, to the master.
+
+    Parameters
+    ----------
+    shared_vars : shared variable or list of them
+        Of the same shape on all ranks. Half precision is combined in single; integers in their own
+        type, which wraps around; bools with "or" (sum, max) and "and" (prod, min).
+    op : {"avg", "sum", "prod", "min", "max"}
+        Every rank has the same weight in an average; integers and bools have none.
+    in_place : bool
+        Whether the master's variable gets the result. The workers' are not changed.
+    nccl : bool
+        For GPUs.
+
+    Returns
+    -------
+    None, or numpy.ndarray or tuple of them if not `in_place`
+
+    Raises
+    ------
+    SessionError, TypeError, ValueError
+        As :func:`broadcast`; ValueError also where shapes differ.
+    """
+    with _call("reduce") as session:
+        variables, op = _operands.check_reduction("reduce", shared_vars, op)
+        keys = session.registry.keys_of(variables)
+        if in_place:
+            unequal = session.run(_commands.Reduce(keys, op, session.master_rank))
+            _operands.raise_unequal("reduce", variables, unequal)
+            return None
+        session.run(_commands.Expose(keys))
+        results = []
+        for position, key in enumerate(keys):
+            result = session.comm.reduce_to_new(key, op)
+            if not isinstance(result, np.ndarray):
+                _operands.raise_unequal("reduce", variables[position:], result)
+            results.append(result)
+        return tuple(results) if isinstance(shared_vars, (list, tuple)) else results[0]
+
+
+def all_reduce(shared_vars, op="avg", nccl=True) -> None:
+    """Replace shared variables, on every rank, with the reduction of the values of all.
+
+    Each rank reduces a part of all arrays, where they are in shared memory, and writes the result
+    to the others; so every rank has the same bits.
+
+    Parameters
+    ----------
+    shared_vars, op, nccl
+        As in :func:`reduce`. Many small variables together cost one round.
+
+    Raises
+    ------
+    SessionError, TypeError, ValueError
+        As :func:`reduce`.
+
+    Examples
+    --------
+    >>> import numpy as np, theano
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> s = theano.shared(np.zeros(1))
+    >>> synk.scatter(s, np.array([[1.0, 2.0], [5.0, 6.0]]).ravel())
+    >>> synk.all_reduce(s, op="sum")
+    >>> synk.gather(s)
+    array([[6., 8.],
+           [6., 8.]])
+    >>> synk.close()
+    """
+    with _call("all_reduce") as session:
+        variables, op = _operands.check_reduction("all_reduce", shared_vars, op)
+        unequal = session.run(_commands.Reduce(session.registry.keys_of(variables), op, None))
+        if unequal:
+            _operands.raise_unequal("all_reduce", variables, unequal)
+
+
+def set_value(rank, shared_vars, values, batch=None) -> None:
+    """Give shared variables of one rank a value, of any shape.
+
+    Parameters
+    ----------
+    rank : int
+        Any rank, the master's too.
+    shared_vars : shared variable or list of them
+    values : array_like, Data, or list of these with one for each variable
+    batch : int, slice, range, list, or array of integers or bools, optional
+        The rows of the values to take.
+
+    Raises
+    ------
+    SessionError, TypeError, ValueError
+        As :func:`broadcast`.
+    """
+    with _call("set_value") as session:
+        rank = _session._whole_number("rank", rank, 0, session.n_ranks - 1)
+        variables = _operands.check_variables("set_value", shared_vars, objects=True)
+        given = _operands.check_values("set_value", shared_vars, variables, values)
+        arrays = [i for i, v in enumerate(variables) if _theano.is_array_variable(v)]
+        objects = [i for i in range(len(variables)) if i not in arrays]
+        if arrays:
+            chosen = [variables[i] for i in arrays]
+            _operands.assign(session, "set_value", chosen, [given[i] for i in arrays], batch, rank)
+        if objects:
+            keys = session.registry.keys_of([variables[i] for i in objects])
+            _operands.send_objects(session, keys, [given[i] for i in objects], rank)
+
+
+def get_value(rank, shared_vars):
+    """Return the values of shared variables on one rank.
+
+    Parameters
+    ----------
+    rank : int
+        Any rank, the master's too.
+    shared_vars : shared variable or list of them
+
+    Returns
+    -------
+    numpy.ndarray or tuple of them
+        Copies; a tuple for a list, also for a list of one.
+
+    Raises
+    ------
+    SessionError, TypeError, ValueError
+        As :func:`broadcast`.
+    """
+    with _call("get_value") as session:
+        rank = _session._whole_number("rank", rank, 0, session.n_ranks - 1)
+        variables = _operands.check_variables("get_value", shared_vars, objects=True)
+        keys = session.registry.keys_of(variables)
+        arrays = [k for k, v in zip(keys, variables) if _theano.is_array_variable(v)]
+        if arrays:
+            session.run(_commands.Expose(tuple(arrays), rank))
+        results = []
+        for key in keys:
+            if key in arrays:
+                results.append(session.comm.value_of(rank, key).copy())
+            else:
+                results.append(pickle.loads(session.ask(_commands.GetObject(key, rank))[rank]))
+        return tuple(results) if isinstance(shared_vars, (list, tuple)) else results[0]
+
+
+def get_lengths(shared_vars):
+    """Return the lengths along axis 0 on every rank.
+
+    Returns
+    -------
+    list of int, or tuple of these
+        In rank order; a tuple for a list of variables, also for a list of one.
+    """
+    with _call("get_lengths") as session:
+        variables = _operands.check_variables("get_lengths", shared_vars)
+        _operands.check_axis("get_lengths", variables)
+        shapes = _ask_shapes(session, variables)
+        lengths = tuple([shape[0] for shape in each] for each in shapes)
+        return lengths if isinstance(shared_vars, (list, tuple)) else lengths[0]
+
+
+def get_shapes(shared_vars):
+    """Return the shapes on every rank.
+
+    Returns
+    -------
+    list of tuple, or tuple of these
+        In rank order; a tuple for a list of variables, also for a list of one.
+    """
+    with _call("get_shapes") as session:
+        shapes = _ask_shapes(session, _operands.check_variables("get_shapes", shared_vars))
+        return shapes if isinstance(shared_vars, (list, tuple)) else shapes[0]
+
+
+def _ask_shapes(session, variables):
+    answers = session.ask(_commands.Shapes(session.registry.keys_of(variables)))
+    return tuple(map(list, zip(*answers)))
+
+
+@contextlib.contextmanager
+def _call(name):
+    session = _session.current(f"{name}()")
+    with session.lock:
+        session.refuse_nesting()
+        with session.inside:
+            session.settle()
+            yield session
