@@ -35,10 +35,12 @@ _HOMES = {
 }
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = sorted(_NAMES)
+__all__ = sorted([*_NAMES, "ops"])
 
 
 def __getattr__(name):
+    if name == "ops":
+        return importlib.import_module("synkhronos.ops")
     if name not in _NAMES:
         raise AttributeError(f"module 'synkhronos' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"synkhronos.{_NAMES[name]}"), name)

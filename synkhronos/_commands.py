@@ -59,6 +59,7 @@ class RunFunction:
     source: int  # the rank whose own result stands where nothing is reduced
     source_of_nothing: int  # the rank that runs though it has no rows; -1 for none
     output_subset: Optional[Tuple[int, ...]] = None
+    counts: Optional[Tuple[int, ...]] = None  # rows of each rank, where ranks reduce as they run
 
     def run(self, worker):
         """Return the new layout of this rank's outputs, where it has changed."""

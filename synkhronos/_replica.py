@@ -1,11 +1,11 @@
 """One rank's copy of one function: select the rows, run slice by slice, hand the outputs over."""
 
 import contextlib
-from typing import NamedTuple, Tuple
+from typing import NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from synkhronos import _partition, _theano
+from synkhronos import _graph, _partition, _theano
 from synkhronos._reduction import Accumulator
 from synkhronos._shm import ArrayRef
 
@@ -19,6 +19,14 @@ class Description(NamedTuple):
     output_modes: Tuple
     updates: Tuple  # (shared variable, mode) of what is accumulated over slices
     sliceables: Tuple  # the shared variables that `batch_s` and slices select rows of
+    communicates: bool = False  # whether ranks reduce with one another while they run it
+
+
+class _Slice(NamedTuple):
+    """What a rank computes at a time."""
+
+    rows: Optional[range]
+    weights: Optional[Tuple[int, ...]]  # rows of each rank, where they reduce with one another
 
 
 class Replica:
@@ -44,10 +52,13 @@ class Replica:
         """
         rows = self._my_rows(worker, request)
         computed = 1 if rows is None else len(rows)
-        if computed == 0 and worker.rank != request.source_of_nothing:
+        idle = computed == 0 and worker.rank != request.source_of_nothing
+        # Others would wait for a rank that stays away from a function in which they reduce.
+        if not idle or self.description.communicates:
+            outputs = self._run_slices(worker, request, rows)
+        if idle:
             worker.gate.report_rows(-1)
             return None
-        outputs = self._run_slices(worker, request, rows)
         worker.gate.report_rows(max(computed, 1))
         if worker.is_master:
             return worker.comm.keep(outputs)
@@ -66,37 +77,77 @@ class Replica:
             return range(len(_theano.peek(self.description.sliceables[0])))
         return None
 
+    def _slices(self, worker, request, rows):
+        """Return what this rank computes, one after another: no slice is empty, unless all are."""
+        counts, n_slices = request.counts, request.num_slices
+        if counts is None:
+            if rows is None or n_slices == 1 or len(rows) == 0:
+                return [_Slice(rows, (1,) * worker.n_ranks)]
+            # More slices than rows are one for each row: the rest would be empty.
+            edges = _partition.edges(len(rows), min(n_slices, len(rows)))
+            return [_Slice(rows[a:b], None) for a, b in zip(edges, edges[1:])]
+        # All ranks make as many, so that none is missed by the others when they reduce.
+        if not any(counts):
+            return [_Slice(rows, (1,) * worker.n_ranks)]
+        each = [_partition.edges(count, min(n_slices, max(counts))) for count in counts]
+        mine = each[worker.rank]
+        # Who has no rows borrows one, to compute something: its weight is 0.
+        spare = rows[:1] or range(1)
+        slices = []
+        for i in range(len(mine) - 1):
+            weights = tuple([edges[i + 1] - edges[i] for edges in each])
+            slices.append(_Slice(rows[mine[i] : mine[i + 1]] or spare, weights))
+        return slices
+
     def _run_slices(self, worker, request, rows):
-        if rows is None or request.num_slices == 1 or len(rows) == 0:
-            return self._run_rows(worker, request, rows, PLAIN, request.output_subset)
+        slices = self._slices(worker, request, rows)
+        # All ranks that reduce with one another run the same variant, whatever rows each has.
+        something = any(request.counts) if request.counts else rows
+        if request.num_slices == 1 or not something:
+            return self._run_rows(worker, request, slices[0], PLAIN, request.output_subset)
         description = self.description
         subset = request.output_subset
         chosen = range(len(description.output_modes)) if subset is None else subset
         variant = PLAIN
-        modes = [(description.output_modes[i], f"Output {i}") for i in chosen]
-        if description.updates:
+        outputs = [
+            Accumulator(description.output_modes[i], len(rows), f"Output {i}") for i in chosen
+        ]
+        # What is reduced over the ranks weighs as many rows as all of them have.
+        everything = sum(request.counts) if request.counts else len(rows)
+        updates = [
+            Accumulator(mode, everything, f"The update of {target}")
+            for target, mode in description.updates
+        ]
+        if updates:
             variant = SLICED
-            modes += [(mode, f"The update of {target}") for target, mode in description.updates]
             if subset is not None:
                 first = len(description.output_modes)
-                subset = (*subset, *range(first, first + len(description.updates)))
-        totals = [Accumulator(mode, len(rows), what) for mode, what in modes]
-        # More slices than rows are one for each row: the rest would be empty.
-        edges = _partition.edges(len(rows), min(request.num_slices, len(rows)))
-        for begin, end in zip(edges, edges[1:]):
-            values = self._run_rows(worker, request, rows[begin:end], variant, subset)
-            for total, value in zip(totals, values):
-                total.add(value, end - begin)
-        results = [total.result() for total in totals]
-        for (variable, _), value in zip(description.updates, results[len(chosen) :]):
-            _theano.replace(variable, value)
-        return results[: len(chosen)]
+                subset = (*subset, *range(first, first + len(updates)))
+        for each in slices:
+            values = self._run_rows(worker, request, each, variant, subset)
+            n_mine = n_all = len(each.rows)
+            if each.weights:
+                n_mine, n_all = each.weights[worker.rank], sum(each.weights)
+            if n_mine:
+                for total, value in zip(outputs, values):
+                    total.add(value, n_mine)
+            for total, value in zip(updates, values[len(outputs) :]):
+                total.add(value, n_all)
+        results = [total.result() for total in updates]
+        values = [total.result() for total in outputs] if len(rows) else []
+        for (variable, _), result in zip(description.updates, results):
+            _theano.replace(variable, result)
+        return values
 
-    def _run_rows(self, worker, request, rows, variant, subset):
-        arguments = self._arguments(worker, request, rows)
-        if not self.description.sliceables:
+    def _run_rows(self, worker, request, each, variant, subset):
+        arguments = self._arguments(worker, request, each.rows)
+        if not (self.description.sliceables or self.description.communicates):
             return _theano.run(self.variants[variant], arguments, subset)
-        with self._only(worker, request, rows):
+        with contextlib.ExitStack() as stack:
+            if self.description.sliceables:
+                stack.enter_context(self._only(worker, request, each.rows))
+            if self.description.communicates:
+                stack.enter_context(_graph.reducing(worker.comm.exchange, each.weights))
             return _theano.run(self.variants[variant], arguments, subset)
 
     # Rows of inputs.

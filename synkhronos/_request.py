@@ -66,6 +66,7 @@ class Requests:
             source=source,
             source_of_nothing=source_of_nothing,
             output_subset=subset,
+            counts=self._counts_for_all(counts),
         )
         if plain:
             self._last = (refs, subset, num_slices), command
@@ -180,6 +181,17 @@ class Requests:
             return (self._send("batch_s", picks[0]),) * len(picks), picked_counts
         sent = [self._send(f"batch_s {rank}", rows) for rank, rows in enumerate(picks)]
         return tuple(sent), picked_counts
+
+    def _counts_for_all(self, counts):
+        """Return the rows of each rank, where they must know: those who reduce with one another."""
+        if counts is None or not self._description.communicates:
+            return None
+        if self._description.sliceables and not all(counts) and any(counts):
+            raise ValueError(
+                f"{self._owner} reduces over the ranks while it runs, so each needs rows of the "
+                f"sliceable_shareds; in rank order they have {list(counts)}."
+            )
+        return tuple(counts)
 
     def _send(self, name, rows):
         """Return what stands for rows in a message; indices go through shared memory."""

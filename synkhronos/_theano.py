@@ -23,6 +23,8 @@ from theano.sandbox import rng_mrg
 from theano.tensor import TensorType
 from theano.tensor.raw_random import RandomStateType
 
+from synkhronos import _graph
+
 # Graphs are pickled recursively: a ResNet-50 training function needs more than 5000 levels.
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 50000))
 
@@ -36,6 +38,13 @@ def float_dtype() -> str:
 
 def compile_function(inputs, outputs, **kwargs):
     """Return a compiled Theano function that takes checked arrays and returns a list."""
+    givens = kwargs.get("givens") or ()
+    pairs = [
+        *(kwargs.get("updates") or ()),
+        *(givens.items() if hasattr(givens, "items") else givens),
+    ]
+    computed = [*outputs, *(value for _, value in pairs if isinstance(value, Variable))]
+    kwargs["mode"] = _graph.mode_for(computed, kwargs.get("mode"))
     function = theano.function(inputs, outputs, **kwargs)
     function.trust_input = True
     return function

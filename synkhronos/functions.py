@@ -7,7 +7,7 @@ f(x)                   bind -> stage -> RunFunction ==> ranks ==> combine -> out
 import sys
 from typing import List, Optional, Sequence
 
-from synkhronos import _reduction, _signature, _theano
+from synkhronos import _graph, _reduction, _signature, _theano
 from synkhronos import session as _session
 from synkhronos._binding import Inputs
 from synkhronos._replica import SLICED, Description
@@ -45,7 +45,10 @@ class Function:
             for mode, variable in zip(self.output_modes, outputs.variables)
         ]
         self._description = Description(
-            tuple(self.output_modes), tuple(recipe.accumulated), tuple(recipe.sliceables)
+            tuple(self.output_modes),
+            tuple(recipe.accumulated),
+            tuple(recipe.sliceables),
+            _graph.communicates(compiled),
         )
         self._has_sliced = False
         self._key = session.registry.add_function(self, compiled, self._description)

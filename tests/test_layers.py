@@ -13,8 +13,8 @@ PACKAGE = Path(synkhronos.__file__).parent
 # in the order in which they are listed.
 LAYERS = [
     ["errors", "_partition", "_blocks", "_reduction", "_selection", "_import_support"],
-    ["_reports", "_theano_probe", "_theano", "_devices", "_process", "_shm", "_cells", "_gate"],
-    ["comm", "comm.outboxes", "comm.homes", "comm.shared", "_graph", "_replica", "_commands"],
+    ["_reports", "_theano_probe", "_graph", "_theano", "_devices", "_process", "_shm", "_cells", "_gate"],
+    ["comm", "comm.outboxes", "comm.homes", "comm.shared", "_replica", "_commands"],
     ["_worker"],
     ["_registry", "session"],
     # Data is made in a session; DESIGN.md 3 has it below, but it asks for the current session.
@@ -32,6 +32,7 @@ LATE = {("comm", "comm.shared")}
 ONLY = {
     "theano": {
         "_theano",
+        "_graph",
         "_theano_probe",
         "_import_support",
         "_info",

@@ -1,0 +1,62 @@
+"""Operations for Theano graphs that work across ranks."""
+
+from synkhronos import _blocks
+from synkhronos._graph import AllReduce
+
+__all__ = ["all_reduce"]
+
+
+def all_reduce(x, op="avg"):
+    r"""Reduce a variable over the ranks, element by element, while the function runs.
+
+    In a function made by :func:`synkhronos.function` the result is, on every rank,
+
+    .. math:: y = \sum_r w_r x_r / \sum_r w_r \quad \text{for "avg"},
+
+    with the weights :math:`w_r` the number of rows that rank r computes from, or equal where
+    nothing is scattered; the other operations have no weights. Averaged gradients of a mean loss
+    are therefore the gradients over all rows, and any update rule that is given them trains on all
+    ranks, which stay equal bit by bit. Elsewhere, as in ``theano.function``, it is the identity.
+
+    All that can be reduced together is: the gradients of a whole model take one round. A rank
+    without rows takes part: it computes with one row of the batch, which nobody's result contains.
+
+    Parameters
+    ----------
+    x : tensor variable
+        Of the same shape on all ranks.
+    op : {"avg", "sum", "prod", "min", "max"}
+
+    Returns
+    -------
+    tensor variable
+        Of the type of `x`. The gradient of an average is averaged, that of a sum is summed, as the
+        gradient of the mean, or the sum, of all ranks' losses; the others have none.
+
+    Raises
+    ------
+    TypeError
+        For what is no tensor, and for an average of integers or bools.
+    ValueError
+        For another `op`; in a call, on every rank, where shapes differ.
+
+    Examples
+    --------
+    Gradient descent on all ranks; the rule is that of one process:
+
+    >>> import numpy as np, theano, theano.tensor as T
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> x, w = T.matrix(dtype="float64"), theano.shared(np.zeros(2))
+    >>> loss = ((T.dot(x, w) - 1) ** 2).mean()
+    >>> g = synk.ops.all_reduce(T.grad(loss, w))
+    >>> train = synk.function([x], loss, updates=[(w, w - 0.25 * g)])
+    >>> float(train(np.eye(2)))
+    1.0
+    >>> synk.gather(w)
+    array([[0.25, 0.25],
+           [0.25, 0.25]])
+    >>> synk.close()
+    """
+    return AllReduce((_blocks.parse_op(op),))(x)
