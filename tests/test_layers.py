@@ -22,7 +22,15 @@ LAYERS = [
     ["functions", "collectives", "ops"],
     ["extensions", "extensions.updates", "_info", "function_module", "data_module"],
     ["__init__"],
-    ["benchmarks", "benchmarks.call", "benchmarks.function", "__main__"],
+    [
+        "benchmarks",
+        "benchmarks.call",
+        "benchmarks.function",
+        "benchmarks.models",
+        "benchmarks.peers",
+        "benchmarks.collectives",
+        "__main__",
+    ],
 ]
 ORDER = {name: place for place, name in enumerate(name for layer in LAYERS for name in layer)}
 # A name that is looked up when it is asked for, so that two modules may know each other.
@@ -39,10 +47,14 @@ ONLY = {
         "_info",
         "benchmarks.call",
         "benchmarks.function",
+        "benchmarks.models",
+        "benchmarks.collectives",
     },
     "pygpu": {"comm.nccl", "_theano_probe", "_devices", "_info"},
     "posix_ipc": {"_shm", "_info"},
-    "mpi4py": {"comm.mpi"},
+    "mpi4py": {"comm.mpi", "benchmarks.peers"},
+    "torch": {"benchmarks.peers"},
+    "matplotlib": {"benchmarks.collectives"},
     "threadpoolctl": {"_devices", "_info", "_theano_probe", "benchmarks.function"},
     "multiprocessing": {"benchmarks.call"},
 }
@@ -114,6 +126,7 @@ SPEAK = (
     "benchmarks",
     "benchmarks.call",
     "benchmarks.function",
+    "benchmarks.collectives",
 )
 
 
@@ -148,6 +161,7 @@ def test_only_the_ranks_of_one_machine_know_that_they_share_it(name):
         "_info",
         "benchmarks.call",
         "benchmarks.function",
+        "benchmarks.peers",
         "__main__",
         "_devices",
     }:

@@ -2,5 +2,6 @@
 
 BENCHMARKS = {
     "call": "synkhronos.benchmarks.call",
+    "collectives": "synkhronos.benchmarks.collectives",
     "function": "synkhronos.benchmarks.function",
 }
