@@ -25,9 +25,22 @@ _exchange = contextvars.ContextVar("synkhronos exchange", default=None)
 @contextlib.contextmanager
 def reducing(exchange, weights):
     """Have AllReduces reduce with ``exchange(arrays, ops, weights, targets)`` for a while."""
-    token = _exchange.set(lambda arrays, ops, targets: exchange(arrays, ops, weights, targets))
+    failures = []
+
+    def reduce(arrays, ops, targets):
+        try:
+            exchange(arrays, ops, weights, targets)
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    token = _exchange.set(reduce)
     try:
         yield
+    except BaseException:
+        if failures:  # Theano raises one of its own, without what an exception of ours carries
+            raise failures[0] from None
+        raise
     finally:
         _exchange.reset(token)
 
