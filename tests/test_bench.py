@@ -70,6 +70,7 @@ def test_bench_collectives_prints_every_cell(tmp_path):
             half = collective in ("all_gather", "gather", "scatter")
             assert cell["busbw"] == pytest.approx(cell["algbw"] / (2 if half else 1))
             assert cell["ratio"] == 1
+    assert 0 <= results["busy_cores"] < 1.5 * results["cores"]
     assert results["model"]["n_numbers"] == 25_557_032
     assert set(results["model"]["seconds"]) == {"variables", "flat"}
     assert results["scatter"]["bytes"] == 1_000_000

@@ -18,6 +18,7 @@ import shutil
 import statistics
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -141,6 +142,9 @@ def main(args) -> int:
             print("--plot needs matplotlib: pip install matplotlib", file=sys.stderr)
             return 1
     results = {"ranks": args.ranks, "cores": os.cpu_count(), "missing": {}, "cells": []}
+    results["busy_cores"] = busy = _busy_cores()
+    if busy > 0.2:
+        print(f"others keep {busy:.1f} cores busy: this tells little about speed", file=sys.stderr)
     with contextlib.ExitStack() as stack:
         synk.fork(args.ranks)
         stack.callback(synk.close)
@@ -157,6 +161,16 @@ def main(args) -> int:
         plot(results, args.plot)
         print(f"wrote {args.plot}", file=sys.stderr)
     return 0
+
+
+def _busy_cores(seconds=0.5):
+    """Return how many cores all processes of this machine use while this one sleeps."""
+    # The line "cpu" of proc(5): fields 4 and 5 are idle; the two last are counted in others.
+    before = [int(field) for field in Path("/proc/stat").read_text().split()[1:9]]
+    time.sleep(seconds)
+    after = [int(field) for field in Path("/proc/stat").read_text().split()[1:9]]
+    used = [end - begin for begin, end in zip(before, after)]
+    return max(0, sum(used) - used[3] - used[4]) / os.sysconf("SC_CLK_TCK") / seconds
 
 
 def _start_peers(args, stack, missing):
