@@ -13,7 +13,17 @@ PACKAGE = Path(synkhronos.__file__).parent
 # in the order in which they are listed.
 LAYERS = [
     ["errors", "_partition", "_blocks", "_reduction", "_selection", "_import_support"],
-    ["_reports", "_theano_probe", "_graph", "_theano", "_devices", "_process", "_shm", "_cells", "_gate"],
+    [
+        "_reports",
+        "_theano_probe",
+        "_graph",
+        "_theano",
+        "_devices",
+        "_process",
+        "_shm",
+        "_cells",
+        "_gate",
+    ],
     ["comm", "comm.outboxes", "comm.homes", "comm.shared", "_replica", "_commands"],
     ["_worker"],
     ["_registry", "session"],
