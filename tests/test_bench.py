@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -143,6 +144,15 @@ def test_what_is_not_installed_is_named(tmp_path):
         peers.find("mpi", [str(tmp_path / "python")])
 
 
+def test_a_folder_with_too_long_a_name_is_refused(tmp_path, monkeypatch):
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    monkeypatch.setattr(peers.tempfile, "tempdir", str(folder))
+    with nothing_left(), pytest.raises(peers.PeerError, match="TMPDIR names another"):
+        peers.Peers("gloo", sys.executable, 2).__enter__()
+    assert not list(folder.iterdir())
+
+
 # These ranks need nothing: what ends them is the same for all.
 FAKE = """
 import os, sys, time
@@ -259,10 +269,15 @@ def test_a_rank_of_open_mpi_that_dies_takes_all_along(mpi_python):
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_bench_collectives_that_is_ended_leaves_nothing(mpi_python, number):
+def test_bench_collectives_that_is_ended_leaves_no_process(mpi_python, number):
     command = [*COLLECTIVES, "--peers", "--seconds", "30"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    with process:
+    # Nobody can tidy up after SIGKILL; and tmp_path is too long for the address of a socket.
+    with tempfile.TemporaryDirectory() as folder, subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": folder},
+    ) as process:
         try:
             assert process.stdout.readline().startswith(b"all_reduce; 2 ranks")
             children = psutil.Process(process.pid).children(recursive=True)
@@ -271,6 +286,8 @@ def test_bench_collectives_that_is_ended_leaves_nothing(mpi_python, number):
             process.send_signal(number)
         process.wait(30)
         wait_until(lambda: not any(child.is_running() for child in children), 10)
+        if number == signal.SIGINT:
+            assert not [name for name in os.listdir(folder) if name.startswith("peers-")]
 
 
 @pytest.mark.mpi

@@ -120,7 +120,12 @@ class Peers:
         folder = Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="peers-")))
         self._log = self._cleanup.enter_context((folder / "log").open("w+b"))
         listener = self._cleanup.enter_context(socket.socket(socket.AF_UNIX))
-        listener.bind(str(folder / "socket"))
+        try:
+            listener.bind(str(folder / "socket"))
+        except OSError as error:
+            raise PeerError(
+                f"no socket in {folder}: {error}; TMPDIR names another folder"
+            ) from error
         listener.listen(self._n_ranks)
         self._processes, self._pids, self._connections = [], [], []
         self._cleanup.callback(self._end)
