@@ -39,10 +39,10 @@ def check_axis(name, variables):
             raise TypeError(f"{name} needs an axis 0, which {variable} does not have.")
 
 
-def check_rows(name, variables, n_ranks):
+def check_rows(name, variables):
     check_axis(f"{name}()", variables)
     for variable in variables:
-        if variable.broadcastable[0] and n_ranks > 1:
+        if variable.broadcastable[0]:
             raise TypeError(
                 f"{name}() changes the number of rows, but {variable} is broadcastable along "
                 "axis 0: it always has one."
@@ -85,6 +85,7 @@ def _check_value(name, variable, value, rows_may_differ):
             raise TypeError(f"{name}() takes a RandomState for {variable}, got {value!r}.")
         return value
     if isinstance(value, Data):
+        value._session.require_open()
         if value.dtype != variable.dtype or value.ndim != variable.ndim:
             raise TypeError(
                 f"{name}() can't give {variable}, of type {variable.type}, the value of {value}: "
@@ -96,8 +97,9 @@ def _check_value(name, variable, value, rows_may_differ):
                 raise TypeError("None is no array")
             if not isinstance(value, np.ndarray):
                 value = as_array(value, variable.dtype, False, str(variable))
-            if not rows_may_differ or not any(variable.broadcastable):
-                value = np.asarray(_theano.cast_input(variable, value, None))
+            # Broadcastable axes are looked at below.
+            plain = _theano.TensorType(variable.dtype, (False,) * variable.ndim)
+            value = np.asarray(plain.filter(value))
         except Exception as error:
             # Theano's own checks stumble in many ways over what is no array.
             raise TypeError(
@@ -134,27 +136,29 @@ def raise_unequal(name, variables, unequal, where=""):
 
 def assign(session, name, variables, values, batch, rank) -> None:
     """Give variables of one rank their values, or each rank its share if `rank` is None."""
-    selections = []
-    for position, value in enumerate(values):
-        if batch is None:
-            selections.append(None)
-        else:
-            if value.ndim == 0:
-                raise TypeError(f"{name}() got batch, but value {position} has no axis 0.")
-            selections.append(_selection.select_rows("batch", batch, len(value)))
+    selections = [None] * len(values)
+    if batch is not None:
+        check_axis(f"{name}(batch=...)", variables)
+        selections = [_selection.select_rows("batch", batch, len(value)) for value in values]
+        for variable, rows in zip(variables, selections):
+            if variable.broadcastable[0] and len(rows) != 1:
+                raise TypeError(
+                    f"{name}() can't give {variable}, of type {variable.type}, {len(rows)} rows: "
+                    "it is broadcastable along axis 0, and always has one."
+                )
     keys = session.registry.keys_of(variables)
     if rank == session.master_rank:
         for key, value, selection in zip(keys, values, selections):
             session.comm.assign(key, np.asarray(value), selection)
         return
     staged = []
-    refs = tuple(_stage(session, staged, value) for value in values)
-    sent = tuple(selection and _send_rows(session, staged, selection) for selection in selections)
     try:
+        refs = tuple(_stage(session, staged, value) for value in values)
+        sent = tuple(_send_rows(session, staged, selection) for selection in selections)
         session.run(_commands.Assign(keys, refs, sent, rank))
     finally:
         for slot in staged:
-            if session.staged[slot].nbytes > _KEPT_BYTES:
+            if slot in session.staged and session.staged[slot].nbytes > _KEPT_BYTES:
                 del session.staged[slot]
 
 
@@ -169,6 +173,8 @@ def _stage(session, staged, value):
 
 
 def _send_rows(session, staged, rows):
+    if rows is None:
+        return None
     if isinstance(rows, range):
         return rows.start, rows.stop, rows.step
     return _stage(session, staged, rows)

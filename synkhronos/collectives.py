@@ -117,7 +117,7 @@ def scatter(shared_vars, values, batch=None) -> None:
     """
     with _call("scatter") as session:
         variables = _operands.check_variables("scatter", shared_vars)
-        _operands.check_rows("scatter", variables, session.n_ranks)
+        _operands.check_rows("scatter", variables)
         given = _operands.check_values(
             "scatter", shared_vars, variables, values, rows_may_differ=True
         )
@@ -179,12 +179,12 @@ def all_gather(shared_vars, nccl=True) -> None:
     Raises
     ------
     SessionError, TypeError, ValueError
-        As :func:`broadcast`; ValueError also where shapes differ beyond axis 0: then nothing that
-        comes later in the list was changed.
+        As :func:`broadcast`; ValueError also where shapes differ beyond axis 0. Then nothing was
+        changed.
     """
     with _call("all_gather") as session:
         variables = _operands.check_variables("all_gather", shared_vars)
-        _operands.check_rows("all_gather", variables, session.n_ranks)
+        _operands.check_rows("all_gather", variables)
         unequal = session.run(_commands.AllGather(session.registry.keys_of(variables)))
         _operands.raise_unequal("all_gather", variables, unequal, " beyond axis 0")
 
@@ -287,9 +287,13 @@ def set_value(rank, shared_vars, values, batch=None) -> None:
     with _call("set_value") as session:
         rank = _session._whole_number("rank", rank, 0, session.n_ranks - 1)
         variables = _operands.check_variables("set_value", shared_vars, objects=True)
-        given = _operands.check_values("set_value", shared_vars, variables, values)
+        given = _operands.check_values(
+            "set_value", shared_vars, variables, values, rows_may_differ=batch is not None
+        )
         arrays = [i for i, v in enumerate(variables) if _theano.is_array_variable(v)]
         objects = [i for i in range(len(variables)) if i not in arrays]
+        if objects and batch is not None:
+            raise TypeError(f"set_value() got batch, but {variables[objects[0]]} has no rows.")
         if arrays:
             chosen = [variables[i] for i in arrays]
             _operands.assign(session, "set_value", chosen, [given[i] for i in arrays], batch, rank)

@@ -5,6 +5,8 @@
 Writing to a Data is seen by all ranks at once, because it is the same memory.
 """
 
+import contextlib
+import numbers
 import operator
 import warnings
 
@@ -311,6 +313,14 @@ def as_array(value, dtype, force_cast, what):
         raise TypeError(f"The value must hold numbers or bools, got dtype {array.dtype}.")
     if dtype is None or force_cast:
         return array
+    if array.dtype.kind == "f" and np.dtype(dtype).kind in "iu":
+        # NumPy makes floats of unsigned 64-bit integers among smaller ones.
+        objects = np.array(value, object)
+        if all(isinstance(item, numbers.Integral) for item in objects.flat):
+            with contextlib.suppress(OverflowError):
+                cast = objects.astype(dtype)
+                if (cast == objects).all():
+                    return cast
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what is lost, which is looked for here
         cast = array.astype(dtype)

@@ -157,10 +157,10 @@ class Session:
             raise
 
     def ask(self, command) -> list:
-        """Run one command on every rank; return the answers, in rank order."""
+        """Run one command on every rank; return the answers, None too, in rank order."""
         self._answers = {}
         self._answers[self.master_rank] = self.run(command)
-        return [self._answers[rank] for rank in range(self.n_ranks)]
+        return [self._answers.get(rank) for rank in range(self.n_ranks)]
 
     def _hear(self, rank, answer):
         if not self.comm.take_note(rank, answer):

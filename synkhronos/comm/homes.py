@@ -9,6 +9,7 @@ Theano or ``set_value`` has put another array into the variable, `bring_home` co
 A log tells the state, not events: who misses an entry in a call that fails reads it in the next.
 """
 
+import mmap
 import pickle
 import weakref
 from typing import NamedTuple, Tuple
@@ -34,7 +35,7 @@ class _Home:
 
     def __init__(self, segment, begin, nbytes):
         self.segment, self.begin, self.nbytes = segment, begin, nbytes
-        self.layout, self.arrays = None, ()
+        self.layout, self.arrays = None, [None]
 
     def lay_out(self, layout):
         """Have it hold arrays of these dtypes and shapes, one after another."""
@@ -53,10 +54,11 @@ class Homes:
     def __init__(self, worker):
         self._worker = worker
         self._own = {}
-        self._unposted = {}
+        self._unposted = set()
         self._retired = []
-        self._generation = self._end = 0
-        self._others = [{} for _ in range(worker.n_ranks)]  # rank -> key -> (segment, arrays)
+        self._written = 0, 0  # the generation of the log, and its length
+        # rank -> key -> (segment, arrays), or the place where they are until they are asked for
+        self._others = [{} for _ in range(worker.n_ranks)]
         self._heard = [0] * worker.n_ranks
         self._attached = weakref.WeakValueDictionary()
         self.version = 0  # changes with everything that views of homes depend on
@@ -81,6 +83,7 @@ class Homes:
             self._move_in(moved)
 
     def _move_in(self, moved):
+        self._leave_lent([key for key, _ in moved])
         self._build({key: (_layout(value),) for key, value in moved})
         for key, value in moved:
             variable, home = self._worker.variables[key], self._own[key]
@@ -94,9 +97,24 @@ class Homes:
             home.arrays[0][...] = value
             _theano.replace(variable, home.arrays[0])
 
+    def _leave_lent(self, keys):
+        """Leave homes that other variables' values are in, as after an update that swaps two."""
+        lent = set()
+        for key, variable in self._worker.variables.items():
+            value, home = _theano.peek(variable), self._own.get(key)
+            for array in (value, getattr(value, "base", None)):
+                if home is None or array is not home.arrays[0]:
+                    lent.add(id(array))
+        for key in keys:
+            home = self._own.get(key)
+            if home is not None and home.layout is not None and id(home.arrays[0]) in lent:
+                self._retired.append(self._own.pop(key))
+
     def new_value(self, key, shape):
         """Give a variable a value of another shape, of any contents; return the array."""
-        variable = self._worker.variables[key]
+        variable, home = self._worker.variables[key], self._own.get(key)
+        if home is not None and home.arrays[0] is not _theano.peek(variable):
+            self._leave_lent([key])
         layout = ((np.dtype(variable.dtype).str, tuple(shape)),)
         [value] = self.room_for(key, layout)
         _theano.replace(variable, value)
@@ -133,16 +151,16 @@ class Homes:
                 begin += nbytes
 
     def _settle(self, key, layout):
+        self._unposted.add(key)  # first: a Ctrl-C may come in between
         self._own[key].lay_out(layout)
-        self._unposted[key] = self._own[key].place
         self.version += 1
 
     def forget(self, keys) -> None:
         """Drop variables that are no more."""
         self.begin()
         for key in keys:
-            if self._own.pop(key, None) is not None:
-                self._unposted.pop(key, None)
+            self._own.pop(key, None)
+            self._unposted.discard(key)
             for others in self._others:
                 others.pop(key, None)
         self.version += 1
@@ -150,13 +168,15 @@ class Homes:
     def close(self) -> None:
         """Drop everything; variables that are left keep their values, in memory of their own."""
         self.begin()
-        for key, home in self._own.items():
-            variable = self._worker.variables.get(key)
-            if variable is not None and _theano.peek(variable) is home.arrays[0]:
-                _theano.replace(variable, home.arrays[0].copy())
+        for variable in list(self._worker.variables.values()):
+            value = _theano.peek(variable)
+            if _is_in_shared_memory(value):
+                _theano.replace(variable, value.copy())
         self._own.clear()
         for others in self._others:
             others.clear()
+        self._heard = [0] * len(self._heard)  # a worker that goes on reads the logs again
+        self.version += 1
 
     # What the ranks tell one another.
 
@@ -166,19 +186,26 @@ class Homes:
             return
         gate = self._worker.gate
         board = gate.boards[self._worker.rank]
-        entry = _entry(self._unposted)
-        if self._end + len(entry) > len(board):
+        generation, end = self._written
+        entry = self._entry(self._unposted)
+        if end + len(entry) > len(board):
             # A new log, of all that holds now; nobody reads the old one between two meetings.
-            entry = _entry({key: home.place for key, home in self._own.items()})
-            self._generation, self._end = self._generation + 1, 0
+            entry = self._entry(self._own)
+            generation, end = generation + 1, 0
             if len(entry) > len(board):
                 raise ValueError(
                     f"{len(self._own)} shared variables are more than can be told of at a time."
                 )
-        board[self._end : self._end + len(entry)] = entry
-        self._end += len(entry)
-        gate.post_news(self._generation << 32 | self._end)
+        board[end : end + len(entry)] = entry
+        self._written = generation, end + len(entry)
+        gate.post_news(generation << 32 | end + len(entry))
         self._unposted.clear()
+
+    def _entry(self, keys):
+        homes = {key: self._own[key] for key in keys if key in self._own}
+        places = {key: home.place for key, home in homes.items() if home.layout is not None}
+        data = pickle.dumps(places, pickle.HIGHEST_PROTOCOL)
+        return len(data).to_bytes(_HEADER, "little") + data
 
     def hear(self) -> None:
         """Read what the other ranks have written. All ranks have met before it."""
@@ -200,9 +227,17 @@ class Homes:
         while at < end:
             length = int.from_bytes(board[at : at + _HEADER], "little")
             at += _HEADER
-            for key, place in pickle.loads(board[at : at + length]).items():
-                self._others[rank][key] = self._attach(place)
+            # Attached when asked for: what an old entry tells of may be gone by now.
+            self._others[rank].update(pickle.loads(board[at : at + length]))
             at += length
+
+    def _arrays_of(self, rank, key):
+        if rank == self._worker.rank:
+            return self._own[key].arrays
+        found = self._others[rank][key]
+        if isinstance(found, Place):
+            found = self._others[rank][key] = self._attach(found)
+        return found[1]
 
     def _attach(self, place):
         segment = self._attached.get(place.segment)
@@ -213,16 +248,11 @@ class Homes:
 
     def arrays(self, key):
         """Return the list of arrays of each rank, in rank order."""
-        return [
-            self._own[key].arrays if rank == self._worker.rank else others[key][1]
-            for rank, others in enumerate(self._others)
-        ]
+        return [self._arrays_of(rank, key) for rank in range(self._worker.n_ranks)]
 
     def value_of(self, rank, key):
         """Return the value of a variable on one rank."""
-        if rank == self._worker.rank:
-            return self._own[key].arrays[0]
-        return self._others[rank][key][1][0]
+        return self._arrays_of(rank, key)[0]
 
     def values(self, key):
         """Return the value of a variable on each rank, in rank order."""
@@ -245,14 +275,15 @@ def _room(layout):
     return max(sum(_round_up(_nbytes(*each)) for each in layout), _ALIGN)
 
 
+def _is_in_shared_memory(value):
+    while isinstance(value, np.ndarray):
+        value = value.base
+    return isinstance(value, mmap.mmap)
+
+
 def _is_there(value, home):
     return (
         value.__array_interface__["data"][0] == home.__array_interface__["data"][0]
         and value.flags.c_contiguous
         and value.flags.writeable
     )
-
-
-def _entry(places):
-    data = pickle.dumps(places, pickle.HIGHEST_PROTOCOL)
-    return len(data).to_bytes(_HEADER, "little") + data

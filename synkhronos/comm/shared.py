@@ -67,6 +67,8 @@ class SharedMemory(Outboxes, Communicator):
         if isinstance(rows, range) and rows.step > 0:
             target[...] = array[rows.start : rows.stop : rows.step]
         else:
+            if np.may_share_memory(array, target):
+                array = array.copy()
             np.take(array, rows, axis=0, out=target, mode="clip")
 
     def _meet(self, keys):
