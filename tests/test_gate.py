@@ -72,6 +72,31 @@ class Message:
         # A peer that never comes: only the abort can end this wait.
         rank.gate._wait(rank.gate._line(rank.rank) + 7, 1, abort=rank.gate._cells[0])
 
+    def meet(self, rank):
+        # What each rank writes before a meeting all others see after it.
+        gate = rank.gate
+        seen = []
+        for turn in range(self.argument):
+            if rank.rank == turn % gate.n_ranks:
+                time.sleep(0.001)
+            gate.boards[rank.rank][0] = turn % 256
+            gate.meet()
+            seen.append([gate.boards[other][0] for other in range(gate.n_ranks)])
+            gate.meet()
+        return seen
+
+    def meet_or(self, rank):
+        what, which = self.argument
+        if rank.rank != which:
+            return rank.gate.meet()
+        if what == "raise":
+            raise ValueError("no value")
+        return None
+
+    def meet_or_die(self, rank):
+        self.die(rank)
+        rank.gate.meet()
+
     def sleep(self, rank):
         if rank.rank != rank.gate.master_rank:
             time.sleep(self.argument)
@@ -267,6 +292,43 @@ def test_rows_are_told(team):
     assert team.gate.rows_of(team.gate.master_rank) == 5
     team.gate.report_rows(-1)
     assert team.gate.rows_of(team.gate.master_rank) == -1
+
+
+def test_meetings_are_in_order(team):
+    for turns in (1, 20, 3):
+        expected = [[turn] * team.gate.n_ranks for turn in range(turns)]
+        assert team.run("meet", turns) == expected
+        assert sorted(team.heard) == [(r, expected) for r in workers(team)]
+        team.heard.clear()
+
+
+@pytest.mark.parametrize("team", [(3, 0, True), (3, 1, False)], indirect=True)
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_rank_that_does_not_come_to_a_meeting(team, which):
+    begin = time.monotonic()
+    with pytest.raises(WorkerError, match="no value") as caught:
+        team.run("meet_or", ("raise", which))
+    assert caught.value.rank == which
+    assert time.monotonic() - begin < 0.9  # not by the heartbeat
+    with pytest.raises(WorkerError, match=f"Rank {which} has left a call") as caught:
+        team.run("meet_or", ("leave", which))
+    assert caught.value.remote_type == "SessionError"
+    assert time.monotonic() - begin < 4
+    team.heard.clear()
+    # Nothing is left of the meeting that some came to.
+    assert team.run("meet", 5) == [[turn] * 3 for turn in range(5)]
+
+
+@pytest.mark.faults
+def test_a_death_ends_a_meeting():
+    with nothing_left():
+        team = Team(3, 0, False)
+        begin = time.monotonic()
+        with pytest.raises(WorkerDied, match="exit status 3") as caught:
+            team.run("meet_or_die", 2)
+        assert caught.value.rank == 2
+        assert time.monotonic() - begin < 1
+        team.close()
 
 
 @pytest.mark.faults
