@@ -16,7 +16,7 @@ DTYPES = [*INTEGERS, *FLOATS, "bool"]
 OPS = ["avg", "sum", "prod", "min", "max"]
 # 0-d, empty, one element, fewer than ranks, odd, matrices, 4-d.
 SHAPES = [(), (0,), (1,), (3,), (1001,), (0, 3), (7, 5), (2, 3, 5, 7)]
-SEVERAL_BLOCKS = (3, 50_001)  # of 2 bytes or more: longer than 256 KiB
+SEVERAL_BLOCKS = (3, 100_001)  # of 2 bytes or more: longer than 512 KiB
 
 
 def some(dtype, shape, seed=0):

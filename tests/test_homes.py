@@ -534,3 +534,24 @@ def test_calls_of_ops_between_collectives(no_session):
     assert held(3, pid) == [[os.getpid(), *workers()]] * 3
     synk.all_reduce(s)
     synk.close()
+
+
+@LAYOUTS
+def test_gathering_time_and_again(n, master):
+    """A variable whose homes take turns keeps what others have taken from them."""
+    with forked(n, master):
+        s, t = theano.shared(np.zeros((1, 2)), "s"), theano.shared(np.zeros((1, 2)), "t")
+        swap = function([], updates=[(s, t), (t, s)])
+        swap()
+        for turn in range(6):
+            for rank in range(n):
+                synk.set_value(rank, s, np.full((2, 2), 10.0 * turn + rank))
+            joined = np.repeat(10.0 * turn + np.arange(n), 2)[:, None] * np.ones(2)
+            synk.all_gather(s)
+            assert all(value == joined.tolist() for value in held(n, s))
+            if turn in (2, 4):
+                swap()
+                assert all(value == joined.tolist() for value in held(n, t))
+                synk.all_gather(s)
+                synk.all_gather(s)
+                assert all(value == joined.tolist() for value in held(n, t))

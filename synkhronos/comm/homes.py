@@ -56,6 +56,7 @@ class Homes:
         self._own = {}
         self._unposted = set()
         self._retired = []
+        self._spares = {}
         self._written = 0, 0  # the generation of the log, and its length
         # rank -> key -> (segment, arrays), or the place where they are until they are asked for
         self._others = [{} for _ in range(worker.n_ranks)]
@@ -122,9 +123,13 @@ class Homes:
 
     def replace_home(self, key, shape):
         """Return an array for a variable's next value, while its present home can be read still."""
-        old = self._own.pop(key, None)
-        if old is not None:
-            self._retired.append(old)
+        # The home before the last is free again: a variable that is gathered time and again takes
+        # turns between two, and no memory has to be cleared for it.
+        spare, self._spares[key] = self._spares.get(key), self._own.pop(key, None)
+        if spare is not None:
+            self._own[key] = spare
+            self._leave_lent([key])
+            spare.layout = None
         return self.new_value(key, shape)
 
     def room_for(self, key, layout):
@@ -160,6 +165,7 @@ class Homes:
         self.begin()
         for key in keys:
             self._own.pop(key, None)
+            self._spares.pop(key, None)
             self._unposted.discard(key)
             for others in self._others:
                 others.pop(key, None)
@@ -173,6 +179,7 @@ class Homes:
             if _is_in_shared_memory(value):
                 _theano.replace(variable, value.copy())
         self._own.clear()
+        self._spares.clear()
         for others in self._others:
             others.clear()
         self._heard = [0] * len(self._heard)  # a worker that goes on reads the logs again

@@ -16,6 +16,9 @@ from synkhronos.comm.homes import Homes
 from synkhronos.comm.outboxes import Outboxes
 
 _PLANS = 64  # lists of views that are kept
+# Up to so many ranks each reduces everything in a function for itself, which reads n arrays; more
+# ranks share the work, which takes a second meeting and reads two.
+_ALL_READ_ALL = 3
 
 
 class SharedMemory(Outboxes, Communicator):
@@ -194,6 +197,8 @@ class SharedMemory(Outboxes, Communicator):
         sequence, count = self._exchanges
         count = count + 1 if sequence == self._gate.sequence else 0
         self._exchanges = self._gate.sequence, count
+        if count == 0:
+            self._homes.begin()
         # In turns: who is ahead may fill one while others read the other.
         key = f"scratch {count % 2}"
         boxes = self._homes.room_for(key, tuple((_wide(a.dtype).str, a.shape) for a in arrays))
@@ -206,15 +211,26 @@ class SharedMemory(Outboxes, Communicator):
         self._gate.meet()
         self._homes.hear()
         everyone = self._homes.arrays(key)
-        for position, values in enumerate(zip(*everyone)):
-            if len(everyone[0]) != len(boxes) or len({value.shape for value in values}) > 1:
-                raise ValueError(
-                    "all_reduce got arrays of different shapes on the ranks: "
-                    f"{[value.shape for value in values]}."
-                )
-            target, op = targets[position], ops[position]
-            sources = [values[rank] for rank in weighing]
-            _reduce_whole(op, sources, target, divisor)
+        shapes = [[box.shape for box in each] for each in everyone]
+        if any(each != shapes[0] for each in shapes):
+            raise ValueError(
+                f"all_reduce got arrays of different shapes on the ranks: in rank order, {shapes}."
+            )
+        sources = list(zip(*[everyone[rank] for rank in weighing]))
+        if len(weighing) > _ALL_READ_ALL:
+            self._reduce_in_shares(ops, sources, divisor)
+            sources, ops = [each[:1] for each in sources], ("sum",) * len(ops)
+        for op, each, target in zip(ops, sources, targets):
+            _reduce_whole(op, each, target, divisor)
+
+    def _reduce_in_shares(self, ops, sources, divisor):
+        """Reduce this rank's share of all arrays into the first of each, and wait for the rest."""
+        flat = [[array.reshape(-1) for array in each] for each in sources]
+        sizes = [(each[0].size, each[0].itemsize) for each in flat]
+        for position, begin, end in _blocks.shares(sizes, self._worker.n_ranks, self._worker.rank):
+            blocks = [array[begin:end] for array in flat[position]]
+            _blocks.reduce_block(ops[position], blocks, blocks[0], divisor)
+        self._gate.meet()
 
 
 def _reduce_whole(op, sources, target, divisor):
