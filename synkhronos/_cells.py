@@ -14,7 +14,7 @@ import threading
 
 MAILBOX = 1 << 20
 REPLY = 1 << 16
-BOARD = 1 << 20
+BOARD = 1 << 21
 
 # Cells of the master, then those of a rank in its line.
 SEQUENCE, SLOT, LENGTH, ABORT = range(4)

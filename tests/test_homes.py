@@ -250,7 +250,7 @@ def test_places_that_only_the_master_heard_of(no_session):
 
 
 def test_more_news_than_a_board_can_hold(no_session, monkeypatch):
-    monkeypatch.setattr(_cells, "BOARD", 2000)
+    monkeypatch.setattr(_cells, "BOARD", 4000)
     synk.fork(3)
     variables = [theano.shared(np.ones(1)) for _ in range(5)]
     for turn in range(1, 40):

@@ -192,18 +192,19 @@ class Homes:
         if not self._unposted:
             return
         gate = self._worker.gate
-        board = gate.boards[self._worker.rank]
         generation, end = self._written
+        log = _log(gate.boards[self._worker.rank], generation)
         entry = self._entry(self._unposted)
-        if end + len(entry) > len(board):
-            # A new log, of all that holds now; nobody reads the old one between two meetings.
+        if end + len(entry) > len(log):
+            # A new log, of all that holds now. Who is late may still be reading the old one.
             entry = self._entry(self._own)
             generation, end = generation + 1, 0
-            if len(entry) > len(board):
+            log = _log(gate.boards[self._worker.rank], generation)
+            if len(entry) > len(log):
                 raise ValueError(
                     f"{len(self._own)} shared variables are more than can be told of at a time."
                 )
-        board[end : end + len(entry)] = entry
+        log[end : end + len(entry)] = entry
         self._written = generation, end + len(entry)
         gate.post_news(generation << 32 | end + len(entry))
         self._unposted.clear()
@@ -220,11 +221,11 @@ class Homes:
         for rank, heard in enumerate(self._heard):
             news = gate.news(rank)
             if news != heard and rank != self._worker.rank:
-                self._read(rank, news, gate.boards[rank])
+                self._read(rank, news, _log(gate.boards[rank], news >> 32))
                 self._heard[rank] = news
                 self.version += 1
 
-    def _read(self, rank, news, board):
+    def _read(self, rank, news, log):
         generation, end = news >> 32, news & 0xFFFFFFFF
         heard = self._heard[rank]
         at = heard & 0xFFFFFFFF
@@ -232,10 +233,10 @@ class Homes:
             at = 0
             self._others[rank].clear()
         while at < end:
-            length = int.from_bytes(board[at : at + _HEADER], "little")
+            length = int.from_bytes(log[at : at + _HEADER], "little")
             at += _HEADER
             # Attached when asked for: what an old entry tells of may be gone by now.
-            self._others[rank].update(pickle.loads(board[at : at + length]))
+            self._others[rank].update(pickle.loads(log[at : at + length]))
             at += length
 
     def _arrays_of(self, rank, key):
@@ -264,6 +265,12 @@ class Homes:
     def values(self, key):
         """Return the value of a variable on each rank, in rank order."""
         return [arrays[0] for arrays in self.arrays(key)]
+
+
+def _log(board, generation):
+    """Return the half of a board that a log of this generation is written to."""
+    half = len(board) // 2
+    return board[half:] if generation % 2 else board[:half]
 
 
 def _layout(value):
