@@ -5,10 +5,11 @@
     runs its part                                                   runs its part
     finish()       ◀── reply, DONE[rank] = n ─────────  wakes       finish(reply | error)
 
-A wait first spins on a cell (about 100 microseconds; not at all with more ranks than cores) and
-then sleeps in ``poll``, on a pipe of its own that a signaller writes to when it sees the sleeper's
-flag, and on what tells of a death: the sentinels of the workers, or the master's end of a pipe.
-So a wait ends with the answer or with the death, and an idle rank uses no CPU.
+A wait first spins on a cell (for about 100 microseconds; with more ranks than cores a few times,
+leaving the core to others in between) and then sleeps in ``poll``: on a pipe of its own that a
+signaller writes to when it sees the sleeper's flag, and on what tells of a death: the sentinels of
+the workers, or the master's end of a pipe. So a wait ends with the answer or with the death, and an
+idle rank uses no CPU.
 
 A command is pickled into the mailbox the first time; after that its slot number is enough.
 
@@ -50,6 +51,7 @@ from synkhronos._cells import (
 from synkhronos.errors import SessionError, WorkerDied
 
 SPINS = 2000  # looks at a cell, 50 ns each: about 100 microseconds
+YIELDS = 20  # looks with more ranks than cores, between which another rank gets the core
 MAX_SLOTS = 1024
 _HEARTBEAT_MS = 1000  # a sleeper looks again this often, whatever happens
 
@@ -64,7 +66,7 @@ class Gate:
     def __init__(self, n_ranks: int, master_rank: int, spin: bool):
         self.n_ranks, self.master_rank = n_ranks, master_rank
         self.rank = master_rank
-        self._spins = SPINS if spin else 0
+        self._spins, self._yields = (SPINS, False) if spin else (YIELDS, True)
         self._worker_ranks = tuple(r for r in range(n_ranks) if r != master_rank)
         memory = Memory(n_ranks)
         self._cells, self._mailbox, self._replies = memory.cells, memory.mailbox, memory.replies
@@ -102,6 +104,8 @@ class Gate:
                 return
             if cells[ABORT] == abort:
                 raise Aborted
+            if self._yields:
+                os.sched_yield()
         asleep = self._line(self.rank) + ASLEEP
         try:
             while True:
