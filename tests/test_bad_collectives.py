@@ -218,7 +218,7 @@ def test_axes(ranks):
         with refused(ranks, TypeError, "but row is broadcastable along axis 0"):
             call()
     for nd_up in (2, -1, None, "1"):
-        with refused(ranks, ValueError, "^nd_up must be 1 .* or 0"):
+        with refused(ranks, ValueError, r"^gather\(\) takes as nd_up 1 .* or 0"):
             synk.gather(ranks.s, nd_up=nd_up)
 
 

@@ -8,6 +8,7 @@ import theano
 import theano.tensor as T
 from helpers import Call, function, shares
 from theano.ifelse import ifelse
+from theano.tensor import raw_random
 
 import synkhronos as synk
 from synkhronos import _graph
@@ -277,6 +278,23 @@ def test_an_unknown_operation(op):
         synk.ops.all_reduce(T.dvector(), op)
 
 
-def test_what_is_no_tensor():
-    with pytest.raises(TypeError):
-        synk.ops.all_reduce(theano.tensor.raw_random.random_state_type())
+@pytest.mark.parametrize(
+    "x", ["a", None, [T.dscalar(), T.dscalar()], raw_random.random_state_type()]
+)
+def test_what_is_no_tensor(x):
+    with pytest.raises(TypeError, match=r"all_reduce\(\) takes a tensor variable, got"):
+        synk.ops.all_reduce(x)
+
+
+def test_inside_of_another_graph(ranks):
+    s = theano.shared(np.ones(2), "s")
+    doubled, _ = theano.scan(
+        lambda a: synk.ops.all_reduce(a * 2, "sum"), outputs_info=[s], n_steps=3
+    )
+    x = T.dvector()
+    inner = synk.ops.all_reduce(x, "sum")
+    for outputs in (doubled[-1], theano.OpFromGraph([x], [inner])(s), [s, doubled[-1] + inner]):
+        with pytest.raises(TypeError, match=r"ops\.all_reduce is inside of"):
+            function([x], outputs, on_unused_input="ignore")
+    f = function([], (theano.OpFromGraph([x], [inner], inline=True)(s), "gather"), mode=None)
+    assert f().tolist() == [ranks.n] * 2 * ranks.n

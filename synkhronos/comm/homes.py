@@ -43,9 +43,10 @@ class _Home:
         for dtype, shape in layout:
             places.append((dtype, shape, offset))
             offset += _round_up(_nbytes(dtype, shape))
-        self.layout, self.place = layout, Place(self.segment.ref, tuple(places))
-        self.arrays = [self.segment.array(*place) for place in places]
-        return self.arrays
+        arrays = [self.segment.array(*place) for place in places]
+        self.layout = None  # until all is there: a Ctrl-C may come in between
+        self.place, self.arrays = Place(self.segment.ref, tuple(places)), arrays
+        self.layout = layout
 
 
 class Homes:
@@ -92,8 +93,8 @@ class Homes:
             if home.layout != layout:
                 self._settle(key, layout)
             elif _is_there(value, home.arrays[0]):
-                home.arrays[0] = value  # another view of the same memory, as some ops make
                 self.version += 1
+                home.arrays[0] = value  # another view of the same memory, as some ops make
                 continue
             home.arrays[0][...] = value
             _theano.replace(variable, home.arrays[0])
@@ -125,12 +126,22 @@ class Homes:
         """Return an array for a variable's next value, while its present home can be read still."""
         # The home before the last is free again: a variable that is gathered time and again takes
         # turns between two, and no memory has to be cleared for it.
-        spare, self._spares[key] = self._spares.get(key), self._own.pop(key, None)
-        if spare is not None:
+        old, spare = self._own.get(key), self._spares.get(key)
+        self._spares[key] = old
+        if spare is None or spare is old or self._is_lent(spare):
+            self._own.pop(key, None)
+        else:
+            spare.layout = None  # to be told of anew
             self._own[key] = spare
-            self._leave_lent([key])
-            spare.layout = None
         return self.new_value(key, shape)
+
+    def _is_lent(self, home):
+        values = map(_theano.peek, self._worker.variables.values())
+        return any(
+            array is home.arrays[0]
+            for value in values
+            for array in (value, getattr(value, "base", None))
+        )
 
     def room_for(self, key, layout):
         """Return arrays of these dtypes and shapes, of any contents, that all ranks can see."""
@@ -157,8 +168,8 @@ class Homes:
 
     def _settle(self, key, layout):
         self._unposted.add(key)  # first: a Ctrl-C may come in between
-        self._own[key].lay_out(layout)
         self.version += 1
+        self._own[key].lay_out(layout)
 
     def forget(self, keys) -> None:
         """Drop variables that are no more."""
@@ -221,9 +232,9 @@ class Homes:
         for rank, heard in enumerate(self._heard):
             news = gate.news(rank)
             if news != heard and rank != self._worker.rank:
+                self.version += 1  # first: what is read makes views of before wrong
                 self._read(rank, news, _log(gate.boards[rank], news >> 32))
                 self._heard[rank] = news
-                self.version += 1
 
     def _read(self, rank, news, log):
         generation, end = news >> 32, news & 0xFFFFFFFF
