@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -555,3 +556,59 @@ def test_gathering_time_and_again(n, master):
                 synk.all_gather(s)
                 synk.all_gather(s)
                 assert all(value == joined.tolist() for value in held(n, t))
+
+
+def interrupt_at(line_number, call):
+    """Make a call, with a Ctrl-C before the given line of homes.py that it runs, counted from 0."""
+    count = 0
+
+    def trace(frame, event, _):
+        nonlocal count
+        if frame.f_code.co_filename != homes.__file__:
+            return None
+        if event == "line":
+            count += 1
+            if count > line_number:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    previous = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(previous)
+    return False
+
+
+@pytest.mark.parametrize("verb", ["all_gather", "all_reduce", "broadcast", "set_value"])
+def test_a_ctrl_c_at_any_line_leaves_nothing_half_done(verb):
+    with forked(2):
+        s, t = theano.shared(np.zeros((5, 3)), "s"), theano.shared(np.zeros((5, 3)), "t")
+        move = function([], updates=[(s, t), (t, s)])
+        calls = {
+            "all_gather": lambda: synk.all_gather([s, t]),
+            "all_reduce": lambda: synk.all_reduce([s, t], "sum"),
+            "broadcast": lambda: synk.broadcast([s, t]),
+            "set_value": lambda: synk.set_value(0, [s, t], [np.ones((4, 3)), np.ones((7, 3))]),
+        }
+        line = 0
+        while True:
+            synk.broadcast([s, t], [np.full((5, 3), 1.0), np.full((2, 3), 2.0)])
+            move()
+            interrupted = interrupt_at(line, calls[verb])
+            for value in (3.0 + line, 4.0 + line):
+                for shape in ((5, 3), (1, 6), (2, 3), (10, 3)):
+                    synk.broadcast([s, t], [np.full(shape, value), np.full((5, 3), -value)])
+                    assert [np.ptp(v) for v in synk.gather([s, t])] == [0, 0]
+                    assert [v.flat[0] for v in synk.gather([s, t])] == [value, -value]
+            synk.all_reduce([s, t], "sum")
+            assert [v.flat[0] for v in synk.gather([s, t])] == [2 * value, -2 * value]
+            assert [np.ptp(v) for v in synk.gather([s, t])] == [0, 0]
+            if not interrupted:
+                break
+            line += 1
+        assert line > 20
