@@ -81,14 +81,12 @@ class Replica:
         """Return what this rank computes, one after another: no slice is empty, unless all are."""
         counts, n_slices = request.counts, request.num_slices
         if counts is None:
-            if rows is None or n_slices == 1 or len(rows) == 0:
-                return [_Slice(rows, (1,) * worker.n_ranks)]
             # More slices than rows are one for each row: the rest would be empty.
             edges = _partition.edges(len(rows), min(n_slices, len(rows)))
             return [_Slice(rows[a:b], None) for a, b in zip(edges, edges[1:])]
         # All ranks make as many, so that none is missed by the others when they reduce.
         if not any(counts):
-            return [_Slice(rows, (1,) * worker.n_ranks)]
+            return [_Slice(rows, worker.equal_weights)]
         each = [_partition.edges(count, min(n_slices, max(counts))) for count in counts]
         mine = each[worker.rank]
         # Who has no rows borrows one, to compute something: its weight is 0.
@@ -100,6 +98,9 @@ class Replica:
         return slices
 
     def _run_slices(self, worker, request, rows):
+        if request.counts is None and (request.num_slices == 1 or not rows):  # as in most calls
+            whole = _Slice(rows, worker.equal_weights)
+            return self._run_rows(worker, request, whole, PLAIN, request.output_subset)
         slices = self._slices(worker, request, rows)
         # All ranks that reduce with one another run the same variant, whatever rows each has.
         something = any(request.counts) if request.counts else rows

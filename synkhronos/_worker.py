@@ -21,6 +21,7 @@ class Worker:
         self.gate = gate
         self.device = device
         self.threads = threads
+        self.equal_weights = (1,) * gate.n_ranks
         self.segments = Segments(on_release) if on_release else Segments()
         self.comm = connect("shared", self)
         self.replicas = {}
