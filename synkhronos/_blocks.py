@@ -12,10 +12,15 @@ import numpy as np
 
 from synkhronos import _partition
 
-OPS = ("avg", "sum", "prod", "min", "max")
+UFUNCS = {"avg": np.add, "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+OPS = tuple(UFUNCS)
 BLOCK = 1 << 19  # bytes of each array that are worked on at a time: two fit into an L2 cache
 
-_UFUNCS = {"avg": np.add, "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+
+def plain_name(name, names):
+    """Return a name without the prefix ``c_``, or None if it is not one of `names`."""
+    plain = name[2:] if isinstance(name, str) and name.startswith("c_") else name
+    return plain if isinstance(plain, str) and plain in names else None
 
 
 def parse_op(op):
@@ -23,8 +28,8 @@ def parse_op(op):
 
     Raises ``ValueError`` for anything that is not an operation.
     """
-    plain = op[2:] if isinstance(op, str) and op.startswith("c_") else op
-    if not isinstance(plain, str) or plain not in OPS:
+    plain = plain_name(op, OPS)
+    if plain is None:
         raise ValueError(f"op must be one of {', '.join(OPS)}; got {op!r}")
     return plain
 
@@ -43,7 +48,7 @@ def reduce_block(op, sources, out, divisor):
     divisor : float
         What to divide by for the op ``avg``.
     """
-    ufunc = _UFUNCS[op]
+    ufunc = UFUNCS[op]
     if out.dtype == np.float16:
         total = sources[0].astype(np.float32)
     elif len(sources) == 1:
@@ -84,3 +89,17 @@ def shares(sizes, n_ranks, rank):
         for at in range(first, last, step):
             yield position, at, min(at + step, last)
         offset += elements * nbytes
+
+
+def cut(values, n_ranks, rank):
+    """Yield (position, blocks) of what one rank works on: the same elements of several arrays.
+
+    Parameters
+    ----------
+    values : list of list of numpy.ndarray
+        At each position contiguous arrays of one shape and dtype.
+    """
+    flat = [[value.reshape(-1) for value in each] for each in values]
+    sizes = [(each[0].size, each[0].itemsize) for each in flat]
+    for position, begin, end in shares(sizes, n_ranks, rank):
+        yield position, [array[begin:end] for array in flat[position]]

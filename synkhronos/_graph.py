@@ -181,7 +181,7 @@ def _reduces(outputs):
         found = found or isinstance(op, AllReduce)
         # The graphs inside of a scan, and of an OpFromGraph, which may be made part of this one.
         inner = getattr(op, "outputs", None) or getattr(op, "local_outputs", None) or ()
-        if _reduces([v for v in inner if isinstance(v, gof.Variable)]):
+        if inner and _reduces([v for v in inner if isinstance(v, gof.Variable)]):
             if not getattr(op, "is_inline", False):
                 raise TypeError(
                     f"ops.all_reduce is inside of {op}, where ranks can't be kept in step. Reduce "

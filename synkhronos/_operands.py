@@ -183,6 +183,5 @@ def _send_rows(session, staged, rows):
 def send_objects(session, keys, objects, rank) -> None:
     """Give variables that hold no arrays their values, on one rank, or on all."""
     pickled = pickle.dumps(objects, pickle.HIGHEST_PROTOCOL)
-    parcel = session.segments.create(len(pickled))
-    parcel.bytes()[: len(pickled)] = pickled
+    parcel = session.segments.wrap(pickled)
     session.run(_commands.SetObject(keys, parcel.array_ref("u1", (len(pickled),)), rank))

@@ -10,9 +10,9 @@ import functools
 
 import numpy as np
 
-MODES = ("avg", "sum", "prod", "min", "max", "gather")
+from synkhronos._blocks import OPS, UFUNCS, plain_name
 
-_COMBINE = {"avg": np.add, "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+MODES = (*OPS, "gather")
 
 
 def parse_mode(mode):
@@ -22,8 +22,8 @@ def parse_mode(mode):
     """
     if mode is None:
         return None
-    plain = mode[2:] if isinstance(mode, str) and mode.startswith("c_") else mode
-    if not isinstance(plain, str) or plain not in MODES:
+    plain = plain_name(mode, MODES)
+    if plain is None:
         raise ValueError(
             f"{mode!r} is not a reduce mode. Expected one of {', '.join(MODES)}, the same with "
             "the prefix 'c_' (reduced by the CPU), or None."
@@ -80,7 +80,7 @@ def combine(mode, parts, weights, dtype):
         # Divided last: rows and their sums are often exact where their ratios are not.
         parts = [part * wide.type(weight) for part, weight in zip(parts, weights)]
         return np.asarray(functools.reduce(np.add, parts) / wide.type(sum(weights)), dtype)
-    return np.asarray(functools.reduce(_COMBINE[mode], parts), dtype)
+    return np.asarray(functools.reduce(UFUNCS[mode], parts), dtype)
 
 
 def _gather(parts):
@@ -126,7 +126,7 @@ class Accumulator:
                 "graph, or use the mode 'gather'."
             )
         else:
-            self._total = _COMBINE[self._mode](self._total, value)
+            self._total = UFUNCS[self._mode](self._total, value)
 
     def result(self):
         """Return the reduced value."""

@@ -94,8 +94,7 @@ class Registry:
                 f"{what} can't be sent to the workers, because something in it can't be pickled: "
                 f"{error}"
             ) from error
-        parcel = self._session.segments.create(len(pickled))
-        parcel.bytes()[: len(pickled)] = pickled
+        parcel = self._session.segments.wrap(pickled)
         self._session.run(_commands.LoadFunctions(parcel.array_ref("u1", (len(pickled),))))
         for key, variable in new.items():
             self._variable_keys[variable] = key

@@ -111,6 +111,12 @@ class Segments:
         end.atexit = False
         return segment
 
+    def wrap(self, data: bytes) -> Segment:
+        """Make a segment that begins with these bytes."""
+        segment = self.create(len(data))
+        segment.bytes()[: len(data)] = data
+        return segment
+
     def attach(self, ref: SegmentRef) -> Segment:
         """Return the segment that `ref` stands for, mapping it on first sight."""
         segment = self._attached.get(ref) or self._own.get(ref)

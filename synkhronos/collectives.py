@@ -64,7 +64,7 @@ def broadcast(shared_vars, values=None, nccl=True) -> None:
         variables = _operands.check_variables("broadcast", shared_vars, objects=True)
         given = [None] * len(variables)
         if values is not None:
-            given = _operands.check_values("broadcast", shared_vars, variables, values, True)
+            given = _operands.check_values("broadcast", shared_vars, variables, values, none=True)
         objects = [v for v in variables if not _theano.is_array_variable(v)]
         arrays = [v for v in variables if _theano.is_array_variable(v)]
         keys = dict(zip(variables, session.registry.keys_of(variables)))

@@ -75,9 +75,7 @@ class SharedMemory(Outboxes, Communicator):
             np.take(array, rows, axis=0, out=target, mode="clip")
 
     def _meet(self, keys):
-        self._homes.begin()
-        self._homes.bring_home(keys)
-        self._homes.post()
+        self.expose(keys)
         self._gate.meet()
         self._homes.hear()
 
@@ -111,12 +109,9 @@ class SharedMemory(Outboxes, Communicator):
 
     def _plan(self, values, root):
         """Return the blocks that this rank reduces: sources, where to, and who gets a copy."""
-        flat = [[value.reshape(-1) for value in each] for each in values]
-        sizes = [(each[0].size, each[0].itemsize) for each in flat]
         buffers = {}
         blocks = []
-        for position, begin, end in _blocks.shares(sizes, self._worker.n_ranks, self._worker.rank):
-            sources = [array[begin:end] for array in flat[position]]
+        for _, sources in _blocks.cut(values, self._worker.n_ranks, self._worker.rank):
             if root is None:
                 out, copies = sources[0], sources[1:]
             elif root == 0:
@@ -126,7 +121,7 @@ class SharedMemory(Outboxes, Communicator):
                 dtype = sources[0].dtype
                 if dtype not in buffers:
                     buffers[dtype] = np.empty(_blocks.BLOCK, np.uint8).view(dtype)
-                out, copies = buffers[dtype][: end - begin], [sources[root]]
+                out, copies = buffers[dtype][: sources[0].size], [sources[root]]
             blocks.append((sources, out, copies))
         return blocks
 
@@ -137,19 +132,16 @@ class SharedMemory(Outboxes, Communicator):
         if unequal is not None:
             return unequal
         result = np.empty(values[0].shape, values[0].dtype)
-        flat = [value.reshape(-1) for value in values]
-        for _, begin, end in _blocks.shares([(result.size, result.itemsize)], 1, 0):
-            sources = [value[begin:end] for value in flat]
-            _blocks.reduce_block(op, sources, result.reshape(-1)[begin:end], len(values))
+        _reduce_whole(op, values, result, len(values))
         return result
 
     def broadcast(self, keys, root):
         """Replace each variable with the value on rank `root`."""
         mine = self._worker.rank == root
-        self._homes.begin()
         if mine:
-            self._homes.bring_home(keys)
-            self._homes.post()
+            self.expose(keys)
+        else:
+            self._homes.begin()
         self._gate.meet()
         self._homes.hear()
         if mine:
@@ -225,10 +217,7 @@ class SharedMemory(Outboxes, Communicator):
 
     def _reduce_in_shares(self, ops, sources, divisor):
         """Reduce this rank's share of all arrays into the first of each, and wait for the rest."""
-        flat = [[array.reshape(-1) for array in each] for each in sources]
-        sizes = [(each[0].size, each[0].itemsize) for each in flat]
-        for position, begin, end in _blocks.shares(sizes, self._worker.n_ranks, self._worker.rank):
-            blocks = [array[begin:end] for array in flat[position]]
+        for position, blocks in _blocks.cut(sources, self._worker.n_ranks, self._worker.rank):
             _blocks.reduce_block(ops[position], blocks, blocks[0], divisor)
         self._gate.meet()
 
@@ -239,10 +228,8 @@ def _reduce_whole(op, sources, target, divisor):
         _reduce_whole(op, sources, whole, divisor)
         target[...] = whole
         return
-    flat, out = [source.reshape(-1) for source in sources], target.reshape(-1)
-    for _, begin, end in _blocks.shares([(out.size, out.itemsize)], 1, 0):
-        blocks = [source[begin:end] for source in flat]
-        _blocks.reduce_block(op, blocks, out[begin:end], divisor)
+    for _, (out, *blocks) in _blocks.cut([[target, *sources]], 1, 0):
+        _blocks.reduce_block(op, blocks, out, divisor)
 
 
 def _wide(dtype):
