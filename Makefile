@@ -7,7 +7,7 @@ py := .venv/bin/python
 ready := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint docs clean distclean
+.PHONY: help venv opencl demo test lint docs clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -20,6 +20,9 @@ $(ready): setup.py pyproject.toml synkhronos/_import_support.py
 	test -x $(py) || $(PYTHON) -m venv .venv
 	$(py) -m pip install --quiet --editable '.[dev]'
 	@touch $@
+
+opencl: venv ## install OpenCL and pygpu for .venv, which needs Debian's apt-get and root
+	@.ci/opencl $(py)
 
 demo: venv ## train a network on handwritten digits with all cores, and compare with serial Theano
 	$(py) demos/train_digits.py

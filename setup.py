@@ -32,6 +32,8 @@ class BuildWithImportSupport(build_py):
 
 
 EXTRAS = {
+    # What pygpu needs; pygpu itself comes from Debian (make opencl) or is built by hand.
+    "gpu": ["mako"],
     "demos": ["scikit-learn", "tqdm", "matplotlib"],
     "test": ["pytest>=7", "hypothesis", "psutil", "wheel"],
     "docs": ["sphinx", "furo"],

@@ -43,7 +43,14 @@ def _parser() -> argparse.ArgumentParser:
         description="Look at everything that Synkhronos uses. The exit status is 1 if something "
         "that it cannot do without is missing or broken, else 0; GPUs may be missing.",
     )
-    info.add_argument("--json", action="store_true", help="print a JSON object")
+    output = info.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print a JSON object")
+    output.add_argument(
+        "--link-cuda",
+        metavar="DIR",
+        help="make a folder of links for LD_LIBRARY_PATH, by which Theano finds the libraries of "
+        "CUDA; the exit status is 1 if one that a GPU needs is missing, 2 if DIR is not made",
+    )
     info.set_defaults(run=_info)
 
     theanorc = commands.add_parser(
@@ -93,12 +100,44 @@ class _Version(argparse.Action):
 def _info(arguments: argparse.Namespace) -> int:
     from synkhronos import _info as info
 
+    if arguments.link_cuda is not None:
+        return _link_cuda(arguments.link_cuda)
     results = info.checks()
     if arguments.json:
         print(info.as_json(results))
     else:
         print(info.table(results, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ))
     return int(any(check.failed for check in results))
+
+
+def _link_cuda(name: str) -> int:
+    from synkhronos import _cuda_libraries as cuda
+
+    # The loader and the links need a path that holds in any working folder.
+    folder = Path(os.path.abspath(os.path.expanduser(name)))
+    found = cuda.find(skip=folder)
+    try:
+        links = cuda.link(folder, found)
+    except OSError as error:
+        print(f"cannot make the links: {error}", file=sys.stderr)
+        return 2
+    for link, path in links.items():
+        print(f"{folder / link} -> {path}")
+    path = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":")
+    opened = cuda.probe({**os.environ, "LD_LIBRARY_PATH": path})
+    for library in opened.values():
+        if library.error and library.name in found:
+            print(f"{library.name}.so does not work: {library.error}")
+    driver = opened["libcuda"].version
+    newer = cuda.newer_than_driver(opened)
+    if newer:
+        print(f"{newer}: {cuda.how_to_install(['libnvrtc'], driver)}")
+    missing = [name for name in opened if name not in found]
+    if missing:
+        print(f"not found: {', '.join(missing)}: {cuda.how_to_install(missing, driver)}")
+    if links:
+        print(f"Before Python starts:\n    {cuda.export_command(folder)}")
+    return int(any(opened[name].error or name not in found for name in cuda.NEEDED))
 
 
 def theanorc() -> str:

@@ -6,20 +6,22 @@ device is left to a child process.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import importlib.util
 import json
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
 from pathlib import Path
+from typing import Sequence
 
-from synkhronos import _devices, _import_support
+from synkhronos import _cuda_libraries, _devices, _import_support
+from synkhronos._cuda_libraries import Opened
 
 OK, MISSING, BROKEN = "ok", "missing", "broken"
 COLOURS = {OK: "\033[32m", MISSING: "\033[33m", BROKEN: "\033[31m"}
@@ -28,8 +30,9 @@ SMALL_SHM = 256 * MIB
 
 REINSTALL = "reinstall it in this environment: pip install --force-reinstall synkhronos"
 INSTALL_PYGPU = (
-    "only GPUs need it. Debian 12 has it for Python 3.11: apt-get install python3-pygpu, then link "
-    "/usr/lib/python3/dist-packages/pygpu into this environment's site-packages"
+    "only GPUs need it. Debian 12 has it for Python 3.11. In a checkout: make opencl. "
+    "By hand: apt-get install python3-pygpu, ln -s /usr/lib/python3/dist-packages/pygpu {folder}, "
+    "pip install mako"
 )
 
 
@@ -62,7 +65,6 @@ def checks() -> list[Check]:
         check_shm(),
         check_cache(facts),
         *check_gpus(),
-        check_nccl(),
     ]
 
 
@@ -270,54 +272,86 @@ def check_cache(facts: dict) -> Check:
 
 
 def check_gpus() -> list[Check]:
-    """Count the devices that pygpu sees."""
-    unknown = [
-        Check(name, MISSING, "not known without pygpu", "see pygpu")
-        for name in ("CUDA devices", "OpenCL devices")
-    ]
+    """Look at pygpu, at the libraries that it opens, and at the devices that it counts."""
+    opened = _cuda_libraries.probe()
+    found = _cuda_libraries.find()
+    pygpu = check_pygpu()
+    libraries = check_libraries("CUDA libraries", _cuda_libraries.NEEDED, opened, found)
+    nccl = check_libraries("NCCL", ["libnccl"], opened, found)
+    if pygpu.status == OK:
+        cuda_advice = "see CUDA libraries" if libraries.advice else "no NVIDIA GPU is visible here"
+        opencl_advice = (
+            "in a checkout: make opencl. By hand: apt-get install pocl-opencl-icd "
+            "ocl-icd-opencl-dev libclblast-dev (Debian)"
+        )
+        devices = [
+            check_devices("CUDA devices", "cuda", cuda_advice),
+            check_devices("OpenCL devices", "opencl", opencl_advice),
+        ]
+    else:
+        devices = [
+            Check(name, MISSING, "not known without pygpu", "see pygpu")
+            for name in ("CUDA devices", "OpenCL devices")
+        ]
+    return [pygpu, libraries, *devices, nccl]
+
+
+def check_pygpu() -> Check:
+    """Import pygpu, in a child process: it may have been built for another Python, or NumPy."""
+    install = INSTALL_PYGPU.format(folder=shlex.quote(sysconfig.get_path("purelib")))
     if importlib.util.find_spec("pygpu") is None:
-        return [Check("pygpu", MISSING, "not installed", INSTALL_PYGPU), *unknown]
-    (n_cuda, no_cuda), (n_opencl, no_opencl) = _devices.probe("cuda"), _devices.probe("opencl")
-    if no_cuda.startswith(("ImportError", "ModuleNotFoundError")):
-        return [Check("pygpu", BROKEN, no_cuda, f"reinstall it: {INSTALL_PYGPU}"), *unknown]
-    cuda_advice = (
-        "needs the NVIDIA driver, and libcuda.so, libnvrtc.so and libcublas.so by these very names "
-        "on the library path"
-    )
-    opencl_advice = "apt-get install pocl-opencl-icd ocl-icd-opencl-dev libclblast-dev (Debian)"
-    return [
-        Check("pygpu", OK, _installed_version("pygpu") or "installed"),
-        _count_check("CUDA devices", n_cuda, no_cuda, cuda_advice),
-        _count_check("OpenCL devices", n_opencl, no_opencl, opencl_advice),
-    ]
+        return Check("pygpu", MISSING, "not installed", install)
+    command = [sys.executable, "-c", "import pygpu; print(pygpu.__version__, pygpu.__file__)"]
+    child = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if child.returncode == 0:
+        version, path = child.stdout.strip().split(maxsplit=1)
+        return Check("pygpu", OK, f"{version} ({Path(path).parent})")
+    problem = _last_line(child.stderr) or f"importing it ends with status {child.returncode}"
+    if "No module named 'mako'" in problem:
+        return Check("pygpu", BROKEN, problem, "pygpu imports it: pip install mako")
+    return Check("pygpu", BROKEN, problem, f"reinstall it: {install}")
 
 
-def _count_check(name: str, number: int, problem: str, advice: str) -> Check:
+def check_devices(name: str, kind: str, advice: str) -> Check:
+    """Count the devices of one kind that pygpu sees."""
+    number, problem = _devices.probe(kind)
     if number:
         return Check(name, OK, str(number))
     return Check(name, MISSING, problem or "0", advice)
 
 
-def check_nccl() -> Check:
-    """Open NCCL by the name that libgpuarray uses, which has no version."""
-    if _can_load("libnccl.so"):
-        return Check("NCCL", OK, "libnccl.so")
-    wheel = Path(sysconfig.get_path("purelib"), "nvidia", "nccl", "lib", "libnccl.so.2")
-    for library in ("libnccl.so.2", str(wheel)):
-        if _can_load(library):
-            advice = (
-                f"libgpuarray opens libnccl.so: link it to {library} in a folder on LD_LIBRARY_PATH"
-            )
-            return Check("NCCL", MISSING, f"{library}, but no libnccl.so", advice)
-    advice = (
-        "only several NVIDIA GPUs need it: pip install nvidia-nccl-cu12, or NVIDIA's libnccl-dev"
-    )
-    return Check("NCCL", MISSING, "not found", advice)
+def check_libraries(
+    label: str, names: Sequence[str], opened: dict[str, Opened], found: dict[str, Path]
+) -> Check:
+    """Say which libraries open by the names that libgpuarray uses, and where the others lie."""
+    libraries = [opened[name] for name in names]
+    newer = _cuda_libraries.newer_than_driver(opened) if "libnvrtc" in names else ""
+    states = [_library_state(library, found) for library in libraries] + ([newer] if newer else [])
+    text = "; ".join(states)
+    failed = [library for library in libraries if library.error]
+    if not failed and not newer:
+        return Check(label, OK, text)
+    install = [library.name for library in failed if library.name not in found]
+    if newer and "libnvrtc" not in install:
+        install.append("libnvrtc")
+    folder = _cuda_libraries.default_folder()
+    steps = [_cuda_libraries.how_to_install(install, opened["libcuda"].version)] if install else []
+    steps += [_cuda_libraries.link_command(folder), _cuda_libraries.export_command(folder)]
+    advice = ", then ".join(steps)
+    if "libcuda" in install:
+        advice = f"only NVIDIA GPUs need them: {advice}"
+    elif "libnccl" in install:
+        advice = f"only several NVIDIA GPUs need it: {advice}"
+    broken = newer or any(not library.absent for library in failed)
+    return Check(label, BROKEN if broken else MISSING, text, advice)
 
 
-def _can_load(library: str) -> bool:
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        return False
-    return True
+def _library_state(library: Opened, found: dict[str, Path]) -> str:
+    name = f"{library.name}.so"
+    if not library.error:
+        return (
+            f"{name} (CUDA {library.version[0]}.{library.version[1]})" if library.version else name
+        )
+    if not library.absent:
+        return f"{name} does not work: {library.error}"
+    return f"no {name}, but {found[library.name]}" if library.name in found else f"no {name}"

@@ -4,12 +4,15 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 import types
+from pathlib import Path
 
 import pytest
 
-from synkhronos import _devices, _import_support, _info
+from synkhronos import _cuda_libraries, _devices, _import_support, _info
 from synkhronos.__main__ import main, theanorc
+from synkhronos._cuda_libraries import NEEDED, Opened
 
 NAMES = [
     "Python",
@@ -22,6 +25,7 @@ NAMES = [
     "Shared memory",
     "Compile cache",
     "pygpu",
+    "CUDA libraries",
     "CUDA devices",
     "OpenCL devices",
     "NCCL",
@@ -175,43 +179,145 @@ def test_cache_that_cannot_be_written():
     assert check.failed and "base_compiledir" in check.advice
 
 
-def test_no_pygpu(monkeypatch):
+def opened(**changes):
+    """Return what the probe says where all libraries open, but for these."""
+    driver, nvrtc = Opened("libcuda", version=(12, 4)), Opened("libnvrtc", version=(12, 1))
+    libraries = driver, nvrtc, Opened("libcublas"), Opened("libnccl")
+    return {**{library.name: library for library in libraries}, **changes}
+
+
+def absent(name):
+    return Opened(name, error=f"{name}.so: cannot open shared object file: No such file")
+
+
+@pytest.fixture
+def no_probes(monkeypatch):
+    """Have no libraries of CUDA, whatever this machine has."""
+    nothing = {name: absent(name) for name in opened()}
+    monkeypatch.setattr(_cuda_libraries, "probe", lambda: nothing)
+    monkeypatch.setattr(_cuda_libraries, "find", dict)
+
+
+def test_no_pygpu(monkeypatch, no_probes):
     monkeypatch.setattr(_info.importlib.util, "find_spec", lambda name: None)
     checks = _info.check_gpus()
-    assert [check.status for check in checks] == ["missing"] * 3
+    assert [check.status for check in checks] == ["missing"] * 5
     assert all(check.advice for check in checks)
     assert not any(check.failed for check in checks)
+    assert "make opencl" in checks[0].advice and sysconfig.get_path("purelib") in checks[0].advice
+
+
+def make_pygpu(monkeypatch, folder, code):
+    """Let a package of this code be the pygpu of this process and its children."""
+    (folder / "pygpu").mkdir()
+    (folder / "pygpu" / "__init__.py").write_text(code)
+    monkeypatch.delitem(sys.modules, "pygpu", raising=False)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "found", "advice"),
+    [
+        ("__version__ = '0.7.6'", "ok", "0.7.6 ({folder})", ""),
+        ("import mako_of_the_test as mako", "broken", "mako_of_the_test", "reinstall"),
+        ("raise ModuleNotFoundError(\"No module named 'mako'\")", "broken", "mako", "pip install"),
+        ("raise ImportError('libgpuarray.so.3: gone')", "broken", "libgpuarray.so.3", "reinstall"),
+        ("import os; os.abort()", "broken", "status -6", "reinstall"),
+    ],
+)
+def test_pygpu_is_imported_elsewhere(monkeypatch, tmp_path, code, status, found, advice):
+    make_pygpu(monkeypatch, tmp_path, code)
+    check = _info.check_pygpu()
+    assert check.status == status
+    assert found.format(folder=tmp_path / "pygpu") in check.found
+    assert advice in check.advice and bool(advice) == bool(check.advice)
+    assert "pygpu" not in sys.modules
 
 
 @pytest.mark.parametrize(
     ("cuda", "opencl", "statuses"),
     [
-        ((2, ""), (1, ""), ["ok", "ok", "ok"]),
-        ((0, "GpuArrayException: Could not load libcuda.so"), (1, ""), ["ok", "missing", "ok"]),
-        ((0, "ImportError: libgpuarray.so.3"),) * 2 + (["broken", "missing", "missing"],),
+        ((2, ""), (1, ""), ["ok", "ok"]),
+        ((0, "GpuArrayException: Could not load libcuda.so"), (1, ""), ["missing", "ok"]),
+        ((0, ""), (0, ""), ["missing", "missing"]),
     ],
 )
-def test_pygpu(monkeypatch, cuda, opencl, statuses):
-    monkeypatch.setattr(_info.importlib.util, "find_spec", lambda name: name)
+def test_devices(monkeypatch, tmp_path, no_probes, cuda, opencl, statuses):
+    make_pygpu(monkeypatch, tmp_path, "__version__ = '0.7.6'")
     monkeypatch.setattr(_devices, "probe", {"cuda": cuda, "opencl": opencl}.get)
-    checks = _info.check_gpus()
-    assert [check.status for check in checks] == statuses
-    assert all(bool(check.advice) == (check.status != "ok") for check in checks)
+    checks = {check.name: check for check in _info.check_gpus()}
+    devices = [checks["CUDA devices"], checks["OpenCL devices"]]
+    assert [check.status for check in devices] == statuses
+    assert all(bool(check.advice) == (check.status != "ok") for check in checks.values())
+
+
+LINK = "synkhronos info --link-cuda "
+WHEELS = {name: Path(f"/wheels/{name}.so.12") for name in opened()}
 
 
 @pytest.mark.parametrize(
-    ("there", "status", "found"),
+    ("changes", "found", "status", "text", "advice"),
     [
-        ({"libnccl.so", "libnccl.so.2"}, "ok", "libnccl.so"),
-        ({"libnccl.so.2"}, "missing", "libnccl.so.2, but no libnccl.so"),
-        (set(), "missing", "not found"),
+        ({}, WHEELS, "ok", "libnvrtc.so (CUDA 12.1)", ""),
+        (
+            {"libcublas": absent("libcublas")},
+            WHEELS,
+            "missing",
+            "no libcublas.so, but /wheels/libcublas.so.12",
+            LINK,
+        ),
+        (
+            {"libcublas": absent("libcublas")},
+            {},
+            "missing",
+            "no libcublas.so",
+            "pip install nvidia-cublas-cu12, then " + LINK,
+        ),
+        ({"libcuda": absent("libcuda")}, {}, "missing", "no libcuda.so", "only NVIDIA GPUs"),
+        (
+            {"libcuda": Opened("libcuda", "/stubs/libcuda.so", "a stub")},
+            WHEELS,
+            "broken",
+            "libcuda.so does not work: a stub",
+            LINK,
+        ),
+        (
+            {"libnvrtc": Opened("libnvrtc", version=(13, 0))},
+            WHEELS,
+            "broken",
+            "libnvrtc.so is of CUDA 13.0, but the driver knows CUDA only up to 12.4",
+            "pip install 'nvidia-cuda-nvrtc-cu12<12.5'",
+        ),
     ],
 )
-def test_nccl(monkeypatch, there, status, found):
-    monkeypatch.setattr(_info, "_can_load", lambda library: library in there)
-    check = _info.check_nccl()
-    assert (check.status, check.found) == (status, found)
+def test_cuda_libraries(changes, found, status, text, advice):
+    check = _info.check_libraries("CUDA libraries", NEEDED, opened(**changes), found)
+    assert (check.status, check.failed) == (status, False)
+    assert text in check.found
+    assert advice in check.advice and bool(advice) == bool(check.advice)
+    assert not advice or "then export LD_LIBRARY_PATH=" in check.advice
+
+
+@pytest.mark.parametrize(
+    ("nccl", "found", "status", "text"),
+    [
+        (Opened("libnccl"), {}, "ok", "libnccl.so"),
+        (absent("libnccl"), WHEELS, "missing", "no libnccl.so, but /wheels/libnccl.so.12"),
+        (absent("libnccl"), {}, "missing", "no libnccl.so"),
+    ],
+)
+def test_nccl(nccl, found, status, text):
+    check = _info.check_libraries("NCCL", ["libnccl"], opened(libnccl=nccl), found)
+    assert (check.status, check.found) == (status, text)
     assert bool(check.advice) == (status != "ok")
+
+
+def test_a_folder_of_links_and_json_are_two_things(capsys):
+    with pytest.raises(SystemExit) as exit_status:
+        main(["info", "--json", "--link-cuda", "x"])
+    assert exit_status.value.code == 2
+    assert "not allowed with" in capsys.readouterr().err
 
 
 def test_colours_are_for_terminals():

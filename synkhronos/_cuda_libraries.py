@@ -1,0 +1,321 @@
+"""Find the libraries of CUDA, and link them by the names that libgpuarray opens.
+
+libgpuarray opens ``libcuda.so``, ``libnvrtc.so``, ``libcublas.so`` and ``libnccl.so``. The wheels
+of PyPI and most drivers have only names with a version, such as ``libnvrtc.so.12``::
+
+    LD_LIBRARY_PATH, wheels, the loader's cache, the usual folders
+        |  find()    the file of each library
+        v
+    {"libnvrtc": .../libnvrtc.so.12, ...}
+        |  link()    all names that it and its helpers need
+        v
+    a folder for LD_LIBRARY_PATH  --  probe() opens the names, in processes that end at once
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Mapping, Sequence
+
+# What each library opens in turn. libgpuarray's own four come first.
+HELPERS = {
+    "libcuda": ("libnvidia-ptxjitcompiler", "libnvidia-nvvm"),
+    "libnvrtc": ("libnvrtc-builtins",),
+    "libcublas": ("libcublasLt",),
+    "libnccl": (),
+}
+NEEDED = ("libcuda", "libnvrtc", "libcublas")
+NAME = re.compile(
+    rf"({'|'.join(map(re.escape, [*HELPERS, *sum(HELPERS.values(), ())]))})\.so((?:\.\d+)*)"
+)
+
+USUAL_FOLDERS = ("/usr/local/nvidia/lib64", "/usr/lib/x86_64-linux-gnu")
+DRIVER = "install the NVIDIA driver, or start the container with the GPUs (docker run --gpus all)"
+WHEELS = {
+    "libnvrtc": "nvidia-cuda-nvrtc-cu12",
+    "libcublas": "nvidia-cublas-cu12",
+    "libnccl": "nvidia-nccl-cu12",
+}
+
+KERNEL = b'extern "C" __global__ void add(float *x) { x[threadIdx.x] += 1; }'
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """What opening ``<name>.so`` gave: an error or a file, and its version of CUDA if it tells."""
+
+    name: str
+    path: str = ""
+    error: str = ""
+    version: tuple[int, int] | None = None
+
+    @property
+    def absent(self) -> bool:
+        """Whether there is no file of this name, rather than one that does not open."""
+        return self.error.startswith(f"{self.name}.so: cannot open shared object file")
+
+
+def probe(environment: Mapping[str, str] | None = None, timeout: float = 60.0) -> dict[str, Opened]:
+    """Open each library by the name that libgpuarray uses, in a process of its own."""
+    return {name: _probe_one(name, environment, timeout) for name in HELPERS}
+
+
+def _probe_one(name: str, environment: Mapping[str, str] | None, timeout: float) -> Opened:
+    command = [sys.executable, "-c", Path(__file__).read_text(encoding="utf-8"), name]
+    try:
+        child = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+    except subprocess.TimeoutExpired:
+        return Opened(name, error=f"no answer within {timeout:g} s")
+    # A library may print as it is opened; the answer comes last.
+    lines = child.stdout.splitlines()
+    if child.returncode or not lines:
+        return Opened(name, error=f"opening it ends a process with status {child.returncode}")
+    answer = json.loads(lines[-1])
+    version = tuple(answer.pop("version", None) or ()) or None
+    return Opened(name, version=version, **answer)
+
+
+def _open(name: str) -> dict:
+    """Open a library in this process, and return the fields of `Opened`."""
+    try:
+        library = ctypes.CDLL(f"{name}.so")
+        path = _mapped_file(name)
+        if "stubs" in Path(path).parts:
+            return {"path": path, "error": f"{path} is a stub to link with, not the driver"}
+        ask = {"libcuda": _ask_driver, "libnvrtc": _ask_nvrtc}.get(name)
+        # AttributeError: it lacks a function that every library of this name has.
+        return {"path": path, **(ask(library) if ask else {})}
+    except (OSError, AttributeError) as error:
+        return {"error": str(error)}
+
+
+def _mapped_file(name: str) -> str:
+    with open("/proc/self/maps") as maps:
+        paths = (line.split(maxsplit=5)[-1].rstrip("\n") for line in maps)
+        return next((path for path in paths if f"/{name}.so" in path), "")
+
+
+def _ask_driver(library: ctypes.CDLL) -> dict:
+    number = ctypes.c_int()
+    # Works without a GPU, and before cuInit.
+    status = library.cuDriverGetVersion(ctypes.byref(number))
+    if status:
+        return {"error": f"cuDriverGetVersion fails with CUDA error {status}"}
+    return {"version": (number.value // 1000, number.value % 1000 // 10)}
+
+
+def _ask_nvrtc(library: ctypes.CDLL) -> dict:
+    """Compile a kernel, too: that needs libnvrtc-builtins, which opening it does not."""
+    major, minor, program = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
+    library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    version = (major.value, minor.value)
+    status = library.nvrtcCreateProgram(ctypes.byref(program), KERNEL, b"add.cu", 0, None, None)
+    status = status or library.nvrtcCompileProgram(program, 0, None)
+    if not status:
+        return {"version": version}
+    library.nvrtcGetErrorString.restype = ctypes.c_char_p
+    problem = library.nvrtcGetErrorString(status).decode()
+    return {"version": version, "error": f"cannot compile a kernel: {problem}"}
+
+
+def find(skip: Path | None = None) -> dict[str, Path]:
+    """Return the file of each library that is found, whatever its version; not from `skip`."""
+    searched = [f for f in _folders() if skip is None or f.resolve() != skip.resolve()]
+    found = {}
+    for name in HELPERS:
+        path = next((files[0] for files in (_files(f, name) for f in searched) if files), None)
+        # Another folder of links may go: what it points to stays.
+        while path is not None and _is_own_link(path):
+            path = Path(os.readlink(path))
+        if path is not None:
+            found[name] = path
+    return found
+
+
+def _folders() -> list[Path]:
+    """Return where to look, what was chosen on purpose first."""
+    listed = [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    wheels = importlib.util.find_spec("nvidia")
+    places = list(wheels.submodule_search_locations or ()) if wheels else []
+    # In reverse, cu13 comes after cuda_nvrtc, which has the older CUDA: more drivers can use it.
+    folders = [folder for place in places for folder in Path(place).glob("*/lib")]
+    installed = sorted(folders, reverse=True)
+    toolkits = sorted(Path("/usr/local").glob("cuda*/lib64"), reverse=True)
+    usual = [Path(folder) for folder in USUAL_FOLDERS]
+    return list(dict.fromkeys([*listed, *installed, *_cached_folders(), *toolkits, *usual]))
+
+
+def _cached_folders() -> list[Path]:
+    """Return the folders of the loader's cache that have one of the libraries."""
+    # The PATH of users often lacks the folders for root.
+    ldconfig = shutil.which("ldconfig", path=f"{os.environ.get('PATH', '')}:/sbin:/usr/sbin")
+    if ldconfig is None:
+        return []
+    cache = subprocess.run([ldconfig, "-p"], capture_output=True, text=True).stdout
+    paths = [Path(line.split(" => ")[1]) for line in cache.splitlines() if " => " in line]
+    return [path.parent for path in paths if NAME.fullmatch(path.name)]
+
+
+def _files(folder: Path, name: str) -> list[Path]:
+    """Return the files of a library in a folder, the best one to link first."""
+    try:
+        paths = [folder / file for file in os.listdir(folder)]
+    except OSError:
+        return []
+    matches = [(NAME.fullmatch(path.name), path) for path in paths]
+    ranked = [
+        (_rank(match.group(2)), path)
+        for match, path in matches
+        if match and match.group(1) == name and _is_library(path)
+    ]
+    return [path for _, path in sorted(ranked, reverse=True)]
+
+
+def _rank(version: str) -> tuple:
+    """Order ".12" before ".12.4.127", which the next upgrade removes, and both before "".
+
+    >>> sorted(["", ".550.54", ".12", ".13"], key=_rank, reverse=True)
+    ['.13', '.12', '.550.54', '']
+    """
+    numbers = tuple(int(number) for number in version.split(".")[1:])
+    return (len(numbers) == 1, numbers)
+
+
+def _is_library(path: Path) -> bool:
+    """Tell a library of this machine's kind from linker scripts, stubs and other architectures."""
+    if "stubs" in path.parts or "stubs" in path.resolve().parts:
+        return False
+    return _elf_kind(path) == _elf_kind(Path("/proc/self/exe"))
+
+
+def _elf_kind(path: Path) -> bytes | None:
+    """Return word size, byte order and machine of an ELF file; None of any other."""
+    try:
+        with open(path, "rb") as file:
+            header = file.read(20)
+    except OSError:
+        return None
+    return header[4:6] + header[18:20] if header[:4] == b"\x7fELF" else None
+
+
+def link(folder: Path, found: Mapping[str, Path]) -> dict[str, Path]:
+    """Make `folder` hold links to these files, and none of an earlier call; return them by name.
+
+    Raises
+    ------
+    FileExistsError
+        Where one of them is there, but not as a link that was made here. Nothing is changed.
+    """
+    links = _names(found)
+    names = os.listdir(folder) if folder.exists() else []
+    names = [name for name in names if NAME.fullmatch(name)]
+    others = sorted(name for name in names if not _is_own_link(folder / name))
+    if others:
+        raise FileExistsError(
+            f"{folder} has {others[0]}, which is no link that `synkhronos info --link-cuda` made: "
+            "name a folder that is empty or absent, or move that file away"
+        )
+    for name in names:
+        if os.readlink(folder / name) != str(links.get(name)):
+            os.unlink(folder / name)
+    if links:
+        folder.mkdir(parents=True, exist_ok=True)
+    for name, path in links.items():
+        if not os.path.lexists(folder / name):
+            os.symlink(path, folder / name)
+    return links
+
+
+def _names(found: Mapping[str, Path]) -> dict[str, Path]:
+    """Return every name to link: the one that libgpuarray opens, and those with versions.
+
+    The libraries open their helpers, and one another, by names with a version.
+    """
+    links = {}
+    for name, path in found.items():
+        links[f"{name}.so"] = path
+        for folder in (path.parent, path.resolve().parent):
+            for family in (name, *HELPERS[name]):
+                for file in _files(folder, family):
+                    links.setdefault(file.name, file)
+    return links
+
+
+def _is_own_link(path: Path) -> bool:
+    """Tell a link such as `link` makes from those of packages: relative, or to other names."""
+    if not path.is_symlink():
+        return False
+    target = os.readlink(path)
+    names = NAME.fullmatch(path.name), NAME.fullmatch(os.path.basename(target))
+    return os.path.isabs(target) and all(names) and names[0].group(1) == names[1].group(1)
+
+
+def how_to_install(names: Sequence[str], driver: tuple[int, int] | None = None) -> str:
+    """Return what installs these libraries, for a driver that knows CUDA up to this version.
+
+    >>> how_to_install(["libcublas", "libnccl"])
+    'pip install nvidia-cublas-cu12 nvidia-nccl-cu12'
+    >>> how_to_install(["libnvrtc"], driver=(12, 4))
+    "pip install 'nvidia-cuda-nvrtc-cu12<12.5'"
+    """
+    wheels = [WHEELS[name] for name in names if name in WHEELS]
+    if driver and driver[0] < 13 and "libnvrtc" in names:
+        major, minor = driver
+        wheels[wheels.index(WHEELS["libnvrtc"])] = (
+            f"nvidia-cuda-nvrtc-cu{major}<{major}.{minor + 1}"
+        )
+    steps = [DRIVER] if "libcuda" in names else []
+    if wheels:
+        steps.append("pip install " + " ".join(map(shlex.quote, wheels)))
+    return "; ".join(steps)
+
+
+def newer_than_driver(opened: Mapping[str, Opened]) -> str:
+    """Return what to say where NVRTC is newer than the driver, which then loads no kernel of it."""
+    driver, nvrtc = opened["libcuda"].version, opened["libnvrtc"].version
+    if driver is None or nvrtc is None or nvrtc <= driver:
+        return ""
+    versions = [f"{major}.{minor}" for major, minor in (nvrtc, driver)]
+    return "libnvrtc.so is of CUDA {}, but the driver knows CUDA only up to {}".format(*versions)
+
+
+def default_folder() -> Path:
+    """Return where to suggest the links: in the virtual environment, or else in the home."""
+    return Path(sys.prefix if sys.prefix != sys.base_prefix else Path.home(), "cuda-links")
+
+
+def link_command(folder: Path) -> str:
+    """Return the command that makes the folder of links."""
+    return f"synkhronos info --link-cuda {shlex.quote(str(folder))}"
+
+
+def export_command(folder: Path) -> str:
+    """Return the line for the shell: the loader reads the variable when a process starts.
+
+    >>> print(export_command(Path("/home/me/.venv/cuda-links")))
+    export LD_LIBRARY_PATH=/home/me/.venv/cuda-links${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    """
+    return (
+        f"export LD_LIBRARY_PATH={shlex.quote(str(folder))}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"
+    )
+
+
+if __name__ == "__main__":
+    sys.stdout.write("\n" + json.dumps(_open(sys.argv[1])) + "\n")
