@@ -144,7 +144,7 @@ def theanorc() -> str:
     """Return the default flags as the text of a .theanorc."""
     sections: dict[str, list[str]] = {}
     for name, value in _import_support.default_flags().items():
-        section, option = name.rsplit(".", 1)
+        section, option = _import_support.section_and_option(name)
         # Theano's parser of this file reads % as the start of a substitution.
         sections.setdefault(section, []).append(f"{option} = {value.replace('%', '%%')}\n")
     parts = [f"\n[{section}]\n{''.join(lines)}" for section, lines in sections.items()]

@@ -18,7 +18,7 @@ BOARD = 1 << 21
 
 # Cells of the master, then those of a rank in its line.
 SEQUENCE, SLOT, LENGTH, ABORT = range(4)
-DONE, ASLEEP, REPLY_KIND, REPLY_LENGTH, ROWS, MET, NEWS = range(7)
+DONE, ASLEEP, REPLY_KIND, REPLY_LENGTH, ROWS, MET, NEWS, BALLOT = range(8)
 LINE = 8
 NO_REPLY, ANSWER, ERROR = range(3)
 
@@ -36,6 +36,38 @@ class Memory:
 
     def _split(self, begin, length, count):
         return [self._all[begin + length * i : begin + length * (i + 1)] for i in range(count)]
+
+
+class Notices:
+    """What each rank says of itself in a cell, for others to read when they have met it."""
+
+    def _line(self, rank):
+        return LINE * (rank + 1)
+
+    def post_news(self, news: int) -> None:
+        """Say how far this rank's board is written; every change is one to a larger number."""
+        self._cells[self._line(self.rank) + NEWS] = news
+
+    def news(self, rank: int) -> int:
+        """Return what that rank has posted."""
+        return self._cells[self._line(rank) + NEWS]
+
+    def report_rows(self, rows: int) -> None:
+        """Tell from how many rows this rank computed; -1 says that it did not run."""
+        self._cells[self._line(self.rank) + ROWS] = rows
+
+    def rows_of(self, rank: int) -> int:
+        """Return what that rank reported in the last call."""
+        return self._cells[self._line(rank) + ROWS]
+
+    def cast_ballot(self, ballot: int) -> None:
+        """Say what this rank is for, before all meet; they meet again before the next ballot."""
+        self._cells[self._line(self.rank) + BALLOT] = ballot
+
+    def is_unanimous(self) -> bool:
+        """Whether all ranks are for the same; after all have met."""
+        ballots = {self._cells[self._line(rank) + BALLOT] for rank in range(self.n_ranks)}
+        return len(ballots) == 1
 
 
 class Fence:

@@ -18,10 +18,31 @@ Selection = Union[Tuple[int, int, int], ArrayRef]  # a range, or indices
 
 @dataclass(frozen=True)
 class Ready:
-    """Do nothing: whoever reaches the finish barrier has started up."""
+    """Take the device: whoever reaches the finish barrier has started up."""
 
     def run(self, worker):
-        """Do nothing."""
+        """Bind this rank to its device."""
+        worker.bind()
+
+
+@dataclass(frozen=True)
+class JoinClique:
+    """Have the ranks' devices reduce with one another."""
+
+    clique_id: bytes
+
+    def run(self, worker):
+        """Become a member of NCCL's clique."""
+        worker.comm.join(self.clique_id)
+
+
+@dataclass(frozen=True)
+class LeaveClique:
+    """Have arrays of devices go through shared memory, because a rank could not join."""
+
+    def run(self, worker):
+        """Leave."""
+        worker.comm.leave()
 
 
 @dataclass(frozen=True)
@@ -29,13 +50,15 @@ class LoadFunctions:
     """Take new functions, and the shared variables among theirs that are new."""
 
     pickled: ArrayRef
+    portable: Optional[ArrayRef] = None  # for ranks on another kind of device than the master's
 
     def run(self, worker):
         """Unpickle them; the master has them already."""
         if worker.is_master:
             return
-        data = worker.segments.array(self.pickled).tobytes()
-        worker.segments.forget([self.pickled.segment])
+        data = worker.segments.array(self.pickled if worker.is_like_master else self.portable)
+        data = data.tobytes()
+        worker.segments.forget([ref.segment for ref in (self.pickled, self.portable) if ref])
         functions, new = _theano.load(data, worker.variables)
         for key in new:
             _theano.spread_random_state(worker.variables[key], worker.rank)

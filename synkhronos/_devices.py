@@ -5,6 +5,9 @@ Questions that could open a GPU are asked in a process of their own, which ends 
 
 from __future__ import annotations
 
+import glob
+import importlib.util
+import logging
 import math
 import operator
 import os
@@ -13,6 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Sequence
+
+log = logging.getLogger("synkhronos")
 
 DEVICE_NAME = re.compile(r"cpu|cuda\d*|opencl\d+:\d+")
 EXAMPLES = "such as 'cpu', 'cuda0' or 'opencl0:0'"
@@ -25,6 +30,15 @@ kind = sys.argv[1]
 platforms = 1 if kind == "cuda" else gpuarray.count_platforms(kind)
 print(sum(gpuarray.count_devices(kind, platform) for platform in range(platforms)))
 """
+
+
+def kind(device: str) -> str:
+    """Return the kind of a device: ``"cpu"``, ``"cuda"`` or ``"opencl"``.
+
+    >>> kind("opencl0:1")
+    'opencl'
+    """
+    return device.rstrip("0123456789:")
 
 
 def usable_cores() -> int:
@@ -107,7 +121,8 @@ def resolve(
     """Return the device of each rank.
 
     The first that is given decides: `devices`, the environment variable SYNKHRONOS_DEVICES (the
-    same, with commas), `use_gpu`. What else is given must agree with it.
+    same, with commas), `use_gpu`; else what there is, all CUDA devices or else all cores. What else
+    is given must agree with it.
 
     >>> resolve(devices=["cpu", "cpu"])
     ('cpu', 'cpu')
@@ -125,7 +140,9 @@ def resolve(
     elif use_gpu:
         return _choose_gpus(n_parallel)
     else:
-        # There are no GPU ranks yet: until then the default is the CPU where there are GPUs, too.
+        n_gpu = 0 if use_gpu is False else _count_default_gpus()
+        if n_gpu:
+            return _first_gpus(n_parallel, n_gpu)
         return ("cpu",) * (usable_cores() if n_parallel is None else n_parallel)
     if n_parallel not in (None, len(names)):
         raise ValueError(
@@ -145,9 +162,31 @@ def _choose_gpus(n_parallel: int | None) -> tuple[str, ...]:
             f"{probe('cuda')[1] or 'it counts 0'}. `synkhronos info` says more; "
             "use_gpu=False runs on CPU cores"
         )
+    return _first_gpus(n_parallel, n_gpu)
+
+
+def _first_gpus(n_parallel, n_gpu):
     if n_parallel is not None and n_parallel > n_gpu:
-        raise ValueError(f"n_parallel={n_parallel}, but this machine has {n_gpu} CUDA devices")
+        raise ValueError(
+            f"n_parallel={n_parallel}, but this machine has {n_gpu} CUDA devices. For more ranks "
+            'name their devices, such as devices=["cuda0", "cuda0"], or take CPU cores: '
+            "use_gpu=False"
+        )
     return tuple(f"cuda{rank}" for rank in range(n_parallel or n_gpu))
+
+
+def _count_default_gpus(pattern: str = "/dev/nvidia[0-9]*") -> int:
+    """Count the CUDA devices, asking pygpu only where the driver has made any."""
+    if not glob.glob(pattern) or importlib.util.find_spec("pygpu") is None:
+        return 0
+    n_gpu, problem = probe("cuda")
+    if n_gpu == 0:
+        log.warning(
+            "there is an NVIDIA GPU, but pygpu can't use it (%s): ranks run on CPU cores. "
+            "`synkhronos info` says what is missing.",
+            problem or "it counts none",
+        )
+    return n_gpu
 
 
 def _check_n_parallel(n_parallel: object) -> int | None:

@@ -36,16 +36,15 @@ from synkhronos._cells import (
     LINE,
     MAILBOX,
     MET,
-    NEWS,
     NO_REPLY,
     REPLY,
     REPLY_KIND,
     REPLY_LENGTH,
-    ROWS,
     SEQUENCE,
     SLOT,
     Fence,
     Memory,
+    Notices,
     make_pipes,
 )
 from synkhronos.errors import SessionError, WorkerDied
@@ -60,7 +59,7 @@ class Aborted(Exception):
     """Another rank raised: leave the call and go to the finish barrier."""
 
 
-class Gate:
+class Gate(Notices):
     """The crossing between the master and its workers: made by the master before it forks."""
 
     def __init__(self, n_ranks: int, master_rank: int, spin: bool):
@@ -92,9 +91,6 @@ class Gate:
         self.on_answer = lambda rank, answer: None
 
     # What both ends share.
-
-    def _line(self, rank):
-        return LINE * (rank + 1)
 
     def _wait(self, cell, value, abort=None):
         """Wait until the cell has reached `value`, or until the call `abort` is aborted."""
@@ -175,22 +171,6 @@ class Gate:
                 "to reduce with it. All ranks must compute the same all_reduces, so they can't be "
                 "in a branch that only some of them take."
             )
-
-    def post_news(self, news: int) -> None:
-        """Say how far this rank's board is written; every change is one to a larger number."""
-        self._cells[self._line(self.rank) + NEWS] = news
-
-    def news(self, rank: int) -> int:
-        """Return what that rank has posted."""
-        return self._cells[self._line(rank) + NEWS]
-
-    def report_rows(self, rows: int) -> None:
-        """Tell the master from how many rows this rank computed; -1 says that it did not run."""
-        self._cells[self._line(self.rank) + ROWS] = rows
-
-    def rows_of(self, rank: int) -> int:
-        """Return what that rank reported in the last call."""
-        return self._cells[self._line(rank) + ROWS]
 
     # The worker's end.
 

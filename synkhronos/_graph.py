@@ -5,11 +5,14 @@
 
 Why all ranks reduce in the same order: of the AllReduces of a graph those of one level, between
 which no path leads, become one node, and each level has an input that was computed from the level
-before. So the nodes that are left form a chain, and no schedule can run them in another order.
+before. So the nodes that are left form a chain, and no schedule can run them in another order. In a
+node they are in the order in which they were made, also where ranks on other kinds of devices have
+compiled the graph for themselves.
 """
 
 import contextlib
 import contextvars
+import itertools
 
 import numpy as np
 from theano import gof
@@ -17,9 +20,12 @@ from theano.compile import mode as modes
 from theano.gradient import DisconnectedType, grad_undefined
 from theano.tensor import as_tensor_variable
 
+from synkhronos import _gpuarrays
+
 # Set while a rank runs its part of a call. Elsewhere, as in a plain Theano function or another
 # thread, there is nobody to reduce with.
 _exchange = contextvars.ContextVar("synkhronos exchange", default=None)
+_serials = itertools.count()
 
 
 @contextlib.contextmanager
@@ -46,18 +52,21 @@ def reducing(exchange, weights):
 
 
 class AllReduce(gof.Op):
-    """Reduces each input with those of the other ranks; outside of a call, the identity."""
+    """Reduces each input with those of the other ranks; outside of a call, the identity.
 
-    __props__ = ("ops", "inplace")
+    Each has a serial number, by which the ranks tell it from all others.
+    """
 
-    def __init__(self, ops, inplace=False):
-        self.ops, self.inplace = ops, inplace
+    __props__ = ("ops", "serials", "inplace")
+
+    def __init__(self, ops, serials, inplace=False):
+        self.ops, self.serials, self.inplace = ops, serials, inplace
         if inplace:
             self.destroy_map = {position: [position] for position in range(len(ops))}
 
     def make_node(self, *inputs):
         """Return the node; each output is of the type of its input."""
-        inputs = [as_tensor_variable(x) for x in inputs]
+        inputs = [x if _lives_on_device(x) else as_tensor_variable(x) for x in inputs]
         for x, op in zip(inputs, self.ops):
             if op == "avg" and np.dtype(x.dtype).kind not in "fc":
                 raise TypeError(
@@ -66,6 +75,9 @@ class AllReduce(gof.Op):
                 )
         return gof.Apply(self, inputs, [x.type() for x in inputs])
 
+    def __str__(self):
+        return f"AllReduce{{{', '.join(self.ops)}}}"
+
     def perform(self, node, inputs, output_storage):
         """Reduce with the other ranks."""
         targets = []
@@ -73,14 +85,14 @@ class AllReduce(gof.Op):
             if self.inplace:
                 storage[0] = x
             elif storage[0] is None or storage[0].shape != x.shape:
-                storage[0] = np.empty(x.shape, x.dtype)
+                storage[0] = _gpuarrays.empty_like(x)
             targets.append(storage[0])
         reduce = _exchange.get()
         if reduce is not None:
             reduce(inputs, self.ops, targets)
         elif not self.inplace:
-            for x, target in zip(inputs, targets):
-                target[...] = x
+            for storage, x in zip(output_storage, inputs):
+                storage[0] = x.copy()
 
     def infer_shape(self, node, shapes):
         """Return the shapes of the inputs."""
@@ -98,7 +110,7 @@ class AllReduce(gof.Op):
             if isinstance(g.type, DisconnectedType):
                 results.append(DisconnectedType()())
             elif op in ("avg", "sum"):
-                results.append(AllReduce((op,))(g))
+                results.append(all_reduce(g, op))
             else:
                 results.append(grad_undefined(self, position, x, f"of an all_reduce with {op!r}"))
         return results
@@ -108,9 +120,18 @@ class AllReduce(gof.Op):
         if any(op not in ("avg", "sum") for op in self.ops):
             raise NotImplementedError(f"all_reduce with {self.ops} has no R operator.")
         return [
-            None if point is None else AllReduce((op,))(point)
+            None if point is None else all_reduce(point, op)
             for point, op in zip(eval_points, self.ops)
         ]
+
+
+def all_reduce(x, op):
+    """Return an AllReduce of one variable."""
+    return AllReduce((op,), (next(_serials),))(x)
+
+
+def _lives_on_device(x):
+    return isinstance(x, gof.Variable) and _gpuarrays.is_device_type(x.type)
 
 
 class _Fuse(gof.Optimizer):
@@ -130,9 +151,11 @@ class _Fuse(gof.Optimizer):
                 depths[output] = depth
         for nodes in levels.values():
             if len(nodes) > 1:
+                nodes = sorted(nodes, key=lambda node: node.op.serials)
                 ops = tuple(op for node in nodes for op in node.op.ops)
+                serials = tuple(serial for node in nodes for serial in node.op.serials)
                 outputs = [output for node in nodes for output in node.outputs]
-                fused = AllReduce(ops)(*[x for node in nodes for x in node.inputs])
+                fused = AllReduce(ops, serials)(*[x for node in nodes for x in node.inputs])
                 fgraph.replace_all_validate(
                     list(zip(outputs, fused)), reason="synkhronos_fuse_all_reduce"
                 )
@@ -146,7 +169,8 @@ def _in_place(node):
         and not node.op.inplace
         and hasattr(node.fgraph, "destroyers")
     ):
-        return AllReduce(node.op.ops, inplace=True)(*node.inputs, return_list=True)
+        in_place = AllReduce(node.op.ops, node.op.serials, inplace=True)
+        return in_place(*node.inputs, return_list=True)
     return False
 
 
@@ -161,12 +185,30 @@ modes.optdb.register(
 )
 
 
+def move_to_device():
+    """Have Theano's backend for devices, which this rank has opened, take AllReduces along."""
+    from theano.gpuarray import opt
+    from theano.gpuarray.basic_ops import as_gpuarray_variable
+
+    @opt.register_opt("fast_compile")
+    @opt.op_lifter([AllReduce])
+    @opt.register_opt2([AllReduce], "fast_compile")
+    def local_gpua_all_reduce(op, context_name, inputs, outputs):
+        return op(*[as_gpuarray_variable(x, context_name) for x in inputs], return_list=True)
+
+
 def mode_for(outputs, mode):
     """Return the mode to compile for ranks with: where something is all-reduced, one that fuses.
 
     Raises ``TypeError`` for an AllReduce inside a scan, which the chain could not hold.
     """
-    if not _reduces(outputs):
+    reduces = _reduces(outputs)
+    if _gpuarrays.kind() != "cpu":
+        mode = modes.get_mode(mode)
+        if type(mode.linker) is gof.PerformLinker or not getattr(mode.linker, "c_thunks", True):
+            # As in FAST_COMPILE: it runs Python only, and operations on devices have none.
+            mode = modes.Mode("vm", mode.provided_optimizer)
+    if not reduces:
         return mode
     mode = modes.get_mode(mode)
     if isinstance(mode.provided_optimizer, gof.Query):

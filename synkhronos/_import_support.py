@@ -64,7 +64,7 @@ def set_defaults(configparser):
         # The C code of scan does not compile, and fails loudly; without it scan loops in Python.
         sys.modules["theano.scan_module.scan_perform_ext"] = None
     for name, value in default_flags().items():
-        section, option = name.rsplit(".", 1)
+        section, option = section_and_option(name)
         interpolated, raw = configparser.theano_cfg, configparser.theano_raw_cfg
         if name in configparser.THEANO_FLAGS_DICT or raw.has_option(section, option):
             continue
@@ -91,9 +91,22 @@ def split_like_a_shell(blas):
 FINISHERS = {"theano.configparser": set_defaults, "theano.tensor.blas": split_like_a_shell}
 
 
+def section_and_option(name):
+    """Return where a flag stands in a .theanorc, such as ("blas", "ldflags")."""
+    section, _, option = name.rpartition(".")
+    return section or "global", option
+
+
 def default_flags():
     """Return the Theano flags, name to value, that fit this environment."""
-    return {"blas.ldflags": find_blas()[0]}
+    return {
+        "blas.ldflags": find_blas()[0],
+        # What imports Theano's backend must not open a device: each rank opens its own.
+        "device": "cpu",
+        "force_device": "True",
+        # Theano 1.0.5 knows cuDNN 5 to 7. It would take a newer one, and then fail.
+        "dnn.enabled": "False",
+    }
 
 
 def find_blas():

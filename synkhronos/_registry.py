@@ -10,7 +10,7 @@ import logging
 import weakref
 from typing import Optional
 
-from synkhronos import _commands, _theano
+from synkhronos import _commands, _devices, _theano
 from synkhronos._replica import PLAIN, Replica
 
 log = logging.getLogger("synkhronos")
@@ -24,12 +24,17 @@ class Registry:
         self._keys = itertools.count()
         self._functions = weakref.WeakSet()
         self._pending = {}  # key of a function -> its variants that the workers lack
+        # Key of a function -> how it is made, for other kinds of devices. Weak: what the user's
+        # operations hold may be what holds the function.
+        self._recipes = weakref.WeakValueDictionary()
+        self._is_mixed = len({_devices.kind(device) for device in session.devices}) > 1
         self._variable_keys = weakref.WeakKeyDictionary()
 
-    def add_function(self, function, compiled, description) -> int:
+    def add_function(self, function, compiled, description, recipe) -> int:
         """Register a function of the master's; it is sent with the next `distribute`."""
         key = next(self._keys)
         self._session.worker.replicas[key] = Replica(key, description)
+        self._recipes[key] = recipe
         self._functions.add(function)
         weakref.finalize(function, self._drop_function, key).atexit = False
         self.add_variant(key, PLAIN, compiled)
@@ -67,7 +72,8 @@ class Registry:
         }
         name = replica.variants[variants[0]].name
         used = [v for function, _ in compiled.values() for v in _theano.shared_variables(function)]
-        nbytes = self._ship(compiled, used, f"Function {name!r}")
+        recipe = self._recipes.get(key_of_function) if self._is_mixed else None
+        nbytes = self._ship(compiled, used, f"Function {name!r}", recipe)
         self._pending.pop(key_of_function, None)
         log.info("distributed %s, %d bytes", name, nbytes)
 
@@ -78,7 +84,7 @@ class Registry:
             self._ship({}, variables, "A shared variable")
         return tuple([keys[variable] for variable in variables])
 
-    def _ship(self, compiled, variables, what):
+    def _ship(self, compiled, variables, what, recipe=None):
         """Send compiled functions, and the variables that are new; return the number of bytes."""
         known = {key: variable for variable, key in self._variable_keys.items()}
         new = {}
@@ -89,13 +95,21 @@ class Registry:
                 new[next(self._keys)] = variable
         try:
             pickled = _theano.dump(compiled, known, new)
+            portable = None
+            if self._is_mixed:
+                expressions = {
+                    (key, variant): (recipe.expression(variant, function), description)
+                    for (key, variant), (function, description) in compiled.items()
+                }
+                portable = _theano.dump(expressions, known, new, portable=True)
         except Exception as error:
             raise TypeError(
                 f"{what} can't be sent to the workers, because something in it can't be pickled: "
                 f"{error}"
             ) from error
-        parcel = self._session.segments.wrap(pickled)
-        self._session.run(_commands.LoadFunctions(parcel.array_ref("u1", (len(pickled),))))
+        parcels = [self._session.segments.wrap(data) for data in (pickled, portable) if data]
+        refs = [parcel.array_ref("u1", (parcel.ref.nbytes,)) for parcel in parcels]
+        self._session.run(_commands.LoadFunctions(*refs))
         for key, variable in new.items():
             self._variable_keys[variable] = key
             self._session.worker.variables[key] = variable

@@ -5,7 +5,7 @@ from typing import NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from synkhronos import _graph, _partition, _theano
+from synkhronos import _gpuarrays, _graph, _partition, _theano
 from synkhronos._reduction import Accumulator
 from synkhronos._shm import ArrayRef
 
@@ -20,6 +20,7 @@ class Description(NamedTuple):
     updates: Tuple  # (shared variable, mode) of what is accumulated over slices
     sliceables: Tuple  # the shared variables that `batch_s` and slices select rows of
     communicates: bool = False  # whether ranks reduce with one another while they run it
+    on_device: bool = False  # whether there are outputs that ranks reduce on their devices
 
 
 class _Slice(NamedTuple):
@@ -56,15 +57,20 @@ class Replica:
         # Others would wait for a rank that stays away from a function in which they reduce.
         if not idle or self.description.communicates:
             outputs = self._run_slices(worker, request, rows)
+        worker.gate.report_rows(-1 if idle else max(computed, 1))
+        reduced = ()
+        if self.description.on_device:
+            chosen = request.output_subset or range(len(self.description.output_modes))
+            modes = [self.description.output_modes[output] for output in chosen]
+            reduced = worker.comm.reduce_outputs(None if idle else outputs, modes)
         if idle:
-            worker.gate.report_rows(-1)
             return None
-        worker.gate.report_rows(max(computed, 1))
         if worker.is_master:
-            return worker.comm.keep(outputs)
+            kept = [reduced.get(i, out) for i, out in enumerate(outputs)] if reduced else outputs
+            return worker.comm.keep(kept, reduced)
         parts = outputs
         if worker.rank != request.source:
-            parts = [outputs[position] for position in request.reduced]
+            parts = [outputs[i] for i in request.reduced if i not in reduced]
         return worker.comm.deposit(self._key, parts) if parts else None
 
     def _my_rows(self, worker, request):
@@ -131,9 +137,9 @@ class Replica:
                 n_mine, n_all = each.weights[worker.rank], sum(each.weights)
             if n_mine:
                 for total, value in zip(outputs, values):
-                    total.add(value, n_mine)
+                    total.add(_gpuarrays.to_host(value), n_mine)
             for total, value in zip(updates, values[len(outputs) :]):
-                total.add(value, n_all)
+                total.add(_gpuarrays.to_host(value), n_all)
         results = [total.result() for total in updates]
         values = [total.result() for total in outputs] if len(rows) else []
         for (variable, _), result in zip(description.updates, results):
@@ -167,6 +173,8 @@ class Replica:
 
     def _take(self, position, array, rows):
         """Return rows of an array: a view of consecutive ones, else a copy in a kept buffer."""
+        if _gpuarrays.is_on_device(array):
+            return _gpuarrays.take(array, rows)
         if isinstance(rows, range):
             if rows.step > 0:
                 return array[rows.start : rows.stop : rows.step]

@@ -92,7 +92,7 @@ class Requests:
                 "inputs nor sliceable_shareds."
             )
         for variable, mode in self._description.updates:
-            if not isinstance(variable.type, _theano.TensorType):
+            if not _theano.is_array_variable(variable):
                 raise ValueError(
                     f"num_slices={number}, but the update of {variable}, of type {variable.type}, "
                     "can't be accumulated over the slices: it is no tensor."

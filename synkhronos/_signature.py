@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from synkhronos import _reduction, _theano
+from synkhronos import _gpuarrays, _reduction, _theano
+from synkhronos._replica import PLAIN, SLICED
 
 
 class Outputs:
@@ -15,9 +16,30 @@ class Outputs:
         pairs = [_check_output(position, output) for position, output in enumerate(given)]
         self.variables = [variable for variable, _ in pairs]
         self.modes = [mode for _, mode in pairs]
+        # What was moved to the device on purpose stays there; a shared variable is there anyway.
+        self._given_on_device = [
+            _theano.lives_on_device(variable) and not isinstance(variable, _theano.SharedVariable)
+            for variable in self.variables
+        ]
 
-    def pack(self, values):
-        """Return the values in the form that the outputs were given in."""
+    def keep_on_device(self, wanted):
+        """Have outputs computed where they can be reduced, if ``wanted(dtype, ndim, mode)``."""
+        self.variables = [
+            _theano.on_device(v) if hasattr(v, "dtype") and wanted(v.dtype, v.ndim, mode) else v
+            for v, mode in zip(self.variables, self.modes)
+        ]
+
+    @property
+    def on_device(self):
+        """Whether each output is computed on the device."""
+        return [_theano.lives_on_device(variable) for variable in self.variables]
+
+    def pack(self, values, subset=None):
+        """Return the values of all outputs, or a subset, in the form that they were given in."""
+        if any(self.on_device):
+            chosen = range(len(self.variables)) if subset is None else subset
+            move = (_gpuarrays.to_host, _gpuarrays.to_device)
+            values = [move[self._given_on_device[i]](v) for i, v in zip(chosen, values)]
         if self.is_list or self.is_none or not values:
             return list(values)
         return values[0]
@@ -38,7 +60,7 @@ def _check_output(position, output):
             f"{output!r}. Several outputs are given as a list."
         )
     plain = _reduction.parse_mode(mode)
-    if plain is not None and not isinstance(output.type, _theano.TensorType):
+    if plain is not None and not _theano.is_array_variable(output):
         raise TypeError(
             f"Output {position} of type {output.type} can't be reduced. Give it as "
             "(variable, None): the master's own result."
@@ -76,9 +98,7 @@ def check_inputs(name, inputs):
     if not isinstance(inputs, list):
         raise TypeError(f"{name} must be a list of Theano variables, got {inputs!r}")
     for position, variable in enumerate(inputs):
-        if not isinstance(variable, _theano.Variable) or not isinstance(
-            variable.type, _theano.TensorType
-        ):
+        if not isinstance(variable, _theano.Variable) or not _theano.is_array_variable(variable):
             raise TypeError(
                 f"{name}[{position}] must be a Theano tensor variable, got {variable!r}"
             )
@@ -142,10 +162,17 @@ class Recipe:
     """
 
     def __init__(self, inputs, outputs, updates, update_modes, kwargs):
-        self._inputs, self._outputs, self._kwargs = inputs, outputs, kwargs
+        # Inputs come from shared memory: what takes arrays on a device is given them from there.
+        self.inputs = [_theano.on_host(variable) for variable in inputs]
+        moved = [(v, new) for v, new in zip(inputs, self.inputs) if v is not new]
+        givens = kwargs.get("givens") or ()
+        if moved:
+            givens = [*(givens.items() if hasattr(givens, "items") else givens), *moved]
+        self._outputs, self._kwargs = outputs, {**kwargs, "givens": givens}
         self.updates, self.update_modes = updates, update_modes
         self._default_updates = []
         self.sliceables = []
+        self._compiled = {}  # variant -> what it was compiled from
         self.allow_downcast = kwargs.get("allow_input_downcast")
 
     @property
@@ -165,9 +192,7 @@ class Recipe:
 
     def compile_plain(self):
         """Compile the function as it was given."""
-        compiled = _theano.compile_function(
-            self._inputs, self._outputs.variables, updates=self.updates, **self._kwargs
-        )
+        compiled = self._compile(PLAIN, self._outputs.variables, self.updates, self._kwargs)
         self._default_updates = [
             (variable, variable.default_update)
             for variable in _theano.updated_variables(compiled)
@@ -189,6 +214,12 @@ class Recipe:
             # A bool or a list; True would have left no default updates.
             left_out = kwargs.get("no_default_updates") or []
             kwargs["no_default_updates"] = [*left_out, *(v for v, _ in self._default_updates)]
-        return _theano.compile_function(
-            self._inputs, self._outputs.variables + values, updates=states, **kwargs
-        )
+        return self._compile(SLICED, self._outputs.variables + values, states, kwargs)
+
+    def _compile(self, variant, outputs, updates, kwargs):
+        self._compiled[variant] = outputs, updates, kwargs
+        return _theano.compile_function(self.inputs, outputs, updates=updates, **kwargs)
+
+    def expression(self, variant, compiled):
+        """Return what a variant is compiled from, for ranks on another kind of device."""
+        return _theano.expression_of(compiled, self.inputs, *self._compiled[variant])

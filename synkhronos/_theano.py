@@ -23,7 +23,7 @@ from theano.sandbox import rng_mrg
 from theano.tensor import TensorType
 from theano.tensor.raw_random import RandomStateType
 
-from synkhronos import _graph
+from synkhronos import _gpuarrays, _graph, _portable
 
 # Graphs are pickled recursively: a ResNet-50 training function needs more than 5000 levels.
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 50000))
@@ -48,6 +48,19 @@ def compile_function(inputs, outputs, **kwargs):
     function = theano.function(inputs, outputs, **kwargs)
     function.trust_input = True
     return function
+
+
+def expression_of(function, inputs, outputs, updates, kwargs):
+    """Return what a compiled function was made of, for ranks on another kind of device."""
+    targets = {target for target, _ in updates}
+    defaults = [v for v in updated_variables(function) if v not in targets]
+    updates = [*updates, *((variable, variable.default_update) for variable in defaults)]
+    return _portable.without_devices(inputs, outputs, updates, kwargs)
+
+
+def compile_expression(expression):
+    """Compile what `expression_of` returned, for the device of this rank."""
+    return compile_function(**expression.arguments())
 
 
 def as_update(variable, value):
@@ -104,8 +117,21 @@ def peek(variable):
 
 
 def replace(variable, value) -> None:
-    """Make `value` the value of a shared variable, cast to its dtype, with no copy."""
-    variable.container.storage[0] = np.asarray(value, dtype=variable.dtype)
+    """Make `value` the value of a shared variable, cast to its dtype, with no copy on a host.
+
+    A variable on a device takes a copy of it, in its present memory if the shape is the same.
+    """
+    storage = variable.container.storage
+    if not lives_on_device(variable):
+        storage[0] = np.asarray(value, dtype=variable.dtype)
+    elif _gpuarrays.is_on_device(value):
+        storage[0] = value
+    else:
+        value = np.asarray(value, dtype=variable.dtype)
+        if storage[0].shape == value.shape:
+            _gpuarrays.write(storage[0], value)
+        else:
+            storage[0] = _gpuarrays.to_device(value)
 
 
 def replace_object(variable, value) -> None:
@@ -131,8 +157,25 @@ def lend(variable, rows):
 
 
 def is_array_variable(variable) -> bool:
-    """Whether a shared variable holds a NumPy array."""
-    return isinstance(variable.type, TensorType)
+    """Whether a variable holds an array, of NumPy or on a device."""
+    return isinstance(variable.type, TensorType) or lives_on_device(variable)
+
+
+def lives_on_device(variable) -> bool:
+    """Whether the values of a variable are on a device; 0-d and complex ones seldom are."""
+    return _gpuarrays.is_device_type(variable.type)
+
+
+def on_host(variable):
+    """Return a variable of the host for one on a device, and any other as it is."""
+    if not lives_on_device(variable):
+        return variable
+    return TensorType(variable.dtype, variable.broadcastable)(name=variable.name)
+
+
+def on_device(variable):
+    """Return a variable moved to this rank's device."""
+    return variable.transfer(None)
 
 
 def is_random_state(variable) -> bool:
@@ -200,28 +243,42 @@ class _Unpickler(pickle.Unpickler):
         return variable.container if kind == "container" else variable.container.storage
 
 
-def dump(functions, known, new) -> bytes:
+def dump(functions, known, new, portable=False) -> bytes:
     """Pickle functions, sending the variables of `known` as ids and those of `new` whole.
 
     Parameters
     ----------
     functions : dict
-        Anything picklable -> (compiled function, anything picklable).
+        Anything picklable -> (compiled function, or expression, anything picklable).
     known, new : dict
         Id -> shared variable.
+    portable : bool
+        Whether the receiver has its variables on another kind of device.
     """
+    for function, _ in functions.values():
+        if isinstance(function, Function):
+            _drop_kernels(function)
     ids = {}
     file = io.BytesIO()
     for variables in (known, new):
         # New variables are dumped in between: whole, but what they refer to as ids.
         if variables is new:
-            _Pickler(file, lambda obj: ids.get(id(obj))).dump(new)
+            sent = new
+            if portable:
+                sent = {key: _portable.Value.of(variable) for key, variable in new.items()}
+            _Pickler(file, lambda obj: ids.get(id(obj))).dump(sent)
         for key, variable in variables.items():
             ids[id(variable)] = ("variable", key)
             ids[id(variable.container)] = ("container", key)
             ids[id(variable.container.storage)] = ("storage", key)
     _Pickler(file, lambda obj: ids.get(id(obj))).dump(functions)
     return pickle.dumps(_compile_config()) + file.getvalue()
+
+
+def _drop_kernels(function):
+    """Drop what OpenCL reductions keep on their nodes and can't be pickled; they make it again."""
+    for node in function.maker.fgraph.apply_nodes:
+        node.__dict__.pop("@cache_reduction_k", None)
 
 
 def _compile_config():
@@ -245,8 +302,12 @@ def load(data, variables):
     file = io.BytesIO(data)
     _set_config(pickle.load(file))
     new = _Unpickler(file, variables).load()
-    variables.update(new)
+    for key, sent in new.items():
+        variables[key] = sent.make() if isinstance(sent, _portable.Value) else sent
     functions = _Unpickler(file, variables).load()
+    for key, (function, rest) in functions.items():
+        if isinstance(function, _portable.Expression):
+            functions[key] = compile_expression(function), rest
     return functions, tuple(new)
 
 
@@ -303,6 +364,8 @@ def spread_random_state(variable, rank: int) -> None:
 
 
 def _is_mrg_state(variable):
+    if getattr(variable.tag, "is_rng", False):
+        return is_array_variable(variable)
     update = getattr(variable, "default_update", None)
     owner = getattr(update, "owner", None)
     return owner is not None and isinstance(owner.op, rng_mrg.mrg_uniform_base)

@@ -7,7 +7,7 @@ import cProfile
 import os
 import signal
 
-from synkhronos import _devices
+from synkhronos import _devices, _gpuarrays, _graph
 from synkhronos._gate import Aborted
 from synkhronos._shm import Segments
 from synkhronos.comm import connect
@@ -16,14 +16,14 @@ from synkhronos.comm import connect
 class Worker:
     """What one rank holds: its device, segments, shared variables and functions."""
 
-    def __init__(self, rank, gate, device, threads, on_release=None):
+    def __init__(self, rank, gate, devices, threads, on_release=None):
         self.rank = rank
         self.gate = gate
-        self.device = device
+        self.devices = devices
         self.threads = threads
         self.equal_weights = (1,) * gate.n_ranks
         self.segments = Segments(on_release) if on_release else Segments()
-        self.comm = connect("shared", self)
+        self.comm = connect(self)
         self.replicas = {}
         self.variables = {}
         self.running = True
@@ -35,6 +35,16 @@ class Worker:
         return self.gate.n_ranks
 
     @property
+    def device(self) -> str:
+        """The name of this rank's device."""
+        return self.devices[self.rank]
+
+    @property
+    def is_like_master(self) -> bool:
+        """Whether functions that the master has compiled run on this rank's device."""
+        return _devices.kind(self.device) == _devices.kind(self.devices[self.gate.master_rank])
+
+    @property
     def is_master(self) -> bool:
         """Whether this is the rank that the user's script runs in."""
         return self.rank == self.gate.master_rank
@@ -42,6 +52,9 @@ class Worker:
     def bind(self) -> None:
         """Take the device, and no more than this rank's part of the cores."""
         self._limits = _devices.limit_threads(self.threads)
+        if self.device != "cpu":
+            _gpuarrays.open_device(self.device, self.rank, self.threads)
+            _graph.move_to_device()
 
     def unbind(self) -> None:
         """Give the cores back."""
@@ -56,7 +69,6 @@ class Worker:
         os.environ["OMP_NUM_THREADS"] = str(self.threads)
         self.gate.become_worker(self.rank)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGIO})
-        self.bind()
         if profile:
             profiler = cProfile.Profile()
             profiler.runcall(self._loop)

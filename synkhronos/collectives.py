@@ -14,6 +14,7 @@ import numpy as np
 
 from synkhronos import _commands, _operands, _theano
 from synkhronos import session as _session
+from synkhronos._checks import whole_number
 
 __all__ = [
     "all_gather",
@@ -285,7 +286,7 @@ def set_value(rank, shared_vars, values, batch=None) -> None:
         As :func:`broadcast`.
     """
     with _call("set_value") as session:
-        rank = _session._whole_number("rank", rank, 0, session.n_ranks - 1)
+        rank = whole_number("rank", rank, 0, session.n_ranks - 1)
         variables = _operands.check_variables("set_value", shared_vars, objects=True)
         given = _operands.check_values(
             "set_value", shared_vars, variables, values, rows_may_differ=batch is not None
@@ -322,7 +323,7 @@ def get_value(rank, shared_vars):
         As :func:`broadcast`.
     """
     with _call("get_value") as session:
-        rank = _session._whole_number("rank", rank, 0, session.n_ranks - 1)
+        rank = whole_number("rank", rank, 0, session.n_ranks - 1)
         variables = _operands.check_variables("get_value", shared_vars, objects=True)
         keys = session.registry.keys_of(variables)
         arrays = [k for k, v in zip(keys, variables) if _theano.is_array_variable(v)]

@@ -7,7 +7,7 @@ f(x)                   bind -> stage -> RunFunction ==> ranks ==> combine -> out
 import sys
 from typing import List, Optional, Sequence
 
-from synkhronos import _graph, _reduction, _signature, _theano
+from synkhronos import _gpuarrays, _graph, _reduction, _signature, _theano
 from synkhronos import session as _session
 from synkhronos._binding import Inputs
 from synkhronos._replica import SLICED, Description
@@ -49,9 +49,10 @@ class Function:
             tuple(recipe.accumulated),
             tuple(recipe.sliceables),
             _graph.communicates(compiled),
+            any(outputs.on_device),
         )
         self._has_sliced = False
-        self._key = session.registry.add_function(self, compiled, self._description)
+        self._key = session.registry.add_function(self, compiled, self._description, recipe)
         self._requests = Requests(session, self._key, self._inputs, self._description, str(self))
 
     def __call__(
@@ -103,7 +104,8 @@ class Function:
                     self._make_ready, values, output_subset, batch, batch_s, num_slices
                 )
                 session.run(command)
-                return self._outputs.pack(self._combine(command))
+                results = self._combine(command)
+        return self._outputs.pack(results, command.output_subset)
 
     def _make_ready(self, num_slices):
         """Compile what a call with so many slices takes, and send the workers what they lack."""
@@ -130,6 +132,9 @@ class Function:
         reduced = 0
         for position, output in enumerate(chosen):
             mode = self.output_modes[output]
+            if position in comm.reduced:
+                results.append(comm.kept[position])
+                continue
             if mode is None:
                 parts = [self._part(command, command.source, position, None)]
             else:
@@ -149,7 +154,7 @@ class Function:
         """Return what one rank computed for the output at `position` of those asked for."""
         comm = self._session.comm
         if rank == self._session.master_rank:
-            return comm.kept[position]
+            return _gpuarrays.to_host(comm.kept[position])
         return comm.collect(self._key, rank)[position if rank == command.source else reduced]
 
     # Beside calls.
@@ -163,7 +168,7 @@ class Function:
         values = self._inputs.bind(args, kwargs)
         arrays = list(map(self._inputs.array, range(len(values)), values))
         subset = _signature.check_subset(output_subset, len(self.output_modes), self)
-        return self._outputs.pack(_theano.run(self._compiled, arrays, subset))
+        return self._outputs.pack(_theano.run(self._compiled, arrays, subset), subset)
 
     def build_inputs(self, *args, force_cast=False, oversize=1.0, minibatch=False, **kwargs):
         """Make a Data of each value, for each input in order.
@@ -278,12 +283,13 @@ def function(
         # As Theano names a function that was given none: after the line that makes it.
         caller = sys._getframe(1)
         kwargs["name"] = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+    chosen.keep_on_device(session.comm.reduces)
     recipe = Recipe(inputs + whole, chosen, pairs, update_modes, dict(kwargs, givens=givens))
     compiled = recipe.compile_plain()
     recipe.sliceables = _signature.check_sliceables(
         sliceable_shareds, _theano.shared_variables(compiled), recipe.updated
     )
-    return Function(session, compiled, inputs + whole, len(inputs), chosen, recipe)
+    return Function(session, compiled, recipe.inputs, len(inputs), chosen, recipe)
 
 
 def distribute() -> None:

@@ -13,6 +13,7 @@ import warnings
 import numpy as np
 
 from synkhronos import session as _session
+from synkhronos._checks import whole_number
 from synkhronos._shm import GrowingArray
 
 __all__ = ["Data", "data"]
@@ -146,7 +147,7 @@ class Data:
         """Change the length of axis 0, at least 1; what was in the memory before stays."""
         if self.ndim == 0:
             raise TypeError(f"{self._what()} has no axis 0 whose length could be set.")
-        length = _session._whole_number("length", length, 1, None)
+        length = whole_number("length", length, 1)
         self._resize((length, *self.shape[1:]), _check_oversize(oversize))
 
     def set_shape(self, shape, oversize=1) -> None:
@@ -256,7 +257,7 @@ def data(
             f"or dtype= and one of ndim= and shape=. Got dtype={dtype!r}, ndim={ndim!r}."
         )
     dtype = _check_dtype(dtype)
-    ndim = _session._whole_number("ndim", ndim, 0, None)
+    ndim = whole_number("ndim", ndim, 0)
     oversize = _check_oversize(oversize)
     if value is not None:
         # Before anything is allocated: a value that does not fit leaves nothing behind.

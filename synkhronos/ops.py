@@ -1,7 +1,6 @@
 """Operations for Theano graphs that work across ranks."""
 
-from synkhronos import _blocks, _theano
-from synkhronos._graph import AllReduce
+from synkhronos import _blocks, _graph, _theano
 
 __all__ = ["all_reduce"]
 
@@ -61,9 +60,9 @@ def all_reduce(x, op="avg"):
     >>> synk.close()
     """
     op = _blocks.parse_op(op)
-    if not isinstance(getattr(x, "type", None), _theano.TensorType):
+    if not isinstance(x, _theano.Variable) or not _theano.is_array_variable(x):
         raise TypeError(
             f"all_reduce() takes a tensor variable, got {x!r}. Several are reduced one by one, "
             "[all_reduce(x) for x in ...], and take one round all the same."
         )
-    return AllReduce((op,))(x)
+    return _graph.all_reduce(x, op)

@@ -14,14 +14,14 @@ import functools
 import gc
 import itertools
 import logging
-import operator
 import os
 import signal
 import threading
 import weakref
 from typing import Optional, Sequence
 
-from synkhronos import _commands, _devices
+from synkhronos import _commands, _devices, _gpuarrays
+from synkhronos._checks import whole_number
 from synkhronos._gate import Gate
 from synkhronos._process import ForkedProcess
 from synkhronos._registry import Registry
@@ -60,27 +60,25 @@ class Session:
         self.registry = Registry(self)
         spin = self.n_ranks <= _devices.usable_cores()
         self.gate = Gate(self.n_ranks, master_rank, spin)
-        self.worker = Worker(
-            master_rank, self.gate, devices[master_rank], threads, self._on_release
-        )
+        self.worker = Worker(master_rank, self.gate, devices, threads, self._on_release)
         # Weak: a variable lives as long as the user's reference or a function of the user's.
         self.worker.variables = weakref.WeakValueDictionary()
         self.gate.on_answer = self._hear
         try:
             self._start_workers(threads, profile_workers)
-            self.worker.bind()
             self.run(_commands.Ready())
+            self._connect_devices()
         except BaseException:
             self.close()
             raise
         log.info("%d ranks on %s, master rank %d", self.n_ranks, ", ".join(devices), master_rank)
 
     def _start_workers(self, threads, profile_workers):
-        for rank, device in enumerate(self.devices):
+        for rank in range(self.n_ranks):
             if rank == self.master_rank:
                 continue
             worker = functools.partial(
-                _be_worker, rank, self.gate, device, threads, profile_workers
+                _be_worker, rank, self.gate, self.devices, threads, profile_workers
             )
             # A Ctrl-C between the fork and the worker's own setting would kill the worker.
             previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -89,6 +87,19 @@ class Session:
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, previous)
             self.gate.watch(rank, process)
+
+    def _connect_devices(self):
+        """Have the ranks' devices reduce with one another, where they can; else say so, once."""
+        if set(self.devices) == {"cpu"}:
+            return
+        if self.comm.can_join:
+            try:
+                self.run(_commands.JoinClique(self.comm.make_clique_id()))
+                return
+            except Exception as error:
+                log.warning("NCCL can't be used (see `synkhronos info`): %s", error)
+                self.run(_commands.LeaveClique())
+        log.info("arrays of devices travel between ranks through shared memory")
 
     # Calls.
 
@@ -252,9 +263,9 @@ class Session:
         self.gate.close_in_child()
 
 
-def _be_worker(rank, gate, device, threads, profile):
+def _be_worker(rank, gate, devices, threads, profile):
     gc.freeze()  # the master's objects stay shared with it, and out of the way of `Forget`
-    Worker(rank, gate, device, threads).main(profile)
+    Worker(rank, gate, devices, threads).main(profile)
 
 
 class _Current:
@@ -291,9 +302,9 @@ def fork(
     ----------
     n_parallel : int, optional
         The number of ranks, the master included; 1 and more than there are cores work. By default
-        one for each core that this process may use.
+        one for each CUDA device, or where there is none, for each core that this process may use.
     use_gpu : bool, optional
-        False asks for CPU ranks. GPU ranks are not in this version.
+        True asks for CUDA devices, False for CPU cores.
     master_rank : int
         The rank of this process, from 0 to ``n_parallel - 1``.
     profile_workers : bool
@@ -302,7 +313,8 @@ def fork(
     max_n_var, max_dim : int
         Ignored: there is no limit on the number of variables or dimensions any more.
     devices : list of str, optional
-        The device of each rank, such as ``["cpu"] * 4``. The environment variable
+        The device of each rank, such as ``["cpu"] * 4``, ``["cuda0", "cuda1"]`` or
+        ``["opencl0:0"] * 2``; ranks may share one, and kinds may be mixed. The environment variable
         ``SYNKHRONOS_DEVICES=cpu,cpu`` does the same from outside.
     threads_per_rank : int, optional
         How many threads BLAS and OpenMP may use in each rank; by default the usable cores divided
@@ -316,11 +328,13 @@ def fork(
     Raises
     ------
     SessionError
-        When there is a session already; a RuntimeError.
+        When there is a session already, or this process has opened a device; a RuntimeError.
     TypeError, ValueError
         For arguments that are of the wrong kind or don't agree.
-    NotImplementedError
-        For GPU ranks.
+    ImportError
+        For ranks on devices, without pygpu.
+    WorkerError
+        When a rank can't open its device.
     WorkerDied
         When a worker did not start.
 
@@ -336,17 +350,15 @@ def fork(
             "fork() was called while a session is there: only fork once, or close() it before."
         )
     names = _devices.resolve(n_parallel, use_gpu, devices)
+    _gpuarrays.refuse_open_device()
     if set(names) != {"cpu"}:
-        raise NotImplementedError(
-            f"devices {list(names)}: GPU ranks are not in this version of Synkhronos. "
-            'Use CPU ranks: devices=["cpu"] * n, or use_gpu=False.'
-        )
+        _gpuarrays.import_backend()
     threads = (
         _devices.default_threads(len(names))
         if threads_per_rank is None
-        else _whole_number("threads_per_rank", threads_per_rank, 1, None)
+        else whole_number("threads_per_rank", threads_per_rank, 1)
     )
-    master = _whole_number("master_rank", master_rank, 0, len(names) - 1)
+    master = whole_number("master_rank", master_rank, 0, len(names) - 1)
     try:
         _Current.session = Session(names, threads, master, bool(profile_workers))
     except OSError as error:
@@ -355,19 +367,6 @@ def fork(
             "and, of the master, four descriptors and one for each Data (see ulimit -n, ulimit -u)."
         ) from error
     return len(names)
-
-
-def _whole_number(name, value, lowest, highest):
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r}") from None
-    if number < lowest or (highest is not None and number > highest):
-        limits = f"from {lowest} to {highest}" if highest is not None else f"at least {lowest}"
-        raise ValueError(f"{name} must be {limits}, got {number}")
-    return number
 
 
 def close() -> None:

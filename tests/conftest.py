@@ -1,4 +1,9 @@
-"""Sessions that tests share, and the proof that nothing of them is left."""
+"""Sessions that tests share, and the proof that nothing of them is left.
+
+With SYNKHRONOS_TEST_DEVICES=opencl0:0,opencl0:0 (and SYNKHRONOS_TEST_MASTER=1) the tests that take
+a session as it comes run on these devices. A process can fork for devices only once, so all share
+one session, and the tests that fork for themselves are left out. See test_opencl.py.
+"""
 
 import contextlib
 import gc
@@ -48,9 +53,42 @@ def nothing_left():
     assert not new, f"descriptors are left: {new}"
 
 
+def fork_on_devices(master_rank):
+    if os.environ.get("SYNKHRONOS_TEST_NCCL") == "stand-in":
+        import stand_in
+
+        stand_in.install()
+    synk.fork(devices=DEVICES, master_rank=master_rank)
+
+
+DEVICES = os.environ.get("SYNKHRONOS_TEST_DEVICES", "").split(",")
+ON_DEVICES = DEVICES != [""]
+collect_ignore = [] if ON_DEVICES else ["on_devices"]
+if "SYNKHRONOS_TEST_NCCL" not in os.environ:
+    collect_ignore.append("on_devices/test_nccl.py")
+
+
+def layouts(*pairs):
+    """Return the pairs (number of ranks, master's rank) that a fixture forks, one by one."""
+    if ON_DEVICES:
+        return [(len(DEVICES), int(os.environ.get("SYNKHRONOS_TEST_MASTER", "0")))]
+    return list(pairs)
+
+
+def layout_id(pair):
+    return f"{pair[0]}ranks-master{pair[1]}"
+
+
 @contextlib.contextmanager
 def forked(n, master_rank=0, **kwargs):
     """Fork, and prove at the end that close() leaves nothing."""
+    if ON_DEVICES:
+        if _session._Current.session is None:
+            fork_on_devices(master_rank)
+        current = _session._Current.session
+        assert (n, master_rank) == (current.n_ranks, current.master_rank)
+        yield SimpleNamespace(n=n, master=master_rank, session=current)
+        return
     with nothing_left():
         assert synk.fork(n, master_rank=master_rank, **kwargs) == n
         current = _session._Current.session
@@ -61,10 +99,18 @@ def forked(n, master_rank=0, **kwargs):
                 synk.close()
 
 
-LAYOUTS = [(1, 0), (2, 0), (3, 0), (4, 0), (3, 1), (2, 1)]
+def pytest_collection_modifyitems(config, items):
+    if ON_DEVICES:
+        forking = [item for item in items if {"no_session", "script"} & set(item.fixturenames)]
+        config.hook.pytest_deselected(items=forking)
+        items[:] = [item for item in items if item not in forking]
 
 
-@pytest.fixture(scope="module", params=LAYOUTS, ids=lambda p: f"{p[0]}ranks-master{p[1]}")
+ALL_LAYOUTS = layouts((1, 0), (2, 0), (3, 0), (4, 0), (3, 1), (2, 1))
+FEWER_LAYOUTS = layouts((1, 0), (2, 0), (3, 1), (4, 0))
+
+
+@pytest.fixture(scope="module", params=ALL_LAYOUTS, ids=layout_id)
 def ranks(request):
     """A session, for each number of ranks; n may be more than there are cores."""
     with forked(*request.param) as session:
@@ -90,6 +136,8 @@ def no_session():
 def nothing_left_at_all():
     names = names_in_shared_memory()
     yield
+    if ON_DEVICES and _session._Current.session is not None:
+        synk.close()
     assert _session._Current.session is None
     wait_until(lambda: names_in_shared_memory() <= names, 2)
 

@@ -7,9 +7,12 @@ import os
 import numpy as np
 import theano
 import theano.tensor as T
+from conftest import ON_DEVICES
 
 import synkhronos as synk
 
+# What operations on devices have is compiled code only.
+MODE = theano.Mode("vm", "fast_compile") if ON_DEVICES else "FAST_COMPILE"
 function = functools.partial(synk.function, mode="FAST_COMPILE")
 
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import forked
+from conftest import forked, layout_id, layouts
 from helpers import function
 
 import synkhronos as synk
 
 
-@pytest.fixture(scope="module", params=[(1, 0), (3, 1)], ids=["1rank", "3ranks"])
+@pytest.fixture(scope="module", params=layouts((1, 0), (3, 1)), ids=layout_id)
 def ranks(request):
     """A session with distributed functions, each beside a call that works and its result."""
     with forked(*request.param) as ranks:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from helpers import function, shares
+from helpers import MODE, function, shares
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
@@ -547,7 +547,7 @@ def test_functions_see_what_collectives_do_and_the_other_way_round(ranks):
 def test_plain_theano_sees_the_masters_value(ranks):
     s = theano.shared(np.zeros(2))
     synk.broadcast(s, [1.0, 2.0])
-    double = theano.function([], s * 2, updates=[(s, s + 1)], mode="FAST_COMPILE")
+    double = theano.function([], s * 2, updates=[(s, s + 1)], mode=MODE)
     np.testing.assert_array_equal(double(), [2, 4])
     expected = [np.array([1.0, 2.0])] * ranks.n
     expected[ranks.master] = np.array([2.0, 3.0])

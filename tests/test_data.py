@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 import theano.tensor as T
-from conftest import forked
+from conftest import forked, layout_id, layouts
 from helpers import function
 
 import synkhronos as synk
@@ -14,9 +14,9 @@ from synkhronos import session as _session
 from synkhronos.inputs import Data
 
 
-@pytest.fixture(scope="module", params=[2], ids=["2ranks"])
+@pytest.fixture(scope="module", params=layouts((2, 0)), ids=layout_id)
 def ranks(request):
-    with forked(request.param) as session:
+    with forked(*request.param) as session:
         yield session
 
 

@@ -135,8 +135,38 @@ def test_use_gpu_without_one(n_gpu):
         resolve(use_gpu=True)
 
 
-def test_cpu_is_the_default_where_there_are_gpus(n_gpu):
-    n_gpu(3)
+@pytest.fixture
+def driver(monkeypatch, tmp_path):
+    """The files of a driver with two GPUs."""
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (tmp_path / name).touch()
+    find = _devices._count_default_gpus
+    monkeypatch.setattr(_devices, "_count_default_gpus", lambda: find(f"{tmp_path}/nvidia[0-9]*"))
+
+
+@needs_pygpu
+def test_gpus_are_the_default_where_there_are_some(monkeypatch, tmp_path, driver):
+    pygpu_that(monkeypatch, tmp_path, "def count_devices(kind, platform): return 2\n")
+    assert resolve() == resolve(2) == ("cuda0", "cuda1")
+    assert resolve(1) == ("cuda0",)
+    assert resolve(3, use_gpu=False) == ("cpu",) * 3
+    assert resolve(devices=["cpu"]) == ("cpu",)
+    with pytest.raises(ValueError, match=r"n_parallel=3, but .* 2 CUDA .*use_gpu=False"):
+        resolve(3)
+
+
+@needs_pygpu
+def test_gpus_that_pygpu_can_not_use_are_told_of(monkeypatch, tmp_path, driver, caplog):
+    body = "def count_devices(kind, platform): raise RuntimeError('no libcuda.so')\n"
+    pygpu_that(monkeypatch, tmp_path, body)
+    assert resolve(2) == ("cpu", "cpu")
+    [record] = caplog.records
+    assert "no libcuda.so" in record.getMessage() and "synkhronos info" in record.getMessage()
+
+
+def test_without_a_gpu_nobody_is_asked(monkeypatch):
+    monkeypatch.setattr(_devices.glob, "glob", lambda pattern: [])
+    monkeypatch.setattr(_devices, "probe", None)
     assert resolve(2) == ("cpu", "cpu")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import forked
+from conftest import forked, layout_id, layouts
 from helpers import Call, function, on_ranks, worker
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
@@ -18,7 +18,7 @@ from synkhronos import _theano
 from synkhronos import session as _session
 
 
-@pytest.fixture(scope="module", params=[(3, 0), (2, 1)], ids=["3ranks-master0", "2ranks-master1"])
+@pytest.fixture(scope="module", params=layouts((3, 0), (2, 1)), ids=layout_id)
 def ranks(request):
     with forked(*request.param) as session:
         yield session

@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import forked
+from conftest import forked, layout_id, layouts
 from helpers import function
 from replicas import put, replicas
 
 import synkhronos as synk
 
 
-@pytest.fixture(scope="module", autouse=True, params=[0, 1], ids=["master0", "master1"])
+@pytest.fixture(scope="module", autouse=True, params=layouts((2, 0), (2, 1)), ids=layout_id)
 def two(request):
-    with forked(2, request.param) as ranks:
+    with forked(*request.param) as ranks:
         yield ranks
 
 

@@ -80,6 +80,20 @@ def test_plain_import_gets_default_flags_and_writes_no_rc(home):
 
 
 @needs_installation
+def test_no_device_is_opened_and_no_new_cudnn_is_tried_by_default(home):
+    code = """
+    import theano
+    print(theano.config.device, theano.config.force_device, theano.config.dnn.enabled)
+    """
+    assert python(code, home) == "cpu True False\n"
+    assert python(code, home, THEANO_FLAGS="dnn.enabled=auto,force_device=False") == (
+        "cpu False auto\n"
+    )
+    (home / ".theanorc").write_text("[global]\nforce_device = False\n")
+    assert python(code, home) == "cpu False False\n"
+
+
+@needs_installation
 def test_import_prints_nothing(home):
     assert python("import theano, theano.gpuarray", home) == ""
 

@@ -12,11 +12,22 @@ PACKAGE = Path(synkhronos.__file__).parent
 # From the ground up. A module may import those of the layers below; those of one layer, each other
 # in the order in which they are listed.
 LAYERS = [
-    ["errors", "_partition", "_blocks", "_reduction", "_selection", "_import_support"],
+    [
+        "errors",
+        "_partition",
+        "_blocks",
+        "_reduction",
+        "_selection",
+        "_import_support",
+        "_cuda_libraries",
+        "_checks",
+    ],
     [
         "_reports",
         "_theano_probe",
+        "_gpuarrays",
         "_graph",
+        "_portable",
         "_theano",
         "_devices",
         "_process",
@@ -24,7 +35,7 @@ LAYERS = [
         "_cells",
         "_gate",
     ],
-    ["comm", "comm.outboxes", "comm.homes", "comm.shared", "_replica", "_commands"],
+    ["comm", "comm.outboxes", "comm.homes", "comm.shared", "comm.nccl", "_replica", "_commands"],
     ["_worker"],
     ["_registry", "session"],
     # Data is made in a session; DESIGN.md 3 has it below, but it asks for the current session.
@@ -44,13 +55,15 @@ LAYERS = [
 ]
 ORDER = {name: place for place, name in enumerate(name for layer in LAYERS for name in layer)}
 # A name that is looked up when it is asked for, so that two modules may know each other.
-LATE = {("comm", "comm.shared")}
+LATE = {("comm", "comm.shared"), ("comm", "comm.nccl")}
 
 # The only importers of what they hide.
 ONLY = {
     "theano": {
         "_theano",
         "_graph",
+        "_gpuarrays",
+        "_portable",
         "extensions.updates",
         "_theano_probe",
         "_import_support",
@@ -60,7 +73,7 @@ ONLY = {
         "benchmarks.models",
         "benchmarks.collectives",
     },
-    "pygpu": {"comm.nccl", "_theano_probe", "_devices", "_info"},
+    "pygpu": {"_gpuarrays", "comm.nccl", "_theano_probe", "_devices", "_info"},
     "posix_ipc": {"_shm", "_info"},
     "mpi4py": {"comm.mpi", "benchmarks.peers"},
     "torch": {"benchmarks.peers"},
@@ -117,7 +130,7 @@ def test_imports_look_down(name):
 
 def test_the_parser_sees_what_is_there():
     assert own_imports("functions") >= {"session", "inputs", "_request", "_reduction"}
-    assert own_imports("comm") == {"comm.shared"}
+    assert own_imports("comm") == {"comm.shared", "comm.nccl"}
     assert "_gate" in own_imports("session") and "errors" in own_imports("session")
 
 

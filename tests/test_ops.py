@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from helpers import Call, function, shares
+from helpers import MODE, Call, function, shares
 from theano.ifelse import ifelse
 from theano.tensor import raw_random
 
@@ -53,7 +53,7 @@ def reduces(f):
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_training_in_one_function_is_serial_training(ranks, mode):
     train, params = network(synk.function, synk.ops.all_reduce, mode=mode)
-    serial, expected = network(theano.function, lambda g: g, mode="FAST_COMPILE")
+    serial, expected = network(theano.function, lambda g: g, mode=MODE)
     # Also with fewer rows than ranks: who has none takes part.
     for rows in (37, 1, 2, 5, 37):
         np.testing.assert_allclose(train(X[:rows], Y[:rows]), serial(X[:rows], Y[:rows]))

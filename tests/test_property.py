@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import forked
-from helpers import function, shares
+from conftest import FEWER_LAYOUTS, forked, layout_id
+from helpers import MODE, function, shares
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -255,11 +255,7 @@ class Variables:
         return self._made[dtype, ndim]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[(1, 0), (2, 0), (3, 1), (4, 0)],
-    ids=lambda p: f"{p[0]}ranks-master{p[1]}",
-)
+@pytest.fixture(scope="module", params=FEWER_LAYOUTS, ids=layout_id)
 def ranks(request):
     with forked(*request.param) as ranks:
         ranks.variables, ranks.cases = Variables(), 0
@@ -313,7 +309,7 @@ def check(ranks, case):
         outputs + [value for _, value, _ in updates],
         givens={s: first, t: second},
         on_unused_input="ignore",
-        mode="FAST_COMPILE",
+        mode=MODE,
     )
     model = Model(case, serial, ranks)
     for number, call in enumerate(case.calls):

@@ -8,8 +8,8 @@ import scipy.sparse
 import theano
 import theano.sparse
 import theano.tensor as T
-from conftest import forked
-from helpers import Call, function, shares
+from conftest import FEWER_LAYOUTS, forked, layout_id
+from helpers import MODE, Call, function, shares
 from replicas import put, replicas
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
@@ -18,11 +18,7 @@ import synkhronos as synk
 from synkhronos import WorkerError
 
 
-@pytest.fixture(
-    scope="module",
-    params=[(1, 0), (2, 0), (3, 1), (4, 0)],
-    ids=lambda p: f"{p[0]}ranks-master{p[1]}",
-)
+@pytest.fixture(scope="module", params=FEWER_LAYOUTS, ids=layout_id)
 def ranks(request):
     with forked(*request.param) as ranks:
         yield ranks
@@ -348,7 +344,7 @@ def test_givens_and_keywords_hold_for_slices_too(ranks):
         on_unused_input="ignore",
         allow_input_downcast=True,
         name="named",
-        mode="FAST_COMPILE",
+        mode=MODE,
     )
     value = np.arange(8.0, dtype="longdouble")
     assert f(value, value, num_slices=2) == f(value, value) == 56
@@ -370,9 +366,7 @@ def test_masks_differ_in_every_slice_and_rank_and_call(ranks, streams, updated):
     updates = [(s, numbers * x, "gather")] if updated else None
     f = function([x], [(numbers, "gather"), (numbers * x, "gather")], updates=updates)
     serial_random = streams(seed=11)
-    serial = theano.function(
-        [x], serial_random.uniform((x.shape[0],), dtype="float64"), mode="FAST_COMPILE"
-    )
+    serial = theano.function([x], serial_random.uniform((x.shape[0],), dtype="float64"), mode=MODE)
     seen = []
     rows = 8 * ranks.n
     for slices in (1, 4, 1, 2):

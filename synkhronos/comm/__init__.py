@@ -3,7 +3,9 @@
 ==========  =====================  ==========================================
 kind        ranks                  what it can do
 ==========  =====================  ==========================================
-``shared``  of one machine         all, through shared memory, for arrays of the CPU
+``shared``  of one machine         all, through shared memory; arrays of devices are copied there
+``nccl``    of one machine, each   what all ranks hold alike stays on the devices; the rest as above
+            on its own CUDA GPU
 ==========  =====================  ==========================================
 """
 
@@ -11,11 +13,37 @@ from abc import ABC, abstractmethod
 
 
 class Communicator(ABC):
-    """One rank's end of a transport. All ranks call the same method, in the same order."""
+    """One rank's end of a transport. All ranks call the same method, in the same order.
+
+    Attributes
+    ----------
+    can_join : bool
+        Whether the ranks' devices can form a clique: with `make_clique_id`, `join` and `leave`.
+    """
+
+    can_join = False
 
     @abstractmethod
-    def keep(self, outputs):
-        """Hold on to the master's own outputs of this call."""
+    def keep(self, outputs, reduced=()):
+        """Hold on to the master's own outputs of this call.
+
+        Those at the positions in `reduced` are reduced over the ranks already.
+        """
+
+    @abstractmethod
+    def take_note(self, rank, answer):
+        """Learn, on the master, what a worker has answered; return whether it was for this."""
+
+    def reduces(self, dtype, ndim, mode):
+        """Whether outputs of this kind are worth keeping on the device, for `reduce_outputs`."""
+        return False
+
+    def reduce_outputs(self, outputs, modes):
+        """Reduce those outputs of a function that can be where they are; None from an idle rank.
+
+        Returns position -> reduced value, which workers have as None.
+        """
+        return {}
 
     @abstractmethod
     def deposit(self, key, parts):
@@ -88,10 +116,23 @@ class Communicator(ABC):
         """Drop everything; the variables that are left keep their values."""
 
 
-def connect(kind: str, worker) -> Communicator:
-    """Return this rank's communicator of the given kind."""
-    if kind != "shared":
-        raise ValueError(f"{kind!r} is not a kind of communicator. Expected 'shared'.")
+def kind_for(devices) -> str:
+    """Return the kind of communicator that ranks on these devices have.
+
+    >>> kind_for(["cuda0", "cuda1"]), kind_for(["cuda0", "cuda0"]), kind_for(["cpu", "cpu"])
+    ('nccl', 'shared', 'shared')
+    """
+    # NCCL refuses two ranks on one GPU.
+    own = all(device.startswith("cuda") for device in devices) and len({*devices}) == len(devices)
+    return "nccl" if own else "shared"
+
+
+def connect(worker) -> Communicator:
+    """Return this rank's communicator."""
+    if kind_for(worker.devices) == "nccl":
+        from synkhronos.comm.nccl import Nccl
+
+        return Nccl(worker)
     from synkhronos.comm.shared import SharedMemory
 
     return SharedMemory(worker)

@@ -4,6 +4,8 @@
     boards   rank -> log       where each rank's homes are: written before a meeting, read after it
     others   key -> arrays     the values of the other ranks, seen through their homes
 
+A variable on a device is copied into its home by every collective, and back from it.
+
 A variable gets its home with its first collective. Updates that run in place leave it there; where
 Theano or ``set_value`` has put another array into the variable, `bring_home` copies it back.
 A log tells the state, not events: who misses an entry in a call that fails reads it in the next.
@@ -16,7 +18,7 @@ from typing import NamedTuple, Tuple
 
 import numpy as np
 
-from synkhronos import _theano
+from synkhronos import _gpuarrays, _theano
 from synkhronos._shm import Segment, SegmentRef
 
 _ALIGN = 64  # bytes of a cache line: no two ranks write to one of them
@@ -75,14 +77,28 @@ class Homes:
     def bring_home(self, keys) -> None:
         """See to it that the values of these variables are in their homes."""
         variables, own = self._worker.variables, self._own
-        moved = []
+        moved, copied = [], []
         for key in keys:
             value = _theano.peek(variables[key])
             home = own.get(key)
-            if home is None or value is not home.arrays[0]:
+            if _gpuarrays.is_on_device(value):
+                copied.append((key, value))
+            elif home is None or value is not home.arrays[0]:
                 moved.append((key, value))
         if moved:
             self._move_in(moved)
+        if copied:
+            self._build({key: (_layout(value),) for key, value in copied})
+            for key, value in copied:
+                [array] = self.room_for(key, (_layout(value),))
+                _gpuarrays.read(value, array)
+
+    def copy_back(self, keys) -> None:
+        """Give the variables that live on a device what is in their homes."""
+        for key in keys:
+            variable = self._worker.variables[key]
+            if _theano.lives_on_device(variable):
+                _theano.replace(variable, self._own[key].arrays[0])
 
     def _move_in(self, moved):
         self._leave_lent([key for key, _ in moved])

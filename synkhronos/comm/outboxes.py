@@ -30,11 +30,11 @@ class Outboxes:
         self._worker = worker
         self._outboxes = {}  # key -> (segment, views), of this rank
         self._inboxes = {}  # (key, rank) -> (segment ref, views), on the master
-        self.kept = ()
+        self.kept = self.reduced = ()
 
-    def keep(self, outputs):
-        """Hold on to the master's own outputs of this call."""
-        self.kept = outputs
+    def keep(self, outputs, reduced=()):
+        """Hold on to the master's own outputs of this call, and to which are reduced already."""
+        self.kept, self.reduced = outputs, reduced
 
     def deposit(self, key, parts):
         """Copy the parts into the outbox; return the layout if it is a new one."""

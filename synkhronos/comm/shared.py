@@ -10,7 +10,7 @@ are, and `outboxes` for the outputs of functions.
 
 import numpy as np
 
-from synkhronos import _blocks
+from synkhronos import _blocks, _gpuarrays, _theano
 from synkhronos.comm import Communicator
 from synkhronos.comm.homes import Homes
 from synkhronos.comm.outboxes import Outboxes
@@ -28,6 +28,7 @@ class SharedMemory(Outboxes, Communicator):
         super().__init__(worker)
         self._gate = worker.gate
         self._homes = Homes(worker)
+        self._has_devices = any(device != "cpu" for device in worker.devices)
         self._plans = {}
         self._exchanges = 0, 0  # the number of the call, and how many there were in it
 
@@ -63,8 +64,12 @@ class SharedMemory(Outboxes, Communicator):
     def assign(self, key, array, rows=None):
         """Give this rank's variable a value, or some of its rows: a range or indices."""
         self._homes.begin()
+        variable = self._worker.variables[key]
         if rows is None:
-            self._homes.new_value(key, array.shape)[...] = array
+            self._give(key, array)
+            return
+        if _theano.lives_on_device(variable):
+            _theano.replace(variable, _rows_of(array, rows))
             return
         target = self._homes.new_value(key, (len(rows), *array.shape[1:]))
         if isinstance(rows, range) and rows.step > 0:
@@ -105,6 +110,9 @@ class SharedMemory(Outboxes, Communicator):
             _blocks.reduce_block(op, sources, out, divisor)
             for copy in copies:
                 copy[...] = out
+        if self._has_devices:
+            self._gate.meet()
+            self._homes.copy_back(keys if root in (None, self._worker.rank) else ())
         return None
 
     def _plan(self, values, root):
@@ -147,7 +155,13 @@ class SharedMemory(Outboxes, Communicator):
         if mine:
             return
         for key in keys:
-            value = self._homes.value_of(root, key)
+            self._give(key, self._homes.value_of(root, key))
+
+    def _give(self, key, value):
+        variable = self._worker.variables[key]
+        if _theano.lives_on_device(variable):
+            _theano.replace(variable, value)
+        else:
             self._homes.new_value(key, value.shape)[...] = value
 
     def all_gather(self, keys):
@@ -158,6 +172,10 @@ class SharedMemory(Outboxes, Communicator):
             if len({value.shape[1:] for value in each}) > 1:
                 return _mismatch(position, each)
         for key, each in zip(keys, values):
+            variable = self._worker.variables[key]
+            if _theano.lives_on_device(variable):
+                _theano.replace(variable, _gpuarrays.join(each, variable.dtype))
+                continue
             rows = sum(len(value) for value in each)
             joined = self._homes.replace_home(key, (rows, *each[0].shape[1:]))
             np.concatenate(each, out=joined)
@@ -171,7 +189,7 @@ class SharedMemory(Outboxes, Communicator):
 
         Parameters
         ----------
-        arrays, targets : list of numpy.ndarray
+        arrays, targets : list of numpy.ndarray or pygpu.gpuarray.GpuArray
             Contiguous or not; a target may be its array.
         ops : tuple of str
         weights : tuple of int
@@ -195,9 +213,12 @@ class SharedMemory(Outboxes, Communicator):
         key = f"scratch {count % 2}"
         boxes = self._homes.room_for(key, tuple((_wide(a.dtype).str, a.shape) for a in arrays))
         for array, op, box in zip(arrays, ops, boxes):
+            if _gpuarrays.is_on_device(array):
+                _gpuarrays.read(array, box)
+                array = box
             if op == "avg" and not equal and mine:
                 np.multiply(array, box.dtype.type(mine), box)
-            else:
+            elif array is not box:
                 box[...] = array
         self._homes.post()
         self._gate.meet()
@@ -222,7 +243,18 @@ class SharedMemory(Outboxes, Communicator):
         self._gate.meet()
 
 
+def _rows_of(array, rows):
+    if isinstance(rows, range) and rows.step > 0:
+        return array[rows.start : rows.stop : rows.step]
+    return np.take(array, rows, axis=0, mode="clip")
+
+
 def _reduce_whole(op, sources, target, divisor):
+    if _gpuarrays.is_on_device(target):
+        whole = np.empty(target.shape, sources[0].dtype)
+        _reduce_whole(op, sources, whole, divisor)
+        _gpuarrays.write(target, whole.astype(target.dtype, copy=False))
+        return
     if not (target.flags.c_contiguous and target.dtype == sources[0].dtype):
         whole = np.empty(target.shape, sources[0].dtype)
         _reduce_whole(op, sources, whole, divisor)

@@ -1,0 +1,230 @@
+"""Arrays on a device: the only importer of pygpu's arrays and of Theano's backend for them.
+
+    shared memory ──▶ write ──▶ GpuArray ──▶ read ──▶ shared memory
+
+A device is opened once, by the rank that it is bound to and after the fork; before that nothing
+here touches one, and on CPU ranks nothing here is imported but NumPy.
+"""
+
+import os
+import sys
+
+import numpy as np
+
+from synkhronos.errors import SessionError
+
+# The optimizations that put an operation on the device which OpenCL has no working kernel for.
+_NOT_ON_OPENCL = (
+    "local_gpua_cumop",
+    "local_gpua_scan_to_gpua",
+    "local_gpua_crossentropysoftmaxargmax1hotwithbias",
+    "local_gpua_crossentropysoftmax1hotwithbiasdx",
+)
+
+
+def refuse_open_device() -> None:
+    """Raise if this process has opened a device: a process forked from it could not use any."""
+    backend = sys.modules.get("theano.gpuarray")
+    opened = sorted(backend.init_dev.devmap) if backend is not None and backend.pygpu else []
+    if opened:
+        raise SessionError(
+            f"fork() must come before anything opens a device, but this process has opened "
+            f"{', '.join(opened)}: by THEANO_FLAGS or .theanorc (device=, contexts=), by "
+            "theano.gpuarray.use, or by an earlier session on devices. Start again with the flags "
+            "device=cpu,force_device=True: Synkhronos opens the device of each rank by itself."
+        )
+
+
+def import_backend():
+    """Import Theano's backend for devices, which opens none.
+
+    Raises ImportError where pygpu is missing.
+    """
+    try:
+        import pygpu  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"Ranks on GPUs and OpenCL devices need pygpu, which can't be imported here ({error}). "
+            "`synkhronos info` says how to install it; CPU ranks work without it."
+        ) from error
+    import theano.gpuarray
+
+    return theano.gpuarray
+
+
+def open_device(device: str, rank: int, threads: int) -> None:
+    """Open the device of this rank: shared variables and computations move to it from now on."""
+    if device.startswith("opencl"):
+        _prepare_pocl(rank, threads)
+    backend = import_backend()
+    try:
+        backend.use(device)
+    except Exception as error:
+        reason = error.args[0] if error.args else error
+        if isinstance(reason, bytes):  # as pygpu's exceptions have it
+            reason = reason.decode(errors="replace")
+        raise RuntimeError(
+            f"The device {device} can't be opened: {type(error).__name__}: {reason}. "
+            "`synkhronos info` counts the devices, and says what is missing."
+        ) from error
+    if device.startswith("opencl"):
+        _avoid_what_opencl_lacks()
+
+
+def _prepare_pocl(rank, threads):
+    """Have PoCL, which makes OpenCL devices of CPU cores, work in several processes at a time."""
+    # It takes all cores for each process.
+    os.environ.setdefault("POCL_MAX_PTHREAD_COUNT", str(threads))
+    # Of processes that build the same kernel at the same time, in one cache, some fail.
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    os.environ.setdefault("POCL_CACHE_DIR", os.path.join(caches, "pocl", f"synkhronos-{rank}"))
+
+
+def _avoid_what_opencl_lacks():
+    """Leave to the CPU what has no OpenCL kernel, and mend the kernels that can be mended."""
+    from theano import scalar
+    from theano.compile.mode import optdb
+    from theano.gpuarray import opt
+
+    for database in (opt.gpu_optimizer, opt.gpu_optimizer2):
+        for name in _NOT_ON_OPENCL:
+            [optimization] = database.__db__[name]
+            for tag in ("fast_run", "fast_compile"):
+                database.__db__[tag].discard(optimization)
+    # CLBlast adds 0 times what is in the result of a product with a vector, which may be NaN.
+    optdb.add_tags("local_gpua_alloc_empty_to_zeros", "fast_run", "fast_compile")
+    _keep_half_precision_on_host(opt, "local_gpua_careduce")
+    # PoCL has no nan(""), and Theano ends the process when a kernel can't be built.
+    for op in (scalar.Maximum, scalar.Minimum):
+        _replace_in_code(op, 'nan("")', "NAN")
+
+
+def _keep_half_precision_on_host(opt, name):
+    for database in (opt.gpu_optimizer, opt.gpu_optimizer2):
+        [optimization] = database.__db__[name]
+        optimization.transform = _unless_half_precision(optimization.transform)
+
+
+def _unless_half_precision(transform):
+    def wrapper(first, *rest):
+        # One database gives a node, the other an operation, a context, inputs and outputs.
+        inputs = rest[1] if rest else first.inputs
+        if any(getattr(x, "dtype", None) == "float16" for x in inputs):
+            return None
+        return transform(first, *rest)
+
+    return wrapper
+
+
+def _replace_in_code(op, old, new):
+    c_code, version = op.c_code, op.c_code_cache_version
+
+    def mended(self, *args, **kwargs):
+        return c_code(self, *args, **kwargs).replace(old, new)
+
+    def next_version(self):
+        # What was compiled without this must not be taken from the cache.
+        return (*version(self), old, new)
+
+    op.c_code, op.c_code_cache_version = mended, next_version
+
+
+def kind() -> str:
+    """Return what this process has opened: ``"cuda"``, ``"opencl"`` or ``"cpu"`` for neither."""
+    opened = context()
+    return "cpu" if opened is None else opened.kind.decode()
+
+
+def context():
+    """Return the context of this process's device, or None."""
+    backend = sys.modules.get("theano.gpuarray.type")
+    return None if backend is None else backend._context_reg.get(None)
+
+
+def is_device_type(type_) -> bool:
+    """Whether variables of a Theano type hold arrays on a device."""
+    return getattr(type_, "context_name", "cpu") != "cpu"
+
+
+def is_on_device(value) -> bool:
+    """Whether a value is an array on a device."""
+    pygpu = sys.modules.get("pygpu")
+    return pygpu is not None and isinstance(value, pygpu.gpuarray.GpuArray)
+
+
+def to_host(value):
+    """Return a value, copied to the host if it is on a device."""
+    return np.asarray(value) if is_on_device(value) else value
+
+
+def read(value, out) -> None:
+    """Copy an array from the device into a host array of its shape, casting to its dtype."""
+    direct = value.flags.c_contiguous and out.flags.c_contiguous and value.dtype == out.dtype
+    if direct and value.size:
+        value.read(out)
+    else:
+        out[...] = np.asarray(value)
+
+
+def scale(value, factor) -> None:
+    """Multiply an array on the device by a number, in place."""
+    import pygpu
+
+    view = value.view(pygpu.ndgpuarray)
+    view *= value.dtype.type(factor)
+
+
+def write(value, array) -> None:
+    """Copy a host array into an array on the device, of the same shape and dtype."""
+    if value.size:
+        if value.flags.c_contiguous:
+            value.write(np.ascontiguousarray(array))
+        else:
+            value[...] = array
+
+
+def empty(shape, dtype):
+    """Return a new array on this rank's device, of any contents."""
+    import pygpu
+
+    return pygpu.empty(shape, dtype=dtype, context=context())
+
+
+def empty_like(value):
+    """Return a new array, of any contents, where this one is: on the device or the host."""
+    return empty(value.shape, value.dtype) if is_on_device(value) else np.empty_like(value)
+
+
+def to_device(value):
+    """Return a value, copied to this rank's device if it is on the host."""
+    import pygpu
+
+    if is_on_device(value):
+        return value
+
+    return pygpu.array(value, context=context())
+
+
+def join(arrays, dtype):
+    """Return host arrays joined along axis 0, on this rank's device."""
+    joined = empty((sum(map(len, arrays)), *arrays[0].shape[1:]), dtype)
+    at = 0
+    for array in arrays:
+        if array.size:
+            write(joined[at : at + len(array)], array)
+        at += len(array)
+    return joined
+
+
+def take(value, rows):
+    """Return rows of an array on the device, on the device: a view of a range, else a copy."""
+    import pygpu
+
+    if isinstance(rows, range) and rows.step > 0:
+        return value[rows.start : rows.stop : rows.step]
+    rows = np.asarray(rows, np.int64)
+    if not len(rows):
+        return value[:0]
+    if not value.flags.c_contiguous:
+        value = pygpu.gpuarray.ascontiguousarray(value)
+    return value.take1(pygpu.array(rows, context=value.context))

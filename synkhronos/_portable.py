@@ -1,0 +1,160 @@
+"""A function as an expression, for ranks on another kind of device than the master's.
+
+    compiled for the master's kind ──▶ pickled as it is ──▶ ranks of the same kind
+    expression ──▶ without devices ──▶ pickled ──▶ compiled by each rank of another kind
+
+Without devices: what moves arrays to a device or from it is left out, and a placeholder stands for
+each shared variable, which is of one type on the master and of another on the rank.
+"""
+
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+from theano import shared
+from theano.compile.sharedvalue import SharedVariable
+from theano.gof import Constant, Variable
+from theano.gof.graph import io_toposort
+from theano.tensor import TensorType, as_tensor_variable, constant
+
+from synkhronos import _gpuarrays
+
+_ABOUT_VARIABLES = ("givens", "no_default_updates")
+_MOVES = ("HostFromGpu", "GpuFromHost", "GpuToGpu")
+
+
+class Expression(NamedTuple):
+    """What ``theano.function`` is given, with placeholders for the shared variables."""
+
+    inputs: List[Any]
+    outputs: List[Any]
+    updates: List[Tuple[Any, Any]]  # shared variable, new value
+    placeholders: List[Tuple[Any, Any]]  # placeholder, shared variable
+    kwargs: Dict[str, Any]
+
+    def arguments(self):
+        """Return the keyword arguments of ``theano.function`` that make it, where it is now."""
+        givens = [
+            (placeholder, as_tensor_variable(variable) if _is_array(variable) else variable)
+            for placeholder, variable in self.placeholders
+        ]
+        return {
+            **self.kwargs,
+            "inputs": self.inputs,
+            "outputs": self.outputs,
+            "updates": self.updates,
+            "givens": givens,
+            "no_default_updates": True,
+        }
+
+
+def without_devices(inputs, outputs, updates, kwargs) -> Expression:
+    """Return the expression of a function, with all default updates among its updates.
+
+    Raises ``TypeError`` for an operation that only devices have.
+    """
+    rewriter = _Rewriter()
+    givens = kwargs.get("givens") or []
+    pairs = list(givens.items() if hasattr(givens, "items") else givens)
+    # As in Theano, what one variable is given depends on no other that is given something.
+    given = rewriter.rewrite([_as_variable(value) for _, value in pairs])
+    rewriter.begin_with({variable: value for (variable, _), value in zip(pairs, given)})
+    new = rewriter.rewrite([*outputs, *(_as_variable(value) for _, value in updates)])
+    return Expression(
+        list(inputs),
+        new[: len(outputs)],
+        [(target, value) for (target, _), value in zip(updates, new[len(outputs) :])],
+        [(placeholder, variable) for variable, placeholder in rewriter.placeholders.items()],
+        {key: value for key, value in kwargs.items() if key not in _ABOUT_VARIABLES},
+    )
+
+
+def _as_variable(value):
+    return value if isinstance(value, Variable) else as_tensor_variable(value)
+
+
+def _is_array(variable):
+    return isinstance(variable.type, TensorType) or _gpuarrays.is_device_type(variable.type)
+
+
+class _Rewriter:
+    """Rewrites variables without devices, each one once."""
+
+    def __init__(self):
+        self.placeholders = {}
+        self._new = {}
+
+    def begin_with(self, new):
+        """Begin anew, with some variables that stand for others; placeholders stay."""
+        self._new = new
+
+    def rewrite(self, variables):
+        """Return the variables without devices."""
+        for node in io_toposort([], variables):
+            if all(output in self._new for output in node.outputs):
+                continue
+            inputs = [self._leaf(variable) for variable in node.inputs]
+            if type(node.op).__name__ in _MOVES:
+                self._new[node.outputs[0]] = inputs[0]
+            elif any(old is not new for old, new in zip(node.inputs, inputs)):
+                self._rebuild(node, inputs)
+            else:
+                self._refuse_device(node, node.outputs)
+        return [self._leaf(variable) for variable in variables]
+
+    def _rebuild(self, node, inputs):
+        try:
+            outputs = node.clone_with_new_inputs(inputs, strict=False).outputs
+        except Exception as error:
+            raise TypeError(f"{node.op} does not take arrays of the host: {error}") from error
+        self._refuse_device(node, outputs)
+        self._new.update(zip(node.outputs, outputs))
+
+    def _refuse_device(self, node, outputs):
+        if any(_gpuarrays.is_device_type(output.type) for output in outputs):
+            raise TypeError(f"{node.op} only runs on devices, and not all ranks have one")
+
+    def _leaf(self, variable):
+        new = self._new.get(variable)
+        if new is not None:
+            return new
+        if isinstance(variable, SharedVariable):
+            new = self.placeholders.get(variable)
+            if new is None:
+                new = self.placeholders[variable] = _host_type(variable)(name=variable.name)
+        elif isinstance(variable, Constant) and _gpuarrays.is_device_type(variable.type):
+            new = constant(np.asarray(variable.data))
+        else:
+            return variable
+        self._new[variable] = new
+        return new
+
+
+def _host_type(variable):
+    if _gpuarrays.is_device_type(variable.type):
+        return TensorType(variable.dtype, variable.broadcastable)
+    return variable.type
+
+
+class Value(NamedTuple):
+    """A shared variable, for a rank that has it on another kind of device."""
+
+    name: Optional[str]
+    value: Any
+    broadcastable: Optional[Tuple[bool, ...]]  # None for what is no array
+    is_random: bool
+
+    @classmethod
+    def of(cls, variable):
+        """Return that of a variable of the master's."""
+        value = variable.get_value(borrow=True)
+        broadcastable = tuple(variable.broadcastable) if _is_array(variable) else None
+        is_random = getattr(variable.tag, "is_rng", False)
+        return cls(variable.name, value, broadcastable, is_random)
+
+    def make(self):
+        """Return a variable where this rank has its variables: on its device or the host."""
+        if self.broadcastable is None:
+            return shared(self.value, name=self.name)
+        made = shared(self.value, name=self.name, broadcastable=self.broadcastable)
+        made.tag.is_rng = self.is_random
+        return made
