@@ -29,7 +29,7 @@ from typing import Mapping, Sequence
 
 # What each library opens in turn. libgpuarray's own four come first.
 HELPERS = {
-    "libcuda": ("libnvidia-ptxjitcompiler", "libnvidia-nvvm"),
+    "libcuda": ("libnvidia-ptxjitcompiler", "libnvidia-nvvm", "libnvidia-ml"),  # the last for NCCL
     "libnvrtc": ("libnvrtc-builtins",),
     "libcublas": ("libcublasLt",),
     "libnccl": (),

@@ -71,7 +71,7 @@ class Session:
         except BaseException:
             self.close()
             raise
-        log.info("%d ranks on %s, master rank %d", self.n_ranks, ", ".join(devices), master_rank)
+        log.info("ranks on %s; the master is rank %d", ", ".join(devices), master_rank)
 
     def _start_workers(self, threads, profile_workers):
         for rank in range(self.n_ranks):

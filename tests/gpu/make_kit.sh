@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# Make the kit: all that run_kit.sh needs on a machine without network and with another Python.
+set -euo pipefail
+
+LIMIT=$((64 * 1024 * 1024))
+PYTHON=${PYTHON:-python3.11}
+
+# Python and what it links; python3-pygpu with libgpuarray; the headers that Theano compiles with.
+DEBIAN="python3.11-minimal libpython3.11-minimal libpython3.11-stdlib libpython3.11 libpython3.11-dev
+    python3-distutils python3-pkg-resources python3-mako python3-markupsafe
+    python3-pygpu libgpuarray3 libgpuarray-dev
+    libexpat1 zlib1g libffi8 libbz2-1.0 liblzma5 libssl3 libuuid1 libcrypt1"
+# What setup.py asks for, but for setuptools; NumPy 1.23 and SciPy 1.10 are the last that Theano works with.
+WHEELS="Theano==1.0.5 numpy==1.23.5 scipy==1.10.1 six posix_ipc threadpoolctl cloudpickle"
+
+usage() {
+    cat << END
+Usage: tests/gpu/make_kit.sh OUTDIR
+
+Writes OUTDIR/kit.tar.xz, about 36 MiB: Python 3.11, NumPy, SciPy, Theano and pygpu, for run_kit.sh. It needs
+Debian 12 on x86-64 with its package archive, PyPI, and a $PYTHON with pip (or another: PYTHON=...).
+OUTDIR may be build/gpu-kit of the checkout, where git ignores it and run_kit.sh looks for it.
+END
+}
+
+fail() {
+    echo "make_kit.sh: $*" >&2
+    exit 1
+}
+
+case "${1:-}" in -h | --help) usage; exit 0 ;; "" | -*) usage >&2; exit 2 ;; esac
+
+for command in apt-get dpkg-deb xz tar find "$PYTHON"; do
+    command -v "$command" > /dev/null || fail "$command is not here"
+done
+[ "$(dpkg --print-architecture)" = amd64 ] || fail "the kit is for x86-64: make it on such a machine"
+"$PYTHON" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' ||
+    fail "$PYTHON is $("$PYTHON" -V), but the wheels must be for Python 3.11: name one with PYTHON=..."
+"$PYTHON" -m pip --version > /dev/null || fail "$PYTHON has no pip"
+apt-get --print-uris -qq download $DEBIAN > /dev/null ||
+    fail "the packages above are not in this system's archive: it must be Debian 12's (apt-get update?)"
+
+mkdir -p "$1"
+out=$(cd "$1" && pwd)
+work=$(mktemp -d "${TMPDIR:-/tmp}/make-kit.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/debs" "$work/wheels" "$work/kit"
+cd "$work"
+
+echo "Debian's packages ..."
+chmod 755 . debs
+(cd debs && apt-get -qq -o APT::Sandbox::User="$(id -un)" download $DEBIAN)
+for deb in debs/*.deb; do dpkg-deb -x "$deb" kit; done
+
+echo "wheels ..."
+echo 'setuptools<70' > build-with.txt # newer ones don't build Theano
+PIP_CONSTRAINT=$PWD/build-with.txt "$PYTHON" -m pip wheel -q --no-deps --prefer-binary -w wheels $WHEELS 2> pip.log ||
+    { cat pip.log >&2; fail "pip did not get all of: $WHEELS"; }
+packages=kit/usr/local/lib/python3.11/dist-packages # where Debian's Python looks first
+mkdir -p $packages
+for wheel in wheels/*.whl; do "$PYTHON" -m zipfile -e "$wheel" $packages; done
+
+echo "without what nobody needs ..."
+(
+    cd kit
+    rm -rf etc usr/share usr/lib/binfmt.d usr/lib/*.a usr/lib/python3.11/config-3.11*/*.a
+    rm -rf usr/lib/python3.11/{idlelib,ensurepip,lib2to3,pydoc_data,test,tkinter,turtledemo}
+    rm -rf usr/lib/x86_64-linux-gnu/{*.a,engines-3,ossl-modules,pkgconfig}
+    # Not Theano's: theano imports theano.tests.
+    find usr/local/lib/python3.11/dist-packages/{numpy,scipy} -type d -name tests -prune -exec rm -rf {} +
+    find . -name '*.pyi' -delete
+    find . -name __pycache__ -prune -exec rm -rf {} +
+)
+{
+    echo "made by tests/gpu/make_kit.sh on $(date -u +%Y-%m-%d)"
+    for file in debs/*.deb wheels/*.whl; do basename "$file"; done
+} > kit/KIT.txt
+
+echo "packing ..."
+XZ_OPT='-6 -T0' tar --sort=name --owner=0 --group=0 --numeric-owner -cJf kit.tar.xz -C kit .
+size=$(stat -c %s kit.tar.xz)
+[ "$size" -lt "$LIMIT" ] || fail "the kit has $size bytes, but the limit is $LIMIT"
+mv kit.tar.xz "$out/kit.tar.xz"
+echo "$out/kit.tar.xz: $((size / 1024)) KiB of at most $((LIMIT / 1024)); $(du -sm kit | cut -f1) MiB unpacked"

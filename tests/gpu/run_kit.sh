@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# Run check.py with the Python of the kit, on a machine that has none that Theano works with.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+checkout=$(cd "$here/../.." && pwd)
+
+usage() {
+    cat << END
+Usage: tests/gpu/run_kit.sh [KIT.tar.xz] [OPTION of check.py ...]
+
+Unpacks the kit (default: build/gpu-kit/kit.tar.xz of the checkout) into a temporary folder, links CUDA's
+libraries there, and runs check.py, which takes all CUDA devices unless --devices names others. It writes
+gpu-check.json and gpu-check.txt into the folder RECORD (default: the present one). Nothing else stays, unless
+KEEP names a folder: then the kit is unpacked there, and what was compiled stays for the next time.
+
+The exit status is 0 if nothing failed, 1 if something did, 2 if the kit does not work here. The options are
+those of check.py:
+
+END
+}
+
+fail() {
+    echo "run_kit.sh: $*" >&2
+    exit 2
+}
+
+kit=$checkout/build/gpu-kit/kit.tar.xz
+case "${1:-}" in
+    -h | --help) usage; sed -n 's/^ *add("\(--[a-z]*\)".*/  \1/p' "$here/check.py"; exit ;;
+    *.tar.xz) kit=$1; shift ;;
+esac
+[ -r "$kit" ] || fail "there is no kit at $kit: tests/gpu/make_kit.sh makes it, on a machine with network"
+for command in tar xz g++; do
+    command -v "$command" > /dev/null || fail "$command is not here"
+done
+record=${RECORD:-.}
+mkdir -p "$record"
+record=$(cd "$record" && pwd)
+
+if [ -n "${KEEP:-}" ]; then
+    mkdir -p "$KEEP"
+    work=$(cd "$KEEP" && pwd)
+else
+    work=$(mktemp -d "${TMPDIR:-/tmp}/gpu-kit.XXXXXX")
+    trap 'rm -rf "$work"' EXIT
+fi
+mkdir -p "$work/bin" "$work/home" "$work/tmp"
+root=$work/kit
+if [ ! -e "$root" ]; then
+    mkdir -p "$work/part"
+    tar xJf "$kit" -C "$work/part"
+    mv "$work/part" "$root"
+fi
+python=$root/usr/bin/python3.11
+libraries=$root/usr/lib:$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gnu
+
+# The compiler is this machine's, and must not find the kit's libraries before its own.
+cat > "$work/bin/g++" << END
+#!/bin/sh
+unset LD_LIBRARY_PATH
+exec '$(command -v g++)' "\$@"
+END
+chmod +x "$work/bin/g++"
+# As an installed Synkhronos has it: every interpreter finds a Theano that imports.
+echo 'import synkhronos' > "$root/usr/local/lib/python3.11/dist-packages/synkhronos-import-support.pth"
+
+kept=() # what the user chose for the devices and for Theano
+while read -r name; do
+    kept+=("$name=${!name}")
+done < <(compgen -e | grep -E '^(THEANO_FLAGS|(CUDA|NVIDIA|NCCL|POCL|OCL)_.*)$')
+
+clean() {
+    local path=$1
+    shift
+    env -i "${kept[@]}" PATH="$work/bin:$PATH" HOME="$work/home" TMPDIR="$work/tmp" LANG=C.UTF-8 \
+        PYTHONPATH="$checkout" PYTHONNOUSERSITE=1 PYTHONPYCACHEPREFIX="$work/pycache" PYTHONUNBUFFERED=1 \
+        CPATH="$root/usr/include" LIBRARY_PATH="$root/usr/lib:$root/usr/lib/x86_64-linux-gnu" \
+        LD_LIBRARY_PATH="$path" "$@"
+}
+
+clean "$libraries" "$python" -c 'import synkhronos, theano' 2> "$work/import.txt" || {
+    cat "$work/import.txt" >&2
+    fail "the kit does not run here. It needs glibc 2.36 or newer; this is $(ldd --version 2>&1 | head -n 1)"
+}
+
+# Wheels of CUDA lie beside the packages of this machine's Python, where that of the kit does not look.
+wheels=$(python3 -c '
+import glob, site, sysconfig
+folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()}
+print(":".join(sorted((p for f in folders for p in glob.glob(f + "/nvidia/*/lib")), reverse=True)))
+' 2> /dev/null || true)
+clean "$wheels${wheels:+:}$libraries" "$python" -m synkhronos info --link-cuda "$work/cuda" > "$work/links.txt" 2>&1 ||
+    echo "CUDA's libraries are not all here; ranks on cpu and OpenCL devices don't need them." >> "$work/links.txt"
+
+# The driver and NCCL open more of the driver's libraries, such as libnvidia-ml.so.1, wherever those are.
+driver=$(readlink -f "$work/cuda/libcuda.so" || true)
+driver=${driver:+$(dirname "$driver")}
+
+status=0
+{
+    cat "$work/links.txt"
+    clean "$work/cuda:$libraries${driver:+:$driver}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "$python" "$here/check.py" --json "$record/gpu-check.json" "$@"
+} 2>&1 | tee "$record/gpu-check.txt" || status=$?
+exit "$status"

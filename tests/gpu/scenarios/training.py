@@ -1,0 +1,110 @@
+"""Networks trained on all ranks, against serial Theano on the CPU, in a process of its own."""
+
+import os
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import theano
+
+import synkhronos as synk
+from scenarios import Skip, networks, scenario
+from scenarios.compare import equal, relative, same, true
+
+FORKS = True
+
+TOLERANCE = 1e-4  # of the largest loss, and of the largest number in a parameter
+STEPS = 20
+
+
+@scenario(limit=400)
+def mlp(run):
+    """Gradients averaged inside of the function, with minibatches of uneven rows."""
+    return train(run, "mlp", in_the_graph)
+
+
+@scenario(limit=400)
+def mlp_by_collectives(run):
+    """Gradients stored in shared variables, averaged by a collective, and applied."""
+    return train(run, "mlp", by_collectives, rows_per_rank=max(48 // run.n, 8))
+
+
+@scenario(limit=600)
+def cnn(run):
+    """As mlp, with convolutions and max pooling."""
+    return train(run, "cnn", in_the_graph)
+
+
+@scenario(limit=600)
+def cnn_by_collectives(run):
+    """As mlp_by_collectives, with convolutions and max pooling."""
+    return train(run, "cnn", by_collectives, rows_per_rank=max(48 // run.n, 8))
+
+
+def in_the_graph(network):
+    """Return a step whose function reduces the gradients itself."""
+    grads = [synk.ops.all_reduce(grad) for grad in network.grads]
+    updates = networks.momentum(network.params, grads)
+    return synk.function([network.x, network.y], network.loss, updates=updates)
+
+
+def by_collectives(network):
+    """Return a step of two functions, with an all_reduce between them."""
+    stored = [theano.shared(np.zeros_like(param.get_value())) for param in network.params]
+    compute = synk.function(
+        [network.x, network.y], network.loss, updates=list(zip(stored, network.grads))
+    )
+    apply = synk.function([], updates=networks.momentum(network.params, stored))
+
+    def step(x, y):
+        loss = compute(x, y)
+        synk.all_reduce(stored)
+        apply()
+        return loss
+
+    return step
+
+
+def train(run, kind, form, rows_per_rank=0):
+    """Train, compare with the reference, and compare the ranks with each other.
+
+    `rows_per_rank` is for a form that weighs all ranks the same; without it the rows vary.
+    """
+    if run.quick and kind == "cnn":
+        raise Skip("--quick")
+    steps = 5 if run.quick else STEPS
+    network = networks.Network(kind)
+    step = form(network)
+    n_rows = run.n * rows_per_rank
+    losses = [float(step(x, y)) for x, y in networks.minibatches(kind, steps, n_rows)]
+    expected_losses, expected = reference(kind, steps, n_rows)
+
+    same(len(expected), len(network.params), "the number of parameters of the reference")
+    of_losses = relative(losses, expected_losses)
+    of_params = max(relative(p.get_value(), e) for p, e in zip(network.params, expected))
+    for param in network.params:
+        for rank in range(1, run.n):
+            equal(synk.get_value(rank, param), param.get_value(), f"{param} of rank {rank}")
+    summary = (
+        f"{steps} steps, loss {losses[0]:.3f} to {losses[-1]:.3f}; largest relative difference of "
+        f"losses {of_losses:.1e}, of parameters {of_params:.1e}; replicas equal"
+    )
+    # So written, NaN is not less.
+    true(of_losses < TOLERANCE and of_params < TOLERANCE, summary)
+    return summary
+
+
+def reference(kind, steps, n_rows):
+    """Return the losses and the parameters of serial Theano on the CPU."""
+    flags = os.environ.get("THEANO_FLAGS", "") + ",device=cpu"
+    with tempfile.TemporaryDirectory(prefix="synkhronos-check-") as folder:
+        file = os.path.join(folder, "result.npz")
+        subprocess.run(
+            [sys.executable, networks.__file__, kind, str(steps), str(n_rows), file],
+            env={**os.environ, "THEANO_FLAGS": flags},
+            check=True,
+        )
+        with np.load(file) as arrays:
+            losses, *params = [arrays[name] for name in arrays.files]
+    return losses, params

@@ -1,0 +1,169 @@
+"""The check for GPU machines must work when a GPU machine is at hand: run it on CPU ranks."""
+
+import collections
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scenarios
+from scenarios import compare
+
+HERE = Path(__file__).parent
+GIVEN = """
+import os
+import time
+
+import theano
+
+from scenarios import Known, Skip, compare, scenario
+
+FORKS = True
+
+
+@scenario()
+def right(run):
+    run.figures["ranks"] = run.n
+    return "as it should be"
+
+
+@scenario()
+def wrong(run):
+    compare.close([1.0, 2.5], [1.0, 2.0], "two numbers")
+
+
+@scenario()
+def absent(run):
+    raise Skip("not here")
+
+
+@scenario()
+def foreseen(run):
+    raise Known("since 2017")
+
+
+@scenario()
+def crash(run):
+    print("last words", flush=True)
+    os.abort()
+
+
+@scenario(limit=1)
+def hang(run):
+    time.sleep(60)
+
+
+@scenario()
+def right_afterwards(run):
+    run.figures["ranks"] = run.n
+"""
+
+
+def check(*arguments, **variables):
+    """Run check.py with functions that compile quickly."""
+    flags = f"mode=FAST_COMPILE,{os.environ.get('THEANO_FLAGS', '')}".strip(",")
+    return subprocess.run(
+        [sys.executable, str(HERE / "check.py"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "THEANO_FLAGS": flags, **variables},
+    )
+
+
+@pytest.fixture
+def own(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(GIVEN)
+    return file
+
+
+def test_cpu_ranks_pass(tmp_path):
+    file = tmp_path / "record.json"
+    done = check("--devices", "cpu,cpu", "--quick", "--json", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads(file.read_text())
+    assert record["ok"]
+    passed = collections.Counter(r["group"] for r in record["results"] if r["status"] == "ok")
+    assert set(passed) == set(scenarios.GROUPS)
+    assert sum(passed.values()) > 40
+
+
+def test_failures_are_found_and_stop_nothing(own, tmp_path):
+    file = tmp_path / "record.json"
+    done = check("--devices", "cpu,cpu", "--only", str(own), "--json", str(file))
+    assert done.returncode == 1, done.stdout + done.stderr
+    results = {r["name"]: r for r in json.loads(file.read_text())["results"]}
+    assert {name: r["status"] for name, r in results.items()} == {
+        "fork": "ok",
+        "right": "ok",
+        "wrong": "FAIL",
+        "absent": "skip",
+        "foreseen": "known",
+        "crash": "FAIL",
+        "hang": "FAIL",
+        "right_afterwards": "ok",
+        "close": "ok",
+    }
+    assert "relative difference 2.5e-01" in results["wrong"]["detail"]
+    assert "SIGABRT" in results["crash"]["detail"]
+    assert "last words" in results["crash"]["error"]
+    assert "no answer" in results["hang"]["detail"]
+    assert results["right_afterwards"]["figures"] == {"ranks": 2}
+    assert "FAIL  cpu, cpu: " in done.stdout.splitlines()[-1]
+
+
+def test_ranks_that_do_not_start_are_a_failure(own):
+    done = check("--devices", "cuda99", "--only", str(own))
+    assert done.returncode == 1
+    assert "FAIL  fork" in done.stdout
+    assert "right" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "got, expected",
+    [
+        ([1.0, np.nan], [1.0, 2.0]),
+        ([1.0, 2.0 + 1e-9], [1.0, 2.0]),
+        (np.float32([1, 2]), np.float64([1, 2])),
+        ([[1.0, 2.0]], [1.0, 2.0]),
+        ([1, 2], [1, 3]),
+        ([], [1.0]),
+    ],
+)
+def test_comparisons_find_differences(got, expected):
+    with pytest.raises(compare.DifferenceError):
+        compare.close(got, expected, "numbers")
+    with pytest.raises(compare.DifferenceError):
+        compare.equal(got, expected, "numbers")
+
+
+def test_comparisons_allow_for_rounding():
+    assert 0 < compare.close(np.float32([1, 1 + 2e-7]), np.float32([1, 1]), "numbers") < 1e-6
+    with pytest.raises(compare.DifferenceError):
+        compare.equal(np.float32([1, 1 + 2e-7]), np.float32([1, 1]), "numbers")
+    compare.refused(ValueError, lambda: int("x"), "a word")
+    with pytest.raises(compare.DifferenceError, match="not refused"):
+        compare.refused(ValueError, lambda: int("1"), "a number")
+
+
+def test_wrong_arguments():
+    assert "no group 'nothing'" in check("--only", "nothing").stderr
+    assert check("--devices", ",").returncode == 2
+
+
+@pytest.mark.parametrize("name", ["make_kit.sh", "run_kit.sh"])
+def test_scripts_parse_and_say_what_they_are_for(name):
+    subprocess.run(["bash", "-n", HERE / name], check=True)
+    done = subprocess.run([HERE / name, "--help"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"Usage: tests/gpu/{name}")
+
+
+def test_no_kit_is_said(tmp_path):
+    missing = tmp_path / "kit.tar.xz"
+    done = subprocess.run([HERE / "run_kit.sh", missing], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"no kit at {missing}" in done.stderr
