@@ -58,7 +58,8 @@ def without_devices(inputs, outputs, updates, kwargs) -> Expression:
     # As in Theano, what one variable is given depends on no other that is given something.
     given = rewriter.rewrite([_as_variable(value) for _, value in pairs])
     rewriter.begin_with({variable: value for (variable, _), value in zip(pairs, given)})
-    new = rewriter.rewrite([*outputs, *(_as_variable(value) for _, value in updates)])
+    values = [target.type.filter_variable(value, allow_convert=False) for target, value in updates]
+    new = rewriter.rewrite([*outputs, *values])
     return Expression(
         list(inputs),
         new[: len(outputs)],
@@ -142,19 +143,31 @@ class Value(NamedTuple):
     value: Any
     broadcastable: Optional[Tuple[bool, ...]]  # None for what is no array
     is_random: bool
+    clone_of: Optional[int]  # the key of a variable that holds the very same value
 
-    @classmethod
-    def of(cls, variable):
-        """Return that of a variable of the master's."""
-        value = variable.get_value(borrow=True)
-        broadcastable = tuple(variable.broadcastable) if _is_array(variable) else None
-        is_random = getattr(variable.tag, "is_rng", False)
-        return cls(variable.name, value, broadcastable, is_random)
-
-    def make(self):
+    def make(self, variables):
         """Return a variable where this rank has its variables: on its device or the host."""
+        if self.clone_of is not None:
+            return variables[self.clone_of].clone()
         if self.broadcastable is None:
             return shared(self.value, name=self.name)
         made = shared(self.value, name=self.name, broadcastable=self.broadcastable)
         made.tag.is_rng = self.is_random
         return made
+
+
+def values_of(new, known):
+    """Return the `Value` of each new variable, by its key; both arguments are dicts of these."""
+    holders = {id(variable.container): key for key, variable in known.items()}
+    values = {}
+    for key, variable in new.items():
+        holder = holders.setdefault(id(variable.container), key)
+        is_clone = holder != key  # as Lasagne's batch normalization makes one
+        values[key] = Value(
+            variable.name,
+            None if is_clone else variable.get_value(borrow=True),
+            tuple(variable.broadcastable) if _is_array(variable) else None,
+            getattr(variable.tag, "is_rng", False),
+            holder if is_clone else None,
+        )
+    return values

@@ -7,6 +7,7 @@ worker   load(...) -> run(function, arguments, ...)    no optimizer, and no C co
 import contextlib
 import functools
 import io
+import operator
 import pickle
 import sys
 from collections import OrderedDict
@@ -20,7 +21,7 @@ from theano.compile.sharedvalue import SharedVariable
 from theano.configparser import _config_var_list as config_variables
 from theano.gof import Container, Variable, cc
 from theano.sandbox import rng_mrg
-from theano.tensor import TensorType
+from theano.tensor import TensorType, raw_random
 from theano.tensor.raw_random import RandomStateType
 
 from synkhronos import _gpuarrays, _graph, _portable
@@ -211,6 +212,9 @@ class _Pickler(cloudpickle.Pickler):
             parts = ("fn", "infer_shape")
             function, infer_shape = (getattr(obj, f"_FromFunctionOp__{part}") for part in parts)
             return FromFunctionOp, (function, obj.itypes, obj.otypes, infer_shape)
+        if isinstance(obj, RandomStateType):
+            # Two of them are never equal, so that each process must have one only.
+            return operator.attrgetter("random_state_type"), (raw_random,)
         if type(obj).__name__ == "fortran":
             # SciPy's BLAS routines, which Theano uses where it has no BLAS to link.
             # All they say of themselves is their signature: "a = dger(alpha,x,y,[...".
@@ -263,9 +267,7 @@ def dump(functions, known, new, portable=False) -> bytes:
     for variables in (known, new):
         # New variables are dumped in between: whole, but what they refer to as ids.
         if variables is new:
-            sent = new
-            if portable:
-                sent = {key: _portable.Value.of(variable) for key, variable in new.items()}
+            sent = _portable.values_of(new, known) if portable else new
             _Pickler(file, lambda obj: ids.get(id(obj))).dump(sent)
         for key, variable in variables.items():
             ids[id(variable)] = ("variable", key)
@@ -303,7 +305,7 @@ def load(data, variables):
     _set_config(pickle.load(file))
     new = _Unpickler(file, variables).load()
     for key, sent in new.items():
-        variables[key] = sent.make() if isinstance(sent, _portable.Value) else sent
+        variables[key] = sent.make(variables) if isinstance(sent, _portable.Value) else sent
     functions = _Unpickler(file, variables).load()
     for key, (function, rest) in functions.items():
         if isinstance(function, _portable.Expression):

@@ -2,7 +2,9 @@
 
 With SYNKHRONOS_TEST_DEVICES=opencl0:0,opencl0:0 (and SYNKHRONOS_TEST_MASTER=1) the tests that take
 a session as it comes run on these devices. A process can fork for devices only once, so all share
-one session, and the tests that fork for themselves are left out. See test_opencl.py.
+one session, and the tests that fork for themselves are left out. Compiling for devices takes long:
+each test runs with three of its parameters, or with SYNKHRONOS_TEST_ALL=1 with all of them. See
+test_opencl.py.
 """
 
 import contextlib
@@ -63,6 +65,7 @@ def fork_on_devices(master_rank):
 
 DEVICES = os.environ.get("SYNKHRONOS_TEST_DEVICES", "").split(",")
 ON_DEVICES = DEVICES != [""]
+IS_MIXED = ON_DEVICES and len({device.rstrip("0123456789:") for device in DEVICES}) > 1
 collect_ignore = [] if ON_DEVICES else ["on_devices"]
 if "SYNKHRONOS_TEST_NCCL" not in os.environ:
     collect_ignore.append("on_devices/test_nccl.py")
@@ -100,10 +103,19 @@ def forked(n, master_rank=0, **kwargs):
 
 
 def pytest_collection_modifyitems(config, items):
-    if ON_DEVICES:
-        forking = [item for item in items if {"no_session", "script"} & set(item.fixturenames)]
-        config.hook.pytest_deselected(items=forking)
-        items[:] = [item for item in items if item not in forking]
+    if not ON_DEVICES:
+        return
+    by_test = {}
+    for item in items:
+        if not {"no_session", "script"} & set(item.fixturenames):
+            by_test.setdefault(item.nodeid.split("[")[0], []).append(item)
+    chosen = set()
+    for each in by_test.values():
+        some = {0, len(each) // 2, len(each) - 1}
+        everything = "SYNKHRONOS_TEST_ALL" in os.environ
+        chosen.update(item for i, item in enumerate(each) if everything or i in some)
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in items if item in chosen]
 
 
 ALL_LAYOUTS = layouts((1, 0), (2, 0), (3, 0), (4, 0), (3, 1), (2, 1))

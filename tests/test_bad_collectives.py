@@ -239,10 +239,10 @@ def test_shapes_that_differ_between_ranks(ranks):
         for _ in range(2):
             with pytest.raises(ValueError, match=match):
                 call()
-            assert synk.gather(t).tolist() == [[1, 1]] * 3
-            assert synk.get_lengths(s) == [3, 2, 2]
-            assert synk.get_shapes(m) == [(2, 2), (2, 2), (2, 3)]
-            assert synk.reduce(t, "sum", in_place=False).tolist() == [3, 3]
+            assert synk.gather(t).tolist() == [[1, 1]] * ranks.n
+            assert synk.get_lengths(s) == [3] + [2] * (ranks.n - 1)
+            assert synk.get_shapes(m) == [(2, 2)] * (ranks.n - 1) + [(2, 3)]
+            assert synk.reduce(t, "sum", in_place=False).tolist() == [ranks.n] * 2
 
 
 @each_verb

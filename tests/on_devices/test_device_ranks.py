@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import forked, layout_id, layouts
+from conftest import IS_MIXED, forked, layout_id, layouts
 from helpers import Call, on_ranks, worker
 from theano.tensor.sharedvar import tensor_constructor as tensor_shared
 
@@ -124,7 +124,8 @@ def test_training_is_serial_training_on_the_cpu(ranks):
         np.testing.assert_allclose(train(x, y), serial(x, y), rtol=1e-5)
     for param, wanted in zip(params, expected):
         values = synk.gather(param)
-        assert all(np.array_equal(value, values[0]) for value in values)
+        if not IS_MIXED:  # kinds of devices round each in their way
+            assert all(np.array_equal(value, values[0]) for value in values)
         np.testing.assert_allclose(values[0], wanted.get_value(), rtol=1e-5, atol=1e-6)
 
 
