@@ -6,6 +6,7 @@ A device is opened once, by the rank that it is bound to and after the fork; bef
 here touches one, and on CPU ranks nothing here is imported but NumPy.
 """
 
+import functools
 import os
 import sys
 
@@ -166,12 +167,21 @@ def read(value, out) -> None:
         out[...] = np.asarray(value)
 
 
+@functools.lru_cache(maxsize=None)
+def _scaling(dtype):
+    """Return the kernel that scales arrays of a dtype; each takes memory that is not given back."""
+    from pygpu import elemwise
+
+    arguments = [
+        elemwise.arg("a", dtype, read=True, write=True),
+        elemwise.arg("b", dtype, scalar=True, read=True),
+    ]
+    return elemwise.GpuElemwise(context(), "a = a * b", arguments, convert_f16=True)
+
+
 def scale(value, factor) -> None:
     """Multiply an array on the device by a number, in place."""
-    import pygpu
-
-    view = value.view(pygpu.ndgpuarray)
-    view *= value.dtype.type(factor)
+    _scaling(value.dtype.name)(value, value.dtype.type(factor))
 
 
 def write(value, array) -> None:

@@ -4,10 +4,32 @@
 of any process that the user forks from the master.
 """
 
+import contextlib
 import os
+import signal
 import sys
+import threading
 import time
 import traceback
+
+
+@contextlib.contextmanager
+def interrupts_held():
+    """Have a Ctrl-C wait until the end.
+
+    By its handler, because a mask of signals holds for one thread only, and another takes it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # no Ctrl-C comes here
+        return
+    held = []
+    previous = signal.signal(signal.SIGINT, lambda *args: held.append(args))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if held:
+            signal.raise_signal(signal.SIGINT)
 
 
 class ForkedProcess:

@@ -1,28 +1,32 @@
 """CUDA devices of one machine through NCCL: the only importer of pygpu's collectives.
 
-    vote ──▶ meet ──▶ enqueue ──▶ wait for the own device ──▶ meet
-    on what each rank           workers: the master waits for them
-    is going to reduce          in the meeting, where it sees a death
+    allocate ──▶ vote ──▶ meet ──▶ meet, enqueue ──▶ wait for the own device ──▶ meet
+                 on what each rank                   workers: the master waits for them
+                 is going to reduce                  in the meeting, where it sees a death
 
 What all ranks hold alike, in a dtype that NCCL knows, stays on the devices. All else goes the exact
 way, through shared memory; and so does everything before `join`.
 
 NCCL has no way out for a rank whose peer does not come: its kernel spins. So nothing is enqueued
-before all ranks have met, with everything checked; and the master, which must tell the user, never
-waits for its own device before it has heard that the workers are done. When a worker is killed in
-between, the master is told by the gate and kills the others, whose kernels the driver ends. What is
-left is the master's own kernel: its device is of no use until the process ends.
+before all ranks have met, with everything checked and allocated; from there on a Ctrl-C waits; and
+the master, which must tell the user, never waits for its own device before it has heard that the
+workers are done. When a worker is killed in between, the master is told by the gate and kills the
+others, whose kernels the driver ends. What is left is the master's own kernel: its device is of no
+use until the process ends. Nor is the clique left before, which would wait for the others.
 
 References
 ----------
 NVIDIA, NCCL User Guide, "Collective Operations" and "Thread Safety".
 """
 
+import contextlib
 import hashlib
 
 import numpy as np
 
 from synkhronos import _gpuarrays, _theano
+from synkhronos._blocks import OPS
+from synkhronos._process import interrupts_held
 from synkhronos.comm.shared import SharedMemory
 
 _DTYPES = ("int8", "int32", "int64", "uint64", "float16", "float32", "float64")
@@ -57,59 +61,61 @@ class Nccl(SharedMemory):
         """Go the way through shared memory from now on."""
         self._clique = None
 
-    def close(self):
-        """Drop everything; the variables that are left keep their values."""
-        self.leave()
-        super().close()
-
     # Values of shared variables.
 
     def all_reduce(self, keys, op):
         """Replace each variable, on all ranks, with the reduction of all."""
-        arrays = self._agreed(keys, "all_reduce", op)
-        if arrays is None:
+        arrays = self._arrays(keys)
+        rounds = [_Round(array, op, array, 1, self._worker.n_ranks) for array in arrays or ()]
+        if not self._run(rounds, "all_reduce"):
             return super().all_reduce(keys, op)
-        for array in arrays:
-            self._reduce_array(array, op, array, self._worker.n_ranks)
-        self._wait_for(arrays)
         return None
 
     def reduce(self, keys, op, root):
         """Replace each variable of the rank `root` with the reduction of all."""
-        arrays = self._agreed(keys, "reduce", op)
-        if arrays is None:
-            return super().reduce(keys, op, root)
         # NCCL's own reduce was seen to hang between GPUs that are linked directly (2017).
-        reduced = [_gpuarrays.empty_like(array) for array in arrays]
-        for array, target in zip(arrays, reduced):
-            self._reduce_array(array, op, target, self._worker.n_ranks)
-        self._wait_for(reduced)
+        arrays = self._arrays(keys) or ()
+        targets = [_gpuarrays.empty_like(array) for array in arrays]
+        rounds = [
+            _Round(array, op, target, 1, self._worker.n_ranks)
+            for array, target in zip(arrays, targets)
+        ]
+        if not self._run(rounds, "reduce"):
+            return super().reduce(keys, op, root)
         if self._worker.rank == root:
-            self._replace(keys, reduced)
+            self._replace(keys, targets)
         return None
 
     def broadcast(self, keys, root):
         """Replace each variable with the value on rank `root`."""
-        arrays = self._agreed(keys, "broadcast", root)
-        if arrays is None:
+        arrays = self._arrays(keys) or ()
+        source = -1 if self._worker.rank == root else root
+        if not self._agree(_describe(arrays), f"broadcast {root}"):
             super().broadcast(keys, root)
             return
-        for array in arrays:
-            self._clique.broadcast(array, -1 if self._worker.rank == root else root)
+        with self._all_together():
+            for array in arrays:
+                self._clique.broadcast(array, source)
         self._wait_for(arrays)
 
     def all_gather(self, keys):
         """Replace each variable with the values of all ranks, joined along axis 0."""
-        arrays = self._agreed(keys, "all_gather", "")
-        if arrays is None:
-            return super().all_gather(keys)
+        arrays = self._arrays(keys) or ()
         n_ranks = self._worker.n_ranks
         joined = [_gpuarrays.empty((n_ranks * len(a), *a.shape[1:]), a.dtype) for a in arrays]
-        for array, target in zip(arrays, joined):
-            self._clique.all_gather(array, target, nd_up=0)
+        if not self._agree(_describe(arrays), "all_gather"):
+            return super().all_gather(keys)
+        with self._all_together():
+            for array, target in zip(arrays, joined):
+                self._clique.all_gather(array, target, nd_up=0)
         self._wait_for(joined)
         self._replace(keys, joined)
         return None
+
+    def _arrays(self, keys):
+        """Return the values of variables, if they are such that NCCL can take them all."""
+        arrays = [_theano.peek(self._worker.variables[key]) for key in keys]
+        return arrays if self._clique is not None and all(map(_fits, arrays)) else None
 
     def _replace(self, keys, arrays):
         for key, array in zip(keys, arrays):
@@ -119,26 +125,25 @@ class Nccl(SharedMemory):
 
     def exchange(self, arrays, ops, weights, targets):
         """Reduce arrays that every rank has computed, into arrays of its own."""
-        everything = list(zip(arrays, ops, targets))
+        weighing = [weight for weight in weights if weight]
+        equal = len(set(weighing)) == 1
+        divisor = len(weighing) if equal else sum(weights)
+        mine = weights[self._worker.rank]
+        # A rank without rows has a neutral element for sums only.
+        summed = ("avg", "sum") if len(weighing) < len(weights) else OPS
         fast = []
         if self._clique is not None:
-            # A rank without rows has a neutral element for sums only.
-            summed = ("avg", "sum") if not all(weights) else ("avg", "sum", "prod", "min", "max")
-            fast = [each for each in everything if _fits(each[0]) and each[1] in summed]
-            if not self._vote([(array, op) for array, op, _ in fast], "exchange"):
-                fast = []
-        if fast:
-            weighing = [weight for weight in weights if weight]
-            equal = len(set(weighing)) == 1
-            divisor = len(weighing) if equal else sum(weights)
-            mine = min(1, weights[self._worker.rank]) if equal else weights[self._worker.rank]
-            for array, op, target in fast:
-                self._reduce_weighted(array, op, target, mine, divisor)
-            self._wait_for([target for _, _, target in fast])
-        rest = [each for each in everything if not any(each is other for other in fast)]
+            fast = [i for i, (a, op) in enumerate(zip(arrays, ops)) if _fits(a) and op in summed]
+        rounds = [
+            _Round(arrays[i], ops[i], targets[i], min(mine, 1) if equal else mine, divisor)
+            for i in fast
+        ]
+        if not self._run(rounds, f"exchange {fast}"):
+            fast = []
+        rest = [i for i in range(len(arrays)) if i not in fast]
         if rest:
-            arrays, ops, targets = zip(*rest)
-            super().exchange(arrays, ops, weights, targets)
+            chosen = [[each[i] for i in rest] for each in (arrays, ops, targets)]
+            super().exchange(chosen[0], tuple(chosen[1]), weights, chosen[2])
 
     def reduces(self, dtype, ndim, mode):
         """Whether outputs of this kind are worth keeping on the device, for `reduce_outputs`."""
@@ -166,74 +171,103 @@ class Nccl(SharedMemory):
         """
         if self._clique is None:
             return {}
-        outputs = outputs or []
+        self._gate.meet()  # all have told how many rows they computed
+        rows = [self._gate.rows_of(rank) for rank in range(self._worker.n_ranks)]
         chosen = [
             position
-            for position, (output, mode) in enumerate(zip(outputs, modes))
+            for position, (output, mode) in enumerate(zip(outputs or (), modes))
             if _fits(output) and self.reduces(str(output.dtype), output.ndim, mode)
         ]
-        if not self._vote([(outputs[i], modes[i]) for i in chosen], "outputs"):
+        targets = [_gpuarrays.empty_like(outputs[position]) for position in chosen]
+        rounds = [
+            _Round(outputs[i], modes[i], target, rows[self._worker.rank], sum(rows))
+            for i, target in zip(chosen, targets)
+        ]
+        if not self._run(rounds, f"outputs {chosen}"):
             return {}
-        rows = [self._gate.rows_of(rank) for rank in range(self._worker.n_ranks)]
-        reduced = {position: _gpuarrays.empty_like(outputs[position]) for position in chosen}
-        for position, target in reduced.items():
-            mine = rows[self._worker.rank]
-            self._reduce_weighted(outputs[position], modes[position], target, mine, sum(rows))
-        self._wait_for(list(reduced.values()))
         if not self._worker.is_master:
-            return dict.fromkeys(reduced)
-        return {position: np.asarray(target) for position, target in reduced.items()}
+            return dict.fromkeys(chosen)
+        return {position: np.asarray(target) for position, target in zip(chosen, targets)}
 
     # Between ranks.
 
-    def _agreed(self, keys, verb, argument):
-        """Return the values of variables, if they are such on all ranks that NCCL can take them."""
-        if self._clique is None:
-            return None
-        arrays = [_theano.peek(self._worker.variables[key]) for key in keys]
-        fit = all(_gpuarrays.is_on_device(array) and _fits(array) for array in arrays)
-        described = [(array, argument) for array in arrays] if fit else []
-        return arrays if self._vote(described, verb) else None
+    def _run(self, rounds, verb):
+        """Reduce, if all ranks are to do the same; return whether it was done."""
+        if not self._agree([each.description for each in rounds], verb):
+            return False
+        with self._all_together():
+            for each in rounds:
+                each.enqueue(self._clique)
+        self._wait_for([each.result for each in rounds])
+        for each in rounds:
+            each.finish()
+        return True
 
-    def _vote(self, described, verb):
-        """Meet; return whether all ranks are to do the same, and something."""
+    def _agree(self, described, verb):
+        """Vote and meet; return whether all ranks are to do the same, and something."""
+        if self._clique is None:
+            return False
         ballot = 0
         if described:
-            text = repr((verb, [(a.shape, str(a.dtype), argument) for a, argument in described]))
+            text = repr((verb, described))
             ballot = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
         self._gate.cast_ballot(ballot)
         self._gate.meet()
         return ballot != 0 and self._gate.is_unanimous()
 
-    def _reduce_array(self, array, op, target, divisor):
-        """Have `target` become the reduction of all ranks' arrays."""
-        if array.dtype == np.float16:
-            # Its 11 bits would lose a rank's whole contribution.
-            wide = array.astype("float32")
-            self._reduce_array(wide, op, wide, divisor)
-            target[...] = wide
-            return
-        self._clique.all_reduce(array, "sum" if op == "avg" else op, target)
-        if op == "avg":
-            _gpuarrays.scale(target, 1 / divisor)
+    @contextlib.contextmanager
+    def _all_together(self):
+        """Meet, and let no Ctrl-C come before everything is enqueued.
 
-    def _reduce_weighted(self, array, op, target, weight, divisor):
-        if op == "avg" or weight == 0:
-            wide = array.astype("float32") if array.dtype == np.float16 else array.copy()
-            if weight == 0:
-                wide[...] = 0
-            else:
-                _gpuarrays.scale(wide, weight)
-            self._reduce_array(wide, op, wide, divisor)
-            target[...] = wide
-        else:
-            self._reduce_array(array, op, target, divisor)
+        It may have come before: then the master does not meet, and nobody enqueues anything.
+        """
+        with interrupts_held():
+            self._gate.meet()
+            yield
 
     def _wait_for(self, arrays):
         if not self._worker.is_master:
             for array in arrays:
                 array.sync()
         self._gate.meet()
+
+
+class _Round:
+    """One array to be reduced; what it takes is allocated before the ranks vote.
+
+    Temporary arrays may be dropped when it is finished: all operations of a device are in one
+    stream, Theano's default (``gpuarray.single_stream``).
+    """
+
+    def __init__(self, array, op, target, weight, divisor):
+        self._op, self._target, self._divisor = op, target, divisor
+        self.description = _describe([array]), op
+        self._source, self.result = array, target
+        is_half = array.dtype == np.float16
+        if is_half:
+            # Its 11 bits would lose a rank's whole contribution.
+            self._source = self.result = array.astype("float32")
+        if weight != 1 and (op == "avg" or weight == 0):
+            self._source = self._source if is_half else array.copy()
+            if weight:
+                _gpuarrays.scale(self._source, weight)
+            else:
+                self._source[...] = 0
+
+    def enqueue(self, clique):
+        """Begin; returns before it is done."""
+        clique.all_reduce(self._source, "sum" if self._op == "avg" else self._op, self.result)
+
+    def finish(self):
+        """Have the target hold the result."""
+        if self._op == "avg":
+            _gpuarrays.scale(self.result, 1 / self._divisor)
+        if self.result is not self._target:
+            self._target[...] = self.result
+
+
+def _describe(arrays):
+    return [(array.shape, str(array.dtype)) for array in arrays]
 
 
 def _fits(array):
