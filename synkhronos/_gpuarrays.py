@@ -22,15 +22,21 @@ _NOT_ON_OPENCL = (
     "local_gpua_crossentropysoftmax1hotwithbiasdx",
 )
 
+# The devices that this process has tried to open: a fact of the process, which can't be undone. It
+# starts threads even where it fails.
+_tried = set()
+
 
 def refuse_open_device() -> None:
     """Raise if this process has opened a device: a process forked from it could not use any."""
     backend = sys.modules.get("theano.gpuarray")
-    opened = sorted(backend.init_dev.devmap) if backend is not None and backend.pygpu else []
+    opened = {*_tried}
+    if backend is not None and backend.pygpu:
+        opened.update(backend.init_dev.devmap)
     if opened:
         raise SessionError(
             f"fork() must come before anything opens a device, but this process has opened "
-            f"{', '.join(opened)}: by THEANO_FLAGS or .theanorc (device=, contexts=), by "
+            f"{', '.join(sorted(opened))}: by THEANO_FLAGS or .theanorc (device=, contexts=), by "
             "theano.gpuarray.use, or by an earlier session on devices. Start again with the flags "
             "device=cpu,force_device=True: Synkhronos opens the device of each rank by itself."
         )
@@ -58,6 +64,7 @@ def open_device(device: str, rank: int, threads: int) -> None:
     if device.startswith("opencl"):
         _prepare_pocl(rank, threads)
     backend = import_backend()
+    _tried.add(device)
     try:
         backend.use(device)
     except Exception as error:
@@ -209,6 +216,8 @@ def to_device(value):
     """Return a value, copied to this rank's device if it is on the host."""
     import pygpu
 
+    if isinstance(value, list):  # parts of different shapes
+        return [to_device(part) for part in value]
     if is_on_device(value):
         return value
 

@@ -12,8 +12,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 import numpy as np
 from theano import shared
 from theano.compile.sharedvalue import SharedVariable
-from theano.gof import Constant, Variable
-from theano.gof.graph import io_toposort
+from theano.gof import Constant
+from theano.gof.graph import ancestors, io_toposort
 from theano.tensor import TensorType, as_tensor_variable, constant
 
 from synkhronos import _gpuarrays
@@ -56,21 +56,18 @@ def without_devices(inputs, outputs, updates, kwargs) -> Expression:
     givens = kwargs.get("givens") or []
     pairs = list(givens.items() if hasattr(givens, "items") else givens)
     # As in Theano, what one variable is given depends on no other that is given something.
-    given = rewriter.rewrite([_as_variable(value) for _, value in pairs])
+    given = rewriter.rewrite([variable.type.filter_variable(value) for variable, value in pairs])
     rewriter.begin_with({variable: value for (variable, _), value in zip(pairs, given)})
     values = [target.type.filter_variable(value, allow_convert=False) for target, value in updates]
     new = rewriter.rewrite([*outputs, *values])
+    used = set(ancestors(new))
     return Expression(
         list(inputs),
         new[: len(outputs)],
         [(target, value) for (target, _), value in zip(updates, new[len(outputs) :])],
-        [(placeholder, variable) for variable, placeholder in rewriter.placeholders.items()],
+        [(p, variable) for variable, p in rewriter.placeholders.items() if p in used],
         {key: value for key, value in kwargs.items() if key not in _ABOUT_VARIABLES},
     )
-
-
-def _as_variable(value):
-    return value if isinstance(value, Variable) else as_tensor_variable(value)
 
 
 def _is_array(variable):
@@ -95,7 +92,7 @@ class _Rewriter:
                 continue
             inputs = [self._leaf(variable) for variable in node.inputs]
             if type(node.op).__name__ in _MOVES:
-                self._new[node.outputs[0]] = inputs[0]
+                self._new.setdefault(node.outputs[0], inputs[0])
             elif any(old is not new for old, new in zip(node.inputs, inputs)):
                 self._rebuild(node, inputs)
             else:
@@ -108,7 +105,8 @@ class _Rewriter:
         except Exception as error:
             raise TypeError(f"{node.op} does not take arrays of the host: {error}") from error
         self._refuse_device(node, outputs)
-        self._new.update(zip(node.outputs, outputs))
+        for old, new in zip(node.outputs, outputs):
+            self._new.setdefault(old, new)
 
     def _refuse_device(self, node, outputs):
         if any(_gpuarrays.is_device_type(output.type) for output in outputs):

@@ -60,8 +60,9 @@ class Replica:
         worker.gate.report_rows(-1 if idle else max(computed, 1))
         reduced = ()
         if self.description.on_device:
-            chosen = request.output_subset or range(len(self.description.output_modes))
-            modes = [self.description.output_modes[output] for output in chosen]
+            modes = self.description.output_modes
+            if request.output_subset is not None:
+                modes = [modes[output] for output in request.output_subset]
             reduced = worker.comm.reduce_outputs(None if idle else outputs, modes)
         if idle:
             return None

@@ -38,8 +38,12 @@ class Outputs:
         """Return the values of all outputs, or a subset, in the form that they were given in."""
         if any(self.on_device):
             chosen = range(len(self.variables)) if subset is None else subset
-            move = (_gpuarrays.to_host, _gpuarrays.to_device)
-            values = [move[self._given_on_device[i]](v) for i, v in zip(chosen, values)]
+            values = [
+                _gpuarrays.to_device(value)
+                if self._given_on_device[output]
+                else _gpuarrays.to_host(value)
+                for output, value in zip(chosen, values)
+            ]
         if self.is_list or self.is_none or not values:
             return list(values)
         return values[0]

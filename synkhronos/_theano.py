@@ -281,6 +281,9 @@ def _drop_kernels(function):
     """Drop what OpenCL reductions keep on their nodes and can't be pickled; they make it again."""
     for node in function.maker.fgraph.apply_nodes:
         node.__dict__.pop("@cache_reduction_k", None)
+        inner = getattr(node.op, "fn", None)  # of a scan, or an OpFromGraph
+        if isinstance(inner, Function):
+            _drop_kernels(inner)
 
 
 def _compile_config():

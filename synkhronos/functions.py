@@ -81,7 +81,8 @@ class Function:
         Returns
         -------
         numpy.ndarray or list of numpy.ndarray
-            One array where ``outputs`` was one variable, else a list.
+            One array where ``outputs`` was one variable, else a list. On devices, a GpuArray for an
+            output variable of a device type, such as ``x.transfer(None)``.
 
         Raises
         ------

@@ -15,7 +15,8 @@ def all_reduce(x, op="avg"):
     with the weights :math:`w_r` the number of rows that rank r computes from, or equal where
     nothing is scattered; the other operations have no weights. Averaged gradients of a mean loss
     are therefore the gradients over all rows, and any update rule that is given them trains on all
-    ranks, which stay equal bit by bit. Elsewhere, as in ``theano.function``, it is the identity.
+    ranks, which stay equal bit by bit (on devices of one kind). Elsewhere, as in
+    ``theano.function``, it is the identity.
 
     All that can be reduced together is: the gradients of a whole model take one round. A rank
     without rows takes part: it computes with one row of the batch, which nobody's result contains.

@@ -181,6 +181,44 @@ def test_outputs_and_inputs_of_device_types(ranks):
     assert total == values.sum()
 
 
+def test_device_outputs_of_ragged_parts(ranks):
+    if not is_master_on_device(ranks):
+        pytest.skip("the master's variables are on the host")
+    x = T.fvector()
+    f = synk.function([x], (T.outer(x, x).transfer(None), "gather"))
+    parts = f(np.ones(3 * ranks.n + 1, "float32"))
+    assert [np.asarray(part).shape[0] for part in parts][-1] == 4
+    assert all(map(_gpuarrays.is_on_device, parts))
+
+
+def test_what_is_given_in_the_middle(ranks):
+    s, big = theano.shared(np.arange(4.0), "s"), theano.shared(np.ones((2, 9)), "big")
+    x, m = T.dvector("x"), T.dmatrix("m")
+    largest, position = T.max_and_argmax(s, axis=0)
+    f = synk.function(
+        [x], [(largest + x.sum() * 0, "max"), (position, "max")], givens={largest: 5.0}
+    )
+    assert [float(value) for value in f(np.ones(ranks.n))] == [5, 3]
+    hidden = T.dot(x.dimshuffle(0, "x") * np.ones((1, 2)), big)
+    g = synk.function([x], (hidden.sum(), "sum"), givens={hidden: x.dimshuffle(0, "x") * 3})
+    assert g(np.ones(ranks.n)) == 3 * ranks.n
+    row = T.drow("row")
+    t = theano.shared(np.zeros((1, 3)), "t")
+    h = synk.function([], updates=[(t, m * 2)], bcast_inputs=[row], givens={m: row})
+    h(np.ones((1, 3)))
+    assert synk.gather(t).tolist() == [[[2, 2, 2]]] * ranks.n
+
+
+@pytest.mark.skipif(IS_MIXED, reason="an OpFromGraph brings the code of the master's device")
+def test_an_inner_graph_with_a_reduction(ranks):
+    a = T.fvector()
+    inner = theano.OpFromGraph([a], [(a**2).sum()])
+    x, s = T.fvector(), theano.shared(np.ones(3, "float32"))
+    f = synk.function([x], (inner(s) + x.sum(), "avg"))
+    for _ in range(2):
+        assert f(np.ones(2 * ranks.n, "float32")) == 5
+
+
 def is_master_on_device(ranks):
     return ranks.session.devices[ranks.master] != "cpu"
 
