@@ -19,15 +19,12 @@ MIX = "opencl0:0,cpu"
 MIX_OF_THREE = "opencl0:0,cpu,opencl0:0"
 CASES = [
     (TWO, 0, ["on_devices", "test_collectives", "test_bad_collectives", "test_updates"]),
-    (TWO, 0, ["test_functions", "test_data"]),
-    (TWO, 0, ["test_distribute", "test_bad_calls"]),
+    (TWO, 0, ["test_functions", "test_data", "test_distribute", "test_bad_calls"]),
     (TWO, 0, ["test_slices", "test_documented_slices"]),
-    (TWO, 0, ["test_sliced_updates"]),
-    (TWO, 0, ["test_ops"]),
-    (MIX_OF_THREE, 1, ["on_devices", "test_collectives", "test_updates"]),
+    (TWO, 0, ["test_sliced_updates", "test_ops"]),
+    (MIX_OF_THREE, 1, ["test_collectives", "test_updates"]),
     (MIX, 1, ["test_functions", "test_distribute", "test_documented_slices"]),
     (MIX, 0, ["on_devices", "test_ops"]),
-    (MIX, 0, ["test_sliced_updates", "test_slices"]),
 ]
 
 pytestmark = [pytest.mark.opencl, pytest.mark.slow]
@@ -70,7 +67,7 @@ def test_suites(devices, master, suites, request):
 
 def test_nccl_with_a_stand_in(request):
     """What NCCL is given, and when; not NCCL itself."""
-    suites = ["on_devices", "test_collectives", "test_ops"]
+    suites = ["on_devices", "test_ops"]
     run(suites, request, SYNKHRONOS_TEST_DEVICES=TWO, SYNKHRONOS_TEST_NCCL="stand-in")
 
 
