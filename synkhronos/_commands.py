@@ -107,10 +107,11 @@ class Broadcast:
 
     keys: Tuple[int, ...]
     root: int
+    nccl: bool = True  # whether NCCL may be used, here and below
 
     def run(self, worker):
         """Copy from the root."""
-        worker.comm.broadcast(self.keys, self.root)
+        worker.comm.broadcast(self.keys, self.root, self.nccl)
 
 
 @dataclass(frozen=True)
@@ -120,13 +121,14 @@ class Reduce:
     keys: Tuple[int, ...]
     op: str
     root: Optional[int]  # None for all
+    nccl: bool = True
 
     def run(self, worker):
         """Return, on the master, what did not fit."""
         if self.root is None:
-            unequal = worker.comm.all_reduce(self.keys, self.op)
+            unequal = worker.comm.all_reduce(self.keys, self.op, self.nccl)
         else:
-            unequal = worker.comm.reduce(self.keys, self.op, self.root)
+            unequal = worker.comm.reduce(self.keys, self.op, self.root, self.nccl)
         return unequal if worker.is_master else None
 
 
@@ -135,10 +137,11 @@ class AllGather:
     """Join the values of shared variables along axis 0, on all ranks."""
 
     keys: Tuple[int, ...]
+    nccl: bool = True
 
     def run(self, worker):
         """Return, on the master, what did not fit."""
-        unequal = worker.comm.all_gather(self.keys)
+        unequal = worker.comm.all_gather(self.keys, self.nccl)
         return unequal if worker.is_master else None
 
 

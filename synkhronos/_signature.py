@@ -15,7 +15,8 @@ class Outputs:
         self.is_none = outputs is None
         pairs = [_check_output(position, output) for position, output in enumerate(given)]
         self.variables = [variable for variable, _ in pairs]
-        self.modes = [mode for _, mode in pairs]
+        self.modes = [_reduction.parse_mode(mode) for _, mode in pairs]
+        self._by_cpu = [str(mode).startswith("c_") for _, mode in pairs]
         # What was moved to the device on purpose stays there; a shared variable is there anyway.
         self._given_on_device = [
             _theano.lives_on_device(variable) and not isinstance(variable, _theano.SharedVariable)
@@ -25,8 +26,10 @@ class Outputs:
     def keep_on_device(self, wanted):
         """Have outputs computed where they can be reduced, if ``wanted(dtype, ndim, mode)``."""
         self.variables = [
-            _theano.on_device(v) if hasattr(v, "dtype") and wanted(v.dtype, v.ndim, mode) else v
-            for v, mode in zip(self.variables, self.modes)
+            _theano.on_device(v)
+            if hasattr(v, "dtype") and not by_cpu and wanted(v.dtype, v.ndim, mode)
+            else v
+            for v, mode, by_cpu in zip(self.variables, self.modes, self._by_cpu)
         ]
 
     @property
@@ -63,13 +66,12 @@ def _check_output(position, output):
             f"Output {position} must be a Theano variable or a pair (variable, mode), got "
             f"{output!r}. Several outputs are given as a list."
         )
-    plain = _reduction.parse_mode(mode)
-    if plain is not None and not _theano.is_array_variable(output):
+    if _reduction.parse_mode(mode) is not None and not _theano.is_array_variable(output):
         raise TypeError(
             f"Output {position} of type {output.type} can't be reduced. Give it as "
             "(variable, None): the master's own result."
         )
-    return output, plain
+    return output, mode
 
 
 def check_updates(updates):

@@ -4,7 +4,7 @@
 
 Each takes one shared variable or a list of them, in one round. A variable that no function uses is
 sent to the workers, with the master's value, when it is first named. The argument ``nccl`` of the
-2017 package is accepted everywhere: it matters to GPUs only.
+2017 package is accepted everywhere: it matters where all ranks have GPUs of their own.
 """
 
 import contextlib
@@ -40,7 +40,8 @@ def broadcast(shared_vars, values=None, nccl=True) -> None:
     values : array_like, Data, or list of these with one for each variable, optional
         Values that the master's variables get before; a None in the list keeps the present one.
     nccl : bool
-        For GPUs.
+        Whether NCCL may be used, where the ranks have it. Without it values go through shared
+        memory.
 
     Raises
     ------
@@ -78,7 +79,7 @@ def broadcast(shared_vars, values=None, nccl=True) -> None:
                 session.comm.assign(keys[variable], value)
         if arrays:
             array_keys = tuple(keys[variable] for variable in arrays)
-            session.run(_commands.Broadcast(array_keys, session.master_rank))
+            session.run(_commands.Broadcast(array_keys, session.master_rank, bool(nccl)))
         if objects:
             object_keys = tuple(keys[variable] for variable in objects)
             _operands.send_objects(session, object_keys, [_theano.peek(v) for v in objects], None)
@@ -134,7 +135,7 @@ def gather(shared_vars, nd_up=1, nccl=True):
     nd_up : {1, 0}
         1 stacks them along a new axis 0; 0 joins them along the axis 0 that they have.
     nccl : bool
-        For GPUs.
+        Accepted and ignored: the result is an array of the host, so it goes through shared memory.
 
     Returns
     -------
@@ -176,7 +177,7 @@ def all_gather(shared_vars, nccl=True) -> None:
     shared_vars : shared variable or list of them
         Their shapes may differ between ranks along axis 0.
     nccl : bool
-        For GPUs.
+        As in :func:`broadcast`.
 
     Raises
     ------
@@ -187,7 +188,8 @@ def all_gather(shared_vars, nccl=True) -> None:
     with _call("all_gather") as session:
         variables = _operands.check_variables("all_gather", shared_vars)
         _operands.check_rows("all_gather", variables)
-        unequal = session.run(_commands.AllGather(session.registry.keys_of(variables)))
+        keys = session.registry.keys_of(variables)
+        unequal = session.run(_commands.AllGather(keys, bool(nccl)))
         _operands.raise_unequal("all_gather", variables, unequal, " beyond axis 0")
 
 
@@ -204,7 +206,7 @@ def reduce(shared_vars, op="avg", in_place=True, nccl=True):
     in_place : bool
         Whether the master's variable gets the result. The workers' are not changed.
     nccl : bool
-        For GPUs.
+        As in :func:`broadcast`; a result that is not `in_place` goes through shared memory.
 
     Returns
     -------
@@ -219,7 +221,7 @@ def reduce(shared_vars, op="avg", in_place=True, nccl=True):
         variables, op = _operands.check_reduction("reduce", shared_vars, op)
         keys = session.registry.keys_of(variables)
         if in_place:
-            unequal = session.run(_commands.Reduce(keys, op, session.master_rank))
+            unequal = session.run(_commands.Reduce(keys, op, session.master_rank, bool(nccl)))
             _operands.raise_unequal("reduce", variables, unequal)
             return None
         session.run(_commands.Expose(keys))
@@ -264,7 +266,8 @@ def all_reduce(shared_vars, op="avg", nccl=True) -> None:
     """
     with _call("all_reduce") as session:
         variables, op = _operands.check_reduction("all_reduce", shared_vars, op)
-        unequal = session.run(_commands.Reduce(session.registry.keys_of(variables), op, None))
+        keys = session.registry.keys_of(variables)
+        unequal = session.run(_commands.Reduce(keys, op, None, bool(nccl)))
         _operands.raise_unequal("all_reduce", variables, unequal)
 
 

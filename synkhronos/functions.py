@@ -242,7 +242,7 @@ def function(
         where nothing is scattered; integers and bools are averaged in floatX), ``"sum"``,
         ``"prod"``, ``"min"``, ``"max"``, ``"gather"`` (joined along axis 0 in rank order;
         numbers are stacked), or None (the master's own). The prefix ``c_``, as in ``"c_sum"``, asks
-        for the CPU's reduction.
+        for the CPU's reduction where NCCL would do it.
     bcast_inputs : list of theano variable, optional
         The inputs that every rank gets whole; in calls they come after `inputs`.
     updates : list of (shared variable, expression[, mode]) or OrderedDict, optional

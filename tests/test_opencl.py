@@ -3,6 +3,7 @@
 Each in a process of its own, because a process can fork for devices only once.
 """
 
+import faulthandler
 import functools
 import os
 import subprocess
@@ -41,6 +42,7 @@ def run(names, request, **variables):
     """Run test files in a process of their own, on devices that the environment names."""
     if missing():
         pytest.skip(missing())
+    faulthandler.cancel_dump_traceback_later()  # what runs has its own, for each test
     paths = [
         HERE / (name if "/" in name or name == "on_devices" else f"{name}.py") for name in names
     ]

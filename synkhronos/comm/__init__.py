@@ -73,11 +73,14 @@ class Communicator(ABC):
         """Give this rank's variable a value, or some of its rows: a range or indices."""
 
     @abstractmethod
-    def broadcast(self, keys, root):
-        """Replace each variable, on all ranks, with the value on rank `root`."""
+    def broadcast(self, keys, root, nccl=True):
+        """Replace each variable, on all ranks, with the value on rank `root`.
+
+        Here and below, `nccl` False asks for the way through shared memory.
+        """
 
     @abstractmethod
-    def reduce(self, keys, op, root):
+    def reduce(self, keys, op, root, nccl=True):
         """Replace each variable of rank `root` with the reduction over all ranks.
 
         Returns None, or, with nothing changed, (position, shapes) of the first that is not of the
@@ -85,7 +88,7 @@ class Communicator(ABC):
         """
 
     @abstractmethod
-    def all_reduce(self, keys, op):
+    def all_reduce(self, keys, op, nccl=True):
         """Replace each variable, on all ranks, with the reduction over all; returns as `reduce`."""
 
     @abstractmethod
@@ -93,7 +96,7 @@ class Communicator(ABC):
         """Return, on the master, the reduction of what all have exposed; else as `reduce`."""
 
     @abstractmethod
-    def all_gather(self, keys):
+    def all_gather(self, keys, nccl=True):
         """Replace each variable, on all ranks, with the values of all joined along axis 0.
 
         Returns as `reduce` does.

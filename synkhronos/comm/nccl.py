@@ -63,18 +63,18 @@ class Nccl(SharedMemory):
 
     # Values of shared variables.
 
-    def all_reduce(self, keys, op):
+    def all_reduce(self, keys, op, nccl=True):
         """Replace each variable, on all ranks, with the reduction of all."""
-        arrays = self._arrays(keys)
+        arrays = self._arrays(keys, nccl)
         rounds = [_Round(array, op, array, 1, self._worker.n_ranks) for array in arrays or ()]
         if not self._run(rounds, "all_reduce"):
             return super().all_reduce(keys, op)
         return None
 
-    def reduce(self, keys, op, root):
+    def reduce(self, keys, op, root, nccl=True):
         """Replace each variable of the rank `root` with the reduction of all."""
         # NCCL's own reduce was seen to hang between GPUs that are linked directly (2017).
-        arrays = self._arrays(keys) or ()
+        arrays = self._arrays(keys, nccl) or ()
         targets = [_gpuarrays.empty_like(array) for array in arrays]
         rounds = [
             _Round(array, op, target, 1, self._worker.n_ranks)
@@ -86,9 +86,9 @@ class Nccl(SharedMemory):
             self._replace(keys, targets)
         return None
 
-    def broadcast(self, keys, root):
+    def broadcast(self, keys, root, nccl=True):
         """Replace each variable with the value on rank `root`."""
-        arrays = self._arrays(keys) or ()
+        arrays = self._arrays(keys, nccl) or ()
         source = -1 if self._worker.rank == root else root
         if not self._agree(_describe(arrays), f"broadcast {root}"):
             super().broadcast(keys, root)
@@ -98,9 +98,9 @@ class Nccl(SharedMemory):
                 self._clique.broadcast(array, source)
         self._wait_for(arrays)
 
-    def all_gather(self, keys):
+    def all_gather(self, keys, nccl=True):
         """Replace each variable with the values of all ranks, joined along axis 0."""
-        arrays = self._arrays(keys) or ()
+        arrays = self._arrays(keys, nccl) or ()
         n_ranks = self._worker.n_ranks
         joined = [_gpuarrays.empty((n_ranks * len(a), *a.shape[1:]), a.dtype) for a in arrays]
         if not self._agree(_describe(arrays), "all_gather"):
@@ -112,10 +112,11 @@ class Nccl(SharedMemory):
         self._replace(keys, joined)
         return None
 
-    def _arrays(self, keys):
-        """Return the values of variables, if they are such that NCCL can take them all."""
+    def _arrays(self, keys, nccl):
+        """Return the values of variables, if NCCL may and can take them all."""
         arrays = [_theano.peek(self._worker.variables[key]) for key in keys]
-        return arrays if self._clique is not None and all(map(_fits, arrays)) else None
+        wanted = nccl and self._clique is not None
+        return arrays if wanted and all(map(_fits, arrays)) else None
 
     def _replace(self, keys, arrays):
         for key, array in zip(keys, arrays):

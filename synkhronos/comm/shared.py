@@ -84,12 +84,12 @@ class SharedMemory(Outboxes, Communicator):
         self._gate.meet()
         self._homes.hear()
 
-    def all_reduce(self, keys, op):
+    def all_reduce(self, keys, op, nccl=True):
         """Replace each variable, on all ranks, with the reduction of all."""
         self._meet(keys)
         return self._reduce(keys, op, None)
 
-    def reduce(self, keys, op, root):
+    def reduce(self, keys, op, root, nccl=True):
         """Replace each variable of the rank `root` with the reduction of all."""
         self._meet(keys)
         return self._reduce(keys, op, root)
@@ -143,7 +143,7 @@ class SharedMemory(Outboxes, Communicator):
         _reduce_whole(op, values, result, len(values))
         return result
 
-    def broadcast(self, keys, root):
+    def broadcast(self, keys, root, nccl=True):
         """Replace each variable with the value on rank `root`."""
         mine = self._worker.rank == root
         if mine:
@@ -164,7 +164,7 @@ class SharedMemory(Outboxes, Communicator):
         else:
             self._homes.new_value(key, value.shape)[...] = value
 
-    def all_gather(self, keys):
+    def all_gather(self, keys, nccl=True):
         """Replace each variable with the values of all ranks, joined along axis 0."""
         self._meet(keys)
         values = [self._homes.values(key) for key in keys]

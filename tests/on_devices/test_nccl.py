@@ -67,6 +67,19 @@ def test_operations(ranks, called, op, dtype):
             np.testing.assert_allclose(synk.get_value(rank, s), expected, rtol=1e-3)
 
 
+def test_nccl_can_be_declined(ranks, called):
+    s = theano.shared(np.ones((2, 3), "float32"))
+    synk.broadcast(s, nccl=False)
+    synk.all_reduce(s, "sum", nccl=False)
+    synk.reduce(s, "max", nccl=False)
+    synk.all_gather(s, nccl=False)
+    x = T.fmatrix("x")
+    f = synk.function([x], [((x * s.sum()).sum(axis=0), "c_sum")])
+    rows = np.ones((ranks.n, 3), "float32")
+    assert np.array_equal(f(rows)[0], (rows * 6 * ranks.n**2).sum(axis=0))
+    assert called() == []
+
+
 def test_what_nccl_can_not_do_goes_the_exact_way(ranks, called):
     ragged = theano.shared(np.ones((2, 2), "float32"))
     synk.set_value(ranks.n - 1, ragged, np.ones((3, 2), "float32"))

@@ -1,0 +1,376 @@
+r"""Training functions from a loss, its parameters and an update rule.
+
+    make_train_step       rows ──▶ loss ──▶ gradients ──▶ ops.all_reduce ──▶ rule ──▶ params
+    make_train_function   rows ──▶ loss ──▶ gradients in a flat vector
+                          synk.all_reduce(vector) ──▶ rule ──▶ params
+
+Both train as serial Theano does on the same rows, and leave the same bits on all ranks. The first,
+of one function, takes any rule: Lasagne's, an optimizer of Keras, those of
+:mod:`~synkhronos.extensions.rules`, your own. The second, of two, is that of the 2017 package.
+"""
+
+from collections import OrderedDict
+
+import numpy as np
+import theano
+import theano.tensor as T
+
+from synkhronos import collectives, functions, ops
+from synkhronos._checks import whole_number
+from synkhronos.extensions._gradients import gradients
+
+__all__ = [
+    "average_gradients",
+    "average_updates",
+    "clip_by_global_norm",
+    "make_train_function",
+    "make_train_function_theano",
+    "make_train_step",
+    "parallel_updates",
+    "warm_up",
+]
+
+
+def make_train_step(
+    inputs,
+    loss,
+    params,
+    update_rule,
+    *args,
+    max_norm=None,
+    outputs=None,
+    averages=None,
+    options=None,
+    **kwargs,
+):
+    """Return one function that takes a step of training on all ranks.
+
+    Parameters
+    ----------
+    inputs : list of theano variable
+        What is scattered along axis 0, such as x and y.
+    loss : scalar variable
+        A mean over rows.
+    params : list of shared variables
+    update_rule : callable or object
+        ``rule(grads, params, ...)``, which returns updates, as Lasagne's rules do; or an object
+        with ``get_updates(loss, params)``, as the optimizers of Keras have it.
+    *args, **kwargs
+        For the rule.
+    max_norm : float, optional
+        Clip the gradients, averaged over all ranks, to this global norm.
+    outputs : list of variable or (variable, mode), optional
+        What to return after the loss.
+    averages : list of (shared variable, expression) or OrderedDict, optional
+        Running statistics to keep in step: see :func:`average_updates`.
+    options : dict, optional
+        Keywords for :func:`synkhronos.function`, such as ``bcast_inputs`` or ``givens``.
+
+    Returns
+    -------
+    synkhronos.functions.Function
+        ``step(*inputs, batch=..., num_slices=...)`` returns the loss over all rows, or a list of it
+        and `outputs`.
+
+    Raises
+    ------
+    SessionError
+        Before :func:`synkhronos.fork`.
+    TypeError, ValueError
+        For arguments that don't fit.
+
+    Examples
+    --------
+    >>> import numpy as np, theano, theano.tensor as T
+    >>> import synkhronos as synk
+    >>> from synkhronos.extensions import rules, train
+    >>> synk.fork(2)
+    2
+    >>> x, y, w = T.dmatrix("x"), T.dvector("y"), theano.shared(np.zeros(2), "w")
+    >>> loss = ((T.dot(x, w) - y) ** 2).mean()
+    >>> step = train.make_train_step([x, y], loss, [w], rules.adam, learning_rate=0.1)
+    >>> float(step([[1, 2], [3, 4], [5, 6]], [1, 1, 1]))
+    1.0
+    >>> synk.gather(w).round(3)
+    array([[0.1, 0.1],
+           [0.1, 0.1]])
+    >>> synk.close()
+    """
+    updates = parallel_updates(loss, params, update_rule, *args, max_norm=max_norm, **kwargs)
+    updates.update(average_updates(averages or {}))
+    returned = loss if outputs is None else [loss, *outputs]
+    return functions.function(inputs, returned, updates=updates, **(options or {}))
+
+
+def parallel_updates(loss, params, update_rule, *args, max_norm=None, **kwargs):
+    """Return the updates of a rule whose gradients are averaged over the ranks.
+
+    Parameters
+    ----------
+    loss, params, update_rule, *args, max_norm, **kwargs
+        As in :func:`make_train_step`.
+
+    Returns
+    -------
+    OrderedDict
+        Shared variable -> expression: the ``updates`` of a :func:`synkhronos.function`.
+    """
+    grads = average_gradients(loss, params, max_norm)
+    if hasattr(update_rule, "get_updates"):
+        if args or kwargs:
+            raise TypeError(
+                f"parallel_updates() can't pass {[*args, *kwargs]} on: the settings of "
+                f"{type(update_rule).__name__} are its own."
+            )
+        updates = update_rule.get_updates(loss=_loss_with(grads, params), params=list(params))
+    elif callable(update_rule):
+        updates = update_rule(grads, params, *args, **kwargs)
+    else:
+        raise TypeError(
+            "update_rule must be a function (grads, params, ...) or have a method get_updates(loss,"
+            f" params), got {update_rule!r}."
+        )
+    return OrderedDict(_pairs("What the update rule returns", updates))
+
+
+def average_gradients(loss, params, max_norm=None):
+    """Return the gradients of a loss, averaged over all rows on all ranks.
+
+    In a :func:`synkhronos.function` they are those of serial Theano on the same rows, up to
+    rounding, and the same on every rank; all of them take one round. Elsewhere they are plain
+    gradients.
+
+    Parameters
+    ----------
+    loss : scalar variable
+        A mean over rows.
+    params : list of shared variables
+    max_norm : float, optional
+        See :func:`clip_by_global_norm`.
+
+    Returns
+    -------
+    list of tensor variables
+        For an update rule, as in ``lasagne.updates.adam(average_gradients(loss, params), params)``.
+
+    Examples
+    --------
+    >>> import numpy as np, theano, theano.tensor as T
+    >>> w = theano.shared(np.ones(2), "w")
+    >>> [grad] = average_gradients((w**2).sum(), [w], max_norm=1)
+    >>> theano.function([], grad)()
+    array([0.70710678, 0.70710678])
+    """
+    grads = [ops.all_reduce(grad) for _, grad in gradients(loss, params)]
+    return grads if max_norm is None else clip_by_global_norm(grads, max_norm)
+
+
+def clip_by_global_norm(grads, max_norm):
+    r"""Scale gradients down together, where their common norm is larger than it may be.
+
+    .. math:: g_i \leftarrow g_i \min(1, c / \lVert g \rVert), \quad
+        \lVert g \rVert^2 = \sum_i \sum g_i^2
+
+    Clip after averaging over the ranks, never before, or ranks clip differently.
+
+    Parameters
+    ----------
+    grads : list of tensor variables
+    max_norm : float or scalar variable
+        :math:`c`, above zero.
+
+    Returns
+    -------
+    list of tensor variables
+
+    References
+    ----------
+    Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", ICML
+    2013, arXiv:1211.5063.
+    """
+    if not isinstance(max_norm, theano.Variable) and not max_norm > 0:
+        raise ValueError(f"max_norm must be above zero, got {max_norm!r}.")
+    # Half precision would overflow where a gradient has a norm of 256.
+    wide = np.result_type("float32", *[grad.dtype for grad in grads]).name
+    norm = T.sqrt(sum(T.sqr(T.cast(grad, wide)).sum() for grad in grads))
+    limit = T.cast(max_norm, wide)
+    factor = limit / T.maximum(norm, limit)
+    return [grad * T.cast(factor, grad.dtype) for grad in grads]
+
+
+def average_updates(updates):
+    """Return updates whose new values are averaged over the ranks, weighted with their rows.
+
+    For running statistics, such as those of a batch normalisation, which every rank would otherwise
+    keep of its own rows. In the function that trains they cost no round of their own.
+
+    Parameters
+    ----------
+    updates : OrderedDict, or list of (shared variable, expression)
+
+    Returns
+    -------
+    OrderedDict
+
+    Examples
+    --------
+    >>> import numpy as np, theano, theano.tensor as T
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> x, mean = T.dvector("x"), theano.shared(0.0, "mean")
+    >>> f = synk.function([x], updates=average_updates([(mean, 0.9 * mean + 0.1 * x.mean())]))
+    >>> f([10, 20, 60])
+    []
+    >>> synk.gather(mean).round(6).tolist()
+    [3.0, 3.0]
+    >>> synk.close()
+    """
+    return OrderedDict(
+        (variable, ops.all_reduce(T.as_tensor_variable(value)))
+        for variable, value in _pairs("updates", updates)
+    )
+
+
+def warm_up(rate, factor, steps):
+    r"""Return a learning rate that grows in a straight line, for large minibatches.
+
+    It is `rate` in the first step and `factor` times that from step number `steps` on: the linear
+    scaling rule with gradual warm-up, where `factor` says how many times larger the minibatch is
+    than the one that `rate` was found for.
+
+    Parameters
+    ----------
+    rate : float
+        Of the smaller minibatch.
+    factor : float
+        Often the number of ranks.
+    steps : int
+        Minibatches until the full rate is reached, at least 1; those of five epochs in the paper.
+
+    Returns
+    -------
+    scalar variable of floatX
+        For any rule. It counts the calls of the function that it is used in, by itself: the counter
+        is a shared variable with a default update, the same on all ranks.
+
+    References
+    ----------
+    Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour", arXiv:1706.02677,
+    sections 2.1 and 2.2.
+
+    Examples
+    --------
+    >>> import theano
+    >>> rate = theano.function([], warm_up(0.1, factor=8, steps=4))
+    >>> [round(float(rate()), 3) for _ in range(6)]
+    [0.1, 0.275, 0.45, 0.625, 0.8, 0.8]
+    """
+    steps = whole_number("steps", steps, 1)
+    step = theano.shared(np.zeros((), "int64"), "warm_up_step")
+    step.default_update = step + 1
+    done = T.minimum(T.cast(step, theano.config.floatX) / steps, 1)
+    return T.cast(rate * (1 + (factor - 1) * done), theano.config.floatX)
+
+
+def make_train_function(loss, params, x, y, update_rule, *args, **kwargs):
+    """Return a function that trains in two steps, with a collective between them.
+
+    Call it after :func:`synkhronos.fork`.
+
+    Parameters
+    ----------
+    loss : scalar variable
+        A mean over rows.
+    params : list of shared variables
+    x, y : theano variable
+        The inputs.
+    update_rule : callable
+        One of :mod:`synkhronos.extensions.updates`.
+    *args, **kwargs
+        For the rule.
+
+    Returns
+    -------
+    callable
+        ``train_minibatch(x_data, y_data, batch=None)`` returns the loss over all rows.
+
+    Examples
+    --------
+    >>> import numpy as np, theano, theano.tensor as T
+    >>> import synkhronos as synk
+    >>> from synkhronos.extensions import train, updates
+    >>> synk.fork(2)
+    2
+    >>> x, y, w = T.dmatrix("x"), T.dvector("y"), theano.shared(np.zeros(2), "w")
+    >>> loss = ((T.dot(x, w) - y) ** 2).mean()
+    >>> train_minibatch = train.make_train_function(loss, [w], x, y, updates.sgd, 0.25)
+    >>> float(train_minibatch(np.eye(2), np.ones(2)))
+    1.0
+    >>> synk.gather(w)
+    array([[0.25, 0.25],
+           [0.25, 0.25]])
+    >>> synk.close()
+    """
+    grad_updates, param_updates, grad_shared = update_rule(loss, params, *args, **kwargs)
+    compute = functions.function([x, y], loss, updates=grad_updates)
+    update = functions.function([], updates=param_updates)
+
+    def train_minibatch(x_data, y_data, batch=None):
+        value = compute(x_data, y_data, batch=batch)
+        collectives.all_reduce(grad_shared, op="avg")
+        update()
+        return value
+
+    return train_minibatch
+
+
+def make_train_function_theano(loss, params, x, y, update_rule, *args, **kwargs):
+    """Return what :func:`make_train_function` would, for one process and without ranks.
+
+    Parameters
+    ----------
+    loss, params, x, y, update_rule, *args, **kwargs
+        As in :func:`make_train_function`.
+
+    Returns
+    -------
+    callable
+        ``train_minibatch(x_data, y_data)`` returns the loss.
+
+    Examples
+    --------
+    >>> import numpy as np, theano, theano.tensor as T
+    >>> from synkhronos.extensions import train, updates
+    >>> x, y, w = T.dmatrix("x"), T.dvector("y"), theano.shared(np.zeros(2), "w")
+    >>> loss = ((T.dot(x, w) - y) ** 2).mean()
+    >>> train_minibatch = train.make_train_function_theano(loss, [w], x, y, updates.sgd, 0.25)
+    >>> float(train_minibatch(np.eye(2), np.ones(2))), w.get_value().tolist()
+    (1.0, [0.25, 0.25])
+    """
+    grad_updates, param_updates, _ = update_rule(loss, params, *args, **kwargs)
+    compute = theano.function([x, y], loss, updates=grad_updates)
+    update = theano.function([], updates=param_updates)
+
+    def train_minibatch(x_data, y_data):
+        value = compute(x_data, y_data)
+        update()
+        return value
+
+    return train_minibatch
+
+
+def _loss_with(grads, params):
+    """Return a scalar that has these gradients, whatever computes them, for rules that derive."""
+    parts = [(p * theano.gradient.disconnected_grad(g)).sum() for p, g in zip(params, grads)]
+    return sum(parts)
+
+
+def _pairs(name, updates):
+    pairs = list(updates.items()) if hasattr(updates, "items") else list(updates)
+    for pair in pairs:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError(
+                f"{name} must be pairs (shared variable, expression), got {pair!r} among them."
+            )
+    return [tuple(pair) for pair in pairs]
