@@ -18,18 +18,19 @@ import numpy as np
 from theano import gof
 from theano.compile import mode as modes
 from theano.gradient import DisconnectedType, grad_undefined
-from theano.tensor import as_tensor_variable
+from theano.tensor import as_tensor_variable, dscalar
 
 from synkhronos import _gpuarrays
 
 # Set while a rank runs its part of a call. Elsewhere, as in a plain Theano function or another
-# thread, there is nobody to reduce with.
+# thread, there is nobody to reduce with, and one rank that has all rows.
 _exchange = contextvars.ContextVar("synkhronos exchange", default=None)
+_weight = contextvars.ContextVar("synkhronos weight", default=1.0)
 _serials = itertools.count()
 
 
 @contextlib.contextmanager
-def reducing(exchange, weights):
+def reducing(exchange, weights, rank):
     """Have AllReduces reduce with ``exchange(arrays, ops, weights, targets)`` for a while."""
     failures = []
 
@@ -41,6 +42,7 @@ def reducing(exchange, weights):
             raise
 
     token = _exchange.set(reduce)
+    weight = _weight.set(weights[rank] * len(weights) / sum(weights))
     try:
         yield
     except BaseException:
@@ -48,6 +50,7 @@ def reducing(exchange, weights):
             raise failures[0] from None
         raise
     finally:
+        _weight.reset(weight)
         _exchange.reset(token)
 
 
@@ -128,6 +131,28 @@ class AllReduce(gof.Op):
 def all_reduce(x, op):
     """Return an AllReduce of one variable."""
     return AllReduce((op,), (next(_serials),))(x)
+
+
+class RankWeight(gof.Op):
+    """A number: what this rank weighs, where on average ranks weigh 1."""
+
+    __props__ = ()
+
+    def make_node(self):
+        """Return the node."""
+        return gof.Apply(self, [], [dscalar()])
+
+    def perform(self, node, inputs, output_storage):
+        """Ask the call that runs."""
+        output_storage[0][0] = np.asarray(_weight.get())
+
+    def do_constant_folding(self, node):
+        """Return that it is no constant, though it has no inputs."""
+        return False
+
+    def infer_shape(self, node, shapes):
+        """Return that it has no axes."""
+        return [()]
 
 
 def _lives_on_device(x):
@@ -241,5 +266,7 @@ def _ancestors(outputs):
 
 
 def communicates(function) -> bool:
-    """Whether a compiled function reduces with other ranks while it runs."""
-    return any(isinstance(node.op, AllReduce) for node in function.maker.fgraph.apply_nodes)
+    """Whether ranks reduce while they run a compiled function, or ask what they weigh."""
+    return any(
+        isinstance(node.op, (AllReduce, RankWeight)) for node in function.maker.fgraph.apply_nodes
+    )

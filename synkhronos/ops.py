@@ -2,7 +2,7 @@
 
 from synkhronos import _blocks, _graph, _theano
 
-__all__ = ["all_reduce"]
+__all__ = ["all_reduce", "rank_weight"]
 
 
 def all_reduce(x, op="avg"):
@@ -67,3 +67,35 @@ def all_reduce(x, op="avg"):
             "[all_reduce(x) for x in ...], and take one round all the same."
         )
     return _graph.all_reduce(x, op)
+
+
+def rank_weight():
+    r"""Return a scalar variable: what this rank's rows weigh, while the function runs.
+
+    On rank r it is :math:`w_r n / \sum_s w_s`, with n ranks and the weights of `all_reduce`: 1 on
+    every rank if they have equally many rows, and outside of a session. What each rank multiplies
+    with it has, over the ranks, an average of equal weights that is the one over all rows. So
+    ``synk.all_reduce`` later averages rightly what a function stored with it in shared variables.
+
+    Returns
+    -------
+    scalar variable of float64
+
+    Examples
+    --------
+    The mean of three rows, of which rank 0 has one:
+
+    >>> import numpy as np, theano, theano.tensor as T
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> x, s = T.vector(dtype="float64"), theano.shared(0.0)
+    >>> f = synk.function([x], updates=[(s, synk.ops.rank_weight() * x.mean())])
+    >>> f([1, 2, 3])
+    []
+    >>> synk.all_reduce(s)
+    >>> round(float(s.get_value()), 12)
+    2.0
+    >>> synk.close()
+    """
+    return _graph.RankWeight()()

@@ -1,11 +1,11 @@
-"""Update rules in two steps, with the gradients in one flat vector between them.
+r"""Update rules in two steps, with the gradients in one flat vector between them.
 
     grads ──▶ flat vector of each rank ── all_reduce ──▶ the same vector ──▶ params
     f1: grad_updates                                         f2: param_updates
 
 Every rule returns ``(grad_updates, param_updates, grad_shared)``::
 
-    grad_updates, param_updates, grad_shared = sgd(loss, params, learning_rate=0.1)
+    grad_updates, param_updates, grad_shared = adam(loss, params)
     compute = synk.function([x, y], loss, updates=grad_updates)
     update = synk.function([], updates=param_updates)
     ...
@@ -13,19 +13,41 @@ Every rule returns ``(grad_updates, param_updates, grad_shared)``::
     synk.all_reduce(grad_shared)
     update()
 
-`loss` must be a mean over rows. One vector costs one round whatever the number of parameters, and
-it never moves: the gradients are written into it where it lies in shared memory.
+`loss` must be a mean over rows. Each rank's gradients are weighted with its rows, so the average
+over the ranks is that over all rows, also where these do not divide evenly. One vector costs one
+round whatever the number of parameters, and it never moves: the gradients are written into it where
+it lies in shared memory.
+
+The mathematics is that of :mod:`synkhronos.extensions.rules`; the names and what they return are
+those of the 2017 package.
 """
+
+import functools
+import inspect
 
 import numpy as np
 import theano
 import theano.tensor as T
 
+from synkhronos import ops
+from synkhronos.extensions import rules
+from synkhronos.extensions._gradients import check_loss, check_params
+
 __all__ = [
+    "adadelta",
+    "adagrad",
+    "adam",
+    "adamax",
+    "apply_momentum",
+    "apply_nesterov_momentum",
     "flat_unflat_grads",
     "flatten_vars",
+    "momentum",
+    "nesterov_momentum",
     "nonflat_grads",
+    "rmsprop",
     "sgd",
+    "sgd_nonflat",
     "unflatten_vars",
     "vars_flat_size",
 ]
@@ -101,6 +123,7 @@ def flat_unflat_grads(loss, params):
     Parameters
     ----------
     loss : scalar
+        A mean over rows.
     params : list of shared variables
         They keep their shapes; the vector has the dtype that holds all of theirs.
 
@@ -109,89 +132,134 @@ def flat_unflat_grads(loss, params):
     flat_shared : shared vector
         Zeros, named ``flat_grad_s``.
     flat_grad : vector
-        The update of `flat_shared`: the gradients, written into it in place.
+        The update of `flat_shared`: the gradients, written into it in place, times what each rank
+        weighs (:func:`synkhronos.ops.rank_weight`).
     unflat_grads : list of tensor variables
         The parts of `flat_shared`, in the shapes of `params`.
     """
-    params = _check_params(params)
+    params = check_params(params)
     dtype = np.result_type(*[param.dtype for param in params])
     flat = theano.shared(np.zeros(vars_flat_size(params), dtype), "flat_grad_s")
-    pairs = [(g, vars_flat_size([p])) for g, p in zip(T.grad(loss, params), params)]
+    pairs = [(g, vars_flat_size([p])) for g, p in zip(_weighted_grads(loss, params), params)]
     return flat, flatten_vars(pairs, into=flat), unflatten_vars(flat, params)
 
 
 def nonflat_grads(loss, params):
-    """Return a shared variable for the gradient of each parameter, and what to update it with."""
-    params = _check_params(params)
-    grads = T.grad(loss, params)
+    """Return a shared variable for the gradient of each parameter, and what to update it with.
+
+    The latter are weighted as in :func:`flat_unflat_grads`.
+    """
+    params = check_params(params)
     shareds = [
         theano.shared(
-            np.zeros_like(param.get_value(borrow=True)),
+            np.zeros(_shape(param), param.dtype),
             f"{param.name or 'param'}_grad_s",
             broadcastable=param.broadcastable,
         )
         for param in params
     ]
-    return shareds, grads
+    return shareds, _weighted_grads(loss, params)
 
 
-def sgd(loss, params, learning_rate):
-    r"""Stochastic gradient descent: :math:`p \leftarrow p - \eta\, \partial L / \partial p`.
+def sgd_nonflat(loss, params, learning_rate):
+    """Stochastic gradient descent with one shared variable for each gradient, in a list.
 
     Parameters
     ----------
-    loss : scalar
-        A mean over rows.
-    params : list of shared variables
-    learning_rate : float or scalar variable
+    loss, params, learning_rate
+        As in :func:`sgd`.
 
     Returns
     -------
     grad_updates, param_updates : list of (shared variable, expression)
-        For the function that computes the loss, and for the one that is called after
-        ``synk.all_reduce(grad_shared)``.
-    grad_shared : shared vector
-        The gradients of all parameters.
-
-    Examples
-    --------
-    >>> import numpy as np, theano, theano.tensor as T
-    >>> import synkhronos as synk
-    >>> synk.fork(2)
-    2
-    >>> x, w = T.dmatrix(), theano.shared(np.zeros(2))
-    >>> loss = ((T.dot(x, w) - 1) ** 2).mean()
-    >>> grad_updates, param_updates, grad_shared = sgd(loss, [w], 0.25)
-    >>> compute = synk.function([x], loss, updates=grad_updates)
-    >>> update = synk.function([], updates=param_updates)
-    >>> float(compute(np.eye(2)))
-    1.0
-    >>> synk.all_reduce(grad_shared)
-    >>> update()
-    []
-    >>> synk.gather(w)
-    array([[0.25, 0.25],
-           [0.25, 0.25]])
-    >>> synk.close()
+    grad_shared : list of shared variables
+        ``synk.all_reduce(grad_shared)`` takes one round for all of them too.
     """
-    flat, flat_grad, grads = flat_unflat_grads(loss, params)
-    param_updates = [
-        (param, param - T.cast(learning_rate, param.dtype) * grad)
-        for param, grad in zip(params, grads)
-    ]
-    return [(flat, flat_grad)], param_updates, flat
+    shareds, grads = nonflat_grads(loss, params)
+    updates = rules.sgd(shareds, params, learning_rate)
+    return list(zip(shareds, grads)), list(updates.items()), shareds
 
 
-def _check_params(params):
-    params = list(params)
-    for param in params:
-        if not isinstance(param, theano.compile.SharedVariable):
-            raise TypeError(f"params must be a list of shared variables, got {param!r} in it.")
-        if np.dtype(param.dtype).kind != "f":
-            raise TypeError(f"params must be of floats, got {param} of dtype {param.dtype}.")
-    if not params:
-        raise ValueError("params is empty: there is nothing to train.")
-    return params
+def apply_momentum(param_updates, momentum=0.9, *, params=None):
+    """Give the steps of a rule a velocity: :func:`synkhronos.extensions.rules.apply_momentum`.
+
+    Parameters
+    ----------
+    param_updates : list of (shared variable, expression)
+    momentum : float or scalar variable
+    params : list of shared variables, optional
+        Which variables get one; by default all of `param_updates`, so name them after rules that
+        also update what they keep, such as :func:`adam`.
+
+    Returns
+    -------
+    list of (shared variable, expression)
+    """
+    return list(rules.apply_momentum(param_updates, params, momentum).items())
+
+
+def apply_nesterov_momentum(param_updates, momentum=0.9, *, params=None):
+    """Give the steps of a rule a velocity that looks ahead.
+
+    See :func:`synkhronos.extensions.rules.apply_nesterov_momentum`; arguments and result are those
+    of :func:`apply_momentum`.
+    """
+    return list(rules.apply_nesterov_momentum(param_updates, params, momentum).items())
+
+
+def _in_two_steps(rule):
+    """Return a rule that has the gradients reduced between two functions."""
+    signature = inspect.signature(rule)
+    first, *others = signature.parameters.values()
+
+    @functools.wraps(rule)
+    def two_steps(loss, params, *args, **kwargs):
+        # A wrong argument is told of here, before the gradients are derived.
+        signature.bind(loss, params, *args, **kwargs)
+        flat, flat_grad, grads = flat_unflat_grads(loss, params)
+        updates = rule(grads, params, *args, **kwargs)
+        return [(flat, flat_grad)], list(updates.items()), flat
+
+    two_steps.__module__ = __name__
+    two_steps.__signature__ = signature.replace(parameters=[first.replace(name="loss"), *others])
+    two_steps.__doc__ = _DOCUMENTATION.format(
+        summary=inspect.getdoc(rule).split("\n\nParameters\n", 1)[0], name=rule.__name__
+    )
+    del two_steps.__wrapped__
+    return two_steps
+
+
+_DOCUMENTATION = """{summary}
+
+Parameters
+----------
+loss : scalar variable
+    A mean over rows.
+params, ...
+    As in :func:`synkhronos.extensions.rules.{name}`.
+
+Returns
+-------
+grad_updates, param_updates : list of (shared variable, expression)
+    For the function that computes the loss, and for the one that is called after
+    ``synk.all_reduce(grad_shared)``.
+grad_shared : shared vector
+    The gradients of all parameters.
+"""
+
+sgd = _in_two_steps(rules.sgd)
+momentum = _in_two_steps(rules.momentum)
+nesterov_momentum = _in_two_steps(rules.nesterov_momentum)
+adagrad = _in_two_steps(rules.adagrad)
+rmsprop = _in_two_steps(rules.rmsprop)
+adadelta = _in_two_steps(rules.adadelta)
+adam = _in_two_steps(rules.adam)
+adamax = _in_two_steps(rules.adamax)
+
+
+def _weighted_grads(loss, params):
+    weight = T.cast(ops.rank_weight(), check_loss(loss).dtype)
+    return T.grad(loss * weight, params)
 
 
 def _shape(variable):
