@@ -34,8 +34,16 @@ class BuildWithImportSupport(build_py):
 EXTRAS = {
     # What pygpu needs; pygpu itself comes from Debian (make opencl) or is built by hand.
     "gpu": ["mako"],
-    "demos": ["scikit-learn", "tqdm", "matplotlib"],
-    "test": ["pytest>=7", "hypothesis", "psutil", "wheel"],
+    "demos": [
+        "scikit-learn",
+        "tqdm",
+        "matplotlib",
+        "pooch",
+        "Lasagne>=0.1",
+        # Later ones have no Theano.
+        "Keras==2.3.1",
+    ],
+    "test": ["pytest>=7", "hypothesis", "psutil", "wheel", "nbclient", "ipykernel"],
     "docs": ["sphinx", "furo"],
     "lint": ["ruff", "codespell"],
 }

@@ -8,6 +8,10 @@ This module gives it better defaults while it is being imported, in memory only:
                         set_defaults()                fills in the options that both left open
                         theano.configdefaults         takes the flags from there, as ever
 
+Two libraries of models that end where Theano ends are helped in the same way: Lasagne 0.1, the one
+on PyPI, imports ``theano.tensor.signal.downsample``, which Theano 1.0 no longer has, and Keras 2.3
+takes names from ``collections`` that Python 3.10 has moved to ``collections.abc``.
+
 What the .pth file imports is an installed copy of this file, ``_synkhronos_import_support``. It
 runs at the start of every interpreter of the environment, so it imports only ``sys`` at first.
 """
@@ -35,22 +39,23 @@ def install():
 
 
 class TheanoFinder:
-    """Wait for two modules of Theano, and finish each after it has executed."""
+    """Wait for a few modules: prepare for some, finish others when they have executed."""
 
     def find_spec(self, name, path=None, target=None):
-        """Return None for all but the modules in `FINISHERS`."""
-        finish = FINISHERS.get(name)
-        if finish is None:
+        """Return None for all but the modules in `PREPARERS`, `FINISHERS` and `SUBSTITUTES`."""
+        prepare, finish = PREPARERS.get(name, _nothing), FINISHERS.get(name, _nothing)
+        if name not in SUBSTITUTES and prepare is finish:
             return None
         for finder in sys.meta_path:
             spec = finder.find_spec(name, path, target) if finder is not self else None
             if spec is not None:
                 break
         else:
-            return None
+            return _spec_of_substitute(name)
         execute = spec.loader.exec_module
 
         def exec_module(module):
+            prepare(module)
             execute(module)
             finish(module)
 
@@ -88,7 +93,44 @@ def split_like_a_shell(blas):
     )
 
 
+def restore_collections(keras):
+    """Give ``collections`` the names of its abstract classes back."""
+    import collections
+    from collections import abc
+
+    for name in abc.__all__:
+        if not hasattr(collections, name):
+            setattr(collections, name, getattr(abc, name))
+
+
+def fill_downsample(downsample):
+    """Pool under the names of the function and its arguments that Lasagne 0.1 uses."""
+    from theano.tensor.signal import pool
+
+    def max_pool_2d(input, ds, ignore_border=None, st=None, padding=(0, 0), mode="max"):
+        return pool.pool_2d(input, ds, ignore_border, stride=st, pad=padding, mode=mode)
+
+    downsample.max_pool_2d = max_pool_2d
+
+
+def _nothing(module):
+    pass
+
+
+def _spec_of_substitute(name):
+    """Return the spec of a module that is nowhere, if there is a substitute for it."""
+    from importlib.machinery import ModuleSpec
+
+    class Loader:
+        create_module = staticmethod(_nothing)
+        exec_module = staticmethod(SUBSTITUTES.get(name))
+
+    return ModuleSpec(name, Loader()) if name in SUBSTITUTES else None
+
+
+PREPARERS = {"keras": restore_collections}
 FINISHERS = {"theano.configparser": set_defaults, "theano.tensor.blas": split_like_a_shell}
+SUBSTITUTES = {"theano.tensor.signal.downsample": fill_downsample}
 
 
 def section_and_option(name):

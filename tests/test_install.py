@@ -376,3 +376,64 @@ def test_make_opencl_says_what_it_needs(tmp_path, commands, message):
     assert (child.returncode, child.stdout) == (1, "")
     assert message in child.stderr and child.stderr.startswith("make opencl: ")
     assert not (tmp_path / "called").exists()
+
+
+OLD_MODELS = """
+import theano, lasagne
+from theano.tensor.signal import downsample
+x = theano.tensor.dmatrix()
+image = x.dimshuffle("x", "x", 0, 1)
+pooled = downsample.max_pool_2d(image, ds=(2, 2), st=(1, 1), ignore_border=True, padding=(0, 0))
+print(pooled.eval({x: [[1, 2, 3], [4, 5, 6]]}).tolist())
+layer = lasagne.layers.MaxPool2DLayer(lasagne.layers.InputLayer((None, 1, 2, 4)), 2)
+print(lasagne.layers.get_output_shape(layer))
+"""
+
+
+@needs_installation
+def test_lasagne_from_pypi_finds_the_pooling_that_it_asks_for(home):
+    pytest.importorskip("lasagne")
+    assert python(OLD_MODELS, home, THEANO_FLAGS="mode=FAST_COMPILE").splitlines() == [
+        "[[[[5.0, 6.0]]]]",
+        "(None, 1, 1, 2)",
+    ]
+
+
+@needs_installation
+def test_keras_finds_the_names_that_collections_had(home):
+    pytest.importorskip("h5py")
+    code = """
+        import sys
+        import collections
+        before = hasattr(collections, "Mapping") and sys.version_info >= (3, 10)
+        import keras
+        from keras import layers, models
+        model = models.Sequential([layers.Dense(2, input_shape=(3,))])
+        model.compile("sgd", "mse")  # looks for collections.Mapping
+        print(before, collections.Mapping is collections.abc.Mapping)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "HOME": str(home), "KERAS_BACKEND": "theano"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["False", "True"]), done.stderr
+
+
+@needs_installation
+def test_what_is_missing_in_theano_is_missing_still(home):
+    assert (
+        python(
+            """
+        import importlib
+        for name in ("theano.tensor.signal.upsample", "theano.nothing"):
+            try:
+                importlib.import_module(name)
+            except ModuleNotFoundError as error:
+                print(error.name)
+        """,
+            home,
+        )
+        == "theano.tensor.signal.upsample\ntheano.nothing\n"
+    )
