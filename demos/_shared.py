@@ -1,0 +1,91 @@
+"""What the training demos share: arguments, the fork, logs, tables and curves."""
+
+import argparse
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+import synkhronos as synk
+
+
+@dataclass
+class Log:
+    """What one training run measured."""
+
+    label: str
+    losses: list = field(default_factory=list)  # of training, one for each epoch
+    accuracies: list = field(default_factory=list)  # of validation, likewise; may stay empty
+    seconds: list = field(default_factory=list)  # one for each minibatch
+
+    @property
+    def milliseconds(self):
+        """The median over the minibatches: other programs on the machine disturb it least."""
+        return 1e3 * float(np.median(self.seconds))
+
+
+def add_common_arguments(parser):
+    """Add --ranks, --devices, --seed and --plot."""
+    add = parser.add_argument
+    add("--ranks", type=positive, metavar="N", help="how many (default: one for each core or GPU)")
+    add("--devices", type=names, metavar="A,B", help="one for each rank, as in cpu,cpu")
+    add("--seed", type=int, default=1, metavar="N", help="of all random numbers (1)")
+    add("--plot", type=Path, metavar="FILE.png", help="draw the curves of training")
+
+
+def positive(text):
+    """Return a number from the command line that is at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
+def names(text):
+    """Return the names from the command line that commas divide."""
+    return text.split(",")
+
+
+def fork(arguments, program):
+    """Fork as the arguments say, and return the number of ranks; or exit with a sentence."""
+    try:
+        return synk.fork(arguments.ranks, devices=arguments.devices)
+    except (NotImplementedError, RuntimeError, ValueError) as error:
+        sys.exit(f"{program}: {error}")
+
+
+def count(number, what):
+    """Return "1 rank" or "2 ranks"."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def table(titles, rows):
+    """Return lines with one cell for each title: the first on the left, all others on the right."""
+    lines = [[str(cell) for cell in row] for row in [titles, *rows]]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    return "\n".join(
+        "  ".join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])]).rstrip()
+        for first, *others in lines
+    )
+
+
+def plot_curves(file, logs):
+    """Draw the losses of runs, and their accuracies where they have them, on the same axes."""
+    from matplotlib.figure import Figure
+
+    curves = [("training loss", [log.losses for log in logs])]
+    if any(log.accuracies for log in logs):
+        percent = [100 * np.array(log.accuracies) for log in logs]
+        curves.append(("validation accuracy in %", percent))
+    figure = Figure(figsize=(4 * len(curves), 3.5), layout="constrained")
+    all_axes = np.atleast_1d(figure.subplots(1, len(curves)))
+    # Curves that coincide must all be seen: each is drawn narrower than the one below it.
+    widths = np.linspace(1 + 1.5 * (len(logs) - 1), 1, len(logs))
+    for axes, (title, runs) in zip(all_axes, curves):
+        for log, values, width in zip(logs, runs, widths):
+            axes.plot(range(1, len(values) + 1), values, ".-", linewidth=width, label=log.label)
+        axes.set(xlabel="epoch", ylabel=title)
+    all_axes[0].legend()
+    figure.savefig(file, dpi=120)
+    print(f"Drew {file}")
