@@ -25,11 +25,12 @@ class Log:
         return 1e3 * float(np.median(self.seconds))
 
 
-def add_common_arguments(parser):
-    """Add --ranks, --devices, --seed and --plot."""
+def add_common_arguments(parser, parallel=True):
+    """Add --seed and --plot, and for what runs on ranks --ranks and --devices."""
     add = parser.add_argument
-    add("--ranks", type=positive, metavar="N", help="how many (default: one for each core or GPU)")
-    add("--devices", type=names, metavar="A,B", help="one for each rank, as in cpu,cpu")
+    if parallel:
+        add("--ranks", type=positive, metavar="N", help="how many (one for each GPU or else core)")
+        add("--devices", type=names, metavar="A,B", help="one for each rank, as in cpu,cpu")
     add("--seed", type=int, default=1, metavar="N", help="of all random numbers (1)")
     add("--plot", type=Path, metavar="FILE.png", help="draw the curves of training")
 

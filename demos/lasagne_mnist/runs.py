@@ -1,0 +1,185 @@
+"""One run of training, the same for all MNIST demos: its arguments, its epochs and what it says."""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+import synkhronos as synk
+from demos._shared import add_common_arguments, plot_curves, positive, table
+from demos.lasagne_mnist import common
+
+RATE, MOMENTUM = 0.01, 0.9
+
+
+def parse(argv, program, description, parallel=True):
+    """Read the command line of one demo."""
+    parser = argparse.ArgumentParser(prog=program, description=description)
+    add = parser.add_argument
+    add("model", nargs="?", type=model, default="mlp", metavar="MODEL", help=MODEL_HELP)
+    add("batch", nargs="?", type=positive, default=500, metavar="BATCH_SIZE", help="rows (500)")
+    add("epochs", nargs="?", type=positive, default=10, metavar="EPOCHS", help="over the rows (10)")
+    add_common_arguments(parser, parallel)
+    add_data_arguments(parser)
+    add(
+        "--parts",
+        type=positive,
+        metavar="N",
+        help="take each minibatch in equal shares from N parts of the rows, as it is with rows "
+        "that N ranks have (train_mnist_gpu_data: always the number of ranks; else 1)",
+    )
+    add("--json", type=Path, metavar="FILE", help="write what was measured")
+    return parser.parse_args(argv)
+
+
+def add_data_arguments(parser):
+    """Add --data and --rows."""
+    parser.add_argument(
+        "--data",
+        metavar="FOLDER",
+        help="with MNIST's four .gz files, or `digits` for scikit-learn's digits (default: the "
+        "current folder, else a download, else the digits)",
+    )
+    parser.add_argument(
+        "--rows", type=positive, metavar="N", help="train with the first N rows only"
+    )
+
+
+MODEL_HELP = "mlp, cnn or custom_mlp:DEPTH,WIDTH,DROP_IN,DROP_HID (mlp)"
+
+
+def model(text):
+    """Return the name of a model from the command line."""
+    try:
+        common.builder(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def load(arguments, program):
+    """Return the six arrays of the data set; or exit with a sentence."""
+    print("Loading data...")
+    try:
+        x_train, y_train, *others = common.load_dataset(arguments.data)
+    except (OSError, ValueError) as error:
+        sys.exit(f"{program}: {error}")
+    if arguments.rows:
+        x_train, y_train = x_train[: arguments.rows], y_train[: arguments.rows]
+        print(f"Training with the first {len(y_train)} rows only")
+    return x_train, y_train, *others
+
+
+def minibatches(n_rows, batch_size, random, parts=1):
+    """Yield the row numbers of minibatches: for each a list of arrays, one from each part.
+
+    The parts are those that `n_rows` rows are scattered in, each in a random order of its own, and
+    all minibatches are as equal as can be.
+
+    >>> [len(part) for part in next(minibatches(1078, 500, np.random.RandomState(0), parts=2))]
+    [179, 179]
+    """
+    edges = part_edges(n_rows, parts)
+    orders = [
+        start + random.permutation(stop - start) for start, stop in zip(edges[:-1], edges[1:])
+    ]
+    n = -(-n_rows // batch_size)
+    for number in range(n):
+        yield [order[len(order) * number // n : len(order) * (number + 1) // n] for order in orders]
+
+
+def part_edges(n_rows, parts):
+    """Return where each part of the rows begins, and the end of the last."""
+    return [n_rows * part // parts for part in range(parts + 1)]
+
+
+def run(arguments, log, graph, n_train, step, validate, test, parts):
+    """Train, print as it goes, and return what was measured.
+
+    Parameters
+    ----------
+    step : callable
+        Trains with one of the `minibatches`, and returns its loss.
+    validate, test : callable
+        Return the loss and the accuracy on these rows.
+    """
+    random = np.random.RandomState(arguments.seed)
+    n_batches = -(-n_train // arguments.batch)
+    print("Starting training...")
+    for epoch in range(1, arguments.epochs + 1):
+        began = time.perf_counter()
+        total = 0.0
+        batches = minibatches(n_train, arguments.batch, random, parts)
+        # disable=None: no bar where standard error is not a terminal.
+        for rows in tqdm(batches, f"epoch {epoch}", n_batches, leave=False, disable=None):
+            step_began = time.perf_counter()
+            loss = float(step(rows))
+            log.seconds.append(time.perf_counter() - step_began)
+            total += loss * sum(map(len, rows))
+        val_loss, val_accuracy = map(float, validate())
+        log.losses.append(total / n_train)
+        log.accuracies.append(val_accuracy)
+        print(f"Epoch {epoch} of {arguments.epochs} took {time.perf_counter() - began:.3f}s")
+        print(f"  training loss:\t\t{log.losses[-1]:.6f}")
+        print(f"  validation loss:\t\t{val_loss:.6f}")
+        print(f"  validation accuracy:\t\t{100 * val_accuracy:.2f} %", flush=True)
+
+    test_loss, test_accuracy = map(float, test())
+    print("Final results:")
+    print(f"  test loss:\t\t\t{test_loss:.6f}")
+    print(f"  test accuracy:\t\t{100 * test_accuracy:.2f} %\n")
+    result = {
+        "label": log.label,
+        "model": arguments.model,
+        "has_dropout": graph.has_dropout,
+        "losses": log.losses,
+        "accuracies": log.accuracies,
+        "seconds": log.seconds,
+        "milliseconds": log.milliseconds,
+        "test_loss": test_loss,
+        "test_accuracy": test_accuracy,
+    }
+    print(results_table([result]))
+    return result
+
+
+def finish(arguments, log, result):
+    """Draw and write what the arguments ask for."""
+    if arguments.plot:
+        plot_curves(arguments.plot, [log])
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result))
+
+
+def results_table(results, titles=(), cells=()):
+    """Return the lines of a table, with further titles, and further cells of each result."""
+    return table(
+        ["", "ms/minibatch", "training s", "training loss", "validation", "test accuracy", *titles],
+        [
+            [
+                result["label"],
+                f"{result['milliseconds']:.2f}",
+                f"{sum(result['seconds']):.2f}",
+                f"{result['losses'][-1]:.6f}",
+                f"{100 * result['accuracies'][-1]:.2f} %",
+                f"{100 * result['test_accuracy']:.2f} %",
+                *more,
+            ]
+            for result, more in zip(results, list(cells) or [[]] * len(results))
+        ],
+    )
+
+
+def replicas_equal(params, n_ranks):
+    """Return whether all ranks have the same bits in each parameter, and say so."""
+    equal = all(
+        copy.tobytes() == copies[0].tobytes()
+        for copies in (np.asarray(synk.gather(param)).reshape(n_ranks, -1) for param in params)
+        for copy in copies
+    )
+    print(f"\nThe parameters of all ranks are equal, bit by bit: {'yes' if equal else 'NO'}")
+    return equal
