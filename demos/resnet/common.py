@@ -1,0 +1,274 @@
+"""What the demos with and without ranks share: arguments, images, graph, loop and table."""
+
+import argparse
+import contextlib
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+import lasagne
+import numpy as np
+import theano
+import theano.tensor as T
+from _shared import positive, table
+from lasagne.layers import get_all_params, get_output
+from resnet.models import DEPTHS, build_resnet
+from theano import configparser
+from tqdm import tqdm
+
+from synkhronos.extensions import train as synkhronos_train
+
+
+def add_arguments(parser):
+    """Add what describes the model, the images and the training."""
+    add = parser.add_argument
+    add("--depth", type=int, choices=sorted(DEPTHS), default=14, metavar="N",
+        help=f"layers with weights, one of {', '.join(map(str, sorted(DEPTHS)))} (14)")  # fmt: skip
+    add("--width", type=positive, default=16, metavar="N", help="channels of the first stage (16)")
+    add("--size", type=positive, default=32, metavar="N", help="pixels, both ways (32)")
+    add("--classes", type=positive, metavar="N", help="(10, or what is in the folder)")
+    add("--images", type=Path, metavar="FOLDER", help="with a folder of images for each class")
+    add("--examples", type=positive, metavar="N", help="to train with (1024, or all images)")
+    add("--batch", type=positive, default=64, metavar="N", help="rows of each rank (64)")
+    add("--epochs", type=positive, default=5, metavar="N", help="passes over the examples (5)")
+    add("--rate", type=float, default=0.05, help="learning rate, for the rows of one rank (0.05)")
+    add("--warm-up", type=float, default=1, metavar="EPOCHS",
+        help="until the rate is that for all ranks (1)")  # fmt: skip
+    add("--max-norm", type=float, metavar="NORM", help="clip gradients to this global norm")
+    add("--no-validation", dest="validate", action="store_false", help="don't after each epoch")
+
+
+@contextlib.contextmanager
+def single_precision():
+    """Compute in float32, unless the user has set floatX."""
+    is_set = "floatX" in configparser.THEANO_FLAGS_DICT
+    if is_set or configparser.theano_raw_cfg.has_option("global", "floatX"):
+        yield
+    else:
+        with theano.change_flags(floatX="float32"):
+            yield
+
+
+class NoImages(ValueError):
+    """There are no images in a folder as they should be."""
+
+
+@dataclass
+class Images:
+    """Pixels of shape (rows, 3, size, size), and labels: arrays, or Data."""
+
+    x: object
+    y: object
+    x_valid: object
+    y_valid: object
+    n_classes: int
+
+    def as_arrays(self):
+        """Return the same images as NumPy arrays, which are views of Data."""
+        parts = self.x, self.y, self.x_valid, self.y_valid
+        return Images(*map(np.asarray, parts), self.n_classes)
+
+
+def load(arguments, empty):
+    """Return the images that the arguments ask for, in what ``empty(shape, dtype)`` makes."""
+    if arguments.images is None:
+        print("Loading data (synthetic)")
+        n_classes = arguments.classes or 10
+        n_train = arguments.examples or 1024
+        counts = n_train, -(-n_train // 4)
+        fill = _synthetic(n_classes, arguments.size, arguments.seed)
+    else:
+        print(f"Loading data ({arguments.images})")
+        files, n_classes = find_images(arguments.images, arguments.classes)
+        files = [shuffled(part, arguments.seed)[: arguments.examples] for part in files]
+        counts = [len(part) for part in files]
+        fill = _reader(files)
+    arrays = []
+    for part, n in enumerate(counts):
+        x = empty((n, 3, arguments.size, arguments.size), theano.config.floatX)
+        y = empty((n,), "int32")
+        # Row by row: large data are never in memory twice.
+        for row in tqdm(range(n), desc="images", leave=False, mininterval=0.5):
+            x[row], y[row] = fill(part, row, arguments.size)
+        arrays += [x, y]
+    return Images(*arrays, n_classes)
+
+
+def _synthetic(n_classes, size, seed):
+    """Return a function that makes images: the pattern of a class, moved and dim, under noise."""
+    random = np.random.RandomState(seed)
+    blocks = random.normal(size=(n_classes, 3, 4, 4)).astype("float32")
+    cell = -(-size // 4)
+    patterns = np.kron(blocks, np.ones((cell, cell), "float32"))[:, :, :size, :size]
+
+    def fill(part, row, size):
+        label = random.randint(n_classes)
+        shift = random.randint(-(size // 8), size // 8 + 1, 2)
+        pattern = np.roll(patterns[label], shift, (1, 2))
+        noise = random.standard_normal(pattern.shape)
+        return random.uniform(0.1, 0.5) * pattern + noise, label
+
+    return fill
+
+
+def find_images(folder, n_classes=None):
+    """Return files and labels to train with, files and labels to validate with, and classes.
+
+    The classes are the subfolders in alphabetic order; every fifth file of each validates.
+    """
+    if not folder.is_dir():
+        raise NoImages(f"{folder} is not a folder.")
+    classes = sorted(path for path in folder.iterdir() if path.is_dir() and _is_seen(path))
+    if len(classes) < 2:
+        raise NoImages(
+            f"{folder} must have a folder of images for each class, two or more; it has "
+            f"{len(classes)}."
+        )
+    if n_classes not in (None, len(classes)):
+        raise NoImages(f"{folder} has {len(classes)} classes, not {n_classes}.")
+    train, valid = [], []
+    for label, path in enumerate(classes):
+        files = sorted(file for file in path.iterdir() if file.is_file() and _is_seen(file))
+        if len(files) < 2:
+            raise NoImages(
+                f"{path} must have two images at least, one to train and one to validate with; it "
+                f"has {len(files)}."
+            )
+        for number, file in enumerate(files):
+            (valid if number % 5 == 1 else train).append((file, label))
+    return (train, valid), len(classes)
+
+
+def _is_seen(path):
+    return not path.name.startswith(".")
+
+
+def shuffled(items, seed):
+    """Return a list of the items in random order."""
+    return [items[i] for i in np.random.RandomState(seed).permutation(len(items))]
+
+
+def _reader(files):
+    def fill(part, row, size):
+        file, label = files[part][row]
+        return read_image(file, size), label
+
+    return fill
+
+
+def read_image(file, size):
+    """Return the middle of an image, scaled to size x size pixels of about -2 to 2."""
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(file) as image:
+            pixels = ImageOps.fit(image.convert("RGB"), (size, size))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise NoImages(f"{file} can't be read as an image: {error}") from error
+    return (np.asarray(pixels, "float32").transpose(2, 0, 1) - 127.5) / 64
+
+
+class Graph:
+    """The model and what is computed from it: nothing in it knows about ranks.
+
+    Except, with ``synchronized=True``, the batch normalization.
+    """
+
+    def __init__(self, arguments, n_classes, synchronized=False):
+        lasagne.random.set_rng(np.random.RandomState(arguments.seed))
+        self.x, self.y = T.tensor4("x"), T.ivector("y")
+        network = build_resnet(
+            self.x, arguments.depth, arguments.width, n_classes, arguments.size, synchronized
+        )
+        self.params = get_all_params(network, trainable=True)
+        self.kept = get_all_params(network, trainable=False)
+        self.statistics = OrderedDict()  # updates of what is kept
+        probabilities = get_output(network, statistics=self.statistics)
+        self.loss = T.nnet.categorical_crossentropy(probabilities, self.y).mean()
+        probabilities = get_output(network, deterministic=True)
+        found = T.eq(probabilities.argmax(axis=1), self.y)
+        self.accuracy = found.mean(dtype=theano.config.floatX)
+
+
+def learning_rate(arguments, n_ranks, n_examples):
+    """Return the rate for minibatches of all ranks: as many times that of one, after a warm-up."""
+    steps = round(arguments.warm_up * -(-n_examples // (n_ranks * arguments.batch)))
+    if steps < 1 or n_ranks == 1:
+        return arguments.rate * n_ranks
+    return synkhronos_train.warm_up(arguments.rate, n_ranks, steps)
+
+
+def train(log, arguments, batch, n_examples, step, validate, n_epochs=None):
+    """Train with ``step(rows)``, which returns the loss of a minibatch: the same for all runs."""
+    random = np.random.RandomState(arguments.seed)
+    starts = range(0, n_examples, batch)
+    n_epochs = n_epochs or arguments.epochs
+    with tqdm(total=n_epochs * len(starts), desc=log.label, leave=False, mininterval=0.5) as bar:
+        for epoch in range(1, n_epochs + 1):
+            began = time.perf_counter()
+            order = random.permutation(n_examples)
+            total = 0.0
+            for start in starts:
+                rows = order[start : start + batch]
+                start_of_step = time.perf_counter()
+                loss = step(rows)
+                log.seconds.append(time.perf_counter() - start_of_step)
+                total += float(loss) * len(rows)
+                bar.update()
+            log.losses.append(total / n_examples)
+            lines = [f"Epoch:  {epoch}", f"Training Loss: {log.losses[-1]:.3f}"]
+            if arguments.validate:
+                log.accuracies.append(float(validate()))
+                lines.append(f"Validation accuracy: {100 * log.accuracies[-1]:.1f} %")
+            seconds = time.perf_counter() - began
+            tqdm.write("\n".join([*lines, f"(epoch total time {seconds:.1f} s)"]))
+
+
+def examples_per_second(log, batch):
+    """Return how many, by the median time of a minibatch."""
+    return 1e3 * batch / log.milliseconds
+
+
+def summary(logs, batch, n_ranks=None):
+    """Return a table of runs; the first is compared with the others if it has ranks."""
+    titles = ["", "examples/s", "ms/minibatch", "training s", "last loss", "accuracy"]
+    scaling = n_ranks is not None and len(logs) > 1
+    if scaling:
+        ranks = f"{n_ranks} rank{'s' * (n_ranks != 1)}"
+        titles += [f"speedup of {ranks}", "per rank"]
+    rows = []
+    for log in logs:
+        row = [log.label, f"{examples_per_second(log, batch):.1f}", f"{log.milliseconds:.1f}"]
+        row += [f"{sum(log.seconds):.1f}", f"{log.losses[-1]:.4f}"]
+        row += [f"{100 * log.accuracies[-1]:.1f} %" if log.accuracies else ""]
+        if scaling:
+            speedup = log.milliseconds / logs[0].milliseconds
+            row += (
+                ["", ""]
+                if log is logs[0]
+                else [f"{speedup:.2f}", f"{100 * speedup / n_ranks:.0f} %"]
+            )
+        rows.append(row)
+    return table(titles, rows)
+
+
+def parse(parser, argv):
+    """Read the command line; refuse what only makes trouble later."""
+    arguments = parser.parse_args(argv)
+    for name in ("rate", "max_norm"):
+        value = getattr(arguments, name)
+        if value is not None and not value > 0:
+            parser.error(f"argument --{name.replace('_', '-')}: must be above zero, got {value}")
+    if not arguments.warm_up >= 0:
+        parser.error(f"argument --warm-up: must be zero or more, got {arguments.warm_up}")
+    if arguments.classes == 1:
+        parser.error("argument --classes: must be at least 2, got 1")
+    return arguments
+
+
+def new_parser(description):
+    """Return a parser that knows the arguments of both demos."""
+    parser = argparse.ArgumentParser(description=description)
+    add_arguments(parser)
+    return parser

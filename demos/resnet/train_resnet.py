@@ -1,0 +1,213 @@
+"""Train a ResNet on several ranks, and compare with serial Theano on the same minibatches.
+
+    images in Data ──▶ rows of a minibatch ──▶ each rank: loss, gradients, statistics
+                                                 │
+                       parameters, running statistics ◀── averaged over the ranks, in one round
+
+The images are made up, or those of a folder. By default a small network trains on small images for
+a minute or two; ``--depth 50 --width 64 --size 224 --classes 1000`` is ResNet-50 at full size.
+Serial Theano trains afterwards, because how much faster the ranks are is what this demo is about;
+``--no-compare`` leaves it out, for training that takes long.
+"""
+
+import functools
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from _shared import Log, add_common_arguments, count, fork, plot_curves
+from resnet import common
+from resnet.train_resnet_theano import train_serial, usable_threads
+
+import synkhronos as synk
+from synkhronos.extensions import rules, train
+
+
+def train_resnet(
+    batch_size=64,
+    learning_rate=1e-3,
+    n_epoch=3,
+    do_valid=False,
+    update_rule=rules.sgd,
+    *,
+    arguments=(),
+    **rule_arguments,
+):
+    """Train ResNet-50 at full size on 4096 made-up images, as the 2017 demo did.
+
+    Parameters
+    ----------
+    batch_size : int
+        Rows of each rank.
+    learning_rate : float
+        For the rows of one rank; the rate is this times the number of ranks.
+    n_epoch : int
+    do_valid : bool
+        Compute the accuracy of 1024 other images after each epoch.
+    update_rule : callable
+        Such as ``lasagne.updates.adam``.
+    arguments : list of str
+        Of the command line, which win.
+    **rule_arguments
+        For the rule.
+
+    Returns
+    -------
+    dict
+        As `main`.
+    """
+    like_2017 = "--depth 50 --width 64 --size 224 --classes 1000 --examples 4096 --warm-up 0"
+    settings = [*like_2017.split(), "--no-compare", f"--batch={batch_size}", f"--epochs={n_epoch}"]
+    settings += [f"--rate={learning_rate}"] + ["--no-validation"] * (not do_valid)
+    return run(parse([*settings, *arguments]), functools.partial(update_rule, **rule_arguments))
+
+
+def main(argv=None):
+    """Run the demo; return what it measured."""
+    return run(parse(argv), rules.momentum)
+
+
+def parse(argv):
+    """Read the command line."""
+    parser = common.new_parser(
+        "Train a ResNet on several ranks, and compare with serial Theano on the same minibatches."
+    )
+    add_common_arguments(parser)
+    add = parser.add_argument
+    add("--synchronized", action="store_true", help="normalize with the rows of all ranks")
+    add("--no-compare", dest="compare", action="store_false", help="leave serial Theano out")
+    return common.parse(parser, argv)
+
+
+def run(arguments, rule):
+    """Train on the ranks, then without; report; return what was measured."""
+    began = time.perf_counter()
+    with common.single_precision():
+        n_ranks = fork(arguments, "train_resnet")
+        try:
+            images = common.load(
+                arguments, lambda shape, dtype: synk.data(shape=shape, dtype=dtype)
+            )
+            graph, log, equal = train_parallel(arguments, images, n_ranks, rule, began)
+        except common.NoImages as error:
+            sys.exit(f"train_resnet: {error}")
+        finally:
+            synk.close()
+        batch = min(n_ranks * arguments.batch, len(images.x))
+        logs = [log]
+        if arguments.compare:
+            threads = sorted({1, usable_threads()})
+            print(f"\nThe same with serial Theano, with minibatches of {batch}")
+            serial, serial_logs = train_serial(
+                arguments, images.as_arrays(), threads, n_ranks, rule
+            )
+            logs += serial_logs
+    found = {
+        "ranks": n_ranks,
+        "classes": images.n_classes,
+        "losses": log.losses,
+        "accuracies": log.accuracies,
+        "replicas_equal": equal,
+        "examples_per_second": common.examples_per_second(log, batch),
+        "kept": [variable.get_value() for variable in graph.kept],
+    }
+    print(f"\n{common.summary(logs, batch, n_ranks)}\n")
+    if arguments.compare:
+        found.update(compare(arguments, graph, serial, logs, n_ranks))
+    print(
+        "Parameters and running statistics of all ranks are equal, bit by bit: "
+        + ("yes" if equal else "NO")
+    )
+    if arguments.plot:
+        curves = [f"{each.label}: {common.examples_per_second(each, batch):.0f}/s" for each in logs]
+        plot_curves(
+            arguments.plot, [replace(each, label=label) for each, label in zip(logs[:2], curves)]
+        )
+    print(
+        f"Total training time {sum(log.seconds):.1f} s, all in {time.perf_counter() - began:.0f} s"
+    )
+    return found
+
+
+def shared_memory(shape, dtype):
+    """Return Data without values."""
+    return synk.data(shape=shape, dtype=dtype)
+
+
+def train_parallel(arguments, images, n_ranks, rule, began):
+    """Train on all ranks; return the graph, the log, and whether the ranks end alike."""
+    n_slices = -(-len(images.x_valid) // (n_ranks * arguments.batch))
+    if arguments.validate:
+        print(f"Will compute validation using {n_slices} slices")
+
+    print("Building model")
+    graph = common.Graph(arguments, images.n_classes, arguments.synchronized)
+
+    print("Building training functions")
+    step = train.make_train_step(
+        [graph.x, graph.y],
+        graph.loss,
+        graph.params,
+        rule,
+        common.learning_rate(arguments, n_ranks, len(images.x)),
+        max_norm=arguments.max_norm,
+        averages=graph.statistics,
+    )
+    print("Building validation / test function")
+    test = synk.function([graph.x, graph.y], graph.accuracy)
+    synk.distribute()
+    print(f"Total setup time {time.perf_counter() - began:.1f} s")
+
+    print("Starting training")
+    log = Log(f"Synkhronos, {count(n_ranks, 'rank')}")
+    common.train(
+        log,
+        arguments,
+        n_ranks * arguments.batch,
+        len(images.x),
+        lambda rows: step(images.x, images.y, batch=rows),
+        lambda: test(images.x_valid, images.y_valid, num_slices=n_slices),
+    )
+    replicas = synk.gather(graph.params + graph.kept)
+    equal = all(copy.tobytes() == each[0].tobytes() for each in replicas for copy in each)
+    return graph, log, equal
+
+
+def compare(arguments, graph, serial, logs, n_ranks):
+    """Print and return how fast the ranks were, and how far from serial Theano they ended."""
+    parallel, *serial_logs = logs
+    best = min(serial_logs, key=lambda log: log.milliseconds)
+    speedup = best.milliseconds / parallel.milliseconds
+    # One core against all of them.
+    efficiency = serial_logs[0].milliseconds / parallel.milliseconds / n_ranks
+    print(
+        f"Speedup {speedup:.2f} over the fastest serial run ({best.label}); "
+        f"{100 * efficiency:.0f} % of {n_ranks} times {serial_logs[0].label}."
+    )
+    pairs = zip(graph.params + graph.kept, serial.params + serial.kept)
+    difference = max(abs(one.get_value() - two.get_value()).max() for one, two in pairs)
+    if arguments.synchronized:
+        print(
+            f"Parameters and running statistics differ by at most {difference:.1e} from serial "
+            "Theano's after training:\nsingle precision rounds, and each step makes more of it."
+        )
+    else:
+        print(
+            "Losses differ from serial Theano's because each rank normalizes its own rows; with "
+            "--synchronized they don't."
+        )
+    return {
+        "speedup": speedup,
+        "efficiency": efficiency,
+        "difference": float(difference),
+        "serial_losses": serial_logs[0].losses,
+        "serial_accuracies": serial_logs[0].accuracies,
+        "serial_kept": [variable.get_value() for variable in serial.kept],
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Train a ResNet with plain Theano, in one process: what train_resnet.py is compared with."""
+
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import theano
+from threadpoolctl import threadpool_info, threadpool_limits
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from _shared import Log, count, plot_curves, positive
+from resnet import common
+
+from synkhronos.extensions import rules, train
+
+
+def train_serial(arguments, images, threads, n_ranks=1, rule=rules.momentum):
+    """Train as `n_ranks` ranks would: return the graph, and a log for each number of threads.
+
+    All epochs with the first number; one epoch, for its time, with each of the others.
+    """
+    print("Building model")
+    graph = common.Graph(arguments, images.n_classes)
+    batch = arguments.batch * n_ranks
+
+    print("Building training functions")
+    grads = theano.grad(graph.loss, graph.params)
+    if arguments.max_norm:
+        grads = train.clip_by_global_norm(grads, arguments.max_norm)
+    rate = common.learning_rate(arguments, n_ranks, len(images.x))
+    updates = rule(grads, graph.params, rate)
+    updates.update(graph.statistics)
+    step = theano.function([graph.x, graph.y], graph.loss, updates=updates)
+
+    print("Building validation / test function")
+    test = theano.function([graph.x, graph.y], graph.accuracy)
+
+    def validate():
+        n = len(images.y_valid)
+        parts = [slice(start, start + batch) for start in range(0, n, batch)]
+        found = [float(test(images.x_valid[p], images.y_valid[p])) for p in parts]
+        return np.average(found, weights=[len(images.y_valid[p]) for p in parts])
+
+    print("Starting training")
+    variables = step.get_shared()
+    first = [variable.get_value() for variable in variables]
+    logs = []
+    # The first number of threads comes last: its parameters are those to keep.
+    for number, n_threads in reversed(list(enumerate(threads))):
+        for variable, value in zip(variables, first):
+            variable.set_value(value)
+        logs.insert(0, Log(f"serial Theano, {count(n_threads, 'thread')}"))
+        with threadpool_limits(n_threads):
+            common.train(
+                logs[0],
+                arguments,
+                batch,
+                len(images.x),
+                lambda rows: step(images.x[rows], images.y[rows]),
+                validate,
+                n_epochs=1 if number > 0 else None,
+            )
+    return graph, logs
+
+
+def usable_threads():
+    """Return how many threads BLAS uses when nobody limits it."""
+    return max([pool["num_threads"] for pool in threadpool_info()], default=1)
+
+
+def parse(argv):
+    """Read the command line."""
+    parser = common.new_parser("Train a ResNet with plain Theano, in one process.")
+    add = parser.add_argument
+    add("--ranks", type=positive, default=1, metavar="N", help="use minibatches of so many (1)")
+    add("--threads", type=positive, metavar="N", help="of BLAS (one for each core)")
+    add("--seed", type=int, default=1, metavar="N", help="of all random numbers (1)")
+    add("--plot", type=Path, metavar="FILE.png", help="draw the curves of training")
+    return common.parse(parser, argv)
+
+
+def main(argv=None):
+    """Run the demo; return what it measured."""
+    arguments = parse(argv)
+    began = time.perf_counter()
+    with common.single_precision():
+        try:
+            images = common.load(arguments, np.empty)
+        except common.NoImages as error:
+            sys.exit(f"train_resnet_theano: {error}")
+        threads = [arguments.threads or usable_threads()]
+        graph, [log] = train_serial(arguments, images, threads, arguments.ranks)
+    batch = min(arguments.batch * arguments.ranks, len(images.x))
+    print(f"\n{common.summary([log], batch)}")
+    if arguments.plot:
+        plot_curves(arguments.plot, [log])
+    print(
+        f"Total training time {sum(log.seconds):.1f} s, all in {time.perf_counter() - began:.0f} s"
+    )
+    return {
+        "losses": log.losses,
+        "accuracies": log.accuracies,
+        "examples_per_second": common.examples_per_second(log, batch),
+        "parameters": sum(param.get_value(borrow=True).size for param in graph.params),
+        "classes": images.n_classes,
+    }
+
+
+if __name__ == "__main__":
+    main()
