@@ -14,7 +14,7 @@ import psutil
 import pytest
 from conftest import nothing_left, wait_until
 
-from synkhronos.benchmarks import call, collectives, models, peers
+from synkhronos.benchmarks import call, collectives, models, peers, scaling, training
 
 
 def test_bench_call_prints_every_figure():
@@ -300,3 +300,97 @@ def test_bench_collectives_compares_with_open_mpi(mpi_python):
     assert results["versions"]["Open MPI"].startswith("Open MPI")
     assert "Open MPI" in results["model"]["seconds"]
     assert ("gloo" in results["missing"]) == ("not compared with gloo" in done.stderr)
+
+
+TRAINING = [sys.executable, "-m", "synkhronos", "bench", "training"]
+
+
+def test_bench_training_prints_every_system_and_its_shares(tmp_path):
+    picture, figures = tmp_path / "training.png", tmp_path / "training.json"
+    options = ["--networks", "mlp", "--batch", "33", "--seconds", "0.1", "--ranks", "2"]
+    done = subprocess.run(
+        [*TRAINING, *options, "--json", "--plot", str(picture)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    results = json.loads(done.stdout)
+    found = results["networks"]["mlp"]
+    assert found["numbers"] == 784 * 512 + 512 + 512 * 512 + 512 + 512 * 10 + 10
+    many = f"serial, {results['cores']} threads"
+    ranked = {"1 rank": 1, "2 ranks": 2, "2 ranks, two functions": 2}
+    assert set(found["systems"]) == {"serial, 1 thread", many, *ranked}
+    for label, system in found["systems"].items():
+        assert system["seconds"] > 0
+        if label in ranked:
+            assert system["number"] == ranked[label]
+            parts = system["shares"]
+            assert set(parts) == set(training.SHARES)
+            assert sum(parts.values()) == pytest.approx(1)
+            assert all(part > 0 for name, part in parts.items() if name != "waiting")
+            assert parts["compute"] > 0.2
+    text = training.network_text(found, 33, results["cores"])
+    assert len(text.splitlines()) == 2 + len(found["systems"])
+
+    # What was measured is what the model is fitted to.
+    figures.write_text(done.stdout)
+    curve = scaling.measured(results)[-1]
+    seconds = found["systems"]["2 ranks"]["seconds"]
+    modelled = scaling.step_seconds(
+        2, curve["compute"], curve["bytes"], curve["bandwidth"], overhead=curve["overhead"]
+    )
+    assert modelled == pytest.approx(seconds)
+    command = [sys.executable, "-m", "synkhronos", "bench", "scaling", str(figures), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)[-1]["name"] == found["title"]
+
+
+def test_a_system_that_fails_is_told_of():
+    with pytest.raises(training.BenchError, match="nothing:\nTraceback"), training._System(
+        "nothing", "one", 2, "no such network", 8
+    ):
+        pass
+
+
+def test_training_that_is_not_serial_training_is_told_of(monkeypatch):
+    class System:
+        def __init__(self, label, *job):
+            self._losses = [1.0, 0.5] if "serial" in label else [1.0, 0.6]
+
+        def ask(self, what, count):
+            return self._losses
+
+        __enter__ = lambda self: self  # noqa: E731
+        __exit__ = lambda *_: None  # noqa: E731
+
+    monkeypatch.setattr(training, "_System", System)
+    with pytest.raises(training.BenchError, match="1 rank does not train as serial Theano"):
+        training.measure("mlp", 2, 8, 1, 2)
+
+
+def test_the_model_gives_published_figures_back():
+    curves = {curve["name"]: curve for curve in scaling.published()}
+    assert curves["Synkhronos ResNet-50"]["model"]["8"] == pytest.approx(7.5)
+    for name, curve in curves.items():
+        assert curve["model"]["1"] == 1
+        # It is fitted to what 8 GPUs communicate; what they compute is near a n-th.
+        tolerance = 0.2 if name.endswith("16b") else 0.04
+        assert curve["model"]["8"] == pytest.approx(curve["measured"]["8"], rel=tolerance)
+        speedups = [curve["model"][str(n)] for n in scaling.DEVICES]
+        assert speedups == sorted(speedups) and speedups[-1] < 64
+
+
+def test_scaling_says_what_is_wrong_with_a_file(tmp_path, capsys):
+    file = tmp_path / "figures.json"
+    file.write_text("{}")
+    parser = argparse.ArgumentParser()
+    scaling.add_arguments(parser)
+    assert scaling.main(parser.parse_args([str(file)])) == 1
+    assert "cannot use" in capsys.readouterr().err
+    picture = tmp_path / "curves.png"
+    assert scaling.main(parser.parse_args(["--plot", str(picture)])) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "Theano-MPI AlexNet-128b" in capsys.readouterr().out

@@ -47,6 +47,7 @@ LAYERS = [
         "extensions.rules",
         "extensions.updates",
         "extensions.train",
+        "extensions.keras",
     ],
     ["_info", "function_module", "data_module"],
     ["__init__"],
@@ -57,6 +58,9 @@ LAYERS = [
         "benchmarks.models",
         "benchmarks.peers",
         "benchmarks.collectives",
+        "benchmarks.networks",
+        "benchmarks.training",
+        "benchmarks.scaling",
         "__main__",
     ],
 ]
@@ -75,6 +79,7 @@ ONLY = {
         "extensions.rules",
         "extensions.updates",
         "extensions.train",
+        "extensions.keras",
         "_theano_probe",
         "_import_support",
         "_info",
@@ -82,14 +87,23 @@ ONLY = {
         "benchmarks.function",
         "benchmarks.models",
         "benchmarks.collectives",
+        "benchmarks.networks",
+        "benchmarks.training",
     },
     "pygpu": {"_gpuarrays", "comm.nccl", "_theano_probe", "_devices", "_info"},
     "posix_ipc": {"_shm", "_info"},
     "mpi4py": {"comm.mpi", "benchmarks.peers"},
     "torch": {"benchmarks.peers"},
-    "matplotlib": {"benchmarks.collectives"},
-    "threadpoolctl": {"_devices", "_info", "_theano_probe", "benchmarks.function"},
-    "multiprocessing": {"benchmarks.call"},
+    "keras": {"extensions.keras"},
+    "matplotlib": {"benchmarks.collectives", "benchmarks.training", "benchmarks.scaling"},
+    "threadpoolctl": {
+        "_devices",
+        "_info",
+        "_theano_probe",
+        "benchmarks.function",
+        "benchmarks.training",
+    },
+    "multiprocessing": {"benchmarks.call", "benchmarks.training"},
 }
 
 
@@ -160,6 +174,8 @@ SPEAK = (
     "benchmarks.call",
     "benchmarks.function",
     "benchmarks.collectives",
+    "benchmarks.training",
+    "benchmarks.scaling",
 )
 
 

@@ -4,4 +4,6 @@ BENCHMARKS = {
     "call": "synkhronos.benchmarks.call",
     "collectives": "synkhronos.benchmarks.collectives",
     "function": "synkhronos.benchmarks.function",
+    "scaling": "synkhronos.benchmarks.scaling",
+    "training": "synkhronos.benchmarks.training",
 }

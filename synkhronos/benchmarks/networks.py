@@ -1,0 +1,132 @@
+"""Networks to train, in plain Theano: a multilayer perceptron, a small CNN, a small ResNet."""
+
+import numpy as np
+import theano
+import theano.tensor as T
+from theano.tensor.nnet import bn
+from theano.tensor.signal.pool import pool_2d
+
+CLASSES = 10
+
+
+class Network:
+    """A classifier, of float32, with random weights that depend on nothing.
+
+    Attributes
+    ----------
+    x, y : theano variable
+        Rows, and their classes as int32.
+    shape : tuple
+        Of a row.
+    params : list of shared variables
+    loss : scalar variable
+        Mean cross-entropy.
+    averages : list of (shared variable, expression)
+        The updates of running statistics.
+    """
+
+    title = ""
+    shape = ()
+
+    def __init__(self):
+        self._random = np.random.RandomState(1)
+        self.params, self.averages = [], []
+        self.x = T.TensorType("float32", (False,) * (1 + len(self.shape)))("x")
+        self.y = T.ivector("y")
+        scores = self._build(self.x)
+        probabilities = T.nnet.softmax(scores)
+        self.loss = T.nnet.categorical_crossentropy(probabilities, self.y).mean()
+
+    def rows(self, count):
+        """Return as many random rows, and their classes."""
+        random = np.random.RandomState(2)
+        x = random.rand(count, *self.shape).astype("float32")
+        return x, random.randint(0, CLASSES, count).astype("int32")
+
+    @property
+    def n_numbers(self):
+        """How many numbers are trained."""
+        return sum(param.get_value(borrow=True).size for param in self.params)
+
+    def _build(self, x):
+        raise NotImplementedError
+
+    def _weights(self, *shape, fan_in):
+        values = self._random.normal(scale=(2 / fan_in) ** 0.5, size=shape)
+        return self._param(values)
+
+    def _param(self, values):
+        self.params.append(theano.shared(np.asarray(values, "float32"), f"p{len(self.params)}"))
+        return self.params[-1]
+
+    def _dense(self, x, n_in, n_out):
+        return T.dot(x, self._weights(n_in, n_out, fan_in=n_in)) + self._param(np.zeros(n_out))
+
+
+class Mlp(Network):
+    """784-512-512-10, with rectifiers."""
+
+    title = "mlp 784-512-512-10"
+    shape = (784,)
+
+    def _build(self, x):
+        x = T.nnet.relu(self._dense(x, 784, 512))
+        x = T.nnet.relu(self._dense(x, 512, 512))
+        return self._dense(x, 512, CLASSES)
+
+
+class Cnn(Network):
+    """Two convolutions of 32 channels and 5x5, each with pooling of 2x2, and 256 units."""
+
+    title = "cnn 32 5x5, pool, 32 5x5, pool, 256, 10"
+    shape = (1, 28, 28)
+
+    def _build(self, x):
+        for n_in in (1, 32):
+            x = T.nnet.conv2d(x, self._weights(32, n_in, 5, 5, fan_in=25 * n_in))
+            x = T.nnet.relu(x + self._param(np.zeros(32)).dimshuffle("x", 0, "x", "x"))
+            x = pool_2d(x, (2, 2), ignore_border=True)
+        x = T.nnet.relu(self._dense(x.flatten(2), 32 * 4 * 4, 256))
+        return self._dense(x, 256, CLASSES)
+
+
+class ResNet(Network):
+    """Three stages of one residual block each, of 8, 16 and 32 channels, with batch normalisation.
+
+    The blocks are those of two 3x3 convolutions of He et al., "Deep residual learning for image
+    recognition", arXiv:1512.03385; with the first convolution and the dense layer it is 8 deep.
+    """
+
+    title = "ResNet-8 of 8-16-32 channels, 3x16x16"
+    shape = (3, 16, 16)
+
+    def _build(self, x):
+        x = T.nnet.relu(self._convolve(x, 3, 8, 3))
+        n_in = 8
+        for n_out, stride in ((8, 1), (16, 2), (32, 2)):
+            branch = T.nnet.relu(self._convolve(x, n_in, n_out, 3, stride))
+            branch = self._convolve(branch, n_out, n_out, 3)
+            shortcut = x if n_in == n_out else self._convolve(x, n_in, n_out, 1, stride)
+            x, n_in = T.nnet.relu(branch + shortcut), n_out
+        return self._dense(x.mean(axis=(2, 3)), n_in, CLASSES)
+
+    def _convolve(self, x, n_in, n_out, size, stride=1):
+        weights = self._weights(n_out, n_in, size, size, fan_in=n_in * size * size)
+        x = T.nnet.conv2d(x, weights, border_mode="half", subsample=(stride, stride))
+        scale, shift = self._param(np.ones(n_out)), self._param(np.zeros(n_out))
+        running = [theano.shared(np.zeros(n_out, "float32")) for _ in range(2)]
+        channels = ("x", 0, "x", "x")
+        x, _, _, mean, variance = bn.batch_normalization_train(
+            x,
+            scale.dimshuffle(channels),
+            shift.dimshuffle(channels),
+            "spatial",
+            running_mean=running[0].dimshuffle(channels),
+            running_var=running[1].dimshuffle(channels),
+        )
+        mean, variance = mean.flatten(), variance.flatten()
+        self.averages += zip(running, (mean, variance))
+        return x
+
+
+NETWORKS = {"mlp": Mlp, "cnn": Cnn, "resnet": ResNet}

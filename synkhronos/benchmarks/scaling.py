@@ -1,0 +1,215 @@
+r"""A model of how training scales, fitted to measurements and drawn out to more devices.
+
+The time of a step on n devices, each with the same number of rows, is modelled as
+
+    T(n) = C + 2 (n-1)/n S / B + L log2(n) + O
+
+with C the compute time of one device, S the bytes of the gradients, B the bandwidth of the
+all-reduce, L its latency, and O what a call costs beside. It assumes that nothing overlaps; that
+every device has its own memory bandwidth, which cores of one machine do not; and that B does not
+fall with n, which it does between machines. Efficiency is C divided by T(n).
+
+The measurements are those of ``synkhronos bench training --json``. Beside them stand published
+ones: those of Theano-MPI (Ma, Mao and Taylor 2016, arXiv:1605.08325; the table of its README,
+Tesla K80, seconds for 5120 images, computing + communicating), and that of Synkhronos (Stooke and
+Abbeel 2017, arXiv:1710.04162: ResNet-50, 7.5 times as fast on the 8 GPUs of a DGX-1).
+"""
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+
+DEVICES = (1, 2, 4, 8, 16, 32, 64)
+LATENCY = 20e-6  # seconds: a barrier between processes, and the start of a kernel on each
+
+# model, rows per GPU, bytes of its gradients: {GPUs: (seconds computing, communicating)}
+THEANO_MPI = {
+    ("AlexNet", 128, 4 * 60_965_224): {
+        1: (20.50, 0),
+        2: (10.35, 0.78),
+        4: (5.13, 0.54),
+        8: (2.63, 0.61),
+    },
+    ("GoogLeNet", 32, 4 * 13_378_280): {
+        1: (63.89, 0),
+        2: (31.40, 1.00),
+        4: (15.51, 0.71),
+        8: (7.69, 0.80),
+    },
+    ("VGG16", 16, 4 * 138_357_544): {
+        1: (358.29, 0),
+        2: (176.08, 13.90),
+        4: (90.44, 9.28),
+        8: (55.12, 12.59),
+    },
+    ("VGG16", 32, 4 * 138_357_544): {
+        1: (343.37, 0),
+        2: (169.12, 7.14),
+        4: (86.97, 4.80),
+        8: (43.29, 5.41),
+    },
+    ("ResNet50", 64, 4 * 25_557_032): {
+        1: (163.15, 0),
+        2: (80.09, 0.81),
+        4: (40.25, 0.56),
+        8: (20.12, 0.57),
+    },
+}
+IMAGES = 5120
+SYNKHRONOS = {8: 7.5}  # GPUs: speedup, ResNet-50
+
+
+def add_arguments(parser):
+    """Add the options of this benchmark."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "file",
+        metavar="FILE.json",
+        nargs="?",
+        help="what `synkhronos bench training --json` printed; without it the published ones only",
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw speedup against devices")
+
+
+def main(args) -> int:
+    """Fit, print, and return the exit status."""
+    curves = published()
+    if args.file:
+        try:
+            curves += measured(json.loads(Path(args.file).read_text()))
+        except (OSError, ValueError, KeyError) as error:
+            print(f"cannot use {args.file}: {type(error).__name__}: {error}", file=sys.stderr)
+            return 1
+    print(json.dumps(curves, indent=2) if args.json else text(curves))
+    if args.plot:
+        plot(curves, args.plot)
+        print(f"wrote {args.plot}", file=sys.stderr)
+    return 0
+
+
+def step_seconds(n, compute, nbytes, bandwidth, latency=LATENCY, overhead=0.0):
+    """Return the modelled time of a step on n devices, in seconds.
+
+    Parameters
+    ----------
+    n : int
+    compute : float
+        Seconds that one device computes.
+    nbytes : float
+        Of the gradients.
+    bandwidth : float
+        Bytes per second of the all-reduce: what nccl-tests calls the bus bandwidth.
+    latency, overhead : float
+        Seconds.
+
+    Examples
+    --------
+    >>> step_seconds(1, 1.0, 100e6, 1e9)
+    1.0
+    >>> round(step_seconds(2, 1.0, 100e6, 1e9, latency=0), 3)
+    1.1
+    """
+    if n == 1:
+        return compute + overhead
+    moved = 2 * (n - 1) / n * nbytes / bandwidth
+    return compute + moved + latency * math.log2(n) + overhead
+
+
+def fit_bandwidth(n, nbytes, seconds, latency=LATENCY):
+    """Return the bandwidth with which the model communicates for so many seconds on n devices."""
+    return 2 * (n - 1) / n * nbytes / max(seconds - latency * math.log2(n), 1e-9)
+
+
+def published():
+    """Return the curves of Theano-MPI, with the bandwidth of its 8 GPUs, and of Synkhronos."""
+    curves = []
+    for (model, rows, nbytes), table in THEANO_MPI.items():
+        steps = IMAGES / rows  # of one GPU
+        compute = table[1][0] / steps
+        bandwidth = fit_bandwidth(8, nbytes, table[8][1] / (steps / 8))
+        points = {n: table[1][0] / sum(seconds) for n, seconds in table.items()}
+        name = f"Theano-MPI {model}-{rows}b"
+        curves.append(_curve(name, compute, nbytes, bandwidth, 0.0, points))
+    # Of the published run only the speedup is known: 8 GPUs lose as much as 0.5 of 7.5.
+    (_, _, nbytes), (n, speedup) = ("ResNet50", 64, 4 * 25_557_032), next(iter(SYNKHRONOS.items()))
+    compute = THEANO_MPI["ResNet50", 64, nbytes][1][0] / (IMAGES / 64)
+    bandwidth = fit_bandwidth(n, nbytes, compute * (n / speedup - 1))
+    curves.append(_curve("Synkhronos ResNet-50", compute, nbytes, bandwidth, 0.0, SYNKHRONOS))
+    return curves
+
+
+def measured(results):
+    """Return curves for the networks of ``bench training``, each rank with the rows that it had."""
+    curves = []
+    for found in results["networks"].values():
+        ranked = [s for s in found["systems"].values() if s["form"] == "one"]
+        most = max(ranked, key=lambda system: system["number"])
+        n, seconds, shares = most["number"], most["seconds"], most["shares"]
+        if n < 2:
+            raise ValueError("it has no measurement of two ranks or more")
+        compute = seconds * (shares["compute"] + shares["input"])
+        nbytes = 4 * found["numbers"]
+        bandwidth = fit_bandwidth(n, nbytes, seconds * (shares["collectives"] + shares["waiting"]))
+        serial = found["systems"]["serial, 1 thread"]["seconds"]
+        # Of each rank's rows one device makes n times as many steps.
+        points = {s["number"]: serial / s["seconds"] for s in ranked}
+        curves.append(
+            _curve(found["title"], compute, nbytes, bandwidth, seconds * shares["call"], points)
+        )
+        curves[-1]["ranks"] = n
+    return curves
+
+
+def _curve(name, compute, nbytes, bandwidth, overhead, points):
+    alone = step_seconds(1, compute, nbytes, bandwidth)
+    return {
+        "name": name,
+        "compute": compute,
+        "bytes": nbytes,
+        "bandwidth": bandwidth,
+        "overhead": overhead,
+        "measured": {str(n): speedup for n, speedup in points.items()},
+        "model": {
+            str(n): n * alone / step_seconds(n, compute, nbytes, bandwidth, overhead=overhead)
+            for n in DEVICES
+        },
+    }
+
+
+def text(curves):
+    """Return the table of speedups, measured and modelled."""
+    head = f"{'speedup on n devices':42}{'compute':>10}{'MB':>7}{'GB/s':>7}"
+    lines = [head + "".join(f"{n:>8}" for n in DEVICES)]
+    for curve in curves:
+        line = f"{curve['name'][:34]:34}{'model':>8}"
+        line += f"{1e3 * curve['compute']:7.1f} ms{curve['bytes'] / 1e6:7.1f}"
+        line += f"{curve['bandwidth'] / 1e9:7.2f}"
+        lines.append(line + "".join(f"{curve['model'][str(n)]:8.2f}" for n in DEVICES))
+        found = [curve["measured"].get(str(n)) for n in DEVICES]
+        cells = "".join(f"{'' if each is None else format(each, '.2f'):>8}" for each in found)
+        lines.append(f"{'':34}{'measured':>8}{'':24}{cells}".rstrip())
+    return "\n".join(lines)
+
+
+def plot(curves, path):
+    """Draw speedup against devices, both logarithmic: the model as lines, measurements as dots."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 6), layout="constrained")
+    panel = figure.subplots()
+    panel.loglog(DEVICES, DEVICES, ":", color="0.5", base=2, label="n devices, n times as fast")
+    for number, curve in enumerate(curves):
+        colour = f"C{number % 10}"
+        values = [curve["model"][str(n)] for n in DEVICES]
+        panel.loglog(DEVICES, values, color=colour, base=2, lw=1.2, label=curve["name"])
+        points = {int(n): speedup for n, speedup in curve["measured"].items()}
+        panel.loglog(list(points), list(points.values()), "o", color=colour, base=2)
+    panel.set(xlabel="devices", ylabel="speedup")
+    panel.set_xticks(DEVICES, map(str, DEVICES))
+    panel.set_yticks(DEVICES, map(str, DEVICES))
+    panel.legend(fontsize="small", title="lines: model; dots: measured")
+    panel.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)
