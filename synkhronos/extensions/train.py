@@ -122,7 +122,12 @@ def parallel_updates(loss, params, update_rule, *args, max_norm=None, **kwargs):
                 f"parallel_updates() can't pass {[*args, *kwargs]} on: the settings of "
                 f"{type(update_rule).__name__} are its own."
             )
-        updates = update_rule.get_updates(loss=_loss_with(grads, params), params=list(params))
+        params = list(params)
+        for param in params:
+            # Keras gives its own variables this, and its optimizers make their state of that shape.
+            if not hasattr(param, "_keras_shape"):
+                param._keras_shape = param.get_value(borrow=True).shape
+        updates = update_rule.get_updates(loss=_loss_with(grads, params), params=params)
     elif callable(update_rule):
         updates = update_rule(grads, params, *args, **kwargs)
     else:
