@@ -1,9 +1,8 @@
 """Train a network on handwritten digits with several ranks, and compare with serial Theano.
 
 The data are scikit-learn's 1797 digits of 8 x 8 pixels, the network has two hidden layers of tanh.
-Each rank computes the gradients of its part of a minibatch; the averages over all rows come back
-to this script, which gives them to all ranks for the same update everywhere. Later versions will
-average the gradients between the ranks, with a collective, and save that way through the script.
+Each rank computes the gradients of its part of a minibatch. Inside of the same function they are
+averaged over the ranks, so that all take the same step.
 """
 
 import argparse
@@ -19,6 +18,8 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from tqdm import tqdm
 
 import synkhronos as synk
+from synkhronos.extensions import rules
+from synkhronos.extensions.train import make_train_step
 
 
 def load():
@@ -50,16 +51,6 @@ class Network:
                 layer = T.tanh(layer)
         self.loss = T.nnet.categorical_crossentropy(T.nnet.softmax(layer), self.y).mean()
         self.accuracy = T.eq(layer.argmax(axis=1), self.y).mean(dtype="float32")
-        self.grads = T.grad(self.loss, self.params)
-
-    def updates(self, grads, rate):
-        """Return the updates of gradient descent with a momentum of 0.9."""
-        updates = []
-        for param, grad in zip(self.params, grads):
-            velocity = theano.shared(np.zeros_like(param.get_value()), f"velocity_{param}")
-            step = np.float32(0.9) * velocity - np.float32(rate) * grad
-            updates += [(velocity, step), (param, param + step)]
-        return updates
 
 
 class Log:
@@ -78,8 +69,8 @@ class Log:
 
 
 def train(log, arguments, data, step, test):
-    """Train with ``step(x, y)``, which returns the loss of a minibatch: the same for all runs."""
-    (pixels, labels), test_data = data
+    """Train with ``step(rows)``, which returns the loss of a minibatch: the same for all runs."""
+    (_, labels), test_data = data
     n_train = len(labels)
     random = np.random.RandomState(arguments.seed)
     starts = range(0, n_train, arguments.batch)
@@ -92,7 +83,7 @@ def train(log, arguments, data, step, test):
             for start in starts:
                 rows = order[start : start + arguments.batch]
                 began = time.perf_counter()
-                loss = step(pixels[rows], labels[rows])
+                loss = step(rows)
                 log.seconds.append(time.perf_counter() - began)
                 total += float(loss) * len(rows)
                 bar.update()
@@ -107,13 +98,10 @@ def train_parallel(arguments, data, n_ranks):
     began = time.perf_counter()
     network = Network(arguments.hidden, arguments.seed)
 
-    # x and y are scattered. The default mode is "avg", weighted by rows: what each rank averages
-    # over its rows becomes the average over the minibatch, also where it does not divide evenly.
-    compute = synk.function([network.x, network.y], [network.loss, *network.grads])
-    # Every rank gets all gradients, and applies the same update to its own copy of the parameters.
-    received = [grad.type() for grad in network.grads]
-    apply = synk.function(
-        [], bcast_inputs=received, updates=network.updates(received, arguments.rate)
+    # One function: x and y are scattered, every rank derives the gradients of its rows, which are
+    # averaged over all rows, and updates its own copy of the parameters in the same way.
+    function = make_train_step(
+        [network.x, network.y], network.loss, network.params, rules.momentum, arguments.rate
     )
     test = synk.function([network.x, network.y], network.accuracy)
     replicas = synk.function([], [(param, "gather") for param in network.params])
@@ -124,11 +112,10 @@ def train_parallel(arguments, data, n_ranks):
         f"{count(n_ranks, 'rank')}; compiled in {compiled - began:.1f} s, "
         f"distributed in {distributed - compiled:.1f} s\n"
     )
+    inputs = function.build_inputs(*data[0])  # once, in shared memory: each rank picks its rows
 
-    def step(x, y):
-        loss, *grads = compute(x, y)
-        apply(*grads)
-        return loss
+    def step(rows):
+        return function(*inputs, batch=rows)
 
     log = Log(f"Synkhronos, {count(n_ranks, 'rank')}")
     for epoch in train(log, arguments, data, step, test):
@@ -150,10 +137,15 @@ def train_serial(arguments, data, threads):
     """Train with plain Theano, as a serial script would, once for each number of threads."""
     logs = []
     network = Network(arguments.hidden, arguments.seed)
-    updates = network.updates(network.grads, arguments.rate)
-    first = [(variable, variable.get_value()) for variable, _ in updates]
-    step = theano.function([network.x, network.y], network.loss, updates=updates)
+    pixels, labels = data[0]
+    updates = rules.momentum(network.loss, network.params, arguments.rate)
+    first = [(variable, variable.get_value()) for variable in updates]
+    function = theano.function([network.x, network.y], network.loss, updates=updates)
     test = theano.function([network.x, network.y], network.accuracy)
+
+    def step(rows):
+        return function(pixels[rows], labels[rows])
+
     for n_threads in threads:
         for variable, value in first:
             variable.set_value(value)
