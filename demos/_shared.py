@@ -74,6 +74,7 @@ def table(titles, rows):
 def plot_curves(file, logs):
     """Draw the losses of runs, and their accuracies where they have them, on the same axes."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     curves = [("training loss", [log.losses for log in logs])]
     if any(log.accuracies for log in logs):
@@ -87,6 +88,7 @@ def plot_curves(file, logs):
         for log, values, width in zip(logs, runs, widths):
             axes.plot(range(1, len(values) + 1), values, ".-", linewidth=width, label=log.label)
         axes.set(xlabel="epoch", ylabel=title)
-    all_axes[0].legend()
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    all_axes[-1].legend()
     figure.savefig(file, dpi=120)
     print(f"Drew {file}")

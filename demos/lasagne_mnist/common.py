@@ -68,8 +68,9 @@ def load_dataset(data=None):
 
 def use_float32():
     """Have Theano compute in single precision, unless the user has chosen a floatX."""
-    flags, files = theano.configparser.THEANO_FLAGS_DICT, theano.configparser.theano_raw_cfg
-    chosen = "floatX" in flags or files.has_option("global", "floatX")
+    configparser = theano.configparser
+    chosen = "floatX" in configparser.parse_config_string(configparser.THEANO_FLAGS)
+    chosen = chosen or configparser.theano_raw_cfg.has_option("global", "floatX")
     if not chosen and theano.config.floatX != "float32":
         theano.config.floatX = "float32"
         print("Computing with floatX=float32; set floatX in THEANO_FLAGS to have another.")

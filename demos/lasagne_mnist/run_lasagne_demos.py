@@ -96,8 +96,8 @@ def agreement(difference, n_ranks, has_dropout):
         )
     return (
         f"The training losses {'agree' if difference < 1e-3 else 'DIFFER'}: "
-        f"those of {count(n_ranks, 'rank')} are at most {difference:.1e} from serial Theano's; "
-        "single\nprecision rounds, and ranks add in another order."
+        f"those of {count(n_ranks, 'rank')} are at most {difference:.1e} from serial Theano's.\n"
+        "Ranks add in another order, so they round otherwise, as another number of threads does."
     )
 
 

@@ -78,7 +78,7 @@ def minibatches(n_rows, batch_size, random, parts=1):
     """Yield the row numbers of minibatches: for each a list of arrays, one from each part.
 
     The parts are those that `n_rows` rows are scattered in, each in a random order of its own, and
-    all minibatches are as equal as can be.
+    all minibatches are as equal as can be, with a row from each part unless a part is empty.
 
     >>> [len(part) for part in next(minibatches(1078, 500, np.random.RandomState(0), parts=2))]
     [179, 179]
@@ -87,9 +87,14 @@ def minibatches(n_rows, batch_size, random, parts=1):
     orders = [
         start + random.permutation(stop - start) for start, stop in zip(edges[:-1], edges[1:])
     ]
-    n = -(-n_rows // batch_size)
+    n = count_minibatches(n_rows, batch_size, parts)
     for number in range(n):
         yield [order[len(order) * number // n : len(order) * (number + 1) // n] for order in orders]
+
+
+def count_minibatches(n_rows, batch_size, parts=1):
+    """Return how many `minibatches` there are."""
+    return max(1, min(-(-n_rows // batch_size), n_rows // parts))
 
 
 def part_edges(n_rows, parts):
@@ -108,7 +113,7 @@ def run(arguments, log, graph, n_train, step, validate, test, parts):
         Return the loss and the accuracy on these rows.
     """
     random = np.random.RandomState(arguments.seed)
-    n_batches = -(-n_train // arguments.batch)
+    n_batches = count_minibatches(n_train, arguments.batch, parts)
     print("Starting training...")
     for epoch in range(1, arguments.epochs + 1):
         began = time.perf_counter()

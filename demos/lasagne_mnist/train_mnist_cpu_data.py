@@ -53,7 +53,7 @@ def train_on_ranks(arguments, dataset, n_ranks):
     X_val, y_val = val_fn.build_inputs(*dataset[2:4])
     X_test, y_test = val_fn.build_inputs(*dataset[4:6])
 
-    log = Log(f"Synkhronos, {count(n_ranks, 'rank')}, rows picked from Data")
+    log = Log(f"{count(n_ranks, 'rank')}, rows picked from Data")
     result = runs.run(
         arguments,
         log,

@@ -29,6 +29,8 @@ def main(argv=None):
     try:
         if arguments.parts not in (None, n_ranks):
             sys.exit(f"{PROGRAM}: --parts must be the number of ranks here, {n_ranks}")
+        if len(dataset[0]) < n_ranks:
+            sys.exit(f"{PROGRAM}: {n_ranks} ranks need as many rows, got {len(dataset[0])}")
         log, result = train_on_ranks(arguments, dataset, n_ranks)
     finally:
         synk.close()
@@ -70,7 +72,7 @@ def train_on_ranks(arguments, dataset, n_ranks):
         synk.scatter(s_val, [X_test, as_targets(y_test)])
         return val_fn(num_slices=4)
 
-    log = Log(f"Synkhronos, {count(n_ranks, 'rank')}, rows scattered ahead")
+    log = Log(f"{count(n_ranks, 'rank')}, rows scattered ahead")
     result = runs.run(
         arguments,
         log,
