@@ -35,11 +35,13 @@ def build_model(arguments):
     layers, first = keras.layers, {"data_format": "channels_first"}
     stack = [layers.Flatten(input_shape=(1, 28, 28))]
     if arguments.model == "cnn":
+        # Smooth, as LeNet was: where pixels are equal, rounding decides which of them is the
+        # maximum, and runs that differ by rounding would drift apart.
         stack = [
-            layers.Conv2D(16, 5, activation="relu", input_shape=(1, 28, 28), **first),
-            layers.MaxPooling2D(2, **first),
-            layers.Conv2D(32, 5, activation="relu", **first),
-            layers.MaxPooling2D(2, **first),
+            layers.Conv2D(16, 5, activation="tanh", input_shape=(1, 28, 28), **first),
+            layers.AveragePooling2D(2, **first),
+            layers.Conv2D(32, 5, activation="tanh", **first),
+            layers.AveragePooling2D(2, **first),
             layers.Flatten(),
         ]
     for units in {"mlp": [512, 512], "cnn": [128]}[arguments.model]:
