@@ -30,8 +30,8 @@ def add_arguments(parser):
     add("--classes", type=positive, metavar="N", help="(10, or what is in the folder)")
     add("--images", type=Path, metavar="FOLDER", help="with a folder of images for each class")
     add("--examples", type=positive, metavar="N", help="to train with (1024, or all images)")
-    add("--batch", type=positive, default=64, metavar="N", help="rows of each rank (64)")
-    add("--epochs", type=positive, default=5, metavar="N", help="passes over the examples (5)")
+    add("--batch", type=positive, default=32, metavar="N", help="rows of each rank (32)")
+    add("--epochs", type=positive, default=4, metavar="N", help="passes over the examples (4)")
     add("--rate", type=float, default=0.05, help="learning rate, for the rows of one rank (0.05)")
     add("--warm-up", type=float, default=1, metavar="EPOCHS",
         help="until the rate is that for all ranks (1)")  # fmt: skip
@@ -42,8 +42,8 @@ def add_arguments(parser):
 @contextlib.contextmanager
 def single_precision():
     """Compute in float32, unless the user has set floatX."""
-    is_set = "floatX" in configparser.THEANO_FLAGS_DICT
-    if is_set or configparser.theano_raw_cfg.has_option("global", "floatX"):
+    in_flags = "floatX" in configparser.parse_config_string(configparser.THEANO_FLAGS)
+    if in_flags or configparser.theano_raw_cfg.has_option("global", "floatX"):
         yield
     else:
         with theano.change_flags(floatX="float32"):
@@ -107,7 +107,7 @@ def _synthetic(n_classes, size, seed):
         shift = random.randint(-(size // 8), size // 8 + 1, 2)
         pattern = np.roll(patterns[label], shift, (1, 2))
         noise = random.standard_normal(pattern.shape)
-        return random.uniform(0.1, 0.5) * pattern + noise, label
+        return random.uniform(0.2, 0.8) * pattern + noise, label
 
     return fill
 
