@@ -21,11 +21,7 @@ if importlib.util.find_spec("keras") is None or importlib.util.find_spec("h5py")
 from synkhronos.extensions import train
 from synkhronos.extensions.keras import broadcast, parallelize, restore
 
-pytestmark = [
-    pytest.mark.skipif(ON_DEVICES, reason="Keras was tried on CPU ranks only"),
-    # Keras 2.3 asks for a pickle protocol of h5py's, and NumPy for what it calls np.object.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:keras\\."),
-]
+pytestmark = pytest.mark.skipif(ON_DEVICES, reason="Keras was tried on CPU ranks only")
 RANDOM = np.random.RandomState(0)
 ROWS = 23  # with minibatches of 8 the last has 7: uneven, also on two and three ranks
 X = RANDOM.randn(ROWS, 5).astype("float32")
@@ -322,7 +318,6 @@ def test_dropout_is_of_each_rank_and_in_training_only(two_ranks, twins, keras):
     assert_in_step(parallel)
     serial.set_weights(parallel.get_weights())
     assert_close(parallel.evaluate(X, Y, verbose=0), serial.evaluate(X, Y, verbose=0))
-    # The gradient of the bias would be the same for two halves of equal rows and equal masks.
     state = [v for v in parallel.train_function._compiled.get_shared() if v.dtype == "int32"]
     assert len(state) == 1 and not np.array_equal(*synk.gather(state[0]))
 
@@ -473,7 +468,6 @@ def test_a_model_with_nothing_to_train_is_evaluated(two_ranks, twins, keras):
         model.trainable = False
         return model
 
-    # Keras asks whether the model was meant to be frozen only if that came after compile().
     serial, parallel = twins(build)
     assert_close(parallel.train_on_batch(X, Y), serial.train_on_batch(X, Y))
     assert_same(serial, parallel)
