@@ -97,6 +97,10 @@ class AllReduce(gof.Op):
             for storage, x in zip(output_storage, inputs):
                 storage[0] = x.copy()
 
+    def do_constant_folding(self, node):
+        """Return that a reduction of constants is none: their sum depends on the ranks."""
+        return False
+
     def infer_shape(self, node, shapes):
         """Return the shapes of the inputs."""
         return shapes

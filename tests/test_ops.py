@@ -55,6 +55,14 @@ def reduces(f):
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("mode", [None, "FAST_COMPILE"])
+def test_constants_are_reduced_too(ranks, mode):
+    x = T.dvector("x")
+    outputs = [synk.ops.all_reduce(T.constant(3.0), op) for op in ("sum", "avg", "prod")]
+    f = synk.function([x], outputs, mode=mode)
+    assert [float(each) for each in f(np.ones(2 * ranks.n))] == [3 * ranks.n, 3, 3**ranks.n]
+
+
 def test_training_in_one_function_is_serial_training(ranks, mode):
     train, params = network(synk.function, synk.ops.all_reduce, mode=mode)
     serial, expected = network(theano.function, lambda g: g, mode=MODE)
