@@ -231,24 +231,23 @@ def examples_per_second(log, batch):
 
 
 def summary(logs, batch, n_ranks=None):
-    """Return a table of runs; the first is compared with the others if it has ranks."""
+    """Return a table of runs; with a number of ranks, the first is compared with the others.
+
+    The efficiency compares all ranks with as many serial runs of one thread, the first of the
+    others.
+    """
     titles = ["", "examples/s", "ms/minibatch", "training s", "last loss", "accuracy"]
     scaling = n_ranks is not None and len(logs) > 1
-    if scaling:
-        ranks = f"{n_ranks} rank{'s' * (n_ranks != 1)}"
-        titles += [f"speedup of {ranks}", "per rank"]
+    titles += ["speedup", "efficiency"] if scaling else []
     rows = []
-    for log in logs:
+    for number, log in enumerate(logs):
         row = [log.label, f"{examples_per_second(log, batch):.1f}", f"{log.milliseconds:.1f}"]
         row += [f"{sum(log.seconds):.1f}", f"{log.losses[-1]:.4f}"]
         row += [f"{100 * log.accuracies[-1]:.1f} %" if log.accuracies else ""]
         if scaling:
             speedup = log.milliseconds / logs[0].milliseconds
-            row += (
-                ["", ""]
-                if log is logs[0]
-                else [f"{speedup:.2f}", f"{100 * speedup / n_ranks:.0f} %"]
-            )
+            row.append(f"{speedup:.2f}" if number > 0 else "")
+            row.append(f"{100 * speedup / n_ranks:.0f} %" if number == 1 else "")
         rows.append(row)
     return table(titles, rows)
 

@@ -185,7 +185,7 @@ def compare(arguments, graph, serial, logs, n_ranks):
     efficiency = serial_logs[0].milliseconds / parallel.milliseconds / n_ranks
     print(
         f"Speedup {speedup:.2f} over the fastest serial run ({best.label});\n"
-        f"each rank is as fast as {100 * efficiency:.0f} % of {serial_logs[0].label}."
+        f"{count(n_ranks, 'rank')} reach {100 * efficiency:.0f} % of {n_ranks} times one thread."
     )
     pairs = zip(graph.params + graph.kept, serial.params + serial.kept)
     difference = max(abs(one.get_value() - two.get_value()).max() for one, two in pairs)
@@ -197,7 +197,7 @@ def compare(arguments, graph, serial, logs, n_ranks):
     if arguments.synchronized:
         print(
             "single precision rounds, and where that takes the input of a rectifier across zero,\n"
-            "its gradient comes or goes. With THEANO_FLAGS=floatX=float64 there is no difference."
+            "its gradient comes or goes. THEANO_FLAGS=floatX=float64 shows that nothing else differs."
         )
     else:
         print("each rank normalizes with its own rows; with --synchronized it would be with all.")
