@@ -197,7 +197,7 @@ def compare(arguments, graph, serial, logs, n_ranks):
     if arguments.synchronized:
         print(
             "single precision rounds, and where that takes the input of a rectifier across zero,\n"
-            "its gradient comes or goes. THEANO_FLAGS=floatX=float64 shows that nothing else differs."
+            "its gradient comes or goes. With THEANO_FLAGS=floatX=float64 they stay together."
         )
     else:
         print("each rank normalizes with its own rows; with --synchronized it would be with all.")
