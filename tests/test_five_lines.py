@@ -9,14 +9,19 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
+DOCS = Path(__file__).parent.parent / "docs"
+EXAMPLES = DOCS / "examples"
+
+
+def difference():
+    names = ("serial.py", "parallel.py")
+    texts = [(EXAMPLES / name).read_text(encoding="utf-8").splitlines() for name in names]
+    return list(difflib.unified_diff(*texts, *names, n=1, lineterm=""))
 
 
 def changed(marker):
-    """Return the lines that the diff removes ("-") or adds ("+"), but for empty ones."""
-    texts = [(EXAMPLES / f"{name}.py").read_text().splitlines() for name in ("serial", "parallel")]
-    lines = [line for line in difflib.ndiff(*texts) if line.startswith(f"{marker} ")]
-    return [line[2:] for line in lines if line[2:].strip()]
+    """Return the lines that are removed ("-") or added ("+"), but for empty ones."""
+    return [line[1:] for line in difference()[2:] if line[0] == marker and line[1:].strip()]
 
 
 def numbers(script, tmp_path, devices):
@@ -35,12 +40,21 @@ def test_five_lines_are_new():
     new, old = changed("+"), changed("-")
     assert len(new) == 5, new
     assert len(old) == 3, old  # the two others are added
-    assert sum(line.strip().startswith("synk.fork(") for line in new) == 1
+    assert [line for line in new if "synk" not in line] == []
+    assert [line for line in old if "synk" in line] == []
+
+
+def test_the_page_shows_them():
+    page = (DOCS / "five_lines.rst").read_text(encoding="utf-8")
+    assert "\n".join(f"    {line}".rstrip() for line in difference()) in page
 
 
 def test_the_scripts_print_the_same_losses(tmp_path):
     serial = numbers("serial", tmp_path, "cpu")
     parallel = numbers("parallel", tmp_path, "cpu,cpu,cpu")
+    page = (DOCS / "five_lines.rst").read_text(encoding="utf-8")
+    shown = [line for line in page.splitlines() if line.startswith("    epoch ")]
+    assert len(shown) == len(serial)
     assert len(serial) == 5  # epochs
     losses = [loss for _, loss, _ in serial]
     assert losses[-1] < losses[0] / 4
