@@ -65,8 +65,6 @@ def interrupt():
 
         def hook(message):
             content = message["content"]
-            if content.get("name") == "stderr":
-                return  # where IPython complains when an interrupted line has no number
             text = content.get("text") or content.get("data", {}).get("text/plain")
             if text and interrupted and not texts:
                 time.sleep(0.2)

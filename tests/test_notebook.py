@@ -124,7 +124,8 @@ def test_calls_in_a_kernel_are_interrupted_and_the_session_lives_on(tmp_path):
     assert begin == [None, []]
     assert len(others) == 9
     for interrupted, known, new in zip(others[0::3], others[1::3], others[2::3]):
-        assert interrupted == ["KeyboardInterrupt", ["begun\n"]]
+        # IPython may go on about it: an interrupted frame of Python 3.11 need not have a line.
+        assert (interrupted[0], interrupted[1][0]) == ("KeyboardInterrupt", "begun\n")
         assert known == [None, ["array([1., 2., 3.])"]]
         assert new == [None, ["array(6.)"]]
     assert (found["workers"], found["same"]) == (1, True)
