@@ -3,8 +3,8 @@
     shares of the elements      rank 0          rank 1          rank 2
     one variable after another  |- w -|--- b ---|------- v -------|- c -|
 
-Each rank reduces its share of every rank's arrays, always in the order of the ranks, and writes the
-result back to those who are to have it: each element is computed once, so all get the same bits.
+Each rank reduces its share of every rank's arrays, and writes the result back to those who are to
+have it: each element is computed once, so all get the same bits.
 Pure: nothing here knows of processes.
 """
 

@@ -16,9 +16,10 @@ from synkhronos.comm.homes import Homes
 from synkhronos.comm.outboxes import Outboxes
 
 _PLANS = 64  # lists of views that are kept
-# Up to so many ranks each reduces everything in a function for itself, which reads n arrays; more
-# ranks share the work, which takes a second meeting and reads two.
+# In a function each rank reduces everything for itself, up to so many ranks and bytes: it reads the
+# arrays of all. For more, ranks share the work, which takes a second meeting.
 _ALL_READ_ALL = 3
+_LITTLE = 1 << 17
 
 
 class SharedMemory(Outboxes, Communicator):
@@ -200,10 +201,16 @@ class SharedMemory(Outboxes, Communicator):
         ValueError
             On every rank, when shapes differ.
         """
+        n_ranks = self._worker.n_ranks
+        if n_ranks == 1 and not self._has_devices:
+            for array, target in zip(arrays, targets):
+                if target is not array:
+                    target[...] = array
+            return
         weighing = [rank for rank, weight in enumerate(weights) if weight]
         equal = len({weights[rank] for rank in weighing}) == 1
         divisor = len(weighing) if equal else sum(weights)
-        mine = weights[self._worker.rank]
+        factor = 1 if equal else weights[self._worker.rank] or 1
         sequence, count = self._exchanges
         count = count + 1 if sequence == self._gate.sequence else 0
         self._exchanges = self._gate.sequence, count
@@ -212,14 +219,9 @@ class SharedMemory(Outboxes, Communicator):
         # In turns: who is ahead may fill one while others read the other.
         key = f"scratch {count % 2}"
         boxes = self._homes.room_for(key, tuple((_wide(a.dtype).str, a.shape) for a in arrays))
-        for array, op, box in zip(arrays, ops, boxes):
-            if _gpuarrays.is_on_device(array):
-                _gpuarrays.read(array, box)
-                array = box
-            if op == "avg" and not equal and mine:
-                np.multiply(array, box.dtype.type(mine), box)
-            elif array is not box:
-                box[...] = array
+        nbytes = sum(box.nbytes for box in boxes)
+        in_shares = len(weighing) > _ALL_READ_ALL or (n_ranks > 1 and nbytes > _LITTLE)
+        own = self._fill(arrays, ops, boxes, factor, in_shares)
         self._homes.post()
         self._gate.meet()
         self._homes.hear()
@@ -229,18 +231,65 @@ class SharedMemory(Outboxes, Communicator):
             raise ValueError(
                 f"all_reduce got arrays of different shapes on the ranks: in rank order, {shapes}."
             )
-        sources = list(zip(*[everyone[rank] for rank in weighing]))
-        if len(weighing) > _ALL_READ_ALL:
-            self._reduce_in_shares(ops, sources, divisor)
-            sources, ops = [each[:1] for each in sources], ("sum",) * len(ops)
-        for op, each, target in zip(ops, sources, targets):
-            _reduce_whole(op, each, target, divisor)
+        if in_shares:
+            self._reduce_in_shares(ops, own, everyone, weighing, divisor, targets)
+        else:
+            sources = list(zip(*[everyone[rank] for rank in weighing]))
+            for op, each, target in zip(ops, sources, targets):
+                _reduce_whole(op, each, target, divisor)
 
-    def _reduce_in_shares(self, ops, sources, divisor):
-        """Reduce this rank's share of all arrays into the first of each, and wait for the rest."""
-        for position, blocks in _blocks.cut(sources, self._worker.n_ranks, self._worker.rank):
-            _blocks.reduce_block(ops[position], blocks, blocks[0], divisor)
+    def _fill(self, arrays, ops, boxes, factor, in_shares):
+        """Put arrays into boxes, where all ranks see them; return where this rank has its own.
+
+        In shares its own share of the arrays stays out, as it is read where it is.
+        """
+        own = list(boxes)
+        for position, (array, op, box) in enumerate(zip(arrays, ops, boxes)):
+            if _gpuarrays.is_on_device(array):
+                _gpuarrays.read(array, box)
+                array = box
+            if op == "avg" and factor != 1:
+                np.multiply(array, box.dtype.type(factor), box)
+            elif in_shares and array.flags.c_contiguous and array.dtype == box.dtype:
+                own[position] = array
+            elif array is not box:
+                box[...] = array
+        for rank in range(self._worker.n_ranks):
+            if in_shares and rank != self._worker.rank:
+                self._copy_share(rank, boxes, own)
+        return own
+
+    def _reduce_in_shares(self, ops, own, everyone, weighing, divisor, targets):
+        """Reduce this rank's share of all arrays; copy the others' when they are done."""
+        n_ranks, me = self._worker.n_ranks, self._worker.rank
+        sources = [own if rank == me else everyone[rank] for rank in weighing]
+        if me in weighing:
+            sources.sort(key=lambda each: each is not own)  # the result may be where the first is
+        for position, (box, *blocks) in _blocks.cut(list(zip(everyone[me], *sources)), n_ranks, me):
+            _blocks.reduce_block(ops[position], blocks, box, divisor)
+        flat = [
+            target
+            if not _gpuarrays.is_on_device(target)
+            and target.flags.c_contiguous
+            and target.dtype == box.dtype
+            else np.empty_like(box)
+            for target, box in zip(targets, everyone[me])
+        ]
+        self._copy_share(me, flat, everyone[me])  # while it is in the cache
         self._gate.meet()
+        for rank in range(n_ranks):
+            if rank != me:
+                self._copy_share(rank, flat, everyone[rank])
+        for target, whole in zip(targets, flat):
+            if target is not whole:
+                _reduce_whole("sum", [whole], target, 1)
+
+    def _copy_share(self, rank, targets, sources):
+        """Copy a rank's share of arrays from `sources`, but for those that are the targets."""
+        pairs = list(zip(targets, sources))
+        for position, (target, source) in _blocks.cut(pairs, self._worker.n_ranks, rank):
+            if targets[position] is not sources[position]:
+                target[...] = source
 
 
 def _rows_of(array, rows):
