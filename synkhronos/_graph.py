@@ -16,54 +16,62 @@ import itertools
 
 import numpy as np
 from theano import gof
-from theano.compile import mode as modes
 from theano.gradient import DisconnectedType, grad_undefined
-from theano.tensor import as_tensor_variable, dscalar
+from theano.tensor import TensorType, as_tensor_variable, dscalar
 
 from synkhronos import _gpuarrays
 
 # Set while a rank runs its part of a call. Elsewhere, as in a plain Theano function or another
 # thread, there is nobody to reduce with, and one rank that has all rows.
-_exchange = contextvars.ContextVar("synkhronos exchange", default=None)
-_weight = contextvars.ContextVar("synkhronos weight", default=1.0)
+_call = contextvars.ContextVar("synkhronos call", default=None)
 _serials = itertools.count()
 
 
-@contextlib.contextmanager
-def reducing(exchange, weights, rank):
-    """Have AllReduces reduce with ``exchange(arrays, ops, weights, targets)`` for a while."""
-    failures = []
+class _Call:
+    """What the operations ask for while a rank runs."""
 
-    def reduce(arrays, ops, targets):
+    def __init__(self, comm, weights, rank):
+        self.landing_place = comm.landing_place
+        self.weight = weights[rank] * len(weights) / sum(weights)
+        self.failures = []
+        self._comm, self._weights = comm, weights
+
+    def reduce(self, arrays, ops, targets):
+        """Return the reduced arrays; see `Communicator.exchange`."""
         try:
-            exchange(arrays, ops, weights, targets)
+            return self._comm.exchange(arrays, ops, self._weights, targets)
         except BaseException as error:
-            failures.append(error)
+            self.failures.append(error)
             raise
 
-    token = _exchange.set(reduce)
-    weight = _weight.set(weights[rank] * len(weights) / sum(weights))
+
+@contextlib.contextmanager
+def reducing(comm, weights, rank):
+    """Have AllReduces reduce with a communicator for a while."""
+    call = _Call(comm, weights, rank)
+    token = _call.set(call)
     try:
         yield
     except BaseException:
-        if failures:  # Theano raises one of its own, without what an exception of ours carries
-            raise failures[0] from None
+        if call.failures:  # Theano raises one of its own, without what an exception of ours carries
+            raise call.failures[0] from None
         raise
     finally:
-        _weight.reset(weight)
-        _exchange.reset(token)
+        _call.reset(token)
 
 
 class AllReduce(gof.Op):
     """Reduces each input with those of the other ranks; outside of a call, the identity.
 
-    Each has a serial number, by which the ranks tell it from all others.
+    Each has a serial number, by which the ranks tell it from all others. Those outputs that are
+    lent stay where the ranks reduce them, until the next time: see `_rewriting`.
     """
 
-    __props__ = ("ops", "serials", "inplace")
+    __props__ = ("ops", "serials", "inplace", "lent")
 
-    def __init__(self, ops, serials, inplace=False):
+    def __init__(self, ops, serials, inplace=False, lent=()):
         self.ops, self.serials, self.inplace = ops, serials, inplace
+        self.lent = lent or (False,) * len(ops)
         if inplace:
             self.destroy_map = {position: [position] for position in range(len(ops))}
 
@@ -83,19 +91,19 @@ class AllReduce(gof.Op):
 
     def perform(self, node, inputs, output_storage):
         """Reduce with the other ranks."""
+        call = _call.get()
+        if call is None:
+            for x, storage in zip(inputs, output_storage):
+                storage[0] = x if self.inplace else x.copy()
+            return
         targets = []
-        for x, storage in zip(inputs, output_storage):
-            if self.inplace:
-                storage[0] = x
-            elif storage[0] is None or storage[0].shape != x.shape:
-                storage[0] = _gpuarrays.empty_like(x)
-            targets.append(storage[0])
-        reduce = _exchange.get()
-        if reduce is not None:
-            reduce(inputs, self.ops, targets)
-        elif not self.inplace:
-            for storage, x in zip(output_storage, inputs):
-                storage[0] = x.copy()
+        for x, storage, lent in zip(inputs, output_storage, self.lent):
+            target = None if lent else x if self.inplace else storage[0]
+            if (target is None and not lent) or (target is not None and target.shape != x.shape):
+                target = _gpuarrays.empty_like(x)
+            targets.append(target)
+        for storage, result in zip(output_storage, call.reduce(inputs, self.ops, targets)):
+            storage[0] = result
 
     def do_constant_folding(self, node):
         """Return that a reduction of constants is none: their sum depends on the ranks."""
@@ -148,7 +156,8 @@ class RankWeight(gof.Op):
 
     def perform(self, node, inputs, output_storage):
         """Ask the call that runs."""
-        output_storage[0][0] = np.asarray(_weight.get())
+        call = _call.get()
+        output_storage[0][0] = np.asarray(1.0 if call is None else call.weight)
 
     def do_constant_folding(self, node):
         """Return that it is no constant, though it has no inputs."""
@@ -159,114 +168,36 @@ class RankWeight(gof.Op):
         return [()]
 
 
+class Landing(gof.Op):
+    """An array of any contents for a product of matrices, in shared memory if there is a place.
+
+    `position` is that of the product among the inputs of the AllReduce.
+    """
+
+    __props__ = ("position",)
+
+    def __init__(self, position):
+        self.position = position
+
+    def make_node(self, x, y):
+        """Return the node, for the product of two matrices."""
+        return gof.Apply(self, [x, y], [TensorType(x.dtype, (False, False))()])
+
+    def perform(self, node, inputs, output_storage):
+        """Ask the call that runs."""
+        x, y = inputs
+        shape, call, place = (x.shape[0], y.shape[1]), _call.get(), None
+        if call is not None:
+            place = call.landing_place(self.position, shape, x.dtype)
+        output_storage[0][0] = np.empty(shape, x.dtype) if place is None else place
+
+    def infer_shape(self, node, shapes):
+        """Return the shape of the product."""
+        return [(shapes[0][0], shapes[1][1])]
+
+
 def _lives_on_device(x):
     return isinstance(x, gof.Variable) and _gpuarrays.is_device_type(x.type)
-
-
-class _Fuse(gof.Optimizer):
-    """Makes one node of all AllReduces that do not depend on one another."""
-
-    def add_requirements(self, fgraph):
-        fgraph.attach_feature(gof.toolbox.ReplaceValidate())
-
-    def apply(self, fgraph):
-        depths, levels = {}, {}
-        for node in fgraph.toposort():
-            depth = max((depths.get(x, 0) for x in node.inputs), default=0)
-            if isinstance(node.op, AllReduce):
-                levels.setdefault(depth, []).append(node)
-                depth += 1
-            for output in node.outputs:
-                depths[output] = depth
-        for nodes in levels.values():
-            if len(nodes) > 1:
-                nodes = sorted(nodes, key=lambda node: node.op.serials)
-                ops = tuple(op for node in nodes for op in node.op.ops)
-                serials = tuple(serial for node in nodes for serial in node.op.serials)
-                outputs = [output for node in nodes for output in node.outputs]
-                fused = AllReduce(ops, serials)(*[x for node in nodes for x in node.inputs])
-                fgraph.replace_all_validate(
-                    list(zip(outputs, fused)), reason="synkhronos_fuse_all_reduce"
-                )
-
-
-@gof.local_optimizer([AllReduce])
-def _in_place(node):
-    # Only where Theano looks after who destroys what.
-    if (
-        isinstance(node.op, AllReduce)
-        and not node.op.inplace
-        and hasattr(node.fgraph, "destroyers")
-    ):
-        in_place = AllReduce(node.op.ops, node.op.serials, inplace=True)
-        return in_place(*node.inputs, return_list=True)
-    return False
-
-
-# Fused when the graph is simplified, so that no simplification can take away a dependence; before
-# elementwise expressions are, at 49. In place after those, which may use the same buffers, at 75.
-modes.optdb.register("synkhronos_fuse_all_reduce", _Fuse(), 48.9, "synkhronos")
-modes.optdb.register(
-    "synkhronos_all_reduce_in_place",
-    gof.TopoOptimizer(_in_place, failure_callback=gof.TopoOptimizer.warn_inplace),
-    80,
-    "synkhronos",
-)
-
-
-def move_to_device():
-    """Have Theano's backend for devices, which this rank has opened, take AllReduces along."""
-    from theano.gpuarray import opt
-    from theano.gpuarray.basic_ops import as_gpuarray_variable
-
-    @opt.register_opt("fast_compile")
-    @opt.op_lifter([AllReduce])
-    @opt.register_opt2([AllReduce], "fast_compile")
-    def local_gpua_all_reduce(op, context_name, inputs, outputs):
-        return op(*[as_gpuarray_variable(x, context_name) for x in inputs], return_list=True)
-
-
-def mode_for(outputs, mode):
-    """Return the mode to compile for ranks with: where something is all-reduced, one that fuses.
-
-    Raises ``TypeError`` for an AllReduce inside a scan, which the chain could not hold.
-    """
-    reduces = _reduces(outputs)
-    if _gpuarrays.kind() != "cpu":
-        mode = modes.get_mode(mode)
-        if type(mode.linker) is gof.PerformLinker or not getattr(mode.linker, "c_thunks", True):
-            # As in FAST_COMPILE: it runs Python only, and operations on devices have none.
-            mode = modes.Mode("vm", mode.provided_optimizer)
-    if not reduces:
-        return mode
-    mode = modes.get_mode(mode)
-    if isinstance(mode.provided_optimizer, gof.Query):
-        return mode.including("synkhronos")
-    return mode.clone(optimizer=gof.SeqOptimizer([mode.optimizer, _Fuse()]))
-
-
-def _reduces(outputs):
-    found = False
-    for variable in _ancestors(outputs):
-        op = getattr(variable.owner, "op", None)
-        found = found or isinstance(op, AllReduce)
-        # The graphs inside of a scan, and of an OpFromGraph, which may be made part of this one.
-        inner = getattr(op, "outputs", None) or getattr(op, "local_outputs", None) or ()
-        if inner and _reduces([v for v in inner if isinstance(v, gof.Variable)]):
-            if not getattr(op, "is_inline", False):
-                raise TypeError(
-                    f"ops.all_reduce is inside of {op}, where ranks can't be kept in step. Reduce "
-                    "what it is given, or what it returns (an OpFromGraph may be inline=True)."
-                )
-            found = True
-    return found
-
-
-def _ancestors(outputs):
-    """Return all variables that these are computed from, and with them their default updates."""
-    found = gof.graph.ancestors(outputs)
-    default = [v.default_update for v in found if getattr(v, "default_update", None) is not None]
-    return found + gof.graph.ancestors(default)
 
 
 def communicates(function) -> bool:

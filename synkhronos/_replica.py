@@ -155,7 +155,7 @@ class Replica:
             if self.description.sliceables:
                 stack.enter_context(self._only(worker, request, each.rows))
             if self.description.communicates:
-                reducing = _graph.reducing(worker.comm.exchange, each.weights, worker.rank)
+                reducing = _graph.reducing(worker.comm, each.weights, worker.rank)
                 stack.enter_context(reducing)
             return _theano.run(self.variants[variant], arguments, subset)
 

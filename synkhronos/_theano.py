@@ -24,7 +24,7 @@ from theano.sandbox import rng_mrg
 from theano.tensor import TensorType, raw_random
 from theano.tensor.raw_random import RandomStateType
 
-from synkhronos import _gpuarrays, _graph, _portable
+from synkhronos import _gpuarrays, _portable, _rewriting
 
 # Graphs are pickled recursively: a ResNet-50 training function needs more than 5000 levels.
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 50000))
@@ -45,7 +45,7 @@ def compile_function(inputs, outputs, **kwargs):
         *(givens.items() if hasattr(givens, "items") else givens),
     ]
     computed = [*outputs, *(value for _, value in pairs if isinstance(value, Variable))]
-    kwargs["mode"] = _graph.mode_for(computed, kwargs.get("mode"))
+    kwargs["mode"] = _rewriting.mode_for(computed, kwargs.get("mode"))
     function = theano.function(inputs, outputs, **kwargs)
     function.trust_input = True
     return function

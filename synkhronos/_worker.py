@@ -7,7 +7,7 @@ import cProfile
 import os
 import signal
 
-from synkhronos import _devices, _gpuarrays, _graph
+from synkhronos import _devices, _gpuarrays, _rewriting
 from synkhronos._gate import Aborted
 from synkhronos._shm import Segments
 from synkhronos.comm import connect
@@ -54,7 +54,7 @@ class Worker:
         self._limits = _devices.limit_threads(self.threads)
         if self.device != "cpu":
             _gpuarrays.open_device(self.device, self.rank, self.threads)
-            _graph.move_to_device()
+            _rewriting.move_to_device()
 
     def unbind(self) -> None:
         """Give the cores back."""

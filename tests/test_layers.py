@@ -27,6 +27,7 @@ LAYERS = [
         "_theano_probe",
         "_gpuarrays",
         "_graph",
+        "_rewriting",
         "_portable",
         "_theano",
         "_devices",
@@ -73,6 +74,7 @@ ONLY = {
     "theano": {
         "_theano",
         "_graph",
+        "_rewriting",
         "_gpuarrays",
         "_portable",
         "extensions._gradients",

@@ -104,7 +104,15 @@ class Communicator(ABC):
 
     @abstractmethod
     def exchange(self, arrays, ops, weights, targets):
-        """Reduce what all ranks have computed inside a function, into arrays of each rank's own."""
+        """Reduce what all ranks have computed inside a function, into arrays of each rank's own.
+
+        Returns the targets. In place of those that are None it returns arrays of the communicator,
+        which are valid until the next time.
+        """
+
+    def landing_place(self, position, shape, dtype):
+        """Return an array to compute the one at a position of the next exchange in, or None."""
+        return None
 
     @abstractmethod
     def forget(self, key):

@@ -159,6 +159,10 @@ class Homes:
             for array in (value, getattr(value, "base", None))
         )
 
+    def landed(self, key):
+        """Return the home of arrays that `room_for` gave last, or None."""
+        return self._own.get(key)
+
     def room_for(self, key, layout):
         """Return arrays of these dtypes and shapes, of any contents, that all ranks can see."""
         home = self._own.get(key)

@@ -125,7 +125,7 @@ class Nccl(SharedMemory):
     # Inside a function.
 
     def exchange(self, arrays, ops, weights, targets):
-        """Reduce arrays that every rank has computed, into arrays of its own."""
+        """Reduce arrays that every rank has computed, into arrays of its own; return these."""
         weighing = [weight for weight in weights if weight]
         equal = len(set(weighing)) == 1
         divisor = len(weighing) if equal else sum(weights)
@@ -142,9 +142,13 @@ class Nccl(SharedMemory):
         if not self._run(rounds, f"exchange {fast}"):
             fast = []
         rest = [i for i in range(len(arrays)) if i not in fast]
+        results = list(targets)
         if rest:
             chosen = [[each[i] for i in rest] for each in (arrays, ops, targets)]
-            super().exchange(chosen[0], tuple(chosen[1]), weights, chosen[2])
+            reduced = super().exchange(chosen[0], tuple(chosen[1]), weights, chosen[2])
+            for i, result in zip(rest, reduced):
+                results[i] = result
+        return results
 
     def reduces(self, dtype, ndim, mode):
         """Whether outputs of this kind are worth keeping on the device, for `reduce_outputs`."""

@@ -190,11 +190,18 @@ class SharedMemory(Outboxes, Communicator):
 
         Parameters
         ----------
-        arrays, targets : list of numpy.ndarray or pygpu.gpuarray.GpuArray
-            Contiguous or not; a target may be its array.
+        arrays : list of numpy.ndarray or pygpu.gpuarray.GpuArray
+            Contiguous or not.
         ops : tuple of str
         weights : tuple of int
             How many rows each rank computed from. Who has none only takes part.
+        targets : list of numpy.ndarray, pygpu.gpuarray.GpuArray or None
+            A target may be its array. None asks for an array in shared memory, as it is.
+
+        Returns
+        -------
+        list of numpy.ndarray or pygpu.gpuarray.GpuArray
+            The targets. In place of None arrays that are valid until the next exchange.
 
         Raises
         ------
@@ -203,45 +210,64 @@ class SharedMemory(Outboxes, Communicator):
         """
         n_ranks = self._worker.n_ranks
         if n_ranks == 1 and not self._has_devices:
-            for array, target in zip(arrays, targets):
-                if target is not array:
-                    target[...] = array
-            return
+            return [_copy(array, target) for array, target in zip(arrays, targets)]
         weighing = [rank for rank, weight in enumerate(weights) if weight]
         equal = len({weights[rank] for rank in weighing}) == 1
         divisor = len(weighing) if equal else sum(weights)
         factor = 1 if equal else weights[self._worker.rank] or 1
-        sequence, count = self._exchanges
-        count = count + 1 if sequence == self._gate.sequence else 0
-        self._exchanges = self._gate.sequence, count
-        if count == 0:
+        key = self._next_scratch()
+        self._exchanges = self._gate.sequence, self._exchanges[1] + 1
+        if self._exchanges[1] == 1:
             self._homes.begin()
-        # In turns: who is ahead may fill one while others read the other.
-        key = f"scratch {count % 2}"
-        boxes = self._homes.room_for(key, tuple((_wide(a.dtype).str, a.shape) for a in arrays))
-        nbytes = sum(box.nbytes for box in boxes)
-        in_shares = len(weighing) > _ALL_READ_ALL or (n_ranks > 1 and nbytes > _LITTLE)
+        layout = tuple((_wide(a.dtype).str, a.shape) for a in arrays)
+        landed = self._homes.landed(key)
+        if landed and landed.layout != layout:
+            # Others are going to lie where these have landed.
+            arrays = [a.copy() if any(a is b for b in landed.arrays) else a for a in arrays]
+        boxes = self._homes.room_for(key, layout)
+        in_shares = len(weighing) > _ALL_READ_ALL or sum(box.nbytes for box in boxes) > _LITTLE
         own = self._fill(arrays, ops, boxes, factor, in_shares)
         self._homes.post()
         self._gate.meet()
         self._homes.hear()
-        everyone = self._homes.arrays(key)
-        shapes = [[box.shape for box in each] for each in everyone]
-        if any(each != shapes[0] for each in shapes):
-            raise ValueError(
-                f"all_reduce got arrays of different shapes on the ranks: in rank order, {shapes}."
-            )
         if in_shares:
-            self._reduce_in_shares(ops, own, everyone, weighing, divisor, targets)
-        else:
-            sources = list(zip(*[everyone[rank] for rank in weighing]))
-            for op, each, target in zip(ops, sources, targets):
-                _reduce_whole(op, each, target, divisor)
+            plan = self._plan_of_shares(key, own, tuple(weighing))
+            for position, box, blocks, others in plan:
+                _blocks.reduce_block(ops[position], blocks, box, divisor)
+                for other in others:
+                    other[...] = box
+            self._gate.meet()
+            return [_copy(box, target) for box, target in zip(boxes, targets)]
+        sources = zip(*[self._equal_boxes(key)[rank] for rank in weighing])
+        return [
+            _reduce_whole(op, each, np.empty_like(each[0]) if target is None else target, divisor)
+            for op, each, target in zip(ops, sources, targets)
+        ]
+
+    def landing_place(self, position, shape, dtype):
+        """Return an array to compute the one at a position of the next exchange in, or None.
+
+        For functions of one exchange: in others the next might not be the one that is meant.
+        """
+        home = self._homes.landed(self._next_scratch())
+        if home is None or position >= len(home.arrays):
+            return None
+        box = home.arrays[position]
+        return box if box.shape == shape and box.dtype == dtype else None
+
+    def _next_scratch(self):
+        """Return where the next exchange is; begin to count anew in a new call."""
+        sequence, count = self._exchanges
+        if sequence != self._gate.sequence:
+            self._exchanges = self._gate.sequence, 0
+            count = 0
+        # In turns: who is ahead may fill one while others read the other.
+        return f"scratch {count % 2}"
 
     def _fill(self, arrays, ops, boxes, factor, in_shares):
         """Put arrays into boxes, where all ranks see them; return where this rank has its own.
 
-        In shares its own share of the arrays stays out, as it is read where it is.
+        In shares its own share of large arrays stays out, as it is read where it is.
         """
         own = list(boxes)
         for position, (array, op, box) in enumerate(zip(arrays, ops, boxes)):
@@ -250,46 +276,54 @@ class SharedMemory(Outboxes, Communicator):
                 array = box
             if op == "avg" and factor != 1:
                 np.multiply(array, box.dtype.type(factor), box)
-            elif in_shares and array.flags.c_contiguous and array.dtype == box.dtype:
+            elif array is box:
+                pass  # it has landed there
+            elif in_shares and _is_like(box, array) and box.nbytes > _LITTLE:
                 own[position] = array
-            elif array is not box:
+            else:
                 box[...] = array
-        for rank in range(self._worker.n_ranks):
-            if in_shares and rank != self._worker.rank:
-                self._copy_share(rank, boxes, own)
+        if any(array is not box for array, box in zip(own, boxes)):
+            pairs = list(zip(boxes, own))
+            for rank in range(self._worker.n_ranks):
+                if rank != self._worker.rank:
+                    for position, (box, block) in _blocks.cut(pairs, self._worker.n_ranks, rank):
+                        if own[position] is not boxes[position]:
+                            box[...] = block
         return own
 
-    def _reduce_in_shares(self, ops, own, everyone, weighing, divisor, targets):
-        """Reduce this rank's share of all arrays; copy the others' when they are done."""
-        n_ranks, me = self._worker.n_ranks, self._worker.rank
-        sources = [own if rank == me else everyone[rank] for rank in weighing]
-        if me in weighing:
-            sources.sort(key=lambda each: each is not own)  # the result may be where the first is
-        for position, (box, *blocks) in _blocks.cut(list(zip(everyone[me], *sources)), n_ranks, me):
-            _blocks.reduce_block(ops[position], blocks, box, divisor)
-        flat = [
-            target
-            if not _gpuarrays.is_on_device(target)
-            and target.flags.c_contiguous
-            and target.dtype == box.dtype
-            else np.empty_like(box)
-            for target, box in zip(targets, everyone[me])
-        ]
-        self._copy_share(me, flat, everyone[me])  # while it is in the cache
-        self._gate.meet()
-        for rank in range(n_ranks):
-            if rank != me:
-                self._copy_share(rank, flat, everyone[rank])
-        for target, whole in zip(targets, flat):
-            if target is not whole:
-                _reduce_whole("sum", [whole], target, 1)
+    def _equal_boxes(self, key):
+        """Return the boxes of each rank; raise if their shapes differ."""
+        everyone = self._homes.arrays(key)
+        shapes = [[box.shape for box in each] for each in everyone]
+        if any(each != shapes[0] for each in shapes):
+            raise ValueError(
+                f"all_reduce got arrays of different shapes on the ranks: in rank order, {shapes}."
+            )
+        return everyone
 
-    def _copy_share(self, rank, targets, sources):
-        """Copy a rank's share of arrays from `sources`, but for those that are the targets."""
-        pairs = list(zip(targets, sources))
-        for position, (target, source) in _blocks.cut(pairs, self._worker.n_ranks, rank):
-            if targets[position] is not sources[position]:
-                target[...] = source
+    def _plan_of_shares(self, key, own, weighing):
+        """Return the blocks of this rank's share.
+
+        Each with its position, where to reduce it to, from what, and who else gets a copy.
+        """
+        plan = self._plans.get((key, weighing))
+        if plan is not None and plan[0] == self._homes.version and _are(own, plan[1]):
+            return plan[2]
+        everyone, me = self._equal_boxes(key), self._worker.rank
+        others = [boxes for rank, boxes in enumerate(everyone) if rank != me]
+        sources = [everyone[rank] for rank in weighing if rank != me]
+        if me in weighing:
+            sources.insert(0, own)  # first, as the result may lie where it is
+        values = list(zip(everyone[me], *others, *sources))
+        blocks = [
+            (position, box, rest[len(others) :], rest[: len(others)])
+            for position, (box, *rest) in _blocks.cut(values, self._worker.n_ranks, me)
+        ]
+        if _are(own, everyone[me]):  # these stay the same arrays
+            if plan or len(self._plans) >= _PLANS:
+                self._plans.clear()
+            self._plans[key, weighing] = self._homes.version, own, blocks
+        return blocks
 
 
 def _rows_of(array, rows):
@@ -303,14 +337,30 @@ def _reduce_whole(op, sources, target, divisor):
         whole = np.empty(target.shape, sources[0].dtype)
         _reduce_whole(op, sources, whole, divisor)
         _gpuarrays.write(target, whole.astype(target.dtype, copy=False))
-        return
+        return target
     if not (target.flags.c_contiguous and target.dtype == sources[0].dtype):
         whole = np.empty(target.shape, sources[0].dtype)
         _reduce_whole(op, sources, whole, divisor)
         target[...] = whole
-        return
+        return target
     for _, (out, *blocks) in _blocks.cut([[target, *sources]], 1, 0):
         _blocks.reduce_block(op, blocks, out, divisor)
+    return target
+
+
+def _is_like(box, array):
+    return array.flags.c_contiguous and array.dtype == box.dtype
+
+
+def _are(arrays, others):
+    return all(array is other for array, other in zip(arrays, others))
+
+
+def _copy(array, target):
+    """Return the target, with the values of an array; or the array if there is no target."""
+    if target is None or target is array:
+        return array
+    return _reduce_whole("sum", [array], target, 1)
 
 
 def _wide(dtype):

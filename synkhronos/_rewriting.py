@@ -1,0 +1,178 @@
+"""How Theano compiles all-reduces: fused, in place, and where the arrays lie.
+
+    as it is written   Dot22 ──▶ an array ──▶ AllReduce ──▶ another ──▶ Elemwise
+    fused, in place    Dot22 ──▶ an array ──▶ AllReduce of all  ──▶ Elemwise
+                                     └─copy─▶ shared memory ─copy─┘
+    lent               Landing, Gemm ──▶ shared memory, reduced ──▶ Elemwise
+
+What lands in shared memory is what a product of matrices computes, as the gradients of dense layers
+are. What is lent stays there: it is valid until the ranks reduce again, so nothing may hold it that
+outlives a run of the function, such as an output, a new value of a shared variable, or a view of
+one. Both only in a function of one AllReduce, which knows the one that comes next for its own.
+"""
+
+import numpy as np
+from theano import gof
+from theano.compile import mode as modes
+from theano.tensor import TensorType, blas, constant
+
+from synkhronos import _gpuarrays
+from synkhronos._graph import AllReduce, Landing
+
+
+class _Fuse(gof.Optimizer):
+    """Makes one node of all AllReduces that do not depend on one another."""
+
+    def add_requirements(self, fgraph):
+        fgraph.attach_feature(gof.toolbox.ReplaceValidate())
+
+    def apply(self, fgraph):
+        depths, levels = {}, {}
+        for node in fgraph.toposort():
+            depth = max((depths.get(x, 0) for x in node.inputs), default=0)
+            if isinstance(node.op, AllReduce):
+                levels.setdefault(depth, []).append(node)
+                depth += 1
+            for output in node.outputs:
+                depths[output] = depth
+        for nodes in levels.values():
+            if len(nodes) > 1:
+                nodes = sorted(nodes, key=lambda node: node.op.serials)
+                ops = tuple(op for node in nodes for op in node.op.ops)
+                serials = tuple(serial for node in nodes for serial in node.op.serials)
+                outputs = [output for node in nodes for output in node.outputs]
+                fused = AllReduce(ops, serials)(*[x for node in nodes for x in node.inputs])
+                fgraph.replace_all_validate(
+                    list(zip(outputs, fused)), reason="synkhronos_fuse_all_reduce"
+                )
+
+
+@gof.local_optimizer([AllReduce])
+def _in_place(node):
+    # Only where Theano looks after who destroys what.
+    if (
+        isinstance(node.op, AllReduce)
+        and not node.op.inplace
+        and hasattr(node.fgraph, "destroyers")
+    ):
+        in_place = AllReduce(node.op.ops, node.op.serials, inplace=True)
+        return in_place(*node.inputs, return_list=True)
+    return False
+
+
+class _Lend(gof.Optimizer):
+    """Lends what may be lent, and lets products land there."""
+
+    def add_requirements(self, fgraph):
+        fgraph.attach_feature(gof.toolbox.ReplaceValidate())
+
+    def apply(self, fgraph):
+        nodes = [node for node in fgraph.apply_nodes if isinstance(node.op, AllReduce)]
+        if len(nodes) != 1 or not nodes[0].op.inplace:
+            return
+        op, inputs, outputs = nodes[0].op, nodes[0].inputs, nodes[0].outputs
+        lent = tuple(_is_plain(output) and not _outlives(output) for output in outputs)
+        if not any(lent):
+            return
+        landing = [_land(x, i) if lent[i] else x for i, x in enumerate(inputs)]
+        lender = AllReduce(op.ops, op.serials, inplace=True, lent=lent)
+        fgraph.replace_all_validate(
+            list(zip(outputs, lender(*landing, return_list=True))), reason="synkhronos_lend"
+        )
+
+
+def _is_plain(variable):
+    # Half precision is reduced in single.
+    return type(variable.type) is TensorType and variable.dtype != "float16"
+
+
+def _outlives(variable):
+    """Whether an output of the function may be this array, or lie in its memory."""
+    for client, position in variable.clients:
+        if client == "output":
+            return True
+        shared = {**getattr(client.op, "view_map", {}), **getattr(client.op, "destroy_map", {})}
+        for output, inputs in shared.items():
+            if position in inputs and _outlives(client.outputs[output]):
+                return True
+    return False
+
+
+def _land(x, position):
+    """Return the same product, in a landing place; or what it is, if that is no product."""
+    op = getattr(x.owner, "op", None)
+    if len(x.clients) > 1 or not isinstance(op, (blas.Dot22, blas.Dot22Scalar)):
+        return x
+    left, right, *scale = x.owner.inputs
+    one, zero = (constant(np.asarray(number, x.dtype)) for number in (1, 0))
+    place = Landing(position)(left, right)
+    product = blas.gemm_inplace(place, *(scale or [one]), left, right, zero)
+    return product if product.type == x.type else x
+
+
+# Fused when the graph is simplified, so that no simplification can take away a dependence; before
+# elementwise expressions are, at 49. In place after those, which may use the same buffers, at 75.
+modes.optdb.register("synkhronos_fuse_all_reduce", _Fuse(), 48.9, "synkhronos")
+modes.optdb.register(
+    "synkhronos_all_reduce_in_place",
+    gof.TopoOptimizer(_in_place, failure_callback=gof.TopoOptimizer.warn_inplace),
+    80,
+    "synkhronos",
+)
+# After all that works in place.
+modes.optdb.register("synkhronos_lend", _Lend(), 200, "synkhronos")
+
+
+def move_to_device():
+    """Have Theano's backend for devices, which this rank has opened, take AllReduces along."""
+    from theano.gpuarray import opt
+    from theano.gpuarray.basic_ops import as_gpuarray_variable
+
+    @opt.register_opt("fast_compile")
+    @opt.op_lifter([AllReduce])
+    @opt.register_opt2([AllReduce], "fast_compile")
+    def local_gpua_all_reduce(op, context_name, inputs, outputs):
+        return op(*[as_gpuarray_variable(x, context_name) for x in inputs], return_list=True)
+
+
+def mode_for(outputs, mode):
+    """Return the mode to compile for ranks with: where something is all-reduced, one that fuses.
+
+    Raises ``TypeError`` for an AllReduce inside a scan, which the chain could not hold.
+    """
+    reduces = _reduces(outputs)
+    if _gpuarrays.kind() != "cpu":
+        mode = modes.get_mode(mode)
+        if type(mode.linker) is gof.PerformLinker or not getattr(mode.linker, "c_thunks", True):
+            # As in FAST_COMPILE: it runs Python only, and operations on devices have none.
+            mode = modes.Mode("vm", mode.provided_optimizer)
+    if not reduces:
+        return mode
+    mode = modes.get_mode(mode)
+    if isinstance(mode.provided_optimizer, gof.Query):
+        return mode.including("synkhronos")
+    return mode.clone(optimizer=gof.SeqOptimizer([mode.optimizer, _Fuse()]))
+
+
+def _reduces(outputs):
+    found = False
+    for variable in _ancestors(outputs):
+        op = getattr(variable.owner, "op", None)
+        found = found or isinstance(op, AllReduce)
+        # The graphs inside of a scan, and of an OpFromGraph, which may be made part of this one.
+        inner = getattr(op, "outputs", None) or getattr(op, "local_outputs", None) or ()
+        if inner and _reduces([v for v in inner if isinstance(v, gof.Variable)]):
+            if not getattr(op, "is_inline", False):
+                raise TypeError(
+                    f"ops.all_reduce is inside of {op}, where ranks can't be kept in step. Reduce "
+                    "what it is given, or what it returns (an OpFromGraph may be inline=True)."
+                )
+            found = True
+    return found
+
+
+def _ancestors(outputs):
+    """Return all variables that these are computed from, and with them their default updates."""
+    found = gof.graph.ancestors(outputs)
+    default = [v.default_update for v in found if getattr(v, "default_update", None) is not None]
+    return found + gof.graph.ancestors(default)
