@@ -5,7 +5,7 @@ The time of a step on n devices, each with the same number of rows, is modelled 
     T(n) = C + 2 (n-1)/n S / B + L log2(n) + O
 
 with C the compute time of one device, S the bytes of the gradients, B the bandwidth of the
-all-reduce, L its latency, and O what a call costs beside. It assumes that nothing overlaps; that
+all-reduce, L its latency, and O what a call costs beside, waiting included. It assumes that nothing overlaps; that
 every device has its own memory bandwidth, which cores of one machine do not; and that B does not
 fall with n, which it does between machines. Efficiency is C divided by T(n).
 
@@ -71,7 +71,7 @@ def add_arguments(parser):
         help="what `synkhronos bench training --json` printed; without it the published ones only",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object")
-    parser.add_argument("--plot", metavar="FILE.png", help="draw speedup against devices")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw efficiency against devices")
 
 
 def main(args) -> int:
@@ -152,13 +152,12 @@ def measured(results):
             raise ValueError("it has no measurement of two ranks or more")
         compute = seconds * (shares["compute"] + shares["input"])
         nbytes = 4 * found["numbers"]
-        bandwidth = fit_bandwidth(n, nbytes, seconds * (shares["collectives"] + shares["waiting"]))
+        bandwidth = fit_bandwidth(n, nbytes, seconds * shares["collectives"])
+        overhead = seconds * (shares["waiting"] + shares["call"])
         serial = found["systems"]["serial, 1 thread"]["seconds"]
-        # Of each rank's rows one device makes n times as many steps.
-        points = {s["number"]: serial / s["seconds"] for s in ranked}
-        curves.append(
-            _curve(found["title"], compute, nbytes, bandwidth, seconds * shares["call"], points)
-        )
+        # One rank has all cores, so it is no measurement of one device.
+        points = {s["number"]: serial / s["seconds"] for s in ranked if s["number"] > 1}
+        curves.append(_curve(found["title"], compute, nbytes, bandwidth, overhead, points))
         curves[-1]["ranks"] = n
     return curves
 
@@ -195,21 +194,19 @@ def text(curves):
 
 
 def plot(curves, path):
-    """Draw speedup against devices, both logarithmic: the model as lines, measurements as dots."""
+    """Draw efficiency against devices: the model as lines, measurements as dots."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 6), layout="constrained")
     panel = figure.subplots()
-    panel.loglog(DEVICES, DEVICES, ":", color="0.5", base=2, label="n devices, n times as fast")
     for number, curve in enumerate(curves):
         colour = f"C{number % 10}"
-        values = [curve["model"][str(n)] for n in DEVICES]
-        panel.loglog(DEVICES, values, color=colour, base=2, lw=1.2, label=curve["name"])
-        points = {int(n): speedup for n, speedup in curve["measured"].items()}
-        panel.loglog(list(points), list(points.values()), "o", color=colour, base=2)
-    panel.set(xlabel="devices", ylabel="speedup")
+        values = [100 * curve["model"][str(n)] / n for n in DEVICES]
+        panel.semilogx(DEVICES, values, color=colour, base=2, lw=1.2, label=curve["name"])
+        points = {int(n): 100 * speedup / int(n) for n, speedup in curve["measured"].items()}
+        panel.semilogx(list(points), list(points.values()), "o", color=colour, base=2)
+    panel.set(xlabel="devices", ylabel="speedup / devices, in %", ylim=(60, 112))
     panel.set_xticks(DEVICES, map(str, DEVICES))
-    panel.set_yticks(DEVICES, map(str, DEVICES))
-    panel.legend(fontsize="small", title="lines: model; dots: measured")
+    panel.legend(fontsize="small", title="lines: model; dots: measured", ncols=2)
     panel.grid(alpha=0.3)
     figure.savefig(path, dpi=110)

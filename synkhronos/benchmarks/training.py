@@ -2,10 +2,10 @@
 
 Every system trains the same network with the same minibatches, picked at random from the same rows,
 by descent with momentum; each is a process of its own, and they take turns in rounds. Times are
-medians over steps, from the call to its return. The shares are those of the master's time, measured
-apart from the times: compute is Theano's function, collectives the reduction of gradients, waiting
-what the ranks wait for one another in the reduction and at the finish barrier, input the rows that
-are picked, and call the rest.
+those of a step, from the call to its return: the median of the round that other programs disturbed
+least. The shares are those of the master's time, measured apart from the times: compute is Theano's
+function, collectives the reduction of gradients, waiting what the ranks wait for one another in the
+reduction and at the finish barrier, input the rows that are picked, and call the rest.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from synkhronos.benchmarks.networks import NETWORKS
 BATCH = 512
 MINIBATCHES = 8  # that the rows are enough for
 RATE = 0.01
-ROUNDS = 6
+ROUNDS = 10
 FIRST = 4  # steps of each system that are compared, and not timed
 TOLERANCE = 1e-3  # of their losses, relative
 SHARES = ("compute", "collectives", "waiting", "input", "call")
@@ -131,7 +131,8 @@ def _take_turns(name, jobs, systems, seconds):
         counts[label] = max(1, int(seconds / ROUNDS / once))
     for _ in range(ROUNDS):
         for label, system in systems.items():
-            times[label] += system.ask("times", 1 + counts[label])[1:]  # the first finds it asleep
+            steps = system.ask("times", 1 + counts[label])[1:]  # the first finds it asleep
+            times[label].append(statistics.median(steps))
     network = NETWORKS[name]()
     found = {"title": network.title, "numbers": int(network.n_numbers), "systems": {}}
     for label, (form, number) in jobs.items():
@@ -139,7 +140,8 @@ def _take_turns(name, jobs, systems, seconds):
         found["systems"][label] = {
             "form": form,
             "number": number,
-            "seconds": statistics.median(times[label]),
+            "seconds": min(times[label]),
+            "rounds": times[label],
             "shares": shares,
         }
     return found
@@ -217,6 +219,7 @@ def _stepping(form, number, name, batch):
     from synkhronos import session
     from synkhronos.extensions import rules, train, updates
 
+    theano.config.floatX = "float32"  # what Theano adds to the graph is of this type
     network = NETWORKS[name]()
     random = np.random.RandomState(3)
     rows = network.rows(MINIBATCHES * batch)
@@ -306,7 +309,7 @@ def network_text(found, batch, cores):
     one, many = (s["seconds"] for s in systems.values() if s["form"] == "serial")
     lines = [
         f"{found['title']}: {found['numbers']:,} numbers; minibatches of {batch} rows, float32, "
-        f"{cores} cores, medians",
+        f"{cores} cores",
         f"{'':24}{'ms/step':>9}{'rows/s':>9}{'/ 1 thread':>12}{f'/ {cores} threads':>13}"
         + "".join(f"{name:>12}" for name in SHARES),
     ]
@@ -334,6 +337,7 @@ def plot(results, path):
         colours = ["0.6" if systems[label]["form"] == "serial" else "C3" for label in labels]
         bars = top.bar(range(len(labels)), rates, color=colours)
         top.bar_label(bars, [f"{rate / rates[0]:.2f}" for rate in rates])
+        top.margins(y=0.1)
         top.set_title(found["title"], fontsize="medium")
         top.set_ylabel("rows per second\n(above: / 1 thread)")
         with_ranks = [label for label in labels if systems[label]["shares"]]
