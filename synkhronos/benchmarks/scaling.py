@@ -5,9 +5,9 @@ The time of a step on n devices, each with the same number of rows, is modelled 
     T(n) = C + 2 (n-1)/n S / B + L log2(n) + O
 
 with C the compute time of one device, S the bytes of the gradients, B the bandwidth of the
-all-reduce, L its latency, and O what a call costs beside, waiting included. It assumes that nothing overlaps; that
-every device has its own memory bandwidth, which cores of one machine do not; and that B does not
-fall with n, which it does between machines. Efficiency is C divided by T(n).
+all-reduce, L its latency, and O what a call costs beside, waiting included. It assumes that nothing
+overlaps; that every device has its own memory bandwidth, which cores of one machine do not; and
+that B does not fall with n, which it does between machines. Efficiency is C divided by T(n).
 
 The measurements are those of ``synkhronos bench training --json``. Beside them stand published
 ones: those of Theano-MPI (Ma, Mao and Taylor 2016, arXiv:1605.08325; the table of its README,
