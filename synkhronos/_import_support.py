@@ -52,6 +52,8 @@ class TheanoFinder:
                 break
         else:
             return _spec_of_substitute(name)
+        if spec.loader is None:  # a folder without __init__.py
+            return spec
         execute = spec.loader.exec_module
 
         def exec_module(module):

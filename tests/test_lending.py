@@ -5,6 +5,7 @@ import pytest
 import theano
 import theano.tensor as T
 from conftest import ON_DEVICES, forked, layout_id, layouts
+from theano.compile.nanguardmode import NanGuardMode
 
 import synkhronos as synk
 from synkhronos import _graph
@@ -130,6 +131,23 @@ def test_what_is_no_product_is_copied(ranks, op, dtype):
         found, total = f(values)
         np.testing.assert_allclose(found, expected, rtol=1e-3)
         np.testing.assert_allclose(total, 2.0 * found.astype("float64").mean(), rtol=1e-2)
+
+
+@pytest.mark.parametrize("width", [2, 200_000])
+def test_half_precision_is_weighted_in_single(ranks, width):
+    x = T.matrix("x", "float16")
+    f = synk.function([x], [(synk.ops.all_reduce(x[0] * 1), None)])
+    rows = np.full(((300 if width == 2 else 3) * ranks.n + 1, width), 300, "float16")
+    assert (f(rows)[0] == 300).all()
+
+
+def test_modes_that_check_values(ranks):
+    guard = NanGuardMode(True, True, True)
+    inputs, params, loss = network("float64")
+    step = train.make_train_step(inputs, loss, params, rules.sgd, 0.05, options={"mode": guard})
+    for n in (8, 9, 8):
+        step(*rows(n))
+    assert nodes(step, _graph.Landing)
 
 
 def test_several_rounds(ranks):

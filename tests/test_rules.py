@@ -285,6 +285,28 @@ def test_bad_arguments(arguments, kind, message):
             rule(*arguments, learning_rate=0.1)
 
 
+def test_half_precision_does_not_divide_by_zero():
+    for rule in (rules.adam, rules.adamax, rules.rmsprop):
+        w = theano.shared(np.ones(2, "float16"), "w")
+        theano.function([], updates=rule([T.constant(np.zeros(2, "float16"))], [w]))()
+        assert w.get_value().tolist() == [1, 1]
+
+
+def test_warm_up_counts_calls_not_slices(ranks):
+    inputs, params, loss = model("float64")
+    rate = train.warm_up(0.1, 2, 4)
+    step = train.make_train_step(inputs, loss, params, rules.sgd, rate, outputs=[(rate, None)])
+    x, y = minibatches("float64", ranks.n)[0]
+    found = [float(step(x, y, num_slices=n)[1]) for n in (1, 2, 1, 2, 1, 1)]
+    np.testing.assert_allclose(found, [0.1, 0.125, 0.15, 0.175, 0.2, 0.2], rtol=1e-6)
+
+
+def test_params_may_be_an_iterator():
+    w = theano.shared(1.0, "w")
+    assert len(train.parallel_updates(w**2, iter([w]), rules.sgd, 0.1)) == 1
+    assert len(updates.sgd(w**2, iter([w]), 0.1)[1]) == 1
+
+
 def test_unknown_hyperparameter():
     w = theano.shared(1.0)
     for rule in (updates.adam, rules.adam):

@@ -125,7 +125,7 @@ class Nccl(SharedMemory):
     # Inside a function.
 
     def exchange(self, arrays, ops, weights, targets):
-        """Reduce arrays that every rank has computed, into arrays of its own; return these."""
+        """Reduce arrays that every rank has computed, as `SharedMemory.exchange` does."""
         weighing = [weight for weight in weights if weight]
         equal = len(set(weighing)) == 1
         divisor = len(weighing) if equal else sum(weights)
@@ -149,6 +149,10 @@ class Nccl(SharedMemory):
             for i, result in zip(rest, reduced):
                 results[i] = result
         return results
+
+    def landing_place(self, position, shape, dtype):
+        """Return None: positions count all arrays, not only those that go through memory."""
+        return None
 
     def reduces(self, dtype, ndim, mode):
         """Whether outputs of this kind are worth keeping on the device, for `reduce_outputs`."""

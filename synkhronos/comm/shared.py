@@ -196,7 +196,7 @@ class SharedMemory(Outboxes, Communicator):
         weights : tuple of int
             How many rows each rank computed from. Who has none only takes part.
         targets : list of numpy.ndarray, pygpu.gpuarray.GpuArray or None
-            A target may be its array. None asks for an array in shared memory, as it is.
+            A target may be its array. None asks for any array, valid until the next exchange.
 
         Returns
         -------
@@ -250,7 +250,8 @@ class SharedMemory(Outboxes, Communicator):
         For functions of one exchange: in others the next might not be the one that is meant.
         """
         home = self._homes.landed(self._next_scratch())
-        if home is None or position >= len(home.arrays):
+        # A Ctrl-C may have come before it was laid out.
+        if home is None or home.layout is None or position >= len(home.arrays):
             return None
         box = home.arrays[position]
         return box if box.shape == shape and box.dtype == dtype else None
@@ -275,7 +276,7 @@ class SharedMemory(Outboxes, Communicator):
                 _gpuarrays.read(array, box)
                 array = box
             if op == "avg" and factor != 1:
-                np.multiply(array, box.dtype.type(factor), box)
+                np.multiply(array, box.dtype.type(factor), box, dtype=box.dtype)
             elif array is box:
                 pass  # it has landed there
             elif in_shares and _is_like(box, array) and box.nbytes > _LITTLE:
@@ -307,7 +308,10 @@ class SharedMemory(Outboxes, Communicator):
         Each with its position, where to reduce it to, from what, and who else gets a copy.
         """
         plan = self._plans.get((key, weighing))
-        if plan is not None and plan[0] == self._homes.version and _are(own, plan[1]):
+        if plan is not None and plan[0] != self._homes.version:
+            self._plans.clear()  # views of what may be gone
+            plan = None
+        if plan is not None and _are(own, plan[1]):
             return plan[2]
         everyone, me = self._equal_boxes(key), self._worker.rank
         others = [boxes for rank, boxes in enumerate(everyone) if rank != me]

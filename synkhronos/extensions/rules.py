@@ -205,7 +205,7 @@ def adagrad(loss_or_grads, params, learning_rate=1.0, epsilon=1e-6):
     for param, grad in gradients(loss_or_grads, params):
         squares = _kept(param, "squares")
         updates[squares] = squares + grad**2
-        root = T.sqrt(updates[squares] + _number(epsilon, param))
+        root = T.sqrt(updates[squares] + _epsilon(epsilon, param))
         updates[param] = param - _number(learning_rate, param) * grad / root
     return updates
 
@@ -234,7 +234,7 @@ def rmsprop(loss_or_grads, params, learning_rate=1.0, rho=0.9, epsilon=1e-6):
     for param, grad in gradients(loss_or_grads, params):
         squares = _kept(param, "squares")
         updates[squares] = _running_mean(squares, grad**2, rho)
-        root = T.sqrt(updates[squares] + _number(epsilon, param))
+        root = T.sqrt(updates[squares] + _epsilon(epsilon, param))
         updates[param] = param - _number(learning_rate, param) * grad / root
     return updates
 
@@ -264,7 +264,7 @@ def adadelta(loss_or_grads, params, learning_rate=1.0, rho=0.95, epsilon=1e-6):
     updates = OrderedDict()
     for param, grad in gradients(loss_or_grads, params):
         squares, steps = _kept(param, "squares"), _kept(param, "steps")
-        small = _number(epsilon, param)
+        small = _epsilon(epsilon, param)
         updates[squares] = _running_mean(squares, grad**2, rho)
         step = grad * T.sqrt(steps + small) / T.sqrt(updates[squares] + small)
         updates[param] = param - _number(learning_rate, param) * step
@@ -305,7 +305,7 @@ def adam(loss_or_grads, params, learning_rate=0.001, beta1=0.9, beta2=0.999, eps
         updates[mean] = _running_mean(mean, grad, beta1)
         updates[squares] = _running_mean(squares, grad**2, beta2)
         rate = _number(learning_rate, param) * T.cast(correction, param.dtype)
-        root = T.sqrt(updates[squares]) + _number(epsilon, param)
+        root = T.sqrt(updates[squares]) + _epsilon(epsilon, param)
         updates[param] = param - rate * updates[mean] / root
     return updates
 
@@ -341,7 +341,9 @@ def adamax(loss_or_grads, params, learning_rate=0.002, beta1=0.9, beta2=0.999, e
         updates[mean] = _running_mean(mean, grad, beta1)
         updates[largest] = T.maximum(_number(beta2, param) * largest, abs(grad))
         rate = _number(learning_rate, param) * T.cast(correction, param.dtype)
-        updates[param] = param - rate * updates[mean] / (updates[largest] + _number(epsilon, param))
+        updates[param] = param - rate * updates[mean] / (
+            updates[largest] + _epsilon(epsilon, param)
+        )
     return updates
 
 
@@ -367,6 +369,13 @@ def _number(value, like):
         return T.cast(value, like.dtype)
     # Theano would round a float64 to floatX, also for parameters of float64.
     return T.constant(np.asarray(value, like.dtype))
+
+
+def _epsilon(value, like):
+    """Return a small number in the dtype of a variable, in which it must not vanish."""
+    if not isinstance(value, theano.Variable) and value > 0:
+        value = max(value, np.finfo(like.dtype).tiny)
+    return _number(value, like)
 
 
 def _running_mean(mean, value, rho):

@@ -4,7 +4,9 @@ r"""Training functions from a loss, its parameters and an update rule.
     make_train_function   rows ──▶ loss ──▶ gradients in a flat vector
                           synk.all_reduce(vector) ──▶ rule ──▶ params
 
-Both train as serial Theano does on the same rows, and leave the same bits on all ranks. The first,
+Both train as serial Theano does on the same rows, and leave the same bits on all ranks. (With
+``num_slices`` the first takes the step for each slice and averages the results, which is the serial
+step only for rules that are linear in the gradient, such as ``sgd`` and ``momentum``.) The first,
 of one function, takes any rule: Lasagne's, an optimizer of Keras, those of
 :mod:`~synkhronos.extensions.rules`, your own. The second, of two, is that of the 2017 package.
 """
@@ -17,7 +19,7 @@ import theano.tensor as T
 
 from synkhronos import collectives, functions, ops
 from synkhronos._checks import whole_number
-from synkhronos.extensions._gradients import gradients
+from synkhronos.extensions._gradients import check_params, gradients
 
 __all__ = [
     "average_gradients",
@@ -69,8 +71,9 @@ def make_train_step(
     Returns
     -------
     synkhronos.functions.Function
-        ``step(*inputs, batch=..., num_slices=...)`` returns the loss over all rows, or a list of it
-        and `outputs`.
+        ``step(*inputs, batch=...)`` returns the loss over all rows, or a list of it and `outputs`.
+        With ``num_slices`` every slice takes the step by itself, and the results are averaged: for
+        rules that are linear in the gradient, without `max_norm`, that is the same step.
 
     Raises
     ------
@@ -115,6 +118,7 @@ def parallel_updates(loss, params, update_rule, *args, max_norm=None, **kwargs):
     OrderedDict
         Shared variable -> expression: the ``updates`` of a :func:`synkhronos.function`.
     """
+    params = check_params(params)
     grads = average_gradients(loss, params, max_norm)
     if hasattr(update_rule, "get_updates"):
         if args or kwargs:
@@ -122,7 +126,6 @@ def parallel_updates(loss, params, update_rule, *args, max_norm=None, **kwargs):
                 f"parallel_updates() can't pass {[*args, *kwargs]} on: the settings of "
                 f"{type(update_rule).__name__} are its own."
             )
-        params = list(params)
         for param in params:
             # Keras gives its own variables this, and its optimizers make their state of that shape.
             if not hasattr(param, "_keras_shape"):
@@ -272,7 +275,8 @@ def warm_up(rate, factor, steps):
     [0.1, 0.275, 0.45, 0.625, 0.8, 0.8]
     """
     steps = whole_number("steps", steps, 1)
-    step = theano.shared(np.zeros((), "int64"), "warm_up_step")
+    # Of floats, as slices average what they all count.
+    step = theano.shared(np.zeros(()), "warm_up_step")
     step.default_update = step + 1
     done = T.minimum(T.cast(step, theano.config.floatX) / steps, 1)
     return T.cast(rate * (1 + (factor - 1) * done), theano.config.floatX)

@@ -175,6 +175,7 @@ def sgd_nonflat(loss, params, learning_rate):
     grad_shared : list of shared variables
         ``synk.all_reduce(grad_shared)`` takes one round for all of them too.
     """
+    params = check_params(params)
     shareds, grads = nonflat_grads(loss, params)
     updates = rules.sgd(shareds, params, learning_rate)
     return list(zip(shareds, grads)), list(updates.items()), shareds
@@ -216,6 +217,7 @@ def _in_two_steps(rule):
     def two_steps(loss, params, *args, **kwargs):
         # A wrong argument is told of here, before the gradients are derived.
         signature.bind(loss, params, *args, **kwargs)
+        params = check_params(params)
         flat, flat_grad, grads = flat_unflat_grads(loss, params)
         updates = rule(grads, params, *args, **kwargs)
         return [(flat, flat_grad)], list(updates.items()), flat
