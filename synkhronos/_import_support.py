@@ -150,6 +150,8 @@ def default_flags():
         "force_device": "True",
         # Theano 1.0.5 knows cuDNN 5 to 7. It would take a newer one, and then fail.
         "dnn.enabled": "False",
+        # Ranks that compile at the same time wait for one another: seconds between two looks.
+        "compile.wait": "1",
     }
 
 

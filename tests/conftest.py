@@ -3,8 +3,8 @@
 With SYNKHRONOS_TEST_DEVICES=opencl0:0,opencl0:0 (and SYNKHRONOS_TEST_MASTER=1) the tests that take
 a session as it comes run on these devices. A process can fork for devices only once, so all share
 one session, and the tests that fork for themselves are left out. Compiling for devices takes long:
-each test runs with two of its parameters, or with SYNKHRONOS_TEST_ALL=1 with all of them. See
-test_opencl.py.
+each test runs with two of its parameters, with one on several kinds of devices, or with all of them
+where SYNKHRONOS_TEST_ALL=1 is set. See test_opencl.py.
 """
 
 import contextlib
@@ -111,7 +111,7 @@ def pytest_collection_modifyitems(config, items):
             by_test.setdefault(item.nodeid.split("[")[0], []).append(item)
     chosen = set()
     for each in by_test.values():
-        some = {0, len(each) - 1}
+        some = {len(each) // 2} if IS_MIXED else {0, len(each) - 1}
         everything = "SYNKHRONOS_TEST_ALL" in os.environ
         chosen.update(item for i, item in enumerate(each) if everything or i in some)
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
