@@ -99,9 +99,14 @@ class AllReduce(gof.Op):
             return
         targets = []
         for x, storage, lent in zip(inputs, output_storage, self.lent):
-            target = None if lent else x if self.inplace else storage[0]
-            if (target is None and not lent) or (target is not None and target.shape != x.shape):
-                target = _gpuarrays.empty_like(x)
+            if lent:
+                target = None
+            elif self.inplace:
+                target = x
+            else:
+                kept = storage[0]
+                fits = kept is not None and kept.shape == x.shape
+                target = kept if fits else _gpuarrays.empty_like(x)
             targets.append(target)
         for storage, result in zip(output_storage, call.reduce(inputs, self.ops, targets)):
             storage[0] = result

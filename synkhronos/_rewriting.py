@@ -6,9 +6,10 @@
     lent               Landing, Gemm ──▶ shared memory, reduced ──▶ Elemwise
 
 What lands in shared memory is what a product of matrices computes, as the gradients of dense layers
-are. What is lent stays there: it is valid until the ranks reduce again, so nothing may hold it that
-outlives a run of the function, such as an output, a new value of a shared variable, or a view of
-one. Both only in a function of one AllReduce, which knows the one that comes next for its own.
+are. What is lent stays where it was reduced: it is valid until the next time, so nothing may hold
+it that outlives a run of the function, such as an output, a new value of a shared variable, or a
+view of one. Both only in a function of one AllReduce, which knows the one that comes next for its
+own.
 """
 
 import numpy as np

@@ -88,9 +88,7 @@ def run(arguments, rule):
     with common.single_precision():
         n_ranks = fork(arguments, "train_resnet")
         try:
-            images = common.load(
-                arguments, lambda shape, dtype: synk.data(shape=shape, dtype=dtype)
-            )
+            images = common.load(arguments, shared_memory)
             graph, log, equal = train_parallel(arguments, images, n_ranks, rule, began)
         except common.NoImages as error:
             sys.exit(f"train_resnet: {error}")

@@ -159,8 +159,8 @@ class Homes:
             for array in (value, getattr(value, "base", None))
         )
 
-    def landed(self, key):
-        """Return the home of arrays that `room_for` gave last, or None."""
+    def home_of(self, key):
+        """Return this rank's home of a key, or None; one without a layout has no arrays yet."""
         return self._own.get(key)
 
     def room_for(self, key, layout):

@@ -4,6 +4,10 @@
     every rank its own            where    the rank's own share
                                   all are  of every rank's array
 
+    inside a function:
+    fill boxes, post ──▶ meet ──▶ hear ──▶ little: each rank reduces everything for itself
+                                           much: its own share, to all ranks ──▶ meet
+
 Nothing is sent: a value is read from the home of the rank that has it. See `homes` for where they
 are, and `outboxes` for the outputs of functions.
 """
@@ -220,10 +224,10 @@ class SharedMemory(Outboxes, Communicator):
         if self._exchanges[1] == 1:
             self._homes.begin()
         layout = tuple((_wide(a.dtype).str, a.shape) for a in arrays)
-        landed = self._homes.landed(key)
-        if landed and landed.layout != layout:
+        home = self._homes.home_of(key)
+        if home and home.layout != layout:
             # Others are going to lie where these have landed.
-            arrays = [a.copy() if any(a is b for b in landed.arrays) else a for a in arrays]
+            arrays = [a.copy() if any(a is b for b in home.arrays) else a for a in arrays]
         boxes = self._homes.room_for(key, layout)
         in_shares = len(weighing) > _ALL_READ_ALL or sum(box.nbytes for box in boxes) > _LITTLE
         own = self._fill(arrays, ops, boxes, factor, in_shares)
@@ -249,7 +253,7 @@ class SharedMemory(Outboxes, Communicator):
 
         For functions of one exchange: in others the next might not be the one that is meant.
         """
-        home = self._homes.landed(self._next_scratch())
+        home = self._homes.home_of(self._next_scratch())
         # A Ctrl-C may have come before it was laid out.
         if home is None or home.layout is None or position >= len(home.arrays):
             return None
