@@ -18,11 +18,10 @@ import shutil
 import statistics
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 
-from synkhronos.benchmarks import models, peers
+from synkhronos.benchmarks import models, options, peers
 
 SIZES = "1K,16K,256K,1M,4M,16M,64M"
 ROUNDS = 5  # in which the systems take turns
@@ -36,13 +35,15 @@ _clock = time.perf_counter
 def add_arguments(parser):
     """Add the options of this benchmark."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--ranks", type=_count, default=2, help="ranks of each system (default: 2)")
+    parser.add_argument(
+        "--ranks", type=options.count, default=2, help="ranks of each system (default: 2)"
+    )
     parser.add_argument(
         "--sizes", type=parse_sizes, default=SIZES, help=f"bytes of a rank's array ({SIZES})"
     )
     parser.add_argument(
         "--collectives",
-        type=parse_collectives,
+        type=options.names(peers.COLLECTIVES, "collective"),
         default=list(peers.COLLECTIVES),
         metavar="NAMES",
         help=f"which ({','.join(peers.COLLECTIVES)})",
@@ -60,14 +61,14 @@ def add_arguments(parser):
     )
     parser.add_argument(
         "--seconds",
-        type=_positive,
+        type=options.positive,
         default=0.3,
         metavar="S",
         help="time for each system, size and collective (default: 0.3)",
     )
     parser.add_argument(
         "--gigabytes",
-        type=_positive,
+        type=options.positive,
         default=1.0,
         metavar="G",
         help="size of the Data to scatter (default: 1)",
@@ -98,32 +99,6 @@ def parse_sizes(text):
     return sizes
 
 
-def parse_collectives(text):
-    """Return the names in a list such as ``all_reduce,gather``."""
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in peers.COLLECTIVES:
-            known = ", ".join(peers.COLLECTIVES)
-            raise argparse.ArgumentTypeError(f"{name!r} is no collective; there are: {known}")
-    return names
-
-
-def _count(text):
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 on, got {text!r}")
-    return int(text)
-
-
-def _positive(text):
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0
-    if not 0 < number < 1e6:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
-    return number
-
-
 def _python(text):
     path = shutil.which(text)
     if path is None:
@@ -135,14 +110,10 @@ def main(args) -> int:
     """Measure, print, and return the exit status."""
     import synkhronos as synk
 
-    if args.plot:
-        try:
-            import matplotlib  # noqa: F401  fails now, not after minutes
-        except ImportError:
-            print("--plot needs matplotlib: pip install matplotlib", file=sys.stderr)
-            return 1
+    if not options.can_plot(args.plot):  # told now, not after minutes
+        return 1
     results = {"ranks": args.ranks, "cores": os.cpu_count(), "missing": {}, "cells": []}
-    results["busy_cores"] = busy = _busy_cores()
+    results["busy_cores"] = busy = options.busy_cores()
     if busy > 0.2:
         print(f"others keep {busy:.1f} cores busy: this tells little about speed", file=sys.stderr)
     with contextlib.ExitStack() as stack:
@@ -161,16 +132,6 @@ def main(args) -> int:
         plot(results, args.plot)
         print(f"wrote {args.plot}", file=sys.stderr)
     return 0
-
-
-def _busy_cores(seconds=0.5):
-    """Return how many cores all processes of this machine use while this one sleeps."""
-    # The line "cpu" of proc(5): fields 4 and 5 are idle; the two last are counted in others.
-    before = [int(field) for field in Path("/proc/stat").read_text().split()[1:9]]
-    time.sleep(seconds)
-    after = [int(field) for field in Path("/proc/stat").read_text().split()[1:9]]
-    used = [end - begin for begin, end in zip(before, after)]
-    return max(0, sum(used) - used[3] - used[4]) / os.sysconf("SC_CLK_TCK") / seconds
 
 
 def _start_peers(args, stack, missing):

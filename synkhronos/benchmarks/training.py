@@ -20,7 +20,7 @@ from unittest import mock
 
 import numpy as np
 
-from synkhronos.benchmarks.collectives import _busy_cores, _count, _positive
+from synkhronos.benchmarks import options
 from synkhronos.benchmarks.networks import NETWORKS
 
 BATCH = 512
@@ -41,20 +41,25 @@ class BenchError(Exception):
 def add_arguments(parser):
     """Add the options of this benchmark."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--ranks", type=_count, help="ranks at most (default: one for each core)")
+    parser.add_argument(
+        "--ranks", type=options.count, help="ranks at most (default: one for each core)"
+    )
     parser.add_argument(
         "--networks",
-        type=parse_networks,
+        type=options.names(NETWORKS, "network"),
         default=list(NETWORKS),
         metavar="NAMES",
         help=f"which ({','.join(NETWORKS)})",
     )
     parser.add_argument(
-        "--batch", type=_count, default=BATCH, help=f"rows of a minibatch, on all ranks ({BATCH})"
+        "--batch",
+        type=options.count,
+        default=BATCH,
+        help=f"rows of a minibatch, on all ranks ({BATCH})",
     )
     parser.add_argument(
         "--seconds",
-        type=_positive,
+        type=options.positive,
         default=10.0,
         metavar="S",
         help="time for each system and network (default: 10)",
@@ -63,29 +68,20 @@ def add_arguments(parser):
     parser.add_argument("--plot", metavar="FILE.png", help="draw examples per second, and shares")
 
 
-def parse_networks(text):
-    """Return the names in a list such as ``mlp,cnn``."""
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in NETWORKS:
-            known = ", ".join(NETWORKS)
-            raise argparse.ArgumentTypeError(f"{name!r} is no network; there are: {known}")
-    return names
-
-
 def main(args) -> int:
     """Measure, print, and return the exit status."""
     from synkhronos import _devices
 
-    if args.plot:
-        try:
-            import matplotlib  # noqa: F401  fails now, not after minutes
-        except ImportError:
-            print("--plot needs matplotlib: pip install matplotlib", file=sys.stderr)
-            return 1
+    if not options.can_plot(args.plot):  # told now, not after minutes
+        return 1
     cores = _devices.usable_cores()
     most = args.ranks or cores
-    results = {"batch": args.batch, "cores": cores, "busy_cores": _busy_cores(), "networks": {}}
+    results = {
+        "batch": args.batch,
+        "cores": cores,
+        "busy_cores": options.busy_cores(),
+        "networks": {},
+    }
     if results["busy_cores"] > 0.2:
         busy = results["busy_cores"]
         print(f"others keep {busy:.1f} cores busy: this tells little about speed", file=sys.stderr)
