@@ -5,7 +5,6 @@ worker   load(...) -> run(function, arguments, ...)    no optimizer, and no C co
 """
 
 import contextlib
-import functools
 import io
 import operator
 import pickle
@@ -19,15 +18,16 @@ from theano.compile.function_module import Function
 from theano.compile.ops import FromFunctionOp
 from theano.compile.sharedvalue import SharedVariable
 from theano.configparser import _config_var_list as config_variables
-from theano.gof import Container, Variable, cc
+from theano.gof import Container, Variable
 from theano.sandbox import rng_mrg
 from theano.tensor import TensorType, raw_random
 from theano.tensor.raw_random import RandomStateType
 
-from synkhronos import _gpuarrays, _portable, _rewriting
+from synkhronos import _compile_cache, _gpuarrays, _portable, _rewriting
 
 # Graphs are pickled recursively: a ResNet-50 training function needs more than 5000 levels.
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 50000))
+_compile_cache.find_every_module_again()
 
 __all__ = ["OrderedDict", "SharedVariable", "TensorType", "Variable"]
 
@@ -314,35 +314,6 @@ def load(data, variables):
         if isinstance(function, _portable.Expression):
             functions[key] = compile_expression(function), rest
     return functions, tuple(new)
-
-
-def _cache_all_versioned_modules():
-    """Let a compiled op that has no parameters be found in Theano's compile cache.
-
-    Theano 1.0.5 puts the ``__props__`` of each op into the version of a module, takes an empty
-    part to mean that the op does not say its version, and compiles such modules again in every
-    process: Shape, Alloc, Dot22 and others, half a second each. Here empty ``__props__`` say
-    nothing. It makes sending a function to a worker about ten times faster.
-    """
-    original = cc.CLinker.cmodule_key_
-
-    @functools.wraps(original)
-    def cmodule_key_(self, fgraph, *args, **kwargs):
-        key = original(self, fgraph, *args, **kwargs)
-        if key is None or key[0]:
-            return key
-        version = []
-        for node in self.schedule(fgraph):
-            version.append(node.op.c_code_cache_version_apply(node))
-            version.extend(v.type.c_code_cache_version() for v in node.inputs + node.outputs)
-            if getattr(node.op, "__props__", ()):
-                version.append(node.op.__props__)
-        return (tuple(version), key[1]) if version and all(version) else key
-
-    cc.CLinker.cmodule_key_ = cmodule_key_
-
-
-_cache_all_versioned_modules()
 
 
 # Random numbers.

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -353,6 +354,7 @@ def test_a_system_that_fails_is_told_of():
         "nothing", "one", 2, "no such network", 8
     ):
         pass
+    assert not multiprocessing.active_children()
 
 
 def test_training_that_is_not_serial_training_is_told_of(monkeypatch):

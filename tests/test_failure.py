@@ -55,8 +55,8 @@ def test_a_worker_killed_while_idle_is_reported_by_the_next_call(no_session):
     synk.fork(3)
     f = checked(lambda x: False, None)
     f(ROWS)
-    pid = synk.session.current("test").worker_pids[1]
-    os.kill(pid, signal.SIGKILL)
+    pids = synk.session.current("test").worker_pids
+    os.kill(pids[1], signal.SIGKILL)
     time.sleep(0.05)
     begin = time.monotonic()
     with pytest.raises(WorkerDied, match=r"rank 2 .*SIGKILL") as caught:
@@ -66,7 +66,7 @@ def test_a_worker_killed_while_idle_is_reported_by_the_next_call(no_session):
     for refused in (lambda: f(ROWS), lambda: synk.data([1.0]), lambda: synk.distribute()):
         with pytest.raises(WorkerDied, match="rank 2"):
             refused()
-    wait_until(lambda: not psutil.Process().children(), 2)
+    wait_until(lambda: not any(map(runs, pids)), 2)
     synk.close()
     assert synk.fork(2) == 2
     np.testing.assert_array_equal(checked(lambda x: False, None)(ROWS), ROWS)

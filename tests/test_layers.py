@@ -29,6 +29,7 @@ LAYERS = [
         "_graph",
         "_rewriting",
         "_portable",
+        "_compile_cache",
         "_theano",
         "_devices",
         "_process",
@@ -39,7 +40,7 @@ LAYERS = [
     ["comm", "comm.outboxes", "comm.homes", "comm.shared", "comm.nccl", "_replica", "_commands"],
     ["_worker"],
     ["_registry", "session"],
-    # Data is made in a session; DESIGN.md 3 has it below, but it asks for the current session.
+    # Data is made in a session, the current one.
     ["inputs", "_signature", "_binding", "_request", "_operands"],
     ["functions", "collectives", "ops"],
     [
@@ -74,6 +75,7 @@ LATE = {("comm", "comm.shared"), ("comm", "comm.nccl")}
 ONLY = {
     "theano": {
         "_theano",
+        "_compile_cache",
         "_graph",
         "_rewriting",
         "_gpuarrays",

@@ -154,7 +154,11 @@ class _System:
         self._process = context.Process(target=_be_system, args=(end, *job), daemon=False)
         self._process.start()
         end.close()
-        self._hear()  # that it has compiled: the next one finds that in Theano's cache
+        try:
+            self._hear()  # that it has compiled: the next one finds that in Theano's cache
+        except BaseException:
+            self.close()
+            raise
 
     def ask(self, what, count):
         """Return what as many steps yield: their losses, times, or shares."""
@@ -171,12 +175,16 @@ class _System:
             raise BenchError(f"{self._label}:\n{answer}")
         return answer
 
+    def close(self):
+        """End the process."""
+        self._pipe.close()
+        self._process.join()
+
     def __enter__(self):
         return self
 
     def __exit__(self, *exception):
-        self._pipe.close()
-        self._process.join()
+        self.close()
 
 
 def _be_system(pipe, form, number, name, batch):
