@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from threadpoolctl import threadpool_info
 
 import synkhronos as synk
 
@@ -16,8 +17,9 @@ class Log:
 
     label: str
     losses: list = field(default_factory=list)  # of training, one for each epoch
-    accuracies: list = field(default_factory=list)  # of validation, likewise; may stay empty
+    accuracies: list = field(default_factory=list)  # likewise; may stay empty
     seconds: list = field(default_factory=list)  # one for each minibatch
+    values: list = field(default_factory=list)  # of the parameters, at the end; may stay empty
 
     @property
     def milliseconds(self):
@@ -56,6 +58,11 @@ def fork(arguments, program):
         sys.exit(f"{program}: {error}")
 
 
+def usable_threads():
+    """Return how many threads BLAS uses when nobody limits it."""
+    return max([pool["num_threads"] for pool in threadpool_info()], default=1)
+
+
 def count(number, what):
     """Return "1 rank" or "2 ranks"."""
     return f"{number} {what}{'s' * (number != 1)}"
@@ -71,7 +78,23 @@ def table(titles, rows):
     )
 
 
-def plot_curves(file, logs):
+def report_speedup(parallel, serials, n_ranks):
+    """Print how fast the ranks were; return the speedup against serial Theano at its best."""
+    ranks = count(n_ranks, "rank")
+    best = min(serials, key=lambda log: log.milliseconds)
+    speedup = best.milliseconds / parallel.milliseconds
+    if speedup > 1:
+        print(f"Speedup {speedup:.2f} over the fastest serial run ({best.label}).")
+    else:
+        print(
+            f"No speedup: {ranks} took {1 / speedup:.2f} times as long as {best.label}.\n"
+            "Larger minibatches (--batch) give the ranks more to do between two exchanges;\n"
+            "more ranks than cores, or other programs on the machine, take it away."
+        )
+    return speedup
+
+
+def plot_curves(file, logs, accuracy="validation accuracy"):
     """Draw the losses of runs, and their accuracies where they have them, on the same axes."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -79,7 +102,7 @@ def plot_curves(file, logs):
     curves = [("training loss", [log.losses for log in logs])]
     if any(log.accuracies for log in logs):
         percent = [100 * np.array(log.accuracies) for log in logs]
-        curves.append(("validation accuracy in %", percent))
+        curves.append((f"{accuracy} in %", percent))
     figure = Figure(figsize=(4 * len(curves), 3.5), layout="constrained")
     all_axes = np.atleast_1d(figure.subplots(1, len(curves)))
     # Curves that coincide must all be seen: each is drawn narrower than the one below it.

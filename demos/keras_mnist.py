@@ -17,13 +17,23 @@ os.environ["KERAS_BACKEND"] = "theano"  # Keras reads it when it is imported
 import keras
 import numpy as np
 import theano
-from threadpoolctl import threadpool_info, threadpool_limits
+from threadpoolctl import threadpool_limits
 
 import synkhronos as synk
 from synkhronos.extensions.keras import parallelize
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from demos._shared import Log, add_common_arguments, count, fork, plot_curves, positive, table
+from demos._shared import (
+    Log,
+    add_common_arguments,
+    count,
+    fork,
+    plot_curves,
+    positive,
+    report_speedup,
+    table,
+    usable_threads,
+)
 from demos.lasagne_mnist import runs
 
 PROGRAM = Path(__file__).stem
@@ -109,17 +119,7 @@ def report(parallel, serials, accuracies, n_ranks):
         rows.append([log.label, *cells, *percent, speedup])
     titles = ["", "ms/minibatch", "training s", "training loss", "validation", "test accuracy"]
     print("\n" + table([*titles, f"speedup of {count(n_ranks, 'rank')}"], rows) + "\n")
-    best = min(serials, key=lambda log: log.milliseconds)
-    speedup = best.milliseconds / parallel.milliseconds
-    if speedup > 1:
-        print(f"Speedup {speedup:.2f} over the fastest serial run ({best.label}).")
-    else:
-        print(
-            f"No speedup: {count(n_ranks, 'rank')} took {1 / speedup:.2f} times as long as "
-            f"{best.label}.\nLarger minibatches (--batch) give the ranks more to do between two "
-            "exchanges;\nmore ranks than cores, or other programs on the machine, take it away."
-        )
-    return speedup
+    return report_speedup(parallel, serials, n_ranks)
 
 
 def compare(parallel, serial, weights, serial_weights, has_dropout):
@@ -168,7 +168,7 @@ def main(argv=None):
     finally:
         synk.close()
     serials, accuracies, serial_weights = [], [accuracy], []
-    for threads in sorted({1, max([pool["num_threads"] for pool in threadpool_info()], default=1)}):
+    for threads in sorted({1, usable_threads()}):
         model = build_model(arguments)
         with threadpool_limits(threads):
             log, accuracy = train(

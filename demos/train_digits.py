@@ -14,12 +14,27 @@ import numpy as np
 import theano
 import theano.tensor as T
 from sklearn.datasets import load_digits
-from threadpoolctl import threadpool_info, threadpool_limits
+from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 import synkhronos as synk
 from synkhronos.extensions import rules
 from synkhronos.extensions.train import make_train_step
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from demos._shared import (
+    Log,
+    add_common_arguments,
+    count,
+    fork,
+    plot_curves,
+    positive,
+    report_speedup,
+    table,
+    usable_threads,
+)
+
+PROGRAM = Path(__file__).stem
 
 
 def load():
@@ -51,21 +66,6 @@ class Network:
                 layer = T.tanh(layer)
         self.loss = T.nnet.categorical_crossentropy(T.nnet.softmax(layer), self.y).mean()
         self.accuracy = T.eq(layer.argmax(axis=1), self.y).mean(dtype="float32")
-
-
-class Log:
-    """What one training run measured."""
-
-    def __init__(self, label):
-        self.label = label
-        self.losses, self.accuracies = [], []  # one for each epoch
-        self.seconds = []  # one for each minibatch
-        self.values = []  # of the parameters, at the end
-
-    @property
-    def milliseconds(self):
-        """The median over the minibatches: other programs on the machine disturb it least."""
-        return 1e3 * float(np.median(self.seconds))
 
 
 def train(log, arguments, data, step, test):
@@ -163,37 +163,16 @@ def largest_difference(log, other):
     return max(float(abs(one - two).max()) for one, two in zip(log.values, other.values))
 
 
-def usable_threads():
-    """Return how many threads BLAS uses when nobody limits it."""
-    return max([pool["num_threads"] for pool in threadpool_info()], default=1)
-
-
-def count(number, what):
-    """Return "1 rank" or "2 ranks"."""
-    return f"{number} {what}{'s' * (number != 1)}"
-
-
 def report(parallel, serial, n_ranks, equal):
     """Print the comparison; return the speedup against serial Theano at its best."""
-    ranks = count(n_ranks, "rank")
-    width = max(len(log.label) for log in [parallel, *serial])
-    print(f"\n{'':{width}}  ms/minibatch  training s  test accuracy  speedup of {ranks}")
+    rows = []
     for log in [parallel, *serial]:
-        speedup = f"{log.milliseconds / parallel.milliseconds:.2f}" if log in serial else ""
-        print(
-            f"{log.label:{width}}  {log.milliseconds:12.2f}  {sum(log.seconds):10.2f}  "
-            f"{100 * log.accuracies[-1]:11.1f} %  {speedup:>{len(ranks) + 11}}".rstrip()
-        )
-    best = min(serial, key=lambda log: log.milliseconds)
-    speedup = best.milliseconds / parallel.milliseconds
-    if speedup > 1:
-        print(f"\nSpeedup {speedup:.2f} over the fastest serial run ({best.label}).")
-    else:
-        print(
-            f"\nNo speedup: {ranks} took {1 / speedup:.2f} times as long as {best.label}.\n"
-            "Larger minibatches (--batch) give the ranks more to do between two exchanges;\n"
-            "more ranks than cores, or other programs on the machine, take it away."
-        )
+        speedup = f"{log.milliseconds / parallel.milliseconds:.2f}" if log is not parallel else ""
+        cells = [f"{log.milliseconds:.2f}", f"{sum(log.seconds):.2f}"]
+        rows.append([log.label, *cells, f"{100 * log.accuracies[-1]:.1f} %", speedup])
+    titles = ["", "ms/minibatch", "training s", "test accuracy"]
+    print("\n" + table([*titles, f"speedup of {count(n_ranks, 'rank')}"], rows) + "\n")
+    speedup = report_speedup(parallel, serial, n_ranks)
     scale = max(float(abs(value).max()) for value in parallel.values)
     difference = largest_difference(parallel, serial[0])
     print(
@@ -205,52 +184,20 @@ def report(parallel, serial, n_ranks, equal):
     return speedup
 
 
-def plot(file, parallel, serial):
-    """Draw loss and test accuracy per epoch."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 3.5), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    epochs = range(1, len(parallel.losses) + 1)
-    for log, style in ((parallel, "-"), (serial, "--")):
-        left.semilogy(epochs, log.losses, style, label=log.label)
-        right.plot(epochs, 100 * np.array(log.accuracies), style, label=log.label)
-    left.set(xlabel="epoch", ylabel="training loss")
-    right.set(xlabel="epoch", ylabel="test accuracy in %")
-    right.legend(loc="lower right")
-    figure.savefig(file, dpi=120)
-    print(f"Drew {file}")
-
-
 def parse(argv):
     """Read the command line."""
     parser = argparse.ArgumentParser(
+        prog=PROGRAM,
         description="Train a network on handwritten digits with several ranks, and compare with "
         "serial Theano.",
     )
     add = parser.add_argument
-    add("--ranks", type=_positive, help="how many (default: one for each core)")
-    add("--devices", type=_names, metavar="A,B", help="one for each rank, as in cpu,cpu")
-    add("--epochs", type=_positive, default=30, help="passes over the digits (30)")
-    add("--batch", type=_positive, default=512, help="rows in a minibatch (512)")
-    add(
-        "--hidden", type=_positive, nargs=2, default=[512, 512], metavar="N", help="units (512 512)"
-    )
-    add("--rate", type=float, default=0.2, help="learning rate (0.2)")
-    add("--seed", type=int, default=1, help="of the weights and of the minibatches (1)")
-    add("--plot", type=Path, metavar="FILE.png", help="draw loss and accuracy per epoch")
+    add("--epochs", type=positive, default=30, metavar="N", help="passes over the digits (30)")
+    add("--batch", type=positive, default=512, metavar="N", help="rows in a minibatch (512)")
+    add("--hidden", type=positive, nargs=2, default=[512, 512], metavar="N", help="units (512 512)")
+    add("--rate", type=float, default=0.2, metavar="R", help="learning rate (0.2)")
+    add_common_arguments(parser)
     return parser.parse_args(argv)
-
-
-def _names(text):
-    return text.split(",")
-
-
-def _positive(text):
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
-    return number
 
 
 def main(argv=None):
@@ -262,10 +209,7 @@ def main(argv=None):
         f"{len(data[0][1])} digits to train, {len(data[1][1])} to test; network "
         f"64-{arguments.hidden[0]}-{arguments.hidden[1]}-10; minibatches of {arguments.batch}"
     )
-    try:
-        n_ranks = synk.fork(arguments.ranks, devices=arguments.devices)
-    except (NotImplementedError, ValueError) as error:
-        sys.exit(f"train_digits: {error}")
+    n_ranks = fork(arguments, PROGRAM)
     try:
         parallel, equal = train_parallel(arguments, data, n_ranks)
     finally:
@@ -273,7 +217,7 @@ def main(argv=None):
     serial = train_serial(arguments, data, sorted({1, usable_threads()}))
     speedup = report(parallel, serial, n_ranks, equal)
     if arguments.plot:
-        plot(arguments.plot, parallel, serial[0])
+        plot_curves(arguments.plot, [parallel, serial[0]], "test accuracy")
     print(f"All in {time.perf_counter() - began:.0f} s")
     return {
         "ranks": n_ranks,

@@ -37,7 +37,16 @@ LAYERS = [
         "_cells",
         "_gate",
     ],
-    ["comm", "comm.outboxes", "comm.homes", "comm.shared", "comm.nccl", "_replica", "_commands"],
+    [
+        "comm",
+        "comm.outboxes",
+        "comm.homes",
+        "comm.exchanges",
+        "comm.shared",
+        "comm.nccl",
+        "_replica",
+        "_commands",
+    ],
     ["_worker"],
     ["_registry", "session"],
     # Data is made in a session, the current one.

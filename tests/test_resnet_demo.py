@@ -26,8 +26,8 @@ TINY = ["--depth", "8", "--width", "2", "--size", "8", "--classes", "3"]
 @pytest.fixture
 def demo(monkeypatch):
     """Import a module of the demos; end the session if one of them fails to."""
-    monkeypatch.syspath_prepend(str(DEMOS))
-    yield lambda name: importlib.import_module(f"resnet.{name}")
+    monkeypatch.syspath_prepend(str(DEMOS.parent))
+    yield lambda name: importlib.import_module(f"demos.resnet.{name}")
     assert session._Current.session is None or session.close(), "the demo left its session open"
 
 

@@ -11,12 +11,12 @@ import lasagne
 import numpy as np
 import theano
 import theano.tensor as T
-from _shared import positive, table
 from lasagne.layers import get_all_params, get_output
-from resnet.models import DEPTHS, build_resnet
 from theano import configparser
 from tqdm import tqdm
 
+from demos._shared import positive, table
+from demos.resnet.models import DEPTHS, build_resnet
 from synkhronos.extensions import train as synkhronos_train
 
 

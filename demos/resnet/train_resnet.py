@@ -16,14 +16,23 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from _shared import Log, add_common_arguments, count, fork, plot_curves
-from resnet import common
-from resnet.train_resnet_theano import train_serial, usable_threads
-
 import synkhronos as synk
 from synkhronos.extensions import rules, train
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from demos._shared import (
+    Log,
+    add_common_arguments,
+    count,
+    fork,
+    plot_curves,
+    report_speedup,
+    usable_threads,
+)
+from demos.resnet import common
+from demos.resnet.train_resnet_theano import train_serial
+
+PROGRAM = Path(__file__).stem
 
 
 def train_resnet(
@@ -86,12 +95,12 @@ def run(arguments, rule):
     """Train on the ranks, then without; report; return what was measured."""
     began = time.perf_counter()
     with common.single_precision():
-        n_ranks = fork(arguments, "train_resnet")
+        n_ranks = fork(arguments, PROGRAM)
         try:
             images = common.load(arguments, shared_memory)
             graph, log, equal = train_parallel(arguments, images, n_ranks, rule, began)
         except common.NoImages as error:
-            sys.exit(f"train_resnet: {error}")
+            sys.exit(f"{PROGRAM}: {error}")
         finally:
             synk.close()
         batch = min(n_ranks * arguments.batch, len(images.x))
@@ -177,14 +186,10 @@ def train_parallel(arguments, images, n_ranks, rule, began):
 def compare(arguments, graph, serial, logs, n_ranks):
     """Print and return how fast the ranks were, and how far from serial Theano they ended."""
     parallel, *serial_logs = logs
-    best = min(serial_logs, key=lambda log: log.milliseconds)
-    speedup = best.milliseconds / parallel.milliseconds
+    speedup = report_speedup(parallel, serial_logs, n_ranks)
     # One core against all of them.
     efficiency = serial_logs[0].milliseconds / parallel.milliseconds / n_ranks
-    print(
-        f"Speedup {speedup:.2f} over the fastest serial run ({best.label});\n"
-        f"{count(n_ranks, 'rank')} reach {100 * efficiency:.0f} % of {n_ranks} times one thread."
-    )
+    print(f"{count(n_ranks, 'rank')}: {100 * efficiency:.0f} % of {n_ranks} times one thread.")
     pairs = zip(graph.params + graph.kept, serial.params + serial.kept)
     difference = max(abs(one.get_value() - two.get_value()).max() for one, two in pairs)
     losses = [abs(a - b) for a, b in zip(parallel.losses, serial_logs[0].losses)]

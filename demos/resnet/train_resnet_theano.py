@@ -6,14 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import theano
-from threadpoolctl import threadpool_info, threadpool_limits
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from _shared import Log, count, plot_curves, positive
-from resnet import common
+from threadpoolctl import threadpool_limits
 
 from synkhronos.extensions import rules, train
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from demos._shared import Log, count, plot_curves, positive, usable_threads
+from demos.resnet import common
+
+PROGRAM = Path(__file__).stem
 
 
 def train_serial(arguments, images, threads, n_ranks=1, rule=rules.momentum):
@@ -65,11 +66,6 @@ def train_serial(arguments, images, threads, n_ranks=1, rule=rules.momentum):
     return graph, logs
 
 
-def usable_threads():
-    """Return how many threads BLAS uses when nobody limits it."""
-    return max([pool["num_threads"] for pool in threadpool_info()], default=1)
-
-
 def parse(argv):
     """Read the command line."""
     parser = common.new_parser("Train a ResNet with plain Theano, in one process.")
@@ -89,7 +85,7 @@ def main(argv=None):
         try:
             images = common.load(arguments, np.empty)
         except common.NoImages as error:
-            sys.exit(f"train_resnet_theano: {error}")
+            sys.exit(f"{PROGRAM}: {error}")
         threads = [arguments.threads or usable_threads()]
         graph, [log] = train_serial(arguments, images, threads, arguments.ranks)
     batch = min(arguments.batch * arguments.ranks, len(images.x))
