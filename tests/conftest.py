@@ -10,6 +10,7 @@ where SYNKHRONOS_TEST_ALL=1 is set. See test_opencl.py.
 import contextlib
 import gc
 import os
+import re
 import subprocess
 import sys
 import time
@@ -76,6 +77,11 @@ def layouts(*pairs):
     if ON_DEVICES:
         return [(len(DEVICES), int(os.environ.get("SYNKHRONOS_TEST_MASTER", "0")))]
     return list(pairs)
+
+
+def nameless(value):
+    """Return what a value looks like, without its address: tests have the same name in each run."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def layout_id(pair):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import forked, layout_id, layouts
+from conftest import forked, layout_id, layouts, nameless
 from helpers import function
 
 import synkhronos as synk
@@ -97,7 +97,7 @@ def test_unknown_and_repeated_keywords(ranks):
 @pytest.mark.parametrize(
     "value",
     [np.ones((5, 2)), np.ones(()), 3.0, [[1.0]], "ab", None, object(), [1j], {1: 2}],
-    ids=repr,
+    ids=nameless,
 )
 def test_values_that_theano_refuses(ranks, value):
     with refused(ranks, TypeError, "Input 'x' of Function 'rows' takes .*vector"):
@@ -129,7 +129,7 @@ def test_casts_that_lose_precision(ranks):
 @pytest.mark.parametrize(
     "batch",
     [3.0, np.float64(2), "3", True, {1}, object(), np.array(True), iter([1]), b"1"],
-    ids=repr,
+    ids=nameless,
 )
 @pytest.mark.parametrize("name", ["rows", "whole"])
 def test_batch_of_another_kind(ranks, batch, name):
@@ -142,14 +142,14 @@ def test_batch_of_another_kind(ranks, batch, name):
     "batch",
     [[1.0], np.array([1.0]), np.array([], "float32"), ["a"], [[1, 2]], np.zeros((2, 2), int)]
     + [[None], [1, [2]], np.zeros((5, 1), bool), np.array([1, 2], object)],
-    ids=repr,
+    ids=nameless,
 )
 def test_batch_arrays_of_another_dtype_or_number_of_axes(ranks, batch):
     with refused(ranks, ValueError, "batch must (hold integers or bools|have one dimension)"):
         ranks.rows(ranks.x, batch=batch)
 
 
-@pytest.mark.parametrize("batch", [slice("a"), slice(0.0, 2), slice(0, 2, 1.0)], ids=repr)
+@pytest.mark.parametrize("batch", [slice("a"), slice(0.0, 2), slice(0, 2, 1.0)], ids=nameless)
 def test_batch_slices_of_wrong_fields(ranks, batch):
     with refused(ranks, TypeError, "is not a slice of rows"):
         ranks.rows(ranks.d, batch=batch)
@@ -159,7 +159,7 @@ def test_batch_slices_of_wrong_fields(ranks, batch):
     "batch",
     [6, -1, slice(0, 6), slice(-6, 2), slice(7, 9), [5], [0, 5], [-6], np.array([5], "uint8")]
     + [np.array([2**63], "uint64"), np.zeros(4, bool), np.ones(6, bool), slice(0, 2, 0)],
-    ids=repr,
+    ids=nameless,
 )
 def test_batch_out_of_range(ranks, batch):
     for value in (ranks.x, ranks.d):
@@ -216,7 +216,7 @@ def test_rows_of_inputs_that_have_exactly_one(ranks):
 @pytest.mark.parametrize(
     "slices",
     [0, -1, 1.5, "2", None, float("nan"), float("inf"), [2], np.array([1, 2]), 2j, object(), False],
-    ids=repr,
+    ids=nameless,
 )
 def test_num_slices_that_are_not_whole_numbers(ranks, slices):
     with refused(ranks, ValueError, "num_slices must be an integer >= 1"):
@@ -239,14 +239,16 @@ def test_updates_of_integers_averaged_over_slices(ranks):
 
 
 @pytest.mark.parametrize(
-    "subset", [0, [0.0], ["0"], "0", [None], [True], {0}, np.array([0]), [[0]], slice(1)], ids=repr
+    "subset",
+    [0, [0.0], ["0"], "0", [None], [True], {0}, np.array([0]), [[0]], slice(1)],
+    ids=nameless,
 )
 def test_output_subset_of_another_kind(ranks, subset):
     with refused(ranks, TypeError, "output_subset must be a list of integers"):
         ranks.rows(ranks.x, output_subset=subset)
 
 
-@pytest.mark.parametrize("subset", [[2], [-1], [0, 5], [2**70]], ids=repr)
+@pytest.mark.parametrize("subset", [[2], [-1], [0, 5], [2**70]], ids=nameless)
 def test_output_subset_out_of_range(ranks, subset):
     with refused(ranks, ValueError, "output_subset must hold numbers from 0 to 1"):
         ranks.rows(ranks.x, output_subset=subset)
@@ -267,7 +269,7 @@ def test_batch_s_without_sliceables(ranks):
     "batch_s",
     [3, np.int64(3), np.array(3), 3.0, "ab", True, [1.0], np.array([1.0]), ["a"], [1, [2]]]
     + [[[1]] * 5, [slice(2)] * 5, [slice("a")] * 3 + [1], slice("a"), slice(0.0, 2)],
-    ids=repr,
+    ids=nameless,
 )
 def test_batch_s_of_another_kind_or_number(ranks, batch_s):
     with refused(ranks, TypeError, "batch_s", rounds=1):
@@ -278,7 +280,7 @@ def test_batch_s_of_another_kind_or_number(ranks, batch_s):
     "batch_s",
     [[6], [0, 6], [-7], slice(0, 7), slice(-7, 2), slice(8, 9), np.array([6], "int8")]
     + [np.zeros((2, 2), int), np.zeros(5, bool), slice(0, 2, 0)],
-    ids=repr,
+    ids=nameless,
 )
 def test_batch_s_out_of_range(ranks, batch_s):
     with refused(ranks, ValueError, "batch_s .rank 0.", rounds=1):

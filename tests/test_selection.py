@@ -4,6 +4,7 @@ import operator
 
 import numpy as np
 import pytest
+from conftest import nameless
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,7 +45,7 @@ def rows(selection, length=10, name="batch"):
         (slice(10, 10), range(0)),
         (slice(np.int32(1), np.int64(3)), range(1, 3)),
     ],
-    ids=repr,
+    ids=nameless,
 )
 def test_counts_and_slices_are_ranges(selection, expected):
     selected = select_rows("batch", selection, 10)
@@ -69,7 +70,7 @@ def test_counts_and_slices_are_ranges(selection, expected):
         (np.arange(10)[::-2], [9, 7, 5, 3, 1]),
         (np.array([1, -1], ">i2"), [1, 9]),
     ],
-    ids=repr,
+    ids=nameless,
 )
 def test_lists_and_arrays_are_indices(selection, expected):
     selected = select_rows("batch", selection, 10)
@@ -107,7 +108,7 @@ def test_masks():
 RANGES = [range(3), range(2, 9, 3), range(9, -1, -1), range(-3, 0), range(-1, -11, -4)]
 
 
-@pytest.mark.parametrize("selection", RANGES + [range(0), range(5, 2), range(20, 20)], ids=repr)
+@pytest.mark.parametrize("selection", RANGES + [range(0), range(5, 2), range(20, 20)], ids=nameless)
 def test_a_range_means_what_its_list_means_and_is_no_copy(selection):
     selected = select_rows("batch", selection, 10)
     assert isinstance(selected, range)
@@ -173,7 +174,7 @@ def test_the_callers_objects_stay_as_they_are_and_are_not_kept():
     "selection",
     [3.0, "3", True, False, np.bool_(True), np.array(True), np.array(3.0), {1, 2}, iter([1])]
     + [b"ab", {}, object(), 1j, np.float32(2)],
-    ids=repr,
+    ids=nameless,
 )
 def test_other_kinds_are_refused(selection):
     with pytest.raises(
@@ -193,7 +194,7 @@ def test_counts_beyond_the_rows_are_refused(count):
     "selection",
     [slice(0, 11), slice(11, None), slice(-11, None), slice(None, -11, -1)]
     + [slice(20, 30), slice(12, 3, -1), slice(0, 2**70)],
-    ids=repr,
+    ids=nameless,
 )
 def test_slices_beyond_the_rows_are_refused(selection):
     with pytest.raises(ValueError, match="reaches beyond the rows: there are 10"):
@@ -209,7 +210,7 @@ def test_slices_beyond_the_rows_are_refused(selection):
         (slice(None, None, 1.5), TypeError),
         (slice([1], 3), TypeError),
     ],
-    ids=repr,
+    ids=nameless,
 )
 def test_slices_of_wrong_fields_are_refused(selection, kind):
     with pytest.raises(kind, match="is not a slice of rows"):
@@ -229,7 +230,7 @@ def test_indices_beyond_the_rows_are_refused(wrong):
     "selection",
     [[1.0, 2.0], np.array([1.0]), np.array([]), ["a"], [None], np.array([1j]), [0, "a"]]
     + [[2**70], [slice(0, 2)], np.array([1], object), np.array(["2020"], "M8[Y]")],
-    ids=repr,
+    ids=nameless,
 )
 def test_arrays_of_other_dtypes_are_refused(selection):
     with pytest.raises(ValueError, match="must hold integers or bools, got"):
@@ -240,7 +241,7 @@ def test_arrays_of_other_dtypes_are_refused(selection):
     "selection",
     [[[1, 2]], [[1, 2], [3, 4]], np.zeros((2, 2), int), np.zeros((10, 1), bool), [np.arange(2)]]
     + [[[1], [2, 3]], [1, [2]], [[]], np.zeros((0, 3), int), [range(2), range(3)]],
-    ids=repr,
+    ids=nameless,
 )
 def test_nested_lists_are_refused_and_so_are_arrays_of_more_axes(selection):
     with pytest.raises(ValueError, match="batch must have one dimension"):
@@ -283,7 +284,7 @@ def each(selection, lengths=(10, 10)):
         ([np.array(1), np.array(3)], [[1, 3], [1, 3]]),
         ([np.array(1), 3, np.int8(2)], [[1, 3, 2], [1, 3, 2]]),
     ],
-    ids=repr,
+    ids=nameless,
 )
 def test_one_for_all_or_one_for_each(selection, expected):
     assert each(selection) == expected
@@ -319,7 +320,7 @@ def test_the_list_of_the_caller_stays_as_it_is():
 @pytest.mark.parametrize(
     "selection",
     [3, 3.0, "ab", np.int64(3), np.array(3), True, {1: 2}, iter([1])],
-    ids=repr,
+    ids=nameless,
 )
 def test_other_kinds_for_ranks_are_refused(selection):
     with pytest.raises(
@@ -330,7 +331,9 @@ def test_other_kinds_for_ranks_are_refused(selection):
 
 
 @pytest.mark.parametrize(
-    "selection", [[[1], [2], [3]], [[1]], [slice(0, 1)], [[1, 2]] * 3, [slice(0, 1)] * 4], ids=repr
+    "selection",
+    [[[1], [2], [3]], [[1]], [slice(0, 1)], [[1, 2]] * 3, [slice(0, 1)] * 4],
+    ids=nameless,
 )
 def test_another_number_of_selections_than_ranks_is_refused(selection):
     with pytest.raises(TypeError, match=f"one for each of the 2.*got {len(selection)}"):
@@ -338,7 +341,9 @@ def test_another_number_of_selections_than_ranks_is_refused(selection):
 
 
 @pytest.mark.parametrize(
-    "selection", [[1, [2]], [slice(0, 1), 3], [[1], None], [[1], "a"], [3, np.array([1])]], ids=repr
+    "selection",
+    [[1, [2]], [slice(0, 1), 3], [[1], None], [[1], "a"], [3, np.array([1])]],
+    ids=nameless,
 )
 def test_numbers_and_selections_mixed_are_refused(selection):
     with pytest.raises(TypeError, match="batch_s mixes"):
@@ -348,7 +353,7 @@ def test_numbers_and_selections_mixed_are_refused(selection):
 @pytest.mark.parametrize(
     "selection",
     [[1.0, 2.0], np.array([0.5]), [[1.0], [1]], [[1], np.array([2.0])], ["a", "b"]],
-    ids=repr,
+    ids=nameless,
 )
 def test_other_dtypes_for_ranks_are_refused_by_type(selection):
     with pytest.raises(TypeError, match="integers"):
@@ -367,7 +372,7 @@ def test_other_dtypes_for_ranks_are_refused_by_type(selection):
         ([[0], [[1]]], 1, "one dimension"),
         ([[0], np.zeros(5, bool)], 1, "mask of 5"),
     ],
-    ids=repr,
+    ids=nameless,
 )
 def test_errors_name_the_rank(selection, rank, said):
     with pytest.raises(ValueError, match=rf"batch_s \(rank {rank}\).*{said}"):
