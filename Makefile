@@ -1,6 +1,7 @@
 # Every target makes the virtual environment first, if it is not there or older than what it depends on.
 PYTHON ?= python3.11
-PYTEST_ARGS ?=
+# Two processes, each with sessions of its own; a file's tests share one.
+PYTEST_ARGS ?= -n 2 --dist loadfile
 SPHINX_ARGS ?=
 
 py := .venv/bin/python

@@ -43,7 +43,7 @@ EXTRAS = {
         # Later ones have no Theano.
         "Keras==2.3.1",
     ],
-    "test": ["pytest>=7", "hypothesis", "psutil", "wheel", "nbclient", "ipykernel"],
+    "test": ["pytest>=7", "pytest-xdist", "hypothesis", "psutil", "wheel", "nbclient", "ipykernel"],
     "docs": ["sphinx", "furo"],
     "lint": ["ruff", "codespell"],
 }
