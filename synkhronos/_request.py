@@ -20,7 +20,7 @@ class Requests:
         self._inputs, self._description = inputs, description
         self._owner = owner  # the function's name, for messages
         self._indices = {}
-        self._last = self._last_said = (None, None)
+        self._last = None, None, None  # what asked for it if that was plain, what it says, itself
 
     def make(self, make_ready, values, output_subset, batch, batch_s, num_slices):
         """Return the command for a call, after checking all that the master can check.
@@ -37,8 +37,10 @@ class Requests:
         make_ready(num_slices)
         # A plain call that repeats the last one repeats its message, too.
         plain = batch is None and batch_s is None and not self._description.sliceables
-        if plain and (refs, subset, num_slices) == self._last[0]:
-            return self._last[1]
+        asked = (refs, subset, num_slices) if plain else None
+        last_asked, last_said, last = self._last
+        if plain and asked == last_asked:
+            return last
         rows, selection, kinds = self._select(values, refs, batch)
         counts = None
         if rows is not None:
@@ -46,8 +48,8 @@ class Requests:
             counts = [end - begin for begin, end in zip(edges, edges[1:])]
         picked, counts = self._pick(batch_s, counts)
         said = refs, subset, num_slices, selection, picked, kinds
-        if picked is None and not self._description.sliceables and said == self._last_said[0]:
-            return self._last_said[1]
+        if picked is None and not self._description.sliceables and said == last_said:
+            return last
         master = source = session.master_rank
         source_of_nothing = -1
         if counts is not None:
@@ -71,9 +73,7 @@ class Requests:
             output_subset=subset,
             counts=self._counts_for_all(counts),
         )
-        if plain:
-            self._last = (refs, subset, num_slices), command
-        self._last_said = said, command
+        self._last = asked, said, command
         return command
 
     def release(self):
