@@ -19,7 +19,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 import synkhronos as synk
 from synkhronos import WorkerDied, _cells, _gate
 from synkhronos import session as _session
-from synkhronos.comm import homes
+from synkhronos.comm import exchanges, homes
 
 MEGABYTE = 1 << 20
 
@@ -560,13 +560,14 @@ def test_gathering_time_and_again(n, master):
                 assert all(value == joined.tolist() for value in held(n, t))
 
 
-def interrupt_at(line_number, call):
-    """Make a call, with a Ctrl-C before the given line of homes.py that it runs, counted from 0."""
+def interrupt_at(line_number, call, *modules):
+    """Make a call, with a Ctrl-C before the given line of modules that it runs, counted from 0."""
     count = 0
+    files = [module.__file__ for module in modules]
 
     def trace(frame, event, _):
         nonlocal count
-        if frame.f_code.co_filename != homes.__file__:
+        if frame.f_code.co_filename not in files:
             return None
         if event == "line":
             count += 1
@@ -601,7 +602,7 @@ def test_a_ctrl_c_at_any_line_leaves_nothing_half_done(verb):
         while True:
             synk.broadcast([s, t], [np.full((5, 3), 1.0), np.full((2, 3), 2.0)])
             move()
-            interrupted = interrupt_at(line, calls[verb])
+            interrupted = interrupt_at(line, calls[verb], homes)
             for value in (3.0 + line, 4.0 + line):
                 for shape in ((5, 3), (1, 6), (2, 3), (10, 3)):
                     synk.broadcast([s, t], [np.full(shape, value), np.full((5, 3), -value)])
@@ -614,3 +615,27 @@ def test_a_ctrl_c_at_any_line_leaves_nothing_half_done(verb):
                 break
             line += 1
         assert line > 20
+
+
+def test_a_ctrl_c_at_any_line_of_an_exchange_leaves_nothing_half_done():
+    with forked(2):
+        x, y = T.dmatrix("x"), T.dmatrix("y")
+        f = synk.function([x, y], (synk.ops.all_reduce(T.dot(x.T, y), "sum"), None))
+        line = 0
+        while True:
+            a = np.full((4, 150), 1.0 + line)
+            # Of another shape each time, so that the place for it is laid out anew.
+            interrupted = interrupt_at(
+                line,
+                lambda: f(a, np.ones((4, 130 + line))),
+                homes,
+                exchanges,  # noqa: B023
+            )
+            for width in (130 + line, 300, 7):
+                np.testing.assert_array_equal(
+                    f(a, np.ones((4, width))), np.full((150, width), 4 * (1.0 + line))
+                )
+            if not interrupted:
+                break
+            line += 1
+        assert line > 60

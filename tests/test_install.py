@@ -422,6 +422,20 @@ def test_keras_finds_the_names_that_collections_had(home):
 
 
 @needs_installation
+def test_a_folder_named_keras_is_imported_like_any_other(home, tmp_path):
+    (tmp_path / "keras").mkdir()  # with no __init__.py
+    (tmp_path / "keras" / "own.py").write_text("number = 3")
+    code = f"""
+        import sys
+        # Before the real one would be found.
+        sys.path[:] = [{str(tmp_path)!r}, *(p for p in sys.path if "site-packages" not in p)]
+        import keras.own
+        print(keras.own.number, keras.__file__)
+    """
+    assert python(code, home) == "3 None\n"
+
+
+@needs_installation
 def test_what_is_missing_in_theano_is_missing_still(home):
     assert (
         python(
