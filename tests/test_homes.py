@@ -1,5 +1,6 @@
 """Where the values of shared variables are: in shared memory, whatever puts them elsewhere."""
 
+import functools
 import gc
 import os
 import signal
@@ -623,14 +624,9 @@ def test_a_ctrl_c_at_any_line_of_an_exchange_leaves_nothing_half_done():
         f = synk.function([x, y], (synk.ops.all_reduce(T.dot(x.T, y), "sum"), None))
         line = 0
         while True:
-            a = np.full((4, 150), 1.0 + line)
             # Of another shape each time, so that the place for it is laid out anew.
-            interrupted = interrupt_at(
-                line,
-                lambda: f(a, np.ones((4, 130 + line))),
-                homes,
-                exchanges,  # noqa: B023
-            )
+            a, b = np.full((4, 150), 1.0 + line), np.ones((4, 130 + line))
+            interrupted = interrupt_at(line, functools.partial(f, a, b), homes, exchanges)
             for width in (130 + line, 300, 7):
                 np.testing.assert_array_equal(
                     f(a, np.ones((4, width))), np.full((150, width), 4 * (1.0 + line))

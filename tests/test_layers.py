@@ -55,6 +55,7 @@ LAYERS = [
     [
         "extensions",
         "extensions._gradients",
+        "extensions._precision",
         "extensions.rules",
         "extensions.updates",
         "extensions.train",
@@ -90,6 +91,7 @@ ONLY = {
         "_gpuarrays",
         "_portable",
         "extensions._gradients",
+        "extensions._precision",
         "extensions.rules",
         "extensions.updates",
         "extensions.train",

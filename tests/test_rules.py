@@ -272,17 +272,115 @@ def test_hyperparameters_may_be_variables():
         (
             (T.dscalar(), theano.shared(1.0, "p")),
             TypeError,
-            "shared variables, got p alone",
+            "shared variables, got p.",
         ),
         ((T.dscalar(), [T.dscalar("q")]), TypeError, "got q in it"),
         ((T.dscalar(), []), ValueError, "nothing to train"),
         ((T.dscalar(), [V, V]), ValueError, "has v twice"),
+        ((T.dscalar(), None), TypeError, "shared variables, got None"),
+        ((V**2, [V, theano.shared(1.0, "other")]), ValueError, r"no derivative by \['other'\]"),
     ],
 )
 def test_bad_arguments(arguments, kind, message):
     for rule in (rules.sgd, rules.adam):
         with pytest.raises(kind, match=message):
             rule(*arguments, learning_rate=0.1)
+
+
+@pytest.mark.parametrize("rate", [None, "0.1", [0.1, 0.2], T.dvector("rate"), 1j, True])
+def test_a_learning_rate_is_a_number_or_a_scalar(rate):
+    with pytest.raises(TypeError, match=r"Hyperparameters must be .*, got ."):
+        rules.sgd(V**2, [V], rate)
+
+
+X = T.dvector("x")
+TWICE = [(V, V + 1), (V, V + 2)]
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda: step_with(updates.adam), TypeError, r"use synkhronos\.extensions\.rules\.adam"),
+        (lambda: step_with(lambda *_: None), TypeError, "must be pairs .*, got None"),
+        (lambda: step_with(lambda *_: [5]), TypeError, "must be pairs .*, got 5 among them"),
+        (lambda: step_with(lambda *_: TWICE), ValueError, "once, but v comes twice"),
+        (lambda: step_with(averages=[(V, V + 1)]), ValueError, "once, but v comes twice"),
+        (lambda: step_with(averages=TWICE), ValueError, "once, but v comes twice"),
+        (
+            lambda: step_with(options={"updates": []}),
+            TypeError,
+            r"options can't have \['updates'\]",
+        ),
+        (lambda: step_with(outputs=X.sum()), TypeError, "outputs must be a list"),
+        (lambda: step_with(max_norm="1"), TypeError, "max_norm must be a number.*got '1'"),
+        (lambda: step_with(max_norm=[1]), TypeError, r"max_norm must be a number.*got \[1\]"),
+        (lambda: step_with(max_norm=0), ValueError, "max_norm must be above zero, got 0"),
+        (lambda: train.clip_by_global_norm(X, 1), TypeError, "grads must be a list"),
+        (
+            lambda: train.make_train_function(X.sum() * V, [V], X, X, rules.adam),
+            TypeError,
+            "returned OrderedDict. Rules of one step are for make_train_step",
+        ),
+        (lambda: updates.sgd(V**2, [V]), TypeError, r"sgd\(\): missing .*'learning_rate'"),
+        (lambda: updates.adadelta(X.sum(), [V]), ValueError, r"no derivative by \['v'\]"),
+        (lambda: rules.apply_momentum([], [V]), ValueError, "updates; v is not"),
+        (lambda: rules.apply_momentum(5), TypeError, "updates must be pairs .*, got 5"),
+        (lambda: rules.apply_nesterov_momentum(TWICE), ValueError, "v comes twice"),
+        (lambda: updates.apply_momentum(updates.sgd(V**2, [V], 0.1)), TypeError, "be pairs"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(call, kind, message):
+    with pytest.raises(kind, match=message):
+        call()
+
+
+def step_with(rule=rules.sgd, **kwargs):
+    arguments = (0.1,) if rule is rules.sgd else ()
+    return train.make_train_step([X], X.mean() * V, [V], rule, *arguments, **kwargs)
+
+
+def test_rates_near_one_in_half_precision():
+    for rule, rates in ((rules.adam, {"beta2": 0.9999}), (rules.rmsprop, {"rho": 0.9999})):
+        found = []
+        for dtype in ("float16", "float64"):
+            w = theano.shared(np.array([1.0, -2.0], dtype), "w")
+            f = theano.function([], updates=rule(T.sqr(w).sum(), [w], 0.01, **rates))
+            assert w.dtype == dtype and [f() for _ in range(3)]
+            found.append(w.get_value())
+        np.testing.assert_allclose(*found, atol=2e-3)
+
+
+def test_a_weighted_mean_is_that_of_serial_theano(ranks):
+    def steps(of_all):
+        [x, y], params, _ = model("float64")
+        weights = T.dvector("weights")
+        errors = (T.tanh(T.dot(x, params[0]) + params[1]).sum(axis=1) * params[2] - y) ** 2
+        loss = (weights * errors).mean() / of_all(weights.mean())
+        return [x, y, weights], loss, params
+
+    inputs, loss, params = steps(synk.ops.all_reduce)
+    step = train.make_train_step(inputs, loss, params, rules.sgd, 0.1, options={"mode": MODE})
+    inputs, loss, own = steps(lambda mean: mean)
+    serial = theano.function(inputs, loss, updates=rules.sgd(loss, own, 0.1), mode=MODE)
+    for x, y in minibatches("float64", ranks.n):
+        if len(x) >= ranks.n:
+            weights = np.arange(len(x)) ** 2 + 1.0
+            np.testing.assert_allclose(step(x, y, weights), serial(x, y, weights), rtol=1e-9)
+    for param, other in zip(params, own):
+        for replica in synk.gather(param):
+            np.testing.assert_allclose(replica, other.get_value(), rtol=1e-9)
+
+
+def test_two_steps_accumulate_slices(ranks):
+    x, y = minibatches("float64", ranks.n)[1]
+    after = []
+    for num_slices in (1, 2):
+        inputs, params, loss = model("float64")
+        step = train.make_train_function(loss, params, *inputs, updates.sgd, 0.1)
+        step(x, y, num_slices=num_slices)
+        after.append([param.get_value() for param in params])
+    for value, other in zip(*after):
+        np.testing.assert_allclose(value, other, rtol=1e-12)
 
 
 def test_half_precision_does_not_divide_by_zero():

@@ -1,4 +1,4 @@
-"""What is to be trained, checked: a loss or its gradients, and the parameters."""
+"""What is to be trained, checked: a loss or its gradients, the parameters, their updates."""
 
 import numpy as np
 import theano
@@ -29,8 +29,19 @@ def gradients(loss_or_grads, params):
                 f"{len(grads)}."
             )
     else:
-        grads = T.grad(check_loss(loss_or_grads), params)
+        grads = derive(check_loss(loss_or_grads), params)
     return [(param, T.cast(grad, param.dtype)) for param, grad in zip(params, grads)]
+
+
+def derive(loss, params):
+    """Return the gradients of a loss; raise ValueError for params that it does not depend on."""
+    grads = T.grad(loss, params, disconnected_inputs="ignore", return_disconnected="None")
+    missing = [str(param) for param, grad in zip(params, grads) if grad is None]
+    if missing:
+        raise ValueError(
+            f"params must be what the loss depends on: it has no derivative by {missing}."
+        )
+    return grads
 
 
 def check_loss(loss):
@@ -44,10 +55,29 @@ def check_loss(loss):
     return loss
 
 
+def check_updates(name, updates):
+    """Return updates as a list of pairs; raise for what is not, and for a variable with two."""
+    updates = list(updates.items()) if hasattr(updates, "items") else updates
+    if not isinstance(updates, (list, tuple)):
+        raise TypeError(
+            f"{name} must be pairs (shared variable, expression) in a list, got {updates!r}."
+        )
+    seen = set()
+    for pair in updates:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError(
+                f"{name} must be pairs (shared variable, expression), got {pair!r} among them."
+            )
+        if pair[0] in seen:
+            raise ValueError(f"{name} must update each variable once, but {pair[0]} comes twice.")
+        seen.add(pair[0])
+    return [tuple(pair) for pair in updates]
+
+
 def check_params(params):
     """Return the parameters as a list; raise for what can't be trained."""
-    if isinstance(params, theano.Variable):
-        raise TypeError(f"params must be a list of shared variables, got {params!r} alone.")
+    if isinstance(params, theano.Variable) or not hasattr(params, "__iter__"):
+        raise TypeError(f"params must be a list of shared variables, got {params!r}.")
     params = list(params)
     for param in params:
         if not isinstance(param, theano.compile.SharedVariable):
@@ -60,3 +90,42 @@ def check_params(params):
         twice = next(p for i, p in enumerate(params) if p in params[:i])
         raise ValueError(f"params has {twice} twice.")
     return params
+
+
+def clip_by_global_norm(grads, max_norm):
+    r"""Scale gradients down together, where their common norm is larger than it may be.
+
+    .. math:: g_i \leftarrow g_i \min(1, c / \lVert g \rVert), \quad
+        \lVert g \rVert^2 = \sum_i \sum g_i^2
+
+    Clip after averaging over the ranks, never before, or ranks clip differently.
+
+    Parameters
+    ----------
+    grads : list of tensor variables
+    max_norm : float or scalar variable
+        :math:`c`, above zero.
+
+    Returns
+    -------
+    list of tensor variables
+
+    References
+    ----------
+    Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", ICML
+    2013, arXiv:1211.5063.
+    """
+    if not isinstance(grads, (list, tuple)):
+        raise TypeError(f"grads must be a list of tensor variables, got {grads!r}.")
+    if not isinstance(max_norm, theano.Variable):
+        number = np.asarray(max_norm)
+        if number.ndim != 0 or number.dtype.kind not in "iuf":
+            raise TypeError(f"max_norm must be a number or a scalar variable, got {max_norm!r}.")
+        if not max_norm > 0:
+            raise ValueError(f"max_norm must be above zero, got {max_norm!r}.")
+    # Half precision would overflow where a gradient has a norm of 256.
+    wide = np.result_type("float32", *[grad.dtype for grad in grads]).name
+    norm = T.sqrt(sum(T.sqr(T.cast(grad, wide)).sum() for grad in grads))
+    limit = T.cast(max_norm, wide)
+    factor = limit / T.maximum(norm, limit)
+    return [grad * T.cast(factor, grad.dtype) for grad in grads]

@@ -9,17 +9,25 @@ nothing of ranks: given gradients that are averaged over them, it trains on all
 
 In what follows :math:`p` is a parameter, :math:`g` its gradient, :math:`\eta` the learning rate.
 All operations are element by element. What a rule keeps of a parameter, such as its velocity,
-starts at zero and has the parameter's shape and dtype. Hyperparameters are numbers or scalar
-variables.
+starts at zero and has the parameter's shape and dtype, but single precision where the parameter has
+half, in which 0.999 would be one. Hyperparameters are numbers or scalar variables.
 """
 
 from collections import OrderedDict
 
-import numpy as np
-import theano
 import theano.tensor as T
 
-from synkhronos.extensions._gradients import gradients
+from synkhronos.extensions._gradients import check_params, check_updates
+from synkhronos.extensions._precision import (
+    counter,
+    like,
+    number,
+    running_mean,
+    small_number,
+    state_of,
+    wide,
+    wide_gradients,
+)
 
 __all__ = [
     "adadelta",
@@ -65,8 +73,8 @@ def sgd(loss_or_grads, params, learning_rate):
     array([0.5, 0.5])
     """
     return OrderedDict(
-        (param, param - _number(learning_rate, param) * grad)
-        for param, grad in gradients(loss_or_grads, params)
+        (param, like(param, param - number(learning_rate, param) * grad))
+        for param, grad in wide_gradients(loss_or_grads, params)
     )
 
 
@@ -85,11 +93,11 @@ def momentum(loss_or_grads, params, learning_rate, momentum=0.9):
     OrderedDict
     """
     updates = OrderedDict()
-    for param, grad in gradients(loss_or_grads, params):
-        velocity = _kept(param, "velocity")
-        step = _number(momentum, param) * velocity - _number(learning_rate, param) * grad
+    for param, grad in wide_gradients(loss_or_grads, params):
+        velocity = state_of(param, "velocity")
+        step = number(momentum, param) * velocity - number(learning_rate, param) * grad
         updates[velocity] = step
-        updates[param] = param + step
+        updates[param] = like(param, param + step)
     return updates
 
 
@@ -114,12 +122,12 @@ def nesterov_momentum(loss_or_grads, params, learning_rate, momentum=0.9):
     the gradient is taken at the parameters themselves.
     """
     updates = OrderedDict()
-    for param, grad in gradients(loss_or_grads, params):
-        velocity = _kept(param, "velocity")
-        mu, descent = _number(momentum, param), _number(learning_rate, param) * grad
+    for param, grad in wide_gradients(loss_or_grads, params):
+        velocity = state_of(param, "velocity")
+        mu, descent = number(momentum, param), number(learning_rate, param) * grad
         step = mu * velocity - descent
         updates[velocity] = step
-        updates[param] = param + mu * step - descent
+        updates[param] = like(param, param + mu * step - descent)
     return updates
 
 
@@ -148,12 +156,12 @@ def apply_momentum(updates, params=None, momentum=0.9):
     >>> w.get_value()  # 1 - 0.5 - (0.9 * 0.5 + 0.25)
     array([-0.2])
     """
-    updates = OrderedDict(updates)
-    for param in list(updates) if params is None else params:
-        velocity = _kept(param, "velocity")
-        step = _number(momentum, param) * velocity + (updates[param] - param)
+    updates = OrderedDict(check_updates("updates", updates))
+    for param in _to_speed_up(updates, params):
+        velocity = state_of(param, "velocity")
+        step = number(momentum, param) * velocity + (updates[param] - param)
         updates[velocity] = step
-        updates[param] = param + step
+        updates[param] = like(param, param + step)
     return updates
 
 
@@ -171,13 +179,13 @@ def apply_nesterov_momentum(updates, params=None, momentum=0.9):
     -------
     OrderedDict
     """
-    updates = OrderedDict(updates)
-    for param in list(updates) if params is None else params:
-        velocity, mu = _kept(param, "velocity"), _number(momentum, param)
+    updates = OrderedDict(check_updates("updates", updates))
+    for param in _to_speed_up(updates, params):
+        velocity, mu = state_of(param, "velocity"), number(momentum, param)
         descent = updates[param] - param
         step = mu * velocity + descent
         updates[velocity] = step
-        updates[param] = param + mu * step + descent
+        updates[param] = like(param, param + mu * step + descent)
     return updates
 
 
@@ -202,11 +210,11 @@ def adagrad(loss_or_grads, params, learning_rate=1.0, epsilon=1e-6):
     optimization", JMLR 12 (2011).
     """
     updates = OrderedDict()
-    for param, grad in gradients(loss_or_grads, params):
-        squares = _kept(param, "squares")
+    for param, grad in wide_gradients(loss_or_grads, params):
+        squares = state_of(param, "squares")
         updates[squares] = squares + grad**2
-        root = T.sqrt(updates[squares] + _epsilon(epsilon, param))
-        updates[param] = param - _number(learning_rate, param) * grad / root
+        root = T.sqrt(updates[squares] + small_number(epsilon, param))
+        updates[param] = like(param, param - number(learning_rate, param) * grad / root)
     return updates
 
 
@@ -231,11 +239,11 @@ def rmsprop(loss_or_grads, params, learning_rate=1.0, rho=0.9, epsilon=1e-6):
     Tieleman and Hinton, "Neural networks for machine learning", lecture 6.5 (2012).
     """
     updates = OrderedDict()
-    for param, grad in gradients(loss_or_grads, params):
-        squares = _kept(param, "squares")
-        updates[squares] = _running_mean(squares, grad**2, rho)
-        root = T.sqrt(updates[squares] + _epsilon(epsilon, param))
-        updates[param] = param - _number(learning_rate, param) * grad / root
+    for param, grad in wide_gradients(loss_or_grads, params):
+        squares = state_of(param, "squares")
+        updates[squares] = running_mean(squares, grad**2, rho)
+        root = T.sqrt(updates[squares] + small_number(epsilon, param))
+        updates[param] = like(param, param - number(learning_rate, param) * grad / root)
     return updates
 
 
@@ -262,13 +270,13 @@ def adadelta(loss_or_grads, params, learning_rate=1.0, rho=0.95, epsilon=1e-6):
     Zeiler, "ADADELTA: an adaptive learning rate method", arXiv:1212.5701.
     """
     updates = OrderedDict()
-    for param, grad in gradients(loss_or_grads, params):
-        squares, steps = _kept(param, "squares"), _kept(param, "steps")
-        small = _epsilon(epsilon, param)
-        updates[squares] = _running_mean(squares, grad**2, rho)
+    for param, grad in wide_gradients(loss_or_grads, params):
+        squares, steps = state_of(param, "squares"), state_of(param, "steps")
+        small = small_number(epsilon, param)
+        updates[squares] = running_mean(squares, grad**2, rho)
         step = grad * T.sqrt(steps + small) / T.sqrt(updates[squares] + small)
-        updates[param] = param - _number(learning_rate, param) * step
-        updates[steps] = _running_mean(steps, step**2, rho)
+        updates[param] = like(param, param - number(learning_rate, param) * step)
+        updates[steps] = running_mean(steps, step**2, rho)
     return updates
 
 
@@ -296,17 +304,17 @@ def adam(loss_or_grads, params, learning_rate=0.001, beta1=0.9, beta2=0.999, eps
     computation that its section 2 recommends.
     """
     updates = OrderedDict()
-    pairs = gradients(loss_or_grads, params)
-    time = _time(pairs)
+    pairs = wide_gradients(loss_or_grads, params)
+    time = counter(pairs)
     updates[time] = now = time + 1
-    correction = T.sqrt(1 - _number(beta2, time) ** now) / (1 - _number(beta1, time) ** now)
+    correction = T.sqrt(1 - number(beta2, time) ** now) / (1 - number(beta1, time) ** now)
     for param, grad in pairs:
-        mean, squares = _kept(param, "mean"), _kept(param, "squares")
-        updates[mean] = _running_mean(mean, grad, beta1)
-        updates[squares] = _running_mean(squares, grad**2, beta2)
-        rate = _number(learning_rate, param) * T.cast(correction, param.dtype)
-        root = T.sqrt(updates[squares]) + _epsilon(epsilon, param)
-        updates[param] = param - rate * updates[mean] / root
+        mean, squares = state_of(param, "mean"), state_of(param, "squares")
+        updates[mean] = running_mean(mean, grad, beta1)
+        updates[squares] = running_mean(squares, grad**2, beta2)
+        rate = number(learning_rate, param) * T.cast(correction, wide(param))
+        root = T.sqrt(updates[squares]) + small_number(epsilon, param)
+        updates[param] = like(param, param - rate * updates[mean] / root)
     return updates
 
 
@@ -332,52 +340,23 @@ def adamax(loss_or_grads, params, learning_rate=0.002, beta1=0.9, beta2=0.999, e
     Kingma and Ba, "Adam: a method for stochastic optimization", arXiv:1412.6980, section 7.1.
     """
     updates = OrderedDict()
-    pairs = gradients(loss_or_grads, params)
-    time = _time(pairs)
+    pairs = wide_gradients(loss_or_grads, params)
+    time = counter(pairs)
     updates[time] = now = time + 1
-    correction = 1 / (1 - _number(beta1, time) ** now)
+    correction = 1 / (1 - number(beta1, time) ** now)
     for param, grad in pairs:
-        mean, largest = _kept(param, "mean"), _kept(param, "largest")
-        updates[mean] = _running_mean(mean, grad, beta1)
-        updates[largest] = T.maximum(_number(beta2, param) * largest, abs(grad))
-        rate = _number(learning_rate, param) * T.cast(correction, param.dtype)
-        updates[param] = param - rate * updates[mean] / (
-            updates[largest] + _epsilon(epsilon, param)
-        )
+        mean, largest = state_of(param, "mean"), state_of(param, "largest")
+        updates[mean] = running_mean(mean, grad, beta1)
+        updates[largest] = T.maximum(number(beta2, param) * largest, abs(grad))
+        rate = number(learning_rate, param) * T.cast(correction, wide(param))
+        step = rate * updates[mean] / (updates[largest] + small_number(epsilon, param))
+        updates[param] = like(param, param - step)
     return updates
 
 
-def _kept(param, what):
-    """Return a shared variable of zeros that is like a parameter."""
-    value = param.get_value(borrow=True)
-    return theano.shared(
-        np.zeros(value.shape, param.dtype),
-        f"{param.name or 'param'}_{what}",
-        broadcastable=param.broadcastable,
-    )
-
-
-def _time(pairs):
-    """Return a counter of steps, of at least single precision."""
-    dtype = np.result_type("float32", *[param.dtype for param, _ in pairs])
-    return theano.shared(np.zeros((), dtype), "time")
-
-
-def _number(value, like):
-    """Return a hyperparameter in the dtype of a variable."""
-    if isinstance(value, theano.Variable):
-        return T.cast(value, like.dtype)
-    # Theano would round a float64 to floatX, also for parameters of float64.
-    return T.constant(np.asarray(value, like.dtype))
-
-
-def _epsilon(value, like):
-    """Return a small number in the dtype of a variable, in which it must not vanish."""
-    if not isinstance(value, theano.Variable) and value > 0:
-        value = max(value, np.finfo(like.dtype).tiny)
-    return _number(value, like)
-
-
-def _running_mean(mean, value, rho):
-    rho = _number(rho, mean)
-    return rho * mean + (1 - rho) * value
+def _to_speed_up(updates, params):
+    params = list(updates) if params is None else check_params(params)
+    for param in params:
+        if param not in updates:
+            raise ValueError(f"params must be among the variables of updates; {param} is not.")
+    return params

@@ -19,7 +19,12 @@ import theano.tensor as T
 
 from synkhronos import collectives, functions, ops
 from synkhronos._checks import whole_number
-from synkhronos.extensions._gradients import check_params, gradients
+from synkhronos.extensions._gradients import (
+    check_params,
+    check_updates,
+    clip_by_global_norm,
+    gradients,
+)
 
 __all__ = [
     "average_gradients",
@@ -82,6 +87,11 @@ def make_train_step(
     TypeError, ValueError
         For arguments that don't fit.
 
+    Notes
+    -----
+    ``set_value`` of a parameter, or of a learning rate that is a shared variable, reaches the
+    master only: give all ranks the new value with :func:`synkhronos.broadcast`.
+
     Examples
     --------
     >>> import numpy as np, theano, theano.tensor as T
@@ -99,8 +109,17 @@ def make_train_step(
            [0.1, 0.1]])
     >>> synk.close()
     """
+    taken = {"inputs", "outputs", "updates"} & set(options or ())
+    if taken:
+        raise TypeError(
+            f"options can't have {sorted(taken)}, which make_train_step gives. For updates of your "
+            "own, build the function from parallel_updates."
+        )
+    if not isinstance(outputs, (list, tuple, type(None))):
+        raise TypeError(f"outputs must be a list of what to return beside the loss, got {outputs}.")
     updates = parallel_updates(loss, params, update_rule, *args, max_norm=max_norm, **kwargs)
-    updates.update(average_updates(averages or {}))
+    updates = [*updates.items(), *average_updates(averages or {}).items()]
+    updates = check_updates("What the update rule returns and averages", updates)
     returned = loss if outputs is None else [loss, *outputs]
     return functions.function(inputs, returned, updates=updates, **(options or {}))
 
@@ -119,6 +138,11 @@ def parallel_updates(loss, params, update_rule, *args, max_norm=None, **kwargs):
         Shared variable -> expression: the ``updates`` of a :func:`synkhronos.function`.
     """
     params = check_params(params)
+    if getattr(update_rule, "__module__", None) == "synkhronos.extensions.updates":
+        raise TypeError(
+            f"update_rule must take gradients: use synkhronos.extensions.rules."
+            f"{update_rule.__name__}. The rules of extensions.updates are for make_train_function."
+        )
     grads = average_gradients(loss, params, max_norm)
     if hasattr(update_rule, "get_updates"):
         if args or kwargs:
@@ -138,7 +162,7 @@ def parallel_updates(loss, params, update_rule, *args, max_norm=None, **kwargs):
             "update_rule must be a function (grads, params, ...) or have a method get_updates(loss,"
             f" params), got {update_rule!r}."
         )
-    return OrderedDict(_pairs("What the update rule returns", updates))
+    return OrderedDict(check_updates("What the update rule returns", updates))
 
 
 def average_gradients(loss, params, max_norm=None):
@@ -173,39 +197,6 @@ def average_gradients(loss, params, max_norm=None):
     return grads if max_norm is None else clip_by_global_norm(grads, max_norm)
 
 
-def clip_by_global_norm(grads, max_norm):
-    r"""Scale gradients down together, where their common norm is larger than it may be.
-
-    .. math:: g_i \leftarrow g_i \min(1, c / \lVert g \rVert), \quad
-        \lVert g \rVert^2 = \sum_i \sum g_i^2
-
-    Clip after averaging over the ranks, never before, or ranks clip differently.
-
-    Parameters
-    ----------
-    grads : list of tensor variables
-    max_norm : float or scalar variable
-        :math:`c`, above zero.
-
-    Returns
-    -------
-    list of tensor variables
-
-    References
-    ----------
-    Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", ICML
-    2013, arXiv:1211.5063.
-    """
-    if not isinstance(max_norm, theano.Variable) and not max_norm > 0:
-        raise ValueError(f"max_norm must be above zero, got {max_norm!r}.")
-    # Half precision would overflow where a gradient has a norm of 256.
-    wide = np.result_type("float32", *[grad.dtype for grad in grads]).name
-    norm = T.sqrt(sum(T.sqr(T.cast(grad, wide)).sum() for grad in grads))
-    limit = T.cast(max_norm, wide)
-    factor = limit / T.maximum(norm, limit)
-    return [grad * T.cast(factor, grad.dtype) for grad in grads]
-
-
 def average_updates(updates):
     """Return updates whose new values are averaged over the ranks, weighted with their rows.
 
@@ -236,14 +227,14 @@ def average_updates(updates):
     """
     return OrderedDict(
         (variable, ops.all_reduce(T.as_tensor_variable(value)))
-        for variable, value in _pairs("updates", updates)
+        for variable, value in check_updates("updates", updates)
     )
 
 
 def warm_up(rate, factor, steps):
     r"""Return a learning rate that grows in a straight line, for large minibatches.
 
-    It is `rate` in the first step and `factor` times that from step number `steps` on: the linear
+    It is `rate` in the first step, and `factor` times that after `steps` of them: the linear
     scaling rule with gradual warm-up, where `factor` says how many times larger the minibatch is
     than the one that `rate` was found for.
 
@@ -259,7 +250,7 @@ def warm_up(rate, factor, steps):
     Returns
     -------
     scalar variable of floatX
-        For any rule. It counts the calls of the function that it is used in, by itself: the counter
+        For any rule. It counts by itself the calls of all functions that it is used in: the counter
         is a shared variable with a default update, the same on all ranks.
 
     References
@@ -302,7 +293,8 @@ def make_train_function(loss, params, x, y, update_rule, *args, **kwargs):
     Returns
     -------
     callable
-        ``train_minibatch(x_data, y_data, batch=None)`` returns the loss over all rows.
+        ``train_minibatch(x_data, y_data, batch=None, num_slices=1)`` returns the loss over all
+        rows.
 
     Examples
     --------
@@ -321,12 +313,12 @@ def make_train_function(loss, params, x, y, update_rule, *args, **kwargs):
            [0.25, 0.25]])
     >>> synk.close()
     """
-    grad_updates, param_updates, grad_shared = update_rule(loss, params, *args, **kwargs)
+    grad_updates, param_updates, grad_shared = _two_steps(update_rule, loss, params, args, kwargs)
     compute = functions.function([x, y], loss, updates=grad_updates)
     update = functions.function([], updates=param_updates)
 
-    def train_minibatch(x_data, y_data, batch=None):
-        value = compute(x_data, y_data, batch=batch)
+    def train_minibatch(x_data, y_data, batch=None, num_slices=1):
+        value = compute(x_data, y_data, batch=batch, num_slices=num_slices)
         collectives.all_reduce(grad_shared, op="avg")
         update()
         return value
@@ -357,7 +349,7 @@ def make_train_function_theano(loss, params, x, y, update_rule, *args, **kwargs)
     >>> float(train_minibatch(np.eye(2), np.ones(2))), w.get_value().tolist()
     (1.0, [0.25, 0.25])
     """
-    grad_updates, param_updates, _ = update_rule(loss, params, *args, **kwargs)
+    grad_updates, param_updates, _ = _two_steps(update_rule, loss, params, args, kwargs)
     compute = theano.function([x, y], loss, updates=grad_updates)
     update = theano.function([], updates=param_updates)
 
@@ -369,17 +361,19 @@ def make_train_function_theano(loss, params, x, y, update_rule, *args, **kwargs)
     return train_minibatch
 
 
+def _two_steps(update_rule, loss, params, args, kwargs):
+    updates = update_rule(loss, params, *args, **kwargs)
+    if not isinstance(updates, (tuple, list)) or len(updates) != 3:
+        name = getattr(update_rule, "__name__", repr(update_rule))
+        raise TypeError(
+            "update_rule must return (grad_updates, param_updates, grad_shared), as those of "
+            f"synkhronos.extensions.updates do; {name} returned {type(updates).__name__}. Rules of "
+            "one step are for make_train_step."
+        )
+    return updates
+
+
 def _loss_with(grads, params):
     """Return a scalar that has these gradients, whatever computes them, for rules that derive."""
     parts = [(p * theano.gradient.disconnected_grad(g)).sum() for p, g in zip(params, grads)]
     return sum(parts)
-
-
-def _pairs(name, updates):
-    pairs = list(updates.items()) if hasattr(updates, "items") else list(updates)
-    for pair in pairs:
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise TypeError(
-                f"{name} must be pairs (shared variable, expression), got {pair!r} among them."
-            )
-    return [tuple(pair) for pair in pairs]

@@ -31,7 +31,7 @@ import theano.tensor as T
 
 from synkhronos import ops
 from synkhronos.extensions import rules
-from synkhronos.extensions._gradients import check_loss, check_params
+from synkhronos.extensions._gradients import check_loss, check_params, derive
 
 __all__ = [
     "adadelta",
@@ -216,7 +216,10 @@ def _in_two_steps(rule):
     @functools.wraps(rule)
     def two_steps(loss, params, *args, **kwargs):
         # A wrong argument is told of here, before the gradients are derived.
-        signature.bind(loss, params, *args, **kwargs)
+        try:
+            signature.bind(loss, params, *args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{rule.__name__}(): {error}.") from None
         params = check_params(params)
         flat, flat_grad, grads = flat_unflat_grads(loss, params)
         updates = rule(grads, params, *args, **kwargs)
@@ -261,7 +264,7 @@ adamax = _in_two_steps(rules.adamax)
 
 def _weighted_grads(loss, params):
     weight = T.cast(ops.rank_weight(), check_loss(loss).dtype)
-    return T.grad(loss * weight, params)
+    return derive(loss * weight, params)
 
 
 def _shape(variable):
