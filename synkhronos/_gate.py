@@ -164,8 +164,10 @@ class Gate(Notices):
 
     def _check_not_left(self, cell, value, sequence):
         done = cell - MET + DONE
-        # Looked at in this order: a rank meets before it leaves.
+        # Looked at in this order: a rank meets, or raises, before it leaves.
         if self._cells[done] >= sequence and self._cells[cell] < value:
+            if self._cells[ABORT] == sequence:
+                raise Aborted
             raise SessionError(
                 f"Rank {done // LINE - 1} has left a call in which rank {self.rank} still waits "
                 "to reduce with it. All ranks must compute the same all_reduces, so they can't be "
@@ -246,6 +248,8 @@ class Gate(Notices):
             self._check_alive()
         if self.is_open:
             self.drain()
+        if self._errors:
+            self._errors.clear()  # of a call that was interrupted before they were raised
         cells = self._cells
         known, slot = self._last
         length = 0
@@ -291,6 +295,7 @@ class Gate(Notices):
         cells = self._cells
         data = pickle.loads(self._replies[rank][: cells[line + REPLY_LENGTH]])
         if cells[line + REPLY_KIND] == ERROR:
+            self._forget_slots()  # a command that could not be read must be sent again
             self._errors[rank] = data
         else:
             self.on_answer(rank, data)
@@ -300,8 +305,6 @@ class Gate(Notices):
         """Wait until the workers are out of a call that the master left early."""
         self.abort()
         self.finish()
-        self._errors.clear()
-        self._forget_slots()
 
     @property
     def is_open(self) -> bool:
@@ -324,7 +327,6 @@ class Gate(Notices):
     def raise_errors(self, own=None):
         """Raise what the ranks raised, as one WorkerError; `own` is the master's."""
         errors, self._errors = self._errors, {}
-        self._forget_slots()  # a command that could not be read must be sent again
         if own is not None:
             errors[self.master_rank] = pickle.loads(_reports.describe(own, REPLY))
         if not errors:

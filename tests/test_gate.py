@@ -13,6 +13,7 @@ import pytest
 from conftest import nothing_left, wait_until
 
 from synkhronos import _gate, _reports
+from synkhronos._cells import DONE
 from synkhronos._gate import Aborted, Gate
 from synkhronos._process import ForkedProcess
 from synkhronos.errors import RemoteTraceback, SessionError, WorkerDied, WorkerError
@@ -92,6 +93,27 @@ class Message:
         if what == "raise":
             raise ValueError("no value")
         return None
+
+    def raise_while_another_looks(self, rank):
+        """Raise in the moment between another's look at ABORT and its look at who has left."""
+        gate, other = rank.gate, 1 - rank.rank
+        is_looking = gate.boards[other if rank.rank == self.argument else rank.rank]
+        if rank.rank == self.argument:
+            wait_until(lambda: is_looking[0], 5)
+            raise ValueError("no value")
+        look = gate._check_not_left
+
+        def look_late(cell, value, sequence):
+            is_looking[0] = 1
+            wait_until(lambda: gate._cells[gate._line(other) + DONE] >= sequence, 5)
+            look(cell, value, sequence)
+
+        gate._check_not_left = look_late
+        try:
+            gate.meet()
+        finally:
+            gate._check_not_left = look
+            is_looking[0] = 0
 
     def meet_or_die(self, rank):
         self.die(rank)
@@ -287,6 +309,24 @@ def test_an_error_of_an_interrupted_call_is_not_of_the_next(pair):
     assert pair.heard == [(1, 1)]
 
 
+@pytest.mark.parametrize(
+    "message, kind", [(("fail", (1,)), "KeyError"), ((Unreadable(3),), "ValueError")]
+)
+def test_ctrl_c_just_before_an_error_is_raised(pair, monkeypatch, message, kind):
+    def interrupted(own=None):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(pair.gate, "raise_errors", interrupted)
+        pair.run(*message)
+    pair.run("answer", 5)  # and raises nothing that is of the other call
+    assert pair.heard == [(1, 5)]
+    with pytest.raises(WorkerError) as caught:
+        pair.run(*message)
+    # What could not be read was sent again: else its slot would not be known.
+    assert caught.value.remote_type == kind
+
+
 def test_rows_are_told(team):
     team.gate.report_rows(5)
     assert team.gate.rows_of(team.gate.master_rank) == 5
@@ -317,6 +357,14 @@ def test_a_rank_that_does_not_come_to_a_meeting(team, which):
     team.heard.clear()
     # Nothing is left of the meeting that some came to.
     assert team.run("meet", 5) == [[turn] * 3 for turn in range(5)]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_rank_that_raises_is_not_said_to_have_left(pair, which):
+    with pytest.raises(WorkerError, match="no value") as caught:
+        pair.run("raise_while_another_looks", which)
+    assert caught.value.rank == which
+    assert "SessionError" not in str(caught.value)
 
 
 @pytest.mark.faults
