@@ -88,7 +88,7 @@ class Rank:
         # One look stands for all: a rank may take any time to come to it.
         if (yield read(cell)) >= value:
             return
-        if abort is not None and (yield read("ABORT")) == abort:
+        if (yield read("ABORT")) == abort:
             raise Aborted
         asleep = "ASLEEP", self.rank
         try:
@@ -97,9 +97,9 @@ class Rank:
                 yield (FENCE,)
                 if (yield read(cell)) >= value:
                     break
+                if (yield read("ABORT")) == abort:
+                    raise Aborted
                 if abort is not None:
-                    if (yield read("ABORT")) == abort:
-                        raise Aborted
                     yield from self.check_not_left(cell, value, abort)
                 yield from self.sleep(cell)
         except (
@@ -282,7 +282,7 @@ class Rank:
     def raise_errors(self, own):
         errors, self.errors = self.errors, ()
         yield (STEP,)
-        sequence = yield read("SEQUENCE")
+        sequence, _ = yield peek("STARTED")
         for rank in errors:
             raised = yield peek(("RAISED", rank))
             expect(raised == sequence, "an error of another call was raised")

@@ -6,14 +6,21 @@ there are. With a mistake put into the model on purpose it finds one: so it can.
 ``python tests/gate_model.py --deep`` explores more, for minutes.
 """
 
+import copy
 import inspect
+import os
+import select
 import textwrap
 import types
 
 import gate_model
 import pytest
-from explorer import Violation
-from gate_model import RUNS, Run, explore
+from conftest import nothing_left
+from explorer import CHOOSE, FENCE, NOTE, PEEK, POLL, READ, WAKE, WOKEN, WRITE, Violation
+from gate_model import RUNS, Rank, Run, explore
+
+from synkhronos import _cells, _gate
+from synkhronos._gate import Gate
 
 
 @pytest.mark.parametrize("run", RUNS, ids=str)
@@ -50,13 +57,15 @@ MISTAKES = {
     ),
     "the pipe is emptied after the look": (
         """
+        if (yield read("ABORT")) == abort:
+            raise Aborted
         if abort is not None:
-            if (yield read("ABORT")) == abort:
         """,
         """
         yield (EMPTY_PIPE,)
+        if (yield read("ABORT")) == abort:
+            raise Aborted
         if abort is not None:
-            if (yield read("ABORT")) == abort:
         """,
         "deadlock",
     ),
@@ -130,9 +139,9 @@ MISTAKES = {
         """
         if (yield read("ABORT")) == abort:
             raise Aborted
-        yield from self.check_not_left(cell, value, abort)
+        if abort is not None:
         """,
-        "yield from self.check_not_left(cell, value, abort)",
+        "if abort is not None:",
         "deadlock",
     ),
     "a death does not end the wait": ("if ready & DIED:", "if False:", "livelock"),
@@ -331,3 +340,194 @@ def test_a_mistake_is_found(mistake):
         for run in TRIALS:
             explore(run.n_ranks, run.commands, rank=rank, **run.mishaps)
     print(str(found.value).splitlines()[0])
+
+
+# That the model is one of the gate: both read and write the same cells in the same order.
+
+CELLS = {_cells.SEQUENCE: "SEQUENCE", _cells.SLOT: "SLOT", _cells.LENGTH: "LENGTH"}
+CELLS[_cells.ABORT] = "ABORT"
+LINE = {_cells.DONE: "DONE", _cells.ASLEEP: "ASLEEP", _cells.REPLY_KIND: "KIND", _cells.MET: "MET"}
+for each_rank in range(2):
+    CELLS.update({_cells.LINE * (each_rank + 1) + i: (n, each_rank) for i, n in LINE.items()})
+
+
+class Steps:
+    """What two ranks do, one after the other, written down; `do` is for the two kinds of them."""
+
+    def __init__(self):
+        self.log = []
+        self._meanwhile = []
+
+    def meanwhile(self, *step):
+        """Have another rank take a step as soon as one is asleep."""
+        self._meanwhile.append(step)
+
+    def sleep(self, rank):
+        self.write_down(rank, "sleeps")
+        self.do(*self._meanwhile.pop(0))
+
+    def write_down(self, rank, *what):
+        # The gate looks twice at the kind of a reply, which nobody changes in between.
+        if self.log[-1:] != [(rank, *what)]:
+            self.log.append((rank, *what))
+
+
+class RealCells:
+    """The cells of a gate, each access written down."""
+
+    def __init__(self, cells, rank, steps):
+        self._cells, self._rank, self._steps = cells, rank, steps
+
+    def __getitem__(self, number):
+        if number in CELLS:
+            self._steps.write_down(self._rank, "reads", CELLS[number])
+        return self._cells[number]
+
+    def __setitem__(self, number, value):
+        self._cells[number] = value
+        if number in CELLS:
+            self._steps.write_down(self._rank, "writes", CELLS[number])
+
+
+class RealSteps(Steps):
+    """Two ranks of the gate, in one process."""
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        self.gate = Gate(2, 0, spin=False)
+        ends = [write_end for _, write_end in self.gate._wake_pipes]
+        self.ranks = []
+        for rank in range(2):
+            gate = copy.copy(self.gate)
+            gate.rank, gate._sequence, gate._commands, gate._spins = rank, 0, {}, 1
+            gate._cells = RealCells(self.gate._cells, rank, self)
+            gate._fence = lambda rank=rank: self.write_down(rank, "fences")
+            gate._poll = types.SimpleNamespace(poll=lambda timeout, rank=rank: self._poll(rank))
+            self.ranks.append(gate)
+        write = os.write
+
+        def spy(end, data):
+            if end in ends:
+                self.write_down("wakes", ends.index(end))
+            return write(end, data)
+
+        monkeypatch.setattr(_gate.os, "write", spy)
+
+    def _poll(self, rank):
+        self.sleep(rank)
+        return [(self.gate._wake_pipes[rank][0], select.POLLIN)]
+
+    def do(self, rank, method, *arguments):
+        if method == "worker_finish":
+            reply, error = arguments
+            arguments = reply or None, ValueError("no value") if error else None
+        try:
+            getattr(self.ranks[rank], method)(*arguments)
+        except Exception as error:
+            self.write_down(rank, "raises", type(error).__name__)
+
+
+class ModelSteps(Steps):
+    """Two ranks of the model."""
+
+    def __init__(self):
+        super().__init__()
+        self.ranks = [Rank(rank, 2, 0, True) for rank in range(2)]
+        self._memory = {}
+
+    def do(self, rank, method, *arguments):
+        if method == "meet":
+            arguments = (1,)
+        steps, response = getattr(self.ranks[rank], method)(*arguments), None
+        try:
+            while True:
+                response = self._take(rank, *steps.send(response))
+        except StopIteration:
+            pass
+        except Exception as error:
+            kind = type(error).__name__
+            self.write_down(rank, "raises", {"Raised": "SessionError"}.get(kind, kind))
+
+    def _take(self, rank, kind, *arguments):
+        if kind == CHOOSE:
+            return arguments[0][0]
+        if kind in (READ, PEEK, WRITE, NOTE):
+            cell = arguments[0]
+            if kind in (WRITE, NOTE):
+                self._memory[cell] = arguments[1]
+            if kind in (READ, WRITE) and cell in CELLS.values():
+                self.write_down(rank, "reads" if kind == READ else "writes", cell)
+            return self._memory.get(cell, 0)
+        if kind == FENCE:
+            self.write_down(rank, "fences")
+        elif kind == WAKE:
+            self.write_down("wakes", arguments[0])
+        elif kind == POLL:
+            self.sleep(rank)
+            return WOKEN
+        return None
+
+
+def calls(steps):
+    for command in ("a", "b", "a"):
+        steps.do(0, "start", command)
+        steps.do(1, "next_command")
+        steps.do(1, "worker_finish", True, False)
+        steps.do(0, "finish")
+
+
+def asleep(steps):
+    steps.meanwhile(0, "start", "a")
+    steps.do(1, "next_command")
+    steps.meanwhile(1, "worker_finish", False, False)
+    steps.do(0, "finish")
+
+
+def meetings(steps):
+    steps.do(0, "start", "a")
+    steps.do(1, "next_command")
+    for first in (0, 1):
+        steps.meanwhile(1 - first, "meet")
+        steps.do(first, "meet")
+    steps.meanwhile(1, "worker_finish", True, False)
+    steps.do(0, "finish")
+
+
+def errors(steps):
+    for _ in range(2):
+        steps.do(0, "start", "a")
+        steps.do(1, "next_command")
+        steps.meanwhile(1, "worker_finish", False, True)
+        steps.do(0, "meet")
+        steps.do(0, "abort")
+        steps.do(0, "finish")
+        steps.do(0, "raise_errors", None)
+
+
+def leaving(steps):
+    steps.do(0, "start", "a")
+    steps.do(1, "next_command")
+    steps.meanwhile(1, "worker_finish", False, False)
+    steps.do(0, "meet")
+
+
+def interrupted(steps):
+    steps.do(0, "start", "a")
+    steps.do(1, "next_command")
+    steps.meanwhile(1, "worker_finish", True, False)
+    steps.do(0, "start", "a")
+    steps.do(1, "next_command")
+
+
+@pytest.mark.parametrize(
+    "scenario", [calls, asleep, meetings, errors, leaving, interrupted], ids=lambda f: f.__name__
+)
+def test_the_gate_takes_the_steps_of_its_model(monkeypatch, scenario):
+    monkeypatch.setattr(gate_model, "expect", lambda holds, what: None)  # of notes not made here
+    with nothing_left():
+        real, model = RealSteps(monkeypatch), ModelSteps()
+        scenario(real)
+        scenario(model)
+        assert real.log == model.log
+        assert len(real.log) > 20
+        real.gate.close()
