@@ -256,7 +256,7 @@ class Explorer:
         for rank, request in enumerate(requests):
             if request is not None and self._is_private(state, rank, request):
                 # Nobody else can tell when it takes this step: so it is tried now only.
-                return self._own_moves(state, rank, request)
+                return self._settled(self._own_moves(state, rank, request))
         moves = []
         for rank, request in enumerate(requests):
             if state.buffers[rank]:
@@ -268,7 +268,21 @@ class Explorer:
                 # The stores that are lost are those that it did not come to.
                 after = self._gone(state, rank)._replace(crashes=state.crashes - 1)
                 moves.append((rank, "dies", after, False))
-        return moves
+        return self._settled(moves)
+
+    def _settled(self, moves):
+        """Add to each move the private steps after it that have one outcome."""
+        settled = []
+        for rank, what, state, is_own in moves:
+            request = self._request(state, rank)
+            while request is not None and self._is_private(state, rank, request):
+                following = self._own_moves(state, rank, request)
+                if len(following) > 1:
+                    break
+                state = following[0][2]
+                request = self._request(state, rank)
+            settled.append((rank, what, state, is_own))
+        return settled
 
     def _is_private(self, state, rank, request):
         kind = request[0]

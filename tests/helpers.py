@@ -79,6 +79,16 @@ def shares(x, n):
     return [x[a:b] for a, b in zip(edges[:-1], edges[1:])]
 
 
+def say(request, text):
+    """Write a line to the terminal, past what pytest captures."""
+    plugins = request.config.pluginmanager
+    terminal = plugins.getplugin("terminalreporter")
+    if terminal is None:  # one of pytest's processes that have none
+        return
+    with plugins.getplugin("capturemanager").global_and_fixture_disabled():
+        terminal.write_line(f" {text}")
+
+
 kept = []
 
 

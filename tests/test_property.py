@@ -17,7 +17,7 @@ import pytest
 import theano
 import theano.tensor as T
 from conftest import FEWER_LAYOUTS, forked, layout_id
-from helpers import MODE, function, shares
+from helpers import MODE, function, say, shares
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -262,12 +262,6 @@ def ranks(request):
         yield ranks
         say(request, f"{ranks.cases} calls compared on {ranks.n} ranks")
         del ranks.variables
-
-
-def say(request, text):
-    """Write a line to the terminal, past what pytest captures."""
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        request.config.pluginmanager.getplugin("terminalreporter").write_line(f" {text}")
 
 
 def assert_equal(found, expected, dtype, is_exact, what):

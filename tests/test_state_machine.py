@@ -20,11 +20,11 @@ import psutil
 import pytest
 import theano
 import theano.tensor as T
-from helpers import Call, function, shares
+from helpers import Call, function, say, shares
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
-from test_property import batches, reduced, say, selected
+from test_property import batches, reduced, selected
 
 import synkhronos as synk
 from synkhronos import SessionError, WorkerError
@@ -39,6 +39,8 @@ SETTINGS = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
+SOME = st.lists(st.sampled_from("vuzkd"), min_size=1, max_size=3, unique=True)  # variables
+SOME_WITH_ROWS = st.lists(st.sampled_from("vukd"), min_size=1, max_size=3, unique=True)
 REFUSED = (TypeError, ValueError, SessionError)
 LARGE = 1e6  # what grows beyond is replaced, long before numbers are no more exact
 BAD = 99  # a number in the rows of a rank that raises
@@ -417,10 +419,7 @@ class Machine(RuleBasedStateMachine):
     # Collectives.
 
     @precondition(is_open)
-    @rule(
-        data=st.data(),
-        names=st.lists(st.sampled_from("vuzkd"), min_size=1, max_size=3, unique=True),
-    )
+    @rule(data=st.data(), names=SOME)
     def broadcast(self, data, names):
         done["broadcast"] += 1
         self.learn(names)
@@ -435,9 +434,7 @@ class Machine(RuleBasedStateMachine):
             ] * self.n
 
     @precondition(is_open)
-    @rule(
-        data=st.data(), names=st.lists(st.sampled_from("vukd"), min_size=1, max_size=3, unique=True)
-    )
+    @rule(data=st.data(), names=SOME_WITH_ROWS)
     def scatter(self, data, names):
         done["scatter"] += 1
         self.learn(names)
@@ -449,10 +446,7 @@ class Machine(RuleBasedStateMachine):
             self.variables[name].values = shares(selected(value, batch), self.n)
 
     @precondition(is_open)
-    @rule(
-        names=st.lists(st.sampled_from("vuzkd"), min_size=1, max_size=3, unique=True),
-        nd_up=st.integers(0, 1),
-    )
+    @rule(names=SOME, nd_up=st.integers(0, 1))
     def gather(self, names, nd_up):
         done["gather"] += 1
         if nd_up == 0:
@@ -469,7 +463,7 @@ class Machine(RuleBasedStateMachine):
                 assert_same(result, np.stack(values) if nd_up else np.concatenate(values), name)
 
     @precondition(is_open)
-    @rule(names=st.lists(st.sampled_from("vukd"), min_size=1, max_size=3, unique=True))
+    @rule(names=SOME_WITH_ROWS)
     def all_gather(self, names):
         self.learn(names)
         if sum(len(value) for name in names for value in self.variables[name].values) > 60:
@@ -482,7 +476,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(is_open)
     @rule(
-        names=st.lists(st.sampled_from("vuzkd"), min_size=1, max_size=3, unique=True),
+        names=SOME,
         op=st.sampled_from(["avg", "sum", "prod", "min", "max"]),
         verb=st.sampled_from(["reduce", "reduce to new", "all_reduce"]),
     )
@@ -518,11 +512,7 @@ class Machine(RuleBasedStateMachine):
         self.replace_large()
 
     @precondition(is_open)
-    @rule(
-        data=st.data(),
-        names=st.lists(st.sampled_from("vuzkd"), min_size=1, max_size=3, unique=True),
-        rank=st.integers(0, 3),
-    )
+    @rule(data=st.data(), names=SOME, rank=st.integers(0, 3))
     def set_value(self, data, names, rank):
         done["set_value"] += 1
         self.learn(names)
@@ -532,10 +522,7 @@ class Machine(RuleBasedStateMachine):
             self.variables[name].values[rank % self.n] = value
 
     @precondition(is_open)
-    @rule(
-        names=st.lists(st.sampled_from("vuzkd"), min_size=1, max_size=3, unique=True),
-        rank=st.integers(0, 3),
-    )
+    @rule(names=SOME, rank=st.integers(0, 3))
     def get_value(self, names, rank):
         done["get_value"] += 1
         self.learn(names)
@@ -544,7 +531,7 @@ class Machine(RuleBasedStateMachine):
             assert_same(result, self.variables[name].values[rank % self.n], name)
 
     @precondition(is_open)
-    @rule(names=st.lists(st.sampled_from("vukd"), min_size=1, max_size=3, unique=True))
+    @rule(names=SOME_WITH_ROWS)
     def get_shapes(self, names):
         done["get_shapes, get_lengths"] += 1
         self.learn(names)
