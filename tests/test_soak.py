@@ -42,7 +42,7 @@ class Use(NamedTuple):
 
 # How much more the median of the last quarter may be than that of the second quarter. Where ranks
 # tell one another of their variables, in 2 MiB for each rank, pages are touched one by one.
-ALLOWED = Use(resident=6 * MEGABYTE, mapped=MEGABYTE, descriptors=4, threads=0)
+ALLOWED = Use(resident=6 * MEGABYTE, mapped=MEGABYTE, descriptors=8, threads=0)
 
 
 def use(pid):
