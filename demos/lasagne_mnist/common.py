@@ -24,6 +24,7 @@ SHA256SUMS = """\
 f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6  t10k-labels-idx1-ubyte.gz
 """
 CHECKSUMS = {name: checksum for checksum, name in map(str.split, SHA256SUMS.splitlines())}
+LEAST = {"train": 6, "t10k": 1}  # images; every sixth of "train" is kept to validate with
 TIMEOUTS = (2, 10)  # seconds to connect to an address of the mirror, and until it says more
 
 
@@ -49,7 +50,6 @@ def load_dataset(data=None):
     OSError, ValueError
         For files that are missing or damaged; the message says which.
     """
-    use_float32()
     if data is not None and str(data) == "digits":
         return _load_digits()
     if data is None and all(Path(name).exists() for name in CHECKSUMS):
@@ -64,16 +64,6 @@ def load_dataset(data=None):
         print("(With its four .gz files in some folder, --data FOLDER needs no download.)")
         return _load_digits()
     return _load_mnist(files, "the cache")
-
-
-def use_float32():
-    """Have Theano compute in single precision, unless the user has chosen a floatX."""
-    configparser = theano.configparser
-    chosen = "floatX" in configparser.parse_config_string(configparser.THEANO_FLAGS)
-    chosen = chosen or configparser.theano_raw_cfg.has_option("global", "floatX")
-    if not chosen and theano.config.floatX != "float32":
-        theano.config.floatX = "float32"
-        print("Computing with floatX=float32; set floatX in THEANO_FLAGS to have another.")
 
 
 def read_idx(file, ndim):
@@ -111,6 +101,11 @@ def _load_mnist(files, source):
                 f"{files[f'{name}-images-idx3-ubyte.gz']}, of shape {image_array.shape}, does not "
                 f"go with {files[f'{name}-labels-idx1-ubyte.gz']}: expected images of 28 x 28 and "
                 f"as many labels from 0 to 9, got {len(label_array)} up to {label_array.max()}."
+            )
+        if len(label_array) < LEAST[name]:
+            raise ValueError(
+                f"{files[f'{name}-images-idx3-ubyte.gz']} has too few images: {len(label_array)}, "
+                f"where at least {LEAST[name]} are needed."
             )
     print(f"MNIST from {source}: {len(labels)} rows to train and validate, {len(test_labels)} test")
     n_train = len(labels) - len(labels) // 6

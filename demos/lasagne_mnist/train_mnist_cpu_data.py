@@ -66,7 +66,7 @@ def train_on_ranks(arguments, dataset, n_ranks):
         parts=arguments.parts or 1,
     )
     result["ranks"] = n_ranks
-    result["replicas_equal"] = runs.replicas_equal(graph.params, n_ranks)
+    result["replicas_equal"] = runs.compare_replicas(graph.params)
     return log, result
 
 

@@ -85,7 +85,7 @@ def train_on_ranks(arguments, dataset, n_ranks):
         parts=n_ranks,
     )
     result["ranks"] = n_ranks
-    result["replicas_equal"] = runs.replicas_equal(graph.params, n_ranks)
+    result["replicas_equal"] = runs.compare_replicas(graph.params)
     return log, result
 
 

@@ -34,7 +34,7 @@ def main(argv=None):
         values = [val_fn(x[rows], y[rows]) for rows in slices]
         return np.average(values, axis=0, weights=[len(y[rows]) for rows in slices])
 
-    log = Log("serial Theano")
+    log = Log("serial Theano", is_serial=True)
     result = runs.run(
         arguments,
         log,
