@@ -6,12 +6,12 @@ import sys
 import time
 
 import numpy as np
-import theano
 
 from demos._arguments import add_common_arguments, output_file, positive
 from demos._reports import plot_runs, report_replicas, times_table
-from demos._shared import float_type, progress, replicas_equal
-from demos.lasagne_mnist import common
+from demos._shared import progress, replicas_equal
+from demos.lasagne_mnist.data import load_dataset
+from demos.lasagne_mnist.networks import builder
 
 RATE, MOMENTUM = 0.01, 0.9
 
@@ -55,7 +55,7 @@ MODEL_HELP = "mlp, cnn or custom_mlp:DEPTH,WIDTH,DROP_IN,DROP_HID (mlp)"
 def model(text):
     """Return the name of a model from the command line."""
     try:
-        common.builder(text)
+        builder(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
@@ -64,9 +64,8 @@ def model(text):
 def load(arguments, program):
     """Return the six arrays of the data set; or exit with a sentence."""
     print("Loading data...")
-    theano.config.floatX = float_type()
     try:
-        x_train, y_train, *others = common.load_dataset(arguments.data)
+        x_train, y_train, *others = load_dataset(arguments.data)
     except (OSError, ValueError) as error:
         sys.exit(f"{program}: {error}")
     if arguments.rows:
