@@ -6,24 +6,26 @@ Steps: fork, function, distribute, as_theano, build_inputs, call, slices. Any nu
 do.
 """
 
-import argparse
 import sys
+from pathlib import Path
 
 import numpy as np
 import theano.tensor as T
 
 import synkhronos as synk
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from demos._arguments import parse_lesson
+from demos._shared import fork
+
 N_ROWS = 1001  # so that it does not divide evenly
 
 
 def main(argv=()):
     """Run the steps; return what Synkhronos and Theano computed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, help="how many (default: one for each core)")
-
-    # 1. Start the workers: one process for each rank but this one, which is a rank itself.
-    n_ranks = synk.fork(parser.parse_args(argv).ranks)
+    # 1. Start the workers: one process for each rank but this one, which is a rank itself. This is
+    #    synk.fork() with the command line as its arguments.
+    n_ranks = fork(parse_lesson(argv, __doc__), "demo_1")
     print(f"Ranks: {n_ranks}")
 
     # 2. Write the graph as for serial Theano.

@@ -5,20 +5,22 @@
 Steps: make, write, change the length, replace and grow, cast, release.
 """
 
-import argparse
 import sys
+from pathlib import Path
 
 import numpy as np
 import theano.tensor as T
 
 import synkhronos as synk
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from demos._arguments import parse_lesson
+from demos._shared import fork
+
 
 def main(argv=()):
     """Run the steps; return the number of ranks, and the sums that they computed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, help="how many (default: one for each core)")
-    n_ranks = synk.fork(parser.parse_args(argv).ranks)
+    n_ranks = fork(parse_lesson(argv, __doc__), "demo_2")
     print(f"Ranks: {n_ranks}")
 
     # What the ranks see of a Data, we learn from a function.

@@ -5,8 +5,8 @@
 Steps: give each rank its rows, look at all of them, update locally, update alike, slice.
 """
 
-import argparse
 import sys
+from pathlib import Path
 
 import numpy as np
 import theano
@@ -14,14 +14,16 @@ import theano.tensor as T
 
 import synkhronos as synk
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from demos._arguments import parse_lesson
+from demos._shared import fork
+
 ROWS_PER_RANK = 100
 
 
 def main(argv=()):
     """Run the steps; return the number of ranks, and how many rows each has."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, help="how many (default: one for each core)")
-    n_ranks = synk.fork(parser.parse_args(argv).ranks)
+    n_ranks = fork(parse_lesson(argv, __doc__), "demo_3")
     print(f"Ranks: {n_ranks}")
 
     # One row too many, so that the last rank gets it.

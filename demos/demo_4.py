@@ -5,13 +5,17 @@
 The data of a whole training run stay in shared memory; a call says which rows it uses.
 """
 
-import argparse
 import sys
+from pathlib import Path
 
 import numpy as np
 import theano.tensor as T
 
 import synkhronos as synk
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from demos._arguments import parse_lesson
+from demos._shared import fork
 
 N_ROWS = 1001
 BATCH_SIZE = 100
@@ -19,9 +23,7 @@ BATCH_SIZE = 100
 
 def main(argv=()):
     """Run the steps; return the number of ranks, and of the calls that were checked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, help="how many (default: one for each core)")
-    n_ranks = synk.fork(parser.parse_args(argv).ranks)
+    n_ranks = fork(parse_lesson(argv, __doc__), "demo_4")
     print(f"Ranks: {n_ranks}")
 
     x, w, y = T.matrix("x"), T.vector("w"), T.vector("y")

@@ -5,8 +5,8 @@
 The data of a training run stay on the ranks, each with its part; a call says which rows to use.
 """
 
-import argparse
 import sys
+from pathlib import Path
 
 import numpy as np
 import theano
@@ -14,15 +14,17 @@ import theano.tensor as T
 
 import synkhronos as synk
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from demos._arguments import parse_lesson
+from demos._shared import fork
+
 ROWS_PER_RANK = 100
 BATCH_SIZE = 30  # of each rank
 
 
 def main(argv=()):
     """Run the steps; return the number of ranks, and of the calls that were checked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, help="how many (default: one for each core)")
-    n_ranks = synk.fork(parser.parse_args(argv).ranks)
+    n_ranks = fork(parse_lesson(argv, __doc__), "demo_5")
     print(f"Ranks: {n_ranks}")
 
     random = np.random.RandomState(0)

@@ -23,17 +23,9 @@ import synkhronos as synk
 from synkhronos.extensions.keras import parallelize
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from demos._shared import (
-    Log,
-    add_common_arguments,
-    count,
-    fork,
-    plot_curves,
-    positive,
-    report_speedup,
-    table,
-    usable_threads,
-)
+from demos._arguments import above_zero, add_common_arguments, number_type, positive
+from demos._reports import plot_runs, report_runs
+from demos._shared import Log, count, float_type, fork, usable_threads
 from demos.lasagne_mnist import runs
 
 PROGRAM = Path(__file__).stem
@@ -82,10 +74,10 @@ class Clock(keras.callbacks.Callback):
         self.seconds.append(time.perf_counter() - self.began)
 
 
-def train(model, label, arguments, data):
-    """Train as any script with Keras would; return the log, and the accuracy on the test rows."""
+def train(model, log, arguments, data):
+    """Train as any script with Keras would."""
     x_train, y_train, x_val, y_val, x_test, y_test = data
-    print(f"\n{label}")
+    print(f"\n{log.label}")
     clock = Clock()
     history = model.fit(
         x_train,
@@ -98,44 +90,49 @@ def train(model, label, arguments, data):
         verbose=1 if sys.stdout.isatty() else 2,
     ).history
     _, accuracy = model.evaluate(x_test, y_test, arguments.batch, verbose=0)
-    losses, accuracies = (list(map(float, history[name])) for name in ("loss", "val_accuracy"))
-    return Log(label, losses, accuracies, clock.seconds), float(accuracy)
+    log.losses, log.accuracies = (
+        list(map(float, history[name])) for name in ("loss", "val_accuracy")
+    )
+    log.batch = min(arguments.batch, len(x_train))
+    log.seconds = clock.seconds
+    log.test_accuracy = float(accuracy)
+    log.values = model.get_weights()
 
 
 def train_parallel(arguments, data, n_ranks):
-    """Train on all ranks; also return the weights, and whether all ranks have the same."""
+    """Train on all ranks; return the log, and whether all ranks end with equal weights."""
+    log = Log(f"Keras, {count(n_ranks, 'rank')}")
     model = parallelize(build_model(arguments))
-    log, accuracy = train(model, f"Keras, {count(n_ranks, 'rank')}", arguments, data)
-    return log, accuracy, model.get_weights(), runs.replicas_equal(model.weights, n_ranks)
+    train(model, log, arguments, data)
+    return log, runs.compare_replicas(model.weights)
 
 
-def report(parallel, serials, accuracies, n_ranks):
-    """Print the comparison; return the speedup against serial Keras at its best."""
-    rows = []
-    for log, accuracy in zip([parallel, *serials], accuracies):
-        speedup = f"{log.milliseconds / parallel.milliseconds:.2f}" if log is not parallel else ""
-        cells = [f"{log.milliseconds:.2f}", f"{sum(log.seconds):.2f}", f"{log.losses[-1]:.6f}"]
-        percent = [f"{100 * number:.2f} %" for number in (log.accuracies[-1], accuracy)]
-        rows.append([log.label, *cells, *percent, speedup])
-    titles = ["", "ms/minibatch", "training s", "training loss", "validation", "test accuracy"]
-    print("\n" + table([*titles, f"speedup of {count(n_ranks, 'rank')}"], rows) + "\n")
-    return report_speedup(parallel, serials, n_ranks)
+def train_serial(arguments, data, n_threads):
+    """Train in one process, so many threads of BLAS in it; return the log."""
+    log = Log(f"serial Keras, {count(n_threads, 'thread')}", is_serial=True)
+    with threadpool_limits(n_threads):
+        train(build_model(arguments), log, arguments, data)
+    return log
 
 
-def compare(parallel, serial, weights, serial_weights, has_dropout):
+def compare(parallel, serial, has_dropout):
     """Print how far the two runs are apart; return the differences of weights and of losses."""
-    difference = max(float(abs(w - s).max()) for w, s in zip(weights, serial_weights))
+    pairs = zip(parallel.values, serial.values)
+    difference = max(float(abs(one - other).max()) for one, other in pairs)
     apart = float(np.abs(np.subtract(parallel.losses, serial.losses)).max())
     if has_dropout:
         print("With dropout the runs differ: the ranks draw numbers of their own.")
     else:
-        agree = difference < 1e-3 * max(float(abs(w).max()) for w in weights)
+        agree = difference < 1e-3 * max(float(abs(value).max()) for value in parallel.values)
         print(
             f"Results {'agree' if agree else 'DIFFER'}: training losses differ by at most "
             f"{apart:.1e}, and weights by {difference:.1e}\nafter training; single precision "
             "rounds, and ranks add in another order."
         )
     return difference, apart
+
+
+probability = number_type(float, lambda value: 0 <= value < 1, "a number from 0 to less than 1")
 
 
 def parse(argv):
@@ -145,51 +142,37 @@ def parse(argv):
     add("--model", choices=["mlp", "cnn"], default="mlp", help="(mlp)")
     add("--epochs", type=positive, default=10, metavar="N", help="passes over the rows (10)")
     add("--batch", type=positive, default=512, metavar="N", help="rows in a minibatch (512)")
-    add("--rate", type=float, default=0.05, metavar="R", help="learning rate (0.05)")
-    add("--dropout", type=float, default=0.0, metavar="P", help="after each dense layer (0)")
+    add("--rate", type=above_zero, default=0.05, metavar="R", help="learning rate (0.05)")
+    add("--dropout", type=probability, default=0.0, metavar="P", help="after each dense layer (0)")
     add_common_arguments(parser)
     runs.add_data_arguments(parser)
-    arguments = parser.parse_args(argv)
-    if not 0 <= arguments.dropout < 1:
-        parser.error(f"--dropout must be from 0 to less than 1, got {arguments.dropout}")
-    return arguments
+    return parser.parse_args(argv)
 
 
 def main(argv=None):
     """Run the demo; return what it measured."""
     arguments = parse(argv)
     # Keras has a setting of its own, and gave it to Theano.
-    keras.backend.set_floatx("float32")
-    theano.config.floatX = "float32"
+    theano.config.floatX = float_type()
+    keras.backend.set_floatx(theano.config.floatX)
     data = runs.load(arguments, PROGRAM)
     n_ranks = fork(arguments, PROGRAM)
     try:
-        parallel, accuracy, weights, equal = train_parallel(arguments, data, n_ranks)
+        parallel, equal = train_parallel(arguments, data, n_ranks)
     finally:
         synk.close()
-    serials, accuracies, serial_weights = [], [accuracy], []
-    for threads in sorted({1, usable_threads()}):
-        model = build_model(arguments)
-        with threadpool_limits(threads):
-            log, accuracy = train(
-                model, f"serial Keras, {count(threads, 'thread')}", arguments, data
-            )
-        serials.append(log)
-        accuracies.append(accuracy)
-        serial_weights.append(model.get_weights())
-    speedup = report(parallel, serials, accuracies, n_ranks)
-    difference, apart = compare(
-        parallel, serials[0], weights, serial_weights[0], arguments.dropout > 0
-    )
+    serials = [train_serial(arguments, data, n) for n in sorted({1, usable_threads()})]
+    speedup = report_runs(parallel, serials, n_ranks, runs.scores([parallel, *serials]))
+    difference, apart = compare(parallel, serials[0], arguments.dropout > 0)
     if arguments.plot:
-        plot_curves(arguments.plot, [parallel, serials[0]])
+        plot_runs(arguments.plot, [parallel, *serials])
     return {
         "ranks": n_ranks,
         "losses": parallel.losses,
         "accuracies": parallel.accuracies,
         "serial_losses": serials[0].losses,
         "serial_accuracies": serials[0].accuracies,
-        "test_accuracy": accuracies[0],
+        "test_accuracy": parallel.test_accuracy,
         "difference": difference,
         "losses_apart": apart,
         "replicas_equal": equal,

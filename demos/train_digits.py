@@ -22,17 +22,9 @@ from synkhronos.extensions import rules
 from synkhronos.extensions.train import make_train_step
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from demos._shared import (
-    Log,
-    add_common_arguments,
-    count,
-    fork,
-    plot_curves,
-    positive,
-    report_speedup,
-    table,
-    usable_threads,
-)
+from demos._arguments import above_zero, add_common_arguments, positive
+from demos._reports import plot_runs, report_replicas, report_runs
+from demos._shared import Log, count, fork, progress, replicas_equal, usable_threads
 
 PROGRAM = Path(__file__).stem
 
@@ -74,9 +66,8 @@ def train(log, arguments, data, step, test):
     n_train = len(labels)
     random = np.random.RandomState(arguments.seed)
     starts = range(0, n_train, arguments.batch)
-    with tqdm(
-        total=arguments.epochs * len(starts), desc=log.label, leave=False, mininterval=0.5
-    ) as bar:
+    log.batch = min(arguments.batch, n_train)
+    with progress(total=arguments.epochs * len(starts), desc=log.label) as bar:
         for epoch in range(1, arguments.epochs + 1):
             order = random.permutation(n_train)
             total = 0.0
@@ -104,7 +95,6 @@ def train_parallel(arguments, data, n_ranks):
         [network.x, network.y], network.loss, network.params, rules.momentum, arguments.rate
     )
     test = synk.function([network.x, network.y], network.accuracy)
-    replicas = synk.function([], [(param, "gather") for param in network.params])
     compiled = time.perf_counter()
     synk.distribute()
     distributed = time.perf_counter()
@@ -125,12 +115,7 @@ def train_parallel(arguments, data, n_ranks):
         )
 
     log.values = [param.get_value() for param in network.params]
-    equal = all(
-        copy.tobytes() == own.tobytes()
-        for gathered, own in zip(replicas(), log.values)
-        for copy in np.split(gathered, n_ranks)
-    )
-    return log, equal
+    return log, replicas_equal(network.params)
 
 
 def train_serial(arguments, data, threads):
@@ -149,7 +134,7 @@ def train_serial(arguments, data, threads):
     for n_threads in threads:
         for variable, value in first:
             variable.set_value(value)
-        log = Log(f"serial Theano, {count(n_threads, 'thread')}")
+        log = Log(f"serial Theano, {count(n_threads, 'thread')}", is_serial=True)
         with threadpool_limits(n_threads):
             for _ in train(log, arguments, data, step, test):
                 pass
@@ -165,14 +150,8 @@ def largest_difference(log, other):
 
 def report(parallel, serial, n_ranks, equal):
     """Print the comparison; return the speedup against serial Theano at its best."""
-    rows = []
-    for log in [parallel, *serial]:
-        speedup = f"{log.milliseconds / parallel.milliseconds:.2f}" if log is not parallel else ""
-        cells = [f"{log.milliseconds:.2f}", f"{sum(log.seconds):.2f}"]
-        rows.append([log.label, *cells, f"{100 * log.accuracies[-1]:.1f} %", speedup])
-    titles = ["", "ms/minibatch", "training s", "test accuracy"]
-    print("\n" + table([*titles, f"speedup of {count(n_ranks, 'rank')}"], rows) + "\n")
-    speedup = report_speedup(parallel, serial, n_ranks)
+    accuracies = [f"{100 * log.accuracies[-1]:.1f} %" for log in [parallel, *serial]]
+    speedup = report_runs(parallel, serial, n_ranks, {"test accuracy": accuracies})
     scale = max(float(abs(value).max()) for value in parallel.values)
     difference = largest_difference(parallel, serial[0])
     print(
@@ -180,7 +159,7 @@ def report(parallel, serial, n_ranks, equal):
         f"{scale:.2f} differ by at most {difference:.1e} from serial Theano's\n"
         "after training; single precision rounds, and ranks add in another order."
     )
-    print(f"The parameters of all ranks are equal, bit by bit: {'yes' if equal else 'NO'}")
+    report_replicas(equal)
     return speedup
 
 
@@ -195,7 +174,7 @@ def parse(argv):
     add("--epochs", type=positive, default=30, metavar="N", help="passes over the digits (30)")
     add("--batch", type=positive, default=512, metavar="N", help="rows in a minibatch (512)")
     add("--hidden", type=positive, nargs=2, default=[512, 512], metavar="N", help="units (512 512)")
-    add("--rate", type=float, default=0.2, metavar="R", help="learning rate (0.2)")
+    add("--rate", type=above_zero, default=0.2, metavar="R", help="learning rate (0.2)")
     add_common_arguments(parser)
     return parser.parse_args(argv)
 
@@ -217,7 +196,7 @@ def main(argv=None):
     serial = train_serial(arguments, data, sorted({1, usable_threads()}))
     speedup = report(parallel, serial, n_ranks, equal)
     if arguments.plot:
-        plot_curves(arguments.plot, [parallel, serial[0]], "test accuracy")
+        plot_runs(arguments.plot, [parallel, *serial], "test accuracy")
     print(f"All in {time.perf_counter() - began:.0f} s")
     return {
         "ranks": n_ranks,

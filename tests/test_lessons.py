@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gallery
 import pytest
 
 DEMOS = Path(__file__).parent.parent / "demos"
@@ -44,10 +45,33 @@ def load(name):
 def test_a_lesson_passes_its_own_tests(no_session, capsys, name, n):
     found = load(name).main(["--ranks", str(n)])
     assert found["ranks"] == n
-    lines = capsys.readouterr().out.splitlines()
+    out = capsys.readouterr().out
+    lines = out.splitlines()
     assert [line for line in lines if line.endswith("passed.")] == [
         f"{test} test passed." for test in PASSED[name]
     ]
+    assert gallery.unsaid(name, out) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--ranks", "0"], "--ranks: must be a whole number of at least 1, got '0'"),
+        (["--devices", "gpu"], "'gpu' is not the name of a device"),
+        (["--devices", "cpu,cpu", "--ranks", "3"], "3"),
+    ],
+)
+@pytest.mark.parametrize("name", PASSED)
+def test_a_lesson_says_what_is_wrong_with_its_ranks(no_session, capsys, name, arguments, said):
+    with pytest.raises(SystemExit) as end:
+        load(name).main(arguments)
+    assert end.value.code not in (0, None)
+    assert said in f"{end.value.code} {capsys.readouterr().err}"
+
+
+@pytest.mark.parametrize("name", PASSED)
+def test_a_lesson_runs_on_the_devices_that_are_named(no_session, capsys, name):
+    assert load(name).main(["--devices", "cpu,cpu"])["ranks"] == 2
 
 
 @pytest.mark.parametrize("name", PASSED)

@@ -11,7 +11,9 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from demos._shared import Log, add_common_arguments, count, plot_curves, positive
+from demos._arguments import add_common_arguments, positive
+from demos._reports import plot_runs, times_table
+from demos._shared import Log, count
 from demos.lasagne_mnist import runs
 
 HERE = Path(__file__).resolve().parent
@@ -30,14 +32,13 @@ def main(argv=None):
 
     print(f"\n{arguments.model}, minibatches of {arguments.batch}:\n")
     speedups = [serial["milliseconds"] / result["milliseconds"] for result in results]
-    print(runs.results_table(results, ["speedup"], [[f"{s:.2f}"] for s in speedups]))
+    logs = [Log(**{name: result[name] for name in runs.LOGGED}) for result in results]
+    columns = {**runs.scores(logs), "speedup": [f"{speedup:.2f}" for speedup in speedups]}
+    print(times_table(logs, columns))
     difference = largest_difference(results)
     print("\n" + agreement(difference, n_ranks, serial["has_dropout"]))
     if arguments.plot:
-        fields = ("label", "losses", "accuracies", "seconds")
-        plot_curves(
-            arguments.plot, [Log(**{name: result[name] for name in fields}) for result in results]
-        )
+        plot_runs(arguments.plot, logs)
     return {
         "ranks": n_ranks,
         "serial": serial,

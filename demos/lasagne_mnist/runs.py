@@ -4,14 +4,14 @@ import argparse
 import json
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
-import synkhronos as synk
-from demos._shared import add_common_arguments, plot_curves, positive, table
-from demos.lasagne_mnist import common
+from demos._arguments import add_common_arguments, output_file, positive
+from demos._reports import plot_runs, report_replicas, times_table
+from demos._shared import progress, replicas_equal
+from demos.lasagne_mnist.data import load_dataset
+from demos.lasagne_mnist.networks import builder
 
 RATE, MOMENTUM = 0.01, 0.9
 
@@ -32,7 +32,7 @@ def parse(argv, program, description, parallel=True):
         help="take each minibatch in equal shares from N parts of the rows, as it is with rows "
         "that N ranks have (train_mnist_gpu_data: always the number of ranks; else 1)",
     )
-    add("--json", type=Path, metavar="FILE", help="write what was measured")
+    add("--json", type=output_file, metavar="FILE", help="write what was measured")
     return parser.parse_args(argv)
 
 
@@ -55,7 +55,7 @@ MODEL_HELP = "mlp, cnn or custom_mlp:DEPTH,WIDTH,DROP_IN,DROP_HID (mlp)"
 def model(text):
     """Return the name of a model from the command line."""
     try:
-        common.builder(text)
+        builder(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
@@ -65,7 +65,7 @@ def load(arguments, program):
     """Return the six arrays of the data set; or exit with a sentence."""
     print("Loading data...")
     try:
-        x_train, y_train, *others = common.load_dataset(arguments.data)
+        x_train, y_train, *others = load_dataset(arguments.data)
     except (OSError, ValueError) as error:
         sys.exit(f"{program}: {error}")
     if arguments.rows:
@@ -114,13 +114,13 @@ def run(arguments, log, graph, n_train, step, validate, test, parts):
     """
     random = np.random.RandomState(arguments.seed)
     n_batches = count_minibatches(n_train, arguments.batch, parts)
+    log.batch = n_train / n_batches
     print("Starting training...")
     for epoch in range(1, arguments.epochs + 1):
         began = time.perf_counter()
         total = 0.0
         batches = minibatches(n_train, arguments.batch, random, parts)
-        # disable=None: no bar where standard error is not a terminal.
-        for rows in tqdm(batches, f"epoch {epoch}", n_batches, leave=False, disable=None):
+        for rows in progress(batches, desc=f"epoch {epoch}", total=n_batches):
             step_began = time.perf_counter()
             loss = float(step(rows))
             log.seconds.append(time.perf_counter() - step_began)
@@ -133,58 +133,44 @@ def run(arguments, log, graph, n_train, step, validate, test, parts):
         print(f"  validation loss:\t\t{val_loss:.6f}")
         print(f"  validation accuracy:\t\t{100 * val_accuracy:.2f} %", flush=True)
 
-    test_loss, test_accuracy = map(float, test())
+    test_loss, log.test_accuracy = map(float, test())
     print("Final results:")
     print(f"  test loss:\t\t\t{test_loss:.6f}")
-    print(f"  test accuracy:\t\t{100 * test_accuracy:.2f} %\n")
-    result = {
-        "label": log.label,
+    print(f"  test accuracy:\t\t{100 * log.test_accuracy:.2f} %\n")
+    print(times_table([log], scores([log])))
+    return {
         "model": arguments.model,
         "has_dropout": graph.has_dropout,
-        "losses": log.losses,
-        "accuracies": log.accuracies,
-        "seconds": log.seconds,
         "milliseconds": log.milliseconds,
         "test_loss": test_loss,
-        "test_accuracy": test_accuracy,
+        **{name: getattr(log, name) for name in LOGGED},
     }
-    print(results_table([result]))
-    return result
+
+
+# What `run_lasagne_demos` makes logs from again.
+LOGGED = ("label", "batch", "is_serial", "losses", "accuracies", "seconds", "test_accuracy")
 
 
 def finish(arguments, log, result):
     """Draw and write what the arguments ask for."""
     if arguments.plot:
-        plot_curves(arguments.plot, [log])
+        plot_runs(arguments.plot, [log])
     if arguments.json:
         arguments.json.write_text(json.dumps(result))
 
 
-def results_table(results, titles=(), cells=()):
-    """Return the lines of a table, with further titles, and further cells of each result."""
-    return table(
-        ["", "ms/minibatch", "training s", "training loss", "validation", "test accuracy", *titles],
-        [
-            [
-                result["label"],
-                f"{result['milliseconds']:.2f}",
-                f"{sum(result['seconds']):.2f}",
-                f"{result['losses'][-1]:.6f}",
-                f"{100 * result['accuracies'][-1]:.2f} %",
-                f"{100 * result['test_accuracy']:.2f} %",
-                *more,
-            ]
-            for result, more in zip(results, list(cells) or [[]] * len(results))
-        ],
-    )
+def scores(logs):
+    """Return columns of a table: what the runs ended with."""
+    return {
+        "training loss": [f"{log.losses[-1]:.6f}" for log in logs],
+        "validation": [f"{100 * log.accuracies[-1]:.2f} %" for log in logs],
+        "test accuracy": [f"{100 * log.test_accuracy:.2f} %" for log in logs],
+    }
 
 
-def replicas_equal(params, n_ranks):
-    """Return whether all ranks have the same bits in each parameter, and say so."""
-    equal = all(
-        copy.tobytes() == copies[0].tobytes()
-        for copies in (np.asarray(synk.gather(param)).reshape(n_ranks, -1) for param in params)
-        for copy in copies
-    )
-    print(f"\nThe parameters of all ranks are equal, bit by bit: {'yes' if equal else 'NO'}")
+def compare_replicas(params):
+    """Return whether all ranks end with the same parameters, and say so."""
+    equal = replicas_equal(params)
+    print()
+    report_replicas(equal)
     return equal

@@ -15,7 +15,8 @@ from synkhronos.extensions import train
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from demos._shared import Log, count, fork
-from demos.lasagne_mnist import common, runs
+from demos.lasagne_mnist import runs
+from demos.lasagne_mnist.networks import build_graph
 
 PROGRAM = Path(__file__).stem
 
@@ -35,7 +36,7 @@ def main(argv=None):
 
 def train_on_ranks(arguments, dataset, n_ranks):
     """Return the log of the training, and what it measured."""
-    graph = common.build_graph(arguments.model, arguments.seed)
+    graph = build_graph(arguments.model, arguments.seed)
     # Any rule of Lasagne's will do: it is given gradients that are averaged over all ranks.
     train_fn = train.make_train_step(
         [graph.x, graph.y],
@@ -66,7 +67,7 @@ def train_on_ranks(arguments, dataset, n_ranks):
         parts=arguments.parts or 1,
     )
     result["ranks"] = n_ranks
-    result["replicas_equal"] = runs.replicas_equal(graph.params, n_ranks)
+    result["replicas_equal"] = runs.compare_replicas(graph.params)
     return log, result
 
 

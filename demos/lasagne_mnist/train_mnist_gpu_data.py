@@ -16,7 +16,8 @@ from synkhronos.extensions import train
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from demos._shared import Log, count, fork
-from demos.lasagne_mnist import common, runs
+from demos.lasagne_mnist import runs
+from demos.lasagne_mnist.networks import build_graph
 
 PROGRAM = Path(__file__).stem
 
@@ -41,7 +42,7 @@ def main(argv=None):
 def train_on_ranks(arguments, dataset, n_ranks):
     """Return the log of the training, and what it measured."""
     X_train, y_train, X_val, y_val, X_test, y_test = dataset
-    graph = common.build_graph(arguments.model, arguments.seed)
+    graph = build_graph(arguments.model, arguments.seed)
     s_train, s_val = empty_rows("train"), empty_rows("val")
     # The graph's inputs are given by shared variables, of which each call uses selected rows.
     train_fn = train.make_train_step(
@@ -85,7 +86,7 @@ def train_on_ranks(arguments, dataset, n_ranks):
         parts=n_ranks,
     )
     result["ranks"] = n_ranks
-    result["replicas_equal"] = runs.replicas_equal(graph.params, n_ranks)
+    result["replicas_equal"] = runs.compare_replicas(graph.params)
     return log, result
 
 

@@ -9,7 +9,8 @@ import theano
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from demos._shared import Log
-from demos.lasagne_mnist import common, runs
+from demos.lasagne_mnist import runs
+from demos.lasagne_mnist.networks import build_graph
 
 PROGRAM = Path(__file__).stem
 
@@ -19,7 +20,7 @@ def main(argv=None):
     arguments = runs.parse(argv, PROGRAM, __doc__, parallel=False)
     X_train, y_train, X_val, y_val, X_test, y_test = runs.load(arguments, PROGRAM)
 
-    graph = common.build_graph(arguments.model, arguments.seed)
+    graph = build_graph(arguments.model, arguments.seed)
     updates = lasagne.updates.nesterov_momentum(graph.loss, graph.params, runs.RATE, runs.MOMENTUM)
     train_fn = theano.function([graph.x, graph.y], graph.loss, updates=updates)
     val_fn = theano.function([graph.x, graph.y], [graph.val_loss, graph.val_accuracy])
@@ -34,7 +35,7 @@ def main(argv=None):
         values = [val_fn(x[rows], y[rows]) for rows in slices]
         return np.average(values, axis=0, weights=[len(y[rows]) for rows in slices])
 
-    log = Log("serial Theano")
+    log = Log("serial Theano", is_serial=True)
     result = runs.run(
         arguments,
         log,

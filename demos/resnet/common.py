@@ -1,7 +1,7 @@
 """What the demos with and without ranks share: arguments, images, graph, loop and table."""
 
 import argparse
-import contextlib
+import math
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -12,12 +12,16 @@ import numpy as np
 import theano
 import theano.tensor as T
 from lasagne.layers import get_all_params, get_output
-from theano import configparser
 from tqdm import tqdm
 
-from demos._shared import positive, table
+from demos._arguments import above_zero, number_type, positive
+from demos._reports import table
+from demos._shared import progress
 from demos.resnet.models import DEPTHS, build_resnet
 from synkhronos.extensions import train as synkhronos_train
+
+classes = number_type(int, lambda value: value >= 2, "a whole number of at least 2")
+warm_up = number_type(float, lambda value: 0 <= value < math.inf, "a number of zero or more")
 
 
 def add_arguments(parser):
@@ -27,27 +31,17 @@ def add_arguments(parser):
         help=f"layers with weights, one of {', '.join(map(str, sorted(DEPTHS)))} (14)")  # fmt: skip
     add("--width", type=positive, default=16, metavar="N", help="channels of the first stage (16)")
     add("--size", type=positive, default=32, metavar="N", help="pixels, both ways (32)")
-    add("--classes", type=positive, metavar="N", help="(10, or what is in the folder)")
+    add("--classes", type=classes, metavar="N", help="(10, or what is in the folder)")
     add("--images", type=Path, metavar="FOLDER", help="with a folder of images for each class")
     add("--examples", type=positive, metavar="N", help="to train with (1024, or all images)")
     add("--batch", type=positive, default=32, metavar="N", help="rows of each rank (32)")
     add("--epochs", type=positive, default=4, metavar="N", help="passes over the examples (4)")
-    add("--rate", type=float, default=0.05, help="learning rate, for the rows of one rank (0.05)")
-    add("--warm-up", type=float, default=1, metavar="EPOCHS",
+    add("--rate", type=above_zero, default=0.05, metavar="R",
+        help="learning rate, for the rows of one rank (0.05)")  # fmt: skip
+    add("--warm-up", type=warm_up, default=1, metavar="EPOCHS",
         help="until the rate is that for all ranks (1)")  # fmt: skip
-    add("--max-norm", type=float, metavar="NORM", help="clip gradients to this global norm")
+    add("--max-norm", type=above_zero, metavar="NORM", help="clip gradients to this global norm")
     add("--no-validation", dest="validate", action="store_false", help="don't after each epoch")
-
-
-@contextlib.contextmanager
-def single_precision():
-    """Compute in float32, unless the user has set floatX."""
-    in_flags = "floatX" in configparser.parse_config_string(configparser.THEANO_FLAGS)
-    if in_flags or configparser.theano_raw_cfg.has_option("global", "floatX"):
-        yield
-    else:
-        with theano.change_flags(floatX="float32"):
-            yield
 
 
 class NoImages(ValueError):
@@ -81,7 +75,8 @@ def load(arguments, empty):
     else:
         print(f"Loading data ({arguments.images})")
         files, n_classes = find_images(arguments.images, arguments.classes)
-        files = [shuffled(part, arguments.seed)[: arguments.examples] for part in files]
+        train_files, valid_files = (shuffled(part, arguments.seed) for part in files)
+        files = [train_files[: arguments.examples], valid_files]
         counts = [len(part) for part in files]
         fill = _reader(files)
     arrays = []
@@ -89,7 +84,7 @@ def load(arguments, empty):
         x = empty((n, 3, arguments.size, arguments.size), theano.config.floatX)
         y = empty((n,), "int32")
         # Row by row: large data are never in memory twice.
-        for row in tqdm(range(n), desc="images", leave=False, mininterval=0.5):
+        for row in progress(range(n), desc="images"):
             x[row], y[row] = fill(part, row, arguments.size)
         arrays += [x, y]
     return Images(*arrays, n_classes)
@@ -204,7 +199,8 @@ def train(log, arguments, batch, n_examples, step, validate, n_epochs=None):
     random = np.random.RandomState(arguments.seed)
     starts = range(0, n_examples, batch)
     n_epochs = n_epochs or arguments.epochs
-    with tqdm(total=n_epochs * len(starts), desc=log.label, leave=False, mininterval=0.5) as bar:
+    log.batch = min(batch, n_examples)
+    with progress(total=n_epochs * len(starts), desc=log.label) as bar:
         for epoch in range(1, n_epochs + 1):
             began = time.perf_counter()
             order = random.permutation(n_examples)
@@ -225,12 +221,7 @@ def train(log, arguments, batch, n_examples, step, validate, n_epochs=None):
             tqdm.write("\n".join([*lines, f"(epoch total time {seconds:.1f} s)"]))
 
 
-def examples_per_second(log, batch):
-    """Return how many, by the median time of a minibatch."""
-    return 1e3 * batch / log.milliseconds
-
-
-def summary(logs, batch, n_ranks=None):
+def summary(logs, n_ranks=None):
     """Return a table of runs; with a number of ranks, the first is compared with the others.
 
     The efficiency compares all ranks with as many serial runs of one thread, the first of the
@@ -241,7 +232,7 @@ def summary(logs, batch, n_ranks=None):
     titles += ["speedup", "efficiency"] if scaling else []
     rows = []
     for number, log in enumerate(logs):
-        row = [log.label, f"{examples_per_second(log, batch):.1f}", f"{log.milliseconds:.1f}"]
+        row = [log.label, f"{log.rows_per_second:.1f}", f"{log.milliseconds:.1f}"]
         row += [f"{sum(log.seconds):.1f}", f"{log.losses[-1]:.4f}"]
         row += [f"{100 * log.accuracies[-1]:.1f} %" if log.accuracies else ""]
         if scaling:
@@ -250,20 +241,6 @@ def summary(logs, batch, n_ranks=None):
             row.append(f"{100 * speedup / n_ranks:.0f} %" if number == 1 else "")
         rows.append(row)
     return table(titles, rows)
-
-
-def parse(parser, argv):
-    """Read the command line; refuse what only makes trouble later."""
-    arguments = parser.parse_args(argv)
-    for name in ("rate", "max_norm"):
-        value = getattr(arguments, name)
-        if value is not None and not value > 0:
-            parser.error(f"argument --{name.replace('_', '-')}: must be above zero, got {value}")
-    if not arguments.warm_up >= 0:
-        parser.error(f"argument --warm-up: must be zero or more, got {arguments.warm_up}")
-    if arguments.classes == 1:
-        parser.error("argument --classes: must be at least 2, got 1")
-    return arguments
 
 
 def new_parser(description):

@@ -13,22 +13,17 @@ Serial Theano trains afterwards, because how much faster the ranks are is what t
 import functools
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
+
+import theano
 
 import synkhronos as synk
 from synkhronos.extensions import rules, train
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from demos._shared import (
-    Log,
-    add_common_arguments,
-    count,
-    fork,
-    plot_curves,
-    report_speedup,
-    usable_threads,
-)
+from demos._arguments import add_common_arguments
+from demos._reports import plot_runs, report_replicas, report_speedup
+from demos._shared import Log, count, float_type, fork, replicas_equal, usable_threads
 from demos.resnet import common
 from demos.resnet.train_resnet_theano import train_serial
 
@@ -88,13 +83,13 @@ def parse(argv):
     add = parser.add_argument
     add("--synchronized", action="store_true", help="normalize with the rows of all ranks")
     add("--no-compare", dest="compare", action="store_false", help="leave serial Theano out")
-    return common.parse(parser, argv)
+    return parser.parse_args(argv)
 
 
 def run(arguments, rule):
     """Train on the ranks, then without; report; return what was measured."""
     began = time.perf_counter()
-    with common.single_precision():
+    with theano.change_flags(floatX=float_type()):
         n_ranks = fork(arguments, PROGRAM)
         try:
             images = common.load(arguments, shared_memory)
@@ -103,11 +98,10 @@ def run(arguments, rule):
             sys.exit(f"{PROGRAM}: {error}")
         finally:
             synk.close()
-        batch = min(n_ranks * arguments.batch, len(images.x))
         logs = [log]
         if arguments.compare:
             threads = sorted({1, usable_threads()})
-            print(f"\nThe same with serial Theano, with minibatches of {batch}")
+            print(f"\nThe same with serial Theano, with minibatches of {log.batch}")
             serial, serial_logs = train_serial(
                 arguments, images.as_arrays(), threads, n_ranks, rule
             )
@@ -118,21 +112,15 @@ def run(arguments, rule):
         "losses": log.losses,
         "accuracies": log.accuracies,
         "replicas_equal": equal,
-        "examples_per_second": common.examples_per_second(log, batch),
+        "examples_per_second": log.rows_per_second,
         "kept": [variable.get_value() for variable in graph.kept],
     }
-    print(f"\n{common.summary(logs, batch, n_ranks)}\n")
+    print(f"\n{common.summary(logs, n_ranks)}\n")
     if arguments.compare:
         found.update(compare(arguments, graph, serial, logs, n_ranks))
-    print(
-        "Parameters and running statistics of all ranks are equal, bit by bit: "
-        + ("yes" if equal else "NO")
-    )
+    report_replicas(equal, "parameters and running statistics")
     if arguments.plot:
-        curves = [f"{each.label}: {common.examples_per_second(each, batch):.0f}/s" for each in logs]
-        plot_curves(
-            arguments.plot, [replace(each, label=label) for each, label in zip(logs[:2], curves)]
-        )
+        plot_runs(arguments.plot, logs)
     print(
         f"Total training time {sum(log.seconds):.1f} s, all in {time.perf_counter() - began:.0f} s"
     )
@@ -178,9 +166,7 @@ def train_parallel(arguments, images, n_ranks, rule, began):
         lambda rows: step(images.x, images.y, batch=rows),
         lambda: test(images.x_valid, images.y_valid, num_slices=n_slices),
     )
-    replicas = synk.gather(graph.params + graph.kept)
-    equal = all(copy.tobytes() == each[0].tobytes() for each in replicas for copy in each)
-    return graph, log, equal
+    return graph, log, replicas_equal(graph.params + graph.kept)
 
 
 def compare(arguments, graph, serial, logs, n_ranks):

@@ -11,7 +11,9 @@ from threadpoolctl import threadpool_limits
 from synkhronos.extensions import rules, train
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from demos._shared import Log, count, plot_curves, positive, usable_threads
+from demos._arguments import add_common_arguments, positive
+from demos._reports import plot_runs
+from demos._shared import Log, count, float_type, usable_threads
 from demos.resnet import common
 
 PROGRAM = Path(__file__).stem
@@ -52,7 +54,7 @@ def train_serial(arguments, images, threads, n_ranks=1, rule=rules.momentum):
     for number, n_threads in reversed(list(enumerate(threads))):
         for variable, value in zip(variables, first):
             variable.set_value(value)
-        logs.insert(0, Log(f"serial Theano, {count(n_threads, 'thread')}"))
+        logs.insert(0, Log(f"serial Theano, {count(n_threads, 'thread')}", is_serial=True))
         with threadpool_limits(n_threads):
             common.train(
                 logs[0],
@@ -72,33 +74,31 @@ def parse(argv):
     add = parser.add_argument
     add("--ranks", type=positive, default=1, metavar="N", help="use minibatches of so many (1)")
     add("--threads", type=positive, metavar="N", help="of BLAS (one for each core)")
-    add("--seed", type=int, default=1, metavar="N", help="of all random numbers (1)")
-    add("--plot", type=Path, metavar="FILE.png", help="draw the curves of training")
-    return common.parse(parser, argv)
+    add_common_arguments(parser, parallel=False)
+    return parser.parse_args(argv)
 
 
 def main(argv=None):
     """Run the demo; return what it measured."""
     arguments = parse(argv)
     began = time.perf_counter()
-    with common.single_precision():
+    with theano.change_flags(floatX=float_type()):
         try:
             images = common.load(arguments, np.empty)
         except common.NoImages as error:
             sys.exit(f"{PROGRAM}: {error}")
         threads = [arguments.threads or usable_threads()]
         graph, [log] = train_serial(arguments, images, threads, arguments.ranks)
-    batch = min(arguments.batch * arguments.ranks, len(images.x))
-    print(f"\n{common.summary([log], batch)}")
+    print(f"\n{common.summary([log])}")
     if arguments.plot:
-        plot_curves(arguments.plot, [log])
+        plot_runs(arguments.plot, [log])
     print(
         f"Total training time {sum(log.seconds):.1f} s, all in {time.perf_counter() - began:.0f} s"
     )
     return {
         "losses": log.losses,
         "accuracies": log.accuracies,
-        "examples_per_second": common.examples_per_second(log, batch),
+        "examples_per_second": log.rows_per_second,
         "parameters": sum(param.get_value(borrow=True).size for param in graph.params),
         "classes": images.n_classes,
     }
