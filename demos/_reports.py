@@ -79,7 +79,7 @@ def _draw_curves(axes, title, runs, labels):
     for values, label, width in zip(runs, labels, widths):
         axes.plot(range(1, len(values) + 1), values, ".-", linewidth=width, label=label)
     axes.set(xlabel="epoch", ylabel=title)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def _draw_rates(axes, logs):
@@ -91,4 +91,5 @@ def _draw_rates(axes, logs):
     if first is not None:
         speedups = [log.rows_per_second / first.rows_per_second for log in logs]
         axes.bar_label(bars, [f"{speedup:.2f}" for speedup in speedups])
+        axes.margins(y=0.1)
         axes.set_xlabel(f"speedup over {first.label}")

@@ -126,8 +126,8 @@ def compare(parallel, serial, has_dropout):
         agree = difference < 1e-3 * max(float(abs(value).max()) for value in parallel.values)
         print(
             f"Results {'agree' if agree else 'DIFFER'}: training losses differ by at most "
-            f"{apart:.1e}, and weights by {difference:.1e}\nafter training; single precision "
-            "rounds, and ranks add in another order."
+            f"{apart:.1e}, and weights by {difference:.1e}\nafter training: ranks add in another "
+            "order, and so round otherwise."
         )
     return difference, apart
 

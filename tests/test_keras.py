@@ -565,12 +565,20 @@ def test_the_example_of_the_documentation(script, home):
     assert "2 ranks" in done.stdout and "accuracy" in done.stdout
 
 
-def test_the_demo_trains_as_serial_keras_does(keras, capsys, tmp_path):
-    demo = Path(__file__).parent.parent / "demos" / "keras_mnist.py"
-    spec = importlib.util.spec_from_file_location("demos_keras_mnist", demo)
+@pytest.fixture
+def demo(keras):
+    """Import the demo; undo what it sets."""
+    path = Path(__file__).parent.parent / "demos" / "keras_mnist.py"
+    spec = importlib.util.spec_from_file_location("demos_keras_mnist", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    found = module.main(
+    yield module
+    theano.config.floatX = "float32"
+    keras.backend.set_floatx("float32")
+
+
+def test_the_demo_trains_as_serial_keras_does(demo, capsys, tmp_path):
+    found = demo.main(
         ["--data", "digits", "--rows", "250", "--batch", "100", "--epochs", "3", "--ranks", "3"]
         + ["--plot", str(tmp_path / "curves.png")]
     )
@@ -582,6 +590,22 @@ def test_the_demo_trains_as_serial_keras_does(keras, capsys, tmp_path):
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     out = capsys.readouterr().out
     assert "Epoch 3/3" in out and gallery.unsaid("keras_mnist", out) == []
-    with pytest.raises(SystemExit, match="nowhere"):
-        module.main(["--data", str(tmp_path / "nowhere")])
-    assert session._Current.session is None
+
+
+def test_the_demo_says_what_is_wrong_with_its_arguments(demo, capsys):
+    for arguments, said in {
+        ("--data", "nowhere"): "nowhere",
+        ("--rate", "-1"): "--rate: must be a number above zero, got '-1'",
+        ("--dropout", "1"): "--dropout: must be a number from 0 to less than 1, got '1'",
+    }.items():
+        with pytest.raises(SystemExit) as end:
+            demo.main(arguments)
+        assert said in f"{end.value.code} {capsys.readouterr().err}"
+        assert session._Current.session is None
+
+
+def test_the_demo_computes_in_the_precision_that_the_user_chose(keras, demo, monkeypatch):
+    monkeypatch.setattr(theano.configparser, "THEANO_FLAGS", "floatX=float64")
+    with pytest.raises(SystemExit, match="nowhere"):  # stops before the training
+        demo.main(["--data", "nowhere"])
+    assert (theano.config.floatX, keras.backend.floatx()) == ("float64", "float64")
