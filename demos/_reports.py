@@ -65,7 +65,7 @@ def plot_runs(file, logs, accuracy="validation accuracy"):
     *panels, last = figure.subplots(1, n_panels)
     for axes, (title, runs) in zip(panels, curves.items()):
         _draw_curves(axes, title, runs, [log.label for log in logs])
-    panels[0].legend()
+    panels[-1].legend()
     _draw_rates(last, logs)
     figure.savefig(file, dpi=120)
     print(f"Drew {file}")
