@@ -7,7 +7,6 @@ import numpy as np
 import theano
 from theano import configparser
 from threadpoolctl import threadpool_info
-from tqdm import tqdm
 
 import synkhronos as synk
 
@@ -67,6 +66,8 @@ def float_type():
 
 def progress(rows=None, **settings):
     """Return a progress bar that goes away; there is none where it would fill a file."""
+    from tqdm import tqdm  # here: the lessons do without
+
     return tqdm(rows, leave=False, mininterval=0.5, disable=None, **settings)
 
 

@@ -84,3 +84,14 @@ def test_a_lesson_is_a_script_for_any_floatx_and_folder(tmp_path, monkeypatch, n
     assert child.returncode == 0, child.stderr
     assert child.stdout.startswith("Ranks: 2\n")
     assert child.stdout.count("passed.") == len(PASSED[name])
+
+
+def test_the_lessons_need_nothing_but_synkhronos():
+    names = [str(DEMOS / f"{name}.py") for name in PASSED]
+    code = (
+        "import runpy, sys\n"
+        "sys.modules.update(dict.fromkeys(['tqdm', 'matplotlib', 'sklearn', 'lasagne', 'keras']))\n"
+        f"for name in {names}: runpy.run_path(name)"
+    )
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (child.returncode, child.stderr) == (0, "")
