@@ -71,9 +71,17 @@ def default_threads(n_ranks: int) -> int:
     return max(1, usable_cores() // n_ranks)
 
 
+def python_command(code: str, *arguments: str) -> list[str]:
+    """Return the command that runs code in another interpreter, which imports nothing from here.
+
+    ``-c`` puts the working folder first on the path: a ``json.py`` in it would be run.
+    """
+    return [sys.executable, "-c", f"import sys; sys.path.remove('')\n{code}", *arguments]
+
+
 def probe(kind: str, timeout: float = 60.0) -> tuple[int, str]:
     """Return how many devices of `kind` ("cuda", "opencl") pygpu finds, and why there are none."""
-    command = [sys.executable, "-c", COUNT_DEVICES, kind]
+    command = python_command(COUNT_DEVICES, kind)
     try:
         child = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
