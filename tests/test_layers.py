@@ -14,13 +14,13 @@ PACKAGE = Path(synkhronos.__file__).parent
 LAYERS = [
     [
         "errors",
+        "_checks",
         "_partition",
         "_blocks",
         "_reduction",
         "_selection",
         "_import_support",
         "_cuda_libraries",
-        "_checks",
     ],
     [
         "_reports",
