@@ -532,7 +532,7 @@ NO_LOSS = (
     (TypeError, "'loss'", "loss must be a scalar variable"),
     (TypeError, "w * 2", "loss must be a scalar of floats"),
     (TypeError, "i.sum()", "loss must be a scalar of floats"),
-    (ValueError, "number * 2", "loss does not depend on w of params"),
+    (ValueError, "number * 2", "it has no derivative by ['w']"),
 )
 
 
@@ -561,10 +561,10 @@ for module, first in (("rules", "loss_or_grads"), ("updates", "loss")):
             use.refuses(
                 name,
                 TypeError,
-                ("'fast'", f"{name} must be a number or a scalar variable"),
-                ("None", f"{name} must be a number or a scalar variable"),
-                ("[1, 2]", f"{name} must be a number or a scalar variable"),
-                ("x", f"{name} must be a number or a scalar variable"),
+                ("'fast'", "Hyperparameters must be numbers or scalar variables"),
+                ("None", "Hyperparameters must be numbers or scalar variables"),
+                ("[1, 2]", "Hyperparameters must be numbers or scalar variables"),
+                ("x", "Hyperparameters must be scalars, got x of type"),
             )
         if module == "rules":
             use.refuses(
@@ -582,7 +582,7 @@ FLAT = Use(
     "updates.sgd_nonflat", {"loss": "loss", "params": "[w]", "learning_rate": "0.5"}, "result"
 )
 FLAT.refuses(
-    "learning_rate", TypeError, ("'fast'", "learning_rate must be a number or a scalar variable")
+    "learning_rate", TypeError, ("'fast'", "Hyperparameters must be numbers or scalar variables")
 )
 for use in (FLAT, *uses("updates.flat_unflat_grads", "updates.nonflat_grads", holds="result",
                         loss="loss", params="[w]")):  # fmt: skip
@@ -598,7 +598,7 @@ for module, first in (("rules", "updates"), ("updates", "param_updates")):
         use.refuses(
             first,
             TypeError,
-            ("3", "updates must be a list of pairs (shared variable, expression)"),
+            ("3", "updates must be pairs (shared variable, expression) in a list"),
             ("[w]", "updates must be pairs (shared variable, expression)"),
             ("[(x, x)]", "updates must update shared variables"),
             ("[(w, 'more')]", "updates gives w the value 'more', which is no expression"),
@@ -609,12 +609,14 @@ for module, first in (("rules", "updates"), ("updates", "param_updates")):
             ("w", "params must be a list of shared variables"),
             ("[x]", "params must be a list of shared variables"),
         )
-        use.refuses("params", ValueError, ("[s]", "params has s, which is not among the updates"))
+        use.refuses(
+            "params", ValueError, ("[s]", "params must be among the variables of updates; s is not")
+        )
         use.refuses(
             "momentum",
             TypeError,
-            ("'fast'", "momentum must be a number or a scalar variable"),
-            ("None", "momentum must be a number or a scalar variable"),
+            ("'fast'", "Hyperparameters must be numbers or scalar variables"),
+            ("None", "Hyperparameters must be numbers or scalar variables"),
         )
 SIZE = Use("updates.vars_flat_size", {"shared_vars": "[s, m]"}, "result == 10")
 UNFLATTEN = Use("updates.unflatten_vars", {"flat": "x", "shared_vars": "[s]"}, "len(result) == 1")
@@ -662,10 +664,16 @@ STEP.refuses("outputs", TypeError, ("3", "outputs must be a list"))
 STEP.refuses(
     "averages",
     TypeError,
-    ("3", "updates must be a list of pairs (shared variable, expression)"),
+    ("3", "updates must be pairs (shared variable, expression) in a list"),
     ("[s]", "updates must be pairs (shared variable, expression)"),
 )
-STEP.refuses("options", TypeError, ("3", "options must be a dict of keywords"))
+STEP.refuses(
+    "options",
+    TypeError,
+    ("3", "options must be a dict of keywords"),
+    ("{'updates': []}", "options can't have ['updates'], which make_train_step gives"),
+)
+STEP.refuses("averages", ValueError, ("[(w, w)]", "must update each variable once, but w comes"))
 PARALLEL = Use(
     "train.parallel_updates",
     {"loss": "loss", "params": "[w]", "update_rule": "rules.sgd", "**kwargs": "learning_rate=0.1"},
@@ -683,7 +691,8 @@ for use in (STEP, PARALLEL):
         TypeError,
         ("3", "update_rule must be a function (grads, params, ...)"),
         ("'sgd'", "update_rule must be a function (grads, params, ...)"),
-        ("lambda grads, params, learning_rate: 3", "What the update rule returns must be a list"),
+        ("updates.sgd", "update_rule must take gradients: use synkhronos.extensions.rules.sgd"),
+        ("lambda grads, params, learning_rate: 3", "What the update rule returns must be pairs"),
         ("lambda grads, params, learning_rate: [w]", "What the update rule returns must be pairs"),
     )
 CLIP = Use("train.clip_by_global_norm", {"grads": "[x]", "max_norm": "2.0"}, "len(result) == 1")
@@ -694,18 +703,18 @@ CLIP.refuses(
     ("x", "grads must be a list of tensor variables"),
     ("[3]", "grads must be a list of tensor variables, got 3 in it"),
 )
-CLIP.refuses("grads", ValueError, ("[]", "grads is empty"))
 CLIP.refuses("max_norm", TypeError, ("'a'", "max_norm must be a number or a scalar variable"))
 CLIP.refuses("max_norm", ValueError, ("-1", "max_norm must be above zero"))
 AVERAGES = Use("train.average_updates", {"updates": "[(s, 2 * s)]"}, "list(result) == [s]")
 AVERAGES.refuses(
     "updates",
     TypeError,
-    ("3", "updates must be a list of pairs (shared variable, expression)"),
+    ("3", "updates must be pairs (shared variable, expression) in a list"),
     ("[s]", "updates must be pairs (shared variable, expression)"),
     ("[(x, x)]", "updates must update shared variables"),
     ("[(s, 'more')]", "updates gives s the value 'more', which is no expression"),
 )
+AVERAGES.refuses("updates", ValueError, ("[(s, s), (s, s)]", "updates must update each variable"))
 WARM_UP = Use("train.warm_up", {"rate": "0.1", "factor": "8", "steps": "4"}, "result.ndim == 0")
 for name in ("rate", "factor"):
     WARM_UP.refuses(name, TypeError, ("'fast'", f"{name} must be a number or a scalar variable"))
@@ -729,7 +738,12 @@ for use in uses(
     for name in ("x", "y"):
         use.refuses(name, TypeError, ("3", f"{name} must be a tensor variable"))
         use.refuses(name, TypeError, ("'rows'", f"{name} must be a tensor variable"))
-    use.refuses("update_rule", TypeError, ("3", "update_rule must be one of extensions.updates"))
+    use.refuses(
+        "update_rule",
+        TypeError,
+        ("3", "update_rule must be one of extensions.updates"),
+        ("rules.sgd", "update_rule must return (grad_updates, param_updates, grad_shared)"),
+    )
 
 # Keras, where it is installed.
 

@@ -357,9 +357,7 @@ def make_train_function_theano(loss, params, x, y, update_rule, *args, **kwargs)
     >>> float(train_minibatch(np.eye(2), np.ones(2))), w.get_value().tolist()
     (1.0, [0.25, 0.25])
     """
-    grad_updates, param_updates, _ = _two_steps(
-        x, y, update_rule, loss, params, args, kwargs
-    )
+    grad_updates, param_updates, _ = _two_steps(x, y, update_rule, loss, params, args, kwargs)
     compute = theano.function([x, y], loss, updates=grad_updates)
     update = theano.function([], updates=param_updates)
 
