@@ -217,6 +217,8 @@ def watch(event, arguments):
     elif event.startswith(("tempfile.", "shutil.", "ftplib.", "urllib.")):
         os.write(log, f"{event} {arguments}\\n".encode())
     elif event == "open" and isinstance(arguments[0], str) and arguments[2] & writing:
+        if arguments[0] == os.devnull or arguments[0].startswith(theano.config.base_compiledir):
+            return  # the latter is Theano's own
         os.write(log, f"open {arguments[0]} {arguments[2]}\\n".encode())
 
 import numpy as np, theano, theano.tensor as T
