@@ -214,8 +214,6 @@ writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 def watch(event, arguments):
     if event.startswith("socket.") and event != "socket.gethostname":
         os.write(log, f"{event} {arguments}\\n".encode())
-    elif event.startswith(("tempfile.", "shutil.", "ftplib.", "urllib.")):
-        os.write(log, f"{event} {arguments}\\n".encode())
     elif event == "open" and isinstance(arguments[0], str) and arguments[2] & writing:
         if arguments[0] == os.devnull or arguments[0].startswith(theano.config.base_compiledir):
             return  # the latter is Theano's own
