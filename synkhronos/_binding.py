@@ -3,6 +3,7 @@
 import numpy as np
 
 from synkhronos import _signature, _theano
+from synkhronos._checks import sentence
 from synkhronos.inputs import Data, StagedInput
 
 
@@ -68,10 +69,12 @@ class Inputs:
         try:
             return _theano.cast_input(variable, value, self._allow_downcast)
         except Exception as error:
+            if value is None:
+                raise TypeError(f"{self.what(position)} takes {variable.type}, got None.") from None
             # Theano's own checks stumble in many ways over what is no array.
             raise TypeError(
                 f"{self.what(position)} takes {variable.type}, got "
-                f"{_signature.describe_value(value)}: {error}"
+                f"{_signature.describe_value(value)}: {sentence(error)}"
             ) from error
 
     def _check_data(self, position, value):

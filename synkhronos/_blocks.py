@@ -30,7 +30,7 @@ def parse_op(op):
     """
     plain = plain_name(op, OPS)
     if plain is None:
-        raise ValueError(f"op must be one of {', '.join(OPS)}; got {op!r}")
+        raise ValueError(f"op must be one of {', '.join(OPS)}; got {op!r}.")
     return plain
 
 

@@ -71,7 +71,8 @@ def probe(environment: Mapping[str, str] | None = None, timeout: float = 60.0) -
 
 
 def _probe_one(name: str, environment: Mapping[str, str] | None, timeout: float) -> Opened:
-    command = [sys.executable, "-c", Path(__file__).read_text(encoding="utf-8"), name]
+    # Isolated, or a json.py in the working folder would be run in place of Python's.
+    command = [sys.executable, "-I", "-c", Path(__file__).read_text(encoding="utf-8"), name]
     try:
         child = subprocess.run(
             command,
@@ -222,8 +223,11 @@ def link(folder: Path, found: Mapping[str, Path]) -> dict[str, Path]:
     ------
     FileExistsError
         Where one of them is there, but not as a link that was made here. Nothing is changed.
+    PermissionError
+        Where other users can put libraries into the folder, which every program would then load.
     """
     links = _names(found)
+    _refuse_folder_of_others(folder)
     names = os.listdir(folder) if folder.exists() else []
     names = [name for name in names if NAME.fullmatch(name)]
     others = sorted(name for name in names if not _is_own_link(folder / name))
@@ -236,11 +240,23 @@ def link(folder: Path, found: Mapping[str, Path]) -> dict[str, Path]:
         if os.readlink(folder / name) != str(links.get(name)):
             os.unlink(folder / name)
     if links:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        _refuse_folder_of_others(folder)  # somebody may have been faster
     for name, path in links.items():
         if not os.path.lexists(folder / name):
             os.symlink(path, folder / name)
     return links
+
+
+def _refuse_folder_of_others(folder: Path) -> None:
+    if not folder.exists():
+        return
+    status = folder.stat()
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+        raise PermissionError(
+            f"other users may write to {folder}, and what they put there would run as you: name a "
+            "folder that is yours, and that only you may write to (chmod go-w)"
+        )
 
 
 def _names(found: Mapping[str, Path]) -> dict[str, Path]:

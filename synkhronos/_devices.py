@@ -71,9 +71,17 @@ def default_threads(n_ranks: int) -> int:
     return max(1, usable_cores() // n_ranks)
 
 
+def python_command(code: str, *arguments: str) -> list[str]:
+    """Return the command that runs code in another interpreter, which imports nothing from here.
+
+    ``-c`` puts the working folder first on the path: a ``json.py`` in it would be run.
+    """
+    return [sys.executable, "-c", f"import sys; sys.path.remove('')\n{code}", *arguments]
+
+
 def probe(kind: str, timeout: float = 60.0) -> tuple[int, str]:
     """Return how many devices of `kind` ("cuda", "opencl") pygpu finds, and why there are none."""
-    command = [sys.executable, "-c", COUNT_DEVICES, kind]
+    command = python_command(COUNT_DEVICES, kind)
     try:
         child = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
@@ -131,7 +139,7 @@ def resolve(
     """
     n_parallel = _check_n_parallel(n_parallel)
     if use_gpu not in (None, True, False):
-        raise TypeError(f"use_gpu must be True, False or None, got {use_gpu!r}")
+        raise TypeError(f"use_gpu must be True, False or None, got {use_gpu!r}.")
     if devices is not None:
         names, source = _check_devices(devices), "devices"
     elif os.environ.get(VARIABLE, "").strip():
@@ -147,10 +155,10 @@ def resolve(
     if n_parallel not in (None, len(names)):
         raise ValueError(
             f"n_parallel={n_parallel}, but {source} names {len(names)} ({', '.join(names)}): "
-            "give one of them, or the same number"
+            "give one of them, or the same number."
         )
     if use_gpu is not None and any((name != "cpu") != use_gpu for name in names):
-        raise ValueError(f"use_gpu={use_gpu}, but {source} names {', '.join(names)}")
+        raise ValueError(f"use_gpu={use_gpu}, but {source} names {', '.join(names)}.")
     return names
 
 
@@ -160,7 +168,7 @@ def _choose_gpus(n_parallel: int | None) -> tuple[str, ...]:
         raise RuntimeError(
             "use_gpu=True, but this machine has no CUDA device that pygpu can use: "
             f"{probe('cuda')[1] or 'it counts 0'}. `synkhronos info` says more; "
-            "use_gpu=False runs on CPU cores"
+            "use_gpu=False runs on CPU cores."
         )
     return _first_gpus(n_parallel, n_gpu)
 
@@ -170,7 +178,7 @@ def _first_gpus(n_parallel, n_gpu):
         raise ValueError(
             f"n_parallel={n_parallel}, but this machine has {n_gpu} CUDA devices. For more ranks "
             'name their devices, such as devices=["cuda0", "cuda0"], or take CPU cores: '
-            "use_gpu=False"
+            "use_gpu=False."
         )
     return tuple(f"cuda{rank}" for rank in range(n_parallel or n_gpu))
 
@@ -199,28 +207,30 @@ def _check_n_parallel(n_parallel: object) -> int | None:
     except TypeError:
         number = None
     if number is None:
-        raise TypeError(f"n_parallel must be an integer or None, got {n_parallel!r}")
+        raise TypeError(f"n_parallel must be an integer or None, got {n_parallel!r}.")
     if number < 1:
-        raise ValueError(f"n_parallel must be at least 1, the master's own rank, got {number}")
+        raise ValueError(f"n_parallel must be at least 1, the master's own rank, got {number}.")
     return number
 
 
 def _check_devices(devices: object) -> tuple[str, ...]:
     if not isinstance(devices, (list, tuple)):
-        raise TypeError(f'devices must be a list of names, such as ["cpu", "cpu"], got {devices!r}')
+        raise TypeError(
+            f'devices must be a list of names, such as ["cpu", "cpu"], got {devices!r}.'
+        )
     for name in devices:
         if not isinstance(name, str):
-            raise TypeError(f"devices must hold names {EXAMPLES}, got {name!r}")
+            raise TypeError(f"devices must hold names {EXAMPLES}, got {name!r}.")
     return _check_names(devices, "devices")
 
 
 def _check_names(names: Sequence[str], source: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in names)
     if not names:
-        raise ValueError(f"{source} is empty: it needs the name of one device for each rank")
+        raise ValueError(f"{source} is empty: it needs the name of one device for each rank.")
     for name in names:
         if not DEVICE_NAME.fullmatch(name):
-            raise ValueError(f"{source}: {name!r} is not the name of a device, {EXAMPLES}")
+            raise ValueError(f"{source}: {name!r} is not the name of a device, {EXAMPLES}.")
     return names
 
 

@@ -95,7 +95,7 @@ def as_json(results: list[Check]) -> str:
 def probe_theano(timeout: float = 300.0) -> tuple[dict, str]:
     """Return what a child process found out about Theano, and the error that ended it early."""
     script = Path(__file__).with_name("_theano_probe.py").read_text()
-    command = [sys.executable, "-c", script, _import_support.__file__]
+    command = _devices.python_command(script, _import_support.__file__)
     try:
         child = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
@@ -301,7 +301,7 @@ def check_pygpu() -> Check:
     install = INSTALL_PYGPU.format(folder=shlex.quote(sysconfig.get_path("purelib")))
     if importlib.util.find_spec("pygpu") is None:
         return Check("pygpu", MISSING, "not installed", install)
-    command = [sys.executable, "-c", "import pygpu; print(pygpu.__version__, pygpu.__file__)"]
+    command = _devices.python_command("import pygpu; print(pygpu.__version__, pygpu.__file__)")
     child = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if child.returncode == 0:
         version, path = child.stdout.strip().split(maxsplit=1)

@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 
 from synkhronos import _blocks, _commands, _selection, _theano
+from synkhronos._checks import sentence
 from synkhronos.inputs import Data, StagedInput, as_array
 
 _KEPT_BYTES = 1 << 24  # up to this size, the shared memory that values were staged in is kept
@@ -104,7 +105,7 @@ def _check_value(name, variable, value, rows_may_differ):
             # Theano's own checks stumble in many ways over what is no array.
             raise TypeError(
                 f"{name}() can't give {variable}, of type {variable.type}, the value "
-                f"{_describe(value)}: {error}"
+                f"{_describe(value)}: {sentence(error)}"
             ) from error
     shape = value.shape[1:] if rows_may_differ else value.shape
     fixed = variable.broadcastable[len(variable.broadcastable) - len(shape) :]

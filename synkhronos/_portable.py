@@ -17,6 +17,7 @@ from theano.gof.graph import ancestors, io_toposort
 from theano.tensor import TensorType, as_tensor_variable, constant
 
 from synkhronos import _gpuarrays
+from synkhronos._checks import sentence
 
 _ABOUT_VARIABLES = ("givens", "no_default_updates")
 _MOVES = ("HostFromGpu", "GpuFromHost", "GpuToGpu")
@@ -103,14 +104,16 @@ class _Rewriter:
         try:
             outputs = node.clone_with_new_inputs(inputs, strict=False).outputs
         except Exception as error:
-            raise TypeError(f"{node.op} does not take arrays of the host: {error}") from error
+            raise TypeError(
+                f"{node.op} does not take arrays of the host: {sentence(error)}"
+            ) from error
         self._refuse_device(node, outputs)
         for old, new in zip(node.outputs, outputs):
             self._new.setdefault(old, new)
 
     def _refuse_device(self, node, outputs):
         if any(_gpuarrays.is_device_type(output.type) for output in outputs):
-            raise TypeError(f"{node.op} only runs on devices, and not all ranks have one")
+            raise TypeError(f"{node.op} only runs on devices, and not all ranks have one.")
 
     def _leaf(self, variable):
         new = self._new.get(variable)

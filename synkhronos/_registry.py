@@ -11,6 +11,7 @@ import weakref
 from typing import Optional
 
 from synkhronos import _commands, _devices, _theano
+from synkhronos._checks import sentence
 from synkhronos._replica import PLAIN, Replica
 
 log = logging.getLogger("synkhronos")
@@ -105,7 +106,7 @@ class Registry:
         except Exception as error:
             raise TypeError(
                 f"{what} can't be sent to the workers, because something in it can't be pickled: "
-                f"{error}"
+                f"{sentence(error)}"
             ) from error
         parcels = [self._session.segments.wrap(data) for data in (pickled, portable) if data]
         refs = [parcel.array_ref("u1", (parcel.ref.nbytes,)) for parcel in parcels]

@@ -87,7 +87,7 @@ class Requests:
             if number != num_slices or number < 1:
                 raise ValueError
         except (TypeError, ValueError, OverflowError):
-            raise ValueError(f"num_slices must be an integer >= 1, got {num_slices!r}") from None
+            raise ValueError(f"num_slices must be an integer >= 1, got {num_slices!r}.") from None
         if number == 1:
             return 1
         if not any(self._inputs.is_scattered) and not self._description.sliceables:

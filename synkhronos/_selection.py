@@ -12,6 +12,8 @@ import sys
 
 import numpy as np
 
+from synkhronos._checks import sentence
+
 ANY_LENGTH = sys.maxsize  # of rows, where there are none: a selection is checked only by itself
 
 _SEQUENCES = {list, tuple, range, np.ndarray}
@@ -52,7 +54,7 @@ def select_rows(name, selection, length, wrong_dtype=ValueError):
     except TypeError:
         raise TypeError(
             f"{name} must be an integer, a slice, or a list or array of integers or bools, got "
-            f"{selection!r}"
+            f"{selection!r}."
         ) from None
     if not 0 <= count <= length:
         raise ValueError(f"{name}={count} asks for the first {count} rows, but there are {length}.")
@@ -65,7 +67,7 @@ def _from_slice(name, selection, length):
         bounds = [b for b in (selection.start, selection.stop) if b is not None]
         outside = any(not -length <= operator.index(bound) <= length for bound in bounds)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{name}={selection} is not a slice of rows: {error}") from None
+        raise type(error)(f"{name}={selection} is not a slice of rows: {sentence(error)}") from None
     if outside:
         raise ValueError(f"{name}={selection} reaches beyond the rows: there are {length}.")
     return rows
@@ -103,7 +105,7 @@ def _from_array(name, selection, length, wrong_dtype):
     nested = not isinstance(selection, np.ndarray) and _is_nested(selection)
     picks = None if nested else np.asarray(selection)
     if nested or picks.ndim != 1:
-        raise ValueError(f"{name} must have one dimension, got {selection!r}")
+        raise ValueError(f"{name} must have one dimension, got {selection!r}.")
     if picks.size == 0 and not isinstance(selection, np.ndarray):
         picks = picks.astype(np.int64)
     if picks.dtype.kind == "f" and not isinstance(selection, np.ndarray):
@@ -151,11 +153,11 @@ def select_each(name, selection, lengths):
                     f", got {len(each)}."
                 )
         elif len(kinds) > 1:
-            raise TypeError(f"{name} mixes numbers and selections: {selection!r}")
+            raise TypeError(f"{name} mixes numbers and selections: {selection!r}.")
     elif not (selection is None or isinstance(selection, (slice, range)) or _has_axes(selection)):
         raise TypeError(
             f"{name} must be a slice, a list or array of integers, or a list with one of these for "
-            f"each rank, got {selection!r}"
+            f"each rank, got {selection!r}."
         )
     if each is None:
         each = [selection] * n_ranks

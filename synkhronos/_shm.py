@@ -155,6 +155,7 @@ def _open_unnamed() -> int:
 def _reserve(nbytes: int) -> int:
     fd = _open_unnamed()
     try:
+        os.fchmod(fd, 0o600)  # whatever the umask has left of it: other ranks open it by its mode
         # Untouched pages would be handed out later or not at all (SIGBUS): take them all now.
         os.posix_fallocate(fd, 0, nbytes)
     except (OSError, OverflowError) as error:

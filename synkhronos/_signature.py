@@ -93,20 +93,31 @@ def check_updates(updates):
                 f"expression, mode), got {update!r}."
             )
         if not isinstance(update[0], _theano.SharedVariable):
-            raise TypeError(f"updates[{position}] must update a shared variable, got {update[0]!r}")
+            raise TypeError(
+                f"updates[{position}] must update a shared variable, got {update[0]!r}."
+            )
         pairs.append(tuple(update[:2]))
         modes.append(_reduction.parse_mode(update[2] if len(update) == 3 else "avg"))
     return pairs, modes
 
 
+def check_givens(givens):
+    """Return the givens; raise TypeError for what can't be any."""
+    if givens is not None and not isinstance(givens, (dict, list, tuple)):
+        raise TypeError(
+            f"givens must be a dict or a list of pairs (variable, replacement), got {givens!r}."
+        )
+    return givens
+
+
 def check_inputs(name, inputs):
     """Return a list of tensor variables; raise TypeError for anything else."""
     if not isinstance(inputs, list):
-        raise TypeError(f"{name} must be a list of Theano variables, got {inputs!r}")
+        raise TypeError(f"{name} must be a list of Theano variables, got {inputs!r}.")
     for position, variable in enumerate(inputs):
         if not isinstance(variable, _theano.Variable) or not _theano.is_array_variable(variable):
             raise TypeError(
-                f"{name}[{position}] must be a Theano tensor variable, got {variable!r}"
+                f"{name}[{position}] must be a Theano tensor variable, got {variable!r}."
             )
         if isinstance(variable, _theano.SharedVariable):
             raise TypeError(
@@ -130,11 +141,11 @@ def check_subset(output_subset, n_outputs, function):
     if not isinstance(output_subset, (list, tuple)) or not all(
         isinstance(i, (int, np.integer)) and not isinstance(i, bool) for i in output_subset
     ):
-        raise TypeError(f"output_subset must be a list of integers, got {output_subset!r}")
+        raise TypeError(f"output_subset must be a list of integers, got {output_subset!r}.")
     if any(not 0 <= i < n_outputs for i in output_subset):
         raise ValueError(
             f"output_subset must hold numbers from 0 to {n_outputs - 1}, the outputs of {function}"
-            f", got {output_subset!r}"
+            f", got {output_subset!r}."
         )
     return tuple(sorted({int(i) for i in output_subset}))
 
@@ -144,10 +155,12 @@ def check_sliceables(sliceables, used, updated):
     if not sliceables:
         return []
     if not isinstance(sliceables, list):
-        raise TypeError(f"sliceable_shareds must be a list of shared variables, got {sliceables!r}")
+        raise TypeError(
+            f"sliceable_shareds must be a list of shared variables, got {sliceables!r}."
+        )
     for variable in sliceables:
         if not isinstance(variable, _theano.SharedVariable):
-            raise TypeError(f"sliceable_shareds must hold shared variables, got {variable!r}")
+            raise TypeError(f"sliceable_shareds must hold shared variables, got {variable!r}.")
         if not any(variable is other for other in used):
             raise ValueError(f"sliceable_shareds has {variable}, which the function does not use.")
         if variable.ndim == 0:

@@ -153,7 +153,7 @@ def gather(shared_vars, nd_up=1, nccl=True):
         if not isinstance(nd_up, int) or nd_up not in (0, 1):
             raise ValueError(
                 "gather() takes as nd_up 1 (stack along a new axis) or 0 (join along axis 0), got "
-                f"{nd_up!r}"
+                f"{nd_up!r}."
             )
         if nd_up == 0:
             _operands.check_axis("gather(nd_up=0)", variables)

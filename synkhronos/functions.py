@@ -10,6 +10,7 @@ from typing import List, Optional, Sequence
 from synkhronos import _gpuarrays, _graph, _reduction, _signature, _theano
 from synkhronos import session as _session
 from synkhronos._binding import Inputs
+from synkhronos._checks import sentence
 from synkhronos._replica import SLICED, Description
 from synkhronos._request import Requests
 from synkhronos._signature import Recipe
@@ -19,33 +20,21 @@ __all__ = ["Function", "distribute", "function"]
 
 
 class Function:
-    """A Theano function that is replicated over the ranks; made by :func:`function`.
-
-    Attributes
-    ----------
-    name : str or None
-        As given to :func:`function`.
-    output_modes : list of str or None
-        How each output is reduced.
-    update_modes : list of str or None
-        How each update is accumulated over slices.
-    """
+    """A Theano function that is replicated over the ranks; made by :func:`function`."""
 
     def __init__(self, session, compiled, inputs, n_scattered, outputs, recipe):
         self._session = session
         self._compiled = compiled
         self._recipe = recipe
         self._outputs = outputs
-        self.output_modes = list(outputs.modes)
-        self.update_modes = list(recipe.update_modes)
-        self.name = compiled.name
+        self._modes = tuple(outputs.modes)
         self._inputs = Inputs(session, inputs, n_scattered, recipe.allow_downcast, str(self))
         self._result_dtypes = [
             _reduction.result_dtype(mode, getattr(variable, "dtype", None), _theano.float_dtype())
-            for mode, variable in zip(self.output_modes, outputs.variables)
+            for mode, variable in zip(self._modes, outputs.variables)
         ]
         self._description = Description(
-            tuple(self.output_modes),
+            self._modes,
             tuple(recipe.accumulated),
             tuple(recipe.sliceables),
             _graph.communicates(compiled),
@@ -54,6 +43,21 @@ class Function:
         self._has_sliced = False
         self._key = session.registry.add_function(self, compiled, self._description, recipe)
         self._requests = Requests(session, self._key, self._inputs, self._description, str(self))
+
+    @property
+    def name(self):
+        """As given to :func:`function`, or the line that made it."""
+        return self._compiled.name
+
+    @property
+    def output_modes(self) -> list:
+        """How each output is reduced: a str or None."""
+        return list(self._modes)
+
+    @property
+    def update_modes(self) -> list:
+        """How each update is accumulated over slices: a str or None."""
+        return list(self._recipe.update_modes)
 
     def __call__(
         self, /, *args, output_subset=None, batch=None, batch_s=None, num_slices=1, **kwargs
@@ -128,11 +132,11 @@ class Function:
                 weights.append(rows)
         chosen = command.output_subset
         if chosen is None:
-            chosen = range(len(self.output_modes))
+            chosen = range(len(self._modes))
         results = []
         reduced = 0
         for position, output in enumerate(chosen):
-            mode = self.output_modes[output]
+            mode = self._modes[output]
             if position in comm.reduced:
                 results.append(comm.kept[position])
                 continue
@@ -144,7 +148,7 @@ class Function:
             try:
                 result = _reduction.combine(mode, parts, weights, self._result_dtypes[output])
             except ValueError as error:
-                raise ValueError(f"Output {output} of {self} {error}") from None
+                raise ValueError(f"Output {output} of {self} {sentence(error)}") from None
             # What a worker deposited stays in its outbox, to be overwritten by the next call.
             alone = len(parts) == 1 and result is parts[0] and command.source != session.master_rank
             results.append(result.copy() if alone else result)
@@ -168,7 +172,7 @@ class Function:
         """
         values = self._inputs.bind(args, kwargs)
         arrays = list(map(self._inputs.array, range(len(values)), values))
-        subset = _signature.check_subset(output_subset, len(self.output_modes), self)
+        subset = _signature.check_subset(output_subset, len(self._modes), self)
         return self._outputs.pack(_theano.run(self._compiled, arrays, subset), subset)
 
     def build_inputs(self, *args, force_cast=False, oversize=1.0, minibatch=False, **kwargs):
@@ -193,7 +197,7 @@ class Function:
         if len(batches) != len(values):
             raise ValueError(
                 f"minibatch must be one bool or one for each of the {len(values)} inputs, got "
-                f"{minibatch!r}"
+                f"{minibatch!r}."
             )
         made = tuple(
             data(value, var=variable, minibatch=batch, force_cast=force_cast, oversize=oversize)
@@ -214,7 +218,7 @@ class Function:
         return f"Function {self.name!r}" if self.name else "Function"
 
     def __repr__(self):
-        modes = ", ".join(map(repr, self.output_modes))
+        modes = ", ".join(map(repr, self._modes))
         return f"<{self}({self._inputs}) -> [{modes}] on {self._session.n_ranks} ranks>"
 
 
@@ -280,12 +284,13 @@ def function(
     whole = _signature.check_inputs("bcast_inputs", [] if bcast_inputs is None else bcast_inputs)
     chosen = _signature.Outputs(outputs)
     pairs, update_modes = _signature.check_updates(updates)
+    keywords = {**kwargs, "givens": _signature.check_givens(givens)}
     if kwargs.get("name") is None:
         # As Theano names a function that was given none: after the line that makes it.
         caller = sys._getframe(1)
-        kwargs["name"] = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        keywords["name"] = f"{caller.f_code.co_filename}:{caller.f_lineno}"
     chosen.keep_on_device(session.comm.reduces)
-    recipe = Recipe(inputs + whole, chosen, pairs, update_modes, dict(kwargs, givens=givens))
+    recipe = Recipe(inputs + whole, chosen, pairs, update_modes, keywords)
     compiled = recipe.compile_plain()
     recipe.sliceables = _signature.check_sliceables(
         sliceable_shareds, _theano.shared_variables(compiled), recipe.updated

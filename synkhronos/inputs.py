@@ -244,7 +244,9 @@ def data(
     if dtype is not None:
         dtype = _check_dtype(dtype)
     what = f"Data {name!r}" if name else "This Data"
-    if value is not None and not isinstance(value, (np.ndarray, Data)):
+    if isinstance(value, np.ndarray):
+        _check_kind(value, value, what)
+    elif value is not None and not isinstance(value, Data):
         value = as_array(value, dtype, force_cast, what)
     if value is not None:
         dtype = value.dtype if dtype is None else dtype
@@ -277,16 +279,16 @@ def _variable_property(var, name):
     try:
         return getattr(var, name)
     except AttributeError:
-        raise TypeError(f"var must be a Theano tensor variable, got {var!r}") from None
+        raise TypeError(f"var must be a Theano tensor variable, got {var!r}.") from None
 
 
 def _check_dtype(dtype):
     try:
         dtype = np.dtype(dtype)
     except TypeError:
-        raise TypeError(f"dtype must be the name of a NumPy dtype, got {dtype!r}") from None
+        raise TypeError(f"dtype must be the name of a NumPy dtype, got {dtype!r}.") from None
     if dtype.kind not in _KINDS:
-        raise TypeError(f"dtype must be one of numbers or bools, got {dtype}")
+        raise TypeError(f"dtype must be one of numbers or bools, got {dtype}.")
     return dtype.newbyteorder("=")
 
 
@@ -294,24 +296,25 @@ def _check_shape(shape):
     try:
         return tuple(operator.index(n) for n in shape)
     except TypeError:
-        raise TypeError(f"shape must be a sequence of integers, got {shape!r}") from None
+        raise TypeError(f"shape must be a sequence of integers, got {shape!r}.") from None
 
 
 def _check_oversize(oversize):
     try:
         number = float(oversize)
     except (TypeError, ValueError):
-        raise TypeError(f"oversize must be a number from 1 to 2, got {oversize!r}") from None
+        raise TypeError(f"oversize must be a number from 1 to 2, got {oversize!r}.") from None
     if not 1 <= number <= 2:
-        raise ValueError(f"oversize must be from 1 to 2, got {oversize!r}")
+        raise ValueError(f"oversize must be from 1 to 2, got {oversize!r}.")
     return number
 
 
 def as_array(value, dtype, force_cast, what):
     """Return a list or scalar as an array, of `dtype` if one is given, as exactly as it can."""
-    array = np.asarray(value)
-    if array.dtype.kind not in _KINDS:
-        raise TypeError(f"The value must hold numbers or bools, got dtype {array.dtype}.")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of rows of unequal length: an array of objects
+        array = np.asarray(value)
+    _check_kind(array, value, what)
     if dtype is None or force_cast:
         return array
     if array.dtype.kind == "f" and np.dtype(dtype).kind in "iu":
@@ -337,9 +340,18 @@ def as_array(value, dtype, force_cast, what):
     return cast
 
 
+def _check_kind(array, value, what):
+    if array.dtype.kind not in _KINDS:
+        raise TypeError(
+            f"{what} must hold numbers or bools in rows of one length, got {repr(value)[:80]}, "
+            f"of dtype {array.dtype}."
+        )
+
+
 def _condition(value, dtype, ndim, force_cast, what):
     if not isinstance(value, np.ndarray):
         value = value.data if isinstance(value, Data) else as_array(value, dtype, force_cast, what)
+    _check_kind(value, value, what)
     if value.ndim != ndim:
         raise TypeError(
             f"{what} has {ndim} dimensions, but the value has {value.ndim}, shape {value.shape}."

@@ -14,13 +14,13 @@ PACKAGE = Path(synkhronos.__file__).parent
 LAYERS = [
     [
         "errors",
+        "_checks",
         "_partition",
         "_blocks",
         "_reduction",
         "_selection",
         "_import_support",
         "_cuda_libraries",
-        "_checks",
     ],
     [
         "_reports",
@@ -68,6 +68,7 @@ LAYERS = [
         "benchmarks.call",
         "benchmarks.function",
         "benchmarks.options",
+        "benchmarks.imports",
         "benchmarks.models",
         "benchmarks.peers",
         "benchmarks.collectives",
@@ -190,6 +191,7 @@ SPEAK = (
     "benchmarks.call",
     "benchmarks.function",
     "benchmarks.options",
+    "benchmarks.imports",
     "benchmarks.collectives",
     "benchmarks.training",
     "benchmarks.scaling",

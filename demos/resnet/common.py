@@ -3,6 +3,7 @@
 import argparse
 import math
 import time
+import warnings
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,15 +153,29 @@ def _reader(files):
     return fill
 
 
+# Not EPS, for which Pillow runs Ghostscript, nor what hardly anybody has.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+
+
 def read_image(file, size):
     """Return the middle of an image, scaled to size x size pixels of about -2 to 2."""
     from PIL import Image, ImageOps
 
     try:
-        with Image.open(file) as image:
-            pixels = ImageOps.fit(image.convert("RGB"), (size, size))
-    except (OSError, SyntaxError, ValueError) as error:
-        raise NoImages(f"{file} can't be read as an image: {error}") from error
+        with warnings.catch_warnings():
+            # A small file of many pixels would fill the memory.
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(file, formats=FORMATS) as image:
+                pixels = ImageOps.fit(image.convert("RGB"), (size, size))
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        Image.DecompressionBombError,
+        Image.DecompressionBombWarning,
+    ) as error:
+        # Quoted: what somebody else has named may hold codes that a terminal obeys.
+        raise NoImages(f"{str(file)!r} can't be read as an image: {error}") from error
     return (np.asarray(pixels, "float32").transpose(2, 0, 1) - 127.5) / 64
 
 

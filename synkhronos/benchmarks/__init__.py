@@ -4,6 +4,7 @@ BENCHMARKS = {
     "call": "synkhronos.benchmarks.call",
     "collectives": "synkhronos.benchmarks.collectives",
     "function": "synkhronos.benchmarks.function",
+    "import": "synkhronos.benchmarks.imports",
     "scaling": "synkhronos.benchmarks.scaling",
     "training": "synkhronos.benchmarks.training",
 }

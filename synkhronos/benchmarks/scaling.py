@@ -58,6 +58,8 @@ THEANO_MPI = {
     },
 }
 IMAGES = 5120
+# What is raised by a file of other things, or of other numbers, than ours.
+NONSENSE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 SYNKHRONOS = {8: 7.5}  # GPUs: speedup, ResNet-50
 
 
@@ -80,7 +82,7 @@ def main(args) -> int:
     if args.file:
         try:
             curves += measured(json.loads(Path(args.file).read_text()))
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, *NONSENSE) as error:
             print(f"cannot use {args.file}: {type(error).__name__}: {error}", file=sys.stderr)
             return 1
     print(json.dumps(curves, indent=2) if args.json else text(curves))
@@ -157,7 +159,8 @@ def measured(results):
         serial = found["systems"]["serial, 1 thread"]["seconds"]
         # One rank has all cores, so it is no measurement of one device.
         points = {s["number"]: serial / s["seconds"] for s in ranked if s["number"] > 1}
-        curves.append(_curve(found["title"], compute, nbytes, bandwidth, overhead, points))
+        title = "".join(c if c.isprintable() else "?" for c in found["title"])
+        curves.append(_curve(title, compute, nbytes, bandwidth, overhead, points))
         curves[-1]["ranks"] = n
     return curves
 

@@ -22,7 +22,7 @@ def gradients(loss_or_grads, params):
     """
     params = check_params(params)
     if isinstance(loss_or_grads, (list, tuple)):
-        grads = list(loss_or_grads)
+        grads = check_variables("loss_or_grads", loss_or_grads)
         if len(grads) != len(params):
             raise ValueError(
                 f"loss_or_grads must have one gradient for each of {len(params)} params, got "
@@ -68,20 +68,21 @@ def check_updates(name, updates):
             raise TypeError(
                 f"{name} must be pairs (shared variable, expression), got {pair!r} among them."
             )
-        if pair[0] in seen:
-            raise ValueError(f"{name} must update each variable once, but {pair[0]} comes twice.")
-        seen.add(pair[0])
+        target, value = pair
+        if not isinstance(target, theano.compile.SharedVariable):
+            raise TypeError(f"{name} must update shared variables, got {target!r} among them.")
+        if not isinstance(value, theano.Variable) and np.asarray(value).dtype.kind not in "biufc":
+            raise TypeError(f"{name} gives {target} the value {value!r}, which is no expression.")
+        if target in seen:
+            raise ValueError(f"{name} must update each variable once, but {target} comes twice.")
+        seen.add(target)
     return [tuple(pair) for pair in updates]
 
 
 def check_params(params):
     """Return the parameters as a list; raise for what can't be trained."""
-    if isinstance(params, theano.Variable) or not hasattr(params, "__iter__"):
-        raise TypeError(f"params must be a list of shared variables, got {params!r}.")
-    params = list(params)
+    params = check_shareds("params", params)
     for param in params:
-        if not isinstance(param, theano.compile.SharedVariable):
-            raise TypeError(f"params must be a list of shared variables, got {param!r} in it.")
         if np.dtype(getattr(param, "dtype", "O")).kind != "f":
             raise TypeError(f"params must be of floats, got {param} of type {param.type}.")
     if not params:
@@ -90,6 +91,44 @@ def check_params(params):
         twice = next(p for i, p in enumerate(params) if p in params[:i])
         raise ValueError(f"params has {twice} twice.")
     return params
+
+
+def check_shareds(name, variables):
+    """Return an argument as a list of shared variables; raise TypeError for anything else."""
+    variables = _as_list(name, variables, "shared variables")
+    for variable in variables:
+        if not isinstance(variable, theano.compile.SharedVariable):
+            raise TypeError(f"{name} must be a list of shared variables, got {variable!r} in it.")
+    return variables
+
+
+def check_variables(name, variables):
+    """Return an argument as a list of tensor variables; raise TypeError for anything else."""
+    variables = _as_list(name, variables, "tensor variables")
+    for variable in variables:
+        check_tensor(name, variable, "a list of tensor variables", " in it")
+    return variables
+
+
+def check_tensor(name, variable, kind="a tensor variable", where=""):
+    """Return a variable that has dtype and dimensions; raise TypeError for anything else."""
+    if not isinstance(variable, theano.Variable) or not hasattr(variable, "ndim"):
+        raise TypeError(f"{name} must be {kind}, got {variable!r}{where}.")
+    return variable
+
+
+def check_number(name, value):
+    """Return a number or a scalar variable; raise TypeError for anything else."""
+    number = value if isinstance(value, theano.Variable) else np.asarray(value)
+    if getattr(number, "ndim", None) != 0 or np.dtype(number.dtype).kind not in "iuf":
+        raise TypeError(f"{name} must be a number or a scalar variable, got {value!r}.")
+    return value
+
+
+def _as_list(name, values, kind):
+    if isinstance(values, theano.Variable) or not hasattr(values, "__iter__"):
+        raise TypeError(f"{name} must be a list of {kind}, got {values!r}.")
+    return list(values)
 
 
 def clip_by_global_norm(grads, max_norm):
@@ -115,14 +154,10 @@ def clip_by_global_norm(grads, max_norm):
     Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", ICML
     2013, arXiv:1211.5063.
     """
-    if not isinstance(grads, (list, tuple)):
-        raise TypeError(f"grads must be a list of tensor variables, got {grads!r}.")
-    if not isinstance(max_norm, theano.Variable):
-        number = np.asarray(max_norm)
-        if number.ndim != 0 or number.dtype.kind not in "iuf":
-            raise TypeError(f"max_norm must be a number or a scalar variable, got {max_norm!r}.")
-        if not max_norm > 0:
-            raise ValueError(f"max_norm must be above zero, got {max_norm!r}.")
+    grads = check_variables("grads", grads)
+    check_number("max_norm", max_norm)
+    if not isinstance(max_norm, theano.Variable) and not max_norm > 0:
+        raise ValueError(f"max_norm must be above zero, got {max_norm!r}.")
     # Half precision would overflow where a gradient has a norm of 256.
     wide = np.result_type("float32", *[grad.dtype for grad in grads]).name
     norm = T.sqrt(sum(T.sqr(T.cast(grad, wide)).sum() for grad in grads))

@@ -331,7 +331,9 @@ def _reference(value):
 def _parallel_of(model, caller):
     parallel = getattr(getattr(model, "_make_train_function", None), "__self__", None)
     if not isinstance(parallel, _Parallel):
-        raise ValueError(f"{caller} takes a model that parallelize() was given before, got {model}")
+        raise ValueError(
+            f"{caller} takes a model that parallelize() was given before, got {model}."
+        )
     return parallel
 
 

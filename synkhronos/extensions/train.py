@@ -20,7 +20,9 @@ import theano.tensor as T
 from synkhronos import collectives, functions, ops
 from synkhronos._checks import whole_number
 from synkhronos.extensions._gradients import (
+    check_number,
     check_params,
+    check_tensor,
     check_updates,
     clip_by_global_norm,
     gradients,
@@ -109,6 +111,8 @@ def make_train_step(
            [0.1, 0.1]])
     >>> synk.close()
     """
+    if not isinstance(options, (dict, type(None))):
+        raise TypeError(f"options must be a dict of keywords for function(), got {options!r}.")
     taken = {"inputs", "outputs", "updates"} & set(options or ())
     if taken:
         raise TypeError(
@@ -118,7 +122,7 @@ def make_train_step(
     if not isinstance(outputs, (list, tuple, type(None))):
         raise TypeError(f"outputs must be a list of what to return beside the loss, got {outputs}.")
     updates = parallel_updates(loss, params, update_rule, *args, max_norm=max_norm, **kwargs)
-    updates = [*updates.items(), *average_updates(averages or {}).items()]
+    updates = [*updates.items(), *average_updates({} if averages is None else averages).items()]
     updates = check_updates("What the update rule returns and averages", updates)
     returned = loss if outputs is None else [loss, *outputs]
     return functions.function(inputs, returned, updates=updates, **(options or {}))
@@ -265,6 +269,8 @@ def warm_up(rate, factor, steps):
     >>> [round(float(rate()), 3) for _ in range(6)]
     [0.1, 0.275, 0.45, 0.625, 0.8, 0.8]
     """
+    check_number("rate", rate)
+    check_number("factor", factor)
     steps = whole_number("steps", steps, 1)
     # Of floats, as slices average what they all count.
     step = theano.shared(np.zeros(()), "warm_up_step")
@@ -313,7 +319,9 @@ def make_train_function(loss, params, x, y, update_rule, *args, **kwargs):
            [0.25, 0.25]])
     >>> synk.close()
     """
-    grad_updates, param_updates, grad_shared = _two_steps(update_rule, loss, params, args, kwargs)
+    grad_updates, param_updates, grad_shared = _two_steps(
+        x, y, update_rule, loss, params, args, kwargs
+    )
     compute = functions.function([x, y], loss, updates=grad_updates)
     update = functions.function([], updates=param_updates)
 
@@ -349,7 +357,7 @@ def make_train_function_theano(loss, params, x, y, update_rule, *args, **kwargs)
     >>> float(train_minibatch(np.eye(2), np.ones(2))), w.get_value().tolist()
     (1.0, [0.25, 0.25])
     """
-    grad_updates, param_updates, _ = _two_steps(update_rule, loss, params, args, kwargs)
+    grad_updates, param_updates, _ = _two_steps(x, y, update_rule, loss, params, args, kwargs)
     compute = theano.function([x, y], loss, updates=grad_updates)
     update = theano.function([], updates=param_updates)
 
@@ -361,7 +369,11 @@ def make_train_function_theano(loss, params, x, y, update_rule, *args, **kwargs)
     return train_minibatch
 
 
-def _two_steps(update_rule, loss, params, args, kwargs):
+def _two_steps(x, y, update_rule, loss, params, args, kwargs):
+    check_tensor("x", x)
+    check_tensor("y", y)
+    if not callable(update_rule):
+        raise TypeError(f"update_rule must be one of extensions.updates, got {update_rule!r}.")
     updates = update_rule(loss, params, *args, **kwargs)
     if not isinstance(updates, (tuple, list)) or len(updates) != 3:
         name = getattr(update_rule, "__name__", repr(update_rule))

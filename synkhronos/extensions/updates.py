@@ -31,7 +31,14 @@ import theano.tensor as T
 
 from synkhronos import ops
 from synkhronos.extensions import rules
-from synkhronos.extensions._gradients import check_loss, check_params, derive
+from synkhronos.extensions._gradients import (
+    check_loss,
+    check_params,
+    check_shareds,
+    check_tensor,
+    check_variables,
+    derive,
+)
 
 __all__ = [
     "adadelta",
@@ -60,7 +67,8 @@ def vars_flat_size(shared_vars) -> int:
     >>> vars_flat_size([theano.shared(np.zeros((2, 3))), theano.shared(1.0)])
     7
     """
-    return sum(int(np.prod(_shape(variable), dtype=np.int64)) for variable in shared_vars)
+    variables = check_shareds("shared_vars", shared_vars)
+    return sum(int(np.prod(_shape(variable), dtype=np.int64)) for variable in variables)
 
 
 def flatten_vars(variables, into=None):
@@ -76,10 +84,11 @@ def flatten_vars(variables, into=None):
         stays where it is in memory. Without it the result is a new vector.
     """
     if into is None:
+        variables = check_variables("variables", variables)
         return T.concatenate([variable.flatten() for variable in variables])
     begin = 0
-    result = into
-    for variable, size in variables:
+    result = check_tensor("into", into)
+    for variable, size in _check_sizes(variables):
         part = T.cast(variable.flatten(), into.dtype)
         result = T.set_subtensor(result[begin : begin + size], part)
         begin += size
@@ -108,7 +117,8 @@ def unflatten_vars(flat, shared_vars):
     ([[0.0, 1.0], [2.0, 3.0]], [4.0])
     """
     parts, begin = [], 0
-    for variable in shared_vars:
+    check_tensor("flat", flat)
+    for variable in check_shareds("shared_vars", shared_vars):
         shape = _shape(variable)
         size = int(np.prod(shape, dtype=np.int64))
         part = flat[begin : begin + size].reshape(shape, ndim=len(shape))
@@ -265,6 +275,17 @@ adamax = _in_two_steps(rules.adamax)
 def _weighted_grads(loss, params):
     weight = T.cast(ops.rank_weight(), check_loss(loss).dtype)
     return derive(loss * weight, params)
+
+
+def _check_sizes(variables):
+    for pair in variables if isinstance(variables, (list, tuple)) else [variables]:
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            raise TypeError(
+                "variables must be a list of pairs (tensor variable, number of elements) where "
+                f"into is given, got {pair!r}."
+            )
+        check_tensor("variables", pair[0], "a list of pairs (tensor variable, number of elements)")
+    return variables
 
 
 def _shape(variable):

@@ -1,0 +1,877 @@
+"""What every public callable refuses: the table of test_bad_input.py, and of docs/bad_input.rst.
+
+    python tests/bad_input.py > docs/bad_input.rst
+
+Each line has a way to call something rightly, and what is wrong in place of one argument. The texts
+are evaluated with the names that `names` of test_bad_input.py makes.
+"""
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Dict
+
+CASES = []
+
+
+@dataclass(frozen=True)
+class Use:
+    """A right call of something public, and what holds of its `result`, and after it."""
+
+    name: str
+    arguments: Dict[str, str]
+    holds: str
+    spelled: str = ""  # where it is not the name
+    before_fork: bool = False
+
+    def text(self, **wrong):
+        """Return the call as text, with some arguments replaced."""
+        given = {**self.arguments, **wrong}
+        parts = [
+            value if name.startswith("*") else f"{name}={value}"
+            for name, value in given.items()
+            if value
+        ]
+        return f"{self.spelled or self.name}({', '.join(parts)})"
+
+    def refuses(self, argument, error, *pairs):
+        """Have it refuse values of an argument: pairs (text of a value, part of the message)."""
+        for given, phrase in pairs:
+            CASES.append(Case(self, argument, error.__name__, given, phrase))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A wrong call: of the wrong kind (TypeError), or with a wrong value (ValueError)."""
+
+    use: Use
+    argument: str
+    error: str
+    given: str
+    phrase: str  # in the message
+
+    @property
+    def call(self):
+        """The text of the call."""
+        return self.use.text(**{self.argument: self.given})
+
+    def __str__(self):
+        return self.call
+
+
+def uses(*names, holds="True", **arguments):
+    """Return a use of each of several callables that are called alike."""
+    return [Use(name, arguments, holds) for name in names]
+
+
+# Sessions.
+
+FORK = Use(
+    "synk.fork",
+    {"n_parallel": "2", "devices": "['cpu', 'cpu']"},
+    "result == 2",
+    before_fork=True,
+)
+FORK.refuses(
+    "n_parallel",
+    TypeError,
+    ("'two'", "n_parallel must be an integer or None"),
+    ("1.5", "n_parallel must be an integer or None"),
+    ("True", "n_parallel must be an integer or None"),
+)
+FORK.refuses(
+    "n_parallel",
+    ValueError,
+    ("0", "n_parallel must be at least 1"),
+    ("-1", "n_parallel must be at least 1"),
+    ("3", "n_parallel=3, but devices names 2 (cpu, cpu)"),
+)
+FORK.refuses(
+    "use_gpu",
+    TypeError,
+    ("'yes'", "use_gpu must be True, False or None"),
+    ("2", "use_gpu must be True, False or None"),
+)
+FORK.refuses("use_gpu", ValueError, ("True", "use_gpu=True, but devices names cpu, cpu"))
+FORK.refuses(
+    "master_rank",
+    TypeError,
+    ("'0'", "master_rank must be an integer"),
+    ("None", "master_rank must be an integer"),
+    ("True", "master_rank must be an integer"),
+)
+FORK.refuses(
+    "master_rank",
+    ValueError,
+    ("2", "master_rank must be from 0 to 1"),
+    ("-1", "master_rank must be from 0 to 1"),
+)
+FORK.refuses(
+    "devices",
+    TypeError,
+    ("'cpu'", "devices must be a list of names"),
+    ("['cpu', 3]", "devices must hold names such as 'cpu'"),
+)
+FORK.refuses(
+    "devices",
+    ValueError,
+    ("[]", "devices is empty"),
+    ("['gpu']", "'gpu' is not the name of a device"),
+    ("['cpu', 'cuda-1']", "'cuda-1' is not the name of a device"),
+)
+FORK.refuses(
+    "threads_per_rank",
+    TypeError,
+    ("1.5", "threads_per_rank must be an integer"),
+    ("'all'", "threads_per_rank must be an integer"),
+)
+FORK.refuses("threads_per_rank", ValueError, ("0", "threads_per_rank must be at least 1"))
+
+# Functions.
+
+FUNCTION = Use(
+    "synk.function",
+    {"inputs": "[x]", "outputs": "(x.sum() + s.sum(), 'sum')", "**kwargs": "mode='FAST_COMPILE'"},
+    "result(X[:n]) == X[:n].sum() + 6 * n",
+)
+FUNCTION.refuses(
+    "inputs",
+    TypeError,
+    ("x", "inputs must be a list of Theano variables"),
+    ("(x,)", "inputs must be a list of Theano variables"),
+    ("None", "inputs must be a list of Theano variables"),
+    ("['x']", "inputs[0] must be a Theano tensor variable"),
+    ("[s]", "inputs[0] is the shared variable s"),
+)
+FUNCTION.refuses(
+    "outputs",
+    TypeError,
+    ("3", "Output 0 must be a Theano variable"),
+    ("[x, 'y']", "Output 1 must be a Theano variable"),
+    ("(x, 'sum', 1)", "got a tuple of length 3"),
+    ("[(x,)]", "got a tuple of length 1"),
+    ("{'a': x}", "Output 0 must be a Theano variable"),
+)
+FUNCTION.refuses(
+    "outputs",
+    ValueError,
+    ("(x, 'mean')", "'mean' is not a reduce mode"),
+    ("[(x, 'c_c_sum')]", "'c_c_sum' is not a reduce mode"),
+    ("(x, x)", "is not a reduce mode"),
+)
+FUNCTION.refuses(
+    "bcast_inputs",
+    TypeError,
+    ("x", "bcast_inputs must be a list of Theano variables"),
+    ("(x,)", "bcast_inputs must be a list of Theano variables"),
+    ("[3]", "bcast_inputs[0] must be a Theano tensor variable"),
+)
+FUNCTION.refuses(
+    "updates",
+    TypeError,
+    ("{s: s}", "updates must be a list"),
+    ("3", "updates must be a list"),
+    ("[(s,)]", "updates[0] must be (shared variable, expression)"),
+    ("[s]", "updates[0] must be (shared variable, expression)"),
+    ("[(s, 2 * s), (x, x)]", "updates[1] must update a shared variable"),
+)
+FUNCTION.refuses("updates", ValueError, ("[(s, s, 'add')]", "'add' is not a reduce mode"))
+FUNCTION.refuses(
+    "givens",
+    TypeError,
+    ("3", "givens must be a dict or a list of pairs"),
+    ("x", "givens must be a dict or a list of pairs"),
+)
+FUNCTION.refuses(
+    "sliceable_shareds",
+    TypeError,
+    ("s", "sliceable_shareds must be a list of shared variables"),
+    ("(s,)", "sliceable_shareds must be a list of shared variables"),
+    ("[x]", "sliceable_shareds must hold shared variables"),
+)
+FUNCTION.refuses(
+    "sliceable_shareds", ValueError, ("[m]", "sliceable_shareds has m, which the function does not")
+)
+
+CALL = Use("Function.__call__", {"*args": "X"}, "[int(v) for v in result] == [10, 4]", "f")
+PICK = Use("Function.__call__", {"batch_s": "[0, 3]"}, "result == 3", "picked")
+for use in (CALL, Use("Function.as_theano", {"*args": "X"}, CALL.holds, "f.as_theano")):
+    use.refuses(
+        "*args",
+        TypeError,
+        ("", "Function 'f' takes 1 inputs (x), got 0"),
+        ("X, X", "Function 'f' takes 1 inputs (x), got 2"),
+        ("np.ones((5, 2))", "Input 'x' of Function 'f' takes TensorType(float64, vector)"),
+        ("3.0", "Input 'x' of Function 'f' takes TensorType(float64, vector)"),
+        ("None", "Input 'x' of Function 'f' takes TensorType(float64, vector)"),
+        ("'ab'", "Input 'x' of Function 'f' takes TensorType(float64, vector)"),
+        ("[1j]", "Input 'x' of Function 'f' takes TensorType(float64, vector)"),
+        ("synk.data(np.ones((5, 1)))", "A Data is never cast"),
+        ("synk.data(np.ones(5, 'float32'))", "A Data is never cast"),
+    )
+    use.refuses("**kwargs", TypeError, ("x=X", "takes 1 inputs (x), got 2"))
+    use.refuses(
+        "output_subset",
+        TypeError,
+        ("0", "output_subset must be a list of integers"),
+        ("['a']", "output_subset must be a list of integers"),
+        ("[True]", "output_subset must be a list of integers"),
+    )
+    use.refuses(
+        "output_subset",
+        ValueError,
+        ("[2]", "output_subset must hold numbers from 0 to 1"),
+        ("[-1]", "output_subset must hold numbers from 0 to 1"),
+    )
+BY_NAME = Use("Function.__call__", {"**kwargs": "x=X"}, CALL.holds, "f")
+BY_NAME.refuses("**kwargs", ValueError, ("z=X", "Function 'f' has no input 'z'. It takes: x"))
+CALL.refuses(
+    "batch",
+    TypeError,
+    ("1.0", "batch must be an integer, a slice"),
+    ("'3'", "batch must be an integer, a slice"),
+    ("True", "batch must be an integer, a slice"),
+    ("slice('a')", "batch=slice(None, 'a', None) is not a slice of rows"),
+)
+CALL.refuses(
+    "batch",
+    ValueError,
+    ("6", "batch=6 asks for the first 6 rows, but there are 5"),
+    ("-1", "batch=-1 asks for the first -1 rows"),
+    ("[5]", "batch asks for row 5, but there are 5 rows"),
+    ("[-6]", "batch asks for row -6, but there are 5 rows"),
+    ("slice(0, 9)", "batch=slice(0, 9, None) reaches beyond the rows"),
+    ("slice(0, 5, 0)", "batch=slice(0, 5, 0) is not a slice of rows"),
+    ("range(6)", "batch asks for row 5, but there are 5 rows"),
+    ("[[1]]", "batch must have one dimension"),
+    ("[1.0]", "batch must hold integers or bools"),
+    ("[True] * 4", "batch is a mask of 4 bools, but there are 5 rows"),
+)
+CALL.refuses("batch_s", TypeError, ("[0]", "batch_s was given, but Function 'f' has no"))
+PICK.refuses(
+    "batch_s",
+    TypeError,
+    ("5", "batch_s must be a slice, a list or array"),
+    ("'a'", "batch_s must be a slice, a list or array"),
+    ("[0, slice(1)]", "batch_s mixes numbers and selections"),
+    ("[slice(1)] * (n + 1)", "batch_s must be one selection for all ranks, or one for each"),
+    ("[1.5]", "batch_s (rank 0) must hold integers or bools"),
+)
+PICK.refuses(
+    "batch_s",
+    ValueError,
+    ("[9]", "batch_s (rank 0) asks for row 9, but there are 4 rows"),
+    ("slice(0, 9)", "batch_s (rank 0)=slice(0, 9, None) reaches beyond"),
+)
+CALL.refuses(
+    "num_slices",
+    ValueError,
+    ("0", "num_slices must be an integer >= 1"),
+    ("1.5", "num_slices must be an integer >= 1"),
+    ("'two'", "num_slices must be an integer >= 1"),
+    ("None", "num_slices must be an integer >= 1"),
+)
+
+BUILD = Use("Function.build_inputs", {"*args": "X"}, "result[4] == 4", "f.build_inputs")
+BUILD.refuses(
+    "*args",
+    TypeError,
+    ("", "Function 'f' takes 1 inputs (x), got 0"),
+    ("np.ones((5, 2))", "Data 'x' has 1 dimensions, but the value has 2"),
+    ("'ab'", "Data 'x' must hold numbers or bools"),
+)
+BUILD.refuses("**kwargs", TypeError, ("x=X", "takes 1 inputs (x), got 2"))
+BUILD.refuses(
+    "minibatch", ValueError, ("[True, False]", "minibatch must be one bool or one for each")
+)
+
+# Data.
+
+DATA = Use("synk.data", {"value": "X"}, "result.shape == (5,) and result[4] == 4")
+DATA.refuses(
+    "value",
+    TypeError,
+    ("'ab'", "must hold numbers or bools"),
+    ("[[1], [1, 2]]", "must hold numbers or bools in rows of one length"),
+    ("np.array([None])", "must hold numbers or bools"),
+    ("None", "data() needs a dtype and a number of dimensions"),
+)
+DATA.refuses(
+    "var",
+    TypeError,
+    ("'x'", "var must be a Theano tensor variable"),
+    ("3", "var must be a Theano tensor variable"),
+    ("m", "Data 'm' has 2 dimensions, but the value has 1"),
+)
+DATA.refuses(
+    "dtype",
+    TypeError,
+    ("'floaty'", "dtype must be the name of a NumPy dtype"),
+    ("'datetime64[s]'", "dtype must be one of numbers or bools"),
+    ("object", "dtype must be one of numbers or bools"),
+    ("'int32'", "This Data is of dtype int32, to which float64 can't be cast up"),
+)
+DATA.refuses(
+    "ndim",
+    TypeError,
+    ("1.5", "ndim must be an integer"),
+    ("'1'", "ndim must be an integer"),
+    ("2", "This Data has 2 dimensions, but the value has 1"),
+)
+DATA.refuses("ndim", ValueError, ("-1", "ndim must be at least 0"))
+ZEROS = Use(
+    "synk.data", {"dtype": "'int8'", "shape": "(2, 3)"}, "result.data.tolist() == [[0] * 3] * 2"
+)
+ZEROS.refuses(
+    "shape",
+    TypeError,
+    ("3", "shape must be a sequence of integers"),
+    ("(2, 'a')", "shape must be a sequence of integers"),
+    ("(2, 1.5)", "shape must be a sequence of integers"),
+)
+ZEROS.refuses("shape", ValueError, ("(2, -1)", "its shape can't be (2, -1)"))
+
+KEPT = "d.data.tolist() == X.tolist()"
+CONDITION = Use("Data.condition_data", {"input_data": "X"}, f"(result == X).all() and {KEPT}")
+SET = Use("Data.set_value", {"input_data": "X"}, KEPT)
+LENGTH = Use("Data.set_length", {"length": "5"}, KEPT)
+SHAPE = Use("Data.set_shape", {"shape": "(5,)"}, KEPT)
+CONDITION, SET, LENGTH, SHAPE = (
+    Use(use.name, use.arguments, use.holds, "d." + use.name.split(".")[1])
+    for use in (CONDITION, SET, LENGTH, SHAPE)
+)
+for use in (CONDITION, SET):
+    use.refuses(
+        "input_data",
+        TypeError,
+        ("np.ones((5, 2))", "Data 'd' has 1 dimensions, but the value has 2"),
+        ("np.ones(5, complex)", "to which complex128 can't be cast up"),
+        ("'ab'", "Data 'd' must hold numbers or bools"),
+        ("None", "Data 'd' must hold numbers or bools"),
+        ("[1j]", "Data 'd' is of dtype float64, which can't hold 1j"),
+        ("[[1], [1, 2]]", "Data 'd' must hold numbers or bools in rows of one length"),
+    )
+LENGTH.refuses(
+    "length",
+    TypeError,
+    ("1.5", "length must be an integer"),
+    ("'3'", "length must be an integer"),
+    ("True", "length must be an integer"),
+    ("None", "length must be an integer"),
+)
+LENGTH.refuses(
+    "length",
+    ValueError,
+    ("0", "length must be at least 1"),
+    ("-1", "length must be at least 1"),
+)
+SHAPE.refuses(
+    "shape",
+    TypeError,
+    ("3", "shape must be a sequence of integers"),
+    ("(1.5,)", "shape must be a sequence of integers"),
+    ("'ab'", "shape must be a sequence of integers"),
+)
+SHAPE.refuses(
+    "shape",
+    ValueError,
+    ("(2, 2)", "Data 'd' has 1 dimensions: its shape can't be (2, 2)"),
+    ("(-1,)", "its shape can't be (-1,)"),
+)
+for use in (DATA, BUILD, SET, LENGTH, SHAPE):
+    use.refuses(
+        "oversize",
+        TypeError,
+        ("'much'", "oversize must be a number from 1 to 2"),
+        ("None", "oversize must be a number from 1 to 2"),
+    )
+    use.refuses(
+        "oversize",
+        ValueError,
+        ("0.5", "oversize must be from 1 to 2"),
+        ("3", "oversize must be from 1 to 2"),
+        ("float('nan')", "oversize must be from 1 to 2"),
+    )
+
+# Collectives.
+
+VALUES = "[v.tolist() for v in synk.gather(s)] == [[0, 1, 2, 3]] * n"
+BROADCAST = Use("synk.broadcast", {"shared_vars": "s", "values": "np.arange(4.0)"}, VALUES)
+SCATTER = Use(
+    "synk.scatter",
+    {"shared_vars": "t", "values": "X"},
+    "synk.gather(t, nd_up=0).tolist() == X.tolist()",
+)
+GATHER = Use("synk.gather", {"shared_vars": "s"}, "result.tolist() == [[0, 1, 2, 3]] * n")
+ALL_GATHER = Use(
+    "synk.all_gather",
+    {"shared_vars": "t"},
+    "synk.get_lengths(t) == [len(t.get_value())] * n and synk.scatter(t, X) is None",
+)
+REDUCE = Use("synk.reduce", {"shared_vars": "s"}, VALUES)
+ALL_REDUCE = Use("synk.all_reduce", {"shared_vars": "s"}, VALUES)
+SET_VALUE = Use(
+    "synk.set_value", {"rank": "n - 1", "shared_vars": "s", "values": "np.arange(4.0)"}, VALUES
+)
+GET_VALUE = Use(
+    "synk.get_value", {"rank": "n - 1", "shared_vars": "s"}, "result.tolist() == [0, 1, 2, 3]"
+)
+LENGTHS = Use("synk.get_lengths", {"shared_vars": "s"}, "result == [4] * n")
+SHAPES = Use("synk.get_shapes", {"shared_vars": "s"}, "result == [(4,)] * n")
+COLLECTIVES = (BROADCAST, SCATTER, GATHER, ALL_GATHER, REDUCE, ALL_REDUCE, SET_VALUE, GET_VALUE)
+COLLECTIVES += (LENGTHS, SHAPES)
+for use in COLLECTIVES:
+    verb = use.name.split(".")[1]
+    use.refuses(
+        "shared_vars",
+        TypeError,
+        ("None", f"{verb}() takes a Theano shared variable or a list of them"),
+        ("'s'", f"{verb}() takes a Theano shared variable or a list of them"),
+        ("x", f"{verb}() takes a Theano shared variable or a list of them"),
+        ("[s, X]", f"{verb}() takes a Theano shared variable or a list of them"),
+        ("anything", f"{verb}() can't take anything, of type"),
+    )
+    use.refuses(
+        "shared_vars",
+        ValueError,
+        ("[]", f"{verb}() got an empty list of shared variables"),
+        ("[s, m, s]", f"{verb}() got s twice"),
+    )
+for use in (SCATTER, ALL_GATHER, LENGTHS):
+    use.refuses("shared_vars", TypeError, ("number", "an axis 0, which number does not have"))
+for use in (BROADCAST, SCATTER, SET_VALUE):
+    verb, name = use.name.split(".")[1], use.arguments["shared_vars"]
+    use.refuses(
+        "values",
+        TypeError,
+        ("np.ones((2, 2))", f"{verb}() can't give {name}, of type"),
+        ("'ab'", f"{verb}() can't give {name}, of type"),
+        ("[1j]", f"{verb}() can't give {name}, of type"),
+        ("[[1.0], [1.0, 2.0]]", f"{verb}() can't give {name}, of type"),
+        ("synk.data(np.ones(4, 'float32'))", "a Data must have the variable's dtype"),
+    )
+for use in (SCATTER, SET_VALUE):
+    use.refuses(
+        "values", TypeError, ("None", "of type TensorType(float64, vector), the value None")
+    )
+    use.refuses(
+        "batch",
+        TypeError,
+        ("1.0", "batch must be an integer, a slice"),
+        ("'3'", "batch must be an integer, a slice"),
+        ("True", "batch must be an integer, a slice"),
+    )
+    use.refuses(
+        "batch",
+        ValueError,
+        ("9", "batch=9 asks for the first 9 rows"),
+        ("[9]", "batch asks for row 9, but there are"),
+        ("[[1]]", "batch must have one dimension"),
+        ("[0.5]", "batch must hold integers or bools"),
+    )
+for use in (SET_VALUE, GET_VALUE):
+    use.refuses(
+        "rank",
+        TypeError,
+        ("'0'", "rank must be an integer"),
+        ("None", "rank must be an integer"),
+        ("1.0", "rank must be an integer"),
+        ("True", "rank must be an integer"),
+    )
+    use.refuses(
+        "rank", ValueError, ("-1", "rank must be from 0 to"), ("n", "rank must be from 0 to")
+    )
+for use in (REDUCE, ALL_REDUCE):
+    use.refuses(
+        "op",
+        ValueError,
+        ("'mean'", "op must be one of avg, sum, prod, min, max"),
+        ("None", "op must be one of avg, sum, prod, min, max"),
+        ("3", "op must be one of avg, sum, prod, min, max"),
+        ("['sum']", "op must be one of avg, sum, prod, min, max"),
+    )
+    use.refuses("shared_vars", TypeError, ("i", "can't average i, of dtype int64"))
+GATHER.refuses(
+    "nd_up",
+    ValueError,
+    ("2", "takes as nd_up 1 (stack along a new axis) or 0"),
+    ("'1'", "takes as nd_up 1 (stack along a new axis) or 0"),
+    ("None", "takes as nd_up 1 (stack along a new axis) or 0"),
+)
+
+# Operations of graphs.
+
+IN_GRAPH = Use("synk.ops.all_reduce", {"x": "x"}, "result.eval({x: X}).tolist() == X.tolist()")
+IN_GRAPH.refuses(
+    "x",
+    TypeError,
+    ("3", "all_reduce() takes a tensor variable"),
+    ("X", "all_reduce() takes a tensor variable"),
+    ("[x]", "all_reduce() takes a tensor variable"),
+    ("anything", "all_reduce() takes a tensor variable"),
+    ("i", "all_reduce can't average i, of dtype int64"),
+)
+IN_GRAPH.refuses(
+    "op",
+    ValueError,
+    ("'mean'", "op must be one of avg, sum, prod, min, max"),
+    ("None", "op must be one of avg, sum, prod, min, max"),
+)
+
+# Update rules. `loss` depends on `w`, a shared vector.
+
+NO_PARAMS = (
+    (TypeError, "w", "params must be a list of shared variables"),
+    (TypeError, "3", "params must be a list of shared variables"),
+    (TypeError, "[x]", "params must be a list of shared variables"),
+    (TypeError, "[i]", "params must be of floats, got i"),
+    (ValueError, "[]", "params is empty"),
+    (ValueError, "[w, w]", "params has w twice"),
+)
+NO_LOSS = (
+    (TypeError, "3", "loss must be a scalar variable"),
+    (TypeError, "'loss'", "loss must be a scalar variable"),
+    (TypeError, "w * 2", "loss must be a scalar of floats"),
+    (TypeError, "i.sum()", "loss must be a scalar of floats"),
+    (ValueError, "number * 2", "it has no derivative by ['w']"),
+)
+
+
+def refuse_all(use, argument, lines):
+    for error, given, phrase in lines:
+        use.refuses(argument, error, (given, phrase))
+
+
+HYPERPARAMETERS = {
+    "sgd": {"learning_rate": "0.5"},
+    "momentum": {"learning_rate": "0.5", "momentum": "0.9"},
+    "nesterov_momentum": {"learning_rate": "0.5", "momentum": "0.9"},
+    "adagrad": {"learning_rate": "1.0", "epsilon": "1e-6"},
+    "rmsprop": {"learning_rate": "1.0", "rho": "0.9", "epsilon": "1e-6"},
+    "adadelta": {"learning_rate": "1.0", "rho": "0.95", "epsilon": "1e-6"},
+    "adam": {"learning_rate": "0.01", "beta1": "0.9", "beta2": "0.999", "epsilon": "1e-8"},
+    "adamax": {"learning_rate": "0.01", "beta1": "0.9", "beta2": "0.999", "epsilon": "1e-8"},
+}
+for module, first in (("rules", "loss_or_grads"), ("updates", "loss")):
+    holds = "w in dict(result)" if module == "rules" else "w in dict(result[1])"
+    for rule, numbers in HYPERPARAMETERS.items():
+        use = Use(f"{module}.{rule}", {first: "loss", "params": "[w]", **numbers}, holds)
+        refuse_all(use, first, NO_LOSS)
+        refuse_all(use, "params", NO_PARAMS)
+        for name in numbers:
+            use.refuses(
+                name,
+                TypeError,
+                ("'fast'", "Hyperparameters must be numbers or scalar variables"),
+                ("None", "Hyperparameters must be numbers or scalar variables"),
+                ("[1, 2]", "Hyperparameters must be numbers or scalar variables"),
+                ("x", "Hyperparameters must be scalars, got x of type"),
+            )
+        if module == "rules":
+            use.refuses(
+                first,
+                TypeError,
+                ("[3]", "loss_or_grads must be a list of tensor variables, got 3 in it"),
+            )
+            use.refuses(
+                first,
+                ValueError,
+                ("[w, w]", "loss_or_grads must have one gradient for each of 1 params"),
+                ("[]", "loss_or_grads must have one gradient for each of 1 params"),
+            )
+FLAT = Use(
+    "updates.sgd_nonflat", {"loss": "loss", "params": "[w]", "learning_rate": "0.5"}, "result"
+)
+FLAT.refuses(
+    "learning_rate", TypeError, ("'fast'", "Hyperparameters must be numbers or scalar variables")
+)
+for use in (FLAT, *uses("updates.flat_unflat_grads", "updates.nonflat_grads", holds="result",
+                        loss="loss", params="[w]")):  # fmt: skip
+    refuse_all(use, "loss", NO_LOSS)
+    refuse_all(use, "params", NO_PARAMS)
+for module, first in (("rules", "updates"), ("updates", "param_updates")):
+    for name in ("apply_momentum", "apply_nesterov_momentum"):
+        use = Use(
+            f"{module}.{name}",
+            {first: "[(w, w - 1)]", "params": "[w]", "momentum": "0.5"},
+            "w in dict(result)",
+        )
+        use.refuses(
+            first,
+            TypeError,
+            ("3", "updates must be pairs (shared variable, expression) in a list"),
+            ("[w]", "updates must be pairs (shared variable, expression)"),
+            ("[(x, x)]", "updates must update shared variables"),
+            ("[(w, 'more')]", "updates gives w the value 'more', which is no expression"),
+        )
+        use.refuses(
+            "params",
+            TypeError,
+            ("w", "params must be a list of shared variables"),
+            ("[x]", "params must be a list of shared variables"),
+        )
+        use.refuses(
+            "params", ValueError, ("[s]", "params must be among the variables of updates; s is not")
+        )
+        use.refuses(
+            "momentum",
+            TypeError,
+            ("'fast'", "Hyperparameters must be numbers or scalar variables"),
+            ("None", "Hyperparameters must be numbers or scalar variables"),
+        )
+SIZE = Use("updates.vars_flat_size", {"shared_vars": "[s, m]"}, "result == 10")
+UNFLATTEN = Use("updates.unflatten_vars", {"flat": "x", "shared_vars": "[s]"}, "len(result) == 1")
+for use in (SIZE, UNFLATTEN):
+    use.refuses(
+        "shared_vars",
+        TypeError,
+        ("s", "shared_vars must be a list of shared variables"),
+        ("3", "shared_vars must be a list of shared variables"),
+        ("[x]", "shared_vars must be a list of shared variables"),
+    )
+UNFLATTEN.refuses("flat", TypeError, ("3", "flat must be a tensor variable"))
+FLATTEN = Use("updates.flatten_vars", {"variables": "[s, m]"}, "len(result.eval()) == 10")
+FLATTEN.refuses(
+    "variables",
+    TypeError,
+    ("s", "variables must be a list of tensor variables"),
+    ("3", "variables must be a list of tensor variables"),
+    ("[3]", "variables must be a list of tensor variables, got 3 in it"),
+)
+INTO = Use("updates.flatten_vars", {"variables": "[(s, 4)]", "into": "x"}, "result.ndim == 1")
+INTO.refuses("into", TypeError, ("3", "into must be a tensor variable"))
+INTO.refuses(
+    "variables",
+    TypeError,
+    ("[s]", "variables must be a list of pairs (tensor variable, number of elements)"),
+    ("[(3, 4)]", "variables must be a list of pairs (tensor variable, number of elements)"),
+)
+
+# Training.
+
+STEP = Use(
+    "train.make_train_step",
+    {
+        "inputs": "[x]",
+        "loss": "loss + x.mean()",
+        "params": "[w]",
+        "update_rule": "rules.sgd",
+        "**kwargs": "learning_rate=0.0",
+    },
+    "abs(result(X) - 7) < 1e-6",
+)
+STEP.refuses("inputs", TypeError, ("x", "inputs must be a list of Theano variables"))
+STEP.refuses("outputs", TypeError, ("3", "outputs must be a list"))
+STEP.refuses(
+    "averages",
+    TypeError,
+    ("3", "updates must be pairs (shared variable, expression) in a list"),
+    ("[s]", "updates must be pairs (shared variable, expression)"),
+)
+STEP.refuses(
+    "options",
+    TypeError,
+    ("3", "options must be a dict of keywords"),
+    ("{'updates': []}", "options can't have ['updates'], which make_train_step gives"),
+)
+STEP.refuses("averages", ValueError, ("[(w, w)]", "must update each variable once, but w comes"))
+PARALLEL = Use(
+    "train.parallel_updates",
+    {"loss": "loss", "params": "[w]", "update_rule": "rules.sgd", "**kwargs": "learning_rate=0.1"},
+    "list(result) == [w]",
+)
+AVERAGED = Use("train.average_gradients", {"loss": "loss", "params": "[w]"}, "len(result) == 1")
+for use in (STEP, PARALLEL, AVERAGED):
+    refuse_all(use, "loss", NO_LOSS)
+    refuse_all(use, "params", NO_PARAMS)
+    use.refuses("max_norm", ValueError, ("0", "max_norm must be above zero"))
+    use.refuses("max_norm", TypeError, ("'a'", "max_norm must be a number or a scalar variable"))
+for use in (STEP, PARALLEL):
+    use.refuses(
+        "update_rule",
+        TypeError,
+        ("3", "update_rule must be a function (grads, params, ...)"),
+        ("'sgd'", "update_rule must be a function (grads, params, ...)"),
+        ("updates.sgd", "update_rule must take gradients: use synkhronos.extensions.rules.sgd"),
+        ("lambda grads, params, learning_rate: 3", "What the update rule returns must be pairs"),
+        ("lambda grads, params, learning_rate: [w]", "What the update rule returns must be pairs"),
+    )
+CLIP = Use("train.clip_by_global_norm", {"grads": "[x]", "max_norm": "2.0"}, "len(result) == 1")
+CLIP.refuses(
+    "grads",
+    TypeError,
+    ("3", "grads must be a list of tensor variables"),
+    ("x", "grads must be a list of tensor variables"),
+    ("[3]", "grads must be a list of tensor variables, got 3 in it"),
+)
+CLIP.refuses("max_norm", TypeError, ("'a'", "max_norm must be a number or a scalar variable"))
+CLIP.refuses("max_norm", ValueError, ("-1", "max_norm must be above zero"))
+AVERAGES = Use("train.average_updates", {"updates": "[(s, 2 * s)]"}, "list(result) == [s]")
+AVERAGES.refuses(
+    "updates",
+    TypeError,
+    ("3", "updates must be pairs (shared variable, expression) in a list"),
+    ("[s]", "updates must be pairs (shared variable, expression)"),
+    ("[(x, x)]", "updates must update shared variables"),
+    ("[(s, 'more')]", "updates gives s the value 'more', which is no expression"),
+)
+AVERAGES.refuses("updates", ValueError, ("[(s, s), (s, s)]", "updates must update each variable"))
+WARM_UP = Use("train.warm_up", {"rate": "0.1", "factor": "8", "steps": "4"}, "result.ndim == 0")
+for name in ("rate", "factor"):
+    WARM_UP.refuses(name, TypeError, ("'fast'", f"{name} must be a number or a scalar variable"))
+WARM_UP.refuses(
+    "steps", TypeError, ("1.5", "steps must be an integer"), ("'4'", "steps must be an integer")
+)
+WARM_UP.refuses("steps", ValueError, ("0", "steps must be at least 1"))
+for use in uses(
+    "train.make_train_function",
+    "train.make_train_function_theano",
+    holds="abs(result(X[:2], X[:2]) - 6) < 1e-6",
+    loss="loss + x.mean() - y.mean() + 1",
+    params="[w]",
+    x="x",
+    y="y",
+    update_rule="updates.sgd",
+    **{"**kwargs": "learning_rate=0.0"},
+):
+    refuse_all(use, "loss", NO_LOSS)
+    refuse_all(use, "params", NO_PARAMS)
+    for name in ("x", "y"):
+        use.refuses(name, TypeError, ("3", f"{name} must be a tensor variable"))
+        use.refuses(name, TypeError, ("'rows'", f"{name} must be a tensor variable"))
+    use.refuses(
+        "update_rule",
+        TypeError,
+        ("3", "update_rule must be one of extensions.updates"),
+        ("rules.sgd", "update_rule must return (grad_updates, param_updates, grad_shared)"),
+    )
+
+# Keras, where it is installed.
+
+KERAS = {
+    "keras.parallelize": (TypeError, "parallelize() takes a model of Keras"),
+    "keras.restore": (ValueError, "restore() takes a model that parallelize() was given"),
+    "keras.broadcast": (ValueError, "broadcast() takes a model that parallelize() was given"),
+}
+for name, (error, phrase) in KERAS.items():
+    Use(name, {"model": "model"}, "True").refuses(
+        "model", error, ("3", phrase), ("None", phrase), ("'model'", phrase)
+    )
+
+# Wrong states. What needs workers, by the right calls above.
+
+NEEDS_WORKERS = (FUNCTION, DATA, *COLLECTIVES, Use("synk.distribute", {}, "result is None"))
+NEEDS_WORKERS += (STEP,)
+# Of objects that a session has made: what works without it is not here.
+NEEDS_ITS_SESSION = (CALL, BUILD, SET, LENGTH, SHAPE)
+WITHOUT_WORKERS = {
+    "synk.fork": "starts them; while there is a session it raises SessionError",
+    "synk.close": "says in the log that there is nothing to end",
+    "synk.get_n_gpu": "asks the machine",
+    "synk.ops": "makes expressions",
+    "Function.as_theano": "runs in the master",
+    "Function.get_shared": "asks the master",
+    "Data.condition_data": "computes in the master",
+    "Data.free_memory": "gives back what there is",
+    "rules": "makes expressions",
+    "updates": "makes expressions",
+    "train": "makes expressions, but for make_train_step and make_train_function",
+    "keras": "see test_keras.py",
+}
+
+# Parameters that take anything, and public names that are nothing to call.
+ANY_VALUE = {
+    "profile_workers": "its truth counts",
+    "max_n_var": "ignored",
+    "max_dim": "ignored",
+    "nccl": "its truth counts",
+    "in_place": "its truth counts",
+    "force_cast": "its truth counts",
+    "minibatch": "its truth counts, but in build_inputs",
+    "name": "shown in messages as it is",
+}
+PASSED_ON = {
+    "synk.function **kwargs": "theano.function",
+    "train.make_train_step *args": "the rule",
+    "train.make_train_step **kwargs": "the rule",
+    "train.parallel_updates *args": "the rule",
+    "train.parallel_updates **kwargs": "the rule",
+    "train.make_train_function *args": "the rule",
+    "train.make_train_function **kwargs": "the rule",
+    "train.make_train_function_theano *args": "the rule",
+    "train.make_train_function_theano **kwargs": "the rule",
+}
+EXCEPTIONS = ("SessionError", "SharedMemoryFull", "WorkerDied", "WorkerError")
+
+PAGE = """\
+What is refused
+===============
+
+.. This page is made by tests/bad_input.py: see there.
+
+A wrong argument is refused before anything is launched: no rank has done anything, what there was
+is as before, and the next call works. The error is a ``TypeError`` for the wrong kind and a
+``ValueError`` for a wrong value; its message says which argument it is or what came, and what is
+expected. The lines below are tests: each was called like this, with all other arguments right, and
+raised an error with these words in its message.
+
+In them ``x`` is a vector, ``X`` the array ``[0, 1, 2, 3, 4]``, and ``s``, ``t``, ``w``, ``m``,
+``i`` and ``number`` are shared variables: vectors, a matrix, a vector of integers and a number;
+``anything`` is a shared variable that is no array, ``n`` the number of ranks, ``loss`` depends on
+``w``, ``d`` is a Data, and ``f`` and ``picked`` are functions, the latter with sliceable shared
+variables.
+
+Before :func:`~synkhronos.fork`, and after :func:`~synkhronos.close`, everything that needs workers
+raises ``SessionError``; so do functions and Data of a session that was closed. When a worker has
+died they raise ``WorkerDied`` until the session is closed. :doc:`failure` tells more.
+
+"""
+TITLES = {
+    "synk.fork": "Sessions",
+    "synk.function": "Functions",
+    "synk.data": "Data",
+    "synk.broadcast": "Collectives",
+    "synk.ops.all_reduce": "Operations of graphs",
+    "rules.sgd": "Rules: synkhronos.extensions.rules",
+    "updates.sgd": "Rules in two steps: synkhronos.extensions.updates",
+    "train.make_train_step": "Training: synkhronos.extensions.train",
+    "keras.parallelize": "Keras: synkhronos.extensions.keras",
+}
+
+
+def page():
+    """Return the page of the documentation."""
+    order = list(dict.fromkeys(case.use.name for case in CASES))
+    modules = ("synk.ops", "rules", "updates", "train", "keras")
+
+    def section(name):
+        starts = [module for module in modules if name.startswith(module + ".")]
+        return (modules.index(starts[0]) + 1 if starts else 0, order.index(name))
+
+    lines = [PAGE]
+    cases = sorted(CASES, key=lambda case: section(case.use.name))
+    for name, group in groupby(cases, key=lambda case: case.use.name):
+        if name in TITLES:
+            lines.append(f"\n{TITLES[name]}\n{'-' * len(TITLES[name])}\n\n")
+        lines.append(f".. list-table:: ``{name}``\n   :header-rows: 1\n   :widths: 16 26 12 46\n\n")
+        rows = [("argument", "given", "raises", "the message has")]
+        last = None
+        for case in sorted(
+            group, key=lambda case: list(_arguments(cases, name)).index(case.argument)
+        ):
+            shown = "" if case.argument == last else f"``{case.argument}``"
+            last = case.argument
+            given = f"``{case.given}``" if case.given else "nothing"
+            rows.append((shown, given, case.error, case.phrase.replace("*", "\\*")))
+        for row in rows:
+            cells = [f"- {cell}".rstrip() for cell in row]
+            lines.append("   * " + "\n     ".join(cells) + "\n")
+        lines.append("\n")
+    return "".join(lines).rstrip() + "\n"
+
+
+def _arguments(cases, name):
+    return dict.fromkeys(case.argument for case in cases if case.use.name == name)
+
+
+if __name__ == "__main__":
+    print(page(), end="")
