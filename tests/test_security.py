@@ -306,10 +306,10 @@ def demo(monkeypatch):
 
 def test_downloads_have_checksums(demo):
     pytest.importorskip("lasagne")
-    checksums = demo("lasagne_mnist.common").CHECKSUMS
+    checksums = demo("lasagne_mnist.data").CHECKSUMS
     assert len(checksums) == 4
     assert all(re.fullmatch("[0-9a-f]{64}", checksum) for checksum in checksums.values())
-    assert demo("lasagne_mnist.common").MIRROR.startswith("https://")
+    assert demo("lasagne_mnist.data").MIRROR.startswith("https://")
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_downloads_have_checksums(demo):
 )
 def test_what_an_idx_file_says_of_itself_is_not_believed(demo, tmp_path, shape, content, said):
     pytest.importorskip("lasagne")
-    common, file = demo("lasagne_mnist.common"), tmp_path / "images.gz"
+    common, file = demo("lasagne_mnist.data"), tmp_path / "images.gz"
     with gzip.open(file, "wb") as out:
         out.write(bytes([0, 0, 8, 3]) + struct.pack(">3I", *shape) + content)
     tracemalloc.start()
