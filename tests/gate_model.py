@@ -411,7 +411,7 @@ class Run(NamedTuple):
     mishaps: dict
 
     def __str__(self):
-        mishaps = [name if n is True else f"{n} {name}" for name, n in self.mishaps.items()]
+        mishaps = [name if n is True else f"{name} {n}" for name, n in self.mishaps.items()]
         return f"{self.n_ranks} ranks, {' '.join(self.commands)}, {', '.join(mishaps) or 'calm'}"
 
 

@@ -32,7 +32,7 @@ from synkhronos import session as _session
 
 FUZZ = int(os.environ.get("SYNKHRONOS_FUZZ", 0))
 SETTINGS = settings(
-    max_examples=FUZZ or 100,
+    max_examples=FUZZ or 60,
     stateful_step_count=40,
     derandomize=not FUZZ,
     database=None,
@@ -71,10 +71,10 @@ class Kind(NamedTuple):
 KINDS = {
     "sums": Kind(
         lambda x, w, v: {
-            "outputs": [(x * w, "gather"), (x.sum(), "sum"), (x.sum(0), None), (x.sum(0), "avg")]
+            "outputs": [(x * w, "gather"), (x.sum(), "c_sum"), (x.sum(0), None), (x.sum(0), "avg")]
         },
         lambda x, w, v: ([x * w, x.sum(), x.sum(0), x.sum(0)], {}),
-        modes=("gather", "sum", None, "avg"),
+        modes=("gather", "c_sum", None, "avg"),
         scatters=True,
     ),
     "extremes": Kind(
@@ -115,10 +115,11 @@ KINDS = {
                 (v["k"].sum(), "sum"),
                 (v["z"], None),
                 (v["z"], "max"),
+                (w * 2, "prod"),
             ]
         },
-        lambda x, w, v: ([v["v"] * w, v["k"].sum(), v["z"], v["z"]], {}),
-        modes=("gather", "sum", None, "max"),
+        lambda x, w, v: ([v["v"] * w, v["k"].sum(), v["z"], v["z"], w * 2.0], {}),
+        modes=("gather", "sum", None, "max", "prod"),
         uses="vkz",
     ),
     "picking": Kind(
@@ -208,7 +209,7 @@ class Machine(RuleBasedStateMachine):
     @rule(
         n=st.integers(1, 4),
         master=st.integers(0, 3),
-        names=st.lists(st.sampled_from(sorted(KINDS)), min_size=2, max_size=4, unique=True),
+        names=st.lists(st.sampled_from(sorted(KINDS)), min_size=3, max_size=5, unique=True),
     )
     def fork(self, n, master, names):
         done["fork"] += 1
@@ -314,6 +315,7 @@ class Machine(RuleBasedStateMachine):
         done["data dropped"] += 1
         self.data.pop(data.draw(st.integers(0, len(self.data) - 1)))
 
+    @precondition(is_open)
     @rule(data=st.data(), name=st.sampled_from("vuzkd"))
     def set_in_the_master(self, data, name):
         """As any script does: the workers' values stay."""
@@ -327,7 +329,7 @@ class Machine(RuleBasedStateMachine):
     # Calls.
 
     @precondition(lambda self: self.functions)
-    @rule(data=st.data(), count=st.integers(1, 5))
+    @rule(data=st.data(), count=st.integers(3, 10))
     def make_calls(self, data, count):
         for _ in range(count):
             self.make_call(data)
@@ -645,6 +647,7 @@ def assert_same(found, expected, what, exactly=True):
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12, err_msg=what)
 
 
+@pytest.mark.slow
 def test_any_sequence_of_calls(request, no_session):
     done.clear()
     run_state_machine_as_test(Machine, settings=SETTINGS)
