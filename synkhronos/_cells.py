@@ -69,6 +69,18 @@ class Notices:
         ballots = {self._cells[self._line(rank) + BALLOT] for rank in range(self.n_ranks)}
         return len(ballots) == 1
 
+    def hindmost(self, ranks, kind: int, value: int) -> list:
+        """Return those ranks whose cells of a kind are below a value, and who hold up the rest."""
+        cells, begin = self._cells, self._cells[SEQUENCE] << 20
+        met = {
+            rank: max(cells[self._line(rank) + MET], begin)
+            for rank in ranks
+            if cells[self._line(rank) + kind] < value
+        }
+        # Who has come to more meetings of the call waits for those who have come to fewer.
+        fewest = min(met.values(), default=begin)
+        return [rank for rank in met if met[rank] == fewest]
+
 
 class Fence:
     """Orders a rank's write of one cell before its next read of another, for all ranks.

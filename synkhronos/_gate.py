@@ -53,6 +53,7 @@ SPINS = 2000  # looks at a cell, 50 ns each: about 100 microseconds
 YIELDS = 20  # looks with more ranks than cores, between which another rank gets the core
 MAX_SLOTS = 1024
 _HEARTBEAT_MS = 1000  # a sleeper looks again this often, whatever happens
+PATIENCE_SECONDS = 10.0  # after which the master says whom it waits for
 
 
 class Aborted(Exception):
@@ -103,29 +104,40 @@ class Gate(Notices):
             if self._yields:
                 os.sched_yield()
         asleep = self._line(self.rank) + ASLEEP
+        patience = None
         try:
             while True:
                 cells[asleep] = 1
                 self._fence()  # the signaller writes first and reads the flag after: so must we
                 if cells[cell] >= value:
+                    if patience:
+                        patience.end()
                     return
                 if cells[ABORT] == abort:
                     raise Aborted
                 if abort is not None:
                     self._check_not_left(cell, value, abort)
-                self._sleep()
+                if not self._sleep() and self.rank == self.master_rank:
+                    patience = patience or _reports.Patience(PATIENCE_SECONDS)
+                    kind = cell % LINE
+                    late = self.hindmost(self._processes, kind, value)
+                    pids = {rank: self._processes[rank].pid for rank in late}
+                    patience.wait_for(pids, in_a_meeting=kind == MET)
         finally:
             cells[asleep] = 0
 
     def _sleep(self):
-        for fd, _ in self._poll.poll(_HEARTBEAT_MS):
+        """Sleep until something happens or for a heartbeat; return whether something did."""
+        happened = self._poll.poll(_HEARTBEAT_MS)
+        for fd, _ in happened:
             if fd == self._wake_pipes[self.rank][0]:
                 with contextlib.suppress(BlockingIOError):
                     os.read(fd, 4096)
             elif fd == self._life_pipes[self.rank][0]:
                 os._exit(1)  # the master is gone: nobody is left to report to
             else:
-                self._check_alive()
+                self.check_alive()
+        return bool(happened)
 
     def _wake(self, rank):
         if self._cells[self._line(rank) + ASLEEP]:
@@ -245,7 +257,7 @@ class Gate(Notices):
             When a worker is gone; then nothing has been launched.
         """
         if self._processes and self._deaths.poll(0):
-            self._check_alive()
+            self.check_alive()
         if self.is_open:
             self.drain()
         if self._errors:
@@ -327,6 +339,7 @@ class Gate(Notices):
     def raise_errors(self, own=None):
         """Raise what the ranks raised, as one WorkerError; `own` is the master's."""
         errors, self._errors = self._errors, {}
+        self.check_alive()  # the memory of a rank goes with it, so others may have failed by that
         if own is not None:
             errors[self.master_rank] = pickle.loads(_reports.describe(own, REPLY))
         if not errors:
@@ -335,8 +348,9 @@ class Gate(Notices):
             own if min(errors) == self.master_rank else _reports.remote_cause(errors)
         )
 
-    def _check_alive(self):
-        ended = {fd for fd, _ in self._deaths.poll(0)}
+    def check_alive(self, milliseconds: int = 0) -> None:
+        """Raise WorkerDied if a worker is gone; on the master, others have no workers."""
+        ended = {fd for fd, _ in self._deaths.poll(milliseconds)}
         for rank, process in self._processes.items():
             if process.sentinel in ended:
                 process.join(1)  # the sentinel closes a moment before the exit status is there

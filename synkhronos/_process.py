@@ -52,10 +52,18 @@ class ForkedProcess:
         self.sentinel, held_by_child = os.pipe()
         self.exitcode = None
         self._ended = False
-        self.pid = os.fork()
-        if self.pid == 0:
-            _run_and_exit(target, self.sentinel)
-        os.close(held_by_child)
+        # A Ctrl-C would kill the child before it can say that it does not want any.
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self.pid = os.fork()
+            if self.pid == 0:
+                _run_and_exit(target, self.sentinel, [held_by_child])
+        except OSError:
+            os.close(self.sentinel)
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+            os.close(held_by_child)
 
     def is_alive(self) -> bool:
         """Whether it still runs; reaps it if it does not."""
@@ -88,10 +96,26 @@ class ForkedProcess:
         os.close(self.sentinel)
 
 
-def _run_and_exit(target, sentinel):
+def join_all(processes, seconds: float) -> None:
+    """Wait for the end of all, at most so long together."""
+    end = time.monotonic() + seconds
+    for process in processes:
+        process.join(end - time.monotonic())
+
+
+def kill_all(processes, seconds: float) -> None:
+    """Kill those that run, and wait for it at most so long."""
+    for process in processes:
+        process.send(signal.SIGKILL)
+    join_all(processes, seconds)
+
+
+def _run_and_exit(target, sentinel, held):
     exitcode = 1
     try:
         os.close(sentinel)
+        # Only this process: a child of its own would hide its death.
+        os.register_at_fork(after_in_child=lambda: held and os.close(held.pop()))
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)  # the terminal's input is the master's
         os.close(nothing)

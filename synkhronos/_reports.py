@@ -1,22 +1,34 @@
-"""What is said of a rank that raised, and of a process that ended."""
+"""What is said of a rank that raised, of a process that ended, and of one that is waited for."""
 
+import logging
 import pickle
 import signal
 import socket
+import time
 import traceback
 
 from synkhronos.errors import RemoteTraceback, WorkerDied, WorkerError
+
+log = logging.getLogger("synkhronos")
+
+_STATES = {  # letters of /proc/<pid>/stat
+    "R": "running",
+    "S": "sleeping",
+    "D": "waiting for the system",
+    "T": "stopped",
+    "t": "stopped by a debugger",
+}
 
 
 def describe(error: BaseException, limit: int) -> bytes:
     """Return what can be said about an exception, pickled, in at most `limit` bytes."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
-        message = str(error)
+        message = "".join([str(error)])  # no subclass of str
     except Exception:
         message = "(its message could not be read)"
     report = {
-        "type": type(error).__name__,
+        "type": _shorten(type(error).__name__, 200),
         "message": _shorten(message, limit // 16),
         "traceback": _shorten(text, limit // 8),
         "host": socket.gethostname(),
@@ -80,3 +92,37 @@ def worker_died(rank, process) -> WorkerDied:
         rank,
         process.exitcode,
     )
+
+
+class Patience:
+    """What the log is told of a long wait: after some seconds, and then less and less often."""
+
+    def __init__(self, seconds: float):
+        self._seconds = self._next = seconds
+        self._begin = time.monotonic()
+
+    def wait_for(self, processes, in_a_meeting: bool) -> None:
+        """Say, when it is time, which ranks are waited for (rank -> process id)."""
+        waited = time.monotonic() - self._begin
+        if waited < self._next:
+            return
+        self._next = 2 * waited
+        ranks = " and ".join(
+            f"rank {rank} (process {pid}, {_state(pid)})" for rank, pid in processes.items()
+        )
+        what = "come to a reduction with the other ranks" if in_a_meeting else "finish its part"
+        log.warning("a call has waited %.0f s for %s to %s", waited, ranks, what)
+
+    def end(self) -> None:
+        """Say that the wait is over, if it was told of."""
+        if self._next > self._seconds:
+            log.warning("the call goes on after %.0f s", time.monotonic() - self._begin)
+
+
+def _state(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            letter = stat.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return "gone"
+    return _STATES.get(letter, "ended")

@@ -21,6 +21,7 @@ from typing import NamedTuple, Optional, Tuple
 import numpy as np
 import posix_ipc
 
+from synkhronos._process import interrupts_held
 from synkhronos.errors import SharedMemoryFull
 
 SHARED_MEMORY = "/dev/shm"
@@ -55,11 +56,12 @@ class Segment:
     @classmethod
     def attach(cls, ref: SegmentRef) -> "Segment":
         """Map the segment that `ref` stands for."""
-        fd = os.open(f"/proc/{ref.pid}/fd/{ref.fd}", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            return cls(ref, mmap.mmap(fd, ref.nbytes))
-        finally:
-            os.close(fd)
+        with interrupts_held():
+            fd = os.open(f"/proc/{ref.pid}/fd/{ref.fd}", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                return cls(ref, mmap.mmap(fd, ref.nbytes))
+            finally:
+                os.close(fd)
 
     def array(self, dtype, shape, offset=0) -> np.ndarray:
         """Return a view. It keeps the memory alive for as long as it lives."""
@@ -79,15 +81,19 @@ class Segments:
 
     Parameters
     ----------
-    on_release : callable
+    on_release : callable, optional
         Called with the SegmentRef and a function that gives the memory back, when the last view
-        of an own segment has gone. It runs wherever the garbage collector does.
+        of an own segment has gone. It runs wherever the garbage collector does. By default the
+        memory is given back at once.
+    on_lost : callable, optional
+        Called when the segment of another rank can't be opened, to raise what is behind it.
     """
 
-    def __init__(self, on_release=lambda ref, give_back: give_back()):
+    def __init__(self, on_release=None, on_lost=None):
         self._own = weakref.WeakValueDictionary()
         self._attached = {}
-        self._on_release = on_release
+        self._on_release = on_release or (lambda ref, give_back: give_back())
+        self._on_lost = on_lost or (lambda: None)
 
     def create(self, nbytes: int) -> Segment:
         """Make a zero-filled segment, with its memory reserved.
@@ -98,17 +104,18 @@ class Segments:
             When the machine has no room for it.
         """
         nbytes = max(nbytes, 1)
-        fd = _reserve(nbytes)
-        try:
-            memory = mmap.mmap(fd, nbytes)
-        except BaseException:
-            os.close(fd)
-            raise
-        ref = SegmentRef(os.getpid(), fd, next(_serials), nbytes)
-        segment = self._own[ref] = Segment(ref, memory)
-        # Views hold the map, not the Segment, so the map's end is the end of the last view.
-        end = weakref.finalize(memory, _release, ref, self._on_release)
-        end.atexit = False
+        with interrupts_held():  # or a descriptor could be lost
+            fd = _reserve(nbytes)
+            try:
+                memory = mmap.mmap(fd, nbytes)
+            except BaseException:
+                os.close(fd)
+                raise
+            ref = SegmentRef(os.getpid(), fd, next(_serials), nbytes)
+            segment = self._own[ref] = Segment(ref, memory)
+            # Views hold the map, not the Segment, so the map's end is the end of the last view.
+            end = weakref.finalize(memory, _release, ref, self._on_release)
+            end.atexit = False
         return segment
 
     def wrap(self, data: bytes) -> Segment:
@@ -121,8 +128,16 @@ class Segments:
         """Return the segment that `ref` stands for, mapping it on first sight."""
         segment = self._attached.get(ref) or self._own.get(ref)
         if segment is None:
-            segment = self._attached[ref] = Segment.attach(ref)
+            segment = self._attached[ref] = self.open(ref)
         return segment
+
+    def open(self, ref: SegmentRef) -> Segment:
+        """Map the segment of another rank; whoever holds on to it is the caller's to know."""
+        try:
+            return Segment.attach(ref)
+        except OSError:
+            self._on_lost()
+            raise
 
     def array(self, ref: ArrayRef) -> np.ndarray:
         """Return the array that `ref` stands for, with no copy."""
@@ -181,7 +196,8 @@ def _reserve(nbytes: int) -> int:
 def _release(ref: SegmentRef, on_release) -> None:
     # A forked child inherits the object but not the ownership.
     if ref.pid == os.getpid():
-        on_release(ref, lambda: _give_back(ref.fd))
+        with interrupts_held():
+            on_release(ref, lambda: _give_back(ref.fd))
 
 
 def _give_back(fd: int) -> None:

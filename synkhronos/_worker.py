@@ -22,7 +22,8 @@ class Worker:
         self.devices = devices
         self.threads = threads
         self.equal_weights = (1,) * gate.n_ranks
-        self.segments = Segments(on_release) if on_release else Segments()
+        # A rank's memory goes with it: who can't open it waits for the news of a death.
+        self.segments = Segments(on_release, lambda: gate.check_alive(milliseconds=1000))
         self.comm = connect(self)
         self.replicas = {}
         self.variables = {}
@@ -87,7 +88,7 @@ class Worker:
                 error = caught
             try:
                 self.gate.worker_finish(reply, error)
-            except Exception as unsent:
+            except BaseException as unsent:  # a message may do anything when it is read
                 self.comm.close()  # the master has not heard where the outputs are
                 self.gate.worker_finish(error=unsent)
             del reply, error

@@ -15,7 +15,6 @@ import gc
 import itertools
 import logging
 import os
-import signal
 import threading
 import weakref
 from typing import Optional, Sequence
@@ -23,10 +22,10 @@ from typing import Optional, Sequence
 from synkhronos import _commands, _devices, _gpuarrays
 from synkhronos._checks import whole_number
 from synkhronos._gate import Gate
-from synkhronos._process import ForkedProcess
+from synkhronos._process import ForkedProcess, interrupts_held, join_all, kill_all
 from synkhronos._registry import Registry
 from synkhronos._worker import Worker
-from synkhronos.errors import SessionError, WorkerDied, WorkerError
+from synkhronos.errors import SessionError, WorkerDied
 
 log = logging.getLogger("synkhronos")
 
@@ -66,26 +65,22 @@ class Session:
         self.gate.on_answer = self._hear
         try:
             self._start_workers(threads, profile_workers)
-            self.run(_commands.Ready())
-            self._connect_devices()
         except BaseException:
-            self.close()
+            self.release()
             raise
-        log.info("ranks on %s; the master is rank %d", ", ".join(devices), master_rank)
 
-    def _start_workers(self, threads, profile_workers):
+    def begin(self) -> None:
+        """Have all ranks take their devices."""
+        self.run(_commands.Ready())
+        self._connect_devices()
+        log.info("ranks on %s; the master is rank %d", ", ".join(self.devices), self.master_rank)
+
+    def _start_workers(self, threads, profile):
         for rank in range(self.n_ranks):
             if rank == self.master_rank:
                 continue
-            worker = functools.partial(
-                _be_worker, rank, self.gate, self.devices, threads, profile_workers
-            )
-            # A Ctrl-C between the fork and the worker's own setting would kill the worker.
-            previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:
-                process = self._processes[rank] = ForkedProcess(worker)
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+            worker = functools.partial(_be_worker, rank, self.gate, self.devices, threads, profile)
+            process = self._processes[rank] = ForkedProcess(worker)
             self.gate.watch(rank, process)
 
     def _connect_devices(self):
@@ -184,10 +179,7 @@ class Session:
         # Not the exception itself, here and in the log: its frames would keep the user's arrays.
         self.state, self._death = State.BROKEN, (str(death), death.rank, death.exitcode)
         log.error("%s", self._death[0])
-        for process in self._processes.values():
-            process.send(signal.SIGKILL)
-        for process in self._processes.values():
-            process.join(1)
+        kill_all(self._processes.values(), 1)
 
     # What is released here is released everywhere, with the next command.
 
@@ -210,41 +202,28 @@ class Session:
         forget = _commands.Forget(**{kind: tuple(refs) for kind, refs in dropped.items()})
         with self.gate.call(forget):
             forget.run(self.worker)
-        for _ in released:
-            self.garbage.popleft()
-        for give_back in give_backs:
-            give_back()
+        with interrupts_held():
+            for _ in released:
+                self.garbage.popleft()
+            for give_back in give_backs:
+                give_back()
 
     # The end.
 
-    def close(self) -> None:
-        """End the workers and release everything; safe to call in any state, and again."""
-        if self.state is State.CLOSED:
-            return
+    def quit(self) -> None:
+        """Refuse calls from now on; have idle workers end by themselves, and wait for that."""
         idle = self.state is State.OPEN and not self.gate.is_open
         self.state = State.CLOSED
-        processes = self._processes.values()
-        try:
-            if idle:
-                with contextlib.suppress(WorkerDied, WorkerError):
-                    self.gate.start(_commands.Quit())
-                for process in processes:
-                    process.join(QUIT_SECONDS)
-        finally:
-            # Also after a second Ctrl-C: whoever is left is in a call that nobody waits for. A
-            # third one has to wait, for a moment.
-            previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:
-                self._release_everything()
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        if idle:
+            with contextlib.suppress(WorkerDied):
+                self.gate.start(_commands.Quit())
+                join_all(self._processes.values(), QUIT_SECONDS)
 
-    def _release_everything(self):
-        processes = self._processes.values()
-        for process in processes:
-            process.send(signal.SIGKILL)
-        for process in processes:
-            process.join(QUIT_SECONDS)
+    def release(self) -> None:
+        """End the workers that are left, and give everything back; safe to call in any state."""
+        self.state = State.CLOSED
+        kill_all(self._processes.values(), QUIT_SECONDS)
+        for process in self._processes.values():
             process.close()
         self.worker.unbind()
         self.worker.comm.close()
@@ -272,6 +251,7 @@ class _Current:
     """The only state of the package: the session that public functions use."""
 
     session: Optional[Session] = None
+    lock = threading.RLock()  # is taken where one begins or ends
 
 
 def current(caller: str) -> Session:
@@ -345,6 +325,11 @@ def fork(
     2
     >>> synk.close()
     """
+    with _Current.lock:
+        return _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_workers)
+
+
+def _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_workers):
     if _Current.session is not None:
         raise SessionError(
             "fork() was called while a session is there: only fork once, or close() it before."
@@ -360,8 +345,13 @@ def fork(
     )
     master = whole_number("master_rank", master_rank, 0, len(names) - 1)
     try:
-        _Current.session = Session(names, threads, master, bool(profile_workers))
-    except OSError as error:
+        with interrupts_held():
+            _Current.session = Session(names, threads, master, bool(profile_workers))
+        _Current.session.begin()
+    except BaseException as error:
+        _end_current()
+        if not isinstance(error, OSError):
+            raise
         raise SessionError(
             f"fork() can't start {len(names)} ranks on this machine: {error}. Each takes a process "
             "and, of the master, four descriptors and one for each Data (see ulimit -n, ulimit -u)."
@@ -376,11 +366,22 @@ def close() -> None:
     Called at the end of the interpreter, too. Without a session it does nothing but say so, in the
     log.
     """
-    session, _Current.session = _Current.session, None
+    session = _Current.session
     if session is None:
         log.warning("close() has no effect: there is no session.")
-    else:
-        session.close()
+        return
+    try:
+        session.quit()
+    finally:
+        _end_current()
+
+
+def _end_current():
+    # A Ctrl-C that comes before leaves a session that can be closed.
+    with interrupts_held(), _Current.lock:
+        if _Current.session is not None:
+            _Current.session.release()
+        _Current.session = None
 
 
 def _close_at_exit():
@@ -389,7 +390,7 @@ def _close_at_exit():
 
 
 def _leave_in_child():
-    session, _Current.session = _Current.session, None
+    session, _Current.session, _Current.lock = _Current.session, None, threading.RLock()
     if session is not None:
         session.leave_in_child()
 

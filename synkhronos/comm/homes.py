@@ -19,7 +19,7 @@ from typing import NamedTuple, Tuple
 import numpy as np
 
 from synkhronos import _gpuarrays, _theano
-from synkhronos._shm import Segment, SegmentRef
+from synkhronos._shm import SegmentRef
 
 _ALIGN = 64  # bytes of a cache line: no two ranks write to one of them
 _HEADER = 8  # bytes before each entry of a log, with its length
@@ -281,7 +281,7 @@ class Homes:
     def _attach(self, place):
         segment = self._attached.get(place.segment)
         if segment is None:
-            segment = Segment.attach(place.segment)
+            segment = self._worker.segments.open(place.segment)
             self._attached[place.segment] = segment
         return segment, [segment.array(*array) for array in place.arrays]
 

@@ -11,6 +11,7 @@ from typing import NamedTuple, Tuple
 import numpy as np
 
 from synkhronos._shm import SegmentRef
+from synkhronos.errors import SessionError
 
 _ALIGN = 64
 
@@ -81,7 +82,10 @@ class Outboxes:
 
     def collect(self, key, rank):
         """Return the parts that `rank` deposited in the last call: views, valid until the next."""
-        return self._inboxes[key, rank][1]
+        try:
+            return self._inboxes[key, rank][1]
+        except KeyError:
+            raise SessionError("The session was closed in the middle of a call.") from None
 
     def forget(self, key):
         """Drop what belongs to function `key`."""
