@@ -4,6 +4,7 @@ The master has a Worker too, and runs the same commands with it; only `main` is 
 """
 
 import cProfile
+import gc
 import os
 import signal
 
@@ -27,6 +28,7 @@ class Worker:
         self.replicas = {}
         self.variables = {}
         self.running = True
+        self.recorder = None  # while a profile is on
         self._limits = None
 
     @property
@@ -91,3 +93,9 @@ class Worker:
                 self.comm.close()  # the master has not heard where the outputs are
                 self.gate.worker_finish(error=unsent)
             del reply, error
+
+
+def be_worker(rank, gate, devices, threads, profile):
+    """Be the process of one rank that is not the master's."""
+    gc.freeze()  # the master's objects stay shared with it, and out of the way of `Forget`
+    Worker(rank, gate, devices, threads).main(profile)

@@ -11,7 +11,6 @@ import collections
 import contextlib
 import enum
 import functools
-import gc
 import itertools
 import logging
 import os
@@ -25,7 +24,7 @@ from synkhronos._checks import whole_number
 from synkhronos._gate import Gate
 from synkhronos._process import ForkedProcess
 from synkhronos._registry import Registry
-from synkhronos._worker import Worker
+from synkhronos._worker import Worker, be_worker
 from synkhronos.errors import SessionError, WorkerDied, WorkerError
 
 log = logging.getLogger("synkhronos")
@@ -57,9 +56,9 @@ class Session:
         self.garbage = collections.deque()
         self._answers = {}
         self.staged = {}  # shared memory that collectives keep for plain values
+        self.recording = None  # of a profile
         self.registry = Registry(self)
-        spin = self.n_ranks <= _devices.usable_cores()
-        self.gate = Gate(self.n_ranks, master_rank, spin)
+        self.gate = Gate(self.n_ranks, master_rank, self.n_ranks <= _devices.usable_cores())
         self.worker = Worker(master_rank, self.gate, devices, threads, self._on_release)
         # Weak: a variable lives as long as the user's reference or a function of the user's.
         self.worker.variables = weakref.WeakValueDictionary()
@@ -78,7 +77,7 @@ class Session:
             if rank == self.master_rank:
                 continue
             worker = functools.partial(
-                _be_worker, rank, self.gate, self.devices, threads, profile_workers
+                be_worker, rank, self.gate, self.devices, threads, profile_workers
             )
             # A Ctrl-C between the fork and the worker's own setting would kill the worker.
             previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -263,11 +262,6 @@ class Session:
         self.gate.close_in_child()
 
 
-def _be_worker(rank, gate, devices, threads, profile):
-    gc.freeze()  # the master's objects stay shared with it, and out of the way of `Forget`
-    Worker(rank, gate, devices, threads).main(profile)
-
-
 class _Current:
     """The only state of the package: the session that public functions use."""
 
@@ -349,6 +343,11 @@ def fork(
         raise SessionError(
             "fork() was called while a session is there: only fork once, or close() it before."
         )
+    profile_file = os.environ.get("SYNKHRONOS_PROFILE")
+    if profile_file:
+        from synkhronos import profiling
+
+        profiling.check_file(profile_file)
     names = _devices.resolve(n_parallel, use_gpu, devices)
     _gpuarrays.refuse_open_device()
     if set(names) != {"cpu"}:
@@ -366,6 +365,8 @@ def fork(
             f"fork() can't start {len(names)} ranks on this machine: {error}. Each takes a process "
             "and, of the master, four descriptors and one for each Data (see ulimit -n, ulimit -u)."
         ) from error
+    if profile_file:
+        profiling.record_until_close(profile_file)
     return len(names)
 
 
@@ -381,6 +382,7 @@ def close() -> None:
         log.warning("close() has no effect: there is no session.")
     else:
         session.close()
+        log.info("the session is closed")
 
 
 def _close_at_exit():
