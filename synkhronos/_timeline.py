@@ -36,6 +36,8 @@ NAMES = (*(part.name.lower() for part in PARTS), REST)
 # number of its name; the command is the number of the one that the rank ran.
 SPAN = np.dtype([(name, np.int64) for name in ("part", "begin", "end", "value", "command")])
 
+_PROCESS = 1  # numbers of processes and threads in a trace: 0 would be the kernel's
+
 
 class Box(NamedTuple):
     """A call on one rank, or a part of one: what a picture of the time shows."""
@@ -191,8 +193,8 @@ class Timeline:
                         "name": box.name,
                         "cat": "call" if box.is_call else "part",
                         "ph": "X",
-                        "pid": 0,
-                        "tid": rank,
+                        "pid": _PROCESS,
+                        "tid": 1 + rank,
                         "ts": box.begin / 1000,
                         "dur": (box.end - box.begin) / 1000,
                         "args": details,
@@ -202,4 +204,4 @@ class Timeline:
 
 
 def _metadata(what, rank, **details):
-    return {"name": what, "ph": "M", "pid": 0, "tid": rank, "args": details}
+    return {"name": what, "ph": "M", "pid": _PROCESS, "tid": 1 + rank, "args": details}

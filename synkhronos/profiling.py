@@ -17,6 +17,17 @@ __all__ = ["Profile", "profile"]
 log = logging.getLogger("synkhronos")
 
 ROOM = 1 << 17  # spans of each rank
+# In pictures: waits are orange, and what is left of a call is grey, behind its parts.
+_COLOURS = {
+    "stage": "C9",
+    "start": "#fdd0a2",
+    "rows": "C4",
+    "compute": "C0",
+    "reduce": "C2",
+    "meet": "#fd8d3c",
+    "finish": "#fdae6b",
+    REST: "0.85",
+}
 SUFFIXES = (".json", ".txt")
 
 
@@ -243,23 +254,23 @@ class Profile:
         end = max((call.end for call in calls), default=0)
         figure = Figure(figsize=(10, 1.8 + 0.6 * self.n_ranks), layout="constrained")
         axes = figure.subplots()
-        colours = {name: f"C{number}" for number, name in enumerate(NAMES)}
-        colours[REST] = "0.85"  # behind the parts
         for rank, boxes in enumerate(timeline.boxes):
             for box in boxes:
                 if begin <= box.begin < end:
-                    width, left = 1e-6 * (box.end - box.begin), 1e-6 * (box.begin - begin)
-                    axes.barh(rank, width, 0.8, left, color=colours[REST if box.is_call else box.name])
+                    colour = _COLOURS[REST if box.is_call else box.name]
+                    left, width = 1e-6 * (box.begin - begin), 1e-6 * (box.end - box.begin)
+                    axes.barh(rank, width, 0.8, left, color=colour)
         for call in calls:
             left = 1e-6 * (call.begin - begin)
             axes.axvline(left, color="0.3", linewidth=0.8)
-            axes.annotate(call.name, (left, -0.5), fontsize="small")
+            if 30 * (call.end - call.begin) > end - begin:  # or names would lie on one another
+                axes.annotate(call.name, (left, -0.5), fontsize="small")
         names = [self._name_of(rank) for rank in range(self.n_ranks)]
         axes.set_yticks(range(self.n_ranks), names)
         axes.set_ylim(self.n_ranks - 0.5, -0.9)
         axes.set_xlabel("ms")
-        handles = [Patch(color=colour, label=name) for name, colour in colours.items()]
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(NAMES), fontsize="small")
+        handles = [Patch(color=colour, label=name) for name, colour in _COLOURS.items()]
+        figure.legend(handles=handles, loc="outside lower center", ncols=8, fontsize="small")
         if file is not None:
             figure.savefig(file, dpi=110)
         return figure

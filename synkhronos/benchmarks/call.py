@@ -1,5 +1,6 @@
-"""What a call costs beside Theano's own, what an idle session costs, and what Data takes."""
+"""What a call, an idle session and a profile cost, beside Theano's own, and what Data takes."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -27,6 +28,7 @@ def main(args) -> int:
     """Measure, print, and return the exit status."""
     results = {
         **measure_call(args.ranks, args.calls),
+        **measure_profile(args.ranks, args.calls),
         **measure_distribute(args.ranks),
         **measure_idle(args.ranks, args.idle),
         **measure_memory(4, args.megabytes),
@@ -67,6 +69,42 @@ def measure_call(n_ranks, n_calls):
     finally:
         synk.close()
     return {f"{name}_us": 1e6 * statistics.median(values) for name, values in times.items()}
+
+
+def measure_profile(n_ranks, n_calls, seconds=1e-3):
+    """Time a function whose call takes about so long, with a profile and without."""
+    import theano.tensor as T
+
+    import synkhronos as synk
+
+    synk.fork(n_ranks)
+    try:
+        x = T.matrix("x", "float32")
+        f = synk.function([x], T.tanh(x).sum())
+        rows, per_call = n_ranks, 0.0
+        while per_call < seconds:
+            data = synk.data(np.ones((rows, 1000), "float32"))
+            f(data)
+            per_call = min(_seconds(f, data) for _ in range(100))
+            rows += 1 + rows // 4
+        times = {"off": [], "on": []}
+        # In turns, so that both meet the same noise.
+        for _ in range(max(1, n_calls // 100)):
+            for name, context in (("off", contextlib.nullcontext()), ("on", synk.profile())):
+                with context:
+                    f(data)
+                    times[name] += [_seconds(f, data) for _ in range(20)]
+    finally:
+        synk.close()
+    # What was disturbed least: a profile adds little to what other programs add.
+    off, on = min(times["off"]), min(times["on"])
+    return {"profile_off_us": 1e6 * off, "profile_percent": 100 * (on / off - 1)}
+
+
+def _seconds(function, *args):
+    begin = time.perf_counter()
+    function(*args)
+    return time.perf_counter() - begin
 
 
 class _Echo:
@@ -197,6 +235,8 @@ def _print(results, args):
     print(f"  Theano's own call        {results['theano_us']:8.1f} us")
     print(f"  overhead                 {overhead:8.1f} us")
     print(f"  bare Pipe round trip     {results['pipe_us']:8.1f} us")
+    print(f"A function of {results['profile_off_us']:.0f} us, with a profile and without, in turns; minima")
+    print(f"  the profile adds         {results['profile_percent']:8.2f} %")
     print("A training function of three layers, C code cached")
     print(f"  compile in the master    {results['compile_s']:8.3f} s")
     print(f"  distribute()             {results['distribute_s']:8.3f} s  ({ratio:.1f} times less)")
