@@ -7,19 +7,17 @@ Everything that is replaced is put back at the end.
 
 import contextlib
 import functools
-import logging
 
 import numpy as np
 
 from synkhronos import _recorder, collectives
+from synkhronos._log import log
 from synkhronos._recorder import StartRecording, StopRecording, clock
 from synkhronos._timeline import SPAN, Part
 from synkhronos.errors import SessionError, WorkerDied
 from synkhronos.functions import Function
 from synkhronos.inputs import StagedInput
 from synkhronos.session import State
-
-log = logging.getLogger("synkhronos")
 
 
 class Recording:

@@ -10,6 +10,7 @@ import signal
 
 from synkhronos import _devices, _gpuarrays, _rewriting
 from synkhronos._gate import Aborted
+from synkhronos._log import log, name_rank
 from synkhronos._shm import Segments
 from synkhronos.comm import connect
 
@@ -30,6 +31,7 @@ class Worker:
         self.running = True
         self.recorder = None  # while a profile is on
         self._limits = None
+        name_rank(rank)
 
     @property
     def n_ranks(self) -> int:
@@ -57,9 +59,11 @@ class Worker:
         if self.device != "cpu":
             _gpuarrays.open_device(self.device, self.rank, self.threads)
             _rewriting.move_to_device()
+        log.info("process %d on %s, with %d threads", os.getpid(), self.device, self.threads)
 
     def unbind(self) -> None:
-        """Give the cores back."""
+        """Give the cores back, and be no rank any more."""
+        name_rank(None)
         if self._limits is not None:
             self._limits.restore_original_limits()
 

@@ -2,19 +2,17 @@
 
 import contextlib
 import json
-import logging
 from pathlib import Path
 
 import numpy as np
 
 from synkhronos import session as _session
 from synkhronos._checks import whole_number
+from synkhronos._log import log
 from synkhronos._recording import Recording
 from synkhronos._timeline import NAMES, REST, Timeline
 
 __all__ = ["Profile", "profile"]
-
-log = logging.getLogger("synkhronos")
 
 ROOM = 1 << 17  # spans of each rank
 # In pictures: waits are orange, and what is left of a call is grey, behind its parts.

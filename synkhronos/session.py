@@ -12,7 +12,6 @@ import contextlib
 import enum
 import functools
 import itertools
-import logging
 import os
 import signal
 import threading
@@ -22,12 +21,11 @@ from typing import Optional, Sequence
 from synkhronos import _commands, _devices, _gpuarrays
 from synkhronos._checks import whole_number
 from synkhronos._gate import Gate
+from synkhronos._log import log, name_rank
 from synkhronos._process import ForkedProcess
 from synkhronos._registry import Registry
 from synkhronos._worker import Worker, be_worker
 from synkhronos.errors import SessionError, WorkerDied, WorkerError
-
-log = logging.getLogger("synkhronos")
 
 GARBAGE = 1000  # how many released things the workers are told of at a time
 QUIT_SECONDS = 5.0  # how long an idle worker may take to end before it is made to
@@ -259,6 +257,7 @@ class Session:
     def leave_in_child(self) -> None:
         """Give up the session in a process that the user forked from the master."""
         self.state = State.CLOSED
+        name_rank(None)
         self.gate.close_in_child()
 
 
