@@ -27,7 +27,6 @@ COLLECTIVES = (
     _commands.Reduce,
     _commands.AllGather,
     _commands.Expose,
-    _commands.Assign,
 )
 
 
@@ -64,6 +63,7 @@ class Recorder:
             (comm, "reduce_outputs", Part.REDUCE, None),
             (comm, "deposit", Part.REDUCE, _deposited),
             (comm, "reduce_to_new", Part.REDUCE, None),
+            (comm, "assign", Part.REDUCE, _assigned),
             (Replica, "_run_rows", Part.COMPUTE, None),
             (Replica, "_arguments", Part.ROWS, None),
             (Replica, "_take", Part.ROWS, _taken),
@@ -195,6 +195,13 @@ def _exchanged(arguments, result):
 
 def _deposited(arguments, result):
     return sum(map(size, arguments[1]))
+
+
+def _assigned(arguments, result):
+    _, array, *rows = arguments
+    if not rows or rows[0] is None:
+        return size(array)
+    return size(array) // max(len(array), 1) * len(rows[0])
 
 
 def _taken(arguments, result):

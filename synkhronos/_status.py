@@ -106,10 +106,9 @@ class Status:
     def _headline(self):
         if not self.ranks:
             return f"Synkhronos: {self.state}"
-        return (
-            f"Synkhronos: {self.state}; {_count(self.ranks)}, {self.commands:,} command{'s' * (self.commands != 1)} sent, "
-            f"{_amount(self.shared)} of shared memory"
-        )
+        ranks = f"{len(self.ranks)} rank{'s' * (len(self.ranks) > 1)}"
+        used = f"shared memory: {_amount(self.shared)}; commands sent: {self.commands:,}"
+        return f"Synkhronos: {self.state}; {ranks}; {used}"
 
     def _tables(self):
         """Yield the title, the names of the columns and the rows of each table."""
@@ -207,7 +206,7 @@ def status() -> Status:
     >>> now.state, [rank.device for rank in now.ranks], now.data[0].shape
     ('open', ['cpu', 'cpu'], (1, 2))
     >>> now
-    Synkhronos: open; 2 ranks, 1 command sent, 0.0 MB of shared memory
+    Synkhronos: open; 2 ranks; shared memory: 0.0 MB; commands sent: 1
     ...
     >>> synk.close()
     """
@@ -296,10 +295,6 @@ def _variable(variable):
         home = "shared memory" if is_in_shared_memory(value) else "private memory"
     nbytes = value.size * value.dtype.itemsize
     return ArrayStatus(variable.name, variable.dtype, tuple(value.shape), nbytes, home)
-
-
-def _count(ranks):
-    return f"{len(ranks)} rank{'s' * (len(ranks) > 1)}"
 
 
 def _amount(nbytes):

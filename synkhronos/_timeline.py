@@ -101,8 +101,8 @@ class Timeline:
             if call is None:
                 continue
             first, last = self._calls[call].begin, self._calls[call].end
-            if part == Part.START:  # it began to wait when the call before it was over
-                begin = min(max(begin, first, left), end)
+            if part == Part.START:  # of its wait what lies in this call
+                begin = min(max(first, left), end)
             elif part == Part.FINISH:  # written when it arrived
                 end = max(begin, self._left.get(command, 0))
                 if command == self._last[call]:

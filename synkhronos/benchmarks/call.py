@@ -235,9 +235,8 @@ def _print(results, args):
     print(f"  Theano's own call        {results['theano_us']:8.1f} us")
     print(f"  overhead                 {overhead:8.1f} us")
     print(f"  bare Pipe round trip     {results['pipe_us']:8.1f} us")
-    print(
-        f"A function of {results['profile_off_us']:.0f} us, with a profile and without, in turns; minima"
-    )
+    took = results["profile_off_us"]
+    print(f"A function of {took:.0f} us, with a profile and without, in turns; minima")
     print(f"  the profile adds         {results['profile_percent']:8.2f} %")
     print("A training function of three layers, C code cached")
     print(f"  compile in the master    {results['compile_s']:8.3f} s")
