@@ -1,7 +1,6 @@
 """A profile tells where the time of calls goes, on every rank, and leaves nothing behind."""
 
 import gc
-import io
 import json
 import logging
 import re
@@ -14,7 +13,6 @@ import theano
 import theano.tensor as T
 from conftest import ON_DEVICES
 from helpers import Call, function, on_ranks, worker
-from matplotlib.figure import Figure
 
 import synkhronos as synk
 from synkhronos import SessionError, WorkerError, _recorder, collectives
@@ -23,14 +21,6 @@ from synkhronos._replica import Replica
 from synkhronos._timeline import NAMES
 from synkhronos.functions import Function
 from synkhronos.inputs import StagedInput
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fonts():
-    """Have Matplotlib open its font now, which it keeps open, and not in a test."""
-    figure = Figure()
-    figure.text(0, 0, "text")
-    figure.savefig(io.BytesIO())
 
 
 def total(name="total"):
@@ -280,7 +270,7 @@ def test_only_known_suffixes_are_written(ranks, tmp_path):
         assert not (tmp_path / name).exists()
 
 
-# The summary and the picture.
+# The summary.
 
 
 def test_the_summary_has_a_line_for_each_function_and_each_rank(ranks):
@@ -322,31 +312,7 @@ def test_an_empty_profile_can_be_read(ranks, tmp_path):
     assert recorded.summary().startswith(f"0 calls on {ranks.n} rank")
     metadata, events = read_trace(recorded, tmp_path)
     assert not events and metadata
-    recorded.plot()
     assert "0 calls" in repr(recorded)
-
-
-def test_the_picture_has_a_row_for_each_rank(ranks, tmp_path):
-    f = total()
-    with synk.profile() as recorded:
-        for _ in range(10):
-            f(np.ones((8, 3)))
-    file = tmp_path / "picture.png"
-    figure = recorded.plot(file, last=4)
-    assert file.read_bytes().startswith(b"\x89PNG")
-    [axes] = figure.axes
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert [label.split(" (")[0] for label in labels] == [f"rank {r}" for r in range(ranks.n)]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(NAMES)
-    calls = of(recorded, "total")
-    widths = sorted(patch.get_width() for patch in axes.patches)
-    longest = 1e3 * calls["seconds"].reshape(10, ranks.n)[-4:, ranks.master].max()
-    np.testing.assert_allclose(widths[-1], longest, rtol=1e-6)
-    heights = {round(patch.get_y() + patch.get_height() / 2) for patch in axes.patches}
-    assert heights == set(range(ranks.n))
-    for wrong, error in ((0, ValueError), ("all", TypeError)):
-        with pytest.raises(error, match="last"):
-            recorded.plot(last=wrong)
 
 
 # Failure.
