@@ -18,8 +18,7 @@ from synkhronos._replica import Replica
 from synkhronos._shm import ArrayRef
 from synkhronos._timeline import SPAN, Part
 
-_ROW = struct.Struct("5q")
-_COUNT = struct.Struct("q")
+_ROW = struct.Struct(f"{len(SPAN.names)}q")
 clock = time.monotonic_ns
 
 COLLECTIVES = (
@@ -31,28 +30,24 @@ COLLECTIVES = (
 
 
 class Recorder:
-    """One rank's end: puts spans into memory, the first row of which counts them.
+    """One rank's end.
 
     Parameters
     ----------
     worker : Worker
     memory : numpy.ndarray
-        Shape (n_ranks, 1 + spans of a rank, 5), int64.
+        Shape (n_ranks, 1 + spans of a rank, 5), int64, zero: the first row counts what was dropped.
+
+    Attributes
+    ----------
+    write : callable
+        Puts a span into the memory; takes what `SPAN` has.
     """
 
     def __init__(self, worker, memory):
         self._worker = worker
-        self._memory = memoryview(memory[worker.rank]).cast("B")
-        self._room = memory.shape[1] - 1
-        self._written = 0
+        self.write = _writer(memory[worker.rank])
         self._restore = contextlib.ExitStack()
-
-    def write(self, part, begin, end, value, command):
-        """Put one span into memory."""
-        written = self._written = self._written + 1
-        if written <= self._room:
-            _ROW.pack_into(self._memory, written * _ROW.size, part, begin, end, value, command)
-        _COUNT.pack_into(self._memory, 0, written)
 
     def start(self):
         """Replace what the time of is taken."""
@@ -141,12 +136,25 @@ def replace(stack, owner, name, make):
     setattr(owner, name, make(function))
 
 
+def _writer(memory):
+    spans = memoryview(memory).cast("B")
+    pack, row, end = _ROW.pack_into, 0, len(spans) - _ROW.size
+
+    def write(*span):
+        nonlocal row
+        if row < end:
+            row += _ROW.size
+            pack(spans, row, *span)
+        else:
+            memory[0, 0] += 1
+
+    return write
+
+
 def read(memory, rank):
     """Return what a rank has written, dtype SPAN, and how many spans it had no room for."""
-    written = int(memory[rank, 0, 0])
-    kept = min(written, memory.shape[1] - 1)
-    spans = memory[rank, 1 : kept + 1].copy().view(SPAN)[:, 0]
-    return spans[spans["part"] > 0], written - kept  # a Ctrl-C leaves a row as it was: of zeros
+    spans = memory[rank, 1:].view(SPAN)[:, 0]
+    return spans[spans["part"] > 0], int(memory[rank, 0, 0])
 
 
 @dataclass(frozen=True)
