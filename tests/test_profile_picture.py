@@ -1,6 +1,9 @@
 """The picture of a profile."""
 
 import io
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -50,3 +53,15 @@ def test_a_profile_without_calls_can_be_drawn(ranks):
         pass
     [axes] = recorded.plot().axes
     assert len(axes.get_yticks()) == ranks.n and not axes.patches
+
+
+def test_the_example_of_the_documentation_prints_and_draws(tmp_path):
+    example = Path(__file__).parent.parent / "docs" / "examples" / "profiled.py"
+    file = tmp_path / "profile.png"
+    done = subprocess.run(
+        [sys.executable, str(example), str(file)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    names = [line.split()[0] for line in done.stdout.splitlines() if line[:1].strip()]
+    assert {"step", "validate", "broadcast()", "rank"} <= {*names}
+    assert file.read_bytes().startswith(b"\x89PNG")

@@ -15,6 +15,7 @@ from conftest import ON_DEVICES, wait_until
 from helpers import Call, function
 
 import synkhronos as synk
+from synkhronos.extensions import rules, train
 
 on_hosts = pytest.mark.skipif(ON_DEVICES, reason="values are on devices")
 
@@ -87,6 +88,18 @@ def test_functions_and_whether_the_workers_have_them(ranks):
     del f
     gc.collect()
     assert "new one" not in [each.name for each in synk.status().functions]
+
+
+def test_a_function_without_a_name_has_the_line_of_the_script(ranks):
+    x, w = T.dvector("x"), theano.shared(np.ones(3), "w")
+    loss = (x.mean() * w.sum()) ** 2
+    steps = [
+        train.make_train_step([x], loss, [w], rules.sgd, 0.1),
+        synk.function([x], loss, mode="FAST_COMPILE"),
+    ]
+    names = [each.name for each in synk.status().functions][-2:]
+    assert names == [step.name for step in steps]
+    assert all(name.rpartition(":")[0] == __file__ for name in names)
 
 
 @on_hosts
