@@ -149,7 +149,7 @@ class Recording:
 
     def _let_go(self):
         """Keep what was recorded, and give the memory back, which no rank writes to any more."""
-        self._kept = self._read()
+        self._kept = self.read()
         self._memory = self.session.recording = None
         self._until_closed.close()
 
@@ -182,11 +182,10 @@ class Recording:
 
     def read(self):
         """Return the spans of each rank until now, and how many each had no room for."""
-        with self.session.lock:
-            return self._read() if self._kept is None else self._kept
-
-    def _read(self):
-        found = [_recorder.read(self._memory, rank) for rank in range(self.session.n_ranks)]
+        memory = self._memory  # is kept as long as it is read, though another thread ends it
+        if memory is None:
+            return self._kept
+        found = [_recorder.read(memory, rank) for rank in range(len(memory))]
         return [spans for spans, _ in found], [dropped for _, dropped in found]
 
 

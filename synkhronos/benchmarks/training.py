@@ -4,8 +4,8 @@ Every system trains the same network with the same minibatches, picked at random
 by descent with momentum; each is a process of its own, and they take turns in rounds. Times are
 those of a step, from the call to its return: the median of the round that other programs disturbed
 least. The shares are those of the master's time, measured apart from the times: compute is Theano's
-function, collectives the reduction of gradients and of the loss, waiting what the ranks wait for one
-another in the reduction and at the finish barrier, input the rows that are picked, and call the
+function, collectives the reduction of gradients and of the loss, waiting what the ranks wait for
+one another in the reduction and at the finish barrier, input the rows that are picked, and call the
 rest.
 """
 
