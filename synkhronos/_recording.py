@@ -19,6 +19,8 @@ from synkhronos.functions import Function
 from synkhronos.inputs import StagedInput
 from synkhronos.session import State
 
+_CALL, _RAISED = int(Part.CALL), int(Part.RAISED)
+
 
 class Recording:
     """What the ranks of a session record, from now until `end`.
@@ -81,46 +83,57 @@ class Recording:
 
     # Calls.
 
+    def _write(self, part, begin, what, name):
+        """Record a call of a function or collective that ends now."""
+        end = clock()
+        number = self._numbers.get(what)
+        if number is None:
+            # A function without a name of the user's has that of a file and line.
+            self.names.append(str(name).rpartition("/")[2])
+            number = self._numbers[what] = len(self.names) - 1
+        self.session.worker.recorder.write(part, begin, end, number, 0)
+        log.debug("%s took %.3f ms", self.names[number], 1e-6 * (end - begin))
+
     @contextlib.contextmanager
-    def _call(self, what, name):
-        """Record what runs inside as a call of a function or collective."""
-        recorder = self.session.worker.recorder
+    def _call(self, name):
+        """Record what runs inside as a call."""
         with self.session.lock:  # what this thread waits for another's call is not part of it
-            part, begin = Part.RAISED, clock()
+            part, begin = _RAISED, clock()
             try:
                 yield
-                part = Part.CALL
+                part = _CALL
             finally:
-                end = clock()
-                number = self._numbers.get(what)
-                if number is None:
-                    number = self._numbers[what] = len(self.names)
-                    self.names.append(name)
-                recorder.write(part, begin, end, number, 0)
-                log.debug("%s took %.3f ms", name, 1e-6 * (end - begin))
+                self._write(part, begin, name, name)
 
     def _timed_function(self, call):
+        session, write = self.session, self._write
+
         @functools.wraps(call)
-        def timed(function, /, *args, **kwargs):
-            if function._session is not self.session:  # of a session that was closed
+        def timed(function, /, *args, **kwargs):  # as `_call`, in half the time
+            if function._session is not session:  # of one that was closed
                 return call(function, *args, **kwargs)
-            # A function without a name of the user's has that of the file and line it is made in.
-            with self._call(function._key, str(function.name).rpartition("/")[2]):
-                return call(function, *args, **kwargs)
+            with session.lock:
+                part, begin = _RAISED, clock()
+                try:
+                    result = call(function, *args, **kwargs)
+                    part = _CALL
+                    return result
+                finally:
+                    write(part, begin, function._key, function.name)
 
         return timed
 
     def _timed_collective(self, call):
         @contextlib.contextmanager
         def timed(name):
-            with self._call(name, f"{name}()"), call(name) as session:
+            with self._call(f"{name}()"), call(name) as session:
                 yield session
 
         return timed
 
     def _timed_shipping(self, ship):
         def timed(*args):
-            with self._call("distribute", "distribute()"):
+            with self._call("distribute()"):
                 return ship(*args)
 
         return timed
