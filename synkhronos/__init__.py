@@ -31,6 +31,8 @@ _HOMES = {
         "set_value",
     ),
     "_devices": ("get_n_gpu",),
+    "profiling": ("profile",),
+    "_status": ("status",),
     "errors": ("SessionError", "SharedMemoryFull", "WorkerDied", "WorkerError"),
 }
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}

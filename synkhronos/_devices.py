@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import glob
 import importlib.util
-import logging
 import math
 import operator
 import os
@@ -17,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Sequence
 
-log = logging.getLogger("synkhronos")
+from synkhronos._log import log
 
 DEVICE_NAME = re.compile(r"cpu|cuda\d*|opencl\d+:\d+")
 EXAMPLES = "such as 'cpu', 'cuda0' or 'opencl0:0'"

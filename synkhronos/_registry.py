@@ -6,15 +6,13 @@ put on the session's garbage, and forgotten by the workers.
 """
 
 import itertools
-import logging
 import weakref
 from typing import Optional
 
 from synkhronos import _commands, _devices, _theano
 from synkhronos._checks import sentence
+from synkhronos._log import log
 from synkhronos._replica import PLAIN, Replica
-
-log = logging.getLogger("synkhronos")
 
 
 class Registry:
@@ -23,7 +21,8 @@ class Registry:
     def __init__(self, session):
         self._session = session
         self._keys = itertools.count()
-        self._functions = weakref.WeakSet()
+        self._functions = weakref.WeakValueDictionary()
+        self._data = weakref.WeakValueDictionary()
         self._pending = {}  # key of a function -> its variants that the workers lack
         # Key of a function -> how it is made, for other kinds of devices. Weak: what the user's
         # operations hold may be what holds the function.
@@ -36,7 +35,7 @@ class Registry:
         key = next(self._keys)
         self._session.worker.replicas[key] = Replica(key, description)
         self._recipes[key] = recipe
-        self._functions.add(function)
+        self._functions[key] = function
         weakref.finalize(function, self._drop_function, key).atexit = False
         self.add_variant(key, PLAIN, compiled)
         return key
@@ -119,7 +118,30 @@ class Registry:
             _theano.spread_random_state(variable, self._session.master_rank)
         return len(pickled)
 
+    # What the user has. Other threads may add to it meanwhile, so it is copied in one step.
+
+    def functions(self) -> list:
+        """Return all functions."""
+        return _alive(self._functions.valuerefs())
+
+    def add_data(self, data) -> None:
+        """Remember a Data."""
+        self._data[next(self._keys)] = data
+
+    def data(self) -> list:
+        """Return all Data."""
+        return _alive(self._data.valuerefs())
+
+    def variables(self) -> list:
+        """Return all shared variables that the workers have."""
+        return _alive(self._variable_keys.keyrefs())
+
     def release(self) -> None:
         """Have all functions let go of the shared memory that they keep."""
-        for function in self._functions:
+        for function in self.functions():
             function._release()
+
+
+def _alive(references):
+    found = [reference() for reference in references]
+    return [each for each in found if each is not None]

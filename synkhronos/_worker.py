@@ -4,11 +4,13 @@ The master has a Worker too, and runs the same commands with it; only `main` is 
 """
 
 import cProfile
+import gc
 import os
 import signal
 
 from synkhronos import _devices, _gpuarrays, _rewriting
 from synkhronos._gate import Aborted
+from synkhronos._log import log, name_rank
 from synkhronos._shm import Segments
 from synkhronos.comm import connect
 
@@ -28,7 +30,9 @@ class Worker:
         self.replicas = {}
         self.variables = {}
         self.running = True
+        self.recorder = None  # while a profile is on
         self._limits = None
+        name_rank(rank)
 
     @property
     def n_ranks(self) -> int:
@@ -56,9 +60,11 @@ class Worker:
         if self.device != "cpu":
             _gpuarrays.open_device(self.device, self.rank, self.threads)
             _rewriting.move_to_device()
+        log.info("process %d on %s, with %d threads", os.getpid(), self.device, self.threads)
 
     def unbind(self) -> None:
-        """Give the cores back."""
+        """Give the cores back, and be no rank any more."""
+        name_rank(None)
         if self._limits is not None:
             self._limits.restore_original_limits()
 
@@ -92,3 +98,9 @@ class Worker:
                 self.comm.close()  # the master has not heard where the outputs are
                 self.gate.worker_finish(error=unsent)
             del reply, error
+
+
+def be_worker(rank, gate, devices, threads, profile):
+    """Be the process of one rank that is not the master's."""
+    gc.freeze()  # the master's objects stay shared with it, and out of the way of `Forget`
+    Worker(rank, gate, devices, threads).main(profile)

@@ -286,8 +286,10 @@ def function(
     pairs, update_modes = _signature.check_updates(updates)
     keywords = {**kwargs, "givens": _signature.check_givens(givens)}
     if kwargs.get("name") is None:
-        # As Theano names a function that was given none: after the line that makes it.
+        # As Theano names a function that was given none: after the user's line that makes it.
         caller = sys._getframe(1)
+        while caller.f_back and caller.f_globals.get("__name__", "").startswith("synkhronos."):
+            caller = caller.f_back
         keywords["name"] = f"{caller.f_code.co_filename}:{caller.f_lineno}"
     chosen.keep_on_device(session.comm.reduces)
     recipe = Recipe(inputs + whole, chosen, pairs, update_modes, keywords)

@@ -41,6 +41,7 @@ class Data:
         self._store = GrowingArray(session.segments, dtype, ndim)
         self._minibatch = bool(minibatch)
         self._name = name
+        session.registry.add_data(self)
 
     @property
     def data(self) -> np.ndarray:

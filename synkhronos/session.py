@@ -11,9 +11,7 @@ import collections
 import contextlib
 import enum
 import functools
-import gc
 import itertools
-import logging
 import os
 import threading
 import weakref
@@ -22,12 +20,11 @@ from typing import Optional, Sequence
 from synkhronos import _commands, _devices, _gpuarrays
 from synkhronos._checks import whole_number
 from synkhronos._gate import Gate
+from synkhronos._log import log, name_rank
 from synkhronos._process import ForkedProcess, interrupts_held, join_all, kill_all
 from synkhronos._registry import Registry
-from synkhronos._worker import Worker
+from synkhronos._worker import Worker, be_worker
 from synkhronos.errors import SessionError, WorkerDied
-
-log = logging.getLogger("synkhronos")
 
 GARBAGE = 1000  # how many released things the workers are told of at a time
 QUIT_SECONDS = 5.0  # how long an idle worker may take to end before it is made to
@@ -56,9 +53,9 @@ class Session:
         self.garbage = collections.deque()
         self._answers = {}
         self.staged = {}  # shared memory that collectives keep for plain values
+        self.recording = None  # of a profile
         self.registry = Registry(self)
-        spin = self.n_ranks <= _devices.usable_cores()
-        self.gate = Gate(self.n_ranks, master_rank, spin)
+        self.gate = Gate(self.n_ranks, master_rank, self.n_ranks <= _devices.usable_cores())
         self.worker = Worker(master_rank, self.gate, devices, threads, self._on_release)
         # Weak: a variable lives as long as the user's reference or a function of the user's.
         self.worker.variables = weakref.WeakValueDictionary()
@@ -79,7 +76,7 @@ class Session:
         for rank in range(self.n_ranks):
             if rank == self.master_rank:
                 continue
-            worker = functools.partial(_be_worker, rank, self.gate, self.devices, threads, profile)
+            worker = functools.partial(be_worker, rank, self.gate, self.devices, threads, profile)
             process = self._processes[rank] = ForkedProcess(worker)
             self.gate.watch(rank, process)
 
@@ -239,12 +236,8 @@ class Session:
     def leave_in_child(self) -> None:
         """Give up the session in a process that the user forked from the master."""
         self.state = State.CLOSED
+        name_rank(None)
         self.gate.close_in_child()
-
-
-def _be_worker(rank, gate, devices, threads, profile):
-    gc.freeze()  # the master's objects stay shared with it, and out of the way of `Forget`
-    Worker(rank, gate, devices, threads).main(profile)
 
 
 class _Current:
@@ -334,6 +327,11 @@ def _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_w
         raise SessionError(
             "fork() was called while a session is there: only fork once, or close() it before."
         )
+    profile_file = os.environ.get("SYNKHRONOS_PROFILE")
+    if profile_file:
+        from synkhronos import profiling
+
+        profiling.check_file(profile_file)
     names = _devices.resolve(n_parallel, use_gpu, devices)
     _gpuarrays.refuse_open_device()
     if set(names) != {"cpu"}:
@@ -356,6 +354,8 @@ def _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_w
             f"fork() can't start {len(names)} ranks on this machine: {error}. Each takes a process "
             "and, of the master, four descriptors and one for each Data (see ulimit -n, ulimit -u)."
         ) from error
+    if profile_file:
+        profiling.record_until_close(profile_file)
     return len(names)
 
 
@@ -374,6 +374,7 @@ def close() -> None:
         session.quit()
     finally:
         _end_current()
+    log.info("the session is closed")
 
 
 def _end_current():

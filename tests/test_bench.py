@@ -26,6 +26,8 @@ def test_bench_call_prints_every_figure():
     figures = json.loads(done.stdout)
     assert 0 < figures["theano_us"] < figures["call_us"]
     assert figures["pipe_us"] > 0
+    assert figures["profile_long_us"] > 0
+    assert {"profile_us", "profile_percent"} <= set(figures)
     assert figures["distribute_s"] > 0
     assert figures["compile_s"] > 0
     assert figures["data_bytes"] == 8_000_000

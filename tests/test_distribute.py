@@ -82,7 +82,7 @@ def test_distribute_is_repeatable_and_sends_only_what_is_new(dumped, caplog):
         synk.distribute()
     assert [(n, new) for n, _, new, _ in dumped] == [(1, [s]), (1, [t]), (1, [])]
     assert any(variable is s for variable in dumped[1][1])
-    assert [r.message.split(",")[0] for r in caplog.records] == [
+    assert [r.message.split(": ")[1].split(",")[0] for r in caplog.records] == [
         f"distributed {each.name}" for each in (f, g, h)
     ]
     assert f([1, 2]) > 0

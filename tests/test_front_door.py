@@ -26,9 +26,11 @@ NAMES = [
     "get_shapes",
     "get_value",
     "ops",
+    "profile",
     "reduce",
     "scatter",
     "set_value",
+    "status",
 ]
 
 

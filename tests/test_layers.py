@@ -21,6 +21,8 @@ LAYERS = [
         "_selection",
         "_import_support",
         "_cuda_libraries",
+        "_log",
+        "_timeline",
     ],
     [
         "_reports",
@@ -46,12 +48,14 @@ LAYERS = [
         "comm.nccl",
         "_replica",
         "_commands",
+        "_recorder",
     ],
     ["_worker"],
     ["_registry", "session"],
     # Data is made in a session, the current one.
     ["inputs", "_signature", "_binding", "_request", "_operands"],
-    ["functions", "collectives", "ops"],
+    ["functions", "collectives", "ops", "_status"],
+    ["_recording", "profiling"],
     [
         "extensions",
         "extensions._gradients",
@@ -80,7 +84,7 @@ LAYERS = [
 ]
 ORDER = {name: place for place, name in enumerate(name for layer in LAYERS for name in layer)}
 # A name that is looked up when it is asked for, so that two modules may know each other.
-LATE = {("comm", "comm.shared"), ("comm", "comm.nccl")}
+LATE = {("comm", "comm.shared"), ("comm", "comm.nccl"), ("session", "profiling")}
 
 # The only importers of what they hide.
 ONLY = {
@@ -112,7 +116,12 @@ ONLY = {
     "mpi4py": {"comm.mpi", "benchmarks.peers"},
     "torch": {"benchmarks.peers"},
     "keras": {"extensions.keras"},
-    "matplotlib": {"benchmarks.collectives", "benchmarks.training", "benchmarks.scaling"},
+    "matplotlib": {
+        "profiling",
+        "benchmarks.collectives",
+        "benchmarks.training",
+        "benchmarks.scaling",
+    },
     "threadpoolctl": {
         "_devices",
         "_info",
@@ -228,6 +237,7 @@ def test_only_the_ranks_of_one_machine_know_that_they_share_it(name):
     }
     if name not in allowed | {
         "_info",
+        "_status",
         "benchmarks.call",
         "benchmarks.function",
         "benchmarks.peers",

@@ -1,5 +1,6 @@
-"""What a call costs beside Theano's own, what an idle session costs, and what Data takes."""
+"""What a call, an idle session and a profile cost, beside Theano's own, and what Data takes."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -27,6 +28,7 @@ def main(args) -> int:
     """Measure, print, and return the exit status."""
     results = {
         **measure_call(args.ranks, args.calls),
+        **measure_profile(args.ranks, args.calls),
         **measure_distribute(args.ranks),
         **measure_idle(args.ranks, args.idle),
         **measure_memory(4, args.megabytes),
@@ -67,6 +69,47 @@ def measure_call(n_ranks, n_calls):
     finally:
         synk.close()
     return {f"{name}_us": 1e6 * statistics.median(values) for name, values in times.items()}
+
+
+def measure_profile(n_ranks, n_calls, seconds=1e-3):
+    """Time calls with a profile and without: of almost no time, and of about so many seconds."""
+    import theano.tensor as T
+
+    import synkhronos as synk
+
+    synk.fork(n_ranks)
+    try:
+        x = T.matrix("x", "float32")
+        f = synk.function([x], T.tanh(x).sum())
+        short = long = synk.data(np.ones((n_ranks, 1), "float32"))
+        f(short)
+        columns = 1000
+        while min(_seconds(f, long) for _ in range(100)) < seconds:
+            long = synk.data(np.ones((n_ranks, columns), "float32"))
+            columns += columns // 4
+        times = {(name, data): [] for name in ("off", "on") for data in ("short", "long")}
+        # In turns, so that both meet the same noise.
+        for _ in range(max(1, n_calls // 100)):
+            for name, context in (("off", contextlib.nullcontext()), ("on", synk.profile())):
+                with context:
+                    f(short)
+                    times[name, "short"] += [_seconds(f, short) for _ in range(50)]
+                    times[name, "long"] += [_seconds(f, long) for _ in range(20)]
+    finally:
+        synk.close()
+    # Minima: other programs disturb a call by more than a profile adds to it.
+    least = {key: min(values) for key, values in times.items()}
+    return {
+        "profile_us": 1e6 * (least["on", "short"] - least["off", "short"]),
+        "profile_long_us": 1e6 * least["off", "long"],
+        "profile_percent": 100 * (least["on", "long"] / least["off", "long"] - 1),
+    }
+
+
+def _seconds(function, *args):
+    begin = time.perf_counter()
+    function(*args)
+    return time.perf_counter() - begin
 
 
 class _Echo:
@@ -197,6 +240,10 @@ def _print(results, args):
     print(f"  Theano's own call        {results['theano_us']:8.1f} us")
     print(f"  overhead                 {overhead:8.1f} us")
     print(f"  bare Pipe round trip     {results['pipe_us']:8.1f} us")
+    long = f"{results['profile_long_us']:.0f} us"
+    print("A profile, on and off in turns; minima")
+    print(f"  adds to a call           {results['profile_us']:8.1f} us")
+    print(f"  to one of {long:14} {results['profile_percent']:8.2f} %")
     print("A training function of three layers, C code cached")
     print(f"  compile in the master    {results['compile_s']:8.3f} s")
     print(f"  distribute()             {results['distribute_s']:8.3f} s  ({ratio:.1f} times less)")

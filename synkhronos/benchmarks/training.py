@@ -4,8 +4,9 @@ Every system trains the same network with the same minibatches, picked at random
 by descent with momentum; each is a process of its own, and they take turns in rounds. Times are
 those of a step, from the call to its return: the median of the round that other programs disturbed
 least. The shares are those of the master's time, measured apart from the times: compute is Theano's
-function, collectives the reduction of gradients, waiting what the ranks wait for one another in the
-reduction and at the finish barrier, input the rows that are picked, and call the rest.
+function, collectives the reduction of gradients and of the loss, waiting what the ranks wait for
+one another in the reduction and at the finish barrier, input the rows that are picked, and call the
+rest.
 """
 
 import argparse
@@ -16,7 +17,6 @@ import statistics
 import sys
 import time
 import traceback
-from unittest import mock
 
 import numpy as np
 
@@ -189,7 +189,7 @@ class _System:
 
 def _be_system(pipe, form, number, name, batch):
     try:
-        with _stepping(form, number, name, batch) as (step, session):
+        with _stepping(form, number, name, batch) as step:
             pipe.send(None)
             while True:
                 what, count = pipe.recv()
@@ -198,7 +198,7 @@ def _be_system(pipe, form, number, name, batch):
                 elif what == "times":
                     answer = [_timed(step) for _ in range(count)]
                 else:
-                    answer = shares(session, step, count)
+                    answer = shares(step, count)
                 pipe.send(answer)
     except (EOFError, KeyboardInterrupt):
         pass
@@ -215,12 +215,11 @@ def _timed(step):
 
 @contextlib.contextmanager
 def _stepping(form, number, name, batch):
-    """Yield a function that takes one step, and the session that it does so in."""
+    """Yield a function that takes one step."""
     import theano
     from threadpoolctl import threadpool_limits
 
     import synkhronos as synk
-    from synkhronos import session
     from synkhronos.extensions import rules, train, updates
 
     theano.config.floatX = "float32"  # what Theano adds to the graph is of this type
@@ -246,7 +245,7 @@ def _stepping(form, number, name, batch):
             return function(*buffers)
 
         with threadpool_limits(number):
-            yield serial, None
+            yield serial
         return
     synk.fork(number, devices=["cpu"] * number)
     try:
@@ -257,51 +256,23 @@ def _stepping(form, number, name, batch):
         else:
             function = train.make_train_function(*arguments, *inputs, updates.momentum, RATE)
         data = [synk.data(array) for array in rows]
-        yield lambda: function(*data, batch=pick()), session._Current.session
+        yield lambda: function(*data, batch=pick())
     finally:
         synk.close()
 
 
-def shares(session, step, count):
+def shares(step, count):
     """Return how the master's time divides among `SHARES`, over as many steps."""
-    from synkhronos import _replica, _theano
+    import synkhronos as synk
 
-    seconds = dict.fromkeys(("run", "exchange", "collective", "wait", "inside", "arguments"), 0.0)
-    depth = []
-
-    def timed(name, function):
-        def wrapper(*args, **kwargs):
-            depth.append(name)
-            begin = _clock()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                took = _clock() - begin
-                depth.pop()
-                seconds[name] += took
-                if name == "wait" and ("exchange" in depth or "collective" in depth):
-                    seconds["inside"] += took
-
-        return wrapper
-
-    gate, comm = session.gate, session.comm
-    with contextlib.ExitStack() as stack:
-        for owner, attribute, name in (
-            (gate, "meet", "wait"),
-            (gate, "finish", "wait"),
-            (comm, "exchange", "exchange"),
-            (comm, "all_reduce", "collective"),
-            (_theano, "run", "run"),
-            (_replica.Replica, "_arguments", "arguments"),
-        ):
-            wrapper = timed(name, getattr(owner, attribute))
-            stack.enter_context(mock.patch.object(owner, attribute, wrapper))
+    with synk.profile() as recorded:
         total = sum(_timed(step) for _ in range(count))
+    calls = recorded.calls[recorded.calls["rank"] == recorded.master_rank]
     parts = {
-        "compute": seconds["run"] - seconds["exchange"],
-        "collectives": seconds["exchange"] + seconds["collective"] - seconds["inside"],
-        "waiting": seconds["wait"],
-        "input": seconds["arguments"],
+        "compute": calls["compute"].sum(),
+        "collectives": calls["reduce"].sum(),
+        "waiting": calls["meet"].sum() + calls["finish"].sum(),
+        "input": calls["rows"].sum(),
     }
     parts["call"] = total - sum(parts.values())
     return {name: parts[name] / total for name in SHARES}

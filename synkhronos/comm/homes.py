@@ -207,7 +207,7 @@ class Homes:
         self.begin()
         for variable in list(self._worker.variables.values()):
             value = _theano.peek(variable)
-            if _is_in_shared_memory(value):
+            if is_in_shared_memory(value):
                 _theano.replace(variable, value.copy())
         self._own.clear()
         self._spares.clear()
@@ -320,7 +320,8 @@ def _room(layout):
     return max(sum(_round_up(_nbytes(*each)) for each in layout), _ALIGN)
 
 
-def _is_in_shared_memory(value):
+def is_in_shared_memory(value) -> bool:
+    """Whether an array is a view of a segment."""
     while isinstance(value, np.ndarray):
         value = value.base
     return isinstance(value, mmap.mmap)

@@ -1,0 +1,213 @@
+"""The master's side of a profile: has all ranks record, and times what only the master does.
+
+    Recording ──▶ StartRecording ==> ranks     ... calls ...     end, or close() of the session
+
+Everything that is replaced is put back at the end.
+"""
+
+import contextlib
+import functools
+
+import numpy as np
+
+from synkhronos import _recorder, collectives
+from synkhronos._log import log
+from synkhronos._recorder import StartRecording, StopRecording, clock
+from synkhronos._timeline import SPAN, Part
+from synkhronos.errors import SessionError, WorkerDied
+from synkhronos.functions import Function
+from synkhronos.inputs import StagedInput
+from synkhronos.session import State
+
+_CALL, _RAISED = int(Part.CALL), int(Part.RAISED)
+
+
+class Recording:
+    """What the ranks of a session record, from now until `end`.
+
+    Parameters
+    ----------
+    session : Session
+    room : int
+        How many spans each rank may write.
+    at_close : callable, optional
+        Called when the session has been closed.
+    """
+
+    def __init__(self, session, room, at_close=None):
+        self.session, self._at_close = session, at_close
+        self._numbers = {}  # function or collective -> the number of its name
+        self.names = []
+        self._until_closed = contextlib.ExitStack()
+        self._kept = None  # what was read at the end
+        self._is_wanted = True
+        with session.lock:
+            session.refuse_nesting()
+            with session.inside:
+                session.settle()
+                self._begin(room)
+
+    def _begin(self, room):
+        session = self.session
+        if session.recording is not None:
+            session.recording._give_way()
+        shape = session.n_ranks, 1 + room, len(SPAN.names)
+        segment = session.segments.create(int(np.prod(shape)) * 8)
+        self._memory = segment.array(np.int64, shape)
+        session.recording = self
+        _recorder.replace(self._until_closed, session, "release", self._and_end)
+        _recorder.replace(self._until_closed, session, "leave_in_child", self._and_leave)
+        try:
+            session.run(StartRecording(segment.array_ref(np.int64, shape)))
+            self._time_master(session.worker.recorder)
+        except BaseException:
+            self._stop_master()
+            raise
+
+    def _give_way(self):
+        """Make room for the next recording, if the end of this one was interrupted; or refuse."""
+        if self._is_wanted:
+            raise SessionError(
+                "A profile is being recorded already: only one can be. End its with block before; "
+                "where SYNKHRONOS_PROFILE asked for it, it ends with close()."
+            )
+        self.session.run(StopRecording())
+        self._let_go()
+
+    def _time_master(self, recorder):
+        recorder.time(Function, "_combine", Part.REDUCE, _combined)
+        recorder.time(StagedInput, "put", Part.STAGE, _staged)
+        recorder.replace(Function, "__call__", self._timed_function)
+        recorder.replace(collectives, "_call", self._timed_collective)
+        recorder.replace(self.session.registry, "_ship", self._timed_shipping)
+
+    # Calls.
+
+    def _write(self, part, begin, what, name):
+        """Record a call of a function or collective that ends now."""
+        end = clock()
+        number = self._numbers.get(what)
+        if number is None:
+            # A function without a name of the user's has that of a file and line.
+            self.names.append(str(name).rpartition("/")[2])
+            number = self._numbers[what] = len(self.names) - 1
+        self.session.worker.recorder.write(part, begin, end, number, 0)
+        log.debug("%s took %.3f ms", self.names[number], 1e-6 * (end - begin))
+
+    @contextlib.contextmanager
+    def _call(self, name):
+        """Record what runs inside as a call."""
+        with self.session.lock:  # what this thread waits for another's call is not part of it
+            part, begin = _RAISED, clock()
+            try:
+                yield
+                part = _CALL
+            finally:
+                self._write(part, begin, name, name)
+
+    def _timed_function(self, call):
+        session, write = self.session, self._write
+
+        @functools.wraps(call)
+        def timed(function, /, *args, **kwargs):  # as `_call`, in half the time
+            if function._session is not session:  # of one that was closed
+                return call(function, *args, **kwargs)
+            with session.lock:
+                part, begin = _RAISED, clock()
+                try:
+                    result = call(function, *args, **kwargs)
+                    part = _CALL
+                    return result
+                finally:
+                    write(part, begin, function._key, function.name)
+
+        return timed
+
+    def _timed_collective(self, call):
+        @contextlib.contextmanager
+        def timed(name):
+            with self._call(f"{name}()"), call(name) as session:
+                yield session
+
+        return timed
+
+    def _timed_shipping(self, ship):
+        def timed(*args):
+            with self._call("distribute()"):
+                return ship(*args)
+
+        return timed
+
+    # The end.
+
+    def end(self) -> None:
+        """Record no more, on any rank; what was recorded can be read ever after."""
+        session = self.session
+        with session.lock:
+            if self._kept is not None:
+                return
+            session.refuse_nesting()
+            self._stop_master()
+            if session.state is State.OPEN:
+                # If a Ctrl-C comes, the workers go on to write into memory that stays, until the
+                # next recording or the end of the session.
+                with session.inside, contextlib.suppress(WorkerDied):
+                    session.settle()
+                    session.run(StopRecording())
+            self._let_go()
+
+    def _stop_master(self):
+        self._is_wanted = False
+        _recorder.stop(self.session.worker)
+
+    def _let_go(self):
+        """Keep what was recorded, and give the memory back, which no rank writes to any more."""
+        self._kept = self.read()
+        self._memory = self.session.recording = None
+        self._until_closed.close()
+
+    def _and_end(self, release):
+        def release_and_end():
+            self._stop_master()
+            try:
+                release()
+            finally:
+                self._let_go()
+                if self._at_close is not None:
+                    self._at_close()
+
+        return release_and_end
+
+    def _and_leave(self, leave):
+        def leave_and_let_go():
+            self._stop_master()
+            self._let_go()
+            leave()
+
+        return leave_and_let_go
+
+    # What was recorded.
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can be added any more."""
+        return self._kept is not None
+
+    def read(self):
+        """Return the spans of each rank until now, and how many each had no room for."""
+        memory = self._memory  # is kept as long as it is read, though another thread ends it
+        if memory is None:
+            return self._kept
+        found = [_recorder.read(memory, rank) for rank in range(len(memory))]
+        return [spans for spans, _ in found], [dropped for _, dropped in found]
+
+
+# What is moved, in bytes.
+
+
+def _combined(arguments, results):
+    return sum(map(_recorder.size, results))
+
+
+def _staged(arguments, result):
+    return _recorder.size(arguments[1])

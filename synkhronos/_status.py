@@ -1,0 +1,306 @@
+"""What there is right now: looked up in this process and in /proc, without a word to a worker."""
+
+import html
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional, Tuple
+
+from synkhronos import _theano
+from synkhronos import session as _session
+from synkhronos.comm.homes import is_in_shared_memory
+from synkhronos.session import State
+
+_SEGMENT = re.compile(r"/dev/shm/(#|synkhronos-)\S* \(deleted\)")
+_LIFE = {"R": "running", "S": "sleeping", "D": "sleeping", "T": "stopped", "t": "stopped"}
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """One rank.
+
+    Attributes
+    ----------
+    rank : int
+    device : str
+    pid : int
+    is_master : bool
+    process : str
+        "running", "sleeping" (waiting, for a command too), "stopped" (by a signal) or "gone".
+    resident : int
+        Bytes of memory that the process has in use, those that it shares with others included.
+    shared : int
+        Bytes of the session's shared memory that this rank has mapped, whoever made them.
+    """
+
+    rank: int
+    device: str
+    pid: int
+    is_master: bool
+    process: str
+    resident: int
+    shared: int
+
+
+@dataclass(frozen=True)
+class FunctionStatus:
+    """One function: its name, whether the workers have it, and its shared variables."""
+
+    name: str
+    is_distributed: bool
+    shared_variables: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ArrayStatus:
+    """One Data, or the master's value of one shared variable that the workers have.
+
+    Attributes
+    ----------
+    name : str or None
+    dtype : str
+        The kind of the variable, where it holds no array.
+    shape : tuple of int or None
+    nbytes : int
+    home : str
+        "shared memory", "private memory" or "device".
+    """
+
+    name: Optional[str]
+    dtype: str
+    shape: Optional[Tuple[int, ...]]
+    nbytes: int
+    home: str
+
+
+@dataclass(frozen=True)
+class Status:
+    """What there is at one moment; made by :func:`status`, and shown as tables.
+
+    Attributes
+    ----------
+    state : str
+        "no session", "open", "in a call", "interrupted" (the workers may still be in a call that
+        the master has left), or "broken" (a worker died).
+    master_rank : int or None
+    commands : int
+        How many commands the workers were sent; a call is one, or a few.
+    shared : int
+        Bytes of shared memory that the session has in use, however many ranks have mapped them.
+    ranks : tuple of RankStatus
+    functions : tuple of FunctionStatus
+    data : tuple of ArrayStatus
+    shared_variables : tuple of ArrayStatus
+    """
+
+    state: str
+    master_rank: Optional[int] = None
+    commands: int = 0
+    shared: int = 0
+    ranks: Tuple[RankStatus, ...] = ()
+    functions: Tuple[FunctionStatus, ...] = ()
+    data: Tuple[ArrayStatus, ...] = ()
+    shared_variables: Tuple[ArrayStatus, ...] = ()
+
+    def _headline(self):
+        if not self.ranks:
+            return f"Synkhronos: {self.state}"
+        ranks = f"{len(self.ranks)} rank{'s' * (len(self.ranks) > 1)}"
+        used = f"shared memory: {_amount(self.shared)}; commands sent: {self.commands:,}"
+        return f"Synkhronos: {self.state}; {ranks}; {used}"
+
+    def _tables(self):
+        """Yield the title, the names of the columns and the rows of each table."""
+        if self.ranks:
+            yield (
+                "Ranks",
+                ("rank", "device", "pid", "process", "resident", "shared"),
+                [
+                    (
+                        f"{each.rank}, master" if each.is_master else str(each.rank),
+                        each.device,
+                        str(each.pid),
+                        each.process,
+                        _amount(each.resident),
+                        _amount(each.shared),
+                    )
+                    for each in self.ranks
+                ],
+            )
+        if self.functions:
+            yield (
+                "Functions",
+                ("name", "workers have it", "shared variables"),
+                [
+                    (
+                        each.name,
+                        "yes" if each.is_distributed else "no",
+                        _list(each.shared_variables),
+                    )
+                    for each in self.functions
+                ],
+            )
+        for title, arrays in (("Data", self.data), ("Shared variables", self.shared_variables)):
+            if arrays:
+                yield (
+                    title,
+                    ("name", "dtype", "shape", "size", "home"),
+                    [
+                        (
+                            each.name or "",
+                            each.dtype,
+                            "" if each.shape is None else str(each.shape),
+                            _amount(each.nbytes),
+                            each.home,
+                        )
+                        for each in arrays
+                    ],
+                )
+
+    def __repr__(self):
+        lines = [self._headline()]
+        for title, columns, rows in self._tables():
+            widths = [max(map(len, column)) for column in zip(columns, *rows)]
+            lines += ["", title]
+            for row in (columns, *rows):
+                lines.append("  " + "  ".join(map(str.ljust, row, widths)).rstrip())
+        return "\n".join(lines)
+
+    def _repr_html_(self):
+        parts = [f"<p>{html.escape(self._headline())}</p>"]
+        for title, columns, rows in self._tables():
+            head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+            body = "".join(
+                "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+                for row in rows
+            )
+            parts.append(
+                f"<table><caption>{html.escape(title)}</caption><thead><tr>{head}</tr></thead>"
+                f"<tbody>{body}</tbody></table>"
+            )
+        return "".join(parts)
+
+
+def status() -> Status:
+    """Return what there is now: ranks, memory, functions, Data and shared variables.
+
+    It reads what this process knows and what the system tells of the others. It asks no worker and
+    waits for none, so it can be called at any time: without a session, after a worker's death, and
+    from another thread while a call is under way.
+
+    Returns
+    -------
+    Status
+        Shown as tables, in a notebook too; its attributes have the figures.
+
+    Examples
+    --------
+    >>> import synkhronos as synk
+    >>> synk.status()
+    Synkhronos: no session
+    >>> synk.fork(2)
+    2
+    >>> d = synk.data([[1.0, 2.0]], name="d")
+    >>> now = synk.status()
+    >>> now.state, [rank.device for rank in now.ranks], now.data[0].shape
+    ('open', ['cpu', 'cpu'], (1, 2))
+    >>> now
+    Synkhronos: open; 2 ranks; shared memory: 0.0 MB; commands sent: 1
+    ...
+    >>> synk.close()
+    """
+    session = _session._Current.session
+    if session is None:
+        return Status("no session")
+    pids = session.worker_pids
+    pids.insert(session.master_rank, os.getpid())
+    segments = {}
+    ranks = tuple([_rank(session, rank, pid, segments) for rank, pid in enumerate(pids)])
+    functions = session.registry.functions()
+    used = [variable for function in functions for variable in function.get_shared()]
+    return Status(
+        _state(session),
+        session.master_rank,
+        session.gate.sequence,
+        sum(segments.values()),
+        ranks,
+        tuple([_function(session, function) for function in functions]),
+        tuple([_data(data) for data in session.registry.data()]),
+        tuple([_variable(v) for v in dict.fromkeys([*used, *session.registry.variables()])]),
+    )
+
+
+def _state(session):
+    if session.state is State.BROKEN:
+        return "broken"
+    if session.inside.locked():
+        return "in a call"
+    return "interrupted" if session.gate.is_open else "open"
+
+
+def _rank(session, rank, pid, segments):
+    is_master = rank == session.master_rank
+    try:
+        # After the name, in brackets: the state and the parent; see proc(5).
+        life, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+        resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        is_ours = is_master or int(parent) == os.getpid()  # else the number is another's by now
+    except OSError:
+        is_ours = False
+    if not is_ours or life not in _LIFE:
+        return RankStatus(rank, session.devices[rank], pid, is_master, "gone", 0, 0)
+    resident *= os.sysconf("SC_PAGE_SIZE")
+    own = _segments(pid)
+    segments.update(own)
+    return RankStatus(
+        rank, session.devices[rank], pid, is_master, _LIFE[life], resident, sum(own.values())
+    )
+
+
+def _segments(pid):
+    """Return the bytes of each segment that a process has mapped: a map keeps it open."""
+    found = {}
+    try:
+        paths = list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return found
+    for path in paths:
+        try:
+            if _SEGMENT.fullmatch(os.readlink(path)):
+                found[path.stat().st_ino] = path.stat().st_size
+        except OSError:
+            continue  # closed by now
+    return found
+
+
+def _function(session, function):
+    used = tuple(map(str, function.get_shared()))
+    is_distributed = not session.registry.is_pending(function._key)
+    return FunctionStatus(str(function.name), is_distributed, used)
+
+
+def _data(data):
+    array = data.data
+    return ArrayStatus(data.name, array.dtype.name, array.shape, array.nbytes, "shared memory")
+
+
+def _variable(variable):
+    value = _theano.peek(variable)
+    if not _theano.is_array_variable(variable):
+        return ArrayStatus(variable.name, str(variable.type), None, 0, "private memory")
+    if _theano.lives_on_device(variable):
+        home = "device"
+    else:
+        home = "shared memory" if is_in_shared_memory(value) else "private memory"
+    nbytes = value.size * value.dtype.itemsize
+    return ArrayStatus(variable.name, variable.dtype, tuple(value.shape), nbytes, home)
+
+
+def _amount(nbytes):
+    return f"{1e-6 * nbytes:,.1f} MB"
+
+
+def _list(names, most=4):
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

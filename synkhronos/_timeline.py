@@ -1,0 +1,207 @@
+"""From what each rank recorded to what each call took on each rank: pure arithmetic.
+
+    spans of the master ──▶ calls, one after another; a call may hold another
+    spans of a worker   ──▶ by the number of their command, to the call that sent it
+
+A rank writes a span when a part of a call has ended, so any two spans of a rank are either apart or
+one inside the other. A part's own time is that of its span without those inside. All clocks are
+CLOCK_MONOTONIC, which the processes of a machine share.
+"""
+
+import enum
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Part(enum.IntEnum):
+    """What a span is about: a call, or a part of one."""
+
+    CALL = 1
+    RAISED = 2  # a call that raised
+    STAGE = 3  # the master: arrays into shared memory
+    START = 4  # the master: the command to the workers; a worker: the wait for it
+    ROWS = 5  # this rank's rows of the inputs
+    COMPUTE = 6  # Theano's function
+    REDUCE = 7  # collectives, reductions inside functions, and of outputs
+    MEET = 8  # the wait for others in a reduction
+    FINISH = 9  # the wait for others at the end
+
+
+PARTS = tuple(part for part in Part if part > Part.RAISED)
+REST = "rest"  # what is left of a call
+NAMES = (*(part.name.lower() for part in PARTS), REST)
+
+# Times are in nanoseconds. The value is the number of bytes that were moved, or, of a call, the
+# number of its name; the command is the number of the one that the rank ran.
+SPAN = np.dtype([(name, np.int64) for name in ("part", "begin", "end", "value", "command")])
+
+_PROCESS = 1  # numbers of processes and threads in a trace: 0 would be the kernel's
+
+
+class Box(NamedTuple):
+    """A call on one rank, or a part of one: what a picture of the time shows."""
+
+    name: str
+    begin: int
+    end: int
+    nbytes: int
+    call: int
+    is_call: bool
+
+
+class _Call(NamedTuple):
+    name: int
+    begin: int
+    end: int
+    raised: bool
+
+
+class Timeline:
+    """What all ranks did, call by call.
+
+    Parameters
+    ----------
+    recorded : list of numpy.ndarray
+        The spans that each rank wrote, in rank order.
+    names : list of str
+        Those of functions and collectives, by number.
+    master_rank : int
+
+    Attributes
+    ----------
+    boxes : list of list of Box
+        For each rank, in the order of their begin.
+    """
+
+    def __init__(self, recorded, names, master_rank):
+        self._names = names
+        self._call_of = {}  # number of a command -> that of the call that sent it
+        self._left = {}  # number of a command -> when the master was out of it
+        self._took = {}  # (number of a call, rank) -> nanoseconds of each part, and bytes
+        self.boxes = [[] for _ in recorded]
+        spans = recorded[master_rank].tolist()
+        calls = sorted((s for s in spans if s[0] <= Part.RAISED), key=lambda s: (s[1], -s[2]))
+        self._calls = [_Call(value, *when, part == Part.RAISED) for part, *when, value, _ in calls]
+        others = [span for span in spans if span[0] > Part.RAISED]
+        for part, end, command, call in self._add(master_rank, others, range(len(calls))):
+            if part == Part.START:
+                self._call_of[command] = call
+            elif part == Part.FINISH:
+                self._left[command] = end
+        self._last = {call: command for command, call in sorted(self._call_of.items())}
+        for rank, array in enumerate(recorded):
+            if rank != master_rank:
+                self._read_worker(rank, array.tolist())
+
+    def _read_worker(self, rank, spans):
+        kept, edges, left = [], {}, 0
+        for part, begin, end, value, command in spans:
+            call = self._call_of.get(command)
+            if call is None:
+                continue
+            first, last = self._calls[call].begin, self._calls[call].end
+            if part == Part.START:  # of its wait what lies in this call
+                begin = min(max(first, left), end)
+            elif part == Part.FINISH:  # written when it arrived
+                end = max(begin, self._left.get(command, 0))
+                if command == self._last[call]:
+                    end = max(end, last)
+                left = end
+            kept.append((part, begin, end, value, command))
+            first, last = edges.get(call, (begin, end))
+            edges[call] = min(first, begin), max(last, end)
+        for _ in self._add(rank, kept, edges, edges):
+            pass
+
+    def _add(self, rank, spans, calls, edges=None):
+        """Add a rank's spans; yield the part, end, command and number of the call of each."""
+        found = [(begin, -end, part, value, command) for part, begin, end, value, command in spans]
+        for number in calls:
+            begin, end = edges[number] if edges else self._calls[number][1:3]
+            found.append((begin, -end, Part.CALL, 0, number))
+        around = []  # (end, number of the call, entry of the time that is the span's own)
+        for begin, end, part, value, command in sorted(found, key=lambda each: each[:3]):
+            end = -end
+            while around and around[-1][0] <= begin:
+                around.pop()
+            if part == Part.CALL:
+                number, name = command, REST
+                title = self._names[self._calls[number].name]
+            elif around:
+                number, name = around[-1][1], NAMES[part - PARTS[0]]
+                title = name
+                yield part, end, command, number
+            else:
+                continue  # of no call
+            if around:  # what is inside is not its own
+                self._took[around[-1][1], rank][around[-1][2]] -= end - begin
+            took = self._took.setdefault((number, rank), dict.fromkeys((*NAMES, "bytes"), 0))
+            took[name] += end - begin
+            took["bytes"] += value
+            around.append((end, number, name))
+            self.boxes[rank].append(Box(title, begin, end, value, number, part == Part.CALL))
+
+    def table(self) -> np.ndarray:
+        """Return one record for each call and rank; see `synkhronos.profiling.Profile.calls`."""
+        width = max(map(len, self._names), default=1)
+        fields = [("call", np.int64), ("name", f"U{width}"), ("function", np.int64)]
+        fields += [("rank", np.int64), ("raised", bool), ("begin", float), ("seconds", float)]
+        fields += [*((name, float) for name in NAMES), ("bytes", np.int64)]
+        rows = []
+        for (number, rank), took in sorted(self._took.items()):
+            call = self._calls[number]
+            seconds = [1e-9 * took[name] for name in NAMES]
+            row = number, self._names[call.name], call.name, rank, call.raised, 1e-9 * call.begin
+            rows.append((*row, sum(seconds), *seconds, took["bytes"]))
+        return np.array(rows, fields)
+
+    def outer_calls(self, rank) -> list:
+        """Return the boxes of a rank's calls that are in no other call."""
+        found = []
+        for box in self.boxes[rank]:
+            if box.is_call and not (found and box.begin < found[-1].end):
+                found.append(box)
+        return found
+
+    def events(self, process, ranks) -> list:
+        """Return what the ranks did as events of the trace-event format.
+
+        Parameters
+        ----------
+        process : str
+        ranks : list of str
+            The names of the process and of the ranks, which are its threads.
+
+        References
+        ----------
+        "Trace Event Format", of the Chromium project: complete events (X) and metadata (M).
+        """
+        events = [_metadata("process_name", 0, name=process)]
+        for rank, name in enumerate(ranks):
+            events.append(_metadata("thread_name", rank, name=name))
+            events.append(_metadata("thread_sort_index", rank, sort_index=rank))
+        for rank, boxes in enumerate(self.boxes):
+            for box in boxes:
+                details = {"call": box.call}
+                if box.is_call:
+                    details["raised"] = self._calls[box.call].raised
+                else:
+                    details["bytes"] = box.nbytes
+                events.append(
+                    {
+                        "name": box.name,
+                        "cat": "call" if box.is_call else "part",
+                        "ph": "X",
+                        "pid": _PROCESS,
+                        "tid": 1 + rank,
+                        "ts": box.begin / 1000,
+                        "dur": (box.end - box.begin) / 1000,
+                        "args": details,
+                    }
+                )
+        return events
+
+
+def _metadata(what, rank, **details):
+    return {"name": what, "ph": "M", "pid": _PROCESS, "tid": 1 + rank, "args": details}

@@ -1,0 +1,337 @@
+"""What the time of calls goes to, on each rank: recorded, read as a table, picture or trace."""
+
+import contextlib
+import json
+from pathlib import Path
+
+import numpy as np
+
+from synkhronos import session as _session
+from synkhronos._checks import whole_number
+from synkhronos._log import log
+from synkhronos._recording import Recording
+from synkhronos._timeline import NAMES, REST, Timeline
+
+__all__ = ["Profile", "profile"]
+
+ROOM = 1 << 17  # spans of each rank
+# In pictures: waits are orange, and what is left of a call is grey, behind its parts.
+_COLOURS = {
+    "stage": "C9",
+    "start": "#fdd0a2",
+    "rows": "C4",
+    "compute": "C0",
+    "reduce": "C2",
+    "meet": "#fd8d3c",
+    "finish": "#fdae6b",
+    REST: "0.85",
+}
+SUFFIXES = (".json", ".txt")
+
+
+@contextlib.contextmanager
+def profile(room=ROOM):
+    """Record what the time of calls goes to on each rank, in the block of a ``with``.
+
+    Functions may have been made before, or be made inside. The recording ends with the block or
+    with :func:`~synkhronos.close`, and can be read after both. Calls outside of it do not pay for
+    it.
+
+    Parameters
+    ----------
+    room : int
+        How many parts of calls each rank may record, of 40 bytes of shared memory each; a call has
+        about ten. What comes after is dropped, and counted: see :attr:`Profile.dropped`.
+
+    Yields
+    ------
+    Profile
+        Readable at any time, also before the block ends.
+
+    Raises
+    ------
+    SessionError
+        Before :func:`~synkhronos.fork`, and while another profile is being recorded.
+    TypeError, ValueError
+        When `room` is no integer from 1 on.
+    SharedMemoryFull
+        When there is no room in shared memory.
+
+    Examples
+    --------
+    >>> import numpy as np, theano.tensor as T
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> x = T.vector("x", "float64")
+    >>> f = synk.function([x], x.sum(), name="total")
+    >>> with synk.profile() as recorded:
+    ...     for _ in range(3):
+    ...         total = f(np.arange(5.0))
+    >>> synk.close()
+    >>> calls = recorded.calls[recorded.calls["name"] == "total"]
+    >>> calls["rank"].tolist()
+    [0, 1, 0, 1, 0, 1]
+    >>> bool((calls["compute"] < calls["seconds"]).all())
+    True
+    """
+    room = whole_number("room", room, 1)
+    recording = Recording(_session.current("profile()"), room)
+    try:
+        yield Profile(recording)
+    finally:
+        recording.end()
+
+
+def check_file(name) -> Path:
+    """Return the path of a file that a profile can be saved to, or raise ValueError."""
+    path = Path(name)
+    if path.suffix not in SUFFIXES:
+        raise ValueError(
+            f"A profile is saved to a file .json (a trace) or .txt (the summary), got {str(name)!r}"
+        )
+    return path
+
+
+def record_until_close(name) -> None:
+    """Record the current session from now on; write the file when it is closed."""
+    session = _session.current("a profile")
+    path = check_file(name).absolute()  # the script may go elsewhere
+
+    def save():
+        try:
+            Profile(recording).save(path)
+        except OSError as error:  # of a session that was closed all the same
+            log.error("the profile was not saved: %s", error)
+        else:
+            log.info("the profile is in %s", path)
+
+    try:
+        recording = Recording(session, ROOM, save)
+    except BaseException:
+        _session.close()
+        raise
+
+
+class Profile:
+    """What the time of calls went to; made by :func:`profile`.
+
+    The parts of a call, on each rank:
+
+    ===========  ===============================================================================
+    part         what it is
+    ===========  ===============================================================================
+    ``stage``    the master copies arrays, lists and numbers into shared memory
+    ``start``    a worker waits for the command, from the begin of the call on, while the master
+                 checks and stages what it was given; the master sends it
+    ``rows``     the rank's rows of the inputs are selected
+    ``compute``  Theano's function
+    ``reduce``   collectives, ``ops.all_reduce`` inside functions, and outputs of functions
+    ``meet``     waiting for other ranks in a reduction
+    ``finish``   waiting for other ranks at the end of the call; on a worker until it has returned
+    ``rest``     all else
+    ===========  ===============================================================================
+
+    Attributes
+    ----------
+    n_ranks : int
+    master_rank : int
+    devices : tuple of str
+        One for each rank.
+    """
+
+    def __init__(self, recording):
+        session = recording.session
+        self.n_ranks, self.master_rank = session.n_ranks, session.master_rank
+        self.devices = tuple(session.devices)
+        self._recording = recording
+        self._timeline = None
+
+    def _read(self):
+        """Return the timeline until now."""
+        if self._timeline is not None:
+            return self._timeline
+        is_over = self._recording.is_over
+        timeline = Timeline(self._recording.read()[0], self._recording.names, self.master_rank)
+        if is_over:
+            self._timeline = timeline
+        return timeline
+
+    @property
+    def dropped(self) -> list:
+        """How many parts of calls each rank had no room for; those of the last calls."""
+        return self._recording.read()[1]
+
+    @property
+    def calls(self) -> np.ndarray:
+        """One record for each call and rank, in the order of the calls.
+
+        Fields: ``call``, its number; ``name``, of the function or collective; ``function``, a
+        number that tells functions of the same name apart; ``rank``; ``raised``, whether the call
+        did; ``begin``, in seconds of CLOCK_MONOTONIC; ``seconds``; the seconds of each part; and
+        ``bytes``, which the rank has copied or reduced. Sending a function to the workers is a call
+        of its own, ``distribute()``, also where it happens inside of another: none of its seconds
+        are the other's.
+        """
+        return self._read().table()
+
+    def summary(self) -> str:
+        """Return a table of all functions and collectives, and one of all ranks, as text.
+
+        The first has the medians of a call's milliseconds; where ranks differ, the least and the
+        greatest of them. The second has the sums of all calls.
+        """
+        calls = self.calls
+        lines = [_headline(calls, self.n_ranks, self.dropped)]
+        if len(calls):
+            lines += ["", "milliseconds of a call (medians; of the ranks, the lowest and highest)"]
+            lines += _align(_functions(calls, self.master_rank))
+            names = [self._name_of(rank) for rank in range(self.n_ranks)]
+            lines += ["", "seconds of all calls", *_align(_ranks(calls, names))]
+        return "\n".join(lines)
+
+    def _name_of(self, rank):
+        master = ", master" if rank == self.master_rank else ""
+        return f"rank {rank} ({self.devices[rank]}{master})"
+
+    def save(self, file) -> None:
+        """Write a trace, or the summary.
+
+        Parameters
+        ----------
+        file : str or path
+            ``.json`` is a trace in the trace-event format, which https://ui.perfetto.dev and
+            chrome://tracing open: a track for each rank, calls with their parts inside, in
+            microseconds of CLOCK_MONOTONIC. ``.txt`` is the summary.
+
+        Raises
+        ------
+        ValueError
+            For other suffixes.
+        """
+        path = check_file(file)
+        if path.suffix == ".txt":
+            path.write_text(self.summary() + "\n", encoding="utf-8")
+            return
+        names = [self._name_of(rank) for rank in range(self.n_ranks)]
+        trace = {
+            "traceEvents": self._read().events("synkhronos", names),
+            "displayTimeUnit": "ms",
+            "otherData": {"dropped": self.dropped},
+        }
+        path.write_text(json.dumps(trace), encoding="utf-8")
+
+    def plot(self, file=None, last=5):
+        """Draw what each rank did in the last calls, along the time.
+
+        Parameters
+        ----------
+        file : str or path, optional
+            Where to write the picture, in any format that Matplotlib knows.
+        last : int
+            How many calls; the whole record if it has no more.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+
+        Raises
+        ------
+        ImportError
+            Without Matplotlib.
+        TypeError, ValueError
+            When `last` is no integer from 1 on.
+        """
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Patch
+
+        last = whole_number("last", last, 1)
+        timeline = self._read()
+        calls = timeline.outer_calls(self.master_rank)[-last:]
+        begin = min((call.begin for call in calls), default=0)
+        end = max((call.end for call in calls), default=0)
+        figure = Figure(figsize=(10, 1.8 + 0.6 * self.n_ranks), layout="constrained")
+        axes = figure.subplots()
+        for rank, boxes in enumerate(timeline.boxes):
+            for box in boxes:
+                if begin <= box.begin < end:
+                    colour = _COLOURS[REST if box.is_call else box.name]
+                    left, width = 1e-6 * (box.begin - begin), 1e-6 * (box.end - box.begin)
+                    axes.barh(rank, width, 0.8, left, color=colour)
+        for call in calls:
+            left = 1e-6 * (call.begin - begin)
+            axes.axvline(left, color="0.3", linewidth=0.8)
+            if 30 * (call.end - call.begin) > end - begin:  # or names would lie on one another
+                axes.annotate(call.name, (left, -0.5), fontsize="small")
+        names = [self._name_of(rank) for rank in range(self.n_ranks)]
+        axes.set_yticks(range(self.n_ranks), names)
+        axes.set_ylim(self.n_ranks - 0.5, -0.9)
+        axes.set_xlabel("ms")
+        handles = [Patch(color=colour, label=name) for name, colour in _COLOURS.items()]
+        figure.legend(handles=handles, loc="outside lower center", ncols=8, fontsize="small")
+        if file is not None:
+            figure.savefig(file, dpi=110)
+        return figure
+
+    def __repr__(self):
+        calls = len({*self.calls["call"].tolist()})
+        state = "ended" if self._recording.is_over else "being recorded"
+        return f"<Profile of {calls} calls on {self.n_ranks} ranks, {state}>"
+
+
+# The tables of the summary.
+
+
+def _headline(calls, n_ranks, dropped):
+    text = f"{len({*calls['call'].tolist()})} calls on {n_ranks} rank{'s' * (n_ranks > 1)}"
+    if len(calls):
+        seconds = (calls["begin"] + calls["seconds"]).max() - calls["begin"].min()
+        text += f" in {seconds:.3f} s"
+    if any(dropped):
+        text += f"; {sum(dropped):,} more parts of calls had no room (see room=)"
+    return text
+
+
+def _functions(calls, master_rank):
+    """Return a line for each function or collective, and first the one that took longest."""
+    lines = [("", "calls", "raised", "total s", "ms", *NAMES, "MB")]
+    found = [calls[calls["function"] == number] for number in {*calls["function"].tolist()}]
+    masters = [each[each["rank"] == master_rank] for each in found]
+    for position in sorted(range(len(found)), key=lambda i: -masters[i]["seconds"].sum()):
+        each, master = found[position], masters[position]
+        ranks = [each[each["rank"] == rank] for rank in {*each["rank"].tolist()}]
+        parts = [_span([1e3 * np.median(rank[name]) for rank in ranks]) for name in NAMES]
+        line = [master["name"][0], len(master), master["raised"].sum()]
+        line += [f"{master['seconds'].sum():.3f}", _digits(1e3 * np.median(master["seconds"]))]
+        moved = sum(np.median(rank["bytes"]) for rank in ranks)
+        lines.append((*line, *parts, _digits(1e-6 * moved)))
+    return lines
+
+
+def _ranks(calls, names):
+    """Return a line for each rank."""
+    lines = [("", "calls", *NAMES, "MB")]
+    for rank, name in enumerate(names):
+        own = calls[calls["rank"] == rank]
+        parts = [f"{own[part].sum():.3f}" for part in NAMES]
+        lines.append((name, len(own), *parts, _digits(1e-6 * own["bytes"].sum())))
+    return lines
+
+
+def _digits(number):
+    return f"{number:.{3 if number < 1 else 2 if number < 100 else 0}f}"
+
+
+def _span(numbers):
+    lowest, highest = _digits(min(numbers)), _digits(max(numbers))
+    return lowest if lowest == highest else f"{lowest}-{highest}"
+
+
+def _align(lines):
+    """Return lines of cells as text: the first to the left, the others to the right."""
+    cells = [[str(cell) for cell in line] for line in lines]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    return [
+        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
+        for line in cells
+    ]

@@ -1,0 +1,466 @@
+"""A profile tells where the time of calls goes, on every rank, and leaves nothing behind."""
+
+import gc
+import json
+import logging
+import re
+import threading
+import time
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from conftest import ON_DEVICES
+from helpers import Call, function, on_ranks, worker
+
+import synkhronos as synk
+from synkhronos import SessionError, WorkerError, _recorder, collectives
+from synkhronos import session as _session
+from synkhronos._replica import Replica
+from synkhronos._timeline import NAMES
+from synkhronos.functions import Function
+from synkhronos.inputs import StagedInput
+
+
+def total(name="total"):
+    x = T.dmatrix("x")
+    return function([x], [(x.sum(), "sum"), (x * 2, "gather")], name=name)
+
+
+def busy(seconds, name="busy"):
+    """Return a function that takes so long on the rank of the first row, and no time elsewhere."""
+    x = T.dvector("x")
+
+    def work(x):
+        if x[0] == 0:
+            time.sleep(seconds)
+        return x
+
+    return function([x], (Call(work)(x), "gather"), name=name)
+
+
+def of(recorded, name):
+    calls = recorded.calls
+    return calls[calls["name"] == name]
+
+
+def instrumented():
+    """Return what is replaced on this rank while a profile is on."""
+    session, own = _session._Current.session, worker()
+    found = [*vars(own.gate), *vars(own.comm)]
+    if session is not None:
+        found += [*vars(session), *vars(session.registry)]
+    classes = [Replica, Function, StagedInput, *_recorder.COLLECTIVES, collectives]
+    return sorted(found), [dict(vars(each)) for each in classes]
+
+
+def test_every_call_is_there_on_every_rank(ranks):
+    f = total("before")
+    f(np.ones((8, 3)))
+    with synk.profile() as recorded:
+        g = total("inside")
+        for _ in range(3):
+            f(np.ones((8, 3)))
+        g(np.ones((5, 3)))
+    f(np.ones((8, 3)))
+    everyone = list(range(ranks.n))
+    assert of(recorded, "before")["rank"].tolist() == everyone * 3
+    assert of(recorded, "inside")["rank"].tolist() == everyone
+    # What is sent with a call is not part of it.
+    assert of(recorded, "distribute()")["rank"].tolist() == everyone
+    assert not recorded.calls["raised"].any()
+    assert recorded.dropped == [0] * ranks.n
+
+
+def test_the_parts_of_a_call_are_its_time(ranks):
+    f = total()
+    f(np.ones((8, 3)))
+    begin = time.monotonic()
+    with synk.profile() as recorded:
+        for _ in range(5):
+            f(np.ones((8, 3)))
+    end = time.monotonic()
+    calls = recorded.calls
+    parts = np.array([calls[name] for name in NAMES])
+    assert (parts >= 0).all()
+    np.testing.assert_allclose(parts.sum(axis=0), calls["seconds"], rtol=1e-9)
+    assert (calls["compute"] > 0).all() and (calls["start"] > 0).all()
+    master = calls[calls["rank"] == ranks.master]
+    assert (master["stage"] > 0).all() and (master["reduce"] > 0).all()
+    assert master["begin"][0] > begin and master["begin"][-1] + master["seconds"][-1] < end
+    for rank in range(ranks.n):  # the whole call, on each rank
+        own = calls[calls["rank"] == rank]
+        np.testing.assert_allclose(own["seconds"], master["seconds"], rtol=1e-6)
+
+
+@pytest.mark.skipif(ON_DEVICES, reason="rows are on the host")
+def test_a_slow_rank_shows_as_compute_there_and_as_waiting_elsewhere(ranks):
+    f = busy(0.1)
+    f(np.arange(1.0, 9.0))
+    with synk.profile() as recorded:
+        f(np.arange(8.0))
+    calls = of(recorded, "busy")
+    assert calls["compute"][0] > 0.099
+    for rank in range(1, ranks.n):
+        assert calls["compute"][rank] < calls["compute"][0]
+        assert calls["finish"][rank] > 0.02
+
+
+def test_waiting_inside_a_reduction_is_told_apart(ranks):
+    x = T.dvector("x")
+    slow = Call(lambda x: (time.sleep(0.1 if x[0] == 0 else 0), x)[1])(x)
+    reduced = synk.ops.all_reduce(slow.sum(), "sum")
+    f = synk.function([x], (reduced, "max"), name="step", mode=theano.Mode("vm", "fast_compile"))
+    f(np.arange(1.0, 9.0))
+    with synk.profile() as recorded:
+        assert f(np.arange(8.0)) == 28
+    calls = of(recorded, "step")
+    for rank in range(1, ranks.n):
+        assert calls["meet"][rank] > 0.02
+        assert calls["reduce"][rank] < calls["meet"][rank]
+    assert calls["compute"][0] > 0.099
+
+
+def last_rank():
+    return _session._Current.session.n_ranks - 1
+
+
+COLLECTIVES = {
+    "broadcast()": lambda s: synk.broadcast(s),
+    "scatter()": lambda s: synk.scatter(s, np.ones((8, 4))),
+    "gather()": lambda s: synk.gather(s),
+    "all_gather()": lambda s: synk.all_gather(s),
+    "reduce()": lambda s: synk.reduce(s),
+    "all_reduce()": lambda s: synk.all_reduce(s),
+    "set_value()": lambda s: synk.set_value(last_rank(), s, np.ones((3, 4))),
+    "get_value()": lambda s: synk.get_value(0, s),
+    "get_lengths()": lambda s: synk.get_lengths(s),
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives_are_calls_and_say_what_they_moved(ranks, name):
+    shared = theano.shared(np.zeros((8, 4)), "s")
+    synk.broadcast(shared)
+    with synk.profile() as recorded:
+        COLLECTIVES[name](shared)
+    calls = recorded.calls
+    if name == "set_value()" and ranks.master == last_rank():  # then no worker is asked
+        assert calls["rank"].tolist() == [ranks.master]
+        assert calls["bytes"].tolist() == [3 * 4 * 8]
+        return
+    assert calls["name"].tolist() == [name] * ranks.n
+    assert calls["rank"].tolist() == list(range(ranks.n))
+    if name == "all_reduce()":
+        assert calls["bytes"].tolist() == [8 * 4 * 8] * ranks.n
+        assert (calls["reduce"] > 0).all()
+    if name == "set_value()":
+        moved = [0] * ranks.n
+        moved[ranks.master] = moved[-1] = 3 * 4 * 8  # the master's own copy is into shared memory
+        assert calls["bytes"].tolist() == moved
+
+
+def test_picked_rows_are_bytes_and_consecutive_ones_are_none(ranks):
+    x = T.dmatrix("x")
+    f = function([x], (x.sum(), "sum"), name="picked")
+    data = synk.data(np.ones((64, 10)))
+    f(data)
+    with synk.profile() as recorded:
+        f(data)
+        f(data, batch=np.arange(0, 64, 2)[::-1])
+    rows = recorded.calls["bytes"].reshape(2, ranks.n)
+    outputs = rows[0]  # only the number that each rank returns
+    assert (outputs <= 8 + 8).all()
+    assert (rows[1] - outputs).sum() == 32 * 10 * 8 + (ranks.master == 0) * 0 + 32 * 8
+
+
+def test_slices_and_sliced_shared_variables(ranks):
+    shared = theano.shared(np.ones((4, 3)), "s")
+    f = function([], (shared.sum(), "sum"), sliceable_shareds=[shared], name="sliced")
+    f(num_slices=2, batch_s=[0, 2])
+    with synk.profile() as recorded:
+        assert f(num_slices=2, batch_s=[0, 2]) == 6 * ranks.n
+    calls = of(recorded, "sliced")
+    assert calls["rank"].tolist() == list(range(ranks.n))
+    assert (calls["rows"] > 0).all() and (calls["bytes"] >= 2 * 3 * 8).all()
+
+
+# The trace.
+
+
+def read_trace(recorded, tmp_path):
+    path = tmp_path / "trace.json"
+    recorded.save(str(path))
+    events = json.loads(path.read_text())["traceEvents"]
+    return [e for e in events if e["ph"] == "M"], [e for e in events if e["ph"] == "X"]
+
+
+def test_the_trace_has_complete_events_of_all_ranks(ranks, tmp_path):
+    f = total()
+    shared = theano.shared(np.ones(3), "s")
+    before = time.monotonic()
+    with synk.profile() as recorded:
+        for _ in range(3):
+            f(np.ones((8, 3)))
+        synk.all_reduce(shared)
+    after = time.monotonic()
+    metadata, events = read_trace(recorded, tmp_path)
+    assert len(metadata) == 1 + 2 * ranks.n
+    threads = {e["tid"]: e["args"]["name"] for e in metadata if e["name"] == "thread_name"}
+    assert len({e["pid"] for e in metadata + events}) == 1
+    names = [f"rank {rank} " for rank in range(ranks.n)]
+    assert [threads[tid][: len(name)] for tid, name in zip(sorted(threads), names)] == names
+    [master] = [tid for tid, name in threads.items() if "master" in name]
+    assert sorted(threads).index(master) == ranks.master
+    assert {e["name"] for e in events if e["cat"] == "part"} >= {"start", "rows", "compute"}
+    for event in events:
+        assert set(event) == {"name", "cat", "ph", "pid", "tid", "ts", "dur", "args"}
+        assert event["dur"] >= 0
+        assert 1e6 * before <= event["ts"] <= 1e6 * after
+    calls = [e for e in events if e["cat"] == "call"]
+    by_thread = {tid: [e["name"] for e in calls if e["tid"] == tid] for tid in threads}
+    expected = ["total", "distribute()"] + ["total"] * 2 + ["all_reduce()", "distribute()"]
+    assert by_thread[master] == expected
+    for names in by_thread.values():  # on a worker what comes first begins first
+        assert sorted(names) == sorted(expected)
+
+
+def inside(event, other):
+    rounding = 0.002  # microseconds
+    return (
+        other["ts"] - rounding <= event["ts"]
+        and event["ts"] + event["dur"] <= other["ts"] + other["dur"] + rounding
+    )
+
+
+def test_what_a_rank_does_lies_inside_the_call_of_the_master(ranks, tmp_path):
+    f = total()
+    with synk.profile() as recorded:
+        for _ in range(3):
+            f(np.ones((8, 3)))
+    _, events = read_trace(recorded, tmp_path)
+    master = {
+        e["args"]["call"]: e for e in events if e["cat"] == "call" and e["tid"] == ranks.master + 1
+    }
+    assert len(master) == 4
+    for event in events:
+        assert inside(event, master[event["args"]["call"]])
+    computing = [e for e in events if e["name"] == "compute"]
+    assert len(computing) == 3 * ranks.n
+    for rank in range(ranks.n):  # two events of a rank are apart, or one is inside the other
+        own = [event for event in events if event["tid"] == rank + 1]
+        own.sort(key=lambda event: (event["ts"], -event["dur"]))
+        around = []
+        for event in own:
+            while around and around[-1]["ts"] + around[-1]["dur"] <= event["ts"] + 0.002:
+                around.pop()
+            assert all(inside(event, other) for other in around)
+            around.append(event)
+
+
+def test_only_known_suffixes_are_written(ranks, tmp_path):
+    with synk.profile() as recorded:
+        total()(np.ones((4, 2)))
+    recorded.save(tmp_path / "summary.txt")
+    assert (tmp_path / "summary.txt").read_text() == recorded.summary() + "\n"
+    for name in ("trace", "trace.csv"):
+        with pytest.raises(ValueError, match=r"\.json .*\.txt"):
+            recorded.save(tmp_path / name)
+        assert not (tmp_path / name).exists()
+
+
+# The summary.
+
+
+def test_the_summary_has_a_line_for_each_function_and_each_rank(ranks):
+    f, g = total("often"), total("once")
+    with synk.profile() as recorded:
+        for _ in range(7):
+            f(np.ones((8, 3)))
+        g(np.ones((8, 3)))
+        synk.all_reduce(theano.shared(np.ones(3), "s"))
+    lines = recorded.summary().splitlines()
+    assert lines[0].startswith(f"12 calls on {ranks.n} rank")
+    cells = {line.split("  ")[0]: line.split() for line in lines}
+    assert cells["often"][1:3] == ["7", "0"]
+    assert cells["once"][1:3] == ["1", "0"]
+    assert "all_reduce()" in cells and cells["distribute()"][1] == "3"
+    heads = [line.split() for line in lines if "compute" in line]
+    assert [head[-9:] for head in heads] == [[*NAMES, "MB"]] * 2
+    for rank in range(ranks.n):
+        [line] = [line for line in lines if line.startswith(f"rank {rank} (")]
+        assert ("master" in line) == (rank == ranks.master)
+        assert line.split(")")[1].split()[0] == "12"
+    seconds = of(recorded, "often")["seconds"]
+    milliseconds = 1e3 * np.median(seconds.reshape(7, ranks.n)[:, ranks.master])
+    assert abs(float(cells["often"][4]) - milliseconds) <= 0.5
+
+
+def test_functions_of_one_name_are_two_lines(ranks):
+    f, g = total("same"), total("same")
+    with synk.profile() as recorded:
+        f(np.ones((8, 3)))
+        g(np.ones((8, 3)))
+    assert len([line for line in recorded.summary().splitlines() if line.startswith("same")]) == 2
+
+
+def test_an_empty_profile_can_be_read(ranks, tmp_path):
+    with synk.profile() as recorded:
+        pass
+    assert len(recorded.calls) == 0
+    assert recorded.summary().startswith(f"0 calls on {ranks.n} rank")
+    metadata, events = read_trace(recorded, tmp_path)
+    assert not events and metadata
+    assert "0 calls" in repr(recorded)
+
+
+# Failure.
+
+
+def fails_where_zero():
+    x = T.dvector("x")
+
+    def check(x):
+        if 0 in x:
+            raise KeyError("zero")
+        return x
+
+    return function([x], (Call(check)(x), "gather"), name="fails")
+
+
+def test_a_call_that_raises_is_recorded_and_the_next_too(ranks):
+    f = fails_where_zero()
+    f(np.arange(1.0, 9.0))
+    with synk.profile() as recorded:
+        with pytest.raises(WorkerError, match="KeyError"):
+            f(np.arange(8.0))
+        with pytest.raises(TypeError):
+            f("nothing")
+        assert f(np.arange(1.0, 9.0)).tolist() == list(range(1, 9))
+    calls = of(recorded, "fails")
+    assert calls["raised"][calls["rank"] == ranks.master].tolist() == [True, True, False]
+    for rank in range(ranks.n):
+        own = calls[calls["rank"] == rank]
+        # What is refused in the master reaches no worker.
+        assert len(own) == (3 if rank == ranks.master else 2)
+    line = next(line for line in recorded.summary().splitlines() if line.startswith("fails"))
+    assert line.split()[1:3] == ["3", "2"]
+
+
+def test_a_block_left_by_an_exception_ends_the_profile(ranks):
+    f = total()
+    before = instrumented()
+    with pytest.raises(ZeroDivisionError), synk.profile() as recorded:
+        f(np.ones((8, 3)))
+        raise ZeroDivisionError
+    assert instrumented() == before
+    f(np.ones((8, 3)))
+    assert len(of(recorded, "total")) == ranks.n
+    assert "ended" in repr(recorded)
+
+
+def test_without_a_profile_nothing_is_replaced(ranks):
+    def count():
+        found = {**vars(worker().gate), **vars(worker().comm)}
+        own = {"on_answer", "_fence"}  # what these objects hold anyway
+        wrapped = [
+            function
+            for owner in (Replica, *_recorder.COLLECTIVES)
+            for function in vars(owner).values()
+            if getattr(function, "__module__", None) == "synkhronos._recorder"
+        ]
+        return len([n for n in found if callable(found[n]) and n not in own]) + len(wrapped)
+
+    before = instrumented()
+    assert on_ranks(count) == [0] * ranks.n
+    with synk.profile():
+        assert all(on_ranks(count))
+        assert instrumented() != before
+    assert instrumented() == before
+    assert on_ranks(count) == [0] * ranks.n
+
+
+def test_only_one_profile_is_recorded(ranks):
+    f = total()
+    with synk.profile() as recorded:
+        with pytest.raises(SessionError, match="profile is being recorded already"), synk.profile():
+            raise AssertionError("not reached")
+        f(np.ones((8, 3)))
+    assert len(of(recorded, "total")) == ranks.n
+    with synk.profile() as second:
+        f(np.ones((8, 3)))
+    assert len(second.calls) == len(of(recorded, "total")) == ranks.n
+
+
+def test_a_full_buffer_counts_what_it_drops(ranks):
+    f = total()
+    f(np.ones((8, 3)))
+    with synk.profile(room=40) as recorded:
+        for _ in range(20):
+            f(np.ones((8, 3)))
+        dropped = recorded.dropped
+    assert len(dropped) == ranks.n and min(dropped) > 0
+    assert 0 < len(recorded.calls) < 20 * ranks.n
+    assert f"{sum(recorded.dropped):,} more parts" in recorded.summary().splitlines()[0]
+    for room, error in ((0, ValueError), (2.5, TypeError), (True, TypeError)):
+        with pytest.raises(error, match="room"), synk.profile(room=room):
+            raise AssertionError("not reached")
+    assert f(np.ones((8, 3)))[0] == 24
+
+
+def test_a_profile_can_be_read_while_it_is_recorded(ranks):
+    f = total()
+    with synk.profile() as recorded:
+        f(np.ones((8, 3)))
+        assert len(of(recorded, "total")) == ranks.n
+        assert "being recorded" in repr(recorded)
+        f(np.ones((8, 3)))
+        assert len(of(recorded, "total")) == 2 * ranks.n
+    assert len(of(recorded, "total")) == 2 * ranks.n
+
+
+def test_threads_take_turns_and_their_calls_do_not_overlap(ranks):
+    functions = [total(f"thread {i}") for i in range(3)]
+    for f in functions:
+        f(np.ones((8, 3)))
+    with synk.profile() as recorded:
+        threads = [
+            threading.Thread(target=lambda f=f: [f(np.ones((8, 3))) for _ in range(20)])
+            for f in functions
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+    calls = recorded.calls[recorded.calls["rank"] == ranks.master]
+    assert len(calls) == 60
+    assert (calls["begin"][1:] >= calls["begin"][:-1] + calls["seconds"][:-1] - 1e-8).all()
+    assert sorted({*calls["name"].tolist()}) == ["thread 0", "thread 1", "thread 2"]
+
+
+def test_the_memory_of_a_profile_is_given_back(ranks):
+    f = total()
+    f(np.ones((8, 3)))
+    before = synk.status().shared
+    with synk.profile(room=100_000) as recorded:
+        f(np.ones((8, 3)))
+        assert synk.status().shared >= before + ranks.n * 40 * 100_000
+    f(np.ones((8, 3)))  # tells the workers
+    gc.collect()
+    assert synk.status().shared <= before
+    assert len(recorded.calls) == ranks.n
+
+
+def test_calls_are_logged_while_a_profile_is_on(ranks, caplog):
+    f = total()
+    f(np.ones((8, 3)))
+    with caplog.at_level(logging.DEBUG, "synkhronos"):
+        f(np.ones((8, 3)))
+        assert not caplog.records
+        with synk.profile():
+            f(np.ones((8, 3)))
+    [record] = caplog.records
+    assert record.rank == ranks.master and record.levelname == "DEBUG"
+    assert re.fullmatch(rf"rank {ranks.master}: total took [\d.]+ ms", record.getMessage())
