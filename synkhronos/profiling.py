@@ -29,7 +29,6 @@ _COLOURS = {
 SUFFIXES = (".json", ".txt")
 
 
-@contextlib.contextmanager
 def profile(room=ROOM):
     """Record what the time of calls goes to on each rank, in the block of a ``with``.
 
@@ -43,10 +42,10 @@ def profile(room=ROOM):
         How many parts of calls each rank may record, of 40 bytes of shared memory each; a call has
         about ten. What comes after is dropped, and counted: see :attr:`Profile.dropped`.
 
-    Yields
-    ------
-    Profile
-        Readable at any time, also before the block ends.
+    Returns
+    -------
+    context manager
+        Of a :class:`~synkhronos.profiling.Profile`, readable at any time, also in the block.
 
     Raises
     ------
@@ -76,7 +75,12 @@ def profile(room=ROOM):
     True
     """
     room = whole_number("room", room, 1)
-    recording = Recording(_session.current("profile()"), room)
+    return _recorded(_session.current("profile()"), room)
+
+
+@contextlib.contextmanager
+def _recorded(session, room):
+    recording = Recording(session, room)
     try:
         yield Profile(recording)
     finally:

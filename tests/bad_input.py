@@ -757,16 +757,21 @@ for name, (error, phrase) in KERAS.items():
         "model", error, ("3", phrase), ("None", phrase), ("'model'", phrase)
     )
 
+PROFILE = Use("synk.profile", {"room": "100"}, "result is not None")
+PROFILE.refuses("room", TypeError, ("2.5", "room must be an integer"), ("True", "room must be"))
+PROFILE.refuses("room", ValueError, ("0", "room must be at least 1, got 0"))
+
 # Wrong states. What needs workers, by the right calls above.
 
 NEEDS_WORKERS = (FUNCTION, DATA, *COLLECTIVES, Use("synk.distribute", {}, "result is None"))
-NEEDS_WORKERS += (STEP,)
+NEEDS_WORKERS += (STEP, PROFILE)
 # Of objects that a session has made: what works without it is not here.
 NEEDS_ITS_SESSION = (CALL, BUILD, SET, LENGTH, SHAPE)
 WITHOUT_WORKERS = {
     "synk.fork": "starts them; while there is a session it raises SessionError",
     "synk.close": "says in the log that there is nothing to end",
     "synk.get_n_gpu": "asks the machine",
+    "synk.status": "tells that there is no session",
     "synk.ops": "makes expressions",
     "Function.as_theano": "runs in the master",
     "Function.get_shared": "asks the master",
