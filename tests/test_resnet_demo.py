@@ -251,7 +251,7 @@ def test_a_folder_without_images_is_refused(demo, tmp_path, counts, classes, sai
         (["--plot", "no/such/curves.png"], r"--plot: no/such/curves.png can't be written"),
         (["--batch", "0"], r"at least 1"),
         (["--devices", "gpu"], r"'gpu' is not the name of a device"),
-        (["--images", "{}", "--ranks", "2"], r"train_resnet: .*broken.png can't be read as an"),
+        (["--images", "{}", "--ranks", "2"], r"train_resnet: .*broken.png' can't be read as an"),
     ],
 )
 def test_wrong_arguments_end_in_a_sentence(demo, capsys, tmp_path, arguments, said):
