@@ -1,7 +1,8 @@
 # Every target makes the virtual environment first, if it is not there or older than what it depends on.
 PYTHON ?= python3.11
-# Two processes, each with sessions of its own; a file's tests share one.
-PYTEST_ARGS ?= -n 2 --dist loadfile
+# Two processes, each with sessions of its own. A file's tests share one; the order of files has the
+# long ones in the middle.
+PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 SPHINX_ARGS ?=
 
 py := .venv/bin/python
