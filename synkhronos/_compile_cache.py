@@ -4,24 +4,16 @@ Theano 1.0.5 compiles some modules again in every process, half a second to a se
 in the cache a function is compiled, and sent to a worker, about ten times faster.
 """
 
-import contextlib
 import functools
 import hashlib
-import os
-import time
-from pathlib import Path
 
-from theano.gof import cc, compilelock, op
-
-QUIET_SECONDS = 30.0  # of waiting for another process that compiles, before Theano says so
-LOOK_SECONDS = 0.02  # between two looks whether it has ended
+from theano.gof import cc, op
 
 
 def find_every_module_again() -> None:
-    """Mend the two keys of Theano's cache that no other process has, and its lock."""
+    """Mend the two keys of Theano's cache that no other process has."""
     _let_empty_props_say_nothing()
     _hash_external_code_the_same_everywhere()
-    _look_often_whether_the_lock_is_free()
 
 
 def _let_empty_props_say_nothing():
@@ -56,27 +48,3 @@ def _hash_external_code_the_same_everywhere():
         return version
 
     op.COp.c_code_cache_version = c_code_cache_version
-
-
-def _look_often_whether_the_lock_is_free():
-    # Theano looks every few seconds, and each time prints who it waits for. Ranks that compile at
-    # the same time wait for one another often, and mostly for less than a second.
-    original = compilelock.lock
-
-    @functools.wraps(original)
-    def lock(tmp_dir, *args, **kwargs):
-        end = time.monotonic() + QUIET_SECONDS
-        while _is_held(tmp_dir) and time.monotonic() < end:
-            time.sleep(LOOK_SECONDS)
-        return original(tmp_dir, *args, **kwargs)
-
-    compilelock.lock = lock
-
-
-def _is_held(tmp_dir):
-    """Return whether a process that runs on this machine holds the lock."""
-    with contextlib.suppress(OSError, ValueError):
-        owner = int((Path(tmp_dir) / "lock").read_text().split("_")[0])
-        os.kill(owner, 0)
-        return owner != os.getpid()
-    return False

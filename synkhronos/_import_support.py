@@ -95,6 +95,40 @@ def split_like_a_shell(blas):
     )
 
 
+def wait_in_silence(compilelock):
+    """Look often whether another process that compiles has ended, and say so only after a while.
+
+    Theano looks every few seconds, and prints who it waits for. Ranks that compile at the same time
+    wait for one another often, and mostly for less than a second.
+    """
+    import time
+
+    original = compilelock.lock
+
+    def lock(tmp_dir, **kwargs):
+        end = time.monotonic() + QUIET_SECONDS
+        while _is_held(tmp_dir) and time.monotonic() < end:
+            time.sleep(0.02)
+        if time.monotonic() < end:  # yet a third process may be faster
+            kwargs = {"min_wait": 0.02, "max_wait": 0.05, "verbosity": 0, **kwargs}
+        return original(tmp_dir, **kwargs)
+
+    compilelock.lock = lock
+
+
+def _is_held(tmp_dir):
+    """Return whether another process, which runs on this machine, holds the lock."""
+    import os
+
+    try:
+        with open(os.path.join(tmp_dir, "lock")) as file:
+            owner = int(file.read().split("_")[0])
+        os.kill(owner, 0)
+    except (OSError, ValueError):
+        return False
+    return owner != os.getpid()
+
+
 def restore_collections(keras):
     """Give ``collections`` the names of its abstract classes back."""
     import collections
@@ -131,7 +165,12 @@ def _spec_of_substitute(name):
 
 
 PREPARERS = {"keras": restore_collections}
-FINISHERS = {"theano.configparser": set_defaults, "theano.tensor.blas": split_like_a_shell}
+FINISHERS = {
+    "theano.configparser": set_defaults,
+    "theano.gof.compilelock": wait_in_silence,
+    "theano.tensor.blas": split_like_a_shell,
+}
+QUIET_SECONDS = 30.0  # of waiting for another process that compiles
 SUBSTITUTES = {"theano.tensor.signal.downsample": fill_downsample}
 
 

@@ -236,7 +236,7 @@ def test_only_the_ranks_of_one_machine_know_that_they_share_it(name):
         "comm.shared",
     }
     if name not in allowed | {
-        "_compile_cache",
+        "_import_support",
         "_info",
         "_status",
         "benchmarks.call",
