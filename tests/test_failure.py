@@ -9,11 +9,11 @@ import threading
 import time
 
 import numpy as np
-import psutil
 import pytest
 import theano
 import theano.tensor as T
 from conftest import names_in_shared_memory, wait_until
+from faults import runs
 from helpers import Call, function
 
 import synkhronos as synk
@@ -38,14 +38,6 @@ def checked(condition, error):
 
 
 ROWS = np.arange(8.0)
-
-
-def runs(pid):
-    """Whether a process runs: an orphan that has ended may wait for init to collect it."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 # A worker dies.
