@@ -339,3 +339,10 @@ CALLS = {
     "gather": _gather,
     "distribute": _distribute,
 }
+
+
+def use_a_new_session(n, what="function", **kwargs):
+    """Show that all is well after a fault: fork, call, and close."""
+    synk.fork(n, **kwargs)
+    CALLS[what](n)()
+    synk.close()

@@ -152,9 +152,7 @@ def test_close_with_stopped_workers(no_session, monkeypatch, n, stopped):
         synk.close()
     assert time.monotonic() - begin > 0.4  # they had their time
     assert not any(runs(pid) for pid in pids[1:])
-    synk.fork(n)
-    CALLS["function"](n)()
-    synk.close()
+    faults.use_a_new_session(n)
 
 
 def test_a_stopped_worker_that_is_killed_ends_the_wait(no_session, impatient):
@@ -260,9 +258,7 @@ def test_ctrl_c_at_lines_of_fork_leaves_nothing(no_session, other_thread):
             break
         line += STEP
     assert line > 50
-    synk.fork(2)
-    CALLS["function"](2)()
-    synk.close()
+    faults.use_a_new_session(2)
 
 
 def test_ctrl_c_at_lines_of_close_leaves_nothing(no_session, other_thread):
@@ -348,9 +344,7 @@ def test_ctrl_c_twice_in_a_row(no_session, other_thread, monkeypatch, what, firs
     assert left == []
     if session._Current.session is not None:
         synk.close()
-    synk.fork(2)
-    CALLS["function"](2)()
-    synk.close()
+    faults.use_a_new_session(2)
 
 
 GROUP = [

@@ -99,9 +99,7 @@ def test_a_worker_killed_at(no_session, monkeypatch, what, owner, name, when, n,
         with armed(pids[rank]), pytest.raises(WorkerDied, match=rf"rank {rank} .*SIGKILL"):
             call()
         check_that_it_is_over(rank, signal.SIGKILL, call, pids)
-        synk.fork(n, master_rank=master)
-        CALLS[what](n)()
-        synk.close()
+        faults.use_a_new_session(n, what, master_rank=master)
 
 
 @pytest.mark.parametrize("n, master, rank", [(2, 0, 1), (3, 1, 2), (4, 1, 0)])
@@ -114,9 +112,7 @@ def test_a_worker_killed_before_the_start(no_session, n, master, rank):
     wait_until(lambda: not runs(pids[rank]), BOUND)
     with bounded():
         check_that_it_is_over(rank, signal.SIGKILL, call, pids)
-        synk.fork(n, master_rank=master)
-        CALLS["function"](n)()
-        synk.close()
+        faults.use_a_new_session(n, master_rank=master)
 
 
 @pytest.mark.parametrize("what", ["growing outputs", "exchange", "all_reduce", "gather"])
@@ -141,9 +137,7 @@ def test_a_worker_killed_when_it_is_done(no_session, monkeypatch, what, n, maste
             call()
             call()
         check_that_it_is_over(rank, signal.SIGKILL, call, pids)
-        synk.fork(n, master_rank=master)
-        CALLS[what](n)()
-        synk.close()
+        faults.use_a_new_session(n, what, master_rank=master)
 
 
 @pytest.mark.parametrize("rank_that_maps", [0, 1])
@@ -222,9 +216,7 @@ def test_a_worker_ends_by_itself(no_session, capfd, how, n, master):
         assert caught.value.rank == rank
         assert caught.value.exitcode in ENDS[how][1]
         synk.close()
-        synk.fork(n, master_rank=master)
-        CALLS["function"](n)()
-        synk.close()
+        faults.use_a_new_session(n, master_rank=master)
 
 
 def leave_a_child(rank, rows):
