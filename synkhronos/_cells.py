@@ -12,6 +12,8 @@ import mmap
 import os
 import threading
 
+from synkhronos.errors import SessionError
+
 MAILBOX = 1 << 20
 REPLY = 1 << 16
 BOARD = 1 << 21
@@ -95,6 +97,14 @@ class Fence:
         # "with", because between two calls a Ctrl-C could leave the lock taken for ever.
         with self._lock:
             pass
+
+
+class ClosedPoll:
+    """Stands for a ``select.poll`` whose descriptors were closed in the middle of a call."""
+
+    def poll(self, milliseconds):
+        """Have the call end."""
+        raise SessionError("The session was closed in the middle of a call.")
 
 
 def make_pipes(count):

@@ -42,22 +42,20 @@ from synkhronos._cells import (
     REPLY_LENGTH,
     SEQUENCE,
     SLOT,
+    ClosedPoll,
     Fence,
     Memory,
     Notices,
     make_pipes,
 )
-from synkhronos.errors import SessionError, WorkerDied
+from synkhronos._crossing import Aborted, Crossing
+from synkhronos.errors import SessionError
 
 SPINS = 2000  # looks at a cell, 50 ns each: about 100 microseconds
 YIELDS = 20  # looks with more ranks than cores, between which another rank gets the core
 MAX_SLOTS = 1024
 _HEARTBEAT_MS = 1000  # a sleeper looks again this often, whatever happens
 PATIENCE_SECONDS = 10.0  # after which the master says whom it waits for
-
-
-class Aborted(Exception):
-    """Another rank raised: leave the call and go to the finish barrier."""
 
 
 class Gate(Notices):
@@ -334,7 +332,7 @@ class Gate(Notices):
         Leaving it is the finish barrier, also when the master raises. Errors of any rank come
         out of it as WorkerError.
         """
-        return _Call(self, command)
+        return Crossing(self, command)
 
     def raise_errors(self, own=None):
         """Raise what the ranks raised, as one WorkerError; `own` is the master's."""
@@ -362,34 +360,16 @@ class Gate(Notices):
             os.close(write_end)
 
     def close(self) -> None:
-        """Close every descriptor; workers that are left die of it."""
-        for pipe in (*self._life_pipes, *self._wake_pipes):
+        """Close every descriptor; workers that are left die of it.
+
+        Where this comes from a signal handler in the middle of a call, that call goes on: it must
+        not use their numbers, which are free for other files now.
+        """
+        pipes = *self._life_pipes, *self._wake_pipes
+        self._poll = self._deaths = ClosedPoll()
+        self._life_pipes = self._wake_pipes = [(-1, -1)] * self.n_ranks
+        for rank in range(self.n_ranks):
+            self._cells[self._line(rank) + ASLEEP] = 0
+        for pipe in pipes:
             for end in pipe:
                 os.close(end)
-
-
-class _Call:
-    """One crossing, as a context manager."""
-
-    __slots__ = ("_command", "_gate")
-
-    def __init__(self, gate, command):
-        self._gate, self._command = gate, command
-
-    def __enter__(self):
-        self._gate.start(self._command)
-
-    def __exit__(self, kind, error, trace):
-        gate = self._gate
-        if error is None:
-            gate.finish()
-            if gate._errors:
-                gate.raise_errors()
-            return False
-        gate.abort()
-        if not isinstance(error, Exception):
-            return False  # Ctrl-C: out at once; the next start waits for the workers
-        if isinstance(error, WorkerDied):
-            return False
-        gate.finish()
-        gate.raise_errors(None if isinstance(error, Aborted) else error)

@@ -48,7 +48,7 @@ class Registry:
     def _drop_function(self, key):
         self._session.worker.replicas.pop(key, None)
         self._pending.pop(key, None)
-        self._session.garbage.append(("functions", key))
+        self._session.garbage.add("functions", key)
 
     def is_pending(self, key: int) -> bool:
         """Whether the workers lack this function."""
@@ -113,7 +113,7 @@ class Registry:
         for key, variable in new.items():
             self._variable_keys[variable] = key
             self._session.worker.variables[key] = variable
-            forgotten = weakref.finalize(variable, self._session.garbage.append, ("variables", key))
+            forgotten = weakref.finalize(variable, self._session.garbage.add, "variables", key)
             forgotten.atexit = False
             _theano.spread_random_state(variable, self._session.master_rank)
         return len(pickled)

@@ -9,7 +9,7 @@ import os
 import signal
 
 from synkhronos import _devices, _gpuarrays, _rewriting
-from synkhronos._gate import Aborted
+from synkhronos._crossing import Aborted
 from synkhronos._log import log, name_rank
 from synkhronos._shm import Segments
 from synkhronos.comm import connect

@@ -7,11 +7,9 @@ Everything that needs workers goes through `Session.run`.
 """
 
 import atexit
-import collections
 import contextlib
 import enum
 import functools
-import itertools
 import os
 import threading
 import weakref
@@ -19,6 +17,7 @@ from typing import Optional, Sequence
 
 from synkhronos import _commands, _devices, _gpuarrays
 from synkhronos._checks import whole_number
+from synkhronos._garbage import Garbage
 from synkhronos._gate import Gate
 from synkhronos._log import log, name_rank
 from synkhronos._process import ForkedProcess, interrupts_held, join_all, kill_all
@@ -26,7 +25,6 @@ from synkhronos._registry import Registry
 from synkhronos._worker import Worker, be_worker
 from synkhronos.errors import SessionError, WorkerDied
 
-GARBAGE = 1000  # how many released things the workers are told of at a time
 QUIT_SECONDS = 5.0  # how long an idle worker may take to end before it is made to
 
 
@@ -50,7 +48,7 @@ class Session:
         self.inside = threading.Lock()  # is taken in a call
         self._death = None
         self._processes = {}
-        self.garbage = collections.deque()
+        self.garbage = Garbage()
         self._answers = {}
         self.staged = {}  # shared memory that collectives keep for plain values
         self.recording = None  # of a profile
@@ -149,14 +147,16 @@ class Session:
         self.require_open()
         try:
             if self.garbage:
-                self._collect_garbage()
+                self.garbage.collect(self.gate, self.worker)
             with self.gate.call(command):
                 return command.run(self.worker)
         except WorkerDied as death:
             self._break(death)
             raise
-        except BaseException:
+        except BaseException as error:
             self.comm.keep(())  # outputs may be views of what the caller wants to be rid of
+            if isinstance(error, Exception):
+                self.require_open()  # a signal handler may have closed it
             raise
 
     def ask(self, command) -> list:
@@ -178,43 +178,37 @@ class Session:
         log.error("%s", self._death[0])
         kill_all(self._processes.values(), 1)
 
-    # What is released here is released everywhere, with the next command.
-
     def _on_release(self, ref, give_back):
         if self.state is State.OPEN and self.gate.is_open:
-            self.garbage.append(("give_back", give_back))  # workers may be reading it
+            self.garbage.add("give_back", give_back)  # workers may be reading it
         else:
             give_back()
-        self.garbage.append(("segments", ref))
-
-    def _collect_garbage(self):
-        if self.gate.is_open:
-            self.gate.drain()
-        # Some at a time: the message must fit into the mailbox.
-        released = list(itertools.islice(self.garbage, GARBAGE))
-        dropped = {"segments": [], "functions": [], "variables": [], "give_back": []}
-        for kind, value in released:
-            dropped[kind].append(value)
-        give_backs = dropped.pop("give_back")
-        forget = _commands.Forget(**{kind: tuple(refs) for kind, refs in dropped.items()})
-        with self.gate.call(forget):
-            forget.run(self.worker)
-        with interrupts_held():
-            for _ in released:
-                self.garbage.popleft()
-            for give_back in give_backs:
-                give_back()
+        self.garbage.add("segments", ref)
 
     # The end.
 
     def quit(self) -> None:
-        """Refuse calls from now on; have idle workers end by themselves, and wait for that."""
-        idle = self.state is State.OPEN and not self.gate.is_open
-        self.state = State.CLOSED
-        if idle:
-            with contextlib.suppress(WorkerDied):
-                self.gate.start(_commands.Quit())
-                join_all(self._processes.values(), QUIT_SECONDS)
+        """Refuse calls from now on; have idle workers end by themselves, and wait for that.
+
+        Workers that are in a call are killed, and a thread that waits for them in there is waited
+        for, so that it leaves before its descriptors do.
+        """
+        with interrupts_held():
+            is_free = self.lock.acquire(blocking=False)  # else another thread is in a call
+            is_idle = is_free and not self.inside.locked() and not self.gate.is_open
+            is_idle = is_idle and self.state is State.OPEN
+            self.state = State.CLOSED
+            if is_idle:
+                with contextlib.suppress(WorkerDied):
+                    self.gate.start(_commands.Quit())
+            if is_free:
+                self.lock.release()
+        if is_idle:
+            join_all(self._processes.values(), QUIT_SECONDS)
+        if not is_free:
+            kill_all(self._processes.values(), QUIT_SECONDS)
+            if self.lock.acquire(timeout=QUIT_SECONDS):
+                self.lock.release()
 
     def release(self) -> None:
         """End the workers that are left, and give everything back; safe to call in any state."""
@@ -227,10 +221,7 @@ class Session:
         self.worker.replicas.clear()
         self.registry.release()
         self.staged.clear()
-        while self.garbage:
-            kind, give_back = self.garbage.popleft()
-            if kind == "give_back":
-                give_back()
+        self.garbage.give_back()
         self.gate.close()
 
     def leave_in_child(self) -> None:

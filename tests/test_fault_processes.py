@@ -125,17 +125,20 @@ def test_closes_in_several_threads_at_once(no_session):
         assert psutil.Process().children() == []
 
 
-@pytest.mark.parametrize("what", ["function", "exchange", "distribute"])
+@pytest.mark.parametrize("what", ["function", "exchange", "all_reduce", "distribute"])
 def test_close_in_a_thread_while_others_call(no_session, what, caplog):
     caplog.set_level(logging.CRITICAL, "synkhronos")
     synk.fork(3)
-    calls = [CALLS[what](3) for _ in range(3)]
+    calls = [CALLS[what](3) for _ in range(4)]
 
     def work(number):
         if number == 3:
-            for _ in range(3):
-                calls[0]()
-            return synk.close()
+            try:
+                for _ in range(3):
+                    calls[number]()
+            finally:
+                synk.close()
+            return
         while True:
             calls[number]()
 

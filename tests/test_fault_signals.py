@@ -17,6 +17,7 @@ from faults import BOUND, CALLS, armed, bounded, child_process, pids_by_rank, ru
 
 import synkhronos as synk
 from synkhronos import (
+    _garbage,
     _gate,
     _process,
     _registry,
@@ -191,7 +192,18 @@ def test_ctrl_c_while_a_stopped_worker_is_waited_for(no_session, impatient):
 
 FILES = {
     module.__file__
-    for module in (session, _process, _gate, _registry, _request, _shm, collectives, homes, shared)
+    for module in (
+        session,
+        _garbage,
+        _process,
+        _gate,
+        _registry,
+        _request,
+        _shm,
+        collectives,
+        homes,
+        shared,
+    )
 }
 STEP = 8  # of the lines of fork() and close(), which take long
 
@@ -205,8 +217,8 @@ def is_in_finalizer(frame):
     return False
 
 
-def interrupt_at_line(number, do):
-    """Do something, with a Ctrl-C before a line of FILES that it comes to, counted from 0.
+def signal_at_line(number, do, signum):
+    """Do something, with a signal before a line of FILES that it comes to, counted from 0.
 
     A line counts once, however often it runs. Returns whether it came to that line.
     """
@@ -220,20 +232,25 @@ def interrupt_at_line(number, do):
         if event == "line" and line not in lines:
             lines.add(line)
             if len(lines) == number + 1:
-                os.kill(own, signal.SIGINT)
+                os.kill(own, signum)
         return trace
 
     sys.settrace(trace)
     try:
         do()
-    except KeyboardInterrupt:
-        assert len(lines) > number
-    else:
-        assert len(lines) <= number, "the Ctrl-C was lost"
-        return False
     finally:
         sys.settrace(previous)
-    return True
+    return len(lines) > number
+
+
+def interrupt_at_line(number, do):
+    """Do something, with a Ctrl-C before a line; return whether it came to that line."""
+    try:
+        came_to_it = signal_at_line(number, do, signal.SIGINT)
+    except KeyboardInterrupt:
+        return True
+    assert not came_to_it, "the Ctrl-C was lost"
+    return False
 
 
 @pytest.fixture
@@ -290,6 +307,29 @@ def test_ctrl_c_at_lines_of_a_call(no_session, other_thread, what):
     assert pids_by_rank() == pids
     assert line > 30
     synk.close()
+
+
+@pytest.mark.parametrize("what", ["function", "growing outputs", "all_reduce"])
+def test_a_handler_that_closes_at_lines_of_a_call(no_session, what):
+    previous = signal.signal(signal.SIGUSR1, lambda *_: synk.close())
+    line, came_to_it = 0, True
+    try:
+        while came_to_it:
+            with nothing_left():
+                synk.fork(2)
+                call = CALLS[what](2)
+                try:
+                    came_to_it = signal_at_line(line, call, signal.SIGUSR1)
+                except synk.SessionError as error:
+                    assert "closed" in str(error) or "There is no session" in str(error)
+                if session._Current.session is not None:
+                    synk.close()
+                del call
+            line += STEP
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+    assert line > 5 * STEP
+    faults.use_a_new_session(2)
 
 
 # Ctrl-C twice, and to a whole process group.

@@ -14,7 +14,8 @@ from conftest import nothing_left, wait_until
 
 from synkhronos import _gate, _reports
 from synkhronos._cells import DONE
-from synkhronos._gate import Aborted, Gate
+from synkhronos._crossing import Aborted
+from synkhronos._gate import Gate
 from synkhronos._process import ForkedProcess
 from synkhronos.errors import RemoteTraceback, SessionError, WorkerDied, WorkerError
 

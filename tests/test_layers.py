@@ -37,6 +37,7 @@ LAYERS = [
         "_process",
         "_shm",
         "_cells",
+        "_crossing",
         "_gate",
     ],
     [
@@ -51,7 +52,7 @@ LAYERS = [
         "_recorder",
     ],
     ["_worker"],
-    ["_registry", "session"],
+    ["_registry", "_garbage", "session"],
     # Data is made in a session, the current one.
     ["inputs", "_signature", "_binding", "_request", "_operands"],
     ["functions", "collectives", "ops", "_status"],
