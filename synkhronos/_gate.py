@@ -42,7 +42,6 @@ from synkhronos._cells import (
     REPLY_LENGTH,
     SEQUENCE,
     SLOT,
-    ClosedPoll,
     Fence,
     Memory,
     Notices,
@@ -360,16 +359,7 @@ class Gate(Notices):
             os.close(write_end)
 
     def close(self) -> None:
-        """Close every descriptor; workers that are left die of it.
-
-        Where this comes from a signal handler in the middle of a call, that call goes on: it must
-        not use their numbers, which are free for other files now.
-        """
-        pipes = *self._life_pipes, *self._wake_pipes
-        self._poll = self._deaths = ClosedPoll()
-        self._life_pipes = self._wake_pipes = [(-1, -1)] * self.n_ranks
-        for rank in range(self.n_ranks):
-            self._cells[self._line(rank) + ASLEEP] = 0
-        for pipe in pipes:
+        """Close every descriptor; workers that are left die of it."""
+        for pipe in (*self._life_pipes, *self._wake_pipes):
             for end in pipe:
                 os.close(end)

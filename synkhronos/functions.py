@@ -11,6 +11,7 @@ from synkhronos import _gpuarrays, _graph, _reduction, _signature, _theano
 from synkhronos import session as _session
 from synkhronos._binding import Inputs
 from synkhronos._checks import sentence
+from synkhronos._master import State
 from synkhronos._replica import SLICED, Description
 from synkhronos._request import Requests
 from synkhronos._signature import Recipe
@@ -98,7 +99,7 @@ class Function:
             When a worker is gone.
         """
         session = self._session
-        if session.state is not _session.State.OPEN:
+        if session.state is not State.OPEN:
             session.require_open()
         with session.lock:
             session.refuse_nesting()

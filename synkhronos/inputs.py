@@ -14,6 +14,7 @@ import numpy as np
 
 from synkhronos import session as _session
 from synkhronos._checks import whole_number
+from synkhronos._master import State
 from synkhronos._shm import GrowingArray
 
 __all__ = ["Data", "data"]
@@ -165,7 +166,7 @@ class Data:
         self._store.free()
 
     def _resize(self, shape, oversize, keep=True):
-        if self._session.state is not _session.State.OPEN:
+        if self._session.state is not State.OPEN:
             self._session.require_open()
         self._store.resize(shape, oversize, keep)
 

@@ -25,6 +25,7 @@ LAYERS = [
         "_timeline",
     ],
     [
+        "_process",
         "_reports",
         "_theano_probe",
         "_gpuarrays",
@@ -34,7 +35,6 @@ LAYERS = [
         "_compile_cache",
         "_theano",
         "_devices",
-        "_process",
         "_shm",
         "_cells",
         "_crossing",
@@ -52,7 +52,7 @@ LAYERS = [
         "_recorder",
     ],
     ["_worker"],
-    ["_registry", "_garbage", "session"],
+    ["_registry", "_garbage", "_master", "session"],
     # Data is made in a session, the current one.
     ["inputs", "_signature", "_binding", "_request", "_operands"],
     ["functions", "collectives", "ops", "_status"],
@@ -182,7 +182,7 @@ def test_imports_look_down(name):
 def test_the_parser_sees_what_is_there():
     assert own_imports("functions") >= {"session", "inputs", "_request", "_reduction"}
     assert own_imports("comm") == {"comm.shared", "comm.nccl"}
-    assert "_gate" in own_imports("session") and "errors" in own_imports("session")
+    assert "_gate" in own_imports("_master") and "errors" in own_imports("session")
 
 
 @pytest.mark.parametrize("name", MODULES)
