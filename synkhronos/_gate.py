@@ -88,8 +88,6 @@ class Gate(Notices):
         # Hears each answer of a worker: (rank, answer), also those of an interrupted call.
         self.on_answer = lambda rank, answer: None
 
-    # What both ends share.
-
     def _wait(self, cell, value, abort=None):
         """Wait until the cell has reached `value`, or until the call `abort` is aborted."""
         cells = self._cells
@@ -183,8 +181,6 @@ class Gate(Notices):
                 "in a branch that only some of them take."
             )
 
-    # The worker's end.
-
     def become_worker(self, rank: int) -> None:
         """Take the place of `rank`, in its own process, right after the fork."""
         self.rank = rank
@@ -236,8 +232,6 @@ class Gate(Notices):
         self._replies[self.rank][: len(data)] = data
         self._cells[line + REPLY_LENGTH] = len(data)
         self._cells[line + REPLY_KIND] = kind
-
-    # The master's end.
 
     def watch(self, rank: int, process) -> None:
         """Have every wait of the master end when this worker's process does."""

@@ -85,8 +85,6 @@ class Session:
                 self.run(_commands.LeaveClique())
         log.info("arrays of devices travel between ranks through shared memory")
 
-    # Calls.
-
     @property
     def segments(self):
         """The segments of shared memory that the master knows."""
@@ -176,8 +174,6 @@ class Session:
         else:
             give_back()
         self.garbage.add("segments", ref)
-
-    # The end.
 
     @contextlib.contextmanager
     def free(self):
