@@ -1,6 +1,8 @@
 """The updates of a Keras model's functions, such that all ranks compute the same ones.
 
-    running averages ──▶ averaged      optimizer ──▶ step      metrics ──▶ added_up
+running averages ──▶ averaged
+optimizer ─────────▶ step
+metrics ───────────▶ added_up
 """
 
 import theano.tensor as T

@@ -122,7 +122,8 @@ def make_train_step(
     if not isinstance(outputs, (list, tuple, type(None))):
         raise TypeError(f"outputs must be a list of what to return beside the loss, got {outputs}.")
     updates = parallel_updates(loss, params, update_rule, *args, max_norm=max_norm, **kwargs)
-    updates = [*updates.items(), *average_updates({} if averages is None else averages).items()]
+    averages = check_updates("averages", {} if averages is None else averages)
+    updates = [*updates.items(), *average_updates(averages).items()]
     updates = check_updates("What the update rule returns and averages", updates)
     returned = loss if outputs is None else [loss, *outputs]
     return functions.function(inputs, returned, updates=updates, **(options or {}))
