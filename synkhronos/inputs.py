@@ -5,20 +5,16 @@
 Writing to a Data is seen by all ranks at once, because it is the same memory.
 """
 
-import contextlib
-import numbers
 import operator
-import warnings
 
 import numpy as np
 
 from synkhronos import session as _session
 from synkhronos._checks import whole_number
+from synkhronos._conversion import KINDS, as_array, check_kind
 from synkhronos._shm import GrowingArray
 
 __all__ = ["Data", "data"]
-
-_KINDS = "biufc"  # of dtypes: bools, integers with and without a sign, floats, complex numbers
 
 
 class Data:
@@ -246,7 +242,7 @@ def data(
         dtype = _check_dtype(dtype)
     what = f"Data {name!r}" if name else "This Data"
     if isinstance(value, np.ndarray):
-        _check_kind(value, value, what)
+        check_kind(value, value, what)
     elif value is not None and not isinstance(value, Data):
         value = as_array(value, dtype, force_cast, what)
     if value is not None:
@@ -288,7 +284,7 @@ def _check_dtype(dtype):
         dtype = np.dtype(dtype)
     except TypeError:
         raise TypeError(f"dtype must be the name of a NumPy dtype, got {dtype!r}.") from None
-    if dtype.kind not in _KINDS:
+    if dtype.kind not in KINDS:
         raise TypeError(f"dtype must be one of numbers or bools, got {dtype}.")
     return dtype.newbyteorder("=")
 
@@ -310,49 +306,10 @@ def _check_oversize(oversize):
     return number
 
 
-def as_array(value, dtype, force_cast, what):
-    """Return a list or scalar as an array, of `dtype` if one is given, as exactly as it can."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of rows of unequal length: an array of objects
-        array = np.asarray(value)
-    _check_kind(array, value, what)
-    if dtype is None or force_cast:
-        return array
-    if array.dtype.kind == "f" and np.dtype(dtype).kind in "iu":
-        # NumPy makes floats of unsigned 64-bit integers among smaller ones.
-        objects = np.array(value, object)
-        if all(isinstance(item, numbers.Integral) for item in objects.flat):
-            with contextlib.suppress(OverflowError):
-                cast = objects.astype(dtype)
-                if (cast == objects).all():
-                    return cast
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what is lost, which is looked for here
-        cast = array.astype(dtype)
-        same = cast.astype(array.dtype) == array
-    if array.dtype.kind in "fc" and _KINDS.index(cast.dtype.kind) >= _KINDS.index(array.dtype.kind):
-        same = np.isfinite(cast) | ~np.isfinite(array)  # fractions are rounded
-    if not same.all():
-        wrong = array[~same].flat[0].item()
-        raise TypeError(
-            f"{what} is of dtype {cast.dtype}, which can't hold {wrong!r}. Cast it yourself, or "
-            "pass force_cast=True."
-        )
-    return cast
-
-
-def _check_kind(array, value, what):
-    if array.dtype.kind not in _KINDS:
-        raise TypeError(
-            f"{what} must hold numbers or bools in rows of one length, got {repr(value)[:80]}, "
-            f"of dtype {array.dtype}."
-        )
-
-
 def _condition(value, dtype, ndim, force_cast, what):
     if not isinstance(value, np.ndarray):
         value = value.data if isinstance(value, Data) else as_array(value, dtype, force_cast, what)
-    _check_kind(value, value, what)
+    check_kind(value, value, what)
     if value.ndim != ndim:
         raise TypeError(
             f"{what} has {ndim} dimensions, but the value has {value.ndim}, shape {value.shape}."

@@ -17,16 +17,16 @@ import numpy as np
 import theano
 import theano.tensor as T
 
-from synkhronos import collectives, functions, ops
+from synkhronos import functions, ops
 from synkhronos._checks import whole_number
 from synkhronos.extensions._gradients import (
     check_number,
     check_params,
-    check_tensor,
     check_updates,
     clip_by_global_norm,
     gradients,
 )
+from synkhronos.extensions._two_steps import make_train_function, make_train_function_theano
 
 __all__ = [
     "average_gradients",
@@ -278,112 +278,6 @@ def warm_up(rate, factor, steps):
     step.default_update = step + 1
     done = T.minimum(T.cast(step, theano.config.floatX) / steps, 1)
     return T.cast(rate * (1 + (factor - 1) * done), theano.config.floatX)
-
-
-def make_train_function(loss, params, x, y, update_rule, *args, **kwargs):
-    """Return a function that trains in two steps, with a collective between them.
-
-    Call it after :func:`synkhronos.fork`.
-
-    Parameters
-    ----------
-    loss : scalar variable
-        A mean over rows.
-    params : list of shared variables
-    x, y : theano variable
-        The inputs.
-    update_rule : callable
-        One of :mod:`synkhronos.extensions.updates`.
-    *args, **kwargs
-        For the rule.
-
-    Returns
-    -------
-    callable
-        ``train_minibatch(x_data, y_data, batch=None, num_slices=1)`` returns the loss over all
-        rows.
-
-    Examples
-    --------
-    >>> import numpy as np, theano, theano.tensor as T
-    >>> import synkhronos as synk
-    >>> from synkhronos.extensions import train, updates
-    >>> synk.fork(2)
-    2
-    >>> x, y, w = T.dmatrix("x"), T.dvector("y"), theano.shared(np.zeros(2), "w")
-    >>> loss = ((T.dot(x, w) - y) ** 2).mean()
-    >>> train_minibatch = train.make_train_function(loss, [w], x, y, updates.sgd, 0.25)
-    >>> float(train_minibatch(np.eye(2), np.ones(2)))
-    1.0
-    >>> synk.gather(w)
-    array([[0.25, 0.25],
-           [0.25, 0.25]])
-    >>> synk.close()
-    """
-    grad_updates, param_updates, grad_shared = _two_steps(
-        x, y, update_rule, loss, params, args, kwargs
-    )
-    compute = functions.function([x, y], loss, updates=grad_updates)
-    update = functions.function([], updates=param_updates)
-
-    def train_minibatch(x_data, y_data, batch=None, num_slices=1):
-        value = compute(x_data, y_data, batch=batch, num_slices=num_slices)
-        collectives.all_reduce(grad_shared, op="avg")
-        update()
-        return value
-
-    return train_minibatch
-
-
-def make_train_function_theano(loss, params, x, y, update_rule, *args, **kwargs):
-    """Return what :func:`make_train_function` would, for one process and without ranks.
-
-    Parameters
-    ----------
-    loss, params, x, y, update_rule, *args, **kwargs
-        As in :func:`make_train_function`.
-
-    Returns
-    -------
-    callable
-        ``train_minibatch(x_data, y_data)`` returns the loss.
-
-    Examples
-    --------
-    >>> import numpy as np, theano, theano.tensor as T
-    >>> from synkhronos.extensions import train, updates
-    >>> x, y, w = T.dmatrix("x"), T.dvector("y"), theano.shared(np.zeros(2), "w")
-    >>> loss = ((T.dot(x, w) - y) ** 2).mean()
-    >>> train_minibatch = train.make_train_function_theano(loss, [w], x, y, updates.sgd, 0.25)
-    >>> float(train_minibatch(np.eye(2), np.ones(2))), w.get_value().tolist()
-    (1.0, [0.25, 0.25])
-    """
-    grad_updates, param_updates, _ = _two_steps(x, y, update_rule, loss, params, args, kwargs)
-    compute = theano.function([x, y], loss, updates=grad_updates)
-    update = theano.function([], updates=param_updates)
-
-    def train_minibatch(x_data, y_data):
-        value = compute(x_data, y_data)
-        update()
-        return value
-
-    return train_minibatch
-
-
-def _two_steps(x, y, update_rule, loss, params, args, kwargs):
-    check_tensor("x", x)
-    check_tensor("y", y)
-    if not callable(update_rule):
-        raise TypeError(f"update_rule must be one of extensions.updates, got {update_rule!r}.")
-    updates = update_rule(loss, params, *args, **kwargs)
-    if not isinstance(updates, (tuple, list)) or len(updates) != 3:
-        name = getattr(update_rule, "__name__", repr(update_rule))
-        raise TypeError(
-            "update_rule must return (grad_updates, param_updates, grad_shared), as those of "
-            f"synkhronos.extensions.updates do; {name} returned {type(updates).__name__}. Rules of "
-            "one step are for make_train_step."
-        )
-    return updates
 
 
 def _loss_with(grads, params):
