@@ -7,7 +7,8 @@ import numpy as np
 from synkhronos import _blocks, _commands, _selection, _theano
 from synkhronos._checks import sentence
 from synkhronos._conversion import as_array
-from synkhronos.inputs import Data, StagedInput
+from synkhronos._staging import StagedInput
+from synkhronos.inputs import Data
 
 _KEPT_BYTES = 1 << 24  # up to this size, the shared memory that values were staged in is kept
 

@@ -7,12 +7,16 @@ sent to the workers, with the master's value, when it is first named. The argume
 2017 package is accepted everywhere: it matters where all ranks have GPUs of their own.
 """
 
+from __future__ import annotations
+
 import contextlib
+from typing import List, Union
 
 import numpy as np
 
 from synkhronos import _commands, _operands, _theano
 from synkhronos import session as _session
+from synkhronos._hints import ArrayLike, Rows, SharedVariables, Values
 
 __all__ = [
     "all_gather",
@@ -23,8 +27,12 @@ __all__ = [
     "scatter",
 ]
 
+Gathered = Union[np.ndarray, List[np.ndarray]]
 
-def broadcast(shared_vars, values=None, nccl=True) -> None:
+
+def broadcast(
+    shared_vars: SharedVariables, values: Values | None = None, nccl: bool = True
+) -> None:
     """Give shared variables the master's value on every rank, whatever their shapes were.
 
     Parameters
@@ -79,7 +87,7 @@ def broadcast(shared_vars, values=None, nccl=True) -> None:
             _operands.send_objects(session, object_keys, [_theano.peek(v) for v in objects], None)
 
 
-def scatter(shared_vars, values, batch=None) -> None:
+def scatter(shared_vars: SharedVariables, values: ArrayLike, batch: Rows | None = None) -> None:
     """Give each rank its part of the rows of a value, in rank order.
 
     The rows are split as those of function inputs are: the edges are ``linspace(0, rows, n + 1)``,
@@ -120,7 +128,9 @@ def scatter(shared_vars, values, batch=None) -> None:
         _operands.assign(session, "scatter", variables, given, batch, None)
 
 
-def gather(shared_vars, nd_up=1, nccl=True):
+def gather(
+    shared_vars: SharedVariables, nd_up: int = 1, nccl: bool = True
+) -> Gathered | tuple[Gathered, ...]:
     """Return the values on all ranks, in rank order.
 
     Parameters
@@ -141,6 +151,21 @@ def gather(shared_vars, nd_up=1, nccl=True):
     ------
     SessionError, TypeError, ValueError
         As :func:`broadcast`.
+
+    Examples
+    --------
+    >>> import numpy as np, theano
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> s = theano.shared(np.zeros(2))
+    >>> synk.set_value(1, s, [3.0, 4.0])
+    >>> synk.gather(s)
+    array([[0., 0.],
+           [3., 4.]])
+    >>> synk.gather(s, nd_up=0)
+    array([0., 0., 3., 4.])
+    >>> synk.close()
     """
     with _call("gather") as session:
         variables = _operands.check_variables("gather", shared_vars)
@@ -163,7 +188,7 @@ def _put_together(values, nd_up):
     return np.stack(values) if nd_up else np.concatenate(values)
 
 
-def all_gather(shared_vars, nccl=True) -> None:
+def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> None:
     """Replace shared variables, on every rank, with the values of all joined along axis 0.
 
     Parameters
@@ -178,6 +203,19 @@ def all_gather(shared_vars, nccl=True) -> None:
     SessionError, TypeError, ValueError
         As :func:`broadcast`; ValueError also where shapes differ beyond axis 0. Then nothing was
         changed.
+
+    Examples
+    --------
+    >>> import numpy as np, theano
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> s = theano.shared(np.zeros(1))
+    >>> synk.set_value(1, s, [3.0, 4.0])
+    >>> synk.all_gather(s)
+    >>> synk.get_value(1, s)
+    array([0., 3., 4.])
+    >>> synk.close()
     """
     with _call("all_gather") as session:
         variables = _operands.check_variables("all_gather", shared_vars)
@@ -187,7 +225,9 @@ def all_gather(shared_vars, nccl=True) -> None:
         _operands.raise_unequal("all_gather", variables, unequal, " beyond axis 0")
 
 
-def reduce(shared_vars, op="avg", in_place=True, nccl=True):
+def reduce(
+    shared_vars: SharedVariables, op: str = "avg", in_place: bool = True, nccl: bool = True
+) -> np.ndarray | tuple[np.ndarray, ...] | None:
     """Reduce the values of all ranks, element by element, to the master.
 
     Parameters
@@ -210,6 +250,21 @@ def reduce(shared_vars, op="avg", in_place=True, nccl=True):
     ------
     SessionError, TypeError, ValueError
         As :func:`broadcast`; ValueError also where shapes differ.
+
+    Examples
+    --------
+    >>> import numpy as np, theano
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> s = theano.shared(np.array([1.0, 2.0]))
+    >>> synk.set_value(1, s, [3.0, 0.0])
+    >>> synk.reduce(s, "max", in_place=False)
+    array([3., 2.])
+    >>> synk.reduce(s)
+    >>> s.get_value()
+    array([2., 1.])
+    >>> synk.close()
     """
     with _call("reduce") as session:
         variables, op = _operands.check_reduction("reduce", shared_vars, op)
@@ -228,7 +283,7 @@ def reduce(shared_vars, op="avg", in_place=True, nccl=True):
         return tuple(results) if isinstance(shared_vars, (list, tuple)) else results[0]
 
 
-def all_reduce(shared_vars, op="avg", nccl=True) -> None:
+def all_reduce(shared_vars: SharedVariables, op: str = "avg", nccl: bool = True) -> None:
     """Replace shared variables, on every rank, with the reduction of the values of all.
 
     Each rank reduces a part of all arrays, where they are in shared memory, and writes the result

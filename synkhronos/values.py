@@ -3,15 +3,26 @@
 As the verbs of `collectives`, each takes one shared variable or a list of them, in one round.
 """
 
+from __future__ import annotations
+
 import pickle
+from typing import List, Tuple, Union
+
+import numpy as np
 
 from synkhronos import _commands, _operands, _theano, collectives
 from synkhronos._checks import whole_number
+from synkhronos._hints import Rows, SharedVariables, Values
 
 __all__ = ["get_lengths", "get_shapes", "get_value", "set_value"]
 
+Value = Union[np.ndarray, np.random.RandomState]
+Shapes = List[Tuple[int, ...]]
 
-def set_value(rank, shared_vars, values, batch=None) -> None:
+
+def set_value(
+    rank: int, shared_vars: SharedVariables, values: Values, batch: Rows | None = None
+) -> None:
     """Give shared variables of one rank a value, of any shape.
 
     Parameters
@@ -27,6 +38,18 @@ def set_value(rank, shared_vars, values, batch=None) -> None:
     ------
     SessionError, TypeError, ValueError
         As :func:`~synkhronos.broadcast`.
+
+    Examples
+    --------
+    >>> import numpy as np, theano
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> s = theano.shared(np.zeros(2))
+    >>> synk.set_value(1, s, np.arange(5.0), batch=slice(2, 4))
+    >>> synk.get_value(0, s), synk.get_value(1, s)
+    (array([0., 0.]), array([2., 3.]))
+    >>> synk.close()
     """
     with collectives._call("set_value") as session:
         rank = whole_number("rank", rank, 0, session.n_ranks - 1)
@@ -46,7 +69,7 @@ def set_value(rank, shared_vars, values, batch=None) -> None:
             _operands.send_objects(session, keys, [given[i] for i in objects], rank)
 
 
-def get_value(rank, shared_vars):
+def get_value(rank: int, shared_vars: SharedVariables) -> Value | tuple[Value, ...]:
     """Return the values of shared variables on one rank.
 
     Parameters
@@ -64,6 +87,18 @@ def get_value(rank, shared_vars):
     ------
     SessionError, TypeError, ValueError
         As :func:`~synkhronos.broadcast`.
+
+    Examples
+    --------
+    >>> import numpy as np, theano
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> s = theano.shared(np.zeros(2))
+    >>> synk.set_value(1, s, [3.0, 4.0, 5.0])
+    >>> synk.get_value(1, s)
+    array([3., 4., 5.])
+    >>> synk.close()
     """
     with collectives._call("get_value") as session:
         rank = whole_number("rank", rank, 0, session.n_ranks - 1)
@@ -81,13 +116,35 @@ def get_value(rank, shared_vars):
         return tuple(results) if isinstance(shared_vars, (list, tuple)) else results[0]
 
 
-def get_lengths(shared_vars):
+def get_lengths(shared_vars: SharedVariables) -> list[int] | tuple[list[int], ...]:
     """Return the lengths along axis 0 on every rank.
+
+    Parameters
+    ----------
+    shared_vars : shared variable or list of them
+        Of at least one dimension.
 
     Returns
     -------
     list of int, or tuple of these
         In rank order; a tuple for a list of variables, also for a list of one.
+
+    Raises
+    ------
+    SessionError, TypeError, ValueError
+        As :func:`~synkhronos.broadcast`; TypeError also for what has no axis 0.
+
+    Examples
+    --------
+    >>> import numpy as np, theano
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> s = theano.shared(np.zeros(2))
+    >>> synk.set_value(1, s, [3.0, 4.0, 5.0])
+    >>> synk.get_lengths(s)
+    [2, 3]
+    >>> synk.close()
     """
     with collectives._call("get_lengths") as session:
         variables = _operands.check_variables("get_lengths", shared_vars)
@@ -97,13 +154,34 @@ def get_lengths(shared_vars):
         return lengths if isinstance(shared_vars, (list, tuple)) else lengths[0]
 
 
-def get_shapes(shared_vars):
+def get_shapes(shared_vars: SharedVariables) -> Shapes | tuple[Shapes, ...]:
     """Return the shapes on every rank.
+
+    Parameters
+    ----------
+    shared_vars : shared variable or list of them
 
     Returns
     -------
     list of tuple, or tuple of these
         In rank order; a tuple for a list of variables, also for a list of one.
+
+    Raises
+    ------
+    SessionError, TypeError, ValueError
+        As :func:`~synkhronos.broadcast`.
+
+    Examples
+    --------
+    >>> import numpy as np, theano
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> s = theano.shared(np.zeros(2))
+    >>> synk.set_value(1, s, [3.0, 4.0, 5.0])
+    >>> synk.get_shapes(s)
+    [(2,), (3,)]
+    >>> synk.close()
     """
     with collectives._call("get_shapes") as session:
         shapes = _ask_shapes(session, _operands.check_variables("get_shapes", shared_vars))
