@@ -1,9 +1,13 @@
 """Update rules that fit the step to each element of a parameter; `rules` has all rules."""
 
+from __future__ import annotations
+
 from collections import OrderedDict
+from typing import Sequence
 
 import theano.tensor as T
 
+from synkhronos._hints import LossOrGrads, Scalar, SharedVariable, Updates
 from synkhronos.extensions._precision import (
     counter,
     like,
@@ -16,7 +20,12 @@ from synkhronos.extensions._precision import (
 )
 
 
-def adagrad(loss_or_grads, params, learning_rate=1.0, epsilon=1e-6):
+def adagrad(
+    loss_or_grads: LossOrGrads,
+    params: Sequence[SharedVariable],
+    learning_rate: Scalar = 1.0,
+    epsilon: Scalar = 1e-6,
+) -> Updates:
     r"""Divide by the root of the sum of all squared gradients so far.
 
     :math:`a \leftarrow a + g^2`, :math:`p \leftarrow p - \eta g / \sqrt{a + \epsilon}`.
@@ -31,10 +40,22 @@ def adagrad(loss_or_grads, params, learning_rate=1.0, epsilon=1e-6):
     -------
     OrderedDict
 
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`~synkhronos.extensions.rules.sgd`.
+
     References
     ----------
     Duchi, Hazan and Singer, "Adaptive subgradient methods for online learning and stochastic
     optimization", JMLR 12 (2011).
+
+    Examples
+    --------
+    >>> import numpy as np, theano
+    >>> w = theano.shared(np.array([1.0, 10.0]), "w")
+    >>> adagrad((w**2).sum(), [w], 0.1)[w].eval().round(3)  # at first 0.1, whatever the gradient
+    array([0.9, 9.9])
     """
     updates = OrderedDict()
     for param, grad in wide_gradients(loss_or_grads, params):
@@ -45,7 +66,13 @@ def adagrad(loss_or_grads, params, learning_rate=1.0, epsilon=1e-6):
     return updates
 
 
-def rmsprop(loss_or_grads, params, learning_rate=1.0, rho=0.9, epsilon=1e-6):
+def rmsprop(
+    loss_or_grads: LossOrGrads,
+    params: Sequence[SharedVariable],
+    learning_rate: Scalar = 1.0,
+    rho: Scalar = 0.9,
+    epsilon: Scalar = 1e-6,
+) -> Updates:
     r"""Divide by the root of the running mean of squared gradients.
 
     :math:`a \leftarrow \rho a + (1-\rho) g^2`,
@@ -61,9 +88,21 @@ def rmsprop(loss_or_grads, params, learning_rate=1.0, rho=0.9, epsilon=1e-6):
     -------
     OrderedDict
 
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`~synkhronos.extensions.rules.sgd`.
+
     References
     ----------
     Tieleman and Hinton, "Neural networks for machine learning", lecture 6.5 (2012).
+
+    Examples
+    --------
+    >>> import numpy as np, theano
+    >>> w = theano.shared(np.array([1.0, 10.0]), "w")
+    >>> rmsprop((w**2).sum(), [w], 0.1)[w].eval().round(3)  # at first 0.1 / sqrt(1 - 0.9)
+    array([0.684, 9.684])
     """
     updates = OrderedDict()
     for param, grad in wide_gradients(loss_or_grads, params):
@@ -74,7 +113,13 @@ def rmsprop(loss_or_grads, params, learning_rate=1.0, rho=0.9, epsilon=1e-6):
     return updates
 
 
-def adadelta(loss_or_grads, params, learning_rate=1.0, rho=0.95, epsilon=1e-6):
+def adadelta(
+    loss_or_grads: LossOrGrads,
+    params: Sequence[SharedVariable],
+    learning_rate: Scalar = 1.0,
+    rho: Scalar = 0.95,
+    epsilon: Scalar = 1e-6,
+) -> Updates:
     r"""Step by as much as the steps before, in units of the gradient.
 
     :math:`a \leftarrow \rho a + (1-\rho) g^2`,
@@ -92,9 +137,21 @@ def adadelta(loss_or_grads, params, learning_rate=1.0, rho=0.95, epsilon=1e-6):
     -------
     OrderedDict
 
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`~synkhronos.extensions.rules.sgd`.
+
     References
     ----------
     Zeiler, "ADADELTA: an adaptive learning rate method", arXiv:1212.5701.
+
+    Examples
+    --------
+    >>> import numpy as np, theano
+    >>> w = theano.shared(np.array([1.0, 10.0]), "w")
+    >>> adadelta((w**2).sum(), [w], 1.0)[w].eval().round(3)  # at first sqrt(1e-6 / (1 - 0.95))
+    array([0.996, 9.996])
     """
     updates = OrderedDict()
     for param, grad in wide_gradients(loss_or_grads, params):
@@ -107,7 +164,14 @@ def adadelta(loss_or_grads, params, learning_rate=1.0, rho=0.95, epsilon=1e-6):
     return updates
 
 
-def adam(loss_or_grads, params, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8):
+def adam(
+    loss_or_grads: LossOrGrads,
+    params: Sequence[SharedVariable],
+    learning_rate: Scalar = 0.001,
+    beta1: Scalar = 0.9,
+    beta2: Scalar = 0.999,
+    epsilon: Scalar = 1e-8,
+) -> Updates:
     r"""Divide the running mean of gradients by the root of that of their squares.
 
     At step t, from 1 on: :math:`m \leftarrow \beta_1 m + (1-\beta_1) g`,
@@ -125,10 +189,22 @@ def adam(loss_or_grads, params, learning_rate=0.001, beta1=0.9, beta2=0.999, eps
     -------
     OrderedDict
 
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`~synkhronos.extensions.rules.sgd`.
+
     References
     ----------
     Kingma and Ba, "Adam: a method for stochastic optimization", arXiv:1412.6980, with the order of
     computation that its section 2 recommends.
+
+    Examples
+    --------
+    >>> import numpy as np, theano
+    >>> w = theano.shared(np.array([1.0, 10.0]), "w")
+    >>> adam((w**2).sum(), [w], 0.1)[w].eval().round(3)  # at first 0.1, whatever the gradient
+    array([0.9, 9.9])
     """
     updates = OrderedDict()
     pairs = wide_gradients(loss_or_grads, params)
@@ -145,7 +221,14 @@ def adam(loss_or_grads, params, learning_rate=0.001, beta1=0.9, beta2=0.999, eps
     return updates
 
 
-def adamax(loss_or_grads, params, learning_rate=0.002, beta1=0.9, beta2=0.999, epsilon=1e-8):
+def adamax(
+    loss_or_grads: LossOrGrads,
+    params: Sequence[SharedVariable],
+    learning_rate: Scalar = 0.002,
+    beta1: Scalar = 0.9,
+    beta2: Scalar = 0.999,
+    epsilon: Scalar = 1e-8,
+) -> Updates:
     r"""Divide the running mean of gradients by the largest of late.
 
     At step t, from 1 on: :math:`m \leftarrow \beta_1 m + (1-\beta_1) g`,
@@ -162,9 +245,21 @@ def adamax(loss_or_grads, params, learning_rate=0.002, beta1=0.9, beta2=0.999, e
     -------
     OrderedDict
 
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`~synkhronos.extensions.rules.sgd`.
+
     References
     ----------
     Kingma and Ba, "Adam: a method for stochastic optimization", arXiv:1412.6980, section 7.1.
+
+    Examples
+    --------
+    >>> import numpy as np, theano
+    >>> w = theano.shared(np.array([1.0, 10.0]), "w")
+    >>> adamax((w**2).sum(), [w], 0.1)[w].eval().round(3)  # at first 0.1, whatever the gradient
+    array([0.9, 9.9])
     """
     updates = OrderedDict()
     pairs = wide_gradients(loss_or_grads, params)

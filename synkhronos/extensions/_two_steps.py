@@ -1,15 +1,27 @@
 """Training functions of two steps, and a collective between them: see `train`, which has them."""
 
+from __future__ import annotations
+
+from typing import Any, Callable, Sequence
+
+import numpy as np
 import theano
 
 from synkhronos import collectives, functions
+from synkhronos._hints import SharedVariable, TwoStepRule, Variable
 from synkhronos.extensions._gradients import check_tensor
 
 
-def make_train_function(loss, params, x, y, update_rule, *args, **kwargs):
+def make_train_function(
+    loss: Variable,
+    params: Sequence[SharedVariable],
+    x: Variable,
+    y: Variable,
+    update_rule: TwoStepRule,
+    *args: Any,
+    **kwargs: Any,
+) -> Callable[..., np.ndarray]:
     """Return a function that trains in two steps, with a collective between them.
-
-    Call it after :func:`synkhronos.fork`.
 
     Parameters
     ----------
@@ -28,6 +40,16 @@ def make_train_function(loss, params, x, y, update_rule, *args, **kwargs):
     callable
         ``train_minibatch(x_data, y_data, batch=None, num_slices=1)`` returns the loss over all
         rows.
+
+    Raises
+    ------
+    SessionError
+        Before :func:`synkhronos.fork`.
+    TypeError
+        For an `x` or `y` that is no tensor variable, an `update_rule` of one step or that is none,
+        and arguments that don't fit the rule.
+    ValueError
+        As the rule.
 
     Examples
     --------
@@ -61,7 +83,15 @@ def make_train_function(loss, params, x, y, update_rule, *args, **kwargs):
     return train_minibatch
 
 
-def make_train_function_theano(loss, params, x, y, update_rule, *args, **kwargs):
+def make_train_function_theano(
+    loss: Variable,
+    params: Sequence[SharedVariable],
+    x: Variable,
+    y: Variable,
+    update_rule: TwoStepRule,
+    *args: Any,
+    **kwargs: Any,
+) -> Callable[..., np.ndarray]:
     """Return what :func:`make_train_function` would, for one process and without ranks.
 
     Parameters
@@ -73,6 +103,11 @@ def make_train_function_theano(loss, params, x, y, update_rule, *args, **kwargs)
     -------
     callable
         ``train_minibatch(x_data, y_data)`` returns the loss.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`make_train_function`.
 
     Examples
     --------

@@ -10,8 +10,11 @@ Keras is imported when a model comes, not with this module: it picks its backend
 settings to the user's home, and sets Theano's floatX.
 """
 
+from __future__ import annotations
+
 import importlib.util
 import weakref
+from typing import TYPE_CHECKING
 
 import theano
 
@@ -27,12 +30,15 @@ if importlib.util.find_spec("keras") is None:
         "pip install 'synkhronos[demos]'"
     )
 
+if TYPE_CHECKING:
+    from keras.models import Model
+
 __all__ = ["broadcast", "parallelize", "restore"]
 
 FUNCTIONS = ("train", "test", "predict")
 
 
-def parallelize(model):
+def parallelize(model: Model) -> Model:
     """Have a Keras model train, evaluate and predict on all ranks.
 
     Its ``fit``, ``fit_generator``, ``train_on_batch``, ``evaluate``, ``predict`` and so on are
@@ -73,12 +79,18 @@ def parallelize(model):
 
     Examples
     --------
-    ::
-
-        synk.fork()
-        model.compile("adam", "categorical_crossentropy", metrics=["accuracy"])
-        parallelize(model)
-        model.fit(x, y, batch_size=512, epochs=5)
+    >>> import keras, numpy as np
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> layer = keras.layers.Dense(1, kernel_initializer="zeros", input_shape=(3,))
+    >>> model = keras.models.Sequential([layer])
+    >>> model.compile("sgd", "mse")
+    >>> model = parallelize(model)
+    >>> history = model.fit(np.eye(3), np.ones(3), batch_size=3, verbose=0)
+    >>> history.history
+    {'loss': [1.0]}
+    >>> synk.close()
     """
     _session.current("parallelize()")
     check_model(model)
@@ -90,7 +102,7 @@ def parallelize(model):
     return model
 
 
-def restore(model):
+def restore(model: Model) -> Model:
     """Have a model that was made parallel train in this process alone, as before.
 
     Parameters
@@ -101,6 +113,24 @@ def restore(model):
     -------
     keras.models.Model
         The same one. Its optimizer begins anew, as it does when a model is compiled.
+
+    Raises
+    ------
+    ValueError
+        For anything but a model that :func:`parallelize` was given.
+
+    Examples
+    --------
+    >>> import keras, numpy as np
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> model = keras.models.Sequential([keras.layers.Dense(1, input_shape=(3,))])
+    >>> model.compile("sgd", "mse")
+    >>> _ = parallelize(model).predict(np.eye(3))
+    >>> synk.close()
+    >>> restore(model).predict(np.eye(3)).shape  # needs no workers any more
+    (3, 1)
     """
     _parallel_of(model, "restore()")
     for name in FUNCTIONS:
@@ -109,7 +139,7 @@ def restore(model):
     return model
 
 
-def broadcast(model) -> None:
+def broadcast(model: Model) -> None:
     """Give every rank the master's weights, optimizer state and settings of a parallel model.
 
     Calls of the model do it for variables that have a new value. Call it where they can't see one:
@@ -121,6 +151,29 @@ def broadcast(model) -> None:
     ----------
     model : keras.models.Model
         After :func:`parallelize`.
+
+    Raises
+    ------
+    ValueError
+        For anything but a model that :func:`parallelize` was given.
+    SessionError
+        After :func:`synkhronos.close`.
+
+    Examples
+    --------
+    >>> import keras, numpy as np
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> model = keras.models.Sequential([keras.layers.Dense(1, input_shape=(3,))])
+    >>> model.compile("sgd", "mse")
+    >>> _ = parallelize(model).predict(np.eye(3))
+    >>> [weights, bias] = model.weights
+    >>> weights.set_value(np.ones((3, 1), "float32"))
+    >>> broadcast(model)
+    >>> synk.get_value(1, weights).tolist()
+    [[1.0], [1.0], [1.0]]
+    >>> synk.close()
     """
     _parallel_of(model, "broadcast()").send_all()
 

@@ -13,8 +13,12 @@ starts at zero and has the parameter's shape and dtype, but single precision whe
 half, in which 0.999 would be one. Hyperparameters are numbers or scalar variables.
 """
 
-from collections import OrderedDict
+from __future__ import annotations
 
+from collections import OrderedDict
+from typing import Sequence
+
+from synkhronos._hints import LossOrGrads, Scalar, SharedVariable, Updates, UpdatesLike
 from synkhronos.extensions._adaptive import adadelta, adagrad, adam, adamax, rmsprop
 from synkhronos.extensions._gradients import check_params, check_updates
 from synkhronos.extensions._precision import like, number, state_of, wide_gradients
@@ -33,7 +37,11 @@ __all__ = [
 ]
 
 
-def sgd(loss_or_grads, params, learning_rate):
+def sgd(
+    loss_or_grads: LossOrGrads,
+    params: Sequence[SharedVariable],
+    learning_rate: Scalar,
+) -> Updates:
     r"""Stochastic gradient descent: :math:`p \leftarrow p - \eta g`.
 
     Parameters
@@ -50,8 +58,12 @@ def sgd(loss_or_grads, params, learning_rate):
 
     Raises
     ------
-    TypeError, ValueError
-        For arguments that don't fit.
+    TypeError
+        For a loss that is no scalar of floats, parameters that are no shared variables of floats,
+        and hyperparameters that are no numbers or scalars.
+    ValueError
+        For no parameters or one twice, one that the loss does not depend on, and more or fewer
+        gradients than parameters.
 
     Examples
     --------
@@ -68,7 +80,12 @@ def sgd(loss_or_grads, params, learning_rate):
     )
 
 
-def momentum(loss_or_grads, params, learning_rate, momentum=0.9):
+def momentum(
+    loss_or_grads: LossOrGrads,
+    params: Sequence[SharedVariable],
+    learning_rate: Scalar,
+    momentum: Scalar = 0.9,
+) -> Updates:
     r"""Descend with a velocity: :math:`v \leftarrow \mu v - \eta g`, :math:`p \leftarrow p + v`.
 
     Parameters
@@ -81,6 +98,20 @@ def momentum(loss_or_grads, params, learning_rate, momentum=0.9):
     Returns
     -------
     OrderedDict
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`sgd`.
+
+    Examples
+    --------
+    >>> import numpy as np, theano
+    >>> w = theano.shared(np.array([1.0, 10.0]), "w")
+    >>> train = theano.function([], updates=momentum((w**2).sum(), [w], 0.1))
+    >>> _ = train(), train()
+    >>> w.get_value()  # 1 - 0.2 - (0.9 * 0.2 + 0.1 * 1.6), and ten times that
+    array([0.46, 4.6 ])
     """
     updates = OrderedDict()
     for param, grad in wide_gradients(loss_or_grads, params):
@@ -91,7 +122,12 @@ def momentum(loss_or_grads, params, learning_rate, momentum=0.9):
     return updates
 
 
-def nesterov_momentum(loss_or_grads, params, learning_rate, momentum=0.9):
+def nesterov_momentum(
+    loss_or_grads: LossOrGrads,
+    params: Sequence[SharedVariable],
+    learning_rate: Scalar,
+    momentum: Scalar = 0.9,
+) -> Updates:
     r"""Descend with a velocity that looks ahead.
 
     :math:`v \leftarrow \mu v - \eta g`, :math:`p \leftarrow p + \mu v - \eta g`, with the new v.
@@ -105,11 +141,23 @@ def nesterov_momentum(loss_or_grads, params, learning_rate, momentum=0.9):
     -------
     OrderedDict
 
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`sgd`.
+
     References
     ----------
     Sutskever, Martens, Dahl and Hinton, "On the importance of initialization and momentum in deep
     learning", ICML 2013, in the form of Bengio, Boulanger-Lewandowski and Pascanu (2012), in which
     the gradient is taken at the parameters themselves.
+
+    Examples
+    --------
+    >>> import numpy as np, theano
+    >>> w = theano.shared(np.array([1.0, 10.0]), "w")
+    >>> nesterov_momentum((w**2).sum(), [w], 0.1)[w].eval()  # 1 - 0.9 * 0.2 - 0.2
+    array([0.62, 6.2 ])
     """
     updates = OrderedDict()
     for param, grad in wide_gradients(loss_or_grads, params):
@@ -121,7 +169,11 @@ def nesterov_momentum(loss_or_grads, params, learning_rate, momentum=0.9):
     return updates
 
 
-def apply_momentum(updates, params=None, momentum=0.9):
+def apply_momentum(
+    updates: UpdatesLike,
+    params: Sequence[SharedVariable] | None = None,
+    momentum: Scalar = 0.9,
+) -> Updates:
     r"""Give any rule's steps :math:`\Delta` a velocity.
 
     :math:`v \leftarrow \mu v + \Delta`, :math:`p \leftarrow p + v`.
@@ -136,6 +188,14 @@ def apply_momentum(updates, params=None, momentum=0.9):
     Returns
     -------
     OrderedDict
+
+    Raises
+    ------
+    TypeError
+        For updates that are no pairs of a shared variable and an expression, and a momentum that is
+        no number or scalar.
+    ValueError
+        For a variable that is updated twice, and `params` that are not updated.
 
     Examples
     --------
@@ -155,7 +215,11 @@ def apply_momentum(updates, params=None, momentum=0.9):
     return updates
 
 
-def apply_nesterov_momentum(updates, params=None, momentum=0.9):
+def apply_nesterov_momentum(
+    updates: UpdatesLike,
+    params: Sequence[SharedVariable] | None = None,
+    momentum: Scalar = 0.9,
+) -> Updates:
     r"""Give any rule's steps :math:`\Delta` a velocity that looks ahead.
 
     :math:`v \leftarrow \mu v + \Delta`, :math:`p \leftarrow p + \mu v + \Delta`, with the new v.
@@ -168,6 +232,19 @@ def apply_nesterov_momentum(updates, params=None, momentum=0.9):
     Returns
     -------
     OrderedDict
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`apply_momentum`.
+
+    Examples
+    --------
+    >>> import numpy as np, theano
+    >>> w = theano.shared(np.array([1.0, 10.0]), "w")
+    >>> updates = sgd((w**2).sum(), [w], 0.1)
+    >>> apply_nesterov_momentum(updates)[w].eval()  # 1 - 0.9 * 0.2 - 0.2
+    array([0.62, 6.2 ])
     """
     updates = OrderedDict(check_updates("updates", updates))
     for param in _to_speed_up(updates, params):

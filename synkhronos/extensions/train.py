@@ -11,7 +11,10 @@ of one function, takes any rule: Lasagne's, an optimizer of Keras, those of
 :mod:`~synkhronos.extensions.rules`, your own. The second, of two, is that of the 2017 package.
 """
 
+from __future__ import annotations
+
 from collections import OrderedDict
+from typing import Any, Sequence
 
 import numpy as np
 import theano
@@ -19,6 +22,7 @@ import theano.tensor as T
 
 from synkhronos import functions, ops
 from synkhronos._checks import whole_number
+from synkhronos._hints import Output, Rule, Scalar, SharedVariable, Updates, UpdatesLike, Variable
 from synkhronos.extensions._gradients import (
     check_number,
     check_params,
@@ -41,17 +45,17 @@ __all__ = [
 
 
 def make_train_step(
-    inputs,
-    loss,
-    params,
-    update_rule,
-    *args,
-    max_norm=None,
-    outputs=None,
-    averages=None,
-    options=None,
-    **kwargs,
-):
+    inputs: list[Variable],
+    loss: Variable,
+    params: Sequence[SharedVariable],
+    update_rule: Rule,
+    *args: Any,
+    max_norm: Scalar | None = None,
+    outputs: Sequence[Output] | None = None,
+    averages: UpdatesLike | None = None,
+    options: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> functions.Function:
     """Return one function that takes a step of training on all ranks.
 
     Parameters
@@ -129,7 +133,14 @@ def make_train_step(
     return functions.function(inputs, returned, updates=updates, **(options or {}))
 
 
-def parallel_updates(loss, params, update_rule, *args, max_norm=None, **kwargs):
+def parallel_updates(
+    loss: Variable,
+    params: Sequence[SharedVariable],
+    update_rule: Rule,
+    *args: Any,
+    max_norm: Scalar | None = None,
+    **kwargs: Any,
+) -> Updates:
     """Return the updates of a rule whose gradients are averaged over the ranks.
 
     Parameters
@@ -141,6 +152,31 @@ def parallel_updates(loss, params, update_rule, *args, max_norm=None, **kwargs):
     -------
     OrderedDict
         Shared variable -> expression: the ``updates`` of a :func:`synkhronos.function`.
+
+    Raises
+    ------
+    TypeError
+        For an `update_rule` that is none, or is one of :mod:`synkhronos.extensions.updates`, or
+        returns no updates, for arguments to an object that has settings of its own, and as
+        :func:`average_gradients`.
+    ValueError
+        As :func:`average_gradients`, and for a variable that is updated twice.
+
+    Examples
+    --------
+    >>> import numpy as np, theano, theano.tensor as T
+    >>> import synkhronos as synk
+    >>> from synkhronos.extensions import rules
+    >>> synk.fork(2)
+    2
+    >>> x, w = T.dvector("x"), theano.shared(0.0, "w")
+    >>> updates = parallel_updates(((w - x) ** 2).mean(), [w], rules.sgd, learning_rate=0.5)
+    >>> f = synk.function([x], updates=updates)
+    >>> f([10, 20, 60])
+    []
+    >>> synk.gather(w).round(6).tolist()
+    [30.0, 30.0]
+    >>> synk.close()
     """
     params = check_params(params)
     if getattr(update_rule, "__module__", None) == "synkhronos.extensions.updates":
@@ -170,7 +206,9 @@ def parallel_updates(loss, params, update_rule, *args, max_norm=None, **kwargs):
     return OrderedDict(check_updates("What the update rule returns", updates))
 
 
-def average_gradients(loss, params, max_norm=None):
+def average_gradients(
+    loss: Variable, params: Sequence[SharedVariable], max_norm: Scalar | None = None
+) -> list[Variable]:
     """Return the gradients of a loss, averaged over all rows on all ranks.
 
     In a :func:`synkhronos.function` they are those of serial Theano on the same rows, up to
@@ -190,6 +228,15 @@ def average_gradients(loss, params, max_norm=None):
     list of tensor variables
         For an update rule, as in ``lasagne.updates.adam(average_gradients(loss, params), params)``.
 
+    Raises
+    ------
+    TypeError
+        For a loss that is no scalar of floats, parameters that are no shared variables of floats,
+        and a norm that is no number or scalar.
+    ValueError
+        For no parameters or one twice, one that the loss does not depend on, and a norm that is not
+        above zero.
+
     Examples
     --------
     >>> import numpy as np, theano, theano.tensor as T
@@ -202,7 +249,7 @@ def average_gradients(loss, params, max_norm=None):
     return grads if max_norm is None else clip_by_global_norm(grads, max_norm)
 
 
-def average_updates(updates):
+def average_updates(updates: UpdatesLike) -> Updates:
     """Return updates whose new values are averaged over the ranks, weighted with their rows.
 
     For running statistics, such as those of a batch normalisation, which every rank would otherwise
@@ -215,6 +262,13 @@ def average_updates(updates):
     Returns
     -------
     OrderedDict
+
+    Raises
+    ------
+    TypeError
+        For what is no pairs of a shared variable and an expression.
+    ValueError
+        For a variable that is updated twice.
 
     Examples
     --------
@@ -236,7 +290,7 @@ def average_updates(updates):
     )
 
 
-def warm_up(rate, factor, steps):
+def warm_up(rate: Scalar, factor: Scalar, steps: int) -> Variable:
     r"""Return a learning rate that grows in a straight line, for large minibatches.
 
     It is `rate` in the first step, and `factor` times that after `steps` of them: the linear
@@ -257,6 +311,13 @@ def warm_up(rate, factor, steps):
     scalar variable of floatX
         For any rule. It counts by itself the calls of all functions that it is used in: the counter
         is a shared variable with a default update, the same on all ranks.
+
+    Raises
+    ------
+    TypeError
+        For a `rate` or `factor` that is no number or scalar, and `steps` that are no integer.
+    ValueError
+        For less than one step.
 
     References
     ----------
