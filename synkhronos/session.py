@@ -144,6 +144,12 @@ def close() -> None:
     After it :func:`fork` may be called again; objects of the closed session refuse to be used.
     Called at the end of the interpreter, too. Without a session it does nothing but say so, in the
     log.
+
+    Examples
+    --------
+    >>> import synkhronos as synk
+    >>> synk.fork(2), synk.close(), synk.fork(1), synk.close()
+    (2, None, 1, None)
     """
     session = _Current.session
     if session is None:
