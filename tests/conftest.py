@@ -8,6 +8,7 @@ where SYNKHRONOS_TEST_ALL=1 is set. See test_opencl.py.
 """
 
 import contextlib
+import faulthandler
 import gc
 import os
 import re
@@ -22,6 +23,39 @@ import pytest
 
 import synkhronos as synk
 from synkhronos import session as _session
+
+TEST_SECONDS = 600  # that a test may take with its fixtures, or it hangs
+
+
+def end_after(seconds):
+    """End this process in so many seconds, saying where its threads are; once more: put it off."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=Watch.stderr)
+
+
+class Watch:
+    """Sees to it that no test hangs for ever, nor do the examples of the documentation.
+
+    In place of pytest's `faulthandler_timeout`, which goes on waiting, and does not watch what
+    comes after an error of a test. There is only one timer.
+    """
+
+    stderr = 2
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_protocol(self):
+        end_after(TEST_SECONDS)
+        yield
+        faulthandler.cancel_dump_traceback_later()
+
+    def pytest_exception_interact(self, node):
+        if isinstance(node, pytest.Item):
+            end_after(TEST_SECONDS)  # pytest has just stopped the timer
+
+
+def pytest_configure(config):
+    Watch.stderr = os.dup(2)  # before pytest captures it
+    config.add_cleanup(lambda: os.close(Watch.stderr))
+    config.pluginmanager.register(Watch())
 
 
 def descriptors():

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import theano
 import theano.tensor as T
-from conftest import names_in_shared_memory
+from conftest import TEST_SECONDS, end_after, names_in_shared_memory
 from helpers import Call, function, mapped_bytes, say, shares
 
 import synkhronos as synk
@@ -212,6 +212,7 @@ def only_new_garbage():
 
 @pytest.mark.parametrize("n, master", [(2, 0), (3, 1)])
 def test_nothing_grows(request, no_session, only_new_garbage, n, master):
+    end_after(TEST_SECONDS * max(1, CALLS // 10_000))
     names = names_in_shared_memory()
     synk.fork(n, master_rank=master)
     pids = [os.getpid(), *_session._Current.session.worker_pids]

@@ -20,6 +20,7 @@ import psutil
 import pytest
 import theano
 import theano.tensor as T
+from conftest import TEST_SECONDS, end_after
 from helpers import Call, function, say, shares
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -649,6 +650,7 @@ def assert_same(found, expected, what, exactly=True):
 
 @pytest.mark.slow
 def test_any_sequence_of_calls(request, no_session):
+    end_after(TEST_SECONDS * max(1, FUZZ // 60))
     done.clear()
     run_state_machine_as_test(Machine, settings=SETTINGS)
     say(request, f"{sum(done.values())} actions: " + ", ".join(f"{k} {n}" for k, n in done.items()))
