@@ -12,6 +12,7 @@ import faulthandler
 import gc
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -172,6 +173,18 @@ def ranks(request):
 @pytest.fixture(autouse=True)
 def no_variable(monkeypatch):
     monkeypatch.delenv("SYNKHRONOS_DEVICES", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def no_signal_ignored():
+    """Have signals that tests send do something, also below nohup or in a script's background."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    ignored = [signum for signum in usual if signal.getsignal(signum) == signal.SIG_IGN]
+    for signum in ignored:
+        signal.signal(signum, usual[signum])
+    yield
+    for signum in ignored:
+        signal.signal(signum, signal.SIG_IGN)
 
 
 @pytest.fixture

@@ -423,8 +423,10 @@ RUNS = [
     Run(2, ("a|", "a"), {"errors": 1, "interrupts": 1, "crashes": 1}),
     Run(2, ("a", "a"), {"errors": 1, "interrupts": 2}),
     Run(2, ("a|", "a"), {"errors": 2, "heartbeat": True, "may_leave": True}),
+    Run(2, ("a|", "a"), {"errors": 1, "crashes": 1, "heartbeat": True, "may_leave": True}),
     Run(3, ("a",), {"errors": 1}),
     Run(3, ("a",), {"crashes": 1}),
+    Run(3, ("a",), {"crashes": 1, "heartbeat": True}),
     Run(3, ("a",), {"interrupts": 1}),
     Run(3, ("a|",), {}),
 ]
@@ -433,7 +435,9 @@ DEEP = [
     Run(3, ("a",), {"errors": 1, "crashes": 1}),
     Run(3, ("a", "a"), {"master": 1}),
     Run(3, ("a|",), {"crashes": 1}),
+    Run(3, ("a|",), {"crashes": 1, "heartbeat": True}),
     Run(3, ("a|",), {"errors": 1}),
+    Run(3, ("a|",), {"errors": 1, "heartbeat": True, "may_leave": True}),
     Run(3, ("a|",), {"interrupts": 1}),
     Run(3, ("a|", "a"), {}),
 ]
