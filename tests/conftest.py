@@ -199,6 +199,9 @@ def no_session():
 
 @pytest.fixture(autouse=True, scope="session")
 def nothing_left_at_all():
+    # Looking for what is left collects garbage, which is slow if it looks through all of Theano.
+    gc.collect()
+    gc.freeze()
     names = names_in_shared_memory()
     yield
     if ON_DEVICES and _session._Current.session is not None:

@@ -201,17 +201,8 @@ class Load:
         self.data[self.random.randint(len(self.data))] = synk.data(self.numbers())
 
 
-@pytest.fixture
-def only_new_garbage():
-    """Keep the collector from looking through all of Theano each time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.mark.parametrize("n, master", [(2, 0), (3, 1)])
-def test_nothing_grows(request, no_session, only_new_garbage, n, master):
+def test_nothing_grows(request, no_session, n, master):
     end_after(TEST_SECONDS * max(1, CALLS // 10_000))
     names = names_in_shared_memory()
     synk.fork(n, master_rank=master)
