@@ -85,11 +85,19 @@ def nothing_left():
     gc.collect()
     left = set(psutil.Process().children(recursive=True)) - children
     assert not left, f"processes are left: {left}"
-    # Another run on this machine may have one for a moment.
-    wait_until(lambda: names_in_shared_memory() <= names, 2)
+    wait_for_names_to_go(names)
     after = descriptors()
     new = {number: name for number, name in after.items() if before.get(number) != name}
     assert not new, f"descriptors are left: {new}"
+
+
+def wait_for_names_to_go(but):
+    """Wait for names in shared memory that another run on this machine has for a moment."""
+    wait_until(
+        lambda: names_in_shared_memory() <= but,
+        20,
+        lambda: f"names are left: {names_in_shared_memory() - but}",
+    )
 
 
 def fork_on_devices(master_rank):
@@ -207,7 +215,7 @@ def nothing_left_at_all():
     if ON_DEVICES and _session._Current.session is not None:
         synk.close()
     assert _session._Current.session is None
-    wait_until(lambda: names_in_shared_memory() <= names, 2)
+    wait_for_names_to_go(names)
 
 
 @pytest.fixture
@@ -235,10 +243,10 @@ def script(tmp_path):
     return run
 
 
-def wait_until(condition, seconds):
-    """Wait until the condition holds; return how long it took, or fail."""
+def wait_until(condition, seconds, what=lambda: ""):
+    """Wait until the condition holds; return how long it took, or fail, saying what there is."""
     begin = time.monotonic()
     while not condition():
-        assert time.monotonic() - begin < seconds, f"not within {seconds} s"
+        assert time.monotonic() - begin < seconds, f"not within {seconds} s {what()}"
         time.sleep(0.005)
     return time.monotonic() - begin
