@@ -48,6 +48,17 @@ BAD = 99  # a number in the rows of a rank that raises
 done = Counter()  # how often each thing was done and compared, over all examples
 
 
+# What has to be among that, for the kinds of functions see KINDS.
+ACTIONS = {
+    *("fork", "close", "function", "function dropped", "distribute", "set in the master"),
+    *("data", "data value", "data length", "data write", "data dropped"),
+    *("broadcast", "scatter", "gather", "all_gather", "reduce", "reduce to new", "all_reduce"),
+    *("reduce refused", "reduce to new refused", "all_reduce refused", "set_value", "get_value"),
+    *("get_shapes, get_lengths", "refused", "calls refused", "errors of ranks"),
+    "look at all values",
+}
+
+
 def raise_if_bad(x):
     if BAD in x:
         raise ArithmeticError("a bad row")
@@ -291,24 +302,26 @@ class Machine(RuleBasedStateMachine):
         self.data.append([synk.data(value), value])
 
     @precondition(lambda self: self.data)
-    @rule(data=st.data(), rows=st.integers(1, 9), how=st.sampled_from(["value", "length", "write"]))
-    def change_data(self, data, rows, how):
-        done[f"data {how}"] += 1
+    @rule(data=st.data(), order=st.permutations(["value", "length", "write"]))
+    def change_data(self, data, order):
         pair = data.draw(st.sampled_from(self.data))
-        held, value = pair
-        new = numbers(data, (rows, 2))
-        if how == "value":
-            held.set_value(new)
-        elif how == "length":
-            held.set_length(rows)
-            keep = min(rows, len(value))
-            new[:keep] = value[:keep]
-            held[keep:] = new[keep:]
-        else:
-            new = value + 1
-            held.data += 1
-        pair[1] = new
-        assert_same(np.asarray(held), new, "Data")
+        for how in order:
+            done[f"data {how}"] += 1
+            held, value = pair
+            rows = data.draw(st.integers(1, 9))
+            new = numbers(data, (rows, 2))
+            if how == "value":
+                held.set_value(new)
+            elif how == "length":
+                held.set_length(rows)
+                keep = min(rows, len(value))
+                new[:keep] = value[:keep]
+                held[keep:] = new[keep:]
+            else:
+                new = value + 1
+                held.data += 1
+            pair[1] = new
+            assert_same(np.asarray(held), new, "Data")
 
     @precondition(lambda self: self.data)
     @rule(data=st.data())
@@ -654,3 +667,4 @@ def test_any_sequence_of_calls(request, no_session):
     done.clear()
     run_state_machine_as_test(Machine, settings=SETTINGS)
     say(request, f"{sum(done.values())} actions: " + ", ".join(f"{k} {n}" for k, n in done.items()))
+    assert set(done) == ACTIONS | {f"call of {name}" for name in KINDS}
