@@ -198,7 +198,10 @@ ENDINGS = {  # how, and the exit status
     "a thread that calls last": ("start(lambda: (time.sleep(0.3), f(d)))", 0),
     "an error at exit": ("atexit.register(lambda: 1 / 0)", 0),
     "a call at exit": ("atexit.register(lambda: print(f(d)))", 0),
-    "a stopped worker": ("os.kill(pids[0], signal.SIGSTOP)", 0),
+    "a stopped worker": (
+        "synk._master.QUIT_SECONDS = 0.5\nos.kill(pids[0], signal.SIGSTOP)",
+        0,
+    ),
     "a killed worker": ("os.kill(pids[1], signal.SIGKILL)\ntime.sleep(0.2)\nf(d)", 1),
     "SIGTERM with a handler": (
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\n"
