@@ -47,7 +47,16 @@ EXTRAS = {
         # Later ones have no Theano.
         "Keras==2.3.1",
     ],
-    "test": ["pytest>=7", "pytest-xdist", "hypothesis", "psutil", "wheel", "nbclient", "ipykernel"],
+    "test": [
+        "pytest>=7",
+        "pytest-xdist",
+        "hypothesis",
+        "psutil",
+        "wheel",
+        "nbclient",
+        "ipykernel",
+        "vermin",
+    ],
     "docs": ["sphinx", "furo"],
     "lint": ["ruff", "codespell"],
 }

@@ -87,7 +87,8 @@ def check_that_it_is_over(rank, signum, call, pids):
     synk.close()
 
 
-@pytest.mark.parametrize("n, master, rank", [(3, 1, 0), (4, 0, 3)])
+# Each worker of two ranks and of three, and one of four.
+@pytest.mark.parametrize("n, master, rank", [(2, 0, 1), (3, 1, 0), (3, 1, 2), (4, 0, 3)])
 @pytest.mark.parametrize("what, owner, name, when", POINTS, ids=faults.point_id)
 def test_a_worker_killed_at(no_session, monkeypatch, what, owner, name, when, n, master, rank):
     set_point(monkeypatch, owner, name, when, faults.hit_by(signal.SIGKILL))

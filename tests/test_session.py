@@ -340,27 +340,6 @@ synk.close()
     assert done.stderr == ""
 
 
-def test_multiprocessing_of_the_users_works_beside_it(script):
-    done = script(
-        """
-import multiprocessing
-import numpy as np, theano.tensor as T
-import synkhronos as synk
-def square(n):
-    return n * n
-if __name__ == "__main__":
-    synk.fork(2)
-    x = T.dvector("x")
-    f = synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        print(pool.map(square, [1, 2, 3]), f([1.0, 2.0]))
-    print(f([1.0, 2.0]))
-    synk.close()
-"""
-    )
-    assert done.stdout.splitlines() == ["[1, 4, 9] 3.0", "3.0"]
-
-
 @pytest.mark.parametrize("ending", ["", "sys.exit(3)", "raise KeyError('mine')", "os._exit(4)"])
 def test_a_script_that_forgets_to_close_leaves_nothing(script, ending):
     done = script(
