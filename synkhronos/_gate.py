@@ -113,7 +113,7 @@ class Gate(Notices):
                 if abort is not None:
                     self._check_not_left(cell, value, abort)
                 if not self._sleep() and self.rank == self.master_rank:
-                    patience = patience or _reports.Patience(PATIENCE_SECONDS)
+                    patience = patience or _reports.Patience(PATIENCE_SECONDS, _HEARTBEAT_MS / 1000)
                     kind = cell % LINE
                     late = self.hindmost(self._processes, kind, value)
                     pids = {rank: self._processes[rank].pid for rank in late}

@@ -86,11 +86,11 @@ def worker_died(rank, process) -> WorkerDied:
 
 
 class Patience:
-    """What the log is told of a long wait: after some seconds, and then less and less often."""
+    """What the log is told of a wait, `waited` seconds long so far: late, then ever less often."""
 
-    def __init__(self, seconds: float):
+    def __init__(self, seconds: float, waited: float):
         self._seconds = self._next = seconds
-        self._begin = time.monotonic()
+        self._begin = time.monotonic() - waited
 
     def wait_for(self, processes, in_a_meeting: bool) -> None:
         """Say, when it is time, which ranks are waited for (rank -> process id)."""
