@@ -5,20 +5,23 @@
 Writing to a Data is seen by all ranks at once, because it is the same memory.
 """
 
-import contextlib
-import numbers
-import operator
-import warnings
-
 import numpy as np
 
+from synkhronos import _theano
 from synkhronos import session as _session
-from synkhronos._checks import whole_number
+from synkhronos._casting import as_array, check_dtype, check_kind, condition
+from synkhronos._checks import (
+    MAX_DIMENSIONS,
+    count,
+    oversize_of,
+    shape_of,
+    shown,
+    truth,
+    whole_number,
+)
 from synkhronos._shm import GrowingArray
 
 __all__ = ["Data", "data"]
-
-_KINDS = "biufc"  # of dtypes: bools, integers with and without a sign, floats, complex numbers
 
 
 class Data:
@@ -39,7 +42,7 @@ class Data:
     def __init__(self, session, dtype, ndim, minibatch=False, name=None):
         self._session = session
         self._store = GrowingArray(session.segments, dtype, ndim)
-        self._minibatch = bool(minibatch)
+        self._minibatch = truth("minibatch", minibatch)
         self._name = name
         session.registry.add_data(self)
 
@@ -123,7 +126,9 @@ class Data:
             When the dtype can't be cast up to that of the Data, or the number of dimensions
             differs.
         """
-        return _condition(input_data, self._store.array.dtype, self.ndim, force_cast, self._what())
+        return condition(
+            _plain(input_data), self._store.array.dtype, self.ndim, force_cast, self._what()
+        )
 
     def set_value(self, input_data, force_cast=False, oversize=1) -> None:
         """Store an array, taking its shape; the memory is reused where it is large enough.
@@ -139,7 +144,7 @@ class Data:
         oversize : float
             From 1 to 2: how many times the needed memory to allocate, if it must be allocated.
         """
-        oversize = _check_oversize(oversize)
+        oversize = oversize_of(oversize)
         value = self.condition_data(input_data, force_cast)
         self._resize(value.shape, oversize, keep=False)
         self._store.array[...] = value
@@ -149,16 +154,17 @@ class Data:
         if self.ndim == 0:
             raise TypeError(f"{self._what()} has no axis 0 whose length could be set.")
         length = whole_number("length", length, 1)
-        self._resize((length, *self.shape[1:]), _check_oversize(oversize))
+        self._resize((length, *self.shape[1:]), oversize_of(oversize))
 
     def set_shape(self, shape, oversize=1) -> None:
         """Change the shape, with the same number of dimensions; the items stay in flat order."""
-        new = _check_shape(shape)
+        new = shape_of(shape)
         if len(new) != self.ndim or min(new, default=0) < 0:
             raise ValueError(
-                f"{self._what()} has {self.ndim} dimensions: its shape can't be {new}."
+                f"{self._what()} has {count(self.ndim, 'dimension')}: its shape can't be "
+                f"{shown(new)}."
             )
-        self._resize(new, _check_oversize(oversize))
+        self._resize(new, oversize_of(oversize))
 
     def free_memory(self) -> None:
         """Make it empty, and give the memory back (once no view of it is left)."""
@@ -168,6 +174,12 @@ class Data:
         if self._session.state is not _session.State.OPEN:
             self._session.require_open()
         self._store.resize(shape, oversize, keep)
+
+    def __reduce__(self):
+        raise TypeError(
+            f"{self._what()} can't be pickled or copied: it is shared memory of this session. "
+            "Pickle or copy its values, numpy.array(d)."
+        )
 
     def _what(self):
         return f"Data {self._name!r}" if self._name else "This Data"
@@ -239,32 +251,39 @@ def data(
     """
     session = _session.current("data()")
     if var is not None:
-        dtype = _variable_property(var, "dtype")
-        ndim = _variable_property(var, "ndim")
-        name = name or var.name
+        dtype, ndim = _like(var, dtype, ndim)
+    name = _check_name(name) or getattr(var, "name", None)
     if dtype is not None:
-        dtype = _check_dtype(dtype)
+        dtype = check_dtype(dtype)
+    if shape is not None:
+        shape = shape_of(shape)
+    force_cast = truth("force_cast", force_cast)
     what = f"Data {name!r}" if name else "This Data"
     if isinstance(value, np.ndarray):
-        _check_kind(value, value, what)
+        check_kind(value, value, what)
     elif value is not None and not isinstance(value, Data):
         value = as_array(value, dtype, force_cast, what)
     if value is not None:
         dtype = value.dtype if dtype is None else dtype
         ndim = value.ndim if ndim is None else ndim
     elif shape is not None and ndim is None:
-        ndim = len(_check_shape(shape))
+        ndim = len(shape)
     if dtype is None or ndim is None:
         raise TypeError(
             "data() needs a dtype and a number of dimensions: give a variable (var=), or a value, "
             f"or dtype= and one of ndim= and shape=. Got dtype={dtype!r}, ndim={ndim!r}."
         )
-    dtype = _check_dtype(dtype)
-    ndim = whole_number("ndim", ndim, 0)
-    oversize = _check_oversize(oversize)
+    dtype = check_dtype(dtype)
+    ndim = whole_number("ndim", ndim, 0, MAX_DIMENSIONS)
+    oversize = oversize_of(oversize)
     if value is not None:
         # Before anything is allocated: a value that does not fit leaves nothing behind.
-        value = _condition(value, dtype, ndim, force_cast, what)
+        value = condition(_plain(value), dtype, ndim, force_cast, what)
+        if shape not in (None, value.shape):
+            raise ValueError(
+                f"shape={shown(shape)} was given beside a value of shape {value.shape}, which "
+                "says it already: leave shape out, or reshape the value."
+            )
     with session.lock:
         session.refuse_nesting()
         with session.inside:
@@ -276,95 +295,25 @@ def data(
     return new
 
 
-def _variable_property(var, name):
-    try:
-        return getattr(var, name)
-    except AttributeError:
-        raise TypeError(f"var must be a Theano tensor variable, got {var!r}.") from None
-
-
-def _check_dtype(dtype):
-    try:
-        dtype = np.dtype(dtype)
-    except TypeError:
-        raise TypeError(f"dtype must be the name of a NumPy dtype, got {dtype!r}.") from None
-    if dtype.kind not in _KINDS:
-        raise TypeError(f"dtype must be one of numbers or bools, got {dtype}.")
-    return dtype.newbyteorder("=")
-
-
-def _check_shape(shape):
-    try:
-        return tuple(operator.index(n) for n in shape)
-    except TypeError:
-        raise TypeError(f"shape must be a sequence of integers, got {shape!r}.") from None
-
-
-def _check_oversize(oversize):
-    try:
-        number = float(oversize)
-    except (TypeError, ValueError):
-        raise TypeError(f"oversize must be a number from 1 to 2, got {oversize!r}.") from None
-    if not 1 <= number <= 2:
-        raise ValueError(f"oversize must be from 1 to 2, got {oversize!r}.")
-    return number
-
-
-def as_array(value, dtype, force_cast, what):
-    """Return a list or scalar as an array, of `dtype` if one is given, as exactly as it can."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of rows of unequal length: an array of objects
-        array = np.asarray(value)
-    _check_kind(array, value, what)
-    if dtype is None or force_cast:
-        return array
-    if array.dtype.kind == "f" and np.dtype(dtype).kind in "iu":
-        # NumPy makes floats of unsigned 64-bit integers among smaller ones.
-        objects = np.array(value, object)
-        if all(isinstance(item, numbers.Integral) for item in objects.flat):
-            with contextlib.suppress(OverflowError):
-                cast = objects.astype(dtype)
-                if (cast == objects).all():
-                    return cast
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what is lost, which is looked for here
-        cast = array.astype(dtype)
-        same = cast.astype(array.dtype) == array
-    if array.dtype.kind in "fc" and _KINDS.index(cast.dtype.kind) >= _KINDS.index(array.dtype.kind):
-        same = np.isfinite(cast) | ~np.isfinite(array)  # fractions are rounded
-    if not same.all():
-        wrong = array[~same].flat[0].item()
+def _like(var, dtype, ndim):
+    """Return the dtype and dimensions of a variable, with which those given must agree."""
+    if not isinstance(var, _theano.Variable) or not _theano.is_array_variable(var):
+        raise TypeError(f"var must be a Theano tensor variable, got {shown(var)}.")
+    if dtype is not None and check_dtype(dtype) != var.dtype:
+        raise TypeError(f"dtype={shown(dtype)} was given beside var={var}, of dtype {var.dtype}.")
+    if ndim is not None and whole_number("ndim", ndim, 0, MAX_DIMENSIONS) != var.ndim:
         raise TypeError(
-            f"{what} is of dtype {cast.dtype}, which can't hold {wrong!r}. Cast it yourself, or "
-            "pass force_cast=True."
+            f"ndim={shown(ndim)} was given beside var={var}, of {count(var.ndim, 'dimension')}."
         )
-    return cast
+    return var.dtype, var.ndim
 
 
-def _check_kind(array, value, what):
-    if array.dtype.kind not in _KINDS:
-        raise TypeError(
-            f"{what} must hold numbers or bools in rows of one length, got {repr(value)[:80]}, "
-            f"of dtype {array.dtype}."
-        )
+def _plain(value):
+    return value.data if isinstance(value, Data) else value
 
 
-def _condition(value, dtype, ndim, force_cast, what):
-    if not isinstance(value, np.ndarray):
-        value = value.data if isinstance(value, Data) else as_array(value, dtype, force_cast, what)
-    _check_kind(value, value, what)
-    if value.ndim != ndim:
-        raise TypeError(
-            f"{what} has {ndim} dimensions, but the value has {value.ndim}, shape {value.shape}."
-        )
-    if value.dtype == dtype or force_cast:
-        return value
-    if np.promote_types(value.dtype, dtype) != dtype:
-        raise TypeError(
-            f"{what} is of dtype {dtype}, to which {value.dtype} can't be cast up. Cast it "
-            "yourself, or pass force_cast=True."
-        )
-    return value
+def _check_name(name):
+    return None if name is None else str(name)
 
 
 class StagedInput:
