@@ -16,7 +16,7 @@ import weakref
 from typing import Optional, Sequence
 
 from synkhronos import _commands, _devices, _gpuarrays
-from synkhronos._checks import whole_number
+from synkhronos._checks import count, whole_number
 from synkhronos._garbage import Garbage
 from synkhronos._gate import Gate
 from synkhronos._log import log, name_rank
@@ -342,8 +342,9 @@ def _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_w
         if not isinstance(error, OSError):
             raise
         raise SessionError(
-            f"fork() can't start {len(names)} ranks on this machine: {error}. Each takes a process "
-            "and, of the master, four descriptors and one for each Data (see ulimit -n, ulimit -u)."
+            f"fork() can't start {count(len(names), 'rank')} on this machine: {error}. Each "
+            "takes a process and, of the master, four descriptors and two for each Data (see "
+            "ulimit -n, ulimit -u)."
         ) from error
     if profile_file:
         profiling.record_until_close(profile_file)
