@@ -14,7 +14,7 @@ import numpy as np
 
 from synkhronos import _commands, _operands, _theano
 from synkhronos import session as _session
-from synkhronos._checks import whole_number
+from synkhronos._checks import is_bool, truth, whole_number
 
 __all__ = [
     "all_gather",
@@ -28,6 +28,8 @@ __all__ = [
     "scatter",
     "set_value",
 ]
+
+_ASKED_AT_ONCE = 500  # shapes: they fit into one answer of a worker, whatever they are
 
 
 def broadcast(shared_vars, values=None, nccl=True) -> None:
@@ -67,6 +69,7 @@ def broadcast(shared_vars, values=None, nccl=True) -> None:
         given = [None] * len(variables)
         if values is not None:
             given = _operands.check_values("broadcast", shared_vars, variables, values, none=True)
+        nccl = truth("nccl", nccl)
         objects = [v for v in variables if not _theano.is_array_variable(v)]
         arrays = [v for v in variables if _theano.is_array_variable(v)]
         keys = dict(zip(variables, session.registry.keys_of(variables)))
@@ -79,7 +82,7 @@ def broadcast(shared_vars, values=None, nccl=True) -> None:
                 session.comm.assign(keys[variable], value)
         if arrays:
             array_keys = tuple(keys[variable] for variable in arrays)
-            session.run(_commands.Broadcast(array_keys, session.master_rank, bool(nccl)))
+            session.run(_commands.Broadcast(array_keys, session.master_rank, nccl))
         if objects:
             object_keys = tuple(keys[variable] for variable in objects)
             _operands.send_objects(session, object_keys, [_theano.peek(v) for v in objects], None)
@@ -150,7 +153,7 @@ def gather(shared_vars, nd_up=1, nccl=True):
     """
     with _call("gather") as session:
         variables = _operands.check_variables("gather", shared_vars)
-        if not isinstance(nd_up, int) or nd_up not in (0, 1):
+        if is_bool(nd_up) or not isinstance(nd_up, (int, np.integer)) or nd_up not in (0, 1):
             raise ValueError(
                 "gather() takes as nd_up 1 (stack along a new axis) or 0 (join along axis 0), got "
                 f"{nd_up!r}."
@@ -189,7 +192,7 @@ def all_gather(shared_vars, nccl=True) -> None:
         variables = _operands.check_variables("all_gather", shared_vars)
         _operands.check_rows("all_gather", variables)
         keys = session.registry.keys_of(variables)
-        unequal = session.run(_commands.AllGather(keys, bool(nccl)))
+        unequal = session.run(_commands.AllGather(keys, truth("nccl", nccl)))
         _operands.raise_unequal("all_gather", variables, unequal, " beyond axis 0")
 
 
@@ -220,8 +223,9 @@ def reduce(shared_vars, op="avg", in_place=True, nccl=True):
     with _call("reduce") as session:
         variables, op = _operands.check_reduction("reduce", shared_vars, op)
         keys = session.registry.keys_of(variables)
-        if in_place:
-            unequal = session.run(_commands.Reduce(keys, op, session.master_rank, bool(nccl)))
+        nccl = truth("nccl", nccl)
+        if truth("in_place", in_place):
+            unequal = session.run(_commands.Reduce(keys, op, session.master_rank, nccl))
             _operands.raise_unequal("reduce", variables, unequal)
             return None
         session.run(_commands.Expose(keys))
@@ -267,7 +271,7 @@ def all_reduce(shared_vars, op="avg", nccl=True) -> None:
     with _call("all_reduce") as session:
         variables, op = _operands.check_reduction("all_reduce", shared_vars, op)
         keys = session.registry.keys_of(variables)
-        unequal = session.run(_commands.Reduce(keys, op, None, bool(nccl)))
+        unequal = session.run(_commands.Reduce(keys, op, None, truth("nccl", nccl)))
         _operands.raise_unequal("all_reduce", variables, unequal)
 
 
@@ -371,8 +375,11 @@ def get_shapes(shared_vars):
 
 
 def _ask_shapes(session, variables):
-    answers = session.ask(_commands.Shapes(session.registry.keys_of(variables)))
-    return tuple(map(list, zip(*answers)))
+    shapes, keys = [], session.registry.keys_of(variables)
+    for begin in range(0, len(keys), _ASKED_AT_ONCE):
+        answers = session.ask(_commands.Shapes(keys[begin : begin + _ASKED_AT_ONCE]))
+        shapes.extend(map(list, zip(*answers)))
+    return tuple(shapes)
 
 
 @contextlib.contextmanager
