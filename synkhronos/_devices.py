@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Sequence
 
+from synkhronos import _checks
 from synkhronos._log import log
 
 DEVICE_NAME = re.compile(r"cpu|cuda\d*|opencl\d+:\d+")
@@ -175,9 +176,9 @@ def _choose_gpus(n_parallel: int | None) -> tuple[str, ...]:
 def _first_gpus(n_parallel, n_gpu):
     if n_parallel is not None and n_parallel > n_gpu:
         raise ValueError(
-            f"n_parallel={n_parallel}, but this machine has {n_gpu} CUDA devices. For more ranks "
-            'name their devices, such as devices=["cuda0", "cuda0"], or take CPU cores: '
-            "use_gpu=False."
+            f"n_parallel={n_parallel}, but this machine has {_checks.count(n_gpu, 'CUDA device')}. "
+            'For more ranks name their devices, such as devices=["cuda0", "cuda0"], or take CPU '
+            "cores: use_gpu=False."
         )
     return tuple(f"cuda{rank}" for rank in range(n_parallel or n_gpu))
 

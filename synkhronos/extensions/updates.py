@@ -24,12 +24,14 @@ those of the 2017 package.
 
 import functools
 import inspect
+import sys
 
 import numpy as np
 import theano
 import theano.tensor as T
 
 from synkhronos import ops
+from synkhronos._checks import whole_number
 from synkhronos.extensions import rules
 from synkhronos.extensions._gradients import (
     check_loss,
@@ -85,6 +87,8 @@ def flatten_vars(variables, into=None):
     """
     if into is None:
         variables = check_variables("variables", variables)
+        if not variables:
+            raise ValueError("variables is empty: there is nothing to flatten.")
         return T.concatenate([variable.flatten() for variable in variables])
     begin = 0
     result = check_tensor("into", into)
@@ -285,6 +289,7 @@ def _check_sizes(variables):
                 f"into is given, got {pair!r}."
             )
         check_tensor("variables", pair[0], "a list of pairs (tensor variable, number of elements)")
+        whole_number("The number of elements in variables", pair[1], 0, sys.maxsize)
     return variables
 
 
