@@ -16,7 +16,7 @@ import weakref
 from typing import Optional, Sequence
 
 from synkhronos import _commands, _devices, _gpuarrays
-from synkhronos._checks import count, whole_number
+from synkhronos._checks import count, truth, whole_number
 from synkhronos._garbage import Garbage
 from synkhronos._gate import Gate
 from synkhronos._log import log, name_rank
@@ -26,6 +26,7 @@ from synkhronos._worker import Worker, be_worker
 from synkhronos.errors import SessionError, WorkerDied
 
 QUIT_SECONDS = 5.0  # how long an idle worker may take to end before it is made to
+_MOST_THREADS = (1 << 31) - 1  # that BLAS and OpenMP can be told of
 
 
 class State(enum.Enum):
@@ -330,12 +331,13 @@ def _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_w
     threads = (
         _devices.default_threads(len(names))
         if threads_per_rank is None
-        else whole_number("threads_per_rank", threads_per_rank, 1)
+        else whole_number("threads_per_rank", threads_per_rank, 1, _MOST_THREADS)
     )
+    profile_workers = truth("profile_workers", profile_workers)
     master = whole_number("master_rank", master_rank, 0, len(names) - 1)
     try:
         with interrupts_held():
-            _Current.session = Session(names, threads, master, bool(profile_workers))
+            _Current.session = Session(names, threads, master, profile_workers)
         _Current.session.begin()
     except BaseException as error:
         _end_current()

@@ -91,6 +91,10 @@ FORK.refuses(
     ("'yes'", "use_gpu must be True, False or None"),
     ("2", "use_gpu must be True, False or None"),
 )
+FORK.refuses("profile_workers", TypeError, ("X", "profile_workers must be True or False"))
+RANKS = Use("synk.fork", {"n_parallel": "2", "use_gpu": "False"}, "result == 2", before_fork=True)
+RANKS.refuses("n_parallel", ValueError, ("2**70", "n_parallel must be at most 4194304"))
+RANKS.refuses("n_parallel", TypeError, ("np.True_", "n_parallel must be an integer or None"))
 FORK.refuses("use_gpu", ValueError, ("True", "use_gpu=True, but devices names cpu, cpu"))
 FORK.refuses(
     "master_rank",
@@ -110,6 +114,9 @@ FORK.refuses(
     TypeError,
     ("'cpu'", "devices must be a list of names"),
     ("['cpu', 3]", "devices must hold names such as 'cpu'"),
+    ("{'cpu'}", "devices must be a list of names"),
+    ("[b'cpu', b'cpu']", "devices must hold names such as 'cpu'"),
+    ("np.array(['cpu', 'cpu'])", "devices must be a list of names"),
 )
 FORK.refuses(
     "devices",
@@ -124,7 +131,12 @@ FORK.refuses(
     ("1.5", "threads_per_rank must be an integer"),
     ("'all'", "threads_per_rank must be an integer"),
 )
-FORK.refuses("threads_per_rank", ValueError, ("0", "threads_per_rank must be at least 1"))
+FORK.refuses(
+    "threads_per_rank",
+    ValueError,
+    ("0", "threads_per_rank must be from 1 to"),
+    ("2**70", "threads_per_rank must be from 1 to"),
+)
 
 # Functions.
 
