@@ -12,12 +12,12 @@ import numpy as np
 
 from synkhronos import _recorder, collectives
 from synkhronos._log import log
+from synkhronos._master import State
 from synkhronos._recorder import StartRecording, StopRecording, clock
+from synkhronos._staging import StagedInput
 from synkhronos._timeline import SPAN, Part
 from synkhronos.errors import SessionError, WorkerDied
 from synkhronos.functions import Function
-from synkhronos.inputs import StagedInput
-from synkhronos.session import State
 
 _CALL, _RAISED = int(Part.CALL), int(Part.RAISED)
 

@@ -12,7 +12,7 @@ import numpy as np
 from synkhronos import _commands, _partition, _selection, _signature, _theano
 from synkhronos._checks import count, is_bool, shown
 from synkhronos._replica import BATCH, SPLIT, WHOLE
-from synkhronos.inputs import StagedInput
+from synkhronos._staging import StagedInput
 
 
 class Requests:

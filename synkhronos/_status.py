@@ -9,8 +9,8 @@ from typing import Optional, Tuple
 
 from synkhronos import _theano
 from synkhronos import session as _session
+from synkhronos._master import State
 from synkhronos.comm.homes import is_in_shared_memory
-from synkhronos.session import State
 
 _SEGMENT = re.compile(r"/dev/shm/(#|synkhronos-)\S* \(deleted\)")
 _LIFE = {"R": "running", "S": "sleeping", "D": "sleeping", "T": "stopped", "t": "stopped"}

@@ -13,7 +13,7 @@ from conftest import nothing_left, wait_until
 from faults import BOUND, CALLS, bounded, child_process, pids_by_rank, runs
 
 import synkhronos as synk
-from synkhronos import SessionError, WorkerDied, session
+from synkhronos import SessionError, WorkerDied, _master, _theano, session
 
 pytestmark = pytest.mark.faults
 
@@ -149,6 +149,43 @@ def test_close_in_a_thread_while_others_call(no_session, what, caplog):
         assert isinstance(error, (SessionError, WorkerDied)), repr(error)
     synk.fork(2)
     CALLS["function"](2)()
+
+
+def test_close_while_a_thread_computes_for_long(no_session, monkeypatch):
+    """The session is given back when that thread has come out of it."""
+    monkeypatch.setattr(_master, "QUIT_SECONDS", 0.2)
+    errors, computes, may_go_on = [], threading.Event(), threading.Event()
+    real = _theano.run
+
+    def compute(*args):
+        if threading.current_thread() is thread:
+            computes.set()
+            may_go_on.wait(BOUND)
+        return real(*args)
+
+    def work():
+        try:
+            calls[0]()
+        except SessionError as error:
+            errors.append(str(error))
+
+    with nothing_left(), bounded():
+        synk.fork(3)
+        calls = [CALLS["function"](3)]
+        thread = threading.Thread(target=work)
+        monkeypatch.setattr(_theano, "run", compute)
+        thread.start()
+        computes.wait(BOUND)
+        synk.close()
+        assert psutil.Process().children() == []
+        synk.fork(2)
+        CALLS["all_reduce"](2)()
+        may_go_on.set()
+        thread.join()
+        assert "closed" in errors[0]
+        CALLS["all_reduce"](2)()
+        synk.close()
+        del calls[:]
 
 
 def test_collectives_from_several_threads_take_turns(no_session):

@@ -19,6 +19,7 @@ import synkhronos as synk
 from synkhronos import (
     _garbage,
     _gate,
+    _master,
     _process,
     _registry,
     _request,
@@ -28,10 +29,10 @@ from synkhronos import (
     session,
 )
 from synkhronos._gate import Gate
+from synkhronos._master import Session
 from synkhronos._process import ForkedProcess
 from synkhronos.comm import homes, shared
 from synkhronos.comm.shared import SharedMemory
-from synkhronos.session import Session
 
 pytestmark = pytest.mark.faults
 
@@ -142,7 +143,7 @@ def test_a_short_wait_is_not_told_of(no_session, caplog):
 
 @pytest.mark.parametrize("n, stopped", [(2, [1]), (4, [1, 2, 3])])
 def test_close_with_stopped_workers(no_session, monkeypatch, n, stopped):
-    monkeypatch.setattr(session, "QUIT_SECONDS", 0.5)
+    monkeypatch.setattr(_master, "QUIT_SECONDS", 0.5)
     synk.fork(n)
     CALLS["function"](n)()
     pids = pids_by_rank()
@@ -194,6 +195,7 @@ FILES = {
     module.__file__
     for module in (
         session,
+        _master,
         _garbage,
         _process,
         _gate,
@@ -322,8 +324,7 @@ def test_a_handler_that_closes_at_lines_of_a_call(no_session, what):
                     came_to_it = signal_at_line(line, call, signal.SIGUSR1)
                 except synk.SessionError as error:
                     assert "closed" in str(error) or "There is no session" in str(error)
-                if session._Current.session is not None:
-                    synk.close()
+                synk.close()  # what the call was in goes now
                 del call
             line += STEP
     finally:
@@ -337,7 +338,7 @@ def test_a_handler_that_closes_at_lines_of_a_call(no_session, what):
 TWICE = [
     ("fork", (Gate, "start"), (Session, "release")),
     ("fork", (Session, "_start_workers"), (Session, "release")),
-    ("close", (session, "join_all"), (session, "_end_current")),
+    ("close", (_master, "join_all"), (session, "_end_current")),
     ("close", (Gate, "start"), (Session, "release")),
     ("function", (_theano, "run"), (Gate, "abort")),
     ("function", (Gate, "finish"), (Gate, "abort")),

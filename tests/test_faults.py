@@ -20,6 +20,7 @@ from helpers import Call, function
 import synkhronos as synk
 from synkhronos import WorkerDied, _blocks, _reports, _theano
 from synkhronos._gate import Gate
+from synkhronos._master import Session
 from synkhronos._process import ForkedProcess
 from synkhronos._replica import Replica
 from synkhronos._shm import Segment, Segments
@@ -28,7 +29,6 @@ from synkhronos.comm.exchanges import Exchanges
 from synkhronos.comm.homes import Homes
 from synkhronos.comm.outboxes import Outboxes
 from synkhronos.comm.shared import SharedMemory
-from synkhronos.session import Session
 
 pytestmark = pytest.mark.faults
 

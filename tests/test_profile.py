@@ -18,9 +18,9 @@ import synkhronos as synk
 from synkhronos import SessionError, WorkerError, _recorder, collectives
 from synkhronos import session as _session
 from synkhronos._replica import Replica
+from synkhronos._staging import StagedInput
 from synkhronos._timeline import NAMES
 from synkhronos.functions import Function
-from synkhronos.inputs import StagedInput
 
 
 def total(name="total"):

@@ -14,6 +14,7 @@ from test_profile import instrumented, of, total
 import synkhronos as synk
 from synkhronos import SessionError, WorkerDied
 from synkhronos import session as _session
+from synkhronos._master import Session
 from synkhronos._timeline import NAMES
 
 
@@ -33,7 +34,7 @@ def test_close_inside_keeps_what_was_recorded(no_session, n, master, tmp_path):
     assert len(of(recorded, "total")) == n
     assert of(recorded, "total")["compute"].all()
     recorded.save(tmp_path / "trace.json")
-    assert "__call__" not in vars(_session.Session)
+    assert "__call__" not in vars(Session)
     synk.fork(2)
     with synk.profile() as second:
         total("after")(np.ones((8, 3)))

@@ -1,4 +1,4 @@
-"""Values of many kinds as arrays of a dtype: what is taken, and what of it would be lost."""
+"""From values of many kinds to arrays of a dtype, as exactly as it can hold them."""
 
 import contextlib
 import numbers
