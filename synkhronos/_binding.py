@@ -3,7 +3,7 @@
 import numpy as np
 
 from synkhronos import _signature, _theano
-from synkhronos._checks import sentence
+from synkhronos._checks import count, sentence
 from synkhronos._staging import StagedInput
 from synkhronos.inputs import Data
 
@@ -27,10 +27,10 @@ class Inputs:
 
     def bind(self, args, kwargs):
         """Return one value for each input, in order."""
-        count = len(args) + len(kwargs)
-        if count != len(self.variables):
+        given = len(args) + len(kwargs)
+        if given != len(self.variables):
             raise TypeError(
-                f"{self._owner} takes {len(self.variables)} inputs ({self}), got {count}."
+                f"{self._owner} takes {count(len(self.variables), 'input')} ({self}), got {given}."
             )
         if not kwargs:
             return args
@@ -72,6 +72,11 @@ class Inputs:
         except Exception as error:
             if value is None:
                 raise TypeError(f"{self.what(position)} takes {variable.type}, got None.") from None
+            if isinstance(value, _theano.Variable):
+                raise TypeError(
+                    f"{self.what(position)} takes {variable.type}, got the variable {value} in "
+                    "place of a value."
+                ) from None
             # Theano's own checks stumble in many ways over what is no array.
             raise TypeError(
                 f"{self.what(position)} takes {variable.type}, got "

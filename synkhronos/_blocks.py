@@ -20,7 +20,7 @@ BLOCK = 1 << 19  # bytes of each array that are worked on at a time: two fit int
 def plain_name(name, names):
     """Return a name without the prefix ``c_``, or None if it is not one of `names`."""
     plain = name[2:] if isinstance(name, str) and name.startswith("c_") else name
-    return plain if isinstance(plain, str) and plain in names else None
+    return str(plain) if isinstance(plain, str) and plain in names else None
 
 
 def parse_op(op):

@@ -2,11 +2,39 @@
 
 import operator
 
+import numpy as np
+
+MAX_DIMENSIONS = 32  # of a NumPy array
+
+
+def count(number, noun):
+    """Return a number of things in words: "1 row", "2 rows"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def shown(value, length=80):
+    """Return what came, for a message that any value may come to."""
+    text = repr(value)
+    return text if len(text) <= length else f"{text[:length]}..."
+
 
 def sentence(error):
     """Return what something else has raised, as words that end with a full stop."""
     text = str(error).strip() or type(error).__name__
     return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def is_bool(value):
+    """Whether a value is a bool, which is no number here."""
+    return isinstance(value, (bool, np.bool_))
+
+
+def truth(name, value):
+    """Return whether an argument counts as true; raise TypeError for what won't say."""
+    try:
+        return bool(value)
+    except Exception:  # arrays of several items raise ValueError
+        raise TypeError(f"{name} must be True or False, got {shown(value)}.") from None
 
 
 def whole_number(name, value, lowest, highest=None):
@@ -15,12 +43,48 @@ def whole_number(name, value, lowest, highest=None):
     Raises ``TypeError`` for what is no integer, ``ValueError`` for one beyond the limits.
     """
     try:
-        if isinstance(value, bool):
+        if is_bool(value):
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r}.") from None
+        raise TypeError(f"{name} must be an integer, got {shown(value)}.") from None
     if number < lowest or (highest is not None and number > highest):
         limits = f"from {lowest} to {highest}" if highest is not None else f"at least {lowest}"
-        raise ValueError(f"{name} must be {limits}, got {number}.")
+        raise ValueError(f"{name} must be {limits}, got {shown(number)}.")
+    return number
+
+
+def shape_of(shape):
+    """Return an argument `shape` as a tuple of int.
+
+    Raises ``TypeError`` for what is no sequence of integers, ``ValueError`` for one that is too
+    long.
+    """
+    try:
+        # Not a set or bytes, which hold integers, nor a symbolic variable, which looks like any.
+        if not isinstance(shape, (list, tuple, range, np.ndarray)) or any(map(is_bool, shape)):
+            raise TypeError
+        lengths = tuple(operator.index(n) for n in shape)
+    except TypeError:
+        raise TypeError(f"shape must be a sequence of integers, got {shown(shape)}.") from None
+    if len(lengths) > MAX_DIMENSIONS:
+        raise ValueError(
+            f"shape must have at most {MAX_DIMENSIONS} dimensions, got {len(lengths)}: "
+            f"{shown(shape)}."
+        )
+    return lengths
+
+
+def oversize_of(oversize):
+    """Return an argument `oversize` as a float from 1 to 2."""
+    try:
+        if is_bool(oversize) or isinstance(oversize, (str, bytes)):
+            raise TypeError
+        number = float(oversize)
+    except (TypeError, ValueError):
+        raise TypeError(f"oversize must be a number from 1 to 2, got {shown(oversize)}.") from None
+    except OverflowError:
+        number = float("inf")
+    if not 1 <= number <= 2:
+        raise ValueError(f"oversize must be from 1 to 2, got {shown(oversize)}.")
     return number

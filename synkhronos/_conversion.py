@@ -1,4 +1,4 @@
-"""From lists and numbers to arrays, as exactly as a dtype can hold them."""
+"""From values of many kinds to arrays of a dtype, as exactly as it can hold them."""
 
 import contextlib
 import numbers
@@ -6,7 +6,20 @@ import warnings
 
 import numpy as np
 
-KINDS = "biufc"  # of dtypes: bools, integers with and without a sign, floats, complex numbers
+from synkhronos._checks import count, shown, truth
+
+_KINDS = "biufc"  # of dtypes: bools, integers with and without a sign, floats, complex numbers
+
+
+def check_dtype(dtype):
+    """Return a dtype of numbers or bools; raise TypeError for anything else."""
+    try:
+        dtype = np.dtype(dtype)
+    except TypeError:
+        raise TypeError(f"dtype must be the name of a NumPy dtype, got {dtype!r}.") from None
+    if dtype.kind not in _KINDS:
+        raise TypeError(f"dtype must be one of numbers or bools, got {dtype}.")
+    return dtype.newbyteorder("=")
 
 
 def as_array(value, dtype, force_cast, what):
@@ -29,7 +42,7 @@ def as_array(value, dtype, force_cast, what):
         warnings.simplefilter("ignore")  # of what is lost, which is looked for here
         cast = array.astype(dtype)
         same = cast.astype(array.dtype) == array
-    if array.dtype.kind in "fc" and KINDS.index(cast.dtype.kind) >= KINDS.index(array.dtype.kind):
+    if array.dtype.kind in "fc" and _KINDS.index(cast.dtype.kind) >= _KINDS.index(array.dtype.kind):
         same = np.isfinite(cast) | ~np.isfinite(array)  # fractions are rounded
     if not same.all():
         wrong = array[~same].flat[0].item()
@@ -41,9 +54,32 @@ def as_array(value, dtype, force_cast, what):
 
 
 def check_kind(array, value, what):
-    """Raise TypeError for an array of anything but numbers or bools; `value` is what it was."""
-    if array.dtype.kind not in KINDS:
+    """Raise TypeError for an array, made of a value, that holds other things than numbers."""
+    if array.dtype.kind not in _KINDS:
+        wanted = "numbers or bools in rows of one length"
+        if array.size and all(isinstance(item, numbers.Integral) for item in array.flat):
+            wanted = "numbers or bools, no integers of more than 64 bits"
+        raise TypeError(f"{what} must hold {wanted}, got {shown(value)}, of dtype {array.dtype}.")
+    if np.ma.is_masked(value):
+        raise TypeError(f"{what} can't hold the masked items of the value: see its filled().")
+
+
+def condition(value, dtype, ndim, force_cast, what):
+    """Return a value as an array that can be stored in one of this dtype, perhaps after a cast."""
+    force_cast = truth("force_cast", force_cast)
+    if not isinstance(value, np.ndarray):
+        value = as_array(value, dtype, force_cast, what)
+    check_kind(value, value, what)
+    if value.ndim != ndim:
         raise TypeError(
-            f"{what} must hold numbers or bools in rows of one length, got {repr(value)[:80]}, "
-            f"of dtype {array.dtype}."
+            f"{what} has {count(ndim, 'dimension')}, but the value has {value.ndim}, shape "
+            f"{value.shape}."
         )
+    if value.dtype == dtype or force_cast:
+        return value
+    if np.promote_types(value.dtype, dtype) != dtype:
+        raise TypeError(
+            f"{what} is of dtype {dtype}, to which {value.dtype} can't be cast up. Cast it "
+            "yourself, or pass force_cast=True."
+        )
+    return value

@@ -16,8 +16,10 @@ import sys
 from pathlib import Path
 from typing import Sequence
 
+from synkhronos import _checks
 from synkhronos._log import log
 
+_MOST_PROCESSES = 1 << 22  # of one Linux system
 DEVICE_NAME = re.compile(r"cpu|cuda\d*|opencl\d+:\d+")
 EXAMPLES = "such as 'cpu', 'cuda0' or 'opencl0:0'"
 VARIABLE = "SYNKHRONOS_DEVICES"
@@ -185,9 +187,9 @@ def _choose_gpus(n_parallel: int | None) -> tuple[str, ...]:
 def _first_gpus(n_parallel, n_gpu):
     if n_parallel is not None and n_parallel > n_gpu:
         raise ValueError(
-            f"n_parallel={n_parallel}, but this machine has {n_gpu} CUDA devices. For more ranks "
-            'name their devices, such as devices=["cuda0", "cuda0"], or take CPU cores: '
-            "use_gpu=False."
+            f"n_parallel={n_parallel}, but this machine has {_checks.count(n_gpu, 'CUDA device')}. "
+            'For more ranks name their devices, such as devices=["cuda0", "cuda0"], or take CPU '
+            "cores: use_gpu=False."
         )
     return tuple(f"cuda{rank}" for rank in range(n_parallel or n_gpu))
 
@@ -210,15 +212,18 @@ def _check_n_parallel(n_parallel: object) -> int | None:
     if n_parallel is None:
         return None
     try:
-        # Python's and NumPy's bool would pass as 0 and 1, but True ranks are a mistake.
-        is_bool = type(n_parallel).__name__ in ("bool", "bool_")
-        number = None if is_bool else operator.index(n_parallel)
+        number = None if _checks.is_bool(n_parallel) else operator.index(n_parallel)
     except TypeError:
         number = None
     if number is None:
         raise TypeError(f"n_parallel must be an integer or None, got {n_parallel!r}.")
     if number < 1:
         raise ValueError(f"n_parallel must be at least 1, the master's own rank, got {number}.")
+    if number > _MOST_PROCESSES:
+        raise ValueError(
+            f"n_parallel must be at most {_MOST_PROCESSES}, the processes of a machine, got "
+            f"{_checks.shown(number)}."
+        )
     return number
 
 

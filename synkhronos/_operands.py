@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 
 from synkhronos import _blocks, _commands, _selection, _theano
-from synkhronos._checks import sentence
+from synkhronos._checks import count, sentence, shown
 from synkhronos._conversion import as_array
 from synkhronos._staging import StagedInput
 from synkhronos.inputs import Data
@@ -69,10 +69,10 @@ def check_values(name, shared_vars, variables, values, none=False, rows_may_diff
     """Return one value for each variable: an array of its dtype, or a Data."""
     if isinstance(shared_vars, (list, tuple)):
         if not isinstance(values, (list, tuple)) or len(values) != len(variables):
-            count = f"{len(values)}" if isinstance(values, (list, tuple)) else repr(values)
+            given = len(values) if isinstance(values, (list, tuple)) else shown(values)
             raise TypeError(
-                f"{name}() got a list of {len(variables)} variables: values must be a list with "
-                f"one for each, got {count}."
+                f"{name}() got a list of {count(len(variables), 'variable')}: values must be a "
+                f"list with one for each, got {given}."
             )
     else:
         values = [values]
@@ -85,7 +85,7 @@ def check_values(name, shared_vars, variables, values, none=False, rows_may_diff
 def _check_value(name, variable, value, rows_may_differ):
     if not _theano.is_array_variable(variable):
         if not isinstance(value, np.random.RandomState):
-            raise TypeError(f"{name}() takes a RandomState for {variable}, got {value!r}.")
+            raise TypeError(f"{name}() takes a RandomState for {variable}, got {shown(value)}.")
         return value
     if isinstance(value, Data):
         value._session.require_open()
@@ -100,6 +100,8 @@ def _check_value(name, variable, value, rows_may_differ):
                 raise TypeError("None is no array")
             if not isinstance(value, np.ndarray):
                 value = as_array(value, variable.dtype, False, str(variable))
+            elif np.ma.is_masked(value):
+                raise TypeError("a shared variable can't hold its masked items: see its filled()")
             # Broadcastable axes are looked at below.
             plain = _theano.TensorType(variable.dtype, (False,) * variable.ndim)
             value = np.asarray(plain.filter(value))
@@ -122,7 +124,7 @@ def _check_value(name, variable, value, rows_may_differ):
 def _describe(value):
     if isinstance(value, np.ndarray):
         return f"of dtype {value.dtype} and shape {value.shape}"
-    return repr(value)
+    return shown(value)
 
 
 def raise_unequal(name, variables, unequal, where=""):
@@ -146,8 +148,9 @@ def assign(session, name, variables, values, batch, rank) -> None:
         for variable, rows in zip(variables, selections):
             if variable.broadcastable[0] and len(rows) != 1:
                 raise TypeError(
-                    f"{name}() can't give {variable}, of type {variable.type}, {len(rows)} rows: "
-                    "it is broadcastable along axis 0, and always has one."
+                    f"{name}() can't give {variable}, of type {variable.type}, "
+                    f"{count(len(rows), 'row')}: it is broadcastable along axis 0, and always has "
+                    "one."
                 )
     keys = session.registry.keys_of(variables)
     if rank == session.master_rank:

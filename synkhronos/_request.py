@@ -5,9 +5,12 @@ batch ───▶ select     which rows of the scattered inputs
 batch_s ─▶ pick       which rows of the sliceable shareds, rank by rank
 """
 
+import numbers
+
 import numpy as np
 
 from synkhronos import _commands, _partition, _selection, _signature, _theano
+from synkhronos._checks import count, is_bool, shown
 from synkhronos._replica import BATCH, SPLIT, WHOLE
 from synkhronos._staging import StagedInput
 
@@ -83,11 +86,15 @@ class Requests:
     def check_slices(self, num_slices):
         """Return the number of slices as an int; raise for what is not one, or can't be done."""
         try:
+            if is_bool(num_slices) or not isinstance(num_slices, (numbers.Real, np.ndarray)):
+                raise ValueError
             number = int(num_slices)
             if number != num_slices or number < 1:
                 raise ValueError
         except (TypeError, ValueError, OverflowError):
-            raise ValueError(f"num_slices must be an integer >= 1, got {num_slices!r}.") from None
+            raise ValueError(
+                f"num_slices must be an integer >= 1, got {shown(num_slices)}."
+            ) from None
         if number == 1:
             return 1
         if not any(self._inputs.is_scattered) and not self._description.sliceables:
@@ -146,8 +153,8 @@ class Requests:
             kinds[i] = BATCH
             if lengths[i] < len(selected):
                 raise ValueError(
-                    f"{self._inputs.what(i)} is a minibatch of {lengths[i]} rows, but batch "
-                    f"selects {len(selected)}."
+                    f"{self._inputs.what(i)} is a minibatch of {count(lengths[i], 'row')}, but "
+                    f"batch selects {len(selected)}."
                 )
         return len(selected), self._send("batch", selected), tuple(kinds)
 

@@ -12,10 +12,11 @@ import sys
 
 import numpy as np
 
-from synkhronos._checks import sentence
+from synkhronos._checks import count, is_bool, sentence, shown
 
 ANY_LENGTH = sys.maxsize  # of rows, where there are none: a selection is checked only by itself
 
+_BOOLS = {bool, np.bool_}
 _SEQUENCES = {list, tuple, range, np.ndarray}
 
 
@@ -48,28 +49,36 @@ def select_rows(name, selection, length, wrong_dtype=ValueError):
     if isinstance(selection, (list, tuple)) or _has_axes(selection):
         return _from_array(name, selection, length, wrong_dtype)
     try:
-        if isinstance(selection, (bool, np.bool_)):
+        if is_bool(selection):
             raise TypeError
-        count = operator.index(selection)
+        first = operator.index(selection)
     except TypeError:
         raise TypeError(
             f"{name} must be an integer, a slice, or a list or array of integers or bools, got "
-            f"{selection!r}."
+            f"{shown(selection)}."
         ) from None
-    if not 0 <= count <= length:
-        raise ValueError(f"{name}={count} asks for the first {count} rows, but there are {length}.")
-    return range(count)
+    if not 0 <= first <= length:
+        raise ValueError(
+            f"{name}={shown(first)} asks for the first {first} rows, but {_there_are(length)}."
+        )
+    return range(first)
+
+
+def _there_are(length):
+    return f"there {'is' if length == 1 else 'are'} {count(length, 'row')}"
 
 
 def _from_slice(name, selection, length):
     try:
+        if any(map(is_bool, (selection.start, selection.stop, selection.step))):
+            raise TypeError("bools are no bounds")
         rows = range(length)[selection]
         bounds = [b for b in (selection.start, selection.stop) if b is not None]
         outside = any(not -length <= operator.index(bound) <= length for bound in bounds)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{name}={selection} is not a slice of rows: {sentence(error)}") from None
     if outside:
-        raise ValueError(f"{name}={selection} reaches beyond the rows: there are {length}.")
+        raise ValueError(f"{name}={selection} reaches beyond the rows: {_there_are(length)}.")
     return rows
 
 
@@ -79,7 +88,7 @@ def _from_range(name, selection, length):
     lowest, highest = sorted((selection[0], selection[-1]))
     if not -length <= lowest <= highest < length:
         wrong = highest if highest >= length else lowest
-        raise ValueError(f"{name} asks for row {wrong}, but there are {length} rows.")
+        raise ValueError(f"{name} asks for row {shown(wrong)}, but {_there_are(length)}.")
     if lowest >= 0:
         return selection
     if highest < 0:
@@ -104,8 +113,10 @@ def _from_array(name, selection, length, wrong_dtype):
     # NumPy warns of a list of lists of unequal length, so it is not asked.
     nested = not isinstance(selection, np.ndarray) and _is_nested(selection)
     picks = None if nested else np.asarray(selection)
+    if np.ma.is_masked(selection):
+        raise wrong_dtype(f"{name} has masked items, which are no rows.")
     if nested or picks.ndim != 1:
-        raise ValueError(f"{name} must have one dimension, got {selection!r}.")
+        raise ValueError(f"{name} must have one dimension, got {shown(selection)}.")
     if picks.size == 0 and not isinstance(selection, np.ndarray):
         picks = picks.astype(np.int64)
     if picks.dtype.kind == "f" and not isinstance(selection, np.ndarray):
@@ -115,15 +126,17 @@ def _from_array(name, selection, length, wrong_dtype):
     if picks.dtype == bool:
         if length not in (len(picks), ANY_LENGTH):
             raise ValueError(
-                f"{name} is a mask of {len(picks)} bools, but there are {length} rows: it must "
-                "have one for each."
+                f"{name} is a mask of {count(len(picks), 'bool')}, but {_there_are(length)}: it "
+                "must have one for each."
             )
         return np.flatnonzero(picks)
+    if not isinstance(selection, np.ndarray) and not _BOOLS.isdisjoint(map(type, selection)):
+        raise wrong_dtype(f"{name} must hold integers or bools, not both: {shown(selection)}.")
     if picks.dtype.kind not in "iu":
         raise wrong_dtype(f"{name} must hold integers or bools, got dtype {picks.dtype}.")
     if picks.size and not -length <= int(picks.min()) <= int(picks.max()) < length:
         wrong = int(picks.max()) if picks.max() >= length else int(picks.min())
-        raise ValueError(f"{name} asks for row {wrong}, but there are {length} rows.")
+        raise ValueError(f"{name} asks for row {shown(wrong)}, but {_there_are(length)}.")
     picks = picks.astype(np.int64)
     picks[picks < 0] += length
     return picks
@@ -153,11 +166,11 @@ def select_each(name, selection, lengths):
                     f", got {len(each)}."
                 )
         elif len(kinds) > 1:
-            raise TypeError(f"{name} mixes numbers and selections: {selection!r}.")
+            raise TypeError(f"{name} mixes numbers and selections: {shown(selection)}.")
     elif not (selection is None or isinstance(selection, (slice, range)) or _has_axes(selection)):
         raise TypeError(
             f"{name} must be a slice, a list or array of integers, or a list with one of these for "
-            f"each rank, got {selection!r}."
+            f"each rank, got {shown(selection)}."
         )
     if each is None:
         each = [selection] * n_ranks

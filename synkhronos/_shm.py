@@ -9,24 +9,50 @@ Other ranks reach it through the descriptor that its owner keeps open, ``/proc/<
 memory is given back when the owner's last view goes, also while others still have it mapped.
 """
 
+import contextlib
 import errno
 import itertools
 import math
 import mmap
 import os
+import resource
 import secrets
+import sys
 import weakref
 from typing import NamedTuple, Optional, Tuple
 
 import numpy as np
 import posix_ipc
 
+from synkhronos._checks import shown
 from synkhronos._process import interrupts_held
 from synkhronos.errors import SharedMemoryFull
 
 SHARED_MEMORY = "/dev/shm"
 
 _serials = itertools.count()
+
+
+@contextlib.contextmanager
+def _descriptors_told():
+    """Say it in words where there is no descriptor left."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        whose = f"This process has no file descriptor left of its {_limit():,}"
+        if error.errno == errno.ENFILE:
+            whose = "This machine has no file descriptor left"
+        raise SharedMemoryFull(
+            f"{whose}. Each Data takes two in the master and one in a worker, and so does what "
+            "else is in shared memory. Free some Data (free_memory()), or raise the limit "
+            "(ulimit -n) and start again."
+        ) from error
+
+
+def _limit():
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 class SegmentRef(NamedTuple):
@@ -101,10 +127,10 @@ class Segments:
         Raises
         ------
         SharedMemoryFull
-            When the machine has no room for it.
+            When the machine has no room for it, or no descriptor.
         """
         nbytes = max(nbytes, 1)
-        with interrupts_held():  # or a descriptor could be lost
+        with _descriptors_told(), interrupts_held():  # or a descriptor could be lost
             fd = _reserve(nbytes)
             try:
                 memory = mmap.mmap(fd, nbytes)
@@ -134,7 +160,8 @@ class Segments:
     def open(self, ref: SegmentRef) -> Segment:
         """Map the segment of another rank; whoever holds on to it is the caller's to know."""
         try:
-            return Segment.attach(ref)
+            with _descriptors_told():
+                return Segment.attach(ref)
         except OSError:
             self._on_lost()
             raise
@@ -249,6 +276,12 @@ class GrowingArray:
         """
         segment, allocated, _, _ = self._state
         items = math.prod(shape)
+        if math.prod(n for n in shape if n) * self._dtype.itemsize > sys.maxsize:
+            # NumPy has none either, though it may take no memory at all.
+            raise ValueError(
+                f"No array of {self._dtype} can have the shape {shown(tuple(shape))}: it is beyond "
+                "what memory can hold."
+            )
         if segment is None or items > allocated:
             old, before = segment, allocated
             allocated = max(int(items * oversize), items)

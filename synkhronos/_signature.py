@@ -3,6 +3,7 @@
 import numpy as np
 
 from synkhronos import _gpuarrays, _reduction, _theano
+from synkhronos._checks import shown
 from synkhronos._replica import PLAIN, SLICED
 
 
@@ -79,7 +80,7 @@ def check_updates(updates):
     if updates is None:
         return [], []
     if isinstance(updates, _theano.OrderedDict):
-        return list(updates.items()), ["avg"] * len(updates)
+        updates = list(updates.items())
     if not isinstance(updates, (list, tuple)):
         raise TypeError(
             "updates must be a list of (shared variable, expression) or (shared variable, "
@@ -96,9 +97,19 @@ def check_updates(updates):
             raise TypeError(
                 f"updates[{position}] must update a shared variable, got {update[0]!r}."
             )
+        if _theano.is_array_variable(update[0]) and not _is_expression(update[1]):
+            raise TypeError(
+                f"updates[{position}] must give {update[0]} an expression, got {shown(update[1])}."
+            )
+        if any(update[0] is target for target, _ in pairs):
+            raise ValueError(f"updates[{position}] updates {update[0]} a second time.")
         pairs.append(tuple(update[:2]))
         modes.append(_reduction.parse_mode(update[2] if len(update) == 3 else "avg"))
     return pairs, modes
+
+
+def _is_expression(value):
+    return isinstance(value, _theano.Variable) or np.asarray(value).dtype.kind in "biufc"
 
 
 def check_givens(givens):
@@ -107,7 +118,25 @@ def check_givens(givens):
         raise TypeError(
             f"givens must be a dict or a list of pairs (variable, replacement), got {givens!r}."
         )
+    pairs = givens.items() if isinstance(givens, dict) else givens or ()
+    for pair in pairs:
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            raise TypeError(
+                f"givens must be pairs (variable, replacement), got {shown(pair)} among them."
+            )
+        if not isinstance(pair[0], _theano.Variable):
+            raise TypeError(f"givens must replace variables, got {shown(pair[0])} among them.")
     return givens
+
+
+def check_mode(mode):
+    """Raise for what ``theano.function`` does not take as its mode."""
+    if mode is not None and not isinstance(mode, (str, _theano.Mode)):
+        raise TypeError(f"mode must be a Theano mode or the name of one, got {shown(mode)}.")
+    if isinstance(mode, str) and not _theano.is_mode(mode):
+        raise ValueError(
+            f"mode must be a Theano mode or the name of one, such as 'FAST_RUN', got {mode!r}."
+        )
 
 
 def check_inputs(name, inputs):
@@ -118,6 +147,11 @@ def check_inputs(name, inputs):
         if not isinstance(variable, _theano.Variable) or not _theano.is_array_variable(variable):
             raise TypeError(
                 f"{name}[{position}] must be a Theano tensor variable, got {variable!r}."
+            )
+        if isinstance(variable, _theano.Constant):
+            raise TypeError(
+                f"{name}[{position}] is the constant {variable}: it has its value already, so it "
+                "can't be an input."
             )
         if isinstance(variable, _theano.SharedVariable):
             raise TypeError(

@@ -15,10 +15,11 @@ import cloudpickle
 import numpy as np
 import theano
 from theano.compile.function_module import Function
+from theano.compile.mode import Mode, get_mode
 from theano.compile.ops import FromFunctionOp
 from theano.compile.sharedvalue import SharedVariable
 from theano.configparser import _config_var_list as config_variables
-from theano.gof import Container, Variable
+from theano.gof import Constant, Container, Variable
 from theano.sandbox import rng_mrg
 from theano.tensor import TensorType, raw_random
 from theano.tensor.raw_random import RandomStateType
@@ -29,12 +30,21 @@ from synkhronos import _compile_cache, _gpuarrays, _portable, _rewriting
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 50000))
 _compile_cache.find_every_module_again()
 
-__all__ = ["OrderedDict", "SharedVariable", "TensorType", "Variable"]
+__all__ = ["Constant", "Mode", "OrderedDict", "SharedVariable", "TensorType", "Variable"]
 
 
 def float_dtype() -> str:
     """Return Theano's floatX."""
     return theano.config.floatX
+
+
+def is_mode(name) -> bool:
+    """Whether Theano has a mode, or a linker, of this name."""
+    try:
+        get_mode(name)
+    except Exception:  # Theano raises no kind of its own
+        return False
+    return True
 
 
 def compile_function(inputs, outputs, **kwargs):

@@ -9,6 +9,7 @@ import os
 import signal
 
 from synkhronos import _devices, _gpuarrays, _rewriting
+from synkhronos._checks import count
 from synkhronos._crossing import Aborted
 from synkhronos._log import log, name_rank
 from synkhronos._shm import Segments
@@ -60,7 +61,9 @@ class Worker:
         if self.device != "cpu":
             _gpuarrays.open_device(self.device, self.rank, self.threads)
             _rewriting.move_to_device()
-        log.info("process %d on %s, with %d threads", os.getpid(), self.device, self.threads)
+        log.info(
+            "process %d on %s, with %s", os.getpid(), self.device, count(self.threads, "thread")
+        )
 
     def unbind(self) -> None:
         """Give the cores back, and be no rank any more."""

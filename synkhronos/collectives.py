@@ -16,6 +16,7 @@ import numpy as np
 
 from synkhronos import _commands, _operands, _theano
 from synkhronos import session as _session
+from synkhronos._checks import is_bool, truth
 from synkhronos._hints import ArrayLike, Rows, SharedVariables, Values
 
 __all__ = [
@@ -69,6 +70,7 @@ def broadcast(
         given = [None] * len(variables)
         if values is not None:
             given = _operands.check_values("broadcast", shared_vars, variables, values, none=True)
+        nccl = truth("nccl", nccl)
         objects = [v for v in variables if not _theano.is_array_variable(v)]
         arrays = [v for v in variables if _theano.is_array_variable(v)]
         keys = dict(zip(variables, session.registry.keys_of(variables)))
@@ -81,7 +83,7 @@ def broadcast(
                 session.comm.assign(keys[variable], value)
         if arrays:
             array_keys = tuple(keys[variable] for variable in arrays)
-            session.run(_commands.Broadcast(array_keys, session.master_rank, bool(nccl)))
+            session.run(_commands.Broadcast(array_keys, session.master_rank, nccl))
         if objects:
             object_keys = tuple(keys[variable] for variable in objects)
             _operands.send_objects(session, object_keys, [_theano.peek(v) for v in objects], None)
@@ -169,7 +171,7 @@ def gather(
     """
     with _call("gather") as session:
         variables = _operands.check_variables("gather", shared_vars)
-        if not isinstance(nd_up, int) or nd_up not in (0, 1):
+        if is_bool(nd_up) or not isinstance(nd_up, (int, np.integer)) or nd_up not in (0, 1):
             raise ValueError(
                 "gather() takes as nd_up 1 (stack along a new axis) or 0 (join along axis 0), got "
                 f"{nd_up!r}."
@@ -221,7 +223,7 @@ def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> None:
         variables = _operands.check_variables("all_gather", shared_vars)
         _operands.check_rows("all_gather", variables)
         keys = session.registry.keys_of(variables)
-        unequal = session.run(_commands.AllGather(keys, bool(nccl)))
+        unequal = session.run(_commands.AllGather(keys, truth("nccl", nccl)))
         _operands.raise_unequal("all_gather", variables, unequal, " beyond axis 0")
 
 
@@ -269,8 +271,9 @@ def reduce(
     with _call("reduce") as session:
         variables, op = _operands.check_reduction("reduce", shared_vars, op)
         keys = session.registry.keys_of(variables)
-        if in_place:
-            unequal = session.run(_commands.Reduce(keys, op, session.master_rank, bool(nccl)))
+        nccl = truth("nccl", nccl)
+        if truth("in_place", in_place):
+            unequal = session.run(_commands.Reduce(keys, op, session.master_rank, nccl))
             _operands.raise_unequal("reduce", variables, unequal)
             return None
         session.run(_commands.Expose(keys))
@@ -316,7 +319,7 @@ def all_reduce(shared_vars: SharedVariables, op: str = "avg", nccl: bool = True)
     with _call("all_reduce") as session:
         variables, op = _operands.check_reduction("all_reduce", shared_vars, op)
         keys = session.registry.keys_of(variables)
-        unequal = session.run(_commands.Reduce(keys, op, None, bool(nccl)))
+        unequal = session.run(_commands.Reduce(keys, op, None, truth("nccl", nccl)))
         _operands.raise_unequal("all_reduce", variables, unequal)
 
 

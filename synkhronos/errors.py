@@ -70,6 +70,7 @@ class WorkerDied(RuntimeError):
 class SharedMemoryFull(MemoryError):
     """There is no room left in the shared memory of this machine.
 
-    Raised when a :class:`~synkhronos.inputs.Data`, a staged input or an output does not fit. Free
-    some Data, or give the machine more (``/dev/shm``; ``docker run --shm-size=...``).
+    Raised when a :class:`~synkhronos.inputs.Data`, a staged input or an output does not fit, and
+    when the process has no file descriptor left for it. Free some Data, or give the machine more
+    (``/dev/shm``; ``docker run --shm-size=...``) and the process more (``ulimit -n``).
     """

@@ -14,7 +14,7 @@ import numpy as np
 from synkhronos import _gpuarrays, _graph, _reduction, _signature, _theano
 from synkhronos import session as _session
 from synkhronos._binding import Inputs
-from synkhronos._checks import sentence
+from synkhronos._checks import count, sentence
 from synkhronos._hints import ArrayLike, Output, Rows, SharedVariable, Update, Updates, Variable
 from synkhronos._master import State
 from synkhronos._replica import SLICED, Description
@@ -253,7 +253,7 @@ class Function:
         batches = minibatch if isinstance(minibatch, (list, tuple)) else [minibatch] * len(values)
         if len(batches) != len(values):
             raise ValueError(
-                f"minibatch must be one bool or one for each of the {len(values)} inputs, got "
+                f"minibatch must be one bool or one for each of {count(len(values), 'input')}, got "
                 f"{minibatch!r}."
             )
         made = tuple(
@@ -271,12 +271,18 @@ class Function:
         """Return the shared variables that the function uses or updates."""
         return list(_theano.shared_variables(self._compiled))
 
+    def __reduce__(self):
+        raise TypeError(
+            f"{self} can't be pickled or copied: it belongs to this session. Pickle the expressions"
+            " that it was made of, and call function() again where they are loaded."
+        )
+
     def __str__(self):
         return f"Function {self.name!r}" if self.name else "Function"
 
     def __repr__(self):
         modes = ", ".join(map(repr, self._modes))
-        return f"<{self}({self._inputs}) -> [{modes}] on {self._session.n_ranks} ranks>"
+        return f"<{self}({self._inputs}) -> [{modes}] on {count(self._session.n_ranks, 'rank')}>"
 
 
 def function(
@@ -342,6 +348,9 @@ def function(
     chosen = _signature.Outputs(outputs)
     pairs, update_modes = _signature.check_updates(updates)
     keywords = {**kwargs, "givens": _signature.check_givens(givens)}
+    _signature.check_mode(kwargs.get("mode"))
+    # The workers get it too, who may not know a subclass of str.
+    keywords["name"] = str(kwargs.get("name"))
     if kwargs.get("name") is None:
         # As Theano names a function that was given none: after the user's line that makes it.
         caller = sys._getframe(1)

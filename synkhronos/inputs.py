@@ -7,14 +7,22 @@ Writing to a Data is seen by all ranks at once, because it is the same memory.
 
 from __future__ import annotations
 
-import operator
 from typing import Sequence
 
 import numpy as np
 
+from synkhronos import _theano
 from synkhronos import session as _session
-from synkhronos._checks import whole_number
-from synkhronos._conversion import KINDS, as_array, check_kind
+from synkhronos._checks import (
+    MAX_DIMENSIONS,
+    count,
+    oversize_of,
+    shape_of,
+    shown,
+    truth,
+    whole_number,
+)
+from synkhronos._conversion import as_array, check_dtype, check_kind, condition
 from synkhronos._hints import ArrayLike, Variable
 from synkhronos._master import State
 from synkhronos._shm import GrowingArray
@@ -60,7 +68,7 @@ class Data:
     def __init__(self, session, dtype, ndim, minibatch=False, name=None):
         self._session = session
         self._store = GrowingArray(session.segments, dtype, ndim)
-        self._minibatch = bool(minibatch)
+        self._minibatch = truth("minibatch", minibatch)
         self._name = name
         session.registry.add_data(self)
 
@@ -144,7 +152,9 @@ class Data:
             When the dtype can't be cast up to that of the Data, or the number of dimensions
             differs.
         """
-        return _condition(input_data, self._store.array.dtype, self.ndim, force_cast, self._what())
+        return condition(
+            _plain(input_data), self._store.array.dtype, self.ndim, force_cast, self._what()
+        )
 
     def set_value(
         self, input_data: ArrayLike, force_cast: bool = False, oversize: float = 1
@@ -173,7 +183,7 @@ class Data:
         SharedMemoryFull
             When there is no room.
         """
-        oversize = _check_oversize(oversize)
+        oversize = oversize_of(oversize)
         value = self.condition_data(input_data, force_cast)
         self._resize(value.shape, oversize, keep=False)
         self._store.array[...] = value
@@ -193,7 +203,7 @@ class Data:
         if self.ndim == 0:
             raise TypeError(f"{self._what()} has no axis 0 whose length could be set.")
         length = whole_number("length", length, 1)
-        self._resize((length, *self.shape[1:]), _check_oversize(oversize))
+        self._resize((length, *self.shape[1:]), oversize_of(oversize))
 
     def set_shape(self, shape: Sequence[int], oversize: float = 1) -> None:
         """Change the shape, with the same number of dimensions; the items stay in flat order.
@@ -207,12 +217,13 @@ class Data:
         SessionError, SharedMemoryFull
             As :meth:`set_value`, which tells of `oversize` too.
         """
-        new = _check_shape(shape)
+        new = shape_of(shape)
         if len(new) != self.ndim or min(new, default=0) < 0:
             raise ValueError(
-                f"{self._what()} has {self.ndim} dimensions: its shape can't be {new}."
+                f"{self._what()} has {count(self.ndim, 'dimension')}: its shape can't be "
+                f"{shown(new)}."
             )
-        self._resize(new, _check_oversize(oversize))
+        self._resize(new, oversize_of(oversize))
 
     def free_memory(self) -> None:
         """Make it empty, and give the memory back (once no view of it is left)."""
@@ -222,6 +233,12 @@ class Data:
         if self._session.state is not State.OPEN:
             self._session.require_open()
         self._store.resize(shape, oversize, keep)
+
+    def __reduce__(self):
+        raise TypeError(
+            f"{self._what()} can't be pickled or copied: it is shared memory of this session. "
+            "Pickle or copy its values, numpy.array(d)."
+        )
 
     def _what(self):
         return f"Data {self._name!r}" if self._name else "This Data"
@@ -295,11 +312,13 @@ def data(
     """
     session = _session.current("data()")
     if var is not None:
-        dtype = _variable_property(var, "dtype")
-        ndim = _variable_property(var, "ndim")
-        name = name or var.name
+        dtype, ndim = _like(var, dtype, ndim)
+    name = _check_name(name) or getattr(var, "name", None)
     if dtype is not None:
-        dtype = _check_dtype(dtype)
+        dtype = check_dtype(dtype)
+    if shape is not None:
+        shape = shape_of(shape)
+    force_cast = truth("force_cast", force_cast)
     what = f"Data {name!r}" if name else "This Data"
     if isinstance(value, np.ndarray):
         check_kind(value, value, what)
@@ -309,18 +328,23 @@ def data(
         dtype = value.dtype if dtype is None else dtype
         ndim = value.ndim if ndim is None else ndim
     elif shape is not None and ndim is None:
-        ndim = len(_check_shape(shape))
+        ndim = len(shape)
     if dtype is None or ndim is None:
         raise TypeError(
             "data() needs a dtype and a number of dimensions: give a variable (var=), or a value, "
             f"or dtype= and one of ndim= and shape=. Got dtype={dtype!r}, ndim={ndim!r}."
         )
-    dtype = _check_dtype(dtype)
-    ndim = whole_number("ndim", ndim, 0)
-    oversize = _check_oversize(oversize)
+    dtype = check_dtype(dtype)
+    ndim = whole_number("ndim", ndim, 0, MAX_DIMENSIONS)
+    oversize = oversize_of(oversize)
     if value is not None:
         # Before anything is allocated: a value that does not fit leaves nothing behind.
-        value = _condition(value, dtype, ndim, force_cast, what)
+        value = condition(_plain(value), dtype, ndim, force_cast, what)
+        if shape not in (None, value.shape):
+            raise ValueError(
+                f"shape={shown(shape)} was given beside a value of shape {value.shape}, which "
+                "says it already: leave shape out, or reshape the value."
+            )
     with session.lock:
         session.refuse_nesting()
         with session.inside:
@@ -332,53 +356,22 @@ def data(
     return new
 
 
-def _variable_property(var, name):
-    try:
-        return getattr(var, name)
-    except AttributeError:
-        raise TypeError(f"var must be a Theano tensor variable, got {var!r}.") from None
-
-
-def _check_dtype(dtype):
-    try:
-        dtype = np.dtype(dtype)
-    except TypeError:
-        raise TypeError(f"dtype must be the name of a NumPy dtype, got {dtype!r}.") from None
-    if dtype.kind not in KINDS:
-        raise TypeError(f"dtype must be one of numbers or bools, got {dtype}.")
-    return dtype.newbyteorder("=")
-
-
-def _check_shape(shape):
-    try:
-        return tuple(operator.index(n) for n in shape)
-    except TypeError:
-        raise TypeError(f"shape must be a sequence of integers, got {shape!r}.") from None
-
-
-def _check_oversize(oversize):
-    try:
-        number = float(oversize)
-    except (TypeError, ValueError):
-        raise TypeError(f"oversize must be a number from 1 to 2, got {oversize!r}.") from None
-    if not 1 <= number <= 2:
-        raise ValueError(f"oversize must be from 1 to 2, got {oversize!r}.")
-    return number
-
-
-def _condition(value, dtype, ndim, force_cast, what):
-    if not isinstance(value, np.ndarray):
-        value = value.data if isinstance(value, Data) else as_array(value, dtype, force_cast, what)
-    check_kind(value, value, what)
-    if value.ndim != ndim:
+def _like(var, dtype, ndim):
+    """Return the dtype and dimensions of a variable, with which those given must agree."""
+    if not isinstance(var, _theano.Variable) or not _theano.is_array_variable(var):
+        raise TypeError(f"var must be a Theano tensor variable, got {shown(var)}.")
+    if dtype is not None and check_dtype(dtype) != var.dtype:
+        raise TypeError(f"dtype={shown(dtype)} was given beside var={var}, of dtype {var.dtype}.")
+    if ndim is not None and whole_number("ndim", ndim, 0, MAX_DIMENSIONS) != var.ndim:
         raise TypeError(
-            f"{what} has {ndim} dimensions, but the value has {value.ndim}, shape {value.shape}."
+            f"ndim={shown(ndim)} was given beside var={var}, of {count(var.ndim, 'dimension')}."
         )
-    if value.dtype == dtype or force_cast:
-        return value
-    if np.promote_types(value.dtype, dtype) != dtype:
-        raise TypeError(
-            f"{what} is of dtype {dtype}, to which {value.dtype} can't be cast up. Cast it "
-            "yourself, or pass force_cast=True."
-        )
-    return value
+    return var.dtype, var.ndim
+
+
+def _plain(value):
+    return value.data if isinstance(value, Data) else value
+
+
+def _check_name(name):
+    return None if name is None else str(name)

@@ -10,11 +10,13 @@ import threading
 from typing import List, Optional, Sequence
 
 from synkhronos import _devices, _gpuarrays
-from synkhronos._checks import whole_number
+from synkhronos._checks import count, truth, whole_number
 from synkhronos._log import log
 from synkhronos._master import Session
 from synkhronos._process import interrupts_held
 from synkhronos.errors import SessionError
+
+_MOST_THREADS = (1 << 31) - 1  # that BLAS and OpenMP can be told of
 
 
 class _Current:
@@ -117,21 +119,23 @@ def _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_w
     threads = (
         _devices.default_threads(len(names))
         if threads_per_rank is None
-        else whole_number("threads_per_rank", threads_per_rank, 1)
+        else whole_number("threads_per_rank", threads_per_rank, 1, _MOST_THREADS)
     )
+    profile_workers = truth("profile_workers", profile_workers)
     master = whole_number("master_rank", master_rank, 0, len(names) - 1)
     try:
         with interrupts_held():
             _release_closed()
-            _Current.session = Session(names, threads, master, bool(profile_workers))
+            _Current.session = Session(names, threads, master, profile_workers)
         _Current.session.begin()
     except BaseException as error:
         _end_current()
         if not isinstance(error, OSError):
             raise
         raise SessionError(
-            f"fork() can't start {len(names)} ranks on this machine: {error}. Each takes a process "
-            "and, of the master, four descriptors and one for each Data (see ulimit -n, ulimit -u)."
+            f"fork() can't start {count(len(names), 'rank')} on this machine: {error}. Each "
+            "takes a process and, of the master, four descriptors and two for each Data (see "
+            "ulimit -n, ulimit -u)."
         ) from error
     if profile_file:
         profiling.record_until_close(profile_file)

@@ -19,6 +19,8 @@ __all__ = ["get_lengths", "get_shapes", "get_value", "set_value"]
 Value = Union[np.ndarray, np.random.RandomState]
 Shapes = List[Tuple[int, ...]]
 
+_ASKED_AT_ONCE = 500  # shapes: they fit into one answer of a worker, whatever they are
+
 
 def set_value(
     rank: int, shared_vars: SharedVariables, values: Values, batch: Rows | None = None
@@ -189,5 +191,8 @@ def get_shapes(shared_vars: SharedVariables) -> Shapes | tuple[Shapes, ...]:
 
 
 def _ask_shapes(session, variables):
-    answers = session.ask(_commands.Shapes(session.registry.keys_of(variables)))
-    return tuple(map(list, zip(*answers)))
+    shapes, keys = [], session.registry.keys_of(variables)
+    for begin in range(0, len(keys), _ASKED_AT_ONCE):
+        answers = session.ask(_commands.Shapes(keys[begin : begin + _ASKED_AT_ONCE]))
+        shapes.extend(map(list, zip(*answers)))
+    return tuple(shapes)

@@ -91,6 +91,10 @@ FORK.refuses(
     ("'yes'", "use_gpu must be True, False or None"),
     ("2", "use_gpu must be True, False or None"),
 )
+FORK.refuses("profile_workers", TypeError, ("X", "profile_workers must be True or False"))
+RANKS = Use("synk.fork", {"n_parallel": "2", "use_gpu": "False"}, "result == 2", before_fork=True)
+RANKS.refuses("n_parallel", ValueError, ("2**70", "n_parallel must be at most 4194304"))
+RANKS.refuses("n_parallel", TypeError, ("np.True_", "n_parallel must be an integer or None"))
 FORK.refuses("use_gpu", ValueError, ("True", "use_gpu=True, but devices names cpu, cpu"))
 FORK.refuses(
     "master_rank",
@@ -110,6 +114,9 @@ FORK.refuses(
     TypeError,
     ("'cpu'", "devices must be a list of names"),
     ("['cpu', 3]", "devices must hold names such as 'cpu'"),
+    ("{'cpu'}", "devices must be a list of names"),
+    ("[b'cpu', b'cpu']", "devices must hold names such as 'cpu'"),
+    ("np.array(['cpu', 'cpu'])", "devices must be a list of names"),
 )
 FORK.refuses(
     "devices",
@@ -124,7 +131,12 @@ FORK.refuses(
     ("1.5", "threads_per_rank must be an integer"),
     ("'all'", "threads_per_rank must be an integer"),
 )
-FORK.refuses("threads_per_rank", ValueError, ("0", "threads_per_rank must be at least 1"))
+FORK.refuses(
+    "threads_per_rank",
+    ValueError,
+    ("0", "threads_per_rank must be from 1 to"),
+    ("2**70", "threads_per_rank must be from 1 to"),
+)
 
 # Functions.
 
@@ -141,6 +153,8 @@ FUNCTION.refuses(
     ("None", "inputs must be a list of Theano variables"),
     ("['x']", "inputs[0] must be a Theano tensor variable"),
     ("[s]", "inputs[0] is the shared variable s"),
+    ("[theano.tensor.constant(1.0)]", "inputs[0] is the constant TensorConstant{1.0}"),
+    ("{x}", "inputs must be a list of Theano variables"),
 )
 FUNCTION.refuses(
     "outputs",
@@ -150,6 +164,8 @@ FUNCTION.refuses(
     ("(x, 'sum', 1)", "got a tuple of length 3"),
     ("[(x,)]", "got a tuple of length 1"),
     ("{'a': x}", "Output 0 must be a Theano variable"),
+    ("{x}", "Output 0 must be a Theano variable"),
+    ("d", "Output 0 must be a Theano variable"),
 )
 FUNCTION.refuses(
     "outputs",
@@ -157,6 +173,7 @@ FUNCTION.refuses(
     ("(x, 'mean')", "'mean' is not a reduce mode"),
     ("[(x, 'c_c_sum')]", "'c_c_sum' is not a reduce mode"),
     ("(x, x)", "is not a reduce mode"),
+    ("(x, b'sum')", "b'sum' is not a reduce mode"),
 )
 FUNCTION.refuses(
     "bcast_inputs",
@@ -173,13 +190,23 @@ FUNCTION.refuses(
     ("[(s,)]", "updates[0] must be (shared variable, expression)"),
     ("[s]", "updates[0] must be (shared variable, expression)"),
     ("[(s, 2 * s), (x, x)]", "updates[1] must update a shared variable"),
+    ("[(s, 'more')]", "updates[0] must give s an expression"),
+    ("[(s, None)]", "updates[0] must give s an expression"),
 )
-FUNCTION.refuses("updates", ValueError, ("[(s, s, 'add')]", "'add' is not a reduce mode"))
+FUNCTION.refuses(
+    "updates",
+    ValueError,
+    ("[(s, s, 'add')]", "'add' is not a reduce mode"),
+    ("[(s, s), (s, 2 * s)]", "updates[1] updates s a second time"),
+)
 FUNCTION.refuses(
     "givens",
     TypeError,
     ("3", "givens must be a dict or a list of pairs"),
     ("x", "givens must be a dict or a list of pairs"),
+    ("[3]", "givens must be pairs (variable, replacement), got 3"),
+    ("[(s,)]", "givens must be pairs (variable, replacement)"),
+    ("{3: x}", "givens must replace variables, got 3"),
 )
 FUNCTION.refuses(
     "sliceable_shareds",
@@ -192,35 +219,51 @@ FUNCTION.refuses(
     "sliceable_shareds", ValueError, ("[m]", "sliceable_shareds has m, which the function does not")
 )
 
+FUNCTION.refuses(
+    "**kwargs",
+    TypeError,
+    ("mode=3", "mode must be a Theano mode or the name of one, got 3"),
+    ("mode=x", "mode must be a Theano mode or the name of one, got x"),
+)
+FUNCTION.refuses("**kwargs", ValueError, ("mode='abc'", "mode must be a Theano mode or the name"))
+
 CALL = Use("Function.__call__", {"*args": "X"}, "[int(v) for v in result] == [10, 4]", "f")
 PICK = Use("Function.__call__", {"batch_s": "[0, 3]"}, "result == 3", "picked")
 for use in (CALL, Use("Function.as_theano", {"*args": "X"}, CALL.holds, "f.as_theano")):
     use.refuses(
         "*args",
         TypeError,
-        ("", "Function 'f' takes 1 inputs (x), got 0"),
-        ("X, X", "Function 'f' takes 1 inputs (x), got 2"),
+        ("", "Function 'f' takes 1 input (x), got 0"),
+        ("X, X", "Function 'f' takes 1 input (x), got 2"),
         ("np.ones((5, 2))", "Input 'x' of Function 'f' takes TensorType(float64, vector)"),
         ("3.0", "Input 'x' of Function 'f' takes TensorType(float64, vector)"),
         ("None", "Input 'x' of Function 'f' takes TensorType(float64, vector)"),
         ("'ab'", "Input 'x' of Function 'f' takes TensorType(float64, vector)"),
         ("[1j]", "Input 'x' of Function 'f' takes TensorType(float64, vector)"),
+        ("{1: 2}", "Input 'x' of Function 'f' takes TensorType(float64, vector)"),
+        ("s", "Input 'x' of Function 'f' takes TensorType(float64, vector), got the variable s"),
+        ("[x]", "Input 'x' of Function 'f' takes TensorType(float64, vector)"),
+        ("[10**400]", "Input 'x' of Function 'f' takes TensorType(float64, vector)"),
         ("synk.data(np.ones((5, 1)))", "A Data is never cast"),
         ("synk.data(np.ones(5, 'float32'))", "A Data is never cast"),
     )
-    use.refuses("**kwargs", TypeError, ("x=X", "takes 1 inputs (x), got 2"))
+    use.refuses("**kwargs", TypeError, ("x=X", "takes 1 input (x), got 2"))
     use.refuses(
         "output_subset",
         TypeError,
         ("0", "output_subset must be a list of integers"),
         ("['a']", "output_subset must be a list of integers"),
         ("[True]", "output_subset must be a list of integers"),
+        ("[np.True_]", "output_subset must be a list of integers"),
+        ("{0}", "output_subset must be a list of integers"),
+        ("np.array([0])", "output_subset must be a list of integers"),
     )
     use.refuses(
         "output_subset",
         ValueError,
         ("[2]", "output_subset must hold numbers from 0 to 1"),
         ("[-1]", "output_subset must hold numbers from 0 to 1"),
+        ("[2**70]", "output_subset must hold numbers from 0 to 1"),
     )
 BY_NAME = Use("Function.__call__", {"**kwargs": "x=X"}, CALL.holds, "f")
 BY_NAME.refuses("**kwargs", ValueError, ("z=X", "Function 'f' has no input 'z'. It takes: x"))
@@ -230,7 +273,17 @@ CALL.refuses(
     ("1.0", "batch must be an integer, a slice"),
     ("'3'", "batch must be an integer, a slice"),
     ("True", "batch must be an integer, a slice"),
+    ("np.True_", "batch must be an integer, a slice"),
+    ("np.array(True)", "batch must be an integer, a slice"),
+    ("{1, 2}", "batch must be an integer, a slice"),
+    ("b'ab'", "batch must be an integer, a slice"),
+    ("iter([1])", "batch must be an integer, a slice"),
+    ("x", "batch must be an integer, a slice"),
+    ("d", "batch must be an integer, a slice"),
     ("slice('a')", "batch=slice(None, 'a', None) is not a slice of rows"),
+    ("slice(True, None)", "batch=slice(True, None, None) is not a slice of rows: bools are no"),
+    ("slice(0, np.True_)", "is not a slice of rows: bools are no bounds"),
+    ("slice(0, x)", "batch=slice(0, x, None) is not a slice of rows"),
 )
 CALL.refuses(
     "batch",
@@ -245,6 +298,16 @@ CALL.refuses(
     ("[[1]]", "batch must have one dimension"),
     ("[1.0]", "batch must hold integers or bools"),
     ("[True] * 4", "batch is a mask of 4 bools, but there are 5 rows"),
+    ("[True]", "batch is a mask of 1 bool, but there are 5 rows"),
+    ("[True, 2]", "batch must hold integers or bools, not both"),
+    ("[np.True_, 2]", "batch must hold integers or bools, not both"),
+    ("np.ma.array([1, 2], mask=[0, 1])", "batch has masked items, which are no rows"),
+    ("[None]", "batch must hold integers or bools, got dtype object"),
+    ("[x]", "batch must hold integers or bools, got dtype object"),
+    ("[float('nan')]", "batch must hold integers or bools, got dtype float64"),
+    ("np.zeros(2, [('a', int)])", "batch must hold integers or bools"),
+    ("2**70", "asks for the first 1180591620717411303424 rows"),
+    ("range(2**70, 2**70 + 1)", "batch asks for row 1180591620717411303424, but there are 5 rows"),
 )
 CALL.refuses("batch_s", TypeError, ("[0]", "batch_s was given, but Function 'f' has no"))
 PICK.refuses(
@@ -255,6 +318,12 @@ PICK.refuses(
     ("[0, slice(1)]", "batch_s mixes numbers and selections"),
     ("[slice(1)] * (n + 1)", "batch_s must be one selection for all ranks, or one for each"),
     ("[1.5]", "batch_s (rank 0) must hold integers or bools"),
+    ("{0}", "batch_s must be a slice, a list or array"),
+    ("np.True_", "batch_s must be a slice, a list or array"),
+    ("x", "batch_s must be a slice, a list or array"),
+    ("slice(True, 2)", "batch_s (rank 0)=slice(True, 2, None) is not a slice of rows"),
+    ("[True, 2]", "batch_s (rank 0) must hold integers or bools, not both"),
+    ("[{0}] * n", "batch_s (rank 0) must hold integers or bools"),
 )
 PICK.refuses(
     "batch_s",
@@ -269,19 +338,27 @@ CALL.refuses(
     ("1.5", "num_slices must be an integer >= 1"),
     ("'two'", "num_slices must be an integer >= 1"),
     ("None", "num_slices must be an integer >= 1"),
+    ("True", "num_slices must be an integer >= 1"),
+    ("np.True_", "num_slices must be an integer >= 1"),
+    ("float('nan')", "num_slices must be an integer >= 1"),
+    ("x", "num_slices must be an integer >= 1"),
 )
 
 BUILD = Use("Function.build_inputs", {"*args": "X"}, "result[4] == 4", "f.build_inputs")
 BUILD.refuses(
     "*args",
     TypeError,
-    ("", "Function 'f' takes 1 inputs (x), got 0"),
-    ("np.ones((5, 2))", "Data 'x' has 1 dimensions, but the value has 2"),
+    ("", "Function 'f' takes 1 input (x), got 0"),
+    ("np.ones((5, 2))", "Data 'x' has 1 dimension, but the value has 2"),
     ("'ab'", "Data 'x' must hold numbers or bools"),
+    ("s", "Data 'x' must hold numbers or bools"),
+    ("np.ma.masked_less(X, 2)", "Data 'x' can't hold the masked items"),
 )
-BUILD.refuses("**kwargs", TypeError, ("x=X", "takes 1 inputs (x), got 2"))
+BUILD.refuses("**kwargs", TypeError, ("x=X", "takes 1 input (x), got 2"))
 BUILD.refuses(
-    "minibatch", ValueError, ("[True, False]", "minibatch must be one bool or one for each")
+    "minibatch",
+    ValueError,
+    ("[True, False]", "minibatch must be one bool or one for each of 1 input"),
 )
 
 # Data.
@@ -293,6 +370,13 @@ DATA.refuses(
     ("'ab'", "must hold numbers or bools"),
     ("[[1], [1, 2]]", "must hold numbers or bools in rows of one length"),
     ("np.array([None])", "must hold numbers or bools"),
+    ("x", "must hold numbers or bools"),
+    ("{1, 2}", "must hold numbers or bools"),
+    ("b'ab'", "must hold numbers or bools"),
+    ("np.zeros(2, [('a', int)])", "must hold numbers or bools"),
+    ("np.zeros(2, 'datetime64[s]')", "must hold numbers or bools"),
+    ("[2**70]", "must hold numbers or bools, no integers of more than 64 bits"),
+    ("np.ma.masked_less(X, 2)", "can't hold the masked items of the value"),
     ("None", "data() needs a dtype and a number of dimensions"),
 )
 DATA.refuses(
@@ -300,6 +384,9 @@ DATA.refuses(
     TypeError,
     ("'x'", "var must be a Theano tensor variable"),
     ("3", "var must be a Theano tensor variable"),
+    ("X", "var must be a Theano tensor variable"),
+    ("d", "var must be a Theano tensor variable"),
+    ("anything", "var must be a Theano tensor variable"),
     ("m", "Data 'm' has 2 dimensions, but the value has 1"),
 )
 DATA.refuses(
@@ -315,9 +402,32 @@ DATA.refuses(
     TypeError,
     ("1.5", "ndim must be an integer"),
     ("'1'", "ndim must be an integer"),
+    ("True", "ndim must be an integer"),
+    ("np.True_", "ndim must be an integer"),
+    ("x", "ndim must be an integer"),
     ("2", "This Data has 2 dimensions, but the value has 1"),
 )
-DATA.refuses("ndim", ValueError, ("-1", "ndim must be at least 0"))
+DATA.refuses(
+    "ndim",
+    ValueError,
+    ("-1", "ndim must be from 0 to 32"),
+    ("33", "ndim must be from 0 to 32"),
+    ("2**70", "ndim must be from 0 to 32"),
+)
+DATA.refuses("shape", TypeError, ("'nonsense'", "shape must be a sequence of integers"))
+DATA.refuses(
+    "shape",
+    ValueError,
+    ("(2, 2)", "shape=(2, 2) was given beside a value of shape (5,)"),
+    ("()", "shape=() was given beside a value of shape (5,)"),
+)
+for use in (DATA, BUILD):
+    for name in ("force_cast", "minibatch"):
+        use.refuses(name, TypeError, ("X", f"{name} must be True or False"))
+LIKE = Use("synk.data", {"var": "x"}, "result.shape == (0,) and result.name == 'x'")
+LIKE.refuses("dtype", TypeError, ("'float32'", "was given beside var=x, of dtype float64"))
+LIKE.refuses("ndim", TypeError, ("2", "ndim=2 was given beside var=x, of 1 dimension"))
+LIKE.refuses("shape", ValueError, ("(2, 3)", "Data 'x' has 1 dimension: its shape can't be"))
 ZEROS = Use(
     "synk.data", {"dtype": "'int8'", "shape": "(2, 3)"}, "result.data.tolist() == [[0] * 3] * 2"
 )
@@ -327,8 +437,27 @@ ZEROS.refuses(
     ("3", "shape must be a sequence of integers"),
     ("(2, 'a')", "shape must be a sequence of integers"),
     ("(2, 1.5)", "shape must be a sequence of integers"),
+    ("(2, True)", "shape must be a sequence of integers"),
+    ("(2, np.True_)", "shape must be a sequence of integers"),
+    ("(2, None)", "shape must be a sequence of integers"),
+    ("b'ab'", "shape must be a sequence of integers"),
+    ("{2, 3}", "shape must be a sequence of integers"),
+    ("{2: 3}", "shape must be a sequence of integers"),
+    ("iter([2, 3])", "shape must be a sequence of integers"),
+    ("np.array([[2, 3]])", "shape must be a sequence of integers"),
+    ("x", "shape must be a sequence of integers, got x"),
+    ("s", "shape must be a sequence of integers, got s"),
+    ("d", "shape must be a sequence of integers, got <Data 'd'"),
 )
-ZEROS.refuses("shape", ValueError, ("(2, -1)", "its shape can't be (2, -1)"))
+ZEROS.refuses(
+    "shape",
+    ValueError,
+    ("(2, -1)", "its shape can't be (2, -1)"),
+    ("[1] * 33", "shape must have at most 32 dimensions, got 33"),
+    ("(2**62, 2, 0)", "No array of int8 can have the shape"),
+    ("(2**62, 8)", "No array of int8 can have the shape"),
+    ("(10**400,)", "No array of int8 can have the shape"),
+)
 
 KEPT = "d.data.tolist() == X.tolist()"
 CONDITION = Use("Data.condition_data", {"input_data": "X"}, f"(result == X).all() and {KEPT}")
@@ -343,16 +472,26 @@ for use in (CONDITION, SET):
     use.refuses(
         "input_data",
         TypeError,
-        ("np.ones((5, 2))", "Data 'd' has 1 dimensions, but the value has 2"),
+        ("np.ones((5, 2))", "Data 'd' has 1 dimension, but the value has 2"),
         ("np.ones(5, complex)", "to which complex128 can't be cast up"),
         ("'ab'", "Data 'd' must hold numbers or bools"),
         ("None", "Data 'd' must hold numbers or bools"),
         ("[1j]", "Data 'd' is of dtype float64, which can't hold 1j"),
         ("[[1], [1, 2]]", "Data 'd' must hold numbers or bools in rows of one length"),
+        ("x", "Data 'd' must hold numbers or bools"),
+        ("{1, 2}", "Data 'd' must hold numbers or bools"),
+        ("[10**400]", "Data 'd' must hold numbers or bools, no integers of more than 64 bits"),
+        ("np.ma.masked_less(X, 2)", "Data 'd' can't hold the masked items"),
     )
+    use.refuses("force_cast", TypeError, ("X", "force_cast must be True or False"))
+NO_ROWS = Use("Data.set_length", {"length": "5"}, KEPT, "synk.data(np.zeros((2, 0))).set_length")
+NO_ROWS.refuses("length", ValueError, ("2**62", "No array of float64 can have the shape"))
 LENGTH.refuses(
     "length",
     TypeError,
+    ("np.True_", "length must be an integer"),
+    ("x", "length must be an integer"),
+    ("[3]", "length must be an integer"),
     ("1.5", "length must be an integer"),
     ("'3'", "length must be an integer"),
     ("True", "length must be an integer"),
@@ -363,6 +502,8 @@ LENGTH.refuses(
     ValueError,
     ("0", "length must be at least 1"),
     ("-1", "length must be at least 1"),
+    ("2**62", "No array of float64 can have the shape"),
+    ("2**70", "No array of float64 can have the shape"),
 )
 SHAPE.refuses(
     "shape",
@@ -370,12 +511,17 @@ SHAPE.refuses(
     ("3", "shape must be a sequence of integers"),
     ("(1.5,)", "shape must be a sequence of integers"),
     ("'ab'", "shape must be a sequence of integers"),
+    ("b'a'", "shape must be a sequence of integers"),
+    ("{5}", "shape must be a sequence of integers"),
+    ("(True,)", "shape must be a sequence of integers"),
+    ("x", "shape must be a sequence of integers, got x"),
 )
 SHAPE.refuses(
     "shape",
     ValueError,
-    ("(2, 2)", "Data 'd' has 1 dimensions: its shape can't be (2, 2)"),
+    ("(2, 2)", "Data 'd' has 1 dimension: its shape can't be (2, 2)"),
     ("(-1,)", "its shape can't be (-1,)"),
+    ("(2**62,)", "No array of float64 can have the shape"),
 )
 for use in (DATA, BUILD, SET, LENGTH, SHAPE):
     use.refuses(
@@ -383,6 +529,9 @@ for use in (DATA, BUILD, SET, LENGTH, SHAPE):
         TypeError,
         ("'much'", "oversize must be a number from 1 to 2"),
         ("None", "oversize must be a number from 1 to 2"),
+        ("True", "oversize must be a number from 1 to 2"),
+        ("'1.5'", "oversize must be a number from 1 to 2"),
+        ("x", "oversize must be a number from 1 to 2"),
     )
     use.refuses(
         "oversize",
@@ -390,6 +539,7 @@ for use in (DATA, BUILD, SET, LENGTH, SHAPE):
         ("0.5", "oversize must be from 1 to 2"),
         ("3", "oversize must be from 1 to 2"),
         ("float('nan')", "oversize must be from 1 to 2"),
+        ("10**400", "oversize must be from 1 to 2"),
     )
 
 # Collectives.
@@ -428,6 +578,11 @@ for use in COLLECTIVES:
         ("'s'", f"{verb}() takes a Theano shared variable or a list of them"),
         ("x", f"{verb}() takes a Theano shared variable or a list of them"),
         ("[s, X]", f"{verb}() takes a Theano shared variable or a list of them"),
+        ("[s, [m]]", f"{verb}() takes a Theano shared variable or a list of them"),
+        ("{s}", f"{verb}() takes a Theano shared variable or a list of them"),
+        ("{s: X}", f"{verb}() takes a Theano shared variable or a list of them"),
+        ("np.array([s])", f"{verb}() takes a Theano shared variable or a list of them"),
+        ("d", f"{verb}() takes a Theano shared variable or a list of them"),
         ("anything", f"{verb}() can't take anything, of type"),
     )
     use.refuses(
@@ -448,6 +603,11 @@ for use in (BROADCAST, SCATTER, SET_VALUE):
         ("[1j]", f"{verb}() can't give {name}, of type"),
         ("[[1.0], [1.0, 2.0]]", f"{verb}() can't give {name}, of type"),
         ("synk.data(np.ones(4, 'float32'))", "a Data must have the variable's dtype"),
+        ("np.ma.masked_less(X[:4], 2)", "a shared variable can't hold its masked items"),
+        ("x", f"{verb}() can't give {name}, of type"),
+        ("w", f"{verb}() can't give {name}, of type"),
+        ("{1: 2}", f"{verb}() can't give {name}, of type"),
+        ("[10**400]", "must hold numbers or bools, no integers of more than 64 bits"),
     )
 for use in (SCATTER, SET_VALUE):
     use.refuses(
@@ -459,10 +619,14 @@ for use in (SCATTER, SET_VALUE):
         ("1.0", "batch must be an integer, a slice"),
         ("'3'", "batch must be an integer, a slice"),
         ("True", "batch must be an integer, a slice"),
+        ("np.True_", "batch must be an integer, a slice"),
+        ("{1}", "batch must be an integer, a slice"),
+        ("slice(True, None)", "is not a slice of rows: bools are no bounds"),
     )
     use.refuses(
         "batch",
         ValueError,
+        ("[True, 2]", "batch must hold integers or bools, not both"),
         ("9", "batch=9 asks for the first 9 rows"),
         ("[9]", "batch asks for row 9, but there are"),
         ("[[1]]", "batch must have one dimension"),
@@ -476,9 +640,16 @@ for use in (SET_VALUE, GET_VALUE):
         ("None", "rank must be an integer"),
         ("1.0", "rank must be an integer"),
         ("True", "rank must be an integer"),
+        ("np.True_", "rank must be an integer"),
+        ("[0]", "rank must be an integer"),
+        ("x", "rank must be an integer"),
     )
     use.refuses(
-        "rank", ValueError, ("-1", "rank must be from 0 to"), ("n", "rank must be from 0 to")
+        "rank",
+        ValueError,
+        ("-1", "rank must be from 0 to"),
+        ("n", "rank must be from 0 to"),
+        ("2**70", "rank must be from 0 to"),
     )
 for use in (REDUCE, ALL_REDUCE):
     use.refuses(
@@ -488,11 +659,19 @@ for use in (REDUCE, ALL_REDUCE):
         ("None", "op must be one of avg, sum, prod, min, max"),
         ("3", "op must be one of avg, sum, prod, min, max"),
         ("['sum']", "op must be one of avg, sum, prod, min, max"),
+        ("b'sum'", "op must be one of avg, sum, prod, min, max"),
+        ("x", "op must be one of avg, sum, prod, min, max"),
     )
     use.refuses("shared_vars", TypeError, ("i", "can't average i, of dtype int64"))
+for use in (BROADCAST, ALL_GATHER, REDUCE, ALL_REDUCE):
+    use.refuses("nccl", TypeError, ("X", "nccl must be True or False"))
+REDUCE.refuses("in_place", TypeError, ("X", "in_place must be True or False"))
 GATHER.refuses(
     "nd_up",
     ValueError,
+    ("True", "takes as nd_up 1 (stack along a new axis) or 0"),
+    ("1.0", "takes as nd_up 1 (stack along a new axis) or 0"),
+    ("np.array([1])", "takes as nd_up 1 (stack along a new axis) or 0"),
     ("2", "takes as nd_up 1 (stack along a new axis) or 0"),
     ("'1'", "takes as nd_up 1 (stack along a new axis) or 0"),
     ("None", "takes as nd_up 1 (stack along a new axis) or 0"),
@@ -515,6 +694,8 @@ IN_GRAPH.refuses(
     ValueError,
     ("'mean'", "op must be one of avg, sum, prod, min, max"),
     ("None", "op must be one of avg, sum, prod, min, max"),
+    ("b'sum'", "op must be one of avg, sum, prod, min, max"),
+    ("x", "op must be one of avg, sum, prod, min, max"),
 )
 
 # Update rules. `loss` depends on `w`, a shared vector.
@@ -575,8 +756,8 @@ for module, first in (("rules", "loss_or_grads"), ("updates", "loss")):
             use.refuses(
                 first,
                 ValueError,
-                ("[w, w]", "loss_or_grads must have one gradient for each of 1 params"),
-                ("[]", "loss_or_grads must have one gradient for each of 1 params"),
+                ("[w, w]", "loss_or_grads must have one gradient for each of 1 param"),
+                ("[]", "loss_or_grads must have one gradient for each of 1 param"),
             )
 FLAT = Use(
     "updates.sgd_nonflat", {"loss": "loss", "params": "[w]", "learning_rate": "0.5"}, "result"
@@ -637,6 +818,7 @@ FLATTEN.refuses(
     ("3", "variables must be a list of tensor variables"),
     ("[3]", "variables must be a list of tensor variables, got 3 in it"),
 )
+FLATTEN.refuses("variables", ValueError, ("[]", "variables is empty"))
 INTO = Use("updates.flatten_vars", {"variables": "[(s, 4)]", "into": "x"}, "result.ndim == 1")
 INTO.refuses("into", TypeError, ("3", "into must be a tensor variable"))
 INTO.refuses(
@@ -644,6 +826,14 @@ INTO.refuses(
     TypeError,
     ("[s]", "variables must be a list of pairs (tensor variable, number of elements)"),
     ("[(3, 4)]", "variables must be a list of pairs (tensor variable, number of elements)"),
+    ("[(s, 'four')]", "The number of elements in variables must be an integer"),
+    ("[(s, 4.0)]", "The number of elements in variables must be an integer"),
+)
+INTO.refuses(
+    "variables",
+    ValueError,
+    ("[(s, -1)]", "The number of elements in variables must be from 0"),
+    ("[(s, 2**70)]", "The number of elements in variables must be from 0"),
 )
 
 # Training.
@@ -726,9 +916,15 @@ WARM_UP = Use("train.warm_up", {"rate": "0.1", "factor": "8", "steps": "4"}, "re
 for name in ("rate", "factor"):
     WARM_UP.refuses(name, TypeError, ("'fast'", f"{name} must be a number or a scalar variable"))
 WARM_UP.refuses(
-    "steps", TypeError, ("1.5", "steps must be an integer"), ("'4'", "steps must be an integer")
+    "steps",
+    TypeError,
+    ("1.5", "steps must be an integer"),
+    ("'4'", "steps must be an integer"),
+    ("np.True_", "steps must be an integer"),
 )
-WARM_UP.refuses("steps", ValueError, ("0", "steps must be at least 1"))
+WARM_UP.refuses(
+    "steps", ValueError, ("0", "steps must be from 1 to"), ("2**70", "steps must be from 1 to")
+)
 for use in uses(
     "train.make_train_function",
     "train.make_train_function_theano",
@@ -799,7 +995,7 @@ ANY_VALUE = {
     "in_place": "its truth counts",
     "force_cast": "its truth counts",
     "minibatch": "its truth counts, but in build_inputs",
-    "name": "shown in messages as it is",
+    "name": "its str() is shown in messages",
 }
 PASSED_ON = {
     "synk.function **kwargs": "theano.function",

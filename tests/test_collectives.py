@@ -263,6 +263,13 @@ def test_shapes_that_differ_before_a_broadcast(ranks):
     assert synk.get_lengths(s) == [ranks.master] * ranks.n
 
 
+def test_shapes_of_more_variables_than_one_answer_has_room_for(ranks):
+    shapes = [(i % 3,) + (1,) * 31 for i in range(1100)]
+    variables = [theano.shared(np.zeros(shape)) for shape in shapes]
+    assert synk.get_shapes(variables) == tuple([shape] * ranks.n for shape in shapes)
+    assert synk.get_lengths(variables) == tuple([shape[0]] * ranks.n for shape in shapes)
+
+
 # Scatter, gather.
 
 

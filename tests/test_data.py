@@ -1,7 +1,10 @@
 """Data: every member and rule, on arrays of any number of dimensions."""
 
+import copy
 import gc
 import os
+import pickle
+import re
 
 import numpy as np
 import pytest
@@ -496,3 +499,32 @@ class TestInCalls:
         x = T.dvector("x")
         f = function([x], (x, "gather"))
         np.testing.assert_array_equal(f(synk.data(np.arange(5.0), minibatch=True)), np.arange(5.0))
+
+
+@pytest.mark.parametrize("copy_of", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_copy_is_refused_in_words(copy_of):
+    d = synk.data(np.arange(3.0), name="d")
+    with pytest.raises(
+        TypeError, match=r"Data 'd' can't be pickled or copied: .* numpy.array\(d\)"
+    ):
+        copy_of(d)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(d.data)), d.data)
+
+
+@pytest.mark.parametrize("name", [5, T.dvector("x"), np.array([1, 2]), b"ab"], ids=repr)
+def test_any_name_is_shown_as_text(name):
+    d = synk.data(np.arange(3.0), name=name)
+    assert d.name == str(name)
+    with pytest.raises(TypeError, match=re.escape(f"Data {str(name)!r} has 1 dimension, but")):
+        d.set_value(np.ones((2, 2)))
+
+
+def test_shape_may_say_what_the_value_has():
+    assert synk.data(np.ones((2, 3)), shape=[2, 3]).shape == (2, 3)
+    assert synk.data(dtype="int8", shape=np.array([2, 3])).shape == (2, 3)
+    assert synk.data(dtype="int8", shape=range(2, 4)).shape == (2, 3)
+
+
+def test_what_agrees_with_a_variable_may_be_said_again():
+    x = T.fmatrix("x")
+    assert repr(synk.data(var=x, dtype="float32", ndim=2)) == "<Data 'x' of float32, shape (0, 0)>"

@@ -1,6 +1,8 @@
 """Functions on any number of ranks give what plain Theano gives for the same data."""
 
+import copy
 import itertools
+import pickle
 from collections import OrderedDict
 
 import numpy as np
@@ -12,6 +14,7 @@ from helpers import MODE, Call, function, on_ranks, shares
 
 import synkhronos as synk
 from synkhronos import session as _session
+from synkhronos._checks import count
 
 pytestmark = pytest.mark.usefixtures("ranks")
 
@@ -485,10 +488,42 @@ def test_keyword_arguments_go_to_theano(ranks):
 def test_repr_and_str(ranks):
     x = T.dvector("x")
     f = function([x], [x.mean(), (x, "gather"), (x, None)], bcast_inputs=[], name="three")
-    for part in ("three", "x", "'avg'", "'gather'", "None", f"{ranks.n} ranks"):
+    for part in ("three", "x", "'avg'", "'gather'", "None", f"on {count(ranks.n, 'rank')}>"):
         assert part in repr(f)
     assert str(f) == "Function 'three'"
     assert __file__ in function([x], x.mean()).name or "helpers" in function([x], x.mean()).name
+
+
+@pytest.mark.parametrize("copy_of", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_copy_is_refused_in_words(ranks, copy_of):
+    f = function([], theano.shared(1.0), name="one")
+    with pytest.raises(
+        TypeError, match=r"Function 'one' can't be pickled or copied: .*function\(\)"
+    ):
+        copy_of(f)
+    assert f() == 1
+
+
+class Text(str):
+    """A kind of str that the workers do not know: it was made after the fork, in a test."""
+
+    __slots__ = ()
+    __reduce__ = None  # nor could it be sent
+
+
+def test_subclasses_of_str_are_as_good_as_strings(ranks):
+    s = theano.shared(2.0)
+    f = function([], (s, Text("c_sum")), name=Text("f"))
+    assert type(f.name) is str and repr(f).startswith("<Function 'f'()")
+    assert f() == 2 * ranks.n
+    synk.all_reduce(s, op=Text("sum"))
+    assert synk.get_value(ranks.n - 1, s) == 2 * ranks.n
+
+
+def test_any_name_is_shown_as_text(ranks):
+    assert function([], theano.shared(1.0), name=5).name == "5"
+    x = T.dvector("x")
+    assert str(function([x], x.sum(), name=x)) == "Function 'x'"
 
 
 def test_as_theano_applies_updates_to_the_master_only(ranks):
@@ -503,7 +538,7 @@ def test_as_theano_applies_updates_to_the_master_only(ranks):
     np.testing.assert_array_equal(read(), [7 if r == ranks.master else 1 for r in range(ranks.n)])
     with pytest.raises(TypeError, match="'x'"):
         f.as_theano([[1.0]])
-    with pytest.raises(TypeError, match="1 inputs"):
+    with pytest.raises(TypeError, match="1 input "):
         f.as_theano()
 
 

@@ -268,7 +268,7 @@ def test_hyperparameters_may_be_variables():
         ((T.dvector("l"), [theano.shared(1.0)]), TypeError, "scalar of floats, got l"),
         ((T.iscalar("l"), [theano.shared(1.0)]), TypeError, "scalar of floats, got l"),
         ((3.0, [theano.shared(1.0)]), TypeError, "scalar variable, got 3.0"),
-        (([T.dscalar()] * 2, [theano.shared(1.0)]), ValueError, "each of 1 params, got 2"),
+        (([T.dscalar()] * 2, [theano.shared(1.0)]), ValueError, "each of 1 param, got 2"),
         (
             (T.dscalar(), theano.shared(1.0, "p")),
             TypeError,

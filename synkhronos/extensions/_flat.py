@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ import theano
 import theano.tensor as T
 
 from synkhronos import ops
+from synkhronos._checks import whole_number
 from synkhronos._hints import SharedVariable, Variable
 from synkhronos.extensions._gradients import (
     check_loss,
@@ -68,6 +70,8 @@ def flatten_vars(
     """
     if into is None:
         variables = check_variables("variables", variables)
+        if not variables:
+            raise ValueError("variables is empty: there is nothing to flatten.")
         return T.concatenate([variable.flatten() for variable in variables])
     begin = 0
     result = check_tensor("into", into)
@@ -202,6 +206,7 @@ def _check_sizes(variables):
                 f"into is given, got {pair!r}."
             )
         check_tensor("variables", pair[0], "a list of pairs (tensor variable, number of elements)")
+        whole_number("The number of elements in variables", pair[1], 0, sys.maxsize)
     return variables
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import theano
 import theano.tensor as T
 
+from synkhronos._checks import count, shown
 from synkhronos._hints import Scalar, Variable
 
 
@@ -31,8 +32,8 @@ def gradients(loss_or_grads, params):
         grads = check_variables("loss_or_grads", loss_or_grads)
         if len(grads) != len(params):
             raise ValueError(
-                f"loss_or_grads must have one gradient for each of {len(params)} params, got "
-                f"{len(grads)}."
+                f"loss_or_grads must have one gradient for each of {count(len(params), 'param')}, "
+                f"got {len(grads)}."
             )
     else:
         grads = derive(check_loss(loss_or_grads), params)
@@ -78,7 +79,9 @@ def check_updates(name, updates):
         if not isinstance(target, theano.compile.SharedVariable):
             raise TypeError(f"{name} must update shared variables, got {target!r} among them.")
         if not isinstance(value, theano.Variable) and np.asarray(value).dtype.kind not in "biufc":
-            raise TypeError(f"{name} gives {target} the value {value!r}, which is no expression.")
+            raise TypeError(
+                f"{name} gives {target} the value {shown(value)}, which is no expression."
+            )
         if target in seen:
             raise ValueError(f"{name} must update each variable once, but {target} comes twice.")
         seen.add(target)
@@ -127,7 +130,7 @@ def check_number(name, value):
     """Return a number or a scalar variable; raise TypeError for anything else."""
     number = value if isinstance(value, theano.Variable) else np.asarray(value)
     if getattr(number, "ndim", None) != 0 or np.dtype(number.dtype).kind not in "iuf":
-        raise TypeError(f"{name} must be a number or a scalar variable, got {value!r}.")
+        raise TypeError(f"{name} must be a number or a scalar variable, got {shown(value)}.")
     return value
 
 

@@ -333,7 +333,7 @@ def warm_up(rate: Scalar, factor: Scalar, steps: int) -> Variable:
     """
     check_number("rate", rate)
     check_number("factor", factor)
-    steps = whole_number("steps", steps, 1)
+    steps = whole_number("steps", steps, 1, 1 << 53)  # as far as the counter counts
     # Of floats, as slices average what they all count.
     step = theano.shared(np.zeros(()), "warm_up_step")
     step.default_update = step + 1
