@@ -153,8 +153,6 @@ class Function:
         if self._session.registry.is_pending(self._key):
             self._session.registry.distribute(self._key)
 
-    # From parts to outputs.
-
     def _combine(self, command):
         session, comm = self._session, self._session.comm
         ranks, weights = [], []
@@ -194,8 +192,6 @@ class Function:
         if rank == self._session.master_rank:
             return _gpuarrays.to_host(comm.kept[position])
         return comm.collect(self._key, rank)[position if rank == command.source else reduced]
-
-    # Beside calls.
 
     def as_theano(
         self, *args: ArrayLike, output_subset: Sequence[int] | None = None, **kwargs: ArrayLike
@@ -347,16 +343,12 @@ def function(
     whole = _signature.check_inputs("bcast_inputs", [] if bcast_inputs is None else bcast_inputs)
     chosen = _signature.Outputs(outputs)
     pairs, update_modes = _signature.check_updates(updates)
-    keywords = {**kwargs, "givens": _signature.check_givens(givens)}
+    givens = _signature.check_givens(givens)
     _signature.check_mode(kwargs.get("mode"))
-    # The workers get it too, who may not know a subclass of str.
-    keywords["name"] = str(kwargs.get("name"))
-    if kwargs.get("name") is None:
-        # As Theano names a function that was given none: after the user's line that makes it.
-        caller = sys._getframe(1)
-        while caller.f_back and caller.f_globals.get("__name__", "").startswith("synkhronos."):
-            caller = caller.f_back
-        keywords["name"] = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+    name = kwargs.get("name")
+    # A str, for the workers get it too, who may not know a subclass.
+    name = _line_of_caller() if name is None else str(name)
+    keywords = {**kwargs, "givens": givens, "name": name}
     chosen.keep_on_device(session.comm.reduces)
     recipe = Recipe(inputs + whole, chosen, pairs, update_modes, keywords)
     compiled = recipe.compile_plain()
@@ -364,6 +356,14 @@ def function(
         sliceable_shareds, _theano.shared_variables(compiled), recipe.updated
     )
     return Function(session, compiled, recipe.inputs, len(inputs), chosen, recipe)
+
+
+def _line_of_caller():
+    """Return the user's line that makes a function: its name in Theano, if it is given none."""
+    caller = sys._getframe(2)
+    while caller.f_back and caller.f_globals.get("__name__", "").startswith("synkhronos."):
+        caller = caller.f_back
+    return f"{caller.f_code.co_filename}:{caller.f_lineno}"
 
 
 def distribute() -> None:
