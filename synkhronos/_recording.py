@@ -10,7 +10,7 @@ import functools
 
 import numpy as np
 
-from synkhronos import _recorder, collectives
+from synkhronos import _moved, _recorder, collectives
 from synkhronos._log import log
 from synkhronos._recorder import StartRecording, StopRecording, clock
 from synkhronos._timeline import SPAN, Part
@@ -75,8 +75,8 @@ class Recording:
         self._let_go()
 
     def _time_master(self, recorder):
-        recorder.time(Function, "_combine", Part.REDUCE, _combined)
-        recorder.time(StagedInput, "put", Part.STAGE, _staged)
+        recorder.time(Function, "_combine", Part.REDUCE, _moved.combined)
+        recorder.time(StagedInput, "put", Part.STAGE, _moved.staged)
         recorder.replace(Function, "__call__", self._timed_function)
         recorder.replace(collectives, "_call", self._timed_collective)
         recorder.replace(self.session.registry, "_ship", self._timed_shipping)
@@ -200,14 +200,3 @@ class Recording:
             return self._kept
         found = [_recorder.read(memory, rank) for rank in range(len(memory))]
         return [spans for spans, _ in found], [dropped for _, dropped in found]
-
-
-# What is moved, in bytes.
-
-
-def _combined(arguments, results):
-    return sum(map(_recorder.size, results))
-
-
-def _staged(arguments, result):
-    return _recorder.size(arguments[1])

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
+from synkhronos import _summary
 from synkhronos import session as _session
 from synkhronos._checks import whole_number
 from synkhronos._log import log
 from synkhronos._recording import Recording
-from synkhronos._timeline import NAMES, REST, Timeline
+from synkhronos._timeline import REST, Timeline
 
 __all__ = ["Profile", "profile"]
 
@@ -185,18 +186,11 @@ class Profile:
         The first has the medians of a call's milliseconds; where ranks differ, the least and the
         greatest of them. The second has the sums of all calls.
         """
-        calls = self.calls
-        lines = [_headline(calls, self.n_ranks, self.dropped)]
-        if len(calls):
-            lines += ["", "milliseconds of a call (medians; of the ranks, the lowest and highest)"]
-            lines += _align(_functions(calls, self.master_rank))
-            names = [self._name_of(rank) for rank in range(self.n_ranks)]
-            lines += ["", "seconds of all calls", *_align(_ranks(calls, names))]
-        return "\n".join(lines)
+        return _summary.text(self.calls, self._rank_names(), self.master_rank, self.dropped)
 
-    def _name_of(self, rank):
-        master = ", master" if rank == self.master_rank else ""
-        return f"rank {rank} ({self.devices[rank]}{master})"
+    def _rank_names(self):
+        masters = [", master" if rank == self.master_rank else "" for rank in range(self.n_ranks)]
+        return [f"rank {r} ({self.devices[r]}{masters[r]})" for r in range(self.n_ranks)]
 
     def save(self, file) -> None:
         """Write a trace, or the summary.
@@ -217,9 +211,8 @@ class Profile:
         if path.suffix == ".txt":
             path.write_text(self.summary() + "\n", encoding="utf-8")
             return
-        names = [self._name_of(rank) for rank in range(self.n_ranks)]
         trace = {
-            "traceEvents": self._read().events("synkhronos", names),
+            "traceEvents": self._read().events("synkhronos", self._rank_names()),
             "displayTimeUnit": "ms",
             "otherData": {"dropped": self.dropped},
         }
@@ -267,8 +260,7 @@ class Profile:
             axes.axvline(left, color="0.3", linewidth=0.8)
             if 30 * (call.end - call.begin) > end - begin:  # or names would lie on one another
                 axes.annotate(call.name, (left, -0.5), fontsize="small")
-        names = [self._name_of(rank) for rank in range(self.n_ranks)]
-        axes.set_yticks(range(self.n_ranks), names)
+        axes.set_yticks(range(self.n_ranks), self._rank_names())
         axes.set_ylim(self.n_ranks - 0.5, -0.9)
         axes.set_xlabel("ms")
         handles = [Patch(color=colour, label=name) for name, colour in _COLOURS.items()]
@@ -281,61 +273,3 @@ class Profile:
         calls = len({*self.calls["call"].tolist()})
         state = "ended" if self._recording.is_over else "being recorded"
         return f"<Profile of {calls} calls on {self.n_ranks} ranks, {state}>"
-
-
-# The tables of the summary.
-
-
-def _headline(calls, n_ranks, dropped):
-    text = f"{len({*calls['call'].tolist()})} calls on {n_ranks} rank{'s' * (n_ranks > 1)}"
-    if len(calls):
-        seconds = (calls["begin"] + calls["seconds"]).max() - calls["begin"].min()
-        text += f" in {seconds:.3f} s"
-    if any(dropped):
-        text += f"; {sum(dropped):,} more parts of calls had no room (see room=)"
-    return text
-
-
-def _functions(calls, master_rank):
-    """Return a line for each function or collective, and first the one that took longest."""
-    lines = [("", "calls", "raised", "total s", "ms", *NAMES, "MB")]
-    found = [calls[calls["function"] == number] for number in {*calls["function"].tolist()}]
-    masters = [each[each["rank"] == master_rank] for each in found]
-    for position in sorted(range(len(found)), key=lambda i: -masters[i]["seconds"].sum()):
-        each, master = found[position], masters[position]
-        ranks = [each[each["rank"] == rank] for rank in {*each["rank"].tolist()}]
-        parts = [_span([1e3 * np.median(rank[name]) for rank in ranks]) for name in NAMES]
-        line = [master["name"][0], len(master), master["raised"].sum()]
-        line += [f"{master['seconds'].sum():.3f}", _digits(1e3 * np.median(master["seconds"]))]
-        moved = sum(np.median(rank["bytes"]) for rank in ranks)
-        lines.append((*line, *parts, _digits(1e-6 * moved)))
-    return lines
-
-
-def _ranks(calls, names):
-    """Return a line for each rank."""
-    lines = [("", "calls", *NAMES, "MB")]
-    for rank, name in enumerate(names):
-        own = calls[calls["rank"] == rank]
-        parts = [f"{own[part].sum():.3f}" for part in NAMES]
-        lines.append((name, len(own), *parts, _digits(1e-6 * own["bytes"].sum())))
-    return lines
-
-
-def _digits(number):
-    return f"{number:.{3 if number < 1 else 2 if number < 100 else 0}f}"
-
-
-def _span(numbers):
-    lowest, highest = _digits(min(numbers)), _digits(max(numbers))
-    return lowest if lowest == highest else f"{lowest}-{highest}"
-
-
-def _align(lines):
-    """Return lines of cells as text: the first to the left, the others to the right."""
-    cells = [[str(cell) for cell in line] for line in lines]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    return [
-        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
-        for line in cells
-    ]

@@ -23,6 +23,7 @@ LAYERS = [
         "_cuda_libraries",
         "_log",
         "_timeline",
+        "_summary",
     ],
     [
         "_reports",
@@ -49,6 +50,7 @@ LAYERS = [
         "comm.nccl",
         "_replica",
         "_commands",
+        "_moved",
         "_recorder",
     ],
     ["_worker"],
