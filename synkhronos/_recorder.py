@@ -181,6 +181,6 @@ class StopRecording:
 
 def stop(worker) -> None:
     """End the recording of one rank, if there is one."""
-    if worker.recorder is not None:
-        worker.recorder.stop()
-        worker.recorder = None
+    recorder, worker.recorder = worker.recorder, None
+    if recorder is not None:
+        recorder.stop()

@@ -38,6 +38,7 @@ class Recording:
         self.session, self._at_close = session, at_close
         self._numbers = {}  # function or collective -> the number of its name
         self.names = []
+        self._write_span = None  # on the master, as long as it records
         self._until_closed = contextlib.ExitStack()
         self._kept = None  # what was read at the end
         self._is_wanted = True
@@ -75,23 +76,27 @@ class Recording:
         self._let_go()
 
     def _time_master(self, recorder):
+        self._write_span = recorder.write
         recorder.time(Function, "_combine", Part.REDUCE, _moved.combined)
         recorder.time(StagedInput, "put", Part.STAGE, _moved.staged)
         recorder.replace(Function, "__call__", self._timed_function)
         recorder.replace(collectives, "_call", self._timed_collective)
         recorder.replace(self.session.registry, "_ship", self._timed_shipping)
 
-    # Calls.
+    # Calls. One that another thread began may come to the lock when this recording has ended; and
+    # close(), in another thread or in a signal handler, waits for no call.
 
     def _write(self, part, begin, what, name):
         """Record a call of a function or collective that ends now."""
-        end = clock()
+        end, write = clock(), self._write_span
+        if write is None:
+            return
         number = self._numbers.get(what)
         if number is None:
             # A function without a name of the user's has that of a file and line.
             self.names.append(str(name).rpartition("/")[2])
             number = self._numbers[what] = len(self.names) - 1
-        self.session.worker.recorder.write(part, begin, end, number, 0)
+        write(part, begin, end, number, 0)
         log.debug("%s took %.3f ms", self.names[number], 1e-6 * (end - begin))
 
     @contextlib.contextmanager
@@ -157,7 +162,7 @@ class Recording:
             self._let_go()
 
     def _stop_master(self):
-        self._is_wanted = False
+        self._is_wanted, self._write_span = False, None
         _recorder.stop(self.session.worker)
 
     def _let_go(self):

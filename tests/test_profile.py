@@ -440,6 +440,44 @@ def test_threads_take_turns_and_their_calls_do_not_overlap(ranks):
     assert sorted({*calls["name"].tolist()}) == ["thread 0", "thread 1", "thread 2"]
 
 
+def test_profiles_that_come_and_go_change_no_call_of_other_threads(ranks):
+    shared = theano.shared(np.ones(3), "s")
+    synk.broadcast(shared)
+    functions = [total(f"thread {i}") for i in range(4)]
+    calls = [lambda f=f: f(np.ones((8, 3)))[0] == 24 for f in functions]
+    calls.append(lambda: synk.get_value(ranks.n - 1, shared).tolist() == [1, 1, 1])
+    assert all(call() for call in calls)
+    is_over, right, wrong = threading.Event(), [0] * len(calls), []
+
+    def work(which):
+        try:
+            while not is_over.is_set():
+                assert calls[which]()
+                right[which] += 1
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(which,)) for which in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    profiles = []
+    try:
+        for _ in range(100):
+            with synk.profile(room=20_000) as recorded:
+                assert calls[0]()
+            profiles.append(recorded)
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join(60)
+    assert not wrong, wrong[0]
+    assert all(right)
+    names = {f"thread {i}" for i in range(4)} | {"get_value()"}
+    for recorded in profiles:
+        found = {*recorded.calls["name"].tolist()}
+        assert found <= names and ("thread 0" in found or any(recorded.dropped))
+
+
 def test_the_memory_of_a_profile_is_given_back(ranks):
     f = total()
     f(np.ones((8, 3)))
