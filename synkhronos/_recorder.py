@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 
 from synkhronos import _commands, _moved
+from synkhronos._process import interrupts_held
 from synkhronos._replica import Replica
 from synkhronos._shm import ArrayRef
 from synkhronos._timeline import SPAN, Part
@@ -126,7 +127,7 @@ class Recorder:
 def replace(stack, owner, name, make):
     """Put ``make(function)`` in the place of a function of a class, object or module.
 
-    It is put back when the stack, a `contextlib.ExitStack`, is closed.
+    It is put back when the stack, a `contextlib.ExitStack`, is closed. Ctrl-C must be held.
     """
     function = getattr(owner, name)
     if name in vars(owner):
@@ -166,8 +167,10 @@ class StartRecording:
     def run(self, worker):
         """Begin, on this rank."""
         stop(worker)  # of a profile whose end was interrupted
-        worker.recorder = Recorder(worker, worker.segments.array(self.memory))
-        worker.recorder.start()
+        memory = worker.segments.array(self.memory)
+        with interrupts_held():  # or what is replaced could not be put back
+            worker.recorder = Recorder(worker, memory)
+            worker.recorder.start()
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,7 @@ class StopRecording:
 
 def stop(worker) -> None:
     """End the recording of one rank, if there is one."""
-    recorder, worker.recorder = worker.recorder, None
-    if recorder is not None:
-        recorder.stop()
+    with interrupts_held():
+        recorder, worker.recorder = worker.recorder, None
+        if recorder is not None:
+            recorder.stop()

@@ -1,6 +1,5 @@
 """What the time of calls goes to, on each rank: recorded, read as a table, picture or trace."""
 
-import contextlib
 import json
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from synkhronos._checks import whole_number
 from synkhronos._log import log
 from synkhronos._recording import Recording
 from synkhronos._timeline import REST, Timeline
+from synkhronos.errors import SessionError
 
 __all__ = ["Profile", "profile"]
 
@@ -76,16 +76,41 @@ def profile(room=ROOM):
     True
     """
     room = whole_number("room", room, 1)
-    return _recorded(_session.current("profile()"), room)
+    return _Recorded(Recording(_session.current("profile()"), room))
 
 
-@contextlib.contextmanager
-def _recorded(session, room):
-    recording = Recording(session, room)
-    try:
-        yield Profile(recording)
-    finally:
-        recording.end()
+class _Recorded:
+    """The block in which a profile is recorded."""
+
+    _recording = None
+
+    def __init__(self, recording):
+        self._recording = recording
+        self._was_entered = False
+
+    def __enter__(self):
+        if self._was_entered:
+            raise SessionError(
+                "A profile was entered a second time: each records one with block. Call "
+                "synkhronos.profile() again for another."
+            )
+        self._was_entered = True
+        try:
+            self._recording.begin()
+            return Profile(self._recording)
+        except BaseException:
+            self._recording.give_up()
+            raise
+
+    def __exit__(self, *error):
+        try:
+            self._recording.end()
+        finally:  # a Ctrl-C may have come before it did anything
+            self._recording.end()
+
+    def __del__(self):
+        if self._recording is not None:
+            self._recording.end()  # where a Ctrl-C came before the first line of `__exit__`
 
 
 def check_file(name) -> Path:
@@ -113,6 +138,7 @@ def record_until_close(name) -> None:
 
     try:
         recording = Recording(session, ROOM, save)
+        recording.begin()
     except BaseException:
         _session.close()
         raise
@@ -271,5 +297,5 @@ class Profile:
 
     def __repr__(self):
         calls = len({*self.calls["call"].tolist()})
-        state = "ended" if self._recording.is_over else "being recorded"
+        state = "being recorded" if self._recording.is_on else "ended"
         return f"<Profile of {calls} calls on {self.n_ranks} ranks, {state}>"

@@ -15,7 +15,7 @@ from conftest import ON_DEVICES
 from helpers import Call, function, on_ranks, worker
 
 import synkhronos as synk
-from synkhronos import SessionError, WorkerError, _recorder, collectives
+from synkhronos import SessionError, SharedMemoryFull, WorkerError, _recorder, collectives
 from synkhronos import session as _session
 from synkhronos._replica import Replica
 from synkhronos._timeline import NAMES
@@ -45,14 +45,19 @@ def of(recorded, name):
     return calls[calls["name"] == name]
 
 
+def methods():
+    """Return those of all classes of which a profile replaces some, on this rank."""
+    classes = [Replica, Function, StagedInput, *_recorder.COLLECTIVES, collectives]
+    return [dict(vars(each)) for each in classes]
+
+
 def instrumented():
-    """Return what is replaced on this rank while a profile is on."""
+    """Return all that has other methods on this rank while a profile is on."""
     session, own = _session._Current.session, worker()
     found = [*vars(own.gate), *vars(own.comm)]
     if session is not None:
         found += [*vars(session), *vars(session.registry)]
-    classes = [Replica, Function, StagedInput, *_recorder.COLLECTIVES, collectives]
-    return sorted(found), [dict(vars(each)) for each in classes]
+    return sorted(found), methods()
 
 
 def test_every_call_is_there_on_every_rank(ranks):
@@ -393,6 +398,18 @@ def test_only_one_profile_is_recorded(ranks):
     assert len(second.calls) == len(of(recorded, "total")) == ranks.n
 
 
+def test_a_profile_records_one_block(ranks):
+    f = total()
+    block = synk.profile()
+    with block as recorded:
+        with pytest.raises(SessionError, match=r"a second time.*profile\(\) again"), block:
+            raise AssertionError("not reached")
+        f(np.ones((8, 3)))
+    with pytest.raises(SessionError, match=r"a second time.*profile\(\) again"), block:
+        raise AssertionError("not reached")
+    assert len(of(recorded, "total")) == ranks.n
+
+
 def test_a_full_buffer_counts_what_it_drops(ranks):
     f = total()
     f(np.ones((8, 3)))
@@ -407,6 +424,15 @@ def test_a_full_buffer_counts_what_it_drops(ranks):
         with pytest.raises(error, match="room"), synk.profile(room=room):
             raise AssertionError("not reached")
     assert f(np.ones((8, 3)))[0] == 24
+
+
+@pytest.mark.parametrize("room", [10**12, 10**18, 10**30])
+def test_more_room_than_there_is_memory_is_refused(ranks, room):
+    with pytest.raises(SharedMemoryFull, match=rf"room={room:,}: .* bytes"), synk.profile(room):
+        raise AssertionError("not reached")
+    with synk.profile() as recorded:
+        total()(np.ones((8, 3)))
+    assert len(of(recorded, "total")) == ranks.n
 
 
 def test_a_profile_can_be_read_while_it_is_recorded(ranks):
