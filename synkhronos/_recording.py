@@ -7,6 +7,7 @@ Everything that is replaced is put back at the end.
 
 import contextlib
 import functools
+import math
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from synkhronos._log import log
 from synkhronos._process import interrupts_held
 from synkhronos._recorder import StartRecording, StopRecording, clock
 from synkhronos._timeline import SPAN, Part
-from synkhronos.errors import SessionError, WorkerDied
+from synkhronos.errors import SessionError, SharedMemoryFull, WorkerDied
 from synkhronos.functions import Function
 from synkhronos.inputs import StagedInput
 from synkhronos.session import State
@@ -64,7 +65,10 @@ class Recording:
     def _begin(self):
         session = self.session
         shape = session.n_ranks, 1 + self._room, len(SPAN.names)
-        segment = session.segments.create(int(np.prod(shape)) * 8)
+        try:
+            segment = session.segments.create(math.prod(shape) * 8)
+        except SharedMemoryFull as error:
+            raise SharedMemoryFull(f"A profile of room={self._room:,}: {error}") from error
         with interrupts_held():
             self._memory = segment.array(np.int64, shape)
             session.recording = self
