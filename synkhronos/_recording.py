@@ -13,6 +13,7 @@ import numpy as np
 
 from synkhronos import _moved, _recorder, collectives
 from synkhronos._log import log
+from synkhronos._names import shown, without_folder
 from synkhronos._process import interrupts_held
 from synkhronos._recorder import StartRecording, StopRecording, clock
 from synkhronos._timeline import SPAN, Part
@@ -21,6 +22,7 @@ from synkhronos.functions import Function
 from synkhronos.inputs import StagedInput
 from synkhronos.session import State
 
+LONGEST_NAME = 200  # characters, in arrays with a name in each row
 _CALL, _RAISED = int(Part.CALL), int(Part.RAISED)
 
 
@@ -108,11 +110,10 @@ class Recording:
             return
         number = self._numbers.get(what)
         if number is None:
-            # A function without a name of the user's has that of a file and line.
-            self.names.append(str(name).rpartition("/")[2])
+            self.names.append(without_folder(name)[:LONGEST_NAME])
             number = self._numbers[what] = len(self.names) - 1
         write(part, begin, end, number, 0)
-        log.debug("%s took %.3f ms", self.names[number], 1e-6 * (end - begin))
+        log.debug("%s took %.3f ms", shown(self.names[number]), 1e-6 * (end - begin))
 
     @contextlib.contextmanager
     def _call(self, name):

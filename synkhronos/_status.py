@@ -9,6 +9,7 @@ from typing import Optional, Tuple
 
 from synkhronos import _theano
 from synkhronos import session as _session
+from synkhronos._names import shown
 from synkhronos.comm.homes import is_in_shared_memory
 from synkhronos.session import State
 
@@ -134,7 +135,7 @@ class Status:
                 ("name", "workers have it", "shared variables"),
                 [
                     (
-                        each.name,
+                        shown(each.name),
                         "yes" if each.is_distributed else "no",
                         _list(each.shared_variables),
                     )
@@ -148,7 +149,7 @@ class Status:
                     ("name", "dtype", "shape", "size", "home"),
                     [
                         (
-                            each.name or "",
+                            shown(each.name or ""),
                             each.dtype,
                             "" if each.shape is None else str(each.shape),
                             _amount(each.nbytes),
@@ -275,26 +276,30 @@ def _segments(pid):
 
 
 def _function(session, function):
-    used = tuple(map(str, function.get_shared()))
+    used = tuple([_name(each) or str(each) for each in function.get_shared()])
     is_distributed = not session.registry.is_pending(function._key)
     return FunctionStatus(str(function.name), is_distributed, used)
 
 
+def _name(owner):
+    return None if owner.name is None else str(owner.name)
+
+
 def _data(data):
     array = data.data
-    return ArrayStatus(data.name, array.dtype.name, array.shape, array.nbytes, "shared memory")
+    return ArrayStatus(_name(data), array.dtype.name, array.shape, array.nbytes, "shared memory")
 
 
 def _variable(variable):
     value = _theano.peek(variable)
     if not _theano.is_array_variable(variable):
-        return ArrayStatus(variable.name, str(variable.type), None, 0, "private memory")
+        return ArrayStatus(_name(variable), str(variable.type), None, 0, "private memory")
     if _theano.lives_on_device(variable):
         home = "device"
     else:
         home = "shared memory" if is_in_shared_memory(value) else "private memory"
     nbytes = value.size * value.dtype.itemsize
-    return ArrayStatus(variable.name, variable.dtype, tuple(value.shape), nbytes, home)
+    return ArrayStatus(_name(variable), variable.dtype, tuple(value.shape), nbytes, home)
 
 
 def _amount(nbytes):
@@ -303,4 +308,4 @@ def _amount(nbytes):
 
 def _list(names, most=4):
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return ", ".join(map(shown, names[:most])) + more

@@ -9,6 +9,7 @@ from synkhronos import _summary
 from synkhronos import session as _session
 from synkhronos._checks import whole_number
 from synkhronos._log import log
+from synkhronos._names import shown
 from synkhronos._recording import Recording
 from synkhronos._timeline import REST, Timeline
 from synkhronos.errors import SessionError
@@ -197,12 +198,12 @@ class Profile:
     def calls(self) -> np.ndarray:
         """One record for each call and rank, in the order of the calls.
 
-        Fields: ``call``, its number; ``name``, of the function or collective; ``function``, a
-        number that tells functions of the same name apart; ``rank``; ``raised``, whether the call
-        did; ``begin``, in seconds of CLOCK_MONOTONIC; ``seconds``; the seconds of each part; and
-        ``bytes``, which the rank has copied or reduced. Sending a function to the workers is a call
-        of its own, ``distribute()``, also where it happens inside of another: none of its seconds
-        are the other's.
+        Fields: ``call``, its number; ``name``, of the function or collective, cut to 200 letters;
+        ``function``, a number that tells functions of the same name apart; ``rank``; ``raised``,
+        whether the call did; ``begin``, in seconds of CLOCK_MONOTONIC; ``seconds``; the seconds of
+        each part; and ``bytes``, which the rank has copied or reduced. Sending a function to the
+        workers is a call of its own, ``distribute()``, also where it happens inside of another:
+        none of its seconds are the other's.
         """
         return self._read().table()
 
@@ -285,7 +286,7 @@ class Profile:
             left = 1e-6 * (call.begin - begin)
             axes.axvline(left, color="0.3", linewidth=0.8)
             if 30 * (call.end - call.begin) > end - begin:  # or names would lie on one another
-                axes.annotate(call.name, (left, -0.5), fontsize="small")
+                axes.annotate(shown(call.name), (left, -0.5), fontsize="small", parse_math=False)
         axes.set_yticks(range(self.n_ranks), self._rank_names())
         axes.set_ylim(self.n_ranks - 0.5, -0.9)
         axes.set_xlabel("ms")

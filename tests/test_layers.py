@@ -22,6 +22,7 @@ LAYERS = [
         "_import_support",
         "_cuda_libraries",
         "_log",
+        "_names",
         "_timeline",
         "_summary",
     ],
