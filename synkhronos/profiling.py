@@ -1,22 +1,27 @@
 """What the time of calls goes to, on each rank: recorded, read as a table, picture or trace."""
 
 import json
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING, ContextManager, Optional, Union
 
 import numpy as np
 
-from synkhronos import _summary
+from synkhronos import _files, _summary
 from synkhronos import session as _session
-from synkhronos._checks import whole_number
+from synkhronos._checks import sentence, whole_number
 from synkhronos._log import log
 from synkhronos._names import shown
 from synkhronos._recording import Recording
 from synkhronos._timeline import REST, Timeline
 from synkhronos.errors import SessionError
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 __all__ = ["Profile", "profile"]
 
-ROOM = 1 << 17  # spans of each rank
+_ROOM = 1 << 17  # spans of each rank
 # In pictures: waits are orange, and what is left of a call is grey, behind its parts.
 _COLOURS = {
     "stage": "C9",
@@ -28,10 +33,11 @@ _COLOURS = {
     "finish": "#fdae6b",
     REST: "0.85",
 }
-SUFFIXES = (".json", ".txt")
+_SUFFIXES = (".json", ".txt")
+_KINDS = ".json (a trace) or .txt (the summary)"
 
 
-def profile(room=ROOM):
+def profile(room: int = _ROOM) -> ContextManager["Profile"]:
     """Record what the time of calls goes to on each rank, in the block of a ``with``.
 
     Functions may have been made before, or be made inside. The recording ends with the block or
@@ -52,7 +58,8 @@ def profile(room=ROOM):
     Raises
     ------
     SessionError
-        Before :func:`~synkhronos.fork`, and while another profile is being recorded.
+        Before :func:`~synkhronos.fork`, while another profile is being recorded, and when the
+        context is entered a second time.
     TypeError, ValueError
         When `room` is no integer from 1 on.
     SharedMemoryFull
@@ -114,31 +121,28 @@ class _Recorded:
             self._recording.end()  # where a Ctrl-C came before the first line of `__exit__`
 
 
-def check_file(name) -> Path:
-    """Return the path of a file that a profile can be saved to, or raise ValueError."""
-    path = Path(name)
-    if path.suffix not in SUFFIXES:
-        raise ValueError(
-            f"A profile is saved to a file .json (a trace) or .txt (the summary), got {str(name)!r}"
-        )
-    return path
+def _check_variable(file) -> Path:
+    """Return the path that SYNKHRONOS_PROFILE names, or refuse it."""
+    path = _files.check_file("SYNKHRONOS_PROFILE", file, _SUFFIXES, _KINDS)
+    _files.refuse_unwritable("SYNKHRONOS_PROFILE", path)
+    return path.absolute()  # the script may go elsewhere
 
 
-def record_until_close(name) -> None:
+def _record_until_close(file) -> None:
     """Record the current session from now on; write the file when it is closed."""
     session = _session.current("a profile")
-    path = check_file(name).absolute()  # the script may go elsewhere
 
     def save():
         try:
             Profile(recording).save(path)
-        except OSError as error:  # of a session that was closed all the same
-            log.error("the profile was not saved: %s", error)
+        except Exception as error:  # of a session that ends all the same
+            log.error("the profile was not saved: %s", sentence(error))
         else:
             log.info("the profile is in %s", path)
 
     try:
-        recording = Recording(session, ROOM, save)
+        path = _check_variable(file)
+        recording = Recording(session, _ROOM, save)
         recording.begin()
     except BaseException:
         _session.close()
@@ -212,6 +216,22 @@ class Profile:
 
         The first has the medians of a call's milliseconds; where ranks differ, the least and the
         greatest of them. The second has the sums of all calls.
+
+        Examples
+        --------
+        >>> import theano
+        >>> import synkhronos as synk
+        >>> synk.fork(2)
+        2
+        >>> with synk.profile() as recorded:
+        ...     synk.broadcast(theano.shared(1.0))
+        >>> synk.close()
+        >>> print(recorded.summary())
+        2 calls on 2 ranks in ... s
+        <BLANKLINE>
+        milliseconds of a call (medians; of the ranks, the lowest and highest)
+                      calls  raised  total s  ms  stage  start  ...
+        ...
         """
         return _summary.text(self.calls, self._rank_names(), self.master_rank, self.dropped)
 
@@ -219,7 +239,7 @@ class Profile:
         masters = [", master" if rank == self.master_rank else "" for rank in range(self.n_ranks)]
         return [f"rank {r} ({self.devices[r]}{masters[r]})" for r in range(self.n_ranks)]
 
-    def save(self, file) -> None:
+    def save(self, file: Union[str, os.PathLike]) -> None:
         """Write a trace, or the summary.
 
         Parameters
@@ -231,27 +251,44 @@ class Profile:
 
         Raises
         ------
-        ValueError
-            For other suffixes.
-        """
-        path = check_file(file)
-        if path.suffix == ".txt":
-            path.write_text(self.summary() + "\n", encoding="utf-8")
-            return
-        trace = {
-            "traceEvents": self._read().events("synkhronos", self._rank_names()),
-            "displayTimeUnit": "ms",
-            "otherData": {"dropped": self.dropped},
-        }
-        path.write_text(json.dumps(trace), encoding="utf-8")
+        TypeError, ValueError
+            When `file` is no path, or has another suffix.
+        OSError
+            When it can't be written.
 
-    def plot(self, file=None, last=5):
+        Examples
+        --------
+        >>> import os, tempfile, theano
+        >>> import synkhronos as synk
+        >>> synk.fork(2)
+        2
+        >>> with synk.profile() as recorded:
+        ...     synk.broadcast(theano.shared(1.0))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     recorded.save(f"{folder}/trace.json")
+        ...     os.listdir(folder)
+        ['trace.json']
+        >>> synk.close()
+        """
+        path = _files.check_file("file", file, _SUFFIXES, _KINDS)
+        if path.suffix.lower() == ".txt":
+            text = self.summary() + "\n"
+        else:
+            trace = {
+                "traceEvents": self._read().events("synkhronos", self._rank_names()),
+                "displayTimeUnit": "ms",
+                "otherData": {"dropped": self.dropped},
+            }
+            text = json.dumps(trace)
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+    def plot(self, file: Optional[Union[str, os.PathLike]] = None, last: int = 5) -> "Figure":
         """Draw what each rank did in the last calls, along the time.
 
         Parameters
         ----------
         file : str or path, optional
-            Where to write the picture, in any format that Matplotlib knows.
+            Where to write the picture, in any format that Matplotlib knows: ``.png``, ``.svg``, ...
         last : int
             How many calls; the whole record if it has no more.
 
@@ -264,17 +301,41 @@ class Profile:
         ImportError
             Without Matplotlib.
         TypeError, ValueError
-            When `last` is no integer from 1 on.
-        """
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Patch
+            When `file` is no path, or of no format that Matplotlib knows; when `last` is no integer
+            from 1 on.
+        OSError
+            When the file can't be written.
 
+        Examples
+        --------
+        >>> import theano
+        >>> import synkhronos as synk
+        >>> synk.fork(2)
+        2
+        >>> with synk.profile() as recorded:
+        ...     synk.broadcast(theano.shared(1.0))
+        >>> synk.close()
+        >>> [axes] = recorded.plot().axes
+        >>> axes.get_xlabel()
+        'ms'
+        """
         last = whole_number("last", last, 1)
+        try:
+            from matplotlib.figure import Figure
+            from matplotlib.patches import Patch
+        except ImportError as error:
+            raise ImportError("Profile.plot() needs Matplotlib: pip install matplotlib.") from error
+
+        figure = Figure(figsize=(10, 1.8 + 0.6 * self.n_ranks), layout="constrained")
+        if file is not None:
+            suffixes = [f".{name}" for name in figure.canvas.get_supported_filetypes()]
+            file = _files.check_file(
+                "file", file, suffixes, f"one of {', '.join(sorted(suffixes))}"
+            )
         timeline = self._read()
         calls = timeline.outer_calls(self.master_rank)[-last:]
         begin = min((call.begin for call in calls), default=0)
         end = max((call.end for call in calls), default=0)
-        figure = Figure(figsize=(10, 1.8 + 0.6 * self.n_ranks), layout="constrained")
         axes = figure.subplots()
         for rank, boxes in enumerate(timeline.boxes):
             for box in boxes:
@@ -300,3 +361,7 @@ class Profile:
         calls = len({*self.calls["call"].tolist()})
         state = "being recorded" if self._recording.is_on else "ended"
         return f"<Profile of {calls} calls on {self.n_ranks} ranks, {state}>"
+
+
+# fork() calls them by these names.
+check_file, record_until_close = _check_variable, _record_until_close

@@ -23,6 +23,7 @@ LAYERS = [
         "_cuda_libraries",
         "_log",
         "_names",
+        "_files",
         "_timeline",
         "_summary",
     ],

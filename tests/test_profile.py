@@ -270,9 +270,14 @@ def test_only_known_suffixes_are_written(ranks, tmp_path):
     recorded.save(tmp_path / "summary.txt")
     assert (tmp_path / "summary.txt").read_text() == recorded.summary() + "\n"
     for name in ("trace", "trace.csv"):
-        with pytest.raises(ValueError, match=r"\.json .*\.txt"):
+        with pytest.raises(ValueError, match=r"file must end in \.json .*\.txt .*, got '.*/trace"):
             recorded.save(tmp_path / name)
         assert not (tmp_path / name).exists()
+    recorded.save(str(tmp_path / "TRACE.JSON"))
+    assert json.loads((tmp_path / "TRACE.JSON").read_text())["traceEvents"]
+    for name in ("missing/trace.json", "missing/summary.txt"):
+        with pytest.raises(FileNotFoundError):
+            recorded.save(tmp_path / name)
 
 
 # The summary.

@@ -15,6 +15,7 @@ import synkhronos as synk
 from synkhronos import SessionError, WorkerDied
 from synkhronos import session as _session
 from synkhronos._timeline import NAMES
+from synkhronos.profiling import Profile
 
 
 def test_without_a_session_there_is_no_profile(no_session):
@@ -173,20 +174,62 @@ def test_the_environment_can_ask_for_the_summary(script, tmp_path):
     assert "\nf  " in (tmp_path / "f.txt").read_text()
 
 
-def test_a_file_of_another_kind_is_refused_before_anything_is_started(no_session, monkeypatch):
-    monkeypatch.setenv("SYNKHRONOS_PROFILE", "profile.csv")
-    with pytest.raises(ValueError, match=r"\.json .*\.txt.*'profile\.csv'"):
-        synk.fork(2)
-    assert _session._Current.session is None
+def test_what_can_not_be_written_is_refused_before_anything_is_started(
+    no_session, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "kept.json").write_text("kept")
+    kinds = r"end in \.json \(a trace\) or \.txt \(the summary\), got"
+    for file, words in {
+        "profile.csv": f"{kinds} 'profile.csv'",
+        "profile": f"{kinds} 'profile'",
+        "folder.json": "got 'folder.json': it is a folder",
+        "missing/trace.json": "there is no folder 'missing'",
+        "kept.json/trace.json": "there is no folder 'kept.json'",
+    }.items():
+        monkeypatch.setenv("SYNKHRONOS_PROFILE", file)
+        with pytest.raises(ValueError, match=rf"^SYNKHRONOS_PROFILE must .*{words}.*\.$"):
+            synk.fork(2)
+        assert _session._Current.session is None
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) not in (".", "kept.json"))
+    for file in ("new.json", "kept.json"):
+        monkeypatch.setenv("SYNKHRONOS_PROFILE", file)
+        with pytest.raises(ValueError, match="you may not write there"):
+            synk.fork(2)
+    assert (tmp_path / "kept.json").read_text() == "kept"
 
 
 def test_a_file_that_can_not_be_written_is_told_of_and_the_session_closed(
     no_session, monkeypatch, tmp_path, caplog
 ):
-    monkeypatch.setenv("SYNKHRONOS_PROFILE", str(tmp_path / "missing" / "trace.json"))
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.setenv("SYNKHRONOS_PROFILE", str(folder / "trace.json"))
     synk.fork(2)
     with pytest.raises(SessionError, match="SYNKHRONOS_PROFILE"), synk.profile():
         raise AssertionError("not reached")
+    folder.rmdir()
     synk.close()
     [record] = [record for record in caplog.records if record.levelname == "ERROR"]
-    assert "was not saved" in record.getMessage() and "missing" in record.getMessage()
+    assert "was not saved" in record.getMessage() and "gone" in record.getMessage()
+
+
+def test_whatever_goes_wrong_with_saving_the_session_ends(
+    no_session, monkeypatch, tmp_path, caplog
+):
+    monkeypatch.setenv("SYNKHRONOS_PROFILE", str(tmp_path / "trace.json"))
+    monkeypatch.setattr(Profile, "save", lambda *_: "\ud800".encode())
+    synk.fork(2)
+    synk.close()
+    assert synk.status().state == "no session"
+    [record] = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "was not saved: 'utf-8' codec can't encode" in record.getMessage()
+
+
+def test_a_name_that_has_no_bytes_is_saved(no_session, monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("SYNKHRONOS_PROFILE", str(tmp_path / "summary.txt"))
+    synk.fork(2)
+    total("lone \ud800")(np.ones((8, 3)))
+    synk.close()
+    assert "lone \\ud800 " in (tmp_path / "summary.txt").read_text()
