@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import time
 
 import numpy as np
 import pytest
+import test_security
 import theano.tensor as T
 from helpers import Call, function
 from test_profile import instrumented, methods, of, total
@@ -172,6 +174,14 @@ def test_the_environment_asks_for_a_profile_of_a_whole_script(script, tmp_path, 
 def test_the_environment_can_ask_for_the_summary(script, tmp_path):
     script(SCRIPT.replace("END", ""), env={"SYNKHRONOS_PROFILE": str(tmp_path / "f.txt")})
     assert "\nf  " in (tmp_path / "f.txt").read_text()
+
+
+def test_no_other_file_is_written(script, tmp_path):
+    env = {"FALLBACK": "", "SYNKHRONOS_PROFILE": "trace.json"}
+    script(test_security.WATCHED, env=env)
+    *events, _ = (tmp_path / "events").read_text().splitlines()
+    others = [e for e in events if not re.match(r"open /(proc/\d+/fd/\d+|dev/shm) ", e)]
+    assert [event.split()[:2] for event in others] == [["open", str(tmp_path / "trace.json")]]
 
 
 def test_what_can_not_be_written_is_refused_before_anything_is_started(
