@@ -33,7 +33,7 @@ def _headline(calls, n_ranks, dropped):
         seconds = (calls["begin"] + calls["seconds"]).max() - calls["begin"].min()
         text += f" in {seconds:.3f} s"
     if any(dropped):
-        text += f"; {sum(dropped):,} more parts of calls had no room (see room=)"
+        text += f"; {sum(dropped):,} more parts of later calls had no room"
     return text
 
 
