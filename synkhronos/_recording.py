@@ -8,6 +8,7 @@ Everything that is replaced is put back at the end.
 import contextlib
 import functools
 import math
+from logging import DEBUG
 
 import numpy as np
 
@@ -113,7 +114,8 @@ class Recording:
             self.names.append(without_folder(name)[:LONGEST_NAME])
             number = self._numbers[what] = len(self.names) - 1
         write(part, begin, end, number, 0)
-        log.debug("%s took %.3f ms", shown(self.names[number]), 1e-6 * (end - begin))
+        if log.isEnabledFor(DEBUG):  # or names would be looked through in each call
+            log.debug("%s took %.3f ms", shown(self.names[number]), 1e-6 * (end - begin))
 
     @contextlib.contextmanager
     def _call(self, name):
