@@ -30,6 +30,10 @@ class BuildWithImportSupport(build_py):
         with open(os.path.join(root, "synkhronos-import-support.pth"), "w") as pth:
             pth.write("import _synkhronos_import_support as s; s.install()\n")
 
+    def find_package_modules(self, package, folder):
+        found = super().find_package_modules(package, folder)
+        return [module for module in found if module[1] != "conftest"]  # which is for tests only
+
 
 EXTRAS = {
     # What pygpu needs; pygpu itself comes from Debian (make opencl) or is built by hand.
@@ -43,7 +47,16 @@ EXTRAS = {
         # Later ones have no Theano.
         "Keras==2.3.1",
     ],
-    "test": ["pytest>=7", "pytest-xdist", "hypothesis", "psutil", "wheel", "nbclient", "ipykernel"],
+    "test": [
+        "pytest>=7",
+        "pytest-xdist",
+        "hypothesis",
+        "psutil",
+        "wheel",
+        "nbclient",
+        "ipykernel",
+        "vermin",
+    ],
     "docs": ["sphinx", "furo"],
     "lint": ["ruff", "codespell"],
 }

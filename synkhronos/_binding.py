@@ -4,7 +4,8 @@ import numpy as np
 
 from synkhronos import _signature, _theano
 from synkhronos._checks import sentence
-from synkhronos.inputs import Data, StagedInput
+from synkhronos._staging import StagedInput
+from synkhronos.inputs import Data
 
 
 class Inputs:

@@ -12,7 +12,7 @@ import mmap
 import os
 import threading
 
-from synkhronos.errors import SessionError
+from synkhronos._process import make_pipe
 
 MAILBOX = 1 << 20
 REPLY = 1 << 16
@@ -99,20 +99,12 @@ class Fence:
             pass
 
 
-class ClosedPoll:
-    """Stands for a ``select.poll`` whose descriptors were closed in the middle of a call."""
-
-    def poll(self, milliseconds):
-        """Have the call end."""
-        raise SessionError("The session was closed in the middle of a call.")
-
-
 def make_pipes(count):
     """Return so many pipes, or none."""
     pipes = []
     try:
         while len(pipes) < count:
-            pipes.append(os.pipe())
+            pipes.append(make_pipe())
     except OSError:
         for end in (end for pipe in pipes for end in pipe):
             os.close(end)

@@ -110,6 +110,16 @@ def get_n_gpu() -> int:
     ------
     ImportError
         Where pygpu, the GPU library of Theano, cannot be imported.
+
+    Examples
+    --------
+    >>> import synkhronos as synk
+    >>> from contextlib import suppress
+    >>> n_gpu = 0
+    >>> with suppress(ImportError):  # without pygpu
+    ...     n_gpu = synk.get_n_gpu()
+    >>> n_gpu >= 0
+    True
     """
     n_gpu, problem = probe("cuda")
     if re.match(r"(ModuleNotFound|Import)Error", problem):

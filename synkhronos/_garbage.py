@@ -44,7 +44,6 @@ class Garbage:
 
     def give_back(self, count=None) -> None:
         """Give back the memory of the first `count` or all, which no worker reads any more."""
-        # One by one: a signal handler may close the session in between.
         while self._released and count != 0:
             kind, value = self._released.popleft()
             if kind == "give_back":

@@ -42,7 +42,6 @@ from synkhronos._cells import (
     REPLY_LENGTH,
     SEQUENCE,
     SLOT,
-    ClosedPoll,
     Fence,
     Memory,
     Notices,
@@ -89,8 +88,6 @@ class Gate(Notices):
         # Hears each answer of a worker: (rank, answer), also those of an interrupted call.
         self.on_answer = lambda rank, answer: None
 
-    # What both ends share.
-
     def _wait(self, cell, value, abort=None):
         """Wait until the cell has reached `value`, or until the call `abort` is aborted."""
         cells = self._cells
@@ -116,7 +113,7 @@ class Gate(Notices):
                 if abort is not None:
                     self._check_not_left(cell, value, abort)
                 if not self._sleep() and self.rank == self.master_rank:
-                    patience = patience or _reports.Patience(PATIENCE_SECONDS)
+                    patience = patience or _reports.Patience(PATIENCE_SECONDS, _HEARTBEAT_MS / 1000)
                     kind = cell % LINE
                     late = self.hindmost(self._processes, kind, value)
                     pids = {rank: self._processes[rank].pid for rank in late}
@@ -184,8 +181,6 @@ class Gate(Notices):
                 "in a branch that only some of them take."
             )
 
-    # The worker's end.
-
     def become_worker(self, rank: int) -> None:
         """Take the place of `rank`, in its own process, right after the fork."""
         self.rank = rank
@@ -237,8 +232,6 @@ class Gate(Notices):
         self._replies[self.rank][: len(data)] = data
         self._cells[line + REPLY_LENGTH] = len(data)
         self._cells[line + REPLY_KIND] = kind
-
-    # The master's end.
 
     def watch(self, rank: int, process) -> None:
         """Have every wait of the master end when this worker's process does."""
@@ -360,16 +353,7 @@ class Gate(Notices):
             os.close(write_end)
 
     def close(self) -> None:
-        """Close every descriptor; workers that are left die of it.
-
-        Where this comes from a signal handler in the middle of a call, that call goes on: it must
-        not use their numbers, which are free for other files now.
-        """
-        pipes = *self._life_pipes, *self._wake_pipes
-        self._poll = self._deaths = ClosedPoll()
-        self._life_pipes = self._wake_pipes = [(-1, -1)] * self.n_ranks
-        for rank in range(self.n_ranks):
-            self._cells[self._line(rank) + ASLEEP] = 0
-        for pipe in pipes:
+        """Close every descriptor; workers that are left die of it."""
+        for pipe in (*self._life_pipes, *self._wake_pipes):
             for end in pipe:
                 os.close(end)

@@ -6,7 +6,9 @@ import numpy as np
 
 from synkhronos import _blocks, _commands, _selection, _theano
 from synkhronos._checks import sentence
-from synkhronos.inputs import Data, StagedInput, as_array
+from synkhronos._conversion import as_array
+from synkhronos._staging import StagedInput
+from synkhronos.inputs import Data
 
 _KEPT_BYTES = 1 << 24  # up to this size, the shared memory that values were staged in is kept
 

@@ -5,6 +5,9 @@ of any process that the user forks from the master.
 """
 
 import contextlib
+import fcntl
+import io
+import logging
 import os
 import signal
 import sys
@@ -32,6 +35,66 @@ def interrupts_held():
             signal.raise_signal(signal.SIGINT)
 
 
+_LIVES = {  # letters of /proc/<pid>/stat
+    "R": "running",
+    "S": "sleeping",
+    "D": "waiting for the system",
+    "T": "stopped",
+    "t": "stopped by a debugger",
+}
+
+
+def life_of(pid: int) -> str:
+    """Return what a process is doing, in words: "running", "stopped", ..., "ended" or "gone".
+
+    Raises
+    ------
+    OSError
+        When this process can't find out, as one without descriptors.
+    """
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            letter = stat.read().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "gone"
+    return _LIVES.get(letter, "ended")
+
+
+def make_pipe():
+    """Return the two ends of a pipe, whose numbers are none of the standard streams'.
+
+    Those are free in a process that was started without, and are given to files later.
+    """
+    ends = os.pipe()
+    if min(ends) > 2:
+        return ends
+    try:
+        return tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in ends)
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+@contextlib.contextmanager
+def _logging_held(seconds=1.0):
+    """Have no other thread write to the log: a child forked meanwhile would wait for it for ever.
+
+    The buffers of files have locks of their own, which no fork renews.
+    """
+    logger, held, own = logging.getLogger("synkhronos"), [], os.getpid()
+    try:
+        while logger is not None:
+            for handler in logger.handlers:
+                if handler.lock is not None and handler.lock.acquire(timeout=seconds):
+                    held.append(handler.lock)
+            logger = logger.parent if logger.propagate else None
+        yield
+    finally:
+        if os.getpid() == own:  # in the child, logging has renewed them
+            for lock in held:
+                lock.release()
+
+
 class ForkedProcess:
     """A child of this process that runs `target` and then ends, without our atexit handlers.
 
@@ -46,16 +109,15 @@ class ForkedProcess:
     """
 
     def __init__(self, target):
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()  # or the child would print it again
-        self.sentinel, held_by_child = os.pipe()
+        _flush_streams()  # or the child could print it again
+        self.sentinel, held_by_child = make_pipe()
         self.exitcode = None
         self._ended = False
         # A Ctrl-C would kill the child before it can say that it does not want any.
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            self.pid = os.fork()
+            with _logging_held():
+                self.pid = os.fork()
             if self.pid == 0:
                 _run_and_exit(target, self.sentinel, [held_by_child])
         except OSError:
@@ -118,13 +180,40 @@ def _run_and_exit(target, sentinel, held):
         os.register_at_fork(after_in_child=lambda: held and os.close(held.pop()))
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)  # the terminal's input is the master's
-        os.close(nothing)
+        if nothing:
+            os.close(nothing)
+        _renew_streams()
         target()
         exitcode = 0
     except BaseException:
         traceback.print_exc()
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
+        try:
+            _flush_streams()
+        finally:
+            os._exit(exitcode)
+
+
+def _flush_streams():
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with contextlib.suppress(OSError, ValueError):  # a broken pipe, or closed
                 stream.flush()
-        os._exit(exitcode)
+
+
+def _renew_streams():
+    """Take streams without what the parent's hold: text to be printed, and locks of its threads."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if type(stream) is not io.TextIOWrapper:
+            continue  # it is somebody's own, as in a notebook
+        with contextlib.suppress(OSError, ValueError):  # closed
+            renewed = open(  # noqa: SIM115
+                stream.fileno(),
+                "w",
+                1 if stream.line_buffering else -1,
+                stream.encoding,
+                stream.errors,
+                closefd=False,
+            )
+            setattr(sys, name, renewed)

@@ -14,14 +14,14 @@ import numpy as np
 
 from synkhronos import _moved, _recorder, collectives
 from synkhronos._log import log
+from synkhronos._master import State
 from synkhronos._names import shown, without_folder
 from synkhronos._process import interrupts_held
 from synkhronos._recorder import StartRecording, StopRecording, clock
+from synkhronos._staging import StagedInput
 from synkhronos._timeline import SPAN, Part
 from synkhronos.errors import SessionError, SharedMemoryFull, WorkerDied
 from synkhronos.functions import Function
-from synkhronos.inputs import StagedInput
-from synkhronos.session import State
 
 LONGEST_NAME = 200  # characters, in arrays with a name in each row
 _CALL, _RAISED = int(Part.CALL), int(Part.RAISED)
@@ -75,7 +75,7 @@ class Recording:
         with interrupts_held():
             self._memory = segment.array(np.int64, shape)
             session.recording = self
-            _recorder.replace(self._until_closed, session, "release", self._and_end)
+            _recorder.replace(self._until_closed, session, "end", self._and_end)
             _recorder.replace(self._until_closed, session, "leave_in_child", self._and_leave)
         session.run(StartRecording(segment.array_ref(np.int64, shape)))
         with interrupts_held():
@@ -194,17 +194,17 @@ class Recording:
             self._kept = self.read()
             self._memory = self.session.recording = None
 
-    def _and_end(self, release):
-        def release_and_end():
+    def _and_end(self, end):
+        def end_both():
             self.give_up()
             try:
-                release()
+                end()
             finally:
                 self._let_go()
                 if self._at_close is not None:
                     self._at_close()
 
-        return release_and_end
+        return end_both
 
     def _and_leave(self, leave):
         def leave_and_let_go():

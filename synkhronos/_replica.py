@@ -159,8 +159,6 @@ class Replica:
                 stack.enter_context(reducing)
             return _theano.run(self.variants[variant], arguments, subset)
 
-    # Rows of inputs.
-
     def _arguments(self, worker, request, rows):
         selection = request.selection and unpack(worker, request.selection)
         arguments = []
@@ -187,8 +185,6 @@ class Replica:
             self._buffers[position] = buffer
         # The rows were checked before the launch; "clip" saves a second buffer inside NumPy.
         return np.take(array, rows, axis=0, out=buffer[: len(rows)], mode="clip")
-
-    # Rows of shared variables.
 
     @contextlib.contextmanager
     def _only(self, worker, request, rows):

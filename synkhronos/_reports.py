@@ -1,23 +1,14 @@
 """What is said of a rank that raised, of a process that ended, and of one that is waited for."""
 
-import logging
 import pickle
 import signal
 import socket
 import time
 import traceback
 
+from synkhronos._log import log
+from synkhronos._process import life_of
 from synkhronos.errors import RemoteTraceback, WorkerDied, WorkerError
-
-log = logging.getLogger("synkhronos")
-
-_STATES = {  # letters of /proc/<pid>/stat
-    "R": "running",
-    "S": "sleeping",
-    "D": "waiting for the system",
-    "T": "stopped",
-    "t": "stopped by a debugger",
-}
 
 
 def describe(error: BaseException, limit: int) -> bytes:
@@ -95,11 +86,11 @@ def worker_died(rank, process) -> WorkerDied:
 
 
 class Patience:
-    """What the log is told of a long wait: after some seconds, and then less and less often."""
+    """What the log is told of a wait, `waited` seconds long so far: late, then ever less often."""
 
-    def __init__(self, seconds: float):
+    def __init__(self, seconds: float, waited: float):
         self._seconds = self._next = seconds
-        self._begin = time.monotonic()
+        self._begin = time.monotonic() - waited
 
     def wait_for(self, processes, in_a_meeting: bool) -> None:
         """Say, when it is time, which ranks are waited for (rank -> process id)."""
@@ -108,7 +99,7 @@ class Patience:
             return
         self._next = 2 * waited
         ranks = " and ".join(
-            f"rank {rank} (process {pid}, {_state(pid)})" for rank, pid in processes.items()
+            f"rank {rank} (process {pid}, {life_of(pid)})" for rank, pid in processes.items()
         )
         what = "come to a reduction with the other ranks" if in_a_meeting else "finish its part"
         log.warning("a call has waited %.0f s for %s to %s", waited, ranks, what)
@@ -117,12 +108,3 @@ class Patience:
         """Say that the wait is over, if it was told of."""
         if self._next > self._seconds:
             log.warning("the call goes on after %.0f s", time.monotonic() - self._begin)
-
-
-def _state(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            letter = stat.read().rpartition(")")[2].split()[0]
-    except OSError:
-        return "gone"
-    return _STATES.get(letter, "ended")

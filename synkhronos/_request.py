@@ -9,7 +9,7 @@ import numpy as np
 
 from synkhronos import _commands, _partition, _selection, _signature, _theano
 from synkhronos._replica import BATCH, SPLIT, WHOLE
-from synkhronos.inputs import StagedInput
+from synkhronos._staging import StagedInput
 
 
 class Requests:

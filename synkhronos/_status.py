@@ -9,20 +9,12 @@ from typing import Optional, Tuple
 
 from synkhronos import _theano
 from synkhronos import session as _session
+from synkhronos._master import State
 from synkhronos._names import shown
+from synkhronos._process import life_of
 from synkhronos.comm.homes import is_in_shared_memory
-from synkhronos.session import State
 
 _SEGMENT = re.compile(r"/dev/shm/(#|synkhronos-)\S* \(deleted\)")
-_LIVES = {  # letters of /proc/<pid>/stat
-    "R": "running",
-    "S": "sleeping",
-    "D": "waiting for the system",
-    "T": "stopped",
-    "t": "stopped by a debugger",
-    "Z": "ended",
-    "X": "ended",
-}
 
 
 @dataclass(frozen=True)
@@ -273,7 +265,8 @@ def _process(pid):
     """Return what a process does, in a word, and how much memory it has in use."""
     try:
         # After the name, in brackets: the state and the parent; see proc(5).
-        life, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+        parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+        life = life_of(pid)
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except (FileNotFoundError, ProcessLookupError):
         return "gone", 0
@@ -281,7 +274,7 @@ def _process(pid):
         return "unknown", None
     if os.getpid() not in (pid, int(parent)):
         return "gone", 0  # the number is another's by now
-    return _LIVES.get(life, "unknown"), pages * os.sysconf("SC_PAGE_SIZE")
+    return life, pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _segments(pid):

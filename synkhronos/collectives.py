@@ -7,30 +7,32 @@ sent to the workers, with the master's value, when it is first named. The argume
 2017 package is accepted everywhere: it matters where all ranks have GPUs of their own.
 """
 
+from __future__ import annotations
+
 import contextlib
-import pickle
+from typing import List, Union
 
 import numpy as np
 
 from synkhronos import _commands, _operands, _theano
 from synkhronos import session as _session
-from synkhronos._checks import whole_number
+from synkhronos._hints import ArrayLike, Rows, SharedVariables, Values
 
 __all__ = [
     "all_gather",
     "all_reduce",
     "broadcast",
     "gather",
-    "get_lengths",
-    "get_shapes",
-    "get_value",
     "reduce",
     "scatter",
-    "set_value",
 ]
 
+Gathered = Union[np.ndarray, List[np.ndarray]]
 
-def broadcast(shared_vars, values=None, nccl=True) -> None:
+
+def broadcast(
+    shared_vars: SharedVariables, values: Values | None = None, nccl: bool = True
+) -> None:
     """Give shared variables the master's value on every rank, whatever their shapes were.
 
     Parameters
@@ -85,7 +87,7 @@ def broadcast(shared_vars, values=None, nccl=True) -> None:
             _operands.send_objects(session, object_keys, [_theano.peek(v) for v in objects], None)
 
 
-def scatter(shared_vars, values, batch=None) -> None:
+def scatter(shared_vars: SharedVariables, values: ArrayLike, batch: Rows | None = None) -> None:
     """Give each rank its part of the rows of a value, in rank order.
 
     The rows are split as those of function inputs are: the edges are ``linspace(0, rows, n + 1)``,
@@ -126,7 +128,9 @@ def scatter(shared_vars, values, batch=None) -> None:
         _operands.assign(session, "scatter", variables, given, batch, None)
 
 
-def gather(shared_vars, nd_up=1, nccl=True):
+def gather(
+    shared_vars: SharedVariables, nd_up: int = 1, nccl: bool = True
+) -> Gathered | tuple[Gathered, ...]:
     """Return the values on all ranks, in rank order.
 
     Parameters
@@ -147,6 +151,21 @@ def gather(shared_vars, nd_up=1, nccl=True):
     ------
     SessionError, TypeError, ValueError
         As :func:`broadcast`.
+
+    Examples
+    --------
+    >>> import numpy as np, theano
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> s = theano.shared(np.zeros(2))
+    >>> synk.set_value(1, s, [3.0, 4.0])
+    >>> synk.gather(s)
+    array([[0., 0.],
+           [3., 4.]])
+    >>> synk.gather(s, nd_up=0)
+    array([0., 0., 3., 4.])
+    >>> synk.close()
     """
     with _call("gather") as session:
         variables = _operands.check_variables("gather", shared_vars)
@@ -169,7 +188,7 @@ def _put_together(values, nd_up):
     return np.stack(values) if nd_up else np.concatenate(values)
 
 
-def all_gather(shared_vars, nccl=True) -> None:
+def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> None:
     """Replace shared variables, on every rank, with the values of all joined along axis 0.
 
     Parameters
@@ -184,6 +203,19 @@ def all_gather(shared_vars, nccl=True) -> None:
     SessionError, TypeError, ValueError
         As :func:`broadcast`; ValueError also where shapes differ beyond axis 0. Then nothing was
         changed.
+
+    Examples
+    --------
+    >>> import numpy as np, theano
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> s = theano.shared(np.zeros(1))
+    >>> synk.set_value(1, s, [3.0, 4.0])
+    >>> synk.all_gather(s)
+    >>> synk.get_value(1, s)
+    array([0., 3., 4.])
+    >>> synk.close()
     """
     with _call("all_gather") as session:
         variables = _operands.check_variables("all_gather", shared_vars)
@@ -193,7 +225,9 @@ def all_gather(shared_vars, nccl=True) -> None:
         _operands.raise_unequal("all_gather", variables, unequal, " beyond axis 0")
 
 
-def reduce(shared_vars, op="avg", in_place=True, nccl=True):
+def reduce(
+    shared_vars: SharedVariables, op: str = "avg", in_place: bool = True, nccl: bool = True
+) -> np.ndarray | tuple[np.ndarray, ...] | None:
     """Reduce the values of all ranks, element by element, to the master.
 
     Parameters
@@ -216,6 +250,21 @@ def reduce(shared_vars, op="avg", in_place=True, nccl=True):
     ------
     SessionError, TypeError, ValueError
         As :func:`broadcast`; ValueError also where shapes differ.
+
+    Examples
+    --------
+    >>> import numpy as np, theano
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> s = theano.shared(np.array([1.0, 2.0]))
+    >>> synk.set_value(1, s, [3.0, 0.0])
+    >>> synk.reduce(s, "max", in_place=False)
+    array([3., 2.])
+    >>> synk.reduce(s)
+    >>> s.get_value()
+    array([2., 1.])
+    >>> synk.close()
     """
     with _call("reduce") as session:
         variables, op = _operands.check_reduction("reduce", shared_vars, op)
@@ -234,7 +283,7 @@ def reduce(shared_vars, op="avg", in_place=True, nccl=True):
         return tuple(results) if isinstance(shared_vars, (list, tuple)) else results[0]
 
 
-def all_reduce(shared_vars, op="avg", nccl=True) -> None:
+def all_reduce(shared_vars: SharedVariables, op: str = "avg", nccl: bool = True) -> None:
     """Replace shared variables, on every rank, with the reduction of the values of all.
 
     Each rank reduces a part of all arrays, where they are in shared memory, and writes the result
@@ -269,110 +318,6 @@ def all_reduce(shared_vars, op="avg", nccl=True) -> None:
         keys = session.registry.keys_of(variables)
         unequal = session.run(_commands.Reduce(keys, op, None, bool(nccl)))
         _operands.raise_unequal("all_reduce", variables, unequal)
-
-
-def set_value(rank, shared_vars, values, batch=None) -> None:
-    """Give shared variables of one rank a value, of any shape.
-
-    Parameters
-    ----------
-    rank : int
-        Any rank, the master's too.
-    shared_vars : shared variable or list of them
-    values : array_like, Data, or list of these with one for each variable
-    batch : int, slice, range, list, or array of integers or bools, optional
-        The rows of the values to take.
-
-    Raises
-    ------
-    SessionError, TypeError, ValueError
-        As :func:`broadcast`.
-    """
-    with _call("set_value") as session:
-        rank = whole_number("rank", rank, 0, session.n_ranks - 1)
-        variables = _operands.check_variables("set_value", shared_vars, objects=True)
-        given = _operands.check_values(
-            "set_value", shared_vars, variables, values, rows_may_differ=batch is not None
-        )
-        arrays = [i for i, v in enumerate(variables) if _theano.is_array_variable(v)]
-        objects = [i for i in range(len(variables)) if i not in arrays]
-        if objects and batch is not None:
-            raise TypeError(f"set_value() got batch, but {variables[objects[0]]} has no rows.")
-        if arrays:
-            chosen = [variables[i] for i in arrays]
-            _operands.assign(session, "set_value", chosen, [given[i] for i in arrays], batch, rank)
-        if objects:
-            keys = session.registry.keys_of([variables[i] for i in objects])
-            _operands.send_objects(session, keys, [given[i] for i in objects], rank)
-
-
-def get_value(rank, shared_vars):
-    """Return the values of shared variables on one rank.
-
-    Parameters
-    ----------
-    rank : int
-        Any rank, the master's too.
-    shared_vars : shared variable or list of them
-
-    Returns
-    -------
-    numpy.ndarray or tuple of them
-        Copies; a tuple for a list, also for a list of one.
-
-    Raises
-    ------
-    SessionError, TypeError, ValueError
-        As :func:`broadcast`.
-    """
-    with _call("get_value") as session:
-        rank = whole_number("rank", rank, 0, session.n_ranks - 1)
-        variables = _operands.check_variables("get_value", shared_vars, objects=True)
-        keys = session.registry.keys_of(variables)
-        arrays = [k for k, v in zip(keys, variables) if _theano.is_array_variable(v)]
-        if arrays:
-            session.run(_commands.Expose(tuple(arrays), rank))
-        results = []
-        for key in keys:
-            if key in arrays:
-                results.append(session.comm.value_of(rank, key).copy())
-            else:
-                results.append(pickle.loads(session.ask(_commands.GetObject(key, rank))[rank]))
-        return tuple(results) if isinstance(shared_vars, (list, tuple)) else results[0]
-
-
-def get_lengths(shared_vars):
-    """Return the lengths along axis 0 on every rank.
-
-    Returns
-    -------
-    list of int, or tuple of these
-        In rank order; a tuple for a list of variables, also for a list of one.
-    """
-    with _call("get_lengths") as session:
-        variables = _operands.check_variables("get_lengths", shared_vars)
-        _operands.check_axis("get_lengths", variables)
-        shapes = _ask_shapes(session, variables)
-        lengths = tuple([shape[0] for shape in each] for each in shapes)
-        return lengths if isinstance(shared_vars, (list, tuple)) else lengths[0]
-
-
-def get_shapes(shared_vars):
-    """Return the shapes on every rank.
-
-    Returns
-    -------
-    list of tuple, or tuple of these
-        In rank order; a tuple for a list of variables, also for a list of one.
-    """
-    with _call("get_shapes") as session:
-        shapes = _ask_shapes(session, _operands.check_variables("get_shapes", shared_vars))
-        return shapes if isinstance(shared_vars, (list, tuple)) else shapes[0]
-
-
-def _ask_shapes(session, variables):
-    answers = session.ask(_commands.Shapes(session.registry.keys_of(variables)))
-    return tuple(map(list, zip(*answers)))
 
 
 @contextlib.contextmanager

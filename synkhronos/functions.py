@@ -4,23 +4,49 @@ function(...)          compiled once, in the master
 f(x)                   bind -> stage -> RunFunction ==> ranks ==> combine -> outputs
 """
 
+from __future__ import annotations
+
 import sys
-from typing import List, Optional, Sequence
+from typing import Any, Sequence
+
+import numpy as np
 
 from synkhronos import _gpuarrays, _graph, _reduction, _signature, _theano
 from synkhronos import session as _session
 from synkhronos._binding import Inputs
 from synkhronos._checks import sentence
+from synkhronos._hints import ArrayLike, Output, Rows, SharedVariable, Update, Updates, Variable
+from synkhronos._master import State
 from synkhronos._replica import SLICED, Description
 from synkhronos._request import Requests
 from synkhronos._signature import Recipe
-from synkhronos.inputs import data
+from synkhronos.inputs import Data, data
 
 __all__ = ["Function", "distribute", "function"]
 
 
 class Function:
-    """A Theano function that is replicated over the ranks; made by :func:`function`."""
+    """A Theano function that is replicated over the ranks; made by :func:`function`.
+
+    Examples
+    --------
+    >>> import theano, theano.tensor as T
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> x, calls = T.dvector("x"), theano.shared(0, "calls")
+    >>> f = synk.function([x], (x.sum(), "sum"), updates=[(calls, calls + 1, "max")], name="f")
+    >>> f
+    <Function 'f'(x) -> ['sum'] on 2 ranks>
+    >>> f.name, f.output_modes, f.update_modes, f.get_shared()
+    ('f', ['sum'], ['max'], [calls])
+    >>> d = f.build_inputs([1, 2, 3], minibatch=True)
+    >>> float(f(d)), float(f([1, 2, 3], batch=2)), float(f.as_theano([1, 2, 3]))
+    (6.0, 3.0, 6.0)
+    >>> synk.gather(calls)  # as_theano runs in the master only
+    array([3, 2])
+    >>> synk.close()
+    """
 
     def __init__(self, session, compiled, inputs, n_scattered, outputs, recipe):
         self._session = session
@@ -45,23 +71,30 @@ class Function:
         self._requests = Requests(session, self._key, self._inputs, self._description, str(self))
 
     @property
-    def name(self):
+    def name(self) -> str:
         """As given to :func:`function`, or the line that made it."""
         return self._compiled.name
 
     @property
-    def output_modes(self) -> list:
+    def output_modes(self) -> list[str | None]:
         """How each output is reduced: a str or None."""
         return list(self._modes)
 
     @property
-    def update_modes(self) -> list:
+    def update_modes(self) -> list[str | None]:
         """How each update is accumulated over slices: a str or None."""
         return list(self._recipe.update_modes)
 
     def __call__(
-        self, /, *args, output_subset=None, batch=None, batch_s=None, num_slices=1, **kwargs
-    ):
+        self,
+        /,
+        *args: ArrayLike,
+        output_subset: Sequence[int] | None = None,
+        batch: Rows | None = None,
+        batch_s: Rows | Sequence[Rows] | None = None,
+        num_slices: int = 1,
+        **kwargs: ArrayLike,
+    ) -> np.ndarray | list[np.ndarray]:
         """Run the function on all ranks, and return the reduced outputs.
 
         Parameters
@@ -98,7 +131,7 @@ class Function:
             When a worker is gone.
         """
         session = self._session
-        if session.state is not _session.State.OPEN:
+        if session.state is not State.OPEN:
             session.require_open()
         with session.lock:
             session.refuse_nesting()
@@ -164,18 +197,32 @@ class Function:
 
     # Beside calls.
 
-    def as_theano(self, *args, output_subset=None, **kwargs):
+    def as_theano(
+        self, *args: ArrayLike, output_subset: Sequence[int] | None = None, **kwargs: ArrayLike
+    ) -> np.ndarray | list[np.ndarray]:
         """Call the function in the master only, as ``theano.function`` would have made it.
 
         It takes arrays (or Data), applies updates to the master's shared variables only, and
         works before `distribute` and after `close`, too.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For wrong arguments, as in a call.
         """
         values = self._inputs.bind(args, kwargs)
         arrays = list(map(self._inputs.array, range(len(values)), values))
         subset = _signature.check_subset(output_subset, len(self._modes), self)
         return self._outputs.pack(_theano.run(self._compiled, arrays, subset), subset)
 
-    def build_inputs(self, *args, force_cast=False, oversize=1.0, minibatch=False, **kwargs):
+    def build_inputs(
+        self,
+        *args: ArrayLike,
+        force_cast: bool = False,
+        oversize: float = 1.0,
+        minibatch: bool | Sequence[bool] = False,
+        **kwargs: ArrayLike,
+    ) -> Data | tuple[Data, ...]:
         """Make a Data of each value, for each input in order.
 
         Parameters
@@ -191,6 +238,16 @@ class Function:
         -------
         Data or tuple of Data
             A bare Data where the function has one input.
+
+        Raises
+        ------
+        SessionError
+            After :func:`~synkhronos.close`.
+        TypeError, ValueError
+            For too many or too few values, unknown names, values that don't fit their variable, and
+            a `minibatch` of another length.
+        SharedMemoryFull
+            When there is no room.
         """
         values = self._inputs.bind(args, kwargs)
         batches = minibatch if isinstance(minibatch, (list, tuple)) else [minibatch] * len(values)
@@ -210,7 +267,7 @@ class Function:
         self._inputs.release()
         self._requests.release()
 
-    def get_shared(self) -> list:
+    def get_shared(self) -> list[SharedVariable]:
         """Return the shared variables that the function uses or updates."""
         return list(_theano.shared_variables(self._compiled))
 
@@ -223,13 +280,13 @@ class Function:
 
 
 def function(
-    inputs: List,
-    outputs=None,
-    bcast_inputs: Optional[List] = None,
-    updates=None,
-    givens=None,
-    sliceable_shareds: Optional[Sequence] = None,
-    **kwargs,
+    inputs: list[Variable],
+    outputs: Output | list[Output] | None = None,
+    bcast_inputs: list[Variable] | None = None,
+    updates: Updates | Sequence[Update] | None = None,
+    givens: dict[Variable, Variable] | Sequence[tuple[Variable, Variable]] | None = None,
+    sliceable_shareds: list[SharedVariable] | None = None,
+    **kwargs: Any,
 ) -> Function:
     """Compile a Theano function that will run on all ranks.
 
@@ -314,6 +371,19 @@ def distribute() -> None:
         Before :func:`~synkhronos.fork`.
     TypeError
         When a function can't be pickled.
+
+    Examples
+    --------
+    >>> import theano.tensor as T
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> x = T.dvector("x")
+    >>> f = synk.function([x], (x.sum(), "sum"))
+    >>> synk.distribute()  # else the first call does it
+    >>> float(f([1, 2, 3]))
+    6.0
+    >>> synk.close()
     """
     session = _session.current("distribute()")
     with session.lock:

@@ -5,20 +5,21 @@
 Writing to a Data is seen by all ranks at once, because it is the same memory.
 """
 
-import contextlib
-import numbers
+from __future__ import annotations
+
 import operator
-import warnings
+from typing import Sequence
 
 import numpy as np
 
 from synkhronos import session as _session
 from synkhronos._checks import whole_number
+from synkhronos._conversion import KINDS, as_array, check_kind
+from synkhronos._hints import ArrayLike, Variable
+from synkhronos._master import State
 from synkhronos._shm import GrowingArray
 
 __all__ = ["Data", "data"]
-
-_KINDS = "biufc"  # of dtypes: bools, integers with and without a sign, floats, complex numbers
 
 
 class Data:
@@ -34,6 +35,26 @@ class Data:
         For messages; the name of the variable, where it was made for one.
     minibatch : bool
         Whether it holds just a batch, whose first row goes with the first row of the selection.
+
+    Examples
+    --------
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> d = synk.data([1.0, 2.0, 3.0], name="d")
+    >>> d.set_value([7, 8])
+    >>> d.set_length(3)  # in the same memory
+    >>> d, d.data
+    (<Data 'd' of float64, shape (3,)>, array([7., 8., 3.]))
+    >>> d.set_shape((4,), oversize=1.5)
+    >>> d.name, d.dtype, d.ndim, d.shape, d.size, d.alloc_size, d.minibatch
+    ('d', 'float64', 1, (4,), 4, 6, False)
+    >>> d.condition_data([True, 2])
+    array([1., 2.])
+    >>> d.free_memory()
+    >>> d.shape
+    (0,)
+    >>> synk.close()
     """
 
     def __init__(self, session, dtype, ndim, minibatch=False, name=None):
@@ -73,7 +94,7 @@ class Data:
         return self._store.array.ndim
 
     @property
-    def shape(self) -> tuple:
+    def shape(self) -> tuple[int, ...]:
         """The shape."""
         return self._store.array.shape
 
@@ -88,7 +109,7 @@ class Data:
         return self._store.allocated
 
     @property
-    def name(self):
+    def name(self) -> str | None:
         """The name, or None."""
         return self._name
 
@@ -114,7 +135,7 @@ class Data:
         batch = ", minibatch" if self._minibatch else ""
         return f"<Data{name} of {self.dtype}, shape {self.shape}{batch}>"
 
-    def condition_data(self, input_data, force_cast=False) -> np.ndarray:
+    def condition_data(self, input_data: ArrayLike, force_cast: bool = False) -> np.ndarray:
         """Return what :meth:`set_value` would store, without storing it.
 
         Raises
@@ -125,7 +146,9 @@ class Data:
         """
         return _condition(input_data, self._store.array.dtype, self.ndim, force_cast, self._what())
 
-    def set_value(self, input_data, force_cast=False, oversize=1) -> None:
+    def set_value(
+        self, input_data: ArrayLike, force_cast: bool = False, oversize: float = 1
+    ) -> None:
         """Store an array, taking its shape; the memory is reused where it is large enough.
 
         Parameters
@@ -138,21 +161,52 @@ class Data:
             Cast any dtype, as ``numpy.ndarray.astype`` does.
         oversize : float
             From 1 to 2: how many times the needed memory to allocate, if it must be allocated.
+
+        Raises
+        ------
+        SessionError
+            After :func:`~synkhronos.close`.
+        TypeError
+            For a value that does not fit, and an `oversize` that is no number.
+        ValueError
+            For an `oversize` that is not from 1 to 2.
+        SharedMemoryFull
+            When there is no room.
         """
         oversize = _check_oversize(oversize)
         value = self.condition_data(input_data, force_cast)
         self._resize(value.shape, oversize, keep=False)
         self._store.array[...] = value
 
-    def set_length(self, length, oversize=1) -> None:
-        """Change the length of axis 0, at least 1; what was in the memory before stays."""
+    def set_length(self, length: int, oversize: float = 1) -> None:
+        """Change the length of axis 0, at least 1; what was in the memory before stays.
+
+        Raises
+        ------
+        TypeError
+            For a length that is no integer, and a Data without axes.
+        ValueError
+            For a length below 1.
+        SessionError, SharedMemoryFull
+            As :meth:`set_value`, which tells of `oversize` too.
+        """
         if self.ndim == 0:
             raise TypeError(f"{self._what()} has no axis 0 whose length could be set.")
         length = whole_number("length", length, 1)
         self._resize((length, *self.shape[1:]), _check_oversize(oversize))
 
-    def set_shape(self, shape, oversize=1) -> None:
-        """Change the shape, with the same number of dimensions; the items stay in flat order."""
+    def set_shape(self, shape: Sequence[int], oversize: float = 1) -> None:
+        """Change the shape, with the same number of dimensions; the items stay in flat order.
+
+        Raises
+        ------
+        TypeError
+            For what is no sequence of integers.
+        ValueError
+            For another number of dimensions, a negative length.
+        SessionError, SharedMemoryFull
+            As :meth:`set_value`, which tells of `oversize` too.
+        """
         new = _check_shape(shape)
         if len(new) != self.ndim or min(new, default=0) < 0:
             raise ValueError(
@@ -165,7 +219,7 @@ class Data:
         self._store.free()
 
     def _resize(self, shape, oversize, keep=True):
-        if self._session.state is not _session.State.OPEN:
+        if self._session.state is not State.OPEN:
             self._session.require_open()
         self._store.resize(shape, oversize, keep)
 
@@ -183,15 +237,15 @@ class Data:
 
 
 def data(
-    value=None,
-    var=None,
-    dtype=None,
-    ndim=None,
-    shape=None,
-    minibatch=False,
-    force_cast=False,
-    oversize=1,
-    name=None,
+    value: ArrayLike | None = None,
+    var: Variable | None = None,
+    dtype: str | type | np.dtype | None = None,
+    ndim: int | None = None,
+    shape: Sequence[int] | None = None,
+    minibatch: bool = False,
+    force_cast: bool = False,
+    oversize: float = 1,
+    name: str | None = None,
 ) -> Data:
     """Make an array in shared memory, to be used as an input of functions.
 
@@ -222,6 +276,8 @@ def data(
         Before :func:`~synkhronos.fork`.
     TypeError
         When dtype or ndim is not known, or the value does not fit them.
+    ValueError
+        For an `oversize` that is not from 1 to 2, and negative lengths.
     SharedMemoryFull
         When there is no room.
 
@@ -246,7 +302,7 @@ def data(
         dtype = _check_dtype(dtype)
     what = f"Data {name!r}" if name else "This Data"
     if isinstance(value, np.ndarray):
-        _check_kind(value, value, what)
+        check_kind(value, value, what)
     elif value is not None and not isinstance(value, Data):
         value = as_array(value, dtype, force_cast, what)
     if value is not None:
@@ -288,7 +344,7 @@ def _check_dtype(dtype):
         dtype = np.dtype(dtype)
     except TypeError:
         raise TypeError(f"dtype must be the name of a NumPy dtype, got {dtype!r}.") from None
-    if dtype.kind not in _KINDS:
+    if dtype.kind not in KINDS:
         raise TypeError(f"dtype must be one of numbers or bools, got {dtype}.")
     return dtype.newbyteorder("=")
 
@@ -310,49 +366,10 @@ def _check_oversize(oversize):
     return number
 
 
-def as_array(value, dtype, force_cast, what):
-    """Return a list or scalar as an array, of `dtype` if one is given, as exactly as it can."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of rows of unequal length: an array of objects
-        array = np.asarray(value)
-    _check_kind(array, value, what)
-    if dtype is None or force_cast:
-        return array
-    if array.dtype.kind == "f" and np.dtype(dtype).kind in "iu":
-        # NumPy makes floats of unsigned 64-bit integers among smaller ones.
-        objects = np.array(value, object)
-        if all(isinstance(item, numbers.Integral) for item in objects.flat):
-            with contextlib.suppress(OverflowError):
-                cast = objects.astype(dtype)
-                if (cast == objects).all():
-                    return cast
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what is lost, which is looked for here
-        cast = array.astype(dtype)
-        same = cast.astype(array.dtype) == array
-    if array.dtype.kind in "fc" and _KINDS.index(cast.dtype.kind) >= _KINDS.index(array.dtype.kind):
-        same = np.isfinite(cast) | ~np.isfinite(array)  # fractions are rounded
-    if not same.all():
-        wrong = array[~same].flat[0].item()
-        raise TypeError(
-            f"{what} is of dtype {cast.dtype}, which can't hold {wrong!r}. Cast it yourself, or "
-            "pass force_cast=True."
-        )
-    return cast
-
-
-def _check_kind(array, value, what):
-    if array.dtype.kind not in _KINDS:
-        raise TypeError(
-            f"{what} must hold numbers or bools in rows of one length, got {repr(value)[:80]}, "
-            f"of dtype {array.dtype}."
-        )
-
-
 def _condition(value, dtype, ndim, force_cast, what):
     if not isinstance(value, np.ndarray):
         value = value.data if isinstance(value, Data) else as_array(value, dtype, force_cast, what)
-    _check_kind(value, value, what)
+    check_kind(value, value, what)
     if value.ndim != ndim:
         raise TypeError(
             f"{what} has {ndim} dimensions, but the value has {value.ndim}, shape {value.shape}."
@@ -365,23 +382,3 @@ def _condition(value, dtype, ndim, force_cast, what):
             "yourself, or pass force_cast=True."
         )
     return value
-
-
-class StagedInput:
-    """Shared memory that a function keeps for plain arrays given for one of its inputs."""
-
-    def __init__(self, session, dtype, ndim):
-        self._store = GrowingArray(session.segments, dtype, ndim)
-
-    @property
-    def nbytes(self):
-        """The size of the memory that it keeps."""
-        return self._store.allocated * self._store.array.itemsize
-
-    def put(self, array):
-        """Copy the array in; return what stands for it on other ranks."""
-        store = self._store
-        if store.ref is None or store.array.shape != array.shape:
-            store.resize(array.shape, keep=False)
-        store.array[...] = array
-        return store.ref

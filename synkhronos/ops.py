@@ -1,11 +1,14 @@
 """Operations for Theano graphs that work across ranks."""
 
+from __future__ import annotations
+
 from synkhronos import _blocks, _graph, _theano
+from synkhronos._hints import Variable
 
 __all__ = ["all_reduce", "rank_weight"]
 
 
-def all_reduce(x, op="avg"):
+def all_reduce(x: Variable, op: str = "avg") -> Variable:
     r"""Reduce a variable over the ranks, element by element, while the function runs.
 
     In a function made by :func:`synkhronos.function` the result is, on every rank,
@@ -69,7 +72,7 @@ def all_reduce(x, op="avg"):
     return _graph.all_reduce(x, op)
 
 
-def rank_weight():
+def rank_weight() -> Variable:
     r"""Return a scalar variable: what this rank's rows weigh, while the function runs.
 
     On rank r it is :math:`w_r n / \sum_s w_s`, with n ranks and the weights of `all_reduce`: 1 on

@@ -664,8 +664,10 @@ STEP.refuses("outputs", TypeError, ("3", "outputs must be a list"))
 STEP.refuses(
     "averages",
     TypeError,
-    ("3", "updates must be pairs (shared variable, expression) in a list"),
-    ("[s]", "updates must be pairs (shared variable, expression)"),
+    ("3", "averages must be pairs (shared variable, expression) in a list"),
+    ("[s]", "averages must be pairs (shared variable, expression)"),
+    ("[(x, x)]", "averages must update shared variables"),
+    ("[(s, 'more')]", "averages gives s the value 'more', which is no expression"),
 )
 STEP.refuses(
     "options",
@@ -673,7 +675,12 @@ STEP.refuses(
     ("3", "options must be a dict of keywords"),
     ("{'updates': []}", "options can't have ['updates'], which make_train_step gives"),
 )
-STEP.refuses("averages", ValueError, ("[(w, w)]", "must update each variable once, but w comes"))
+STEP.refuses(
+    "averages",
+    ValueError,
+    ("[(s, s), (s, s)]", "averages must update each variable once, but s comes twice"),
+    ("[(w, w)]", "must update each variable once, but w comes"),
+)
 PARALLEL = Use(
     "train.parallel_updates",
     {"loss": "loss", "params": "[w]", "update_rule": "rules.sgd", "**kwargs": "learning_rate=0.1"},

@@ -3,17 +3,20 @@
 With SYNKHRONOS_TEST_DEVICES=opencl0:0,opencl0:0 (and SYNKHRONOS_TEST_MASTER=1) the tests that take
 a session as it comes run on these devices. A process can fork for devices only once, so all share
 one session, and the tests that fork for themselves are left out. Compiling for devices takes long:
-each test runs with two of its parameters, with one on several kinds of devices, or with all of them
+each test runs with one of its parameters, another for each layout of devices, or with all of them
 where SYNKHRONOS_TEST_ALL=1 is set. See test_opencl.py.
 """
 
 import contextlib
+import faulthandler
 import gc
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
+import zlib
 from types import SimpleNamespace
 
 import psutil
@@ -21,6 +24,39 @@ import pytest
 
 import synkhronos as synk
 from synkhronos import session as _session
+
+TEST_SECONDS = 600  # that a test may take with its fixtures, or it hangs
+
+
+def end_after(seconds):
+    """End this process in so many seconds, saying where its threads are; once more: put it off."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=Watch.stderr)
+
+
+class Watch:
+    """Sees to it that no test hangs for ever, nor do the examples of the documentation.
+
+    In place of pytest's `faulthandler_timeout`, which goes on waiting, and does not watch what
+    comes after an error of a test. There is only one timer.
+    """
+
+    stderr = 2
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_protocol(self):
+        end_after(TEST_SECONDS)
+        yield
+        faulthandler.cancel_dump_traceback_later()
+
+    def pytest_exception_interact(self, node):
+        if isinstance(node, pytest.Item):
+            end_after(TEST_SECONDS)  # pytest has just stopped the timer
+
+
+def pytest_configure(config):
+    Watch.stderr = os.dup(2)  # before pytest captures it
+    config.add_cleanup(lambda: os.close(Watch.stderr))
+    config.pluginmanager.register(Watch())
 
 
 def descriptors():
@@ -49,11 +85,19 @@ def nothing_left():
     gc.collect()
     left = set(psutil.Process().children(recursive=True)) - children
     assert not left, f"processes are left: {left}"
-    # Another run on this machine may have one for a moment.
-    wait_until(lambda: names_in_shared_memory() <= names, 2)
+    wait_for_names_to_go(names)
     after = descriptors()
     new = {number: name for number, name in after.items() if before.get(number) != name}
     assert not new, f"descriptors are left: {new}"
+
+
+def wait_for_names_to_go(but):
+    """Wait for names in shared memory that another run on this machine has for a moment."""
+    wait_until(
+        lambda: names_in_shared_memory() <= but,
+        20,
+        lambda: f"names are left: {names_in_shared_memory() - but}",
+    )
 
 
 def fork_on_devices(master_rank):
@@ -116,10 +160,9 @@ def pytest_collection_modifyitems(config, items):
         if not {"no_session", "script"} & set(item.fixturenames):
             by_test.setdefault(item.nodeid.split("[")[0], []).append(item)
     chosen = set()
-    for each in by_test.values():
-        some = {len(each) // 2} if IS_MIXED else {0, len(each) - 1}
-        everything = "SYNKHRONOS_TEST_ALL" in os.environ
-        chosen.update(item for i, item in enumerate(each) if everything or i in some)
+    for name, each in by_test.items():
+        one = zlib.crc32(f"{DEVICES} {name}".encode()) % len(each)  # another one for each layout
+        chosen.update(each if "SYNKHRONOS_TEST_ALL" in os.environ else [each[one]])
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
 
@@ -140,6 +183,18 @@ def no_variable(monkeypatch):
     monkeypatch.delenv("SYNKHRONOS_DEVICES", raising=False)
 
 
+@pytest.fixture(autouse=True)
+def no_signal_ignored():
+    """Have signals that tests send do something, also below nohup or in a script's background."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    ignored = [signum for signum in usual if signal.getsignal(signum) == signal.SIG_IGN]
+    for signum in ignored:
+        signal.signal(signum, usual[signum])
+    yield
+    for signum in ignored:
+        signal.signal(signum, signal.SIG_IGN)
+
+
 @pytest.fixture
 def no_session():
     """For tests that fork themselves: no session before, and nothing left after."""
@@ -152,12 +207,15 @@ def no_session():
 
 @pytest.fixture(autouse=True, scope="session")
 def nothing_left_at_all():
+    # Looking for what is left collects garbage, which is slow if it looks through all of Theano.
+    gc.collect()
+    gc.freeze()
     names = names_in_shared_memory()
     yield
     if ON_DEVICES and _session._Current.session is not None:
         synk.close()
     assert _session._Current.session is None
-    wait_until(lambda: names_in_shared_memory() <= names, 2)
+    wait_for_names_to_go(names)
 
 
 @pytest.fixture
@@ -185,10 +243,10 @@ def script(tmp_path):
     return run
 
 
-def wait_until(condition, seconds):
-    """Wait until the condition holds; return how long it took, or fail."""
+def wait_until(condition, seconds, what=lambda: ""):
+    """Wait until the condition holds; return how long it took, or fail, saying what there is."""
     begin = time.monotonic()
     while not condition():
-        assert time.monotonic() - begin < seconds, f"not within {seconds} s"
+        assert time.monotonic() - begin < seconds, f"not within {seconds} s {what()}"
         time.sleep(0.005)
     return time.monotonic() - begin

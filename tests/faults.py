@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import theano
 import theano.tensor as T
+from conftest import TEST_SECONDS, end_after
 from helpers import Call, function
 
 import synkhronos as synk
@@ -23,6 +24,7 @@ from synkhronos._process import ForkedProcess
 
 SIZE = 50_000  # of shared variables: more than a block of a reduction
 BOUND = 20  # seconds that any of it may take on a busy machine
+HANGS = 5  # times its bound, and it will not end by itself
 
 # The process to hit at the point; how many were hit; then what the one that was hit wrote down.
 _cells = memoryview(mmap.mmap(-1, 8 * 64)).cast("q")
@@ -125,9 +127,13 @@ def pids_by_rank():
 
 @contextlib.contextmanager
 def bounded(seconds=BOUND):
-    """Fail if what runs inside takes longer; that it hangs for ever is faulthandler's to say."""
+    """Fail if what runs inside takes longer; end the tests, saying where it hangs, if it does."""
     begin = time.monotonic()
-    yield
+    end_after(HANGS * seconds)
+    try:
+        yield
+    finally:
+        end_after(TEST_SECONDS)
     took = time.monotonic() - begin
     assert took < seconds, f"it took {took:.1f} s"
 

@@ -409,6 +409,7 @@ class Run(NamedTuple):
     n_ranks: int
     commands: tuple
     mishaps: dict
+    states: int = 0  # that there are: it is always explored in the same order
 
     def __str__(self):
         mishaps = [name if n is True else f"{name} {n}" for name, n in self.mishaps.items()]
@@ -416,26 +417,30 @@ class Run(NamedTuple):
 
 
 RUNS = [
-    Run(2, ("a|", "b|", "a|"), {"stores": 4}),
-    Run(2, ("a", "b", "c", "a"), {"errors": 1}),
-    Run(2, ("a|", "a"), {"errors": 2, "crashes": 1}),
-    Run(2, ("a||", "b|"), {"errors": 1, "crashes": 1, "master": 1}),
-    Run(2, ("a|", "a"), {"errors": 1, "interrupts": 1, "crashes": 1}),
-    Run(2, ("a", "a"), {"errors": 1, "interrupts": 2}),
-    Run(2, ("a|", "a"), {"errors": 2, "heartbeat": True, "may_leave": True}),
-    Run(3, ("a",), {"errors": 1}),
-    Run(3, ("a",), {"crashes": 1}),
-    Run(3, ("a",), {"interrupts": 1}),
-    Run(3, ("a|",), {}),
+    Run(2, ("a|", "b|", "a|"), {"stores": 4}, 9_189),
+    Run(2, ("a", "b", "c", "a"), {"errors": 1}, 22_678),
+    Run(2, ("a|", "a"), {"errors": 2, "crashes": 1}, 33_645),
+    Run(2, ("a||", "b|"), {"errors": 1, "crashes": 1, "master": 1}, 52_817),
+    Run(2, ("a|", "a"), {"errors": 1, "interrupts": 1, "crashes": 1}, 139_266),
+    Run(2, ("a", "a"), {"errors": 1, "interrupts": 2}, 97_052),
+    Run(2, ("a|", "a"), {"errors": 2, "heartbeat": True, "may_leave": True}, 40_710),
+    Run(2, ("a|", "a"), {"errors": 1, "crashes": 1, "heartbeat": True, "may_leave": True}, 30_993),
+    Run(3, ("a",), {"errors": 1}, 192_001),
+    Run(3, ("a",), {"crashes": 1}, 116_874),
+    Run(3, ("a",), {"crashes": 1, "heartbeat": True}, 128_112),
+    Run(3, ("a",), {"interrupts": 1}, 364_894),
+    Run(3, ("a|",), {}, 305_635),
 ]
 DEEP = [
-    Run(2, ("a|", "b|", "a"), {"errors": 1, "interrupts": 2, "crashes": 1}),
-    Run(3, ("a",), {"errors": 1, "crashes": 1}),
-    Run(3, ("a", "a"), {"master": 1}),
-    Run(3, ("a|",), {"crashes": 1}),
-    Run(3, ("a|",), {"errors": 1}),
-    Run(3, ("a|",), {"interrupts": 1}),
-    Run(3, ("a|", "a"), {}),
+    Run(2, ("a|", "b|", "a"), {"errors": 1, "interrupts": 2, "crashes": 1}, 1_749_919),
+    Run(3, ("a",), {"errors": 1, "crashes": 1}, 359_970),
+    Run(3, ("a", "a"), {"master": 1}, 191_315),
+    Run(3, ("a|",), {"crashes": 1}, 535_372),
+    Run(3, ("a|",), {"crashes": 1, "heartbeat": True}, 547_651),
+    Run(3, ("a|",), {"errors": 1}, 1_321_355),
+    Run(3, ("a|",), {"errors": 1, "heartbeat": True, "may_leave": True}, 1_976_373),
+    Run(3, ("a|",), {"interrupts": 1}, 1_882_320),
+    Run(3, ("a|", "a"), {}, 450_634),
 ]
 
 
@@ -452,6 +457,7 @@ def main():
             seconds = time.monotonic() - begin
             total += explored.states
             print(f"{run}: {explored.states} states, {explored.steps} steps, {seconds:.0f} s")
+            assert explored.states == run.states, f"there were {run.states}"
     print(f"{total} states in all; none breaks a property")
 
 

@@ -2,6 +2,7 @@
 
 python kernels.py execute NOTEBOOK RESULT    run all cells, and write the notebook with its outputs
 python kernels.py interrupt                  interrupt calls, and print what the kernel said
+python kernels.py restart HOW                restart a kernel that is "asked to end" or "killed"
 """
 
 import json
@@ -51,15 +52,17 @@ while True:
 NEW_FUNCTION = 'synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")([1, 2, 3])'
 
 
-def interrupt():
-    """Interrupt calls three times; then kill the kernel."""
-    manager = KernelManager(kernel_spec_manager=ThisPython())
-    manager.start_kernel()
-    client = manager.client()
-    client.start_channels()
-    client.wait_for_ready(timeout=60)
+class Kernel:
+    """A kernel that runs what it is given."""
 
-    def run(code, interrupted=False):
+    def __init__(self):
+        self.manager = KernelManager(kernel_spec_manager=ThisPython())
+        self.manager.start_kernel()
+        self._client = self.manager.client()
+        self._client.start_channels()
+        self._client.wait_for_ready(timeout=60)
+
+    def run(self, code, interrupted=False):
         """Run code; return the name of its error, if any, and what it showed."""
         texts = []
 
@@ -68,25 +71,60 @@ def interrupt():
             text = content.get("text") or content.get("data", {}).get("text/plain")
             if text and interrupted and not texts:
                 time.sleep(0.2)
-                manager.interrupt_kernel()
+                self.manager.interrupt_kernel()
             texts.extend([text] if text else [])
 
-        reply = client.execute_interactive(code, output_hook=hook, timeout=60)["content"]
+        reply = self._client.execute_interactive(code, output_hook=hook, timeout=60)["content"]
         return reply.get("ename"), texts
 
-    said = [run(SET_UP)]
-    process = psutil.Process(manager.provisioner.pid)
-    workers = process.children()
+    def workers(self):
+        return psutil.Process(self.manager.provisioner.pid).children()
+
+    def restart(self, now):
+        self.manager.restart_kernel(now=now)
+        self._client.wait_for_ready(timeout=60)
+
+    def kill(self):
+        self._client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+def interrupt():
+    """Interrupt calls three times; then kill the kernel."""
+    kernel = Kernel()
+    said = [kernel.run(SET_UP)]
+    workers = kernel.workers()
     for _ in range(3):
-        said += [run(CALL_FOR_EVER, interrupted=True), run("g([1, 2, 3])"), run(NEW_FUNCTION)]
-    same = process.children() == workers
-    client.stop_channels()
-    manager.shutdown_kernel(now=True)
-    deadline = time.monotonic() + 10
-    while any(is_alive(worker) for worker in workers) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    alive = sum(is_alive(worker) for worker in workers)
+        said += [kernel.run(CALL_FOR_EVER, interrupted=True)]
+        said += [kernel.run("g([1, 2, 3])"), kernel.run(NEW_FUNCTION)]
+    same = kernel.workers() == workers
+    kernel.kill()
+    alive = still_alive(workers)
     print(json.dumps({"said": said, "workers": len(workers), "same": same, "alive": alive}))
+
+
+def restart(how):
+    """Restart a kernel in the middle of a session; then kill it in the middle of the next."""
+    kernel = Kernel()
+    said, workers, alive = [], [], []
+    for number in range(2):
+        said += [kernel.run(SET_UP.replace("fork(2)", "fork(3)")), kernel.run(NEW_FUNCTION)]
+        workers.append(kernel.workers())
+        if number == 0:
+            kernel.restart(now=how == "killed")
+        else:
+            kernel.kill()
+        alive.append(still_alive(workers[-1]))
+    pids = [[worker.pid for worker in each] for each in workers]
+    print(json.dumps({"said": said, "workers": pids, "alive": alive}))
+
+
+def still_alive(processes):
+    """Give processes some time to end; return how many have not."""
+    deadline = time.monotonic() + 10
+    while any(map(is_alive, processes)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return sum(map(is_alive, processes))
 
 
 def is_alive(process):
@@ -97,4 +135,4 @@ def is_alive(process):
 
 
 if __name__ == "__main__":
-    {"execute": execute, "interrupt": interrupt}[sys.argv[1]](*sys.argv[2:])
+    {"execute": execute, "interrupt": interrupt, "restart": restart}[sys.argv[1]](*sys.argv[2:])

@@ -4,12 +4,16 @@ import ast
 import importlib.util
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from conftest import nothing_left, wait_until
+from faults import BOUND, runs
+from test_notebook import in_kernel, needs_jupyter
 
 from synkhronos import _import_support
 
@@ -36,9 +40,10 @@ def test_newer_syntax_would_be_seen():
 
 @pytest.mark.skipif(importlib.util.find_spec("vermin") is None, reason="vermin is not installed")
 def test_modules_and_functions_are_those_of_the_oldest_python():
-    command = [sys.executable, "-m", "vermin", "-t=3.8-", "--no-tips", "--violations"]
-    done = subprocess.run([*command, str(ROOT / "synkhronos")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    command = [sys.executable, "-c", "import vermin; vermin.main()", "-t=3.8-"]
+    command += ["--no-tips", "--violations", str(ROOT / "synkhronos")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_metadata_name_the_pythons_that_are_checked_for(monkeypatch):
@@ -119,9 +124,16 @@ def ipython(tmp_path, *arguments):
     )
 
 
+PIDS = 'print("pids", *synk.session.current("a test").worker_pids)'
+
+
 def test_ipython_runs_code_and_ends_without_close(tmp_path):
-    done = ipython(tmp_path, "-c", LINES)
+    done = ipython(tmp_path, "-c", LINES.replace("fork(2)", "fork(3)") + PIDS)
     assert done.returncode == 0 and "sum 10.0" in done.stdout, done.stdout + done.stderr
+    [pids] = re.findall("^pids (.*)$", done.stdout, re.MULTILINE)
+    pids = [int(pid) for pid in pids.split()]
+    assert len(pids) == 2
+    wait_until(lambda: not any(map(runs, pids)), BOUND)
 
 
 def test_ipython_runs_a_script_again_and_again(tmp_path):
@@ -135,6 +147,21 @@ def test_ipython_goes_on_after_a_script_that_fails(tmp_path):
     done = ipython(tmp_path, "-c", "%run fails.py\nprint('then', float(f([1, 2])))\nsynk.close()")
     assert "takes TensorType(float64, vector), got" in done.stdout + done.stderr
     assert "then 3.0" in done.stdout
+
+
+# Jupyter; see also test_notebook.py.
+
+
+@needs_jupyter
+@pytest.mark.parametrize("how", ["asked to end", "killed"])
+def test_a_kernel_restarts_in_the_middle_of_a_session(tmp_path, how):
+    with nothing_left():
+        found = json.loads(in_kernel(tmp_path, "restart", how))
+    assert found["said"] == [[None, []], [None, ["array(6.)"]]] * 2
+    first, second = found["workers"]
+    assert len(first) == len(second) == 2 and not set(first) & set(second)
+    assert not any(map(runs, second))
+    assert found["alive"] == [0, 0]  # at each end of the kernel
 
 
 # Tests of users, in parallel.

@@ -14,7 +14,7 @@ import theano
 import theano.tensor as T
 from conftest import forked, nothing_left
 from faults import BOUND, CALLS, bounded, child_process, pids_by_rank
-from helpers import function
+from helpers import function, square
 
 import synkhronos as synk
 from synkhronos import SessionError
@@ -107,10 +107,6 @@ def test_a_child_that(pair, capfd, what):
         assert pair.f(pair.data) == 10
         synk.all_reduce(pair.s)
         assert pids_by_rank() == pids
-
-
-def square(number):
-    return number * number
 
 
 def test_multiprocessing_by_fork(pair):

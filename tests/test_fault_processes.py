@@ -11,9 +11,10 @@ import psutil
 import pytest
 from conftest import nothing_left, wait_until
 from faults import BOUND, CALLS, bounded, child_process, pids_by_rank, runs
+from helpers import square
 
 import synkhronos as synk
-from synkhronos import SessionError, WorkerDied, session
+from synkhronos import SessionError, WorkerDied, _master, _theano, session
 
 pytestmark = pytest.mark.faults
 
@@ -39,10 +40,6 @@ def test_a_child_that_outlives_the_session(no_session):
         assert process.is_alive()
 
 
-def square(number):
-    return number * number
-
-
 def test_a_pool_from_before_the_session(no_session):
     context = multiprocessing.get_context("fork")
     with context.Pool(2) as pool:
@@ -56,36 +53,6 @@ def test_a_pool_from_before_the_session(no_session):
         assert pool.map(square, [4]) == [16]
         pool.terminate()
         pool.join()
-
-
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_multiprocessing_by(script, method):
-    """A child that has nothing of the parent's session may have one of its own."""
-    done = script(
-        f"""
-import multiprocessing
-import numpy as np
-import theano.tensor as T
-import synkhronos as synk
-
-def total(numbers):
-    synk.fork(2)
-    x = T.dvector("x")
-    result = synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")(numbers)
-    synk.close()
-    return float(result)
-
-if __name__ == "__main__":
-    synk.fork(2)
-    x = T.dvector("x")
-    f = synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
-    with multiprocessing.get_context({method!r}).Pool(1) as pool:
-        result = pool.apply_async(total, ([1.0, 2.0, 4.0],))
-        print(f([1.0, 2.0]), result.get(60), f([1.0, 2.0]))
-    synk.close()
-"""
-    )
-    assert (done.stdout, done.stderr) == ("3.0 7.0 3.0\n", "")
 
 
 # Threads.
@@ -149,6 +116,43 @@ def test_close_in_a_thread_while_others_call(no_session, what, caplog):
         assert isinstance(error, (SessionError, WorkerDied)), repr(error)
     synk.fork(2)
     CALLS["function"](2)()
+
+
+def test_close_while_a_thread_computes_for_long(no_session, monkeypatch):
+    """The session is given back when that thread has come out of it."""
+    monkeypatch.setattr(_master, "QUIT_SECONDS", 0.2)
+    errors, computes, may_go_on = [], threading.Event(), threading.Event()
+    real = _theano.run
+
+    def compute(*args):
+        if threading.current_thread() is thread:
+            computes.set()
+            may_go_on.wait(BOUND)
+        return real(*args)
+
+    def work():
+        try:
+            calls[0]()
+        except SessionError as error:
+            errors.append(str(error))
+
+    with nothing_left(), bounded():
+        synk.fork(3)
+        calls = [CALLS["function"](3)]
+        thread = threading.Thread(target=work)
+        monkeypatch.setattr(_theano, "run", compute)
+        thread.start()
+        computes.wait(BOUND)
+        synk.close()
+        assert psutil.Process().children() == []
+        synk.fork(2)
+        CALLS["all_reduce"](2)()
+        may_go_on.set()
+        thread.join()
+        assert "closed" in errors[0]
+        CALLS["all_reduce"](2)()
+        synk.close()
+        del calls[:]
 
 
 def test_collectives_from_several_threads_take_turns(no_session):
@@ -231,7 +235,10 @@ ENDINGS = {  # how, and the exit status
     "a thread that calls last": ("start(lambda: (time.sleep(0.3), f(d)))", 0),
     "an error at exit": ("atexit.register(lambda: 1 / 0)", 0),
     "a call at exit": ("atexit.register(lambda: print(f(d)))", 0),
-    "a stopped worker": ("os.kill(pids[0], signal.SIGSTOP)", 0),
+    "a stopped worker": (
+        "synk._master.QUIT_SECONDS = 0.5\nos.kill(pids[0], signal.SIGSTOP)",
+        0,
+    ),
     "a killed worker": ("os.kill(pids[1], signal.SIGKILL)\ntime.sleep(0.2)\nf(d)", 1),
     "SIGTERM with a handler": (
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\n"

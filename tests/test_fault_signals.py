@@ -19,8 +19,10 @@ import synkhronos as synk
 from synkhronos import (
     _garbage,
     _gate,
+    _master,
     _process,
     _registry,
+    _reports,
     _request,
     _shm,
     _theano,
@@ -28,10 +30,10 @@ from synkhronos import (
     session,
 )
 from synkhronos._gate import Gate
+from synkhronos._master import Session
 from synkhronos._process import ForkedProcess
 from synkhronos.comm import homes, shared
 from synkhronos.comm.shared import SharedMemory
-from synkhronos.session import Session
 
 pytestmark = pytest.mark.faults
 
@@ -52,12 +54,12 @@ def said(log):
 
 
 @contextlib.contextmanager
-def continued_once_said(log, words, pid):
-    """Continue a stopped process as soon as the log has these words."""
+def continued_once(condition, pid):
+    """Continue a stopped process as soon as the condition holds."""
 
     def watch():
         with contextlib.suppress(AssertionError):
-            wait_until(lambda: any(words in message for message in said(log)), BOUND)
+            wait_until(condition, BOUND)
         os.kill(pid, signal.SIGCONT)
 
     thread = threading.Thread(target=watch)
@@ -66,6 +68,11 @@ def continued_once_said(log, words, pid):
         yield
     finally:
         thread.join()
+
+
+def continued_once_said(log, words, pid, times=1):
+    """Continue a stopped process as soon as so many messages of the log have these words."""
+    return continued_once(lambda: sum(words in message for message in said(log)) >= times, pid)
 
 
 STOPS = [
@@ -104,45 +111,52 @@ def test_a_worker_stopped_at(
     synk.close()
 
 
-def test_the_log_tells_of_a_long_wait_less_and_less_often(no_session, impatient):
+def test_the_log_tells_of_a_long_wait_less_and_less_often(no_session, monkeypatch, impatient):
+    monkeypatch.setattr(_gate, "_HEARTBEAT_MS", 10)
+    monkeypatch.setattr(_gate, "PATIENCE_SECONDS", 0.02)
     synk.fork(2)
     call = CALLS["function"](2)
     call()
     impatient.clear()
     pid = pids_by_rank()[1]
     os.kill(pid, signal.SIGSTOP)
-    timer = threading.Timer(3.5, os.kill, (pid, signal.SIGCONT))
-    timer.start()
-    with bounded():
+    with bounded(), continued_once_said(impatient, "rank 1", pid, times=5):
         call()
-    timer.join()
-    *waits, end = said(impatient)
-    assert all("rank 1" in message for message in waits)
-    # Each after twice the time of the one before: 0.2, 0.4, 0.8, 1.6, 3.2 at most.
-    assert 2 <= len(waits) <= 5, waits
-    assert "goes on after" in end
+    *waits, end = [record for record in impatient.records if record.name == "synkhronos"]
+    assert all("rank 1" in wait.getMessage() for wait in waits)
+    seconds = [0.01, *(wait.args[0] for wait in waits)]
+    assert len(waits) >= 5
+    assert all(later >= 2 * earlier for earlier, later in zip(seconds, seconds[1:])), seconds
+    assert "goes on after" in end.getMessage() and end.args[0] >= seconds[-1]
     synk.close()
 
 
-def test_a_short_wait_is_not_told_of(no_session, caplog):
+def test_a_short_wait_is_not_told_of(no_session, monkeypatch, caplog):
+    looks = []
+    wait_for = _reports.Patience.wait_for
+
+    def look(*args, **kwargs):
+        looks.append(args)
+        wait_for(*args, **kwargs)
+
+    monkeypatch.setattr(_reports.Patience, "wait_for", look)
+    monkeypatch.setattr(_gate, "_HEARTBEAT_MS", 20)
+    monkeypatch.setattr(_gate, "PATIENCE_SECONDS", 2 * BOUND)
     caplog.set_level(logging.WARNING, "synkhronos")
     synk.fork(2)
     call = CALLS["function"](2)
     call()
     pid = pids_by_rank()[1]
     os.kill(pid, signal.SIGSTOP)
-    timer = threading.Timer(1.5, os.kill, (pid, signal.SIGCONT))
-    timer.start()
-    with bounded():
+    with bounded(), continued_once(lambda: len(looks) > 3, pid):
         call()
-    timer.join()
     assert said(caplog) == []
     synk.close()
 
 
 @pytest.mark.parametrize("n, stopped", [(2, [1]), (4, [1, 2, 3])])
 def test_close_with_stopped_workers(no_session, monkeypatch, n, stopped):
-    monkeypatch.setattr(session, "QUIT_SECONDS", 0.5)
+    monkeypatch.setattr(_master, "QUIT_SECONDS", 0.5)
     synk.fork(n)
     CALLS["function"](n)()
     pids = pids_by_rank()
@@ -194,6 +208,7 @@ FILES = {
     module.__file__
     for module in (
         session,
+        _master,
         _garbage,
         _process,
         _gate,
@@ -283,7 +298,8 @@ def test_ctrl_c_at_lines_of_close_leaves_nothing(no_session, other_thread):
     while True:
         with nothing_left():
             synk.fork(2)
-            call = CALLS["function"](2) if not line else None
+            call = CALLS["function"](2)
+            call()  # so that there is something to give back
             interrupted = interrupt_at_line(line, synk.close)
             if session._Current.session is not None:
                 synk.close()
@@ -322,8 +338,7 @@ def test_a_handler_that_closes_at_lines_of_a_call(no_session, what):
                     came_to_it = signal_at_line(line, call, signal.SIGUSR1)
                 except synk.SessionError as error:
                     assert "closed" in str(error) or "There is no session" in str(error)
-                if session._Current.session is not None:
-                    synk.close()
+                synk.close()  # what the call was in goes now
                 del call
             line += STEP
     finally:
@@ -337,7 +352,7 @@ def test_a_handler_that_closes_at_lines_of_a_call(no_session, what):
 TWICE = [
     ("fork", (Gate, "start"), (Session, "release")),
     ("fork", (Session, "_start_workers"), (Session, "release")),
-    ("close", (session, "join_all"), (session, "_end_current")),
+    ("close", (_master, "join_all"), (session, "_end_current")),
     ("close", (Gate, "start"), (Session, "release")),
     ("function", (_theano, "run"), (Gate, "abort")),
     ("function", (Gate, "finish"), (Gate, "abort")),

@@ -20,6 +20,7 @@ from helpers import Call, function
 import synkhronos as synk
 from synkhronos import WorkerDied, _blocks, _reports, _theano
 from synkhronos._gate import Gate
+from synkhronos._master import Session
 from synkhronos._process import ForkedProcess
 from synkhronos._replica import Replica
 from synkhronos._shm import Segment, Segments
@@ -28,7 +29,6 @@ from synkhronos.comm.exchanges import Exchanges
 from synkhronos.comm.homes import Homes
 from synkhronos.comm.outboxes import Outboxes
 from synkhronos.comm.shared import SharedMemory
-from synkhronos.session import Session
 
 pytestmark = pytest.mark.faults
 
@@ -87,7 +87,8 @@ def check_that_it_is_over(rank, signum, call, pids):
     synk.close()
 
 
-@pytest.mark.parametrize("n, master, rank", [(3, 1, 0), (4, 0, 3)])
+# Each worker of two ranks and of three, and one of four.
+@pytest.mark.parametrize("n, master, rank", [(2, 0, 1), (3, 1, 0), (3, 1, 2), (4, 0, 3)])
 @pytest.mark.parametrize("what, owner, name, when", POINTS, ids=faults.point_id)
 def test_a_worker_killed_at(no_session, monkeypatch, what, owner, name, when, n, master, rank):
     set_point(monkeypatch, owner, name, when, faults.hit_by(signal.SIGKILL))

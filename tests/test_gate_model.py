@@ -1,7 +1,7 @@
 """The gate's protocol, explored: every interleaving of 2 and 3 ranks, with every mishap.
 
-In each run the explorer visits all states and finds none that breaks a property; -s prints how many
-there are. With a mistake put into the model on purpose it finds one: so it can.
+In each run the explorer visits all states, as many as the model says, and finds none that breaks a
+property. With a mistake put into the model on purpose it finds one: so it can.
 
 ``python tests/gate_model.py --deep`` explores more, for minutes.
 """
@@ -26,8 +26,7 @@ from synkhronos._gate import Gate
 @pytest.mark.parametrize("run", RUNS, ids=str)
 def test_no_state_breaks_a_property(run):
     explored = explore(run.n_ranks, run.commands, **run.mishaps)
-    print(f"{run}: {explored.states} states, {explored.steps} steps")
-    assert explored.states > 1000
+    assert explored.states == run.states
 
 
 # Mistakes: lines of the model, what stands there instead, and what goes wrong.

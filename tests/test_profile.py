@@ -19,9 +19,9 @@ from synkhronos import SessionError, SharedMemoryFull, WorkerError, _recorder, c
 from synkhronos import session as _session
 from synkhronos._cells import DONE, MET
 from synkhronos._replica import Replica
+from synkhronos._staging import StagedInput
 from synkhronos._timeline import NAMES
 from synkhronos.functions import Function
-from synkhronos.inputs import StagedInput
 
 
 def total(name="total"):

@@ -305,7 +305,7 @@ TWICE = [(V, V + 1), (V, V + 2)]
         (lambda: step_with(lambda *_: [5]), TypeError, "must be pairs .*, got 5 among them"),
         (lambda: step_with(lambda *_: TWICE), ValueError, "once, but v comes twice"),
         (lambda: step_with(averages=[(V, V + 1)]), ValueError, "once, but v comes twice"),
-        (lambda: step_with(averages=TWICE), ValueError, "once, but v comes twice"),
+        (lambda: step_with(averages=TWICE), ValueError, "averages must .* v comes twice"),
         (
             lambda: step_with(options={"updates": []}),
             TypeError,

@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import io
 import logging
 import os
 import signal
@@ -339,27 +340,6 @@ synk.close()
     assert done.stderr == ""
 
 
-def test_multiprocessing_of_the_users_works_beside_it(script):
-    done = script(
-        """
-import multiprocessing
-import numpy as np, theano.tensor as T
-import synkhronos as synk
-def square(n):
-    return n * n
-if __name__ == "__main__":
-    synk.fork(2)
-    x = T.dvector("x")
-    f = synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        print(pool.map(square, [1, 2, 3]), f([1.0, 2.0]))
-    print(f([1.0, 2.0]))
-    synk.close()
-"""
-    )
-    assert done.stdout.splitlines() == ["[1, 4, 9] 3.0", "3.0"]
-
-
 @pytest.mark.parametrize("ending", ["", "sys.exit(3)", "raise KeyError('mine')", "os._exit(4)"])
 def test_a_script_that_forgets_to_close_leaves_nothing(script, ending):
     done = script(
@@ -454,6 +434,69 @@ def test_idle_workers_use_no_cpu():
     before = used()
     time.sleep(1)
     assert used() - before <= 0.02
+
+
+def test_idle_workers_use_no_cpu_in_a_process_without_standard_input(script):
+    done = script(
+        """
+import os, time
+import psutil
+os.close(0)
+import synkhronos as synk
+synk.fork(2, master_rank=1)
+worker = psutil.Process(synk.session._Current.session.worker_pids[0])
+before = worker.cpu_times()
+time.sleep(1)
+print(sum(worker.cpu_times()[:2]) - sum(before[:2]))
+"""
+    )
+    assert float(done.stdout) <= 0.2  # a busy one uses it all
+
+
+def test_fork_where_standard_output_is_broken(script):
+    done = script(
+        """
+import os, sys
+import synkhronos as synk
+reader, writer = os.pipe()
+os.close(reader)
+sys.stdout = open(writer, "w")
+print("to nobody")
+synk.fork(2)
+synk.close()
+print("all is well", file=sys.__stdout__, flush=True)
+os._exit(0)
+"""
+    )
+    assert done.stdout == "all is well\n"
+
+
+def test_no_other_thread_logs_while_a_process_is_forked(monkeypatch):
+    """Or the child would have a copy of a file's buffer whose lock is taken for ever."""
+    handler = logging.StreamHandler(io.StringIO())
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    real, taken = os.fork, []
+
+    def take():
+        if handler.lock.acquire(blocking=False):
+            handler.lock.release()
+            taken.append(handler)
+
+    def fork():
+        thread = threading.Thread(target=take)
+        thread.start()
+        thread.join()
+        return real()
+
+    monkeypatch.setattr(os, "fork", fork)
+    synk.fork(3)
+    assert taken == []
+    works(3)
+    synk.close()
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join()
+    assert taken == [handler]
 
 
 def test_the_current_session_is_the_only_module_level_state():

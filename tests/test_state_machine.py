@@ -20,6 +20,7 @@ import psutil
 import pytest
 import theano
 import theano.tensor as T
+from conftest import TEST_SECONDS, end_after
 from helpers import Call, function, say, shares
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -45,6 +46,16 @@ REFUSED = (TypeError, ValueError, SessionError)
 LARGE = 1e6  # what grows beyond is replaced, long before numbers are no more exact
 BAD = 99  # a number in the rows of a rank that raises
 done = Counter()  # how often each thing was done and compared, over all examples
+
+
+# What has to be among that, for the kinds of functions see KINDS.
+ACTIONS = {
+    *("fork", "close", "function", "function dropped", "distribute", "set in the master"),
+    *("data", "data value", "data length", "data write", "data dropped"),
+    *("broadcast", "scatter", "gather", "all_gather", "reduce", "reduce to new", "all_reduce"),
+    *("set_value", "get_value", "get_shapes, get_lengths", "look at all values"),
+    *("refused", "calls refused", "errors of ranks"),
+}
 
 
 def raise_if_bad(x):
@@ -290,24 +301,26 @@ class Machine(RuleBasedStateMachine):
         self.data.append([synk.data(value), value])
 
     @precondition(lambda self: self.data)
-    @rule(data=st.data(), rows=st.integers(1, 9), how=st.sampled_from(["value", "length", "write"]))
-    def change_data(self, data, rows, how):
-        done[f"data {how}"] += 1
+    @rule(data=st.data(), order=st.permutations(["value", "length", "write"]))
+    def change_data(self, data, order):
         pair = data.draw(st.sampled_from(self.data))
-        held, value = pair
-        new = numbers(data, (rows, 2))
-        if how == "value":
-            held.set_value(new)
-        elif how == "length":
-            held.set_length(rows)
-            keep = min(rows, len(value))
-            new[:keep] = value[:keep]
-            held[keep:] = new[keep:]
-        else:
-            new = value + 1
-            held.data += 1
-        pair[1] = new
-        assert_same(np.asarray(held), new, "Data")
+        for how in order:
+            done[f"data {how}"] += 1
+            held, value = pair
+            rows = data.draw(st.integers(1, 9))
+            new = numbers(data, (rows, 2))
+            if how == "value":
+                held.set_value(new)
+            elif how == "length":
+                held.set_length(rows)
+                keep = min(rows, len(value))
+                new[:keep] = value[:keep]
+                held[keep:] = new[keep:]
+            else:
+                new = value + 1
+                held.data += 1
+            pair[1] = new
+            assert_same(np.asarray(held), new, "Data")
 
     @precondition(lambda self: self.data)
     @rule(data=st.data())
@@ -649,6 +662,8 @@ def assert_same(found, expected, what, exactly=True):
 
 @pytest.mark.slow
 def test_any_sequence_of_calls(request, no_session):
+    end_after(TEST_SECONDS * max(1, FUZZ // 60))
     done.clear()
     run_state_machine_as_test(Machine, settings=SETTINGS)
     say(request, f"{sum(done.values())} actions: " + ", ".join(f"{k} {n}" for k, n in done.items()))
+    assert set(done) >= ACTIONS | {f"call of {name}" for name in KINDS}

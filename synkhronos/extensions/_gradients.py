@@ -1,8 +1,14 @@
 """What is to be trained, checked: a loss or its gradients, the parameters, their updates."""
 
+from __future__ import annotations
+
+from typing import Sequence
+
 import numpy as np
 import theano
 import theano.tensor as T
+
+from synkhronos._hints import Scalar, Variable
 
 
 def gradients(loss_or_grads, params):
@@ -131,7 +137,7 @@ def _as_list(name, values, kind):
     return list(values)
 
 
-def clip_by_global_norm(grads, max_norm):
+def clip_by_global_norm(grads: Sequence[Variable], max_norm: Scalar) -> list[Variable]:
     r"""Scale gradients down together, where their common norm is larger than it may be.
 
     .. math:: g_i \leftarrow g_i \min(1, c / \lVert g \rVert), \quad
@@ -149,10 +155,24 @@ def clip_by_global_norm(grads, max_norm):
     -------
     list of tensor variables
 
+    Raises
+    ------
+    TypeError
+        For what is no list of tensor variables, and a norm that is no number or scalar.
+    ValueError
+        For a norm that is not above zero.
+
     References
     ----------
     Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", ICML
     2013, arXiv:1211.5063.
+
+    Examples
+    --------
+    >>> import theano
+    >>> grads = [theano.shared(3.0), theano.shared(4.0)]
+    >>> [round(float(grad.eval()), 6) for grad in clip_by_global_norm(grads, max_norm=1)]
+    [0.6, 0.8]
     """
     grads = check_variables("grads", grads)
     check_number("max_norm", max_norm)

@@ -10,16 +10,19 @@ Keras is imported when a model comes, not with this module: it picks its backend
 settings to the user's home, and sets Theano's floatX.
 """
 
+from __future__ import annotations
+
 import importlib.util
 import weakref
+from typing import TYPE_CHECKING
 
 import theano
-import theano.tensor as T
 
-from synkhronos import collectives, functions, ops
+from synkhronos import collectives, functions
 from synkhronos import session as _session
 from synkhronos._theano import is_array_variable, is_random_state, peek
-from synkhronos.extensions import train
+from synkhronos.extensions._keras_checks import check_model, check_parts
+from synkhronos.extensions._keras_updates import added_up, averaged, metrics_of, step
 
 if importlib.util.find_spec("keras") is None:
     raise ImportError(
@@ -27,12 +30,15 @@ if importlib.util.find_spec("keras") is None:
         "pip install 'synkhronos[demos]'"
     )
 
+if TYPE_CHECKING:
+    from keras.models import Model
+
 __all__ = ["broadcast", "parallelize", "restore"]
 
 FUNCTIONS = ("train", "test", "predict")
 
 
-def parallelize(model):
+def parallelize(model: Model) -> Model:
     """Have a Keras model train, evaluate and predict on all ranks.
 
     Its ``fit``, ``fit_generator``, ``train_on_batch``, ``evaluate``, ``predict`` and so on are
@@ -73,24 +79,30 @@ def parallelize(model):
 
     Examples
     --------
-    ::
-
-        synk.fork()
-        model.compile("adam", "categorical_crossentropy", metrics=["accuracy"])
-        parallelize(model)
-        model.fit(x, y, batch_size=512, epochs=5)
+    >>> import keras, numpy as np
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> layer = keras.layers.Dense(1, kernel_initializer="zeros", input_shape=(3,))
+    >>> model = keras.models.Sequential([layer])
+    >>> model.compile("sgd", "mse")
+    >>> model = parallelize(model)
+    >>> history = model.fit(np.eye(3), np.ones(3), batch_size=3, verbose=0)
+    >>> history.history
+    {'loss': [1.0]}
+    >>> synk.close()
     """
     _session.current("parallelize()")
-    _check_model(model)
+    check_model(model)
     if model.built:
-        _check_parts(model)
+        check_parts(model)
     parallel = _Parallel(model)
     for name in FUNCTIONS:
         setattr(model, f"_make_{name}_function", getattr(parallel, f"make_{name}_function"))
     return model
 
 
-def restore(model):
+def restore(model: Model) -> Model:
     """Have a model that was made parallel train in this process alone, as before.
 
     Parameters
@@ -101,6 +113,24 @@ def restore(model):
     -------
     keras.models.Model
         The same one. Its optimizer begins anew, as it does when a model is compiled.
+
+    Raises
+    ------
+    ValueError
+        For anything but a model that :func:`parallelize` was given.
+
+    Examples
+    --------
+    >>> import keras, numpy as np
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> model = keras.models.Sequential([keras.layers.Dense(1, input_shape=(3,))])
+    >>> model.compile("sgd", "mse")
+    >>> _ = parallelize(model).predict(np.eye(3))
+    >>> synk.close()
+    >>> restore(model).predict(np.eye(3)).shape  # needs no workers any more
+    (3, 1)
     """
     _parallel_of(model, "restore()")
     for name in FUNCTIONS:
@@ -109,7 +139,7 @@ def restore(model):
     return model
 
 
-def broadcast(model) -> None:
+def broadcast(model: Model) -> None:
     """Give every rank the master's weights, optimizer state and settings of a parallel model.
 
     Calls of the model do it for variables that have a new value. Call it where they can't see one:
@@ -121,6 +151,29 @@ def broadcast(model) -> None:
     ----------
     model : keras.models.Model
         After :func:`parallelize`.
+
+    Raises
+    ------
+    ValueError
+        For anything but a model that :func:`parallelize` was given.
+    SessionError
+        After :func:`synkhronos.close`.
+
+    Examples
+    --------
+    >>> import keras, numpy as np
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> model = keras.models.Sequential([keras.layers.Dense(1, input_shape=(3,))])
+    >>> model.compile("sgd", "mse")
+    >>> _ = parallelize(model).predict(np.eye(3))
+    >>> [weights, bias] = model.weights
+    >>> weights.set_value(np.ones((3, 1), "float32"))
+    >>> broadcast(model)
+    >>> synk.get_value(1, weights).tolist()
+    [[1.0], [1.0], [1.0]]
+    >>> synk.close()
     """
     _parallel_of(model, "broadcast()").send_all()
 
@@ -132,8 +185,6 @@ class _Parallel:
         self._model = model
         self._seen = {}  # shared variable -> reference to the value that all ranks have
 
-    # In place of the methods of the model, and of their names.
-
     def make_train_function(self):
         """Make the function that takes a step of training, unless it is there."""
         model = self._model
@@ -142,7 +193,7 @@ class _Parallel:
         model._check_trainable_weights_consistency()
         # Keras keeps the optimizer's state until the model is compiled again.
         state = [] if model.train_function is None else model.optimizer.get_weights()
-        updates = [*_averaged(model.updates), *_step(model), *_added_up(model)]
+        updates = [*averaged(model.updates), *step(model), *added_up(model)]
         if state:
             model.optimizer.set_weights(state)
         self._seen.clear()
@@ -152,7 +203,7 @@ class _Parallel:
         """Make the function that evaluates, unless it is there."""
         if self._must_make("test"):
             model = self._model
-            model.test_function = self._function("test", [model.total_loss], _added_up(model))
+            model.test_function = self._function("test", [model.total_loss], added_up(model))
 
     def make_predict_function(self):
         """Make the function that predicts, unless it is there."""
@@ -169,7 +220,7 @@ class _Parallel:
             return False
         if name != "predict" and not hasattr(self._model, f"{name}_function"):
             raise RuntimeError("The model was not compiled: call model.compile() first.")
-        _check_parts(self._model)
+        check_parts(self._model)
         return True
 
     def _function(self, name, outputs, updates):
@@ -179,7 +230,7 @@ class _Parallel:
         inputs = list(model._feed_inputs)
         if name != "predict":
             inputs += [*model._feed_targets, *model._feed_sample_weights]
-            metrics = [m._call_result for m in _metrics(model) if hasattr(m, "_call_result")]
+            metrics = [m._call_result for m in metrics_of(model) if hasattr(m, "_call_result")]
         compiled = functions.function(
             inputs,
             outputs,
@@ -191,8 +242,6 @@ class _Parallel:
             **getattr(model, "_function_kwargs", {}),
         )
         return _Function(self, compiled, metrics, _session.current("The model"))
-
-    # Variables.
 
     def send_new(self, variables):
         """Broadcast those variables whose value is another array than all ranks are known to have.
@@ -248,84 +297,12 @@ class _Function:
         return [*outputs, *self._metrics()]
 
 
-# The updates of a step.
-
-
-def _averaged(updates):
-    """Return a model's updates, such as running averages, averaged; counts of steps are equal."""
-    first = {}
-    for variable, value in updates:
-        first.setdefault(variable, value)  # Keras drops the later ones, of layers that are shared
-    floats = [(v, value) for v, value in first.items() if v.dtype.startswith("float")]
-    others = [(v, value) for v, value in first.items() if not v.dtype.startswith("float")]
-    return [*train.average_updates(floats).items(), *others]
-
-
-def _step(model):
-    """Return the updates of the optimizer, with gradients that are averaged over the ranks."""
-    params = model._collected_trainable_weights
-    if not params:
-        return model.optimizer.get_updates(loss=model.total_loss, params=[])
-    return list(train.parallel_updates(model.total_loss, params, model.optimizer).items())
-
-
-def _added_up(model):
-    """Return the updates of the metrics, which count the rows of all ranks."""
-    fed = {*model._feed_inputs, *model._feed_targets, *model._feed_sample_weights}
-    updates = {}
-    for metric in _metrics(model):
-        # Of several updates of a state Keras takes the first.
-        added = {state: _added(metric, state, value) for state, value in reversed(metric.updates)}
-        # One that counts minibatches takes the mean of each, as the loss of an output does.
-        op = "sum" if all(_depends_on(fed, number) for number in added.values()) else "avg"
-        for state, number in added.items():
-            if _depends_on(fed, number):
-                number = ops.all_reduce(number, op)
-            updates.setdefault(state, state + number)
-    return list(updates.items())
-
-
-def _added(metric, state, value):
-    """Return what an update adds to a state."""
-    operands = list(value.owner.inputs) if value.owner else []
-    if state not in operands or value.owner.op != T.add:
-        raise ValueError(
-            f"The metric {metric.name!r} sets {state} to something else than itself plus a number, "
-            "so the ranks' numbers can't be added up. Perhaps compute it in a callback, from "
-            "model.predict()?"
-        )
-    operands.remove(state)
-    return operands[0] if len(operands) == 1 else T.add(*operands)
-
-
-def _depends_on(inputs, variable):
-    """Whether a variable is computed from some inputs, and not just the size of one number."""
-    pending, seen = [variable], set()
-    while pending:
-        variable = pending.pop()
-        if variable in inputs:
-            return True
-        if variable.owner and variable not in seen:
-            seen.add(variable)
-            op, operands = variable.owner.op, variable.owner.inputs
-            # Keras has a size as the sum of ones, filled into that shape.
-            pending += operands[1:] if op == T.fill and operands[0].ndim == 0 else operands
-    return False
-
-
-def _metrics(model):
-    return model._get_training_eval_metrics()
-
-
 def _reference(value):
     """Return a function that returns the value as long as it exists; it keeps no memory."""
     try:
         return weakref.ref(value)
     except TypeError:  # a number of NumPy's, as some operations leave it for a 0-d array
         return lambda: value
-
-
-# Refusals.
 
 
 def _parallel_of(model, caller):
@@ -335,65 +312,3 @@ def _parallel_of(model, caller):
             f"{caller} takes a model that parallelize() was given before, got {model}."
         )
     return parallel
-
-
-def _check_model(model):
-    """Raise for what is no compiled model of Keras on Theano."""
-    try:
-        from keras import backend
-        from keras.models import Model
-    except ImportError as error:
-        raise ImportError(
-            f"Keras can't be imported ({error}). Its default backend is TensorFlow: set the "
-            "environment variable KERAS_BACKEND=theano before Keras is imported."
-        ) from error
-    if backend.backend() != "theano":
-        raise RuntimeError(
-            f"Keras has the backend {backend.backend()!r}, and parallelize() needs Theano: set the "
-            "environment variable KERAS_BACKEND=theano before Keras is imported."
-        )
-    if not isinstance(model, Model):
-        raise TypeError(f"parallelize() takes a model of Keras, got {model!r}.")
-    if getattr(model, "optimizer", None) is None:
-        raise RuntimeError(
-            f"The model {model.name!r} is not compiled: call model.compile() before parallelize()."
-        )
-
-
-def _check_parts(model):
-    """Raise for what ranks that see some rows each would compute otherwise."""
-    name = f"The model {model.name!r}"
-    for function in getattr(model, "loss_functions", []):
-        if getattr(function, "reduction", None) == "sum":
-            raise ValueError(
-                f"{name} has a loss with reduction='sum', but the ranks' losses are averaged. Take "
-                "the mean over rows (reduction='sum_over_batch_size')."
-            )
-    for layer in _layers(model):
-        if getattr(layer, "activity_regularizer", None) is not None:
-            raise ValueError(
-                f"{name} has a layer {layer.name!r} with an activity_regularizer, which adds up "
-                "all rows, but the ranks' losses are averaged. Perhaps call layer.add_loss() with "
-                "a mean?"
-            )
-        if getattr(layer, "stateful", False):
-            raise ValueError(
-                f"{name} has a layer {layer.name!r} with stateful=True: it keeps states of "
-                "a minibatch's rows for the next one, which the ranks have parts of."
-            )
-    n_targets = sum(target is not None for target in getattr(model, "targets", []))
-    fed = [("inputs", model.inputs, model._feed_inputs)]
-    if n_targets:
-        fed.append(("targets", range(n_targets), model._feed_targets))
-    for what, every, given in fed:
-        if len(given) < len(every) or not given:
-            raise ValueError(
-                f"{name} has {what} that are tensors of their own. Only arrays that are passed to "
-                "fit() and the like can be scattered over the ranks."
-            )
-
-
-def _layers(model):
-    for layer in model.layers:
-        yield layer
-        yield from _layers(layer) if hasattr(layer, "layers") else ()

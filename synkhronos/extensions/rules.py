@@ -13,21 +13,15 @@ starts at zero and has the parameter's shape and dtype, but single precision whe
 half, in which 0.999 would be one. Hyperparameters are numbers or scalar variables.
 """
 
+from __future__ import annotations
+
 from collections import OrderedDict
+from typing import Sequence
 
-import theano.tensor as T
-
+from synkhronos._hints import LossOrGrads, Scalar, SharedVariable, Updates, UpdatesLike
+from synkhronos.extensions._adaptive import adadelta, adagrad, adam, adamax, rmsprop
 from synkhronos.extensions._gradients import check_params, check_updates
-from synkhronos.extensions._precision import (
-    counter,
-    like,
-    number,
-    running_mean,
-    small_number,
-    state_of,
-    wide,
-    wide_gradients,
-)
+from synkhronos.extensions._precision import like, number, state_of, wide_gradients
 
 __all__ = [
     "adadelta",
@@ -43,7 +37,11 @@ __all__ = [
 ]
 
 
-def sgd(loss_or_grads, params, learning_rate):
+def sgd(
+    loss_or_grads: LossOrGrads,
+    params: Sequence[SharedVariable],
+    learning_rate: Scalar,
+) -> Updates:
     r"""Stochastic gradient descent: :math:`p \leftarrow p - \eta g`.
 
     Parameters
@@ -60,8 +58,12 @@ def sgd(loss_or_grads, params, learning_rate):
 
     Raises
     ------
-    TypeError, ValueError
-        For arguments that don't fit.
+    TypeError
+        For a loss that is no scalar of floats, parameters that are no shared variables of floats,
+        and hyperparameters that are no numbers or scalars.
+    ValueError
+        For no parameters or one twice, one that the loss does not depend on, and more or fewer
+        gradients than parameters.
 
     Examples
     --------
@@ -78,7 +80,12 @@ def sgd(loss_or_grads, params, learning_rate):
     )
 
 
-def momentum(loss_or_grads, params, learning_rate, momentum=0.9):
+def momentum(
+    loss_or_grads: LossOrGrads,
+    params: Sequence[SharedVariable],
+    learning_rate: Scalar,
+    momentum: Scalar = 0.9,
+) -> Updates:
     r"""Descend with a velocity: :math:`v \leftarrow \mu v - \eta g`, :math:`p \leftarrow p + v`.
 
     Parameters
@@ -91,6 +98,20 @@ def momentum(loss_or_grads, params, learning_rate, momentum=0.9):
     Returns
     -------
     OrderedDict
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`sgd`.
+
+    Examples
+    --------
+    >>> import numpy as np, theano
+    >>> w = theano.shared(np.array([1.0, 10.0]), "w")
+    >>> train = theano.function([], updates=momentum((w**2).sum(), [w], 0.1))
+    >>> _ = train(), train()
+    >>> w.get_value()  # 1 - 0.2 - (0.9 * 0.2 + 0.1 * 1.6), and ten times that
+    array([0.46, 4.6 ])
     """
     updates = OrderedDict()
     for param, grad in wide_gradients(loss_or_grads, params):
@@ -101,7 +122,12 @@ def momentum(loss_or_grads, params, learning_rate, momentum=0.9):
     return updates
 
 
-def nesterov_momentum(loss_or_grads, params, learning_rate, momentum=0.9):
+def nesterov_momentum(
+    loss_or_grads: LossOrGrads,
+    params: Sequence[SharedVariable],
+    learning_rate: Scalar,
+    momentum: Scalar = 0.9,
+) -> Updates:
     r"""Descend with a velocity that looks ahead.
 
     :math:`v \leftarrow \mu v - \eta g`, :math:`p \leftarrow p + \mu v - \eta g`, with the new v.
@@ -115,11 +141,23 @@ def nesterov_momentum(loss_or_grads, params, learning_rate, momentum=0.9):
     -------
     OrderedDict
 
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`sgd`.
+
     References
     ----------
     Sutskever, Martens, Dahl and Hinton, "On the importance of initialization and momentum in deep
     learning", ICML 2013, in the form of Bengio, Boulanger-Lewandowski and Pascanu (2012), in which
     the gradient is taken at the parameters themselves.
+
+    Examples
+    --------
+    >>> import numpy as np, theano
+    >>> w = theano.shared(np.array([1.0, 10.0]), "w")
+    >>> nesterov_momentum((w**2).sum(), [w], 0.1)[w].eval()  # 1 - 0.9 * 0.2 - 0.2
+    array([0.62, 6.2 ])
     """
     updates = OrderedDict()
     for param, grad in wide_gradients(loss_or_grads, params):
@@ -131,7 +169,11 @@ def nesterov_momentum(loss_or_grads, params, learning_rate, momentum=0.9):
     return updates
 
 
-def apply_momentum(updates, params=None, momentum=0.9):
+def apply_momentum(
+    updates: UpdatesLike,
+    params: Sequence[SharedVariable] | None = None,
+    momentum: Scalar = 0.9,
+) -> Updates:
     r"""Give any rule's steps :math:`\Delta` a velocity.
 
     :math:`v \leftarrow \mu v + \Delta`, :math:`p \leftarrow p + v`.
@@ -146,6 +188,14 @@ def apply_momentum(updates, params=None, momentum=0.9):
     Returns
     -------
     OrderedDict
+
+    Raises
+    ------
+    TypeError
+        For updates that are no pairs of a shared variable and an expression, and a momentum that is
+        no number or scalar.
+    ValueError
+        For a variable that is updated twice, and `params` that are not updated.
 
     Examples
     --------
@@ -165,7 +215,11 @@ def apply_momentum(updates, params=None, momentum=0.9):
     return updates
 
 
-def apply_nesterov_momentum(updates, params=None, momentum=0.9):
+def apply_nesterov_momentum(
+    updates: UpdatesLike,
+    params: Sequence[SharedVariable] | None = None,
+    momentum: Scalar = 0.9,
+) -> Updates:
     r"""Give any rule's steps :math:`\Delta` a velocity that looks ahead.
 
     :math:`v \leftarrow \mu v + \Delta`, :math:`p \leftarrow p + \mu v + \Delta`, with the new v.
@@ -178,6 +232,19 @@ def apply_nesterov_momentum(updates, params=None, momentum=0.9):
     Returns
     -------
     OrderedDict
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`apply_momentum`.
+
+    Examples
+    --------
+    >>> import numpy as np, theano
+    >>> w = theano.shared(np.array([1.0, 10.0]), "w")
+    >>> updates = sgd((w**2).sum(), [w], 0.1)
+    >>> apply_nesterov_momentum(updates)[w].eval()  # 1 - 0.9 * 0.2 - 0.2
+    array([0.62, 6.2 ])
     """
     updates = OrderedDict(check_updates("updates", updates))
     for param in _to_speed_up(updates, params):
@@ -186,171 +253,6 @@ def apply_nesterov_momentum(updates, params=None, momentum=0.9):
         step = mu * velocity + descent
         updates[velocity] = step
         updates[param] = like(param, param + mu * step + descent)
-    return updates
-
-
-def adagrad(loss_or_grads, params, learning_rate=1.0, epsilon=1e-6):
-    r"""Divide by the root of the sum of all squared gradients so far.
-
-    :math:`a \leftarrow a + g^2`, :math:`p \leftarrow p - \eta g / \sqrt{a + \epsilon}`.
-
-    Parameters
-    ----------
-    loss_or_grads, params, learning_rate
-        As in :func:`sgd`.
-    epsilon : float or scalar variable
-
-    Returns
-    -------
-    OrderedDict
-
-    References
-    ----------
-    Duchi, Hazan and Singer, "Adaptive subgradient methods for online learning and stochastic
-    optimization", JMLR 12 (2011).
-    """
-    updates = OrderedDict()
-    for param, grad in wide_gradients(loss_or_grads, params):
-        squares = state_of(param, "squares")
-        updates[squares] = squares + grad**2
-        root = T.sqrt(updates[squares] + small_number(epsilon, param))
-        updates[param] = like(param, param - number(learning_rate, param) * grad / root)
-    return updates
-
-
-def rmsprop(loss_or_grads, params, learning_rate=1.0, rho=0.9, epsilon=1e-6):
-    r"""Divide by the root of the running mean of squared gradients.
-
-    :math:`a \leftarrow \rho a + (1-\rho) g^2`,
-    :math:`p \leftarrow p - \eta g / \sqrt{a + \epsilon}`.
-
-    Parameters
-    ----------
-    loss_or_grads, params, learning_rate
-        As in :func:`sgd`.
-    rho, epsilon : float or scalar variable
-
-    Returns
-    -------
-    OrderedDict
-
-    References
-    ----------
-    Tieleman and Hinton, "Neural networks for machine learning", lecture 6.5 (2012).
-    """
-    updates = OrderedDict()
-    for param, grad in wide_gradients(loss_or_grads, params):
-        squares = state_of(param, "squares")
-        updates[squares] = running_mean(squares, grad**2, rho)
-        root = T.sqrt(updates[squares] + small_number(epsilon, param))
-        updates[param] = like(param, param - number(learning_rate, param) * grad / root)
-    return updates
-
-
-def adadelta(loss_or_grads, params, learning_rate=1.0, rho=0.95, epsilon=1e-6):
-    r"""Step by as much as the steps before, in units of the gradient.
-
-    :math:`a \leftarrow \rho a + (1-\rho) g^2`,
-    :math:`s = g \sqrt{d + \epsilon} / \sqrt{a + \epsilon}`,
-    :math:`p \leftarrow p - \eta s`,
-    :math:`d \leftarrow \rho d + (1-\rho) s^2`.
-
-    Parameters
-    ----------
-    loss_or_grads, params, learning_rate
-        As in :func:`sgd`.
-    rho, epsilon : float or scalar variable
-
-    Returns
-    -------
-    OrderedDict
-
-    References
-    ----------
-    Zeiler, "ADADELTA: an adaptive learning rate method", arXiv:1212.5701.
-    """
-    updates = OrderedDict()
-    for param, grad in wide_gradients(loss_or_grads, params):
-        squares, steps = state_of(param, "squares"), state_of(param, "steps")
-        small = small_number(epsilon, param)
-        updates[squares] = running_mean(squares, grad**2, rho)
-        step = grad * T.sqrt(steps + small) / T.sqrt(updates[squares] + small)
-        updates[param] = like(param, param - number(learning_rate, param) * step)
-        updates[steps] = running_mean(steps, step**2, rho)
-    return updates
-
-
-def adam(loss_or_grads, params, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8):
-    r"""Divide the running mean of gradients by the root of that of their squares.
-
-    At step t, from 1 on: :math:`m \leftarrow \beta_1 m + (1-\beta_1) g`,
-    :math:`v \leftarrow \beta_2 v + (1-\beta_2) g^2`,
-    :math:`p \leftarrow p - \eta \frac{\sqrt{1-\beta_2^t}}{1-\beta_1^t}
-    \frac{m}{\sqrt{v} + \epsilon}`.
-
-    Parameters
-    ----------
-    loss_or_grads, params, learning_rate
-        As in :func:`sgd`.
-    beta1, beta2, epsilon : float or scalar variable
-
-    Returns
-    -------
-    OrderedDict
-
-    References
-    ----------
-    Kingma and Ba, "Adam: a method for stochastic optimization", arXiv:1412.6980, with the order of
-    computation that its section 2 recommends.
-    """
-    updates = OrderedDict()
-    pairs = wide_gradients(loss_or_grads, params)
-    time = counter(pairs)
-    updates[time] = now = time + 1
-    correction = T.sqrt(1 - number(beta2, time) ** now) / (1 - number(beta1, time) ** now)
-    for param, grad in pairs:
-        mean, squares = state_of(param, "mean"), state_of(param, "squares")
-        updates[mean] = running_mean(mean, grad, beta1)
-        updates[squares] = running_mean(squares, grad**2, beta2)
-        rate = number(learning_rate, param) * T.cast(correction, wide(param))
-        root = T.sqrt(updates[squares]) + small_number(epsilon, param)
-        updates[param] = like(param, param - rate * updates[mean] / root)
-    return updates
-
-
-def adamax(loss_or_grads, params, learning_rate=0.002, beta1=0.9, beta2=0.999, epsilon=1e-8):
-    r"""Divide the running mean of gradients by the largest of late.
-
-    At step t, from 1 on: :math:`m \leftarrow \beta_1 m + (1-\beta_1) g`,
-    :math:`u \leftarrow \max(\beta_2 u, |g|)`,
-    :math:`p \leftarrow p - \frac{\eta}{1-\beta_1^t} \frac{m}{u + \epsilon}`.
-
-    Parameters
-    ----------
-    loss_or_grads, params, learning_rate
-        As in :func:`sgd`.
-    beta1, beta2, epsilon : float or scalar variable
-
-    Returns
-    -------
-    OrderedDict
-
-    References
-    ----------
-    Kingma and Ba, "Adam: a method for stochastic optimization", arXiv:1412.6980, section 7.1.
-    """
-    updates = OrderedDict()
-    pairs = wide_gradients(loss_or_grads, params)
-    time = counter(pairs)
-    updates[time] = now = time + 1
-    correction = 1 / (1 - number(beta1, time) ** now)
-    for param, grad in pairs:
-        mean, largest = state_of(param, "mean"), state_of(param, "largest")
-        updates[mean] = running_mean(mean, grad, beta1)
-        updates[largest] = T.maximum(number(beta2, param) * largest, abs(grad))
-        rate = number(learning_rate, param) * T.cast(correction, wide(param))
-        step = rate * updates[mean] / (updates[largest] + small_number(epsilon, param))
-        updates[param] = like(param, param - step)
     return updates
 
 

@@ -11,22 +11,26 @@ of one function, takes any rule: Lasagne's, an optimizer of Keras, those of
 :mod:`~synkhronos.extensions.rules`, your own. The second, of two, is that of the 2017 package.
 """
 
+from __future__ import annotations
+
 from collections import OrderedDict
+from typing import Any, Sequence
 
 import numpy as np
 import theano
 import theano.tensor as T
 
-from synkhronos import collectives, functions, ops
+from synkhronos import functions, ops
 from synkhronos._checks import whole_number
+from synkhronos._hints import Output, Rule, Scalar, SharedVariable, Updates, UpdatesLike, Variable
 from synkhronos.extensions._gradients import (
     check_number,
     check_params,
-    check_tensor,
     check_updates,
     clip_by_global_norm,
     gradients,
 )
+from synkhronos.extensions._two_steps import make_train_function, make_train_function_theano
 
 __all__ = [
     "average_gradients",
@@ -41,17 +45,17 @@ __all__ = [
 
 
 def make_train_step(
-    inputs,
-    loss,
-    params,
-    update_rule,
-    *args,
-    max_norm=None,
-    outputs=None,
-    averages=None,
-    options=None,
-    **kwargs,
-):
+    inputs: list[Variable],
+    loss: Variable,
+    params: Sequence[SharedVariable],
+    update_rule: Rule,
+    *args: Any,
+    max_norm: Scalar | None = None,
+    outputs: Sequence[Output] | None = None,
+    averages: UpdatesLike | None = None,
+    options: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> functions.Function:
     """Return one function that takes a step of training on all ranks.
 
     Parameters
@@ -122,13 +126,21 @@ def make_train_step(
     if not isinstance(outputs, (list, tuple, type(None))):
         raise TypeError(f"outputs must be a list of what to return beside the loss, got {outputs}.")
     updates = parallel_updates(loss, params, update_rule, *args, max_norm=max_norm, **kwargs)
-    updates = [*updates.items(), *average_updates({} if averages is None else averages).items()]
+    averages = check_updates("averages", {} if averages is None else averages)
+    updates = [*updates.items(), *average_updates(averages).items()]
     updates = check_updates("What the update rule returns and averages", updates)
     returned = loss if outputs is None else [loss, *outputs]
     return functions.function(inputs, returned, updates=updates, **(options or {}))
 
 
-def parallel_updates(loss, params, update_rule, *args, max_norm=None, **kwargs):
+def parallel_updates(
+    loss: Variable,
+    params: Sequence[SharedVariable],
+    update_rule: Rule,
+    *args: Any,
+    max_norm: Scalar | None = None,
+    **kwargs: Any,
+) -> Updates:
     """Return the updates of a rule whose gradients are averaged over the ranks.
 
     Parameters
@@ -140,6 +152,31 @@ def parallel_updates(loss, params, update_rule, *args, max_norm=None, **kwargs):
     -------
     OrderedDict
         Shared variable -> expression: the ``updates`` of a :func:`synkhronos.function`.
+
+    Raises
+    ------
+    TypeError
+        For an `update_rule` that is none, or is one of :mod:`synkhronos.extensions.updates`, or
+        returns no updates, for arguments to an object that has settings of its own, and as
+        :func:`average_gradients`.
+    ValueError
+        As :func:`average_gradients`, and for a variable that is updated twice.
+
+    Examples
+    --------
+    >>> import numpy as np, theano, theano.tensor as T
+    >>> import synkhronos as synk
+    >>> from synkhronos.extensions import rules
+    >>> synk.fork(2)
+    2
+    >>> x, w = T.dvector("x"), theano.shared(0.0, "w")
+    >>> updates = parallel_updates(((w - x) ** 2).mean(), [w], rules.sgd, learning_rate=0.5)
+    >>> f = synk.function([x], updates=updates)
+    >>> f([10, 20, 60])
+    []
+    >>> synk.gather(w).round(6).tolist()
+    [30.0, 30.0]
+    >>> synk.close()
     """
     params = check_params(params)
     if getattr(update_rule, "__module__", None) == "synkhronos.extensions.updates":
@@ -169,7 +206,9 @@ def parallel_updates(loss, params, update_rule, *args, max_norm=None, **kwargs):
     return OrderedDict(check_updates("What the update rule returns", updates))
 
 
-def average_gradients(loss, params, max_norm=None):
+def average_gradients(
+    loss: Variable, params: Sequence[SharedVariable], max_norm: Scalar | None = None
+) -> list[Variable]:
     """Return the gradients of a loss, averaged over all rows on all ranks.
 
     In a :func:`synkhronos.function` they are those of serial Theano on the same rows, up to
@@ -189,6 +228,15 @@ def average_gradients(loss, params, max_norm=None):
     list of tensor variables
         For an update rule, as in ``lasagne.updates.adam(average_gradients(loss, params), params)``.
 
+    Raises
+    ------
+    TypeError
+        For a loss that is no scalar of floats, parameters that are no shared variables of floats,
+        and a norm that is no number or scalar.
+    ValueError
+        For no parameters or one twice, one that the loss does not depend on, and a norm that is not
+        above zero.
+
     Examples
     --------
     >>> import numpy as np, theano, theano.tensor as T
@@ -201,7 +249,7 @@ def average_gradients(loss, params, max_norm=None):
     return grads if max_norm is None else clip_by_global_norm(grads, max_norm)
 
 
-def average_updates(updates):
+def average_updates(updates: UpdatesLike) -> Updates:
     """Return updates whose new values are averaged over the ranks, weighted with their rows.
 
     For running statistics, such as those of a batch normalisation, which every rank would otherwise
@@ -214,6 +262,13 @@ def average_updates(updates):
     Returns
     -------
     OrderedDict
+
+    Raises
+    ------
+    TypeError
+        For what is no pairs of a shared variable and an expression.
+    ValueError
+        For a variable that is updated twice.
 
     Examples
     --------
@@ -235,7 +290,7 @@ def average_updates(updates):
     )
 
 
-def warm_up(rate, factor, steps):
+def warm_up(rate: Scalar, factor: Scalar, steps: int) -> Variable:
     r"""Return a learning rate that grows in a straight line, for large minibatches.
 
     It is `rate` in the first step, and `factor` times that after `steps` of them: the linear
@@ -257,6 +312,13 @@ def warm_up(rate, factor, steps):
         For any rule. It counts by itself the calls of all functions that it is used in: the counter
         is a shared variable with a default update, the same on all ranks.
 
+    Raises
+    ------
+    TypeError
+        For a `rate` or `factor` that is no number or scalar, and `steps` that are no integer.
+    ValueError
+        For less than one step.
+
     References
     ----------
     Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour", arXiv:1706.02677,
@@ -277,112 +339,6 @@ def warm_up(rate, factor, steps):
     step.default_update = step + 1
     done = T.minimum(T.cast(step, theano.config.floatX) / steps, 1)
     return T.cast(rate * (1 + (factor - 1) * done), theano.config.floatX)
-
-
-def make_train_function(loss, params, x, y, update_rule, *args, **kwargs):
-    """Return a function that trains in two steps, with a collective between them.
-
-    Call it after :func:`synkhronos.fork`.
-
-    Parameters
-    ----------
-    loss : scalar variable
-        A mean over rows.
-    params : list of shared variables
-    x, y : theano variable
-        The inputs.
-    update_rule : callable
-        One of :mod:`synkhronos.extensions.updates`.
-    *args, **kwargs
-        For the rule.
-
-    Returns
-    -------
-    callable
-        ``train_minibatch(x_data, y_data, batch=None, num_slices=1)`` returns the loss over all
-        rows.
-
-    Examples
-    --------
-    >>> import numpy as np, theano, theano.tensor as T
-    >>> import synkhronos as synk
-    >>> from synkhronos.extensions import train, updates
-    >>> synk.fork(2)
-    2
-    >>> x, y, w = T.dmatrix("x"), T.dvector("y"), theano.shared(np.zeros(2), "w")
-    >>> loss = ((T.dot(x, w) - y) ** 2).mean()
-    >>> train_minibatch = train.make_train_function(loss, [w], x, y, updates.sgd, 0.25)
-    >>> float(train_minibatch(np.eye(2), np.ones(2)))
-    1.0
-    >>> synk.gather(w)
-    array([[0.25, 0.25],
-           [0.25, 0.25]])
-    >>> synk.close()
-    """
-    grad_updates, param_updates, grad_shared = _two_steps(
-        x, y, update_rule, loss, params, args, kwargs
-    )
-    compute = functions.function([x, y], loss, updates=grad_updates)
-    update = functions.function([], updates=param_updates)
-
-    def train_minibatch(x_data, y_data, batch=None, num_slices=1):
-        value = compute(x_data, y_data, batch=batch, num_slices=num_slices)
-        collectives.all_reduce(grad_shared, op="avg")
-        update()
-        return value
-
-    return train_minibatch
-
-
-def make_train_function_theano(loss, params, x, y, update_rule, *args, **kwargs):
-    """Return what :func:`make_train_function` would, for one process and without ranks.
-
-    Parameters
-    ----------
-    loss, params, x, y, update_rule, *args, **kwargs
-        As in :func:`make_train_function`.
-
-    Returns
-    -------
-    callable
-        ``train_minibatch(x_data, y_data)`` returns the loss.
-
-    Examples
-    --------
-    >>> import numpy as np, theano, theano.tensor as T
-    >>> from synkhronos.extensions import train, updates
-    >>> x, y, w = T.dmatrix("x"), T.dvector("y"), theano.shared(np.zeros(2), "w")
-    >>> loss = ((T.dot(x, w) - y) ** 2).mean()
-    >>> train_minibatch = train.make_train_function_theano(loss, [w], x, y, updates.sgd, 0.25)
-    >>> float(train_minibatch(np.eye(2), np.ones(2))), w.get_value().tolist()
-    (1.0, [0.25, 0.25])
-    """
-    grad_updates, param_updates, _ = _two_steps(x, y, update_rule, loss, params, args, kwargs)
-    compute = theano.function([x, y], loss, updates=grad_updates)
-    update = theano.function([], updates=param_updates)
-
-    def train_minibatch(x_data, y_data):
-        value = compute(x_data, y_data)
-        update()
-        return value
-
-    return train_minibatch
-
-
-def _two_steps(x, y, update_rule, loss, params, args, kwargs):
-    check_tensor("x", x)
-    check_tensor("y", y)
-    if not callable(update_rule):
-        raise TypeError(f"update_rule must be one of extensions.updates, got {update_rule!r}.")
-    updates = update_rule(loss, params, *args, **kwargs)
-    if not isinstance(updates, (tuple, list)) or len(updates) != 3:
-        name = getattr(update_rule, "__name__", repr(update_rule))
-        raise TypeError(
-            "update_rule must return (grad_updates, param_updates, grad_shared), as those of "
-            f"synkhronos.extensions.updates do; {name} returned {type(updates).__name__}. Rules of "
-            "one step are for make_train_step."
-        )
-    return updates
 
 
 def _loss_with(grads, params):

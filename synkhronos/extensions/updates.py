@@ -22,23 +22,22 @@ The mathematics is that of :mod:`synkhronos.extensions.rules`; the names and wha
 those of the 2017 package.
 """
 
+from __future__ import annotations
+
 import functools
 import inspect
+from typing import Sequence
 
-import numpy as np
-import theano
-import theano.tensor as T
-
-from synkhronos import ops
+from synkhronos._hints import Scalar, SharedVariable, TwoSteps, UpdatePairs, UpdatesLike, Variable
 from synkhronos.extensions import rules
-from synkhronos.extensions._gradients import (
-    check_loss,
-    check_params,
-    check_shareds,
-    check_tensor,
-    check_variables,
-    derive,
+from synkhronos.extensions._flat import (
+    flat_unflat_grads,
+    flatten_vars,
+    nonflat_grads,
+    unflatten_vars,
+    vars_flat_size,
 )
+from synkhronos.extensions._gradients import check_params
 
 __all__ = [
     "adadelta",
@@ -60,118 +59,9 @@ __all__ = [
 ]
 
 
-def vars_flat_size(shared_vars) -> int:
-    """Return how many elements shared variables have together.
-
-    >>> import numpy as np, theano
-    >>> vars_flat_size([theano.shared(np.zeros((2, 3))), theano.shared(1.0)])
-    7
-    """
-    variables = check_shareds("shared_vars", shared_vars)
-    return sum(int(np.prod(_shape(variable), dtype=np.int64)) for variable in variables)
-
-
-def flatten_vars(variables, into=None):
-    """Return the elements of all variables as one vector.
-
-    Parameters
-    ----------
-    variables : list of tensor variables, or of pairs (tensor variable, number of elements)
-        Pairs where `into` is given.
-    into : vector, optional
-        What to write them into, one after another. The expression is a chain of
-        ``T.set_subtensor``: as the update of `into`, Theano evaluates it in place, and the vector
-        stays where it is in memory. Without it the result is a new vector.
-    """
-    if into is None:
-        variables = check_variables("variables", variables)
-        return T.concatenate([variable.flatten() for variable in variables])
-    begin = 0
-    result = check_tensor("into", into)
-    for variable, size in _check_sizes(variables):
-        part = T.cast(variable.flatten(), into.dtype)
-        result = T.set_subtensor(result[begin : begin + size], part)
-        begin += size
-    return result
-
-
-def unflatten_vars(flat, shared_vars):
-    """Return parts of a vector with the shapes and dtypes of shared variables.
-
-    Parameters
-    ----------
-    flat : vector of length ``vars_flat_size(shared_vars)``
-    shared_vars : list of shared variables
-
-    Returns
-    -------
-    list of tensor variables
-        Views of `flat`, where the dtypes are the same.
-
-    Examples
-    --------
-    >>> import numpy as np, theano, theano.tensor as T
-    >>> shareds = [theano.shared(np.zeros((2, 2))), theano.shared(np.zeros(1))]
-    >>> matrix, vector = unflatten_vars(T.arange(5.0), shareds)
-    >>> matrix.eval().tolist(), vector.eval().tolist()
-    ([[0.0, 1.0], [2.0, 3.0]], [4.0])
-    """
-    parts, begin = [], 0
-    check_tensor("flat", flat)
-    for variable in check_shareds("shared_vars", shared_vars):
-        shape = _shape(variable)
-        size = int(np.prod(shape, dtype=np.int64))
-        part = flat[begin : begin + size].reshape(shape, ndim=len(shape))
-        parts.append(T.cast(T.patternbroadcast(part, variable.broadcastable), variable.dtype))
-        begin += size
-    return parts
-
-
-def flat_unflat_grads(loss, params):
-    """Return a shared vector for the gradients, what to update it with, and its parts.
-
-    Parameters
-    ----------
-    loss : scalar
-        A mean over rows.
-    params : list of shared variables
-        They keep their shapes; the vector has the dtype that holds all of theirs.
-
-    Returns
-    -------
-    flat_shared : shared vector
-        Zeros, named ``flat_grad_s``.
-    flat_grad : vector
-        The update of `flat_shared`: the gradients, written into it in place, times what each rank
-        weighs (:func:`synkhronos.ops.rank_weight`).
-    unflat_grads : list of tensor variables
-        The parts of `flat_shared`, in the shapes of `params`.
-    """
-    params = check_params(params)
-    dtype = np.result_type(*[param.dtype for param in params])
-    flat = theano.shared(np.zeros(vars_flat_size(params), dtype), "flat_grad_s")
-    pairs = [(g, vars_flat_size([p])) for g, p in zip(_weighted_grads(loss, params), params)]
-    return flat, flatten_vars(pairs, into=flat), unflatten_vars(flat, params)
-
-
-def nonflat_grads(loss, params):
-    """Return a shared variable for the gradient of each parameter, and what to update it with.
-
-    The latter are weighted as in :func:`flat_unflat_grads`.
-    """
-    params = check_params(params)
-    shareds = [
-        theano.shared(
-            np.zeros(_shape(param), param.dtype),
-            f"{param.name or 'param'}_grad_s",
-            broadcastable=param.broadcastable,
-        )
-        for param in params
-    ]
-    return shareds, _weighted_grads(loss, params)
-
-
-def sgd_nonflat(loss, params, learning_rate):
+def sgd_nonflat(
+    loss: Variable, params: Sequence[SharedVariable], learning_rate: Scalar
+) -> tuple[UpdatePairs, UpdatePairs, list[SharedVariable]]:
     """Stochastic gradient descent with one shared variable for each gradient, in a list.
 
     Parameters
@@ -184,6 +74,21 @@ def sgd_nonflat(loss, params, learning_rate):
     grad_updates, param_updates : list of (shared variable, expression)
     grad_shared : list of shared variables
         ``synk.all_reduce(grad_shared)`` takes one round for all of them too.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`~synkhronos.extensions.rules.sgd`.
+
+    Examples
+    --------
+    >>> import numpy as np, theano
+    >>> w = theano.shared(np.array([1.0, 10.0]), "w")
+    >>> grad_updates, param_updates, grad_shared = sgd_nonflat((w**2).sum(), [w], 0.1)
+    >>> theano.function([], updates=grad_updates)(), theano.function([], updates=param_updates)()
+    ([], [])
+    >>> grad_shared[0].get_value(), w.get_value()
+    (array([ 2., 20.]), array([0.8, 8. ]))
     """
     params = check_params(params)
     shareds, grads = nonflat_grads(loss, params)
@@ -191,7 +96,12 @@ def sgd_nonflat(loss, params, learning_rate):
     return list(zip(shareds, grads)), list(updates.items()), shareds
 
 
-def apply_momentum(param_updates, momentum=0.9, *, params=None):
+def apply_momentum(
+    param_updates: UpdatesLike,
+    momentum: Scalar = 0.9,
+    *,
+    params: Sequence[SharedVariable] | None = None,
+) -> UpdatePairs:
     """Give the steps of a rule a velocity: :func:`synkhronos.extensions.rules.apply_momentum`.
 
     Parameters
@@ -205,26 +115,57 @@ def apply_momentum(param_updates, momentum=0.9, *, params=None):
     Returns
     -------
     list of (shared variable, expression)
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`synkhronos.extensions.rules.apply_momentum`.
+
+    Examples
+    --------
+    >>> import numpy as np, theano
+    >>> w = theano.shared(np.ones(1), "w")
+    >>> train = theano.function([], updates=apply_momentum([(w, w - 0.1)]))
+    >>> _ = train(), train()
+    >>> w.get_value()  # 1 - 0.1 - (0.9 * 0.1 + 0.1)
+    array([0.71])
     """
     return list(rules.apply_momentum(param_updates, params, momentum).items())
 
 
-def apply_nesterov_momentum(param_updates, momentum=0.9, *, params=None):
+def apply_nesterov_momentum(
+    param_updates: UpdatesLike,
+    momentum: Scalar = 0.9,
+    *,
+    params: Sequence[SharedVariable] | None = None,
+) -> UpdatePairs:
     """Give the steps of a rule a velocity that looks ahead.
 
     See :func:`synkhronos.extensions.rules.apply_nesterov_momentum`; arguments and result are those
     of :func:`apply_momentum`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`synkhronos.extensions.rules.apply_momentum`.
+
+    Examples
+    --------
+    >>> import numpy as np, theano
+    >>> w = theano.shared(np.ones(1), "w")
+    >>> dict(apply_nesterov_momentum([(w, w - 0.1)]))[w].eval()  # 1 - 0.9 * 0.1 - 0.1
+    array([0.81])
     """
     return list(rules.apply_nesterov_momentum(param_updates, params, momentum).items())
 
 
-def _in_two_steps(rule):
-    """Return a rule that has the gradients reduced between two functions."""
+def _in_two_steps(rule, after):
+    """Return a rule in two steps, whose example ends with the values `after`."""
     signature = inspect.signature(rule)
     first, *others = signature.parameters.values()
 
-    @functools.wraps(rule)
-    def two_steps(loss, params, *args, **kwargs):
+    @functools.wraps(rule, assigned=("__name__", "__qualname__"))
+    def two_steps(loss: Variable, params, *args, **kwargs) -> TwoSteps:
         # A wrong argument is told of here, before the gradients are derived.
         try:
             signature.bind(loss, params, *args, **kwargs)
@@ -235,10 +176,16 @@ def _in_two_steps(rule):
         updates = rule(grads, params, *args, **kwargs)
         return [(flat, flat_grad)], list(updates.items()), flat
 
-    two_steps.__module__ = __name__
-    two_steps.__signature__ = signature.replace(parameters=[first.replace(name="loss"), *others])
+    own = two_steps.__annotations__
+    parameters = [first.replace(name="loss", annotation=own["loss"]), *others]
+    two_steps.__signature__ = signature.replace(
+        parameters=parameters, return_annotation=own["return"]
+    )
+    two_steps.__annotations__ = {**{p.name: p.annotation for p in parameters}, **own}
     two_steps.__doc__ = _DOCUMENTATION.format(
-        summary=inspect.getdoc(rule).split("\n\nParameters\n", 1)[0], name=rule.__name__
+        summary=inspect.getdoc(rule).split("\n\nParameters\n", 1)[0],
+        name=rule.__name__,
+        after=after,
     )
     del two_steps.__wrapped__
     return two_steps
@@ -260,33 +207,30 @@ grad_updates, param_updates : list of (shared variable, expression)
     ``synk.all_reduce(grad_shared)``.
 grad_shared : shared vector
     The gradients of all parameters.
+
+Raises
+------
+TypeError, ValueError
+    As :func:`synkhronos.extensions.rules.{name}`.
+
+Examples
+--------
+>>> import numpy as np, theano
+>>> w = theano.shared(np.array([1.0, 10.0]), "w")
+>>> grad_updates, param_updates, grad_shared = {name}((w**2).sum(), [w], learning_rate=0.1)
+>>> _ = theano.function([], updates=grad_updates)()
+>>> grad_shared.get_value()
+array([ 2., 20.])
+>>> _ = theano.function([], updates=param_updates)()  # on ranks, after synk.all_reduce(grad_shared)
+>>> w.get_value().round(4).tolist()
+{after}
 """
 
-sgd = _in_two_steps(rules.sgd)
-momentum = _in_two_steps(rules.momentum)
-nesterov_momentum = _in_two_steps(rules.nesterov_momentum)
-adagrad = _in_two_steps(rules.adagrad)
-rmsprop = _in_two_steps(rules.rmsprop)
-adadelta = _in_two_steps(rules.adadelta)
-adam = _in_two_steps(rules.adam)
-adamax = _in_two_steps(rules.adamax)
-
-
-def _weighted_grads(loss, params):
-    weight = T.cast(ops.rank_weight(), check_loss(loss).dtype)
-    return derive(loss * weight, params)
-
-
-def _check_sizes(variables):
-    for pair in variables if isinstance(variables, (list, tuple)) else [variables]:
-        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-            raise TypeError(
-                "variables must be a list of pairs (tensor variable, number of elements) where "
-                f"into is given, got {pair!r}."
-            )
-        check_tensor("variables", pair[0], "a list of pairs (tensor variable, number of elements)")
-    return variables
-
-
-def _shape(variable):
-    return variable.get_value(borrow=True).shape
+sgd = _in_two_steps(rules.sgd, after="[0.8, 8.0]")
+momentum = _in_two_steps(rules.momentum, after="[0.8, 8.0]")
+nesterov_momentum = _in_two_steps(rules.nesterov_momentum, after="[0.62, 6.2]")
+adagrad = _in_two_steps(rules.adagrad, after="[0.9, 9.9]")
+rmsprop = _in_two_steps(rules.rmsprop, after="[0.6838, 9.6838]")
+adadelta = _in_two_steps(rules.adadelta, after="[0.9996, 9.9996]")
+adam = _in_two_steps(rules.adam, after="[0.9, 9.9]")
+adamax = _in_two_steps(rules.adamax, after="[0.9, 9.9]")

@@ -1,0 +1,23 @@
+"""Shared memory that is kept for plain arrays, from one call to the next."""
+
+from synkhronos._shm import GrowingArray
+
+
+class StagedInput:
+    """Shared memory that a function keeps for plain arrays given for one of its inputs."""
+
+    def __init__(self, session, dtype, ndim):
+        self._store = GrowingArray(session.segments, dtype, ndim)
+
+    @property
+    def nbytes(self):
+        """The size of the memory that it keeps."""
+        return self._store.allocated * self._store.array.itemsize
+
+    def put(self, array):
+        """Copy the array in; return what stands for it on other ranks."""
+        store = self._store
+        if store.ref is None or store.array.shape != array.shape:
+            store.resize(array.shape, keep=False)
+        store.array[...] = array
+        return store.ref

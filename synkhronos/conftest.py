@@ -1,0 +1,28 @@
+"""For the examples in docstrings: quickly compiled; Keras where it is, with no trace of its own."""
+
+import importlib.util
+
+import pytest
+
+collect_ignore = []
+if importlib.util.find_spec("keras") is None:
+    collect_ignore.append("extensions/keras.py")
+
+
+@pytest.fixture(autouse=True)
+def settings_of_examples(request, monkeypatch, tmp_path_factory):
+    """Compile examples quickly, and leave the settings of Keras and Theano as they are."""
+    from theano import config
+
+    from synkhronos import session
+
+    before = config.mode, config.floatX
+    config.mode = "FAST_COMPILE"
+    if request.node.name.startswith("synkhronos.extensions.keras."):
+        monkeypatch.setenv("KERAS_BACKEND", "theano")
+        monkeypatch.setenv("KERAS_HOME", str(tmp_path_factory.mktemp("keras")))
+        config.floatX = "float32"  # as Keras sets it when it is imported
+    yield
+    config.mode, config.floatX = before
+    if session._Current.session is not None:  # of an example that failed
+        session.close()

@@ -1,0 +1,78 @@
+"""The updates of a Keras model's functions, such that all ranks compute the same ones.
+
+running averages ──▶ averaged
+optimizer ─────────▶ step
+metrics ───────────▶ added_up
+"""
+
+import theano.tensor as T
+
+from synkhronos import ops
+from synkhronos.extensions import train
+
+
+def averaged(updates):
+    """Return a model's updates, such as running averages, averaged; counts of steps are equal."""
+    first = {}
+    for variable, value in updates:
+        first.setdefault(variable, value)  # Keras drops the later ones, of layers that are shared
+    floats = [(v, value) for v, value in first.items() if v.dtype.startswith("float")]
+    others = [(v, value) for v, value in first.items() if not v.dtype.startswith("float")]
+    return [*train.average_updates(floats).items(), *others]
+
+
+def step(model):
+    """Return the updates of the optimizer, with gradients that are averaged over the ranks."""
+    params = model._collected_trainable_weights
+    if not params:
+        return model.optimizer.get_updates(loss=model.total_loss, params=[])
+    return list(train.parallel_updates(model.total_loss, params, model.optimizer).items())
+
+
+def metrics_of(model):
+    """Return all metrics of a model, those of its layers and outputs too."""
+    return model._get_training_eval_metrics()
+
+
+def added_up(model):
+    """Return the updates of the metrics, which count the rows of all ranks."""
+    fed = {*model._feed_inputs, *model._feed_targets, *model._feed_sample_weights}
+    updates = {}
+    for metric in metrics_of(model):
+        # Of several updates of a state Keras takes the first.
+        added = {state: _added(metric, state, value) for state, value in reversed(metric.updates)}
+        # One that counts minibatches takes the mean of each, as the loss of an output does.
+        op = "sum" if all(_depends_on(fed, number) for number in added.values()) else "avg"
+        for state, number in added.items():
+            if _depends_on(fed, number):
+                number = ops.all_reduce(number, op)
+            updates.setdefault(state, state + number)
+    return list(updates.items())
+
+
+def _added(metric, state, value):
+    """Return what an update adds to a state."""
+    operands = list(value.owner.inputs) if value.owner else []
+    if state not in operands or value.owner.op != T.add:
+        raise ValueError(
+            f"The metric {metric.name!r} sets {state} to something else than itself plus a number, "
+            "so the ranks' numbers can't be added up. Perhaps compute it in a callback, from "
+            "model.predict()?"
+        )
+    operands.remove(state)
+    return operands[0] if len(operands) == 1 else T.add(*operands)
+
+
+def _depends_on(inputs, variable):
+    """Whether a variable is computed from some inputs, and not just the size of one number."""
+    pending, seen = [variable], set()
+    while pending:
+        variable = pending.pop()
+        if variable in inputs:
+            return True
+        if variable.owner and variable not in seen:
+            seen.add(variable)
+            op, operands = variable.owner.op, variable.owner.inputs
+            # Keras has a size as the sum of ones, filled into that shape.
+            pending += operands[1:] if op == T.fill and operands[0].ndim == 0 else operands
+    return False
