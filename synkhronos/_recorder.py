@@ -13,7 +13,8 @@ import struct
 import time
 from dataclasses import dataclass
 
-from synkhronos import _commands, _theano
+from synkhronos import _commands, _moved
+from synkhronos._process import interrupts_held
 from synkhronos._replica import Replica
 from synkhronos._shm import ArrayRef
 from synkhronos._timeline import SPAN, Part
@@ -54,15 +55,15 @@ class Recorder:
         gate, comm = self._worker.gate, self._worker.comm
         for owner, name, part, nbytes in (
             (gate, "meet", Part.MEET, None),
-            (comm, "exchange", Part.REDUCE, _exchanged),
+            (comm, "exchange", Part.REDUCE, _moved.exchanged),
             (comm, "reduce_outputs", Part.REDUCE, None),
-            (comm, "deposit", Part.REDUCE, _deposited),
+            (comm, "deposit", Part.REDUCE, _moved.deposited),
             (comm, "reduce_to_new", Part.REDUCE, None),
-            (comm, "assign", Part.REDUCE, _assigned),
+            (comm, "assign", Part.REDUCE, _moved.assigned),
             (Replica, "_run_rows", Part.COMPUTE, None),
             (Replica, "_arguments", Part.ROWS, None),
-            (Replica, "_take", Part.ROWS, _taken),
-            *((command, "run", Part.REDUCE, _held) for command in COLLECTIVES),
+            (Replica, "_take", Part.ROWS, _moved.taken),
+            *((command, "run", Part.REDUCE, _moved.held) for command in COLLECTIVES),
         ):
             self.time(owner, name, part, nbytes)
         if self._worker.is_master:
@@ -126,7 +127,7 @@ class Recorder:
 def replace(stack, owner, name, make):
     """Put ``make(function)`` in the place of a function of a class, object or module.
 
-    It is put back when the stack, a `contextlib.ExitStack`, is closed.
+    It is put back when the stack, a `contextlib.ExitStack`, is closed. Ctrl-C must be held.
     """
     function = getattr(owner, name)
     if name in vars(owner):
@@ -166,8 +167,10 @@ class StartRecording:
     def run(self, worker):
         """Begin, on this rank."""
         stop(worker)  # of a profile whose end was interrupted
-        worker.recorder = Recorder(worker, worker.segments.array(self.memory))
-        worker.recorder.start()
+        memory = worker.segments.array(self.memory)
+        with interrupts_held():  # or what is replaced could not be put back
+            worker.recorder = Recorder(worker, memory)
+            worker.recorder.start()
 
 
 @dataclass(frozen=True)
@@ -181,45 +184,7 @@ class StopRecording:
 
 def stop(worker) -> None:
     """End the recording of one rank, if there is one."""
-    if worker.recorder is not None:
-        worker.recorder.stop()
-        worker.recorder = None
-
-
-# What is moved, in bytes.
-
-
-def size(array):
-    """Return the size of an array, of NumPy or on a device; 0 for what is no array."""
-    try:
-        return array.size * array.dtype.itemsize
-    except AttributeError:
-        return 0
-
-
-def _exchanged(arguments, result):
-    return sum(map(size, arguments[0]))
-
-
-def _deposited(arguments, result):
-    return sum(map(size, arguments[1]))
-
-
-def _assigned(arguments, result):
-    _, array, *rows = arguments
-    if not rows or rows[0] is None:
-        return size(array)
-    return size(array) // max(len(array), 1) * len(rows[0])
-
-
-def _taken(arguments, result):
-    rows = arguments[-1]
-    # Consecutive rows are a view of where they are.
-    return 0 if isinstance(rows, range) and rows.step > 0 else size(result)
-
-
-def _held(arguments, result):
-    command, worker = arguments
-    if getattr(command, "rank", None) not in (None, worker.rank):
-        return 0
-    return sum(size(_theano.peek(worker.variables[key])) for key in command.keys)
+    with interrupts_held():
+        recorder, worker.recorder = worker.recorder, None
+        if recorder is not None:
+            recorder.stop()

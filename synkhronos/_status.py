@@ -10,10 +10,11 @@ from typing import Optional, Tuple
 from synkhronos import _theano
 from synkhronos import session as _session
 from synkhronos._master import State
+from synkhronos._names import shown
+from synkhronos._process import life_of
 from synkhronos.comm.homes import is_in_shared_memory
 
 _SEGMENT = re.compile(r"/dev/shm/(#|synkhronos-)\S* \(deleted\)")
-_LIFE = {"R": "running", "S": "sleeping", "D": "sleeping", "T": "stopped", "t": "stopped"}
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,15 @@ class RankStatus:
     pid : int
     is_master : bool
     process : str
-        "running", "sleeping" (waiting, for a command too), "stopped" (by a signal) or "gone".
-    resident : int
-        Bytes of memory that the process has in use, those that it shares with others included.
-    shared : int
-        Bytes of the session's shared memory that this rank has mapped, whoever made them.
+        "running", "sleeping" (waiting, for a command too), "waiting for the system", "stopped" (by
+        a signal), "stopped by a debugger", "ended", "gone" (and waited for), or "unknown" where the
+        system did not tell.
+    resident : int or None
+        Bytes of memory that the process has in use, those that it shares with others included; None
+        where the system did not tell.
+    shared : int or None
+        Bytes of the session's shared memory that this rank has mapped, whoever made them; None
+        where the system did not tell.
     """
 
     rank: int
@@ -39,8 +44,8 @@ class RankStatus:
     pid: int
     is_master: bool
     process: str
-    resident: int
-    shared: int
+    resident: Optional[int]
+    shared: Optional[int]
 
 
 @dataclass(frozen=True)
@@ -86,8 +91,9 @@ class Status:
     master_rank : int or None
     commands : int
         How many commands the workers were sent; a call is one, or a few.
-    shared : int
-        Bytes of shared memory that the session has in use, however many ranks have mapped them.
+    shared : int or None
+        Bytes of shared memory that the session has in use, however many ranks have mapped them;
+        None where the system did not tell it of a rank.
     ranks : tuple of RankStatus
     functions : tuple of FunctionStatus
     data : tuple of ArrayStatus
@@ -97,7 +103,7 @@ class Status:
     state: str
     master_rank: Optional[int] = None
     commands: int = 0
-    shared: int = 0
+    shared: Optional[int] = 0
     ranks: Tuple[RankStatus, ...] = ()
     functions: Tuple[FunctionStatus, ...] = ()
     data: Tuple[ArrayStatus, ...] = ()
@@ -134,7 +140,7 @@ class Status:
                 ("name", "workers have it", "shared variables"),
                 [
                     (
-                        each.name,
+                        shown(each.name),
                         "yes" if each.is_distributed else "no",
                         _list(each.shared_variables),
                     )
@@ -148,7 +154,7 @@ class Status:
                     ("name", "dtype", "shape", "size", "home"),
                     [
                         (
-                            each.name or "",
+                            shown(each.name or ""),
                             each.dtype,
                             "" if each.shape is None else str(each.shape),
                             _amount(each.nbytes),
@@ -223,7 +229,7 @@ def status() -> Status:
         _state(session),
         session.master_rank,
         session.gate.sequence,
-        sum(segments.values()),
+        None if any(rank.shared is None for rank in ranks) else sum(segments.values()),
         ranks,
         tuple([_function(session, function) for function in functions]),
         tuple([_data(data) for data in session.registry.data()]),
@@ -240,22 +246,35 @@ def _state(session):
 
 
 def _rank(session, rank, pid, segments):
-    is_master = rank == session.master_rank
+    """Look at one rank; add the segments that it has mapped."""
+    process, resident = _process(pid)
+    own = {} if process in ("ended", "gone") else _segments(pid)
+    segments.update(own or {})
+    return RankStatus(
+        rank,
+        session.devices[rank],
+        pid,
+        rank == session.master_rank,
+        process,
+        resident,
+        None if own is None else sum(own.values()),
+    )
+
+
+def _process(pid):
+    """Return what a process does, in a word, and how much memory it has in use."""
     try:
         # After the name, in brackets: the state and the parent; see proc(5).
-        life, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
-        resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        is_ours = is_master or int(parent) == os.getpid()  # else the number is another's by now
-    except OSError:
-        is_ours = False
-    if not is_ours or life not in _LIFE:
-        return RankStatus(rank, session.devices[rank], pid, is_master, "gone", 0, 0)
-    resident *= os.sysconf("SC_PAGE_SIZE")
-    own = _segments(pid)
-    segments.update(own)
-    return RankStatus(
-        rank, session.devices[rank], pid, is_master, _LIFE[life], resident, sum(own.values())
-    )
+        parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+        life = life_of(pid)
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return "gone", 0
+    except OSError:  # such as: no descriptors left
+        return "unknown", None
+    if os.getpid() not in (pid, int(parent)):
+        return "gone", 0  # the number is another's by now
+    return life, pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _segments(pid):
@@ -263,8 +282,10 @@ def _segments(pid):
     found = {}
     try:
         paths = list(Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return found
+    except OSError:
+        return None
     for path in paths:
         try:
             if _SEGMENT.fullmatch(os.readlink(path)):
@@ -275,32 +296,36 @@ def _segments(pid):
 
 
 def _function(session, function):
-    used = tuple(map(str, function.get_shared()))
+    used = tuple([_name(each) or str(each) for each in function.get_shared()])
     is_distributed = not session.registry.is_pending(function._key)
     return FunctionStatus(str(function.name), is_distributed, used)
 
 
+def _name(owner):
+    return None if owner.name is None else str(owner.name)
+
+
 def _data(data):
     array = data.data
-    return ArrayStatus(data.name, array.dtype.name, array.shape, array.nbytes, "shared memory")
+    return ArrayStatus(_name(data), array.dtype.name, array.shape, array.nbytes, "shared memory")
 
 
 def _variable(variable):
     value = _theano.peek(variable)
     if not _theano.is_array_variable(variable):
-        return ArrayStatus(variable.name, str(variable.type), None, 0, "private memory")
+        return ArrayStatus(_name(variable), str(variable.type), None, 0, "private memory")
     if _theano.lives_on_device(variable):
         home = "device"
     else:
         home = "shared memory" if is_in_shared_memory(value) else "private memory"
     nbytes = value.size * value.dtype.itemsize
-    return ArrayStatus(variable.name, variable.dtype, tuple(value.shape), nbytes, home)
+    return ArrayStatus(_name(variable), variable.dtype, tuple(value.shape), nbytes, home)
 
 
 def _amount(nbytes):
-    return f"{1e-6 * nbytes:,.1f} MB"
+    return "unknown" if nbytes is None else f"{1e-6 * nbytes:,.1f} MB"
 
 
 def _list(names, most=4):
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return ", ".join(map(shown, names[:most])) + more

@@ -1,20 +1,27 @@
 """What the time of calls goes to, on each rank: recorded, read as a table, picture or trace."""
 
-import contextlib
 import json
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING, ContextManager, Optional, Union
 
 import numpy as np
 
+from synkhronos import _files, _summary
 from synkhronos import session as _session
-from synkhronos._checks import whole_number
+from synkhronos._checks import sentence, whole_number
 from synkhronos._log import log
+from synkhronos._names import shown
 from synkhronos._recording import Recording
-from synkhronos._timeline import NAMES, REST, Timeline
+from synkhronos._timeline import REST, Timeline
+from synkhronos.errors import SessionError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["Profile", "profile"]
 
-ROOM = 1 << 17  # spans of each rank
+_ROOM = 1 << 17  # spans of each rank
 # In pictures: waits are orange, and what is left of a call is grey, behind its parts.
 _COLOURS = {
     "stage": "C9",
@@ -26,10 +33,11 @@ _COLOURS = {
     "finish": "#fdae6b",
     REST: "0.85",
 }
-SUFFIXES = (".json", ".txt")
+_SUFFIXES = (".json", ".txt")
+_KINDS = ".json (a trace) or .txt (the summary)"
 
 
-def profile(room=ROOM):
+def profile(room: int = _ROOM) -> ContextManager["Profile"]:
     """Record what the time of calls goes to on each rank, in the block of a ``with``.
 
     Functions may have been made before, or be made inside. The recording ends with the block or
@@ -50,7 +58,8 @@ def profile(room=ROOM):
     Raises
     ------
     SessionError
-        Before :func:`~synkhronos.fork`, and while another profile is being recorded.
+        Before :func:`~synkhronos.fork`, while another profile is being recorded, and when the
+        context is entered a second time.
     TypeError, ValueError
         When `room` is no integer from 1 on.
     SharedMemoryFull
@@ -75,43 +84,66 @@ def profile(room=ROOM):
     True
     """
     room = whole_number("room", room, 1)
-    return _recorded(_session.current("profile()"), room)
+    return _Recorded(Recording(_session.current("profile()"), room))
 
 
-@contextlib.contextmanager
-def _recorded(session, room):
-    recording = Recording(session, room)
-    try:
-        yield Profile(recording)
-    finally:
-        recording.end()
+class _Recorded:
+    """The block in which a profile is recorded."""
+
+    _recording = None
+
+    def __init__(self, recording):
+        self._recording = recording
+        self._was_entered = False
+
+    def __enter__(self):
+        if self._was_entered:
+            raise SessionError(
+                "A profile was entered a second time: each records one with block. Call "
+                "synkhronos.profile() again for another."
+            )
+        self._was_entered = True
+        try:
+            self._recording.begin()
+            return Profile(self._recording)
+        except BaseException:
+            self._recording.give_up()
+            raise
+
+    def __exit__(self, *error):
+        try:
+            self._recording.end()
+        finally:  # a Ctrl-C may have come before it did anything
+            self._recording.end()
+
+    def __del__(self):
+        if self._recording is not None:
+            self._recording.end()  # where a Ctrl-C came before the first line of `__exit__`
 
 
-def check_file(name) -> Path:
-    """Return the path of a file that a profile can be saved to, or raise ValueError."""
-    path = Path(name)
-    if path.suffix not in SUFFIXES:
-        raise ValueError(
-            f"A profile is saved to a file .json (a trace) or .txt (the summary), got {str(name)!r}"
-        )
-    return path
+def _check_variable(file) -> Path:
+    """Return the path that SYNKHRONOS_PROFILE names, or refuse it."""
+    path = _files.check_file("SYNKHRONOS_PROFILE", file, _SUFFIXES, _KINDS)
+    _files.refuse_unwritable("SYNKHRONOS_PROFILE", path)
+    return path.absolute()  # the script may go elsewhere
 
 
-def record_until_close(name) -> None:
+def _record_until_close(file) -> None:
     """Record the current session from now on; write the file when it is closed."""
     session = _session.current("a profile")
-    path = check_file(name).absolute()  # the script may go elsewhere
 
     def save():
         try:
             Profile(recording).save(path)
-        except OSError as error:  # of a session that was closed all the same
-            log.error("the profile was not saved: %s", error)
+        except Exception as error:  # of a session that ends all the same
+            log.error("the profile was not saved: %s", sentence(error))
         else:
             log.info("the profile is in %s", path)
 
     try:
-        recording = Recording(session, ROOM, save)
+        path = _check_variable(file)
+        recording = Recording(session, _ROOM, save)
+        recording.begin()
     except BaseException:
         _session.close()
         raise
@@ -170,12 +202,12 @@ class Profile:
     def calls(self) -> np.ndarray:
         """One record for each call and rank, in the order of the calls.
 
-        Fields: ``call``, its number; ``name``, of the function or collective; ``function``, a
-        number that tells functions of the same name apart; ``rank``; ``raised``, whether the call
-        did; ``begin``, in seconds of CLOCK_MONOTONIC; ``seconds``; the seconds of each part; and
-        ``bytes``, which the rank has copied or reduced. Sending a function to the workers is a call
-        of its own, ``distribute()``, also where it happens inside of another: none of its seconds
-        are the other's.
+        Fields: ``call``, its number; ``name``, of the function or collective, cut to 200 letters;
+        ``function``, a number that tells functions of the same name apart; ``rank``; ``raised``,
+        whether the call did; ``begin``, in seconds of CLOCK_MONOTONIC; ``seconds``; the seconds of
+        each part; and ``bytes``, which the rank has copied or reduced. Sending a function to the
+        workers is a call of its own, ``distribute()``, also where it happens inside of another:
+        none of its seconds are the other's.
         """
         return self._read().table()
 
@@ -184,21 +216,30 @@ class Profile:
 
         The first has the medians of a call's milliseconds; where ranks differ, the least and the
         greatest of them. The second has the sums of all calls.
+
+        Examples
+        --------
+        >>> import theano
+        >>> import synkhronos as synk
+        >>> synk.fork(2)
+        2
+        >>> with synk.profile() as recorded:
+        ...     synk.broadcast(theano.shared(1.0))
+        >>> synk.close()
+        >>> print(recorded.summary())
+        2 calls on 2 ranks in ... s
+        <BLANKLINE>
+        milliseconds of a call (medians; of the ranks, the lowest and highest)
+                      calls  raised  total s  ms  stage  start  ...
+        ...
         """
-        calls = self.calls
-        lines = [_headline(calls, self.n_ranks, self.dropped)]
-        if len(calls):
-            lines += ["", "milliseconds of a call (medians; of the ranks, the lowest and highest)"]
-            lines += _align(_functions(calls, self.master_rank))
-            names = [self._name_of(rank) for rank in range(self.n_ranks)]
-            lines += ["", "seconds of all calls", *_align(_ranks(calls, names))]
-        return "\n".join(lines)
+        return _summary.text(self.calls, self._rank_names(), self.master_rank, self.dropped)
 
-    def _name_of(self, rank):
-        master = ", master" if rank == self.master_rank else ""
-        return f"rank {rank} ({self.devices[rank]}{master})"
+    def _rank_names(self):
+        masters = [", master" if rank == self.master_rank else "" for rank in range(self.n_ranks)]
+        return [f"rank {r} ({self.devices[r]}{masters[r]})" for r in range(self.n_ranks)]
 
-    def save(self, file) -> None:
+    def save(self, file: Union[str, os.PathLike]) -> None:
         """Write a trace, or the summary.
 
         Parameters
@@ -210,28 +251,44 @@ class Profile:
 
         Raises
         ------
-        ValueError
-            For other suffixes.
-        """
-        path = check_file(file)
-        if path.suffix == ".txt":
-            path.write_text(self.summary() + "\n", encoding="utf-8")
-            return
-        names = [self._name_of(rank) for rank in range(self.n_ranks)]
-        trace = {
-            "traceEvents": self._read().events("synkhronos", names),
-            "displayTimeUnit": "ms",
-            "otherData": {"dropped": self.dropped},
-        }
-        path.write_text(json.dumps(trace), encoding="utf-8")
+        TypeError, ValueError
+            When `file` is no path, or has another suffix.
+        OSError
+            When it can't be written.
 
-    def plot(self, file=None, last=5):
+        Examples
+        --------
+        >>> import os, tempfile, theano
+        >>> import synkhronos as synk
+        >>> synk.fork(2)
+        2
+        >>> with synk.profile() as recorded:
+        ...     synk.broadcast(theano.shared(1.0))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     recorded.save(f"{folder}/trace.json")
+        ...     os.listdir(folder)
+        ['trace.json']
+        >>> synk.close()
+        """
+        path = _files.check_file("file", file, _SUFFIXES, _KINDS)
+        if path.suffix.lower() == ".txt":
+            text = self.summary() + "\n"
+        else:
+            trace = {
+                "traceEvents": self._read().events("synkhronos", self._rank_names()),
+                "displayTimeUnit": "ms",
+                "otherData": {"dropped": self.dropped},
+            }
+            text = json.dumps(trace)
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+    def plot(self, file: Optional[Union[str, os.PathLike]] = None, last: int = 5) -> "Figure":
         """Draw what each rank did in the last calls, along the time.
 
         Parameters
         ----------
         file : str or path, optional
-            Where to write the picture, in any format that Matplotlib knows.
+            Where to write the picture, in any format that Matplotlib knows: ``.png``, ``.svg``, ...
         last : int
             How many calls; the whole record if it has no more.
 
@@ -244,17 +301,41 @@ class Profile:
         ImportError
             Without Matplotlib.
         TypeError, ValueError
-            When `last` is no integer from 1 on.
-        """
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Patch
+            When `file` is no path, or of no format that Matplotlib knows; when `last` is no integer
+            from 1 on.
+        OSError
+            When the file can't be written.
 
+        Examples
+        --------
+        >>> import theano
+        >>> import synkhronos as synk
+        >>> synk.fork(2)
+        2
+        >>> with synk.profile() as recorded:
+        ...     synk.broadcast(theano.shared(1.0))
+        >>> synk.close()
+        >>> [axes] = recorded.plot().axes
+        >>> axes.get_xlabel()
+        'ms'
+        """
         last = whole_number("last", last, 1)
+        try:
+            from matplotlib.figure import Figure
+            from matplotlib.patches import Patch
+        except ImportError as error:
+            raise ImportError("Profile.plot() needs Matplotlib: pip install matplotlib.") from error
+
+        figure = Figure(figsize=(10, 1.8 + 0.6 * self.n_ranks), layout="constrained")
+        if file is not None:
+            suffixes = [f".{name}" for name in figure.canvas.get_supported_filetypes()]
+            file = _files.check_file(
+                "file", file, suffixes, f"one of {', '.join(sorted(suffixes))}"
+            )
         timeline = self._read()
         calls = timeline.outer_calls(self.master_rank)[-last:]
         begin = min((call.begin for call in calls), default=0)
         end = max((call.end for call in calls), default=0)
-        figure = Figure(figsize=(10, 1.8 + 0.6 * self.n_ranks), layout="constrained")
         axes = figure.subplots()
         for rank, boxes in enumerate(timeline.boxes):
             for box in boxes:
@@ -266,9 +347,8 @@ class Profile:
             left = 1e-6 * (call.begin - begin)
             axes.axvline(left, color="0.3", linewidth=0.8)
             if 30 * (call.end - call.begin) > end - begin:  # or names would lie on one another
-                axes.annotate(call.name, (left, -0.5), fontsize="small")
-        names = [self._name_of(rank) for rank in range(self.n_ranks)]
-        axes.set_yticks(range(self.n_ranks), names)
+                axes.annotate(shown(call.name), (left, -0.5), fontsize="small", parse_math=False)
+        axes.set_yticks(range(self.n_ranks), self._rank_names())
         axes.set_ylim(self.n_ranks - 0.5, -0.9)
         axes.set_xlabel("ms")
         handles = [Patch(color=colour, label=name) for name, colour in _COLOURS.items()]
@@ -279,63 +359,9 @@ class Profile:
 
     def __repr__(self):
         calls = len({*self.calls["call"].tolist()})
-        state = "ended" if self._recording.is_over else "being recorded"
+        state = "being recorded" if self._recording.is_on else "ended"
         return f"<Profile of {calls} calls on {self.n_ranks} ranks, {state}>"
 
 
-# The tables of the summary.
-
-
-def _headline(calls, n_ranks, dropped):
-    text = f"{len({*calls['call'].tolist()})} calls on {n_ranks} rank{'s' * (n_ranks > 1)}"
-    if len(calls):
-        seconds = (calls["begin"] + calls["seconds"]).max() - calls["begin"].min()
-        text += f" in {seconds:.3f} s"
-    if any(dropped):
-        text += f"; {sum(dropped):,} more parts of calls had no room (see room=)"
-    return text
-
-
-def _functions(calls, master_rank):
-    """Return a line for each function or collective, and first the one that took longest."""
-    lines = [("", "calls", "raised", "total s", "ms", *NAMES, "MB")]
-    found = [calls[calls["function"] == number] for number in {*calls["function"].tolist()}]
-    masters = [each[each["rank"] == master_rank] for each in found]
-    for position in sorted(range(len(found)), key=lambda i: -masters[i]["seconds"].sum()):
-        each, master = found[position], masters[position]
-        ranks = [each[each["rank"] == rank] for rank in {*each["rank"].tolist()}]
-        parts = [_span([1e3 * np.median(rank[name]) for rank in ranks]) for name in NAMES]
-        line = [master["name"][0], len(master), master["raised"].sum()]
-        line += [f"{master['seconds'].sum():.3f}", _digits(1e3 * np.median(master["seconds"]))]
-        moved = sum(np.median(rank["bytes"]) for rank in ranks)
-        lines.append((*line, *parts, _digits(1e-6 * moved)))
-    return lines
-
-
-def _ranks(calls, names):
-    """Return a line for each rank."""
-    lines = [("", "calls", *NAMES, "MB")]
-    for rank, name in enumerate(names):
-        own = calls[calls["rank"] == rank]
-        parts = [f"{own[part].sum():.3f}" for part in NAMES]
-        lines.append((name, len(own), *parts, _digits(1e-6 * own["bytes"].sum())))
-    return lines
-
-
-def _digits(number):
-    return f"{number:.{3 if number < 1 else 2 if number < 100 else 0}f}"
-
-
-def _span(numbers):
-    lowest, highest = _digits(min(numbers)), _digits(max(numbers))
-    return lowest if lowest == highest else f"{lowest}-{highest}"
-
-
-def _align(lines):
-    """Return lines of cells as text: the first to the left, the others to the right."""
-    cells = [[str(cell) for cell in line] for line in lines]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    return [
-        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
-        for line in cells
-    ]
+# fork() calls them by these names.
+check_file, record_until_close = _check_variable, _record_until_close

@@ -960,9 +960,22 @@ for name, (error, phrase) in KERAS.items():
         "model", error, ("3", phrase), ("None", phrase), ("'model'", phrase)
     )
 
+# Seen from outside.
+
 PROFILE = Use("synk.profile", {"room": "100"}, "result is not None")
 PROFILE.refuses("room", TypeError, ("2.5", "room must be an integer"), ("True", "room must be"))
 PROFILE.refuses("room", ValueError, ("0", "room must be at least 1, got 0"))
+SAVE = Use("Profile.save", {"file": "file"}, "file.unlink() is None", spelled="recorded.save")
+PLOT = Use("Profile.plot", {"file": "None", "last": "1"}, "result.axes", spelled="recorded.plot")
+for use, phrase in ((SAVE, ".json (a trace) or .txt (the summary)"), (PLOT, "one of .eps")):
+    use.refuses("file", TypeError, ("3", "file must be a path, got 3"))
+    use.refuses("file", TypeError, ("b'a.json'", "file must be a path, got b'a.json'"))
+    use.refuses("file", ValueError, ("''", f"file must end in {phrase}"))
+    use.refuses("file", ValueError, ("'trace'", f"file must end in {phrase}"))
+    use.refuses("file", ValueError, ("'trace.csv'", f"file must end in {phrase}"))
+SAVE.refuses("file", TypeError, ("None", "file must be a path, got None"))
+PLOT.refuses("last", TypeError, ("2.5", "last must be an integer"), ("'all'", "last must be"))
+PLOT.refuses("last", ValueError, ("0", "last must be at least 1, got 0"))
 
 # Wrong states. What needs workers, by the right calls above.
 
@@ -980,6 +993,7 @@ WITHOUT_WORKERS = {
     "Function.get_shared": "asks the master",
     "Data.condition_data": "computes in the master",
     "Data.free_memory": "gives back what there is",
+    "Profile": "reads what was recorded",
     "rules": "makes expressions",
     "updates": "makes expressions",
     "train": "makes expressions, but for make_train_step and make_train_function",
@@ -1026,7 +1040,7 @@ In them ``x`` is a vector, ``X`` the array ``[0, 1, 2, 3, 4]``, and ``s``, ``t``
 ``i`` and ``number`` are shared variables: vectors, a matrix, a vector of integers and a number;
 ``anything`` is a shared variable that is no array, ``n`` the number of ranks, ``loss`` depends on
 ``w``, ``d`` is a Data, and ``f`` and ``picked`` are functions, the latter with sliceable shared
-variables.
+variables; ``recorded`` is a profile.
 
 Before :func:`~synkhronos.fork`, and after :func:`~synkhronos.close`, everything that needs workers
 raises ``SessionError``; so do functions and Data of a session that was closed. When a worker has
@@ -1038,6 +1052,7 @@ TITLES = {
     "synk.function": "Functions",
     "synk.data": "Data",
     "synk.broadcast": "Collectives",
+    "synk.profile": "Seen from outside",
     "synk.ops.all_reduce": "Operations of graphs",
     "rules.sgd": "Rules: synkhronos.extensions.rules",
     "updates.sgd": "Rules in two steps: synkhronos.extensions.updates",

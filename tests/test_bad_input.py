@@ -7,6 +7,7 @@ import inspect
 import os
 import re
 import signal
+import tempfile
 from pathlib import Path
 
 import bad_input
@@ -22,6 +23,7 @@ import synkhronos as synk
 from synkhronos.extensions import rules, train, updates
 from synkhronos.functions import Function
 from synkhronos.inputs import Data
+from synkhronos.profiling import Profile
 
 X = np.arange(5.0)
 PAGE = Path(__file__).parent.parent / "docs" / "bad_input.rst"
@@ -54,7 +56,10 @@ def names(n=None):
         found["picked"] = function([], (s.sum(), "max"), sliceable_shareds=[s], name="picked")
         found["d"] = synk.data(X, name="d")
         synk.scatter(found["t"], X)
-        found["f"](X), found["picked"](), synk.broadcast([found[v] for v in "swmi"])
+        with synk.profile(room=100) as found["recorded"]:
+            found["f"](X)
+        found["file"] = Path(tempfile.gettempdir(), f"synkhronos-{os.getpid()}.json")
+        found["picked"](), synk.broadcast([found[v] for v in "swmi"])
     return found
 
 
@@ -282,7 +287,7 @@ def public():
             yield from ((f"synk.ops.{each}", getattr(synk.ops, each)) for each in synk.ops.__all__)
         elif name not in bad_input.EXCEPTIONS:
             yield f"synk.{name}", getattr(synk, name)
-    for kind in (Function, Data):
+    for kind in (Function, Data, Profile):
         for name, method in inspect.getmembers(kind, inspect.isfunction):
             if not name.startswith("_") or name == "__call__":
                 yield f"{kind.__name__}.{name}", method

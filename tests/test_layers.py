@@ -23,7 +23,10 @@ LAYERS = [
         "_import_support",
         "_cuda_libraries",
         "_log",
+        "_names",
+        "_files",
         "_timeline",
+        "_summary",
     ],
     [
         "_process",
@@ -52,6 +55,7 @@ LAYERS = [
         "comm.nccl",
         "_replica",
         "_commands",
+        "_moved",
         "_recorder",
     ],
     ["_worker"],

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_profile import of, total
+from test_profile_names import STRANGE
 
 import synkhronos as synk
+from synkhronos._names import shown
 from synkhronos._timeline import NAMES
 
 pytest.importorskip("matplotlib")
@@ -46,6 +48,40 @@ def test_the_picture_has_a_row_for_each_rank(ranks, tmp_path):
     for wrong, error in ((0, ValueError), ("all", TypeError)):
         with pytest.raises(error, match="last"):
             recorded.plot(last=wrong)
+
+
+@pytest.mark.parametrize("name", STRANGE, ids=range(len(STRANGE)))
+def test_strange_names_break_no_picture(ranks, tmp_path, name):
+    f = total(name)
+    with synk.profile() as recorded:
+        f(np.ones((8, 3)))
+    figure = recorded.plot(tmp_path / "picture.svg", last=1)
+    assert shown(name) in [text.get_text() for text in figure.axes[0].texts]
+
+
+def test_a_wrong_file_is_refused_before_anything_is_drawn(ranks, tmp_path, monkeypatch):
+    with synk.profile() as recorded:
+        total()(np.ones((8, 3)))
+    monkeypatch.setattr(recorded, "_read", None)  # what is drawn
+    for file in (3, b"a.png", io.BytesIO()):
+        with pytest.raises(TypeError, match="file must be a path, got "):
+            recorded.plot(file)
+    for file in ("", "picture", tmp_path / "picture.xyz"):
+        with pytest.raises(ValueError, match=r"file must end in one of .*\.png.*, got '.*'\."):
+            recorded.plot(file)
+    monkeypatch.undo()
+    with pytest.raises(FileNotFoundError):
+        recorded.plot(tmp_path / "missing" / "picture.png")
+    recorded.plot(str(tmp_path / "PICTURE.PNG"))
+    assert [file.name for file in tmp_path.iterdir()] == ["PICTURE.PNG"]
+
+
+def test_without_matplotlib_it_says_what_to_install(ranks, monkeypatch):
+    with synk.profile() as recorded:
+        pass
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"needs Matplotlib: pip install matplotlib\."):
+        recorded.plot()
 
 
 def test_a_profile_without_calls_can_be_drawn(ranks):

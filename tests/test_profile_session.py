@@ -2,20 +2,22 @@
 
 import json
 import os
+import re
 import signal
 import time
 
 import numpy as np
 import pytest
+import test_security
 import theano.tensor as T
 from helpers import Call, function
-from test_profile import instrumented, of, total
+from test_profile import instrumented, methods, of, total
 
 import synkhronos as synk
 from synkhronos import SessionError, WorkerDied
 from synkhronos import session as _session
-from synkhronos._master import Session
 from synkhronos._timeline import NAMES
+from synkhronos.profiling import Profile
 
 
 def test_without_a_session_there_is_no_profile(no_session):
@@ -25,16 +27,17 @@ def test_without_a_session_there_is_no_profile(no_session):
 
 @pytest.mark.parametrize("n, master", [(1, 0), (3, 1)])
 def test_close_inside_keeps_what_was_recorded(no_session, n, master, tmp_path):
+    before = methods()
     synk.fork(n, master_rank=master)
     f = total()
     with synk.profile() as recorded:
         f(np.ones((8, 3)))
         synk.close()
+        assert methods() == before
         assert len(of(recorded, "total")) == n
     assert len(of(recorded, "total")) == n
     assert of(recorded, "total")["compute"].all()
     recorded.save(tmp_path / "trace.json")
-    assert "__call__" not in vars(Session)
     synk.fork(2)
     with synk.profile() as second:
         total("after")(np.ones((8, 3)))
@@ -173,20 +176,70 @@ def test_the_environment_can_ask_for_the_summary(script, tmp_path):
     assert "\nf  " in (tmp_path / "f.txt").read_text()
 
 
-def test_a_file_of_another_kind_is_refused_before_anything_is_started(no_session, monkeypatch):
-    monkeypatch.setenv("SYNKHRONOS_PROFILE", "profile.csv")
-    with pytest.raises(ValueError, match=r"\.json .*\.txt.*'profile\.csv'"):
-        synk.fork(2)
-    assert _session._Current.session is None
+def test_no_other_file_is_written(script, tmp_path):
+    env = {"FALLBACK": "", "SYNKHRONOS_PROFILE": "trace.json"}
+    script(test_security.WATCHED, env=env)
+    *events, _ = (tmp_path / "events").read_text().splitlines()
+    others = [e for e in events if not re.match(r"open /(proc/\d+/fd/\d+|dev/shm) ", e)]
+    assert [event.split()[:2] for event in others] == [["open", str(tmp_path / "trace.json")]]
+
+
+def test_what_can_not_be_written_is_refused_before_anything_is_started(
+    no_session, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "kept.json").write_text("kept")
+    kinds = r"end in \.json \(a trace\) or \.txt \(the summary\), got"
+    for file, words in {
+        "profile.csv": f"{kinds} 'profile.csv'",
+        "profile": f"{kinds} 'profile'",
+        "folder.json": "got 'folder.json': it is a folder",
+        "missing/trace.json": "there is no folder 'missing'",
+        "kept.json/trace.json": "there is no folder 'kept.json'",
+    }.items():
+        monkeypatch.setenv("SYNKHRONOS_PROFILE", file)
+        with pytest.raises(ValueError, match=rf"^SYNKHRONOS_PROFILE must .*{words}.*\.$"):
+            synk.fork(2)
+        assert _session._Current.session is None
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) not in (".", "kept.json"))
+    for file in ("new.json", "kept.json"):
+        monkeypatch.setenv("SYNKHRONOS_PROFILE", file)
+        with pytest.raises(ValueError, match="you may not write there"):
+            synk.fork(2)
+    assert (tmp_path / "kept.json").read_text() == "kept"
 
 
 def test_a_file_that_can_not_be_written_is_told_of_and_the_session_closed(
     no_session, monkeypatch, tmp_path, caplog
 ):
-    monkeypatch.setenv("SYNKHRONOS_PROFILE", str(tmp_path / "missing" / "trace.json"))
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.setenv("SYNKHRONOS_PROFILE", str(folder / "trace.json"))
     synk.fork(2)
     with pytest.raises(SessionError, match="SYNKHRONOS_PROFILE"), synk.profile():
         raise AssertionError("not reached")
+    folder.rmdir()
     synk.close()
     [record] = [record for record in caplog.records if record.levelname == "ERROR"]
-    assert "was not saved" in record.getMessage() and "missing" in record.getMessage()
+    assert "was not saved" in record.getMessage() and "gone" in record.getMessage()
+
+
+def test_whatever_goes_wrong_with_saving_the_session_ends(
+    no_session, monkeypatch, tmp_path, caplog
+):
+    monkeypatch.setenv("SYNKHRONOS_PROFILE", str(tmp_path / "trace.json"))
+    monkeypatch.setattr(Profile, "save", lambda *_: "\ud800".encode())
+    synk.fork(2)
+    synk.close()
+    assert synk.status().state == "no session"
+    [record] = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "was not saved: 'utf-8' codec can't encode" in record.getMessage()
+
+
+def test_a_name_that_has_no_bytes_is_saved(no_session, monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("SYNKHRONOS_PROFILE", str(tmp_path / "summary.txt"))
+    synk.fork(2)
+    total("lone \ud800")(np.ones((8, 3)))
+    synk.close()
+    assert "lone \\ud800 " in (tmp_path / "summary.txt").read_text()

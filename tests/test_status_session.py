@@ -2,6 +2,7 @@
 
 import logging
 import os
+import resource
 import signal
 
 import numpy as np
@@ -41,7 +42,8 @@ def test_a_dead_worker_is_gone_and_the_session_broken(no_session):
     synk.fork(3)
     pids = [rank.pid for rank in synk.status().ranks]
     os.kill(pids[2], signal.SIGKILL)
-    wait_until(lambda: synk.status().ranks[2].process == "gone", 10)
+    wait_until(lambda: synk.status().ranks[2].process == "ended", 10)
+    assert synk.status().ranks[2].resident == synk.status().ranks[2].shared == 0
     assert synk.status().state == "open"  # nobody has noticed yet
     with pytest.raises(WorkerDied):
         synk.all_reduce(theano.shared(np.ones(3)))
@@ -52,6 +54,27 @@ def test_a_dead_worker_is_gone_and_the_session_broken(no_session):
     assert "broken" in repr(now)
     synk.close()
     assert synk.status().state == "no session"
+
+
+@pytest.mark.faults
+def test_what_the_system_does_not_tell_is_unknown(no_session):
+    synk.fork(2)
+    known = synk.status()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        now = synk.status()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert now.state == "open"
+    assert [rank.process for rank in now.ranks] == ["unknown", "unknown"]
+    assert [rank.resident for rank in now.ranks] == [rank.shared for rank in now.ranks]
+    assert now.ranks[0].shared is now.shared is None
+    assert [rank.pid for rank in now.ranks] == [rank.pid for rank in known.ranks]
+    assert "shared memory: unknown" in repr(now)
+    [line] = [line for line in repr(now).splitlines() if f"  {now.ranks[1].pid}  " in line]
+    assert line.split()[-3:] == ["unknown"] * 3
+    assert synk.status().ranks[1].process in ("running", "sleeping")
 
 
 @pytest.mark.faults
