@@ -1,5 +1,7 @@
 """What `function` was given, checked: inputs, outputs with their modes, updates."""
 
+import sys
+
 import numpy as np
 
 from synkhronos import _gpuarrays, _reduction, _theano
@@ -110,6 +112,14 @@ def check_updates(updates):
 
 def _is_expression(value):
     return isinstance(value, _theano.Variable) or np.asarray(value).dtype.kind in "biufc"
+
+
+def line_of_caller():
+    """Return the user's line that calls: the name, as in Theano, of a function without one."""
+    caller = sys._getframe(2)
+    while caller.f_back and caller.f_globals.get("__name__", "").startswith("synkhronos."):
+        caller = caller.f_back
+    return f"{caller.f_code.co_filename}:{caller.f_lineno}"
 
 
 def check_givens(givens):

@@ -6,7 +6,6 @@ f(x)                   bind -> stage -> RunFunction ==> ranks ==> combine -> out
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Sequence
 
 import numpy as np
@@ -347,7 +346,7 @@ def function(
     _signature.check_mode(kwargs.get("mode"))
     name = kwargs.get("name")
     # A str, for the workers get it too, who may not know a subclass.
-    name = _line_of_caller() if name is None else str(name)
+    name = _signature.line_of_caller() if name is None else str(name)
     keywords = {**kwargs, "givens": givens, "name": name}
     chosen.keep_on_device(session.comm.reduces)
     recipe = Recipe(inputs + whole, chosen, pairs, update_modes, keywords)
@@ -356,14 +355,6 @@ def function(
         sliceable_shareds, _theano.shared_variables(compiled), recipe.updated
     )
     return Function(session, compiled, recipe.inputs, len(inputs), chosen, recipe)
-
-
-def _line_of_caller():
-    """Return the user's line that makes a function: its name in Theano, if it is given none."""
-    caller = sys._getframe(2)
-    while caller.f_back and caller.f_globals.get("__name__", "").startswith("synkhronos."):
-        caller = caller.f_back
-    return f"{caller.f_code.co_filename}:{caller.f_lineno}"
 
 
 def distribute() -> None:

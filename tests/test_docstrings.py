@@ -22,7 +22,7 @@ FUNCTIONS = {
     f"{name}.{each}": getattr(module, each)
     for name, module in MODULES.items()
     for each in module.__all__
-    if inspect.isfunction(getattr(module, each)) and each != "profile"
+    if inspect.isfunction(getattr(module, each))
 }
 METHODS = {
     f"{owner.__name__}.{name}": member.fget if isinstance(member, property) else member
