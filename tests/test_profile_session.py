@@ -1,20 +1,24 @@
 """A profile in all that can happen to a session: close, death, Ctrl-C, a child, a whole script."""
 
+import contextlib
 import json
 import os
 import re
 import signal
+import threading
 import time
 
 import numpy as np
 import pytest
 import test_security
 import theano.tensor as T
+from conftest import wait_until
 from helpers import Call, function
 from test_profile import instrumented, methods, of, total
+from test_status import until
 
 import synkhronos as synk
-from synkhronos import SessionError, WorkerDied
+from synkhronos import SessionError, WorkerDied, _master
 from synkhronos import session as _session
 from synkhronos._timeline import NAMES
 from synkhronos.profiling import Profile
@@ -43,6 +47,48 @@ def test_close_inside_keeps_what_was_recorded(no_session, n, master, tmp_path):
         total("after")(np.ones((8, 3)))
     synk.close()
     assert len(of(second, "after")) == 2
+
+
+def test_a_closed_session_that_a_call_is_still_in_records_no_more(
+    no_session, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(_master, "QUIT_SECONDS", 0.1)
+    before, come, go_on = methods(), tmp_path / "come", tmp_path / "go on"
+    hold = until(go_on)
+
+    def wait(x):
+        if x[0] == 0:  # on the master
+            come.touch()
+            hold(x)
+        return x
+
+    synk.fork(2)
+    x = T.dvector("x")
+    f = function([x], (Call(wait)(x), "gather"), name="long")
+    f(np.ones(8))
+
+    def call():
+        with contextlib.suppress(SessionError):  # where a worker was not done
+            f(np.arange(8.0))
+
+    thread = threading.Thread(target=call)
+    with synk.profile() as recorded:
+        f(np.ones(8))
+        thread.start()
+        wait_until(come.exists, 60)
+        synk.close()
+        assert methods() == before
+    assert len(of(recorded, "long")) == 2
+    synk.fork(2)
+    with synk.profile() as second:
+        total("after")(np.ones((8, 3)))
+        go_on.touch()
+        thread.join(60)
+        assert not thread.is_alive()
+        total("at last")(np.ones((8, 3)))
+    assert methods() == before
+    assert len(of(second, "after")) == len(of(second, "at last")) == 2
+    synk.close()
 
 
 @pytest.mark.faults
