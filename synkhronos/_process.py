@@ -25,6 +25,9 @@ def interrupts_held():
     if threading.current_thread() is not threading.main_thread():
         yield  # no Ctrl-C comes here
         return
+    if signal.getsignal(signal.SIGINT) is None:
+        yield  # it does not come to Python, but to who has embedded it
+        return
     held = []
     previous = signal.signal(signal.SIGINT, lambda *args: held.append(args))
     try:

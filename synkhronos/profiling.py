@@ -361,7 +361,3 @@ class Profile:
         calls = len({*self.calls["call"].tolist()})
         state = "being recorded" if self._recording.is_on else "ended"
         return f"<Profile of {calls} calls on {self.n_ranks} ranks, {state}>"
-
-
-# fork() calls them by these names.
-check_file, record_until_close = _check_variable, _record_until_close

@@ -111,7 +111,7 @@ def _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_w
     if profile_file:
         from synkhronos import profiling
 
-        profiling.check_file(profile_file)
+        profiling._check_variable(profile_file)
     names = _devices.resolve(n_parallel, use_gpu, devices)
     _gpuarrays.refuse_open_device()
     if set(names) != {"cpu"}:
@@ -138,7 +138,7 @@ def _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_w
             "ulimit -n, ulimit -u)."
         ) from error
     if profile_file:
-        profiling.record_until_close(profile_file)
+        profiling._record_until_close(profile_file)
     return len(names)
 
 

@@ -264,7 +264,7 @@ UNPICKLED = {
     ("_commands", "run"): "random states",
     ("_theano", "load"): "functions",
     ("comm.homes", "_read"): "places",
-    ("collectives", "get_value"): "random states",
+    ("values", "get_value"): "random states",
 }
 
 
