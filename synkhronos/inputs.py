@@ -313,7 +313,7 @@ def data(
     session = _session.current("data()")
     if var is not None:
         dtype, ndim = _like(var, dtype, ndim)
-    name = _check_name(name) or getattr(var, "name", None)
+    name = _name(getattr(var, "name", None) if name is None else name)
     if dtype is not None:
         dtype = check_dtype(dtype)
     if shape is not None:
@@ -373,5 +373,5 @@ def _plain(value):
     return value.data if isinstance(value, Data) else value
 
 
-def _check_name(name):
+def _name(name):
     return None if name is None else str(name)

@@ -33,6 +33,7 @@ _COLOURS = {
     "finish": "#fdae6b",
     REST: "0.85",
 }
+_CHARACTERS = 100  # of names, along a picture
 _SUFFIXES = (".json", ".txt")
 _KINDS = ".json (a trace) or .txt (the summary)"
 
@@ -346,8 +347,10 @@ class Profile:
         for call in calls:
             left = 1e-6 * (call.begin - begin)
             axes.axvline(left, color="0.3", linewidth=0.8)
-            if 30 * (call.end - call.begin) > end - begin:  # or names would lie on one another
-                axes.annotate(shown(call.name), (left, -0.5), fontsize="small", parse_math=False)
+            room = _CHARACTERS * (call.end - call.begin) // (end - begin)
+            if room > 3:  # or names would lie on one another
+                name = shown(call.name)[:room]
+                axes.annotate(name, (left, -0.5), fontsize="small", parse_math=False)
         axes.set_yticks(range(self.n_ranks), self._rank_names())
         axes.set_ylim(self.n_ranks - 0.5, -0.9)
         axes.set_xlabel("ms")
