@@ -1,19 +1,26 @@
 """What makes Theano find in its compile cache all that it has compiled before.
 
 Theano 1.0.5 compiles some modules again in every process, half a second to a second each. With them
-in the cache a function is compiled, and sent to a worker, about ten times faster.
+in the cache a function is compiled, and sent to a worker, about ten times faster. And of processes
+that start while others compile, some delete modules that others go on to use.
 """
 
+import contextlib
 import functools
 import hashlib
+import os
+import pickle
 
-from theano.gof import cc, op
+from theano.gof import cc, cmodule, op
 
 
 def find_every_module_again() -> None:
-    """Mend the two keys of Theano's cache that no other process has."""
+    """Mend the keys of Theano's cache that no other process has, or finds half written."""
     _let_empty_props_say_nothing()
     _hash_external_code_the_same_everywhere()
+    cmodule.KeyData.save_pkl = _save_pkl
+    cmodule.KeyData.add_key = _add_key
+    cmodule.ModuleCache.check_key = _check_key
 
 
 def _let_empty_props_say_nothing():
@@ -48,3 +55,32 @@ def _hash_external_code_the_same_everywhere():
         return version
 
     op.COp.c_code_cache_version = c_code_cache_version
+
+
+def _save_pkl(self):
+    # In one step: a process that starts reads it without the lock, and deletes the module of a file
+    # that ends too early.
+    written = f"{self.key_pkl}.{os.getpid()}"
+    try:
+        with open(written, "wb") as file:
+            pickle.dump(self, file, pickle.HIGHEST_PROTOCOL)
+        os.replace(written, self.key_pkl)
+    except FileNotFoundError:
+        pass  # somebody has cleared the cache; what this process has loaded it can use
+    except pickle.PicklingError:
+        for name in (written, self.key_pkl):
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(name)
+        raise
+
+
+def _add_key(self, key, save_pkl=True):
+    # It may be there already: where the last attempt to add it ended in an exception.
+    self.keys.add(key)
+    if save_pkl:
+        self.save_pkl()
+
+
+def _check_key(self, key, key_pkl, original=cmodule.ModuleCache.check_key):
+    if os.path.exists(key_pkl):  # else, as above
+        original(self, key, key_pkl)

@@ -1,11 +1,17 @@
 """Theano finds in its cache what any process has compiled, and waits for those that compile."""
 
 import os
+import pickle
 import shutil
 import subprocess
 import threading
 
-from theano.gof import compilelock
+import pytest
+import theano
+import theano.tensor as T
+from theano.gof import cc, cmodule, compilelock
+
+import synkhronos._theano  # noqa: F401  mends the cache
 
 COMPILE = """
 import numpy as np
@@ -31,6 +37,41 @@ def test_another_process_compiles_nothing_again(script):
     for seed in "1", "2":  # of the hash of strings, which differs between processes
         done = script(COMPILE, env={"PYTHONHASHSEED": seed})
     assert done.stdout.strip() == "0"
+
+
+@pytest.fixture
+def keys():
+    """The keys of a module that is in the cache, and in use."""
+    x = T.fvector("x")
+    theano.function([x], x + 1, mode=theano.Mode(linker="c", optimizer=None))
+    known = cc.get_module_cache().module_hash_to_key_data.values()
+    return next(each for each in known if all(key[0] for key in each.keys))
+
+
+def test_keys_can_be_read_while_they_are_written(keys, monkeypatch):
+    """A process that starts deletes modules whose keys it can't read, and takes no lock."""
+    original, read = pickle.dump, []
+
+    def dump(*args):
+        with open(keys.key_pkl, "rb") as file:
+            read.append(pickle.load(file))
+        original(*args)
+
+    monkeypatch.setattr(pickle, "dump", dump)
+    keys.save_pkl()
+    assert [each.keys for each in read] == [keys.keys]
+    with open(keys.key_pkl, "rb") as file:
+        assert pickle.load(file).keys == keys.keys
+    left = [name for name in os.listdir(os.path.dirname(keys.key_pkl)) if "key.pkl." in name]
+    assert left == []
+
+
+def test_a_cache_that_is_cleared_while_it_is_used(keys, tmp_path):
+    gone = cmodule.KeyData({*keys.keys}, "hash", str(tmp_path / "gone" / "key.pkl"), keys.entry)
+    for key in keys.keys:
+        gone.add_key(key)
+        cc.get_module_cache().check_key(key, gone.key_pkl)
+    assert gone.keys == keys.keys
 
 
 def test_a_lock_that_is_soon_free_is_waited_for_in_silence(tmp_path, caplog):
