@@ -60,7 +60,7 @@ def _hash_external_code_the_same_everywhere():
 def _save_pkl(self):
     # In one step: a process that starts reads it without the lock, and deletes the module of a file
     # that ends too early.
-    written = f"{self.key_pkl}.{os.getpid()}"
+    written = f"{self.key_pkl}.new"  # by one process at a time, which holds the lock
     try:
         with open(written, "wb") as file:
             pickle.dump(self, file, pickle.HIGHEST_PROTOCOL)
