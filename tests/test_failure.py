@@ -195,7 +195,7 @@ def test_a_storm_of_ctrl_c_never_breaks_the_session(no_session, n_ranks):
 
     def interrupt(signum, frame):
         came.append(signum)
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
     previous = signal.signal(signal.SIGALRM, interrupt)
     for number, wait in enumerate(random.uniform(0, 0.004, 150)):

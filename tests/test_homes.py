@@ -368,7 +368,7 @@ def test_memory_does_not_grow_with_calls(no_session):
 
 
 def _interrupt(signum, frame):
-    raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.faults
