@@ -50,16 +50,15 @@ _LIVES = {  # letters of /proc/<pid>/stat
 def life_of(pid: int) -> str:
     """Return what a process is doing, in words: "running", "stopped", ..., "ended" or "gone".
 
-    Raises
-    ------
-    OSError
-        When this process can't find out, as one without descriptors.
+    It is "unknown" to a process that can't look, as one that has no descriptors left.
     """
     try:
         with open(f"/proc/{pid}/stat") as stat:
             letter = stat.read().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return "gone"
+    except OSError:
+        return "unknown"
     return _LIVES.get(letter, "ended")
 
 
