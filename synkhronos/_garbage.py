@@ -32,20 +32,22 @@ class Garbage:
         if gate.is_open:
             gate.drain()
         released = list(itertools.islice(self._released, AT_A_TIME))
-        dropped = {"segments": [], "functions": [], "variables": [], "give_back": []}
-        for kind, value in released:
-            dropped[kind].append(value)
-        del dropped["give_back"]
-        forget = _commands.Forget(**{kind: tuple(refs) for kind, refs in dropped.items()})
+        kinds = "segments", "functions", "variables"
+        forget = _commands.Forget(
+            **{each: tuple(ref for kind, ref in released if kind == each) for each in kinds}
+        )
         with gate.call(forget):
             forget.run(worker)
         with interrupts_held():
-            self.give_back(len(released))
+            for _ in released:
+                self._drop_first()
 
-    def give_back(self, count=None) -> None:
-        """Give back the memory of the first `count` or all, which no worker reads any more."""
-        while self._released and count != 0:
-            kind, value = self._released.popleft()
-            if kind == "give_back":
-                value()
-            count = count and count - 1
+    def give_back(self) -> None:
+        """Give all memory back, when there are no workers left; forget the rest."""
+        while self._released:
+            self._drop_first()
+
+    def _drop_first(self):
+        kind, value = self._released.popleft()
+        if kind == "give_back":
+            value()
