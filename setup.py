@@ -9,7 +9,7 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-IMPORT_SUPPORT = os.path.join(HERE, "synkhronos", "_import_support.py")
+IMPORT_SUPPORT = os.path.join(HERE, "synkhronos", "_host", "theano", "import_support.py")
 
 try:
     runpy.run_path(IMPORT_SUPPORT)["check_python"]()

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Sequence
 
-from synkhronos import _import_support
+from synkhronos._host.theano import import_support
 
 THEANORC = """\
 # Written by `synkhronos theanorc`: the flags that Theano gets wherever Synkhronos is installed.
@@ -143,8 +143,8 @@ def _link_cuda(name: str) -> int:
 def theanorc() -> str:
     """Return the default flags as the text of a .theanorc."""
     sections: dict[str, list[str]] = {}
-    for name, value in _import_support.default_flags().items():
-        section, option = _import_support.section_and_option(name)
+    for name, value in import_support.default_flags().items():
+        section, option = import_support.section_and_option(name)
         # Theano's parser of this file reads % as the start of a substitution.
         sections.setdefault(section, []).append(f"{option} = {value.replace('%', '%%')}\n")
     parts = [f"\n[{section}]\n{''.join(lines)}" for section, lines in sections.items()]

@@ -9,7 +9,7 @@ import pickle
 from dataclasses import dataclass
 from typing import Optional, Tuple, Union
 
-from synkhronos import _partition, _theano
+from synkhronos import _host, _partition
 from synkhronos._replica import Replica, unpack
 from synkhronos._shm import ArrayRef, SegmentRef
 
@@ -59,9 +59,9 @@ class LoadFunctions:
         data = worker.segments.array(self.pickled if worker.is_like_master else self.portable)
         data = data.tobytes()
         worker.segments.forget([ref.segment for ref in (self.pickled, self.portable) if ref])
-        functions, new = _theano.load(data, worker.variables)
+        functions, new = _host.load(data, worker.variables)
         for key in new:
-            _theano.spread_random_state(worker.variables[key], worker.rank)
+            _host.spread_random_state(worker.variables[key], worker.rank)
         for (key, variant), (function, description) in functions.items():
             replica = worker.replicas.setdefault(key, Replica(key, description))
             replica.variants[variant] = function
@@ -98,7 +98,7 @@ class Lengths:
     def run(self, worker):
         """Return their lengths along axis 0."""
         sliceables = worker.replicas[self.function].description.sliceables
-        return [len(_theano.peek(variable)) for variable in sliceables]
+        return [len(_host.peek(variable)) for variable in sliceables]
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class Shapes:
 
     def run(self, worker):
         """Return them."""
-        return [_theano.peek(worker.variables[key]).shape for key in self.keys]
+        return [_host.peek(worker.variables[key]).shape for key in self.keys]
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class SetObject:
         data = worker.segments.array(self.pickled).tobytes()
         if self.rank in (None, worker.rank):
             for key, value in zip(self.keys, pickle.loads(data)):
-                _theano.replace_object(worker.variables[key], value)
+                _host.replace_object(worker.variables[key], value)
         worker.segments.forget([self.pickled.segment])
 
 
@@ -222,7 +222,7 @@ class GetObject:
     def run(self, worker):
         """Return it pickled."""
         if self.rank in (None, worker.rank):
-            return pickle.dumps(_theano.peek(worker.variables[self.key]))
+            return pickle.dumps(_host.peek(worker.variables[self.key]))
         return None
 
 

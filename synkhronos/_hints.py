@@ -7,9 +7,9 @@ from typing import Callable, List, OrderedDict, Protocol, Sequence, Tuple, Union
 
 import numpy as np
 
-from synkhronos._theano import SharedVariable, Variable
+from synkhronos._host import RandomState, SharedVariable, Variable
 
-__all__ = ["SharedVariable", "Variable"]
+__all__ = ["RandomState", "SharedVariable", "Variable"]
 
 
 class SupportsArray(Protocol):
@@ -26,7 +26,7 @@ class Optimizer(Protocol):
 
 
 ArrayLike = Union[SupportsArray, Sequence, complex]
-Values = Union[ArrayLike, np.random.RandomState]
+Values = Union[ArrayLike, RandomState]
 Rows = Union[int, slice, Sequence[int], np.ndarray]  # which of them
 
 SharedVariables = Union[SharedVariable, Sequence[SharedVariable]]

@@ -20,8 +20,9 @@ import tempfile
 from pathlib import Path
 from typing import Sequence
 
-from synkhronos import _cuda_libraries, _devices, _import_support
+from synkhronos import _cuda_libraries, _devices
 from synkhronos._cuda_libraries import Opened
+from synkhronos._host.theano import import_support
 
 OK, MISSING, BROKEN = "ok", "missing", "broken"
 COLOURS = {OK: "\033[32m", MISSING: "\033[33m", BROKEN: "\033[31m"}
@@ -95,7 +96,7 @@ def as_json(results: list[Check]) -> str:
 def probe_theano(timeout: float = 300.0) -> tuple[dict, str]:
     """Return what a child process found out about Theano, and the error that ended it early."""
     script = Path(__file__).with_name("_theano_probe.py").read_text()
-    command = _devices.python_command(script, _import_support.__file__)
+    command = _devices.python_command(script, import_support.__file__)
     try:
         child = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
@@ -126,7 +127,7 @@ def check_python() -> Check:
     """Check that this version can run Theano."""
     found = f"{platform.python_version()} ({sys.executable})"
     try:
-        _import_support.check_python()
+        import_support.check_python()
     except ImportError as error:
         return Check("Python", BROKEN, found, str(error), essential=True)
     return Check("Python", OK, found, essential=True)
@@ -222,7 +223,7 @@ def ldflags_origin(flags: str) -> str:
     """Return who chose these flags."""
     if "blas.ldflags=" in os.environ.get("THEANO_FLAGS", ""):
         return "THEANO_FLAGS"
-    default, origin = _import_support.find_blas()
+    default, origin = import_support.find_blas()
     return origin if flags == default else ".theanorc"
 
 

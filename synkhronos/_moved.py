@@ -1,6 +1,6 @@
 """What a recorded function has moved, in bytes, from its arguments and its result."""
 
-from synkhronos import _theano
+from synkhronos import _host
 
 
 def size(array):
@@ -41,7 +41,7 @@ def held(arguments, result):
     command, worker = arguments
     if getattr(command, "rank", None) not in (None, worker.rank):
         return 0
-    return sum(size(_theano.peek(worker.variables[key])) for key in command.keys)
+    return sum(size(_host.peek(worker.variables[key])) for key in command.keys)
 
 
 def combined(arguments, results):

@@ -9,7 +9,7 @@ import itertools
 import weakref
 from typing import Optional
 
-from synkhronos import _commands, _devices, _theano
+from synkhronos import _commands, _devices, _host
 from synkhronos._checks import sentence
 from synkhronos._log import log
 from synkhronos._replica import PLAIN, Replica
@@ -71,7 +71,7 @@ class Registry:
             for variant in variants
         }
         name = replica.variants[variants[0]].name
-        used = [v for function, _ in compiled.values() for v in _theano.shared_variables(function)]
+        used = [v for function, _ in compiled.values() for v in _host.shared_variables(function)]
         recipe = self._recipes.get(key_of_function) if self._is_mixed else None
         nbytes = self._ship(compiled, used, f"Function {name!r}", recipe)
         self._pending.pop(key_of_function, None)
@@ -94,14 +94,14 @@ class Registry:
             ):
                 new[next(self._keys)] = variable
         try:
-            pickled = _theano.dump(compiled, known, new)
+            pickled = _host.dump(compiled, known, new)
             portable = None
             if self._is_mixed:
                 expressions = {
                     (key, variant): (recipe.expression(variant, function), description)
                     for (key, variant), (function, description) in compiled.items()
                 }
-                portable = _theano.dump(expressions, known, new, portable=True)
+                portable = _host.dump(expressions, known, new, portable=True)
         except Exception as error:
             raise TypeError(
                 f"{what} can't be sent to the workers, because something in it can't be pickled: "
@@ -115,7 +115,7 @@ class Registry:
             self._session.worker.variables[key] = variable
             forgotten = weakref.finalize(variable, self._session.garbage.add, "variables", key)
             forgotten.atexit = False
-            _theano.spread_random_state(variable, self._session.master_rank)
+            _host.spread_random_state(variable, self._session.master_rank)
         return len(pickled)
 
     # What the user has. Other threads may add to it meanwhile, so it is copied in one step.

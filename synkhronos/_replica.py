@@ -5,7 +5,7 @@ from typing import NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from synkhronos import _gpuarrays, _graph, _partition, _theano
+from synkhronos import _host, _partition
 from synkhronos._reduction import Accumulator
 from synkhronos._shm import ArrayRef
 
@@ -81,7 +81,7 @@ class Replica:
         if self.description.sliceables:
             if request.picked is not None:
                 return range(len(unpack(worker, request.picked[worker.rank])))
-            return range(len(_theano.peek(self.description.sliceables[0])))
+            return range(len(_host.peek(self.description.sliceables[0])))
         return None
 
     def _slices(self, worker, request, rows):
@@ -138,26 +138,26 @@ class Replica:
                 n_mine, n_all = each.weights[worker.rank], sum(each.weights)
             if n_mine:
                 for total, value in zip(outputs, values):
-                    total.add(_gpuarrays.to_host(value), n_mine)
+                    total.add(_host.to_host(value), n_mine)
             for total, value in zip(updates, values[len(outputs) :]):
-                total.add(_gpuarrays.to_host(value), n_all)
+                total.add(_host.to_host(value), n_all)
         results = [total.result() for total in updates]
         values = [total.result() for total in outputs] if len(rows) else []
         for (variable, _), result in zip(description.updates, results):
-            _theano.replace(variable, result)
+            _host.replace(variable, result)
         return values
 
     def _run_rows(self, worker, request, each, variant, subset):
         arguments = self._arguments(worker, request, each.rows)
         if not (self.description.sliceables or self.description.communicates):
-            return _theano.run(self.variants[variant], arguments, subset)
+            return _host.run(self.variants[variant], arguments, subset)
         with contextlib.ExitStack() as stack:
             if self.description.sliceables:
                 stack.enter_context(self._only(worker, request, each.rows))
             if self.description.communicates:
-                reducing = _graph.reducing(worker.comm, each.weights, worker.rank)
+                reducing = _host.reducing(worker.comm, each.weights, worker.rank)
                 stack.enter_context(reducing)
-            return _theano.run(self.variants[variant], arguments, subset)
+            return _host.run(self.variants[variant], arguments, subset)
 
     def _arguments(self, worker, request, rows):
         selection = request.selection and unpack(worker, request.selection)
@@ -173,8 +173,8 @@ class Replica:
 
     def _take(self, position, array, rows):
         """Return rows of an array: a view of consecutive ones, else a copy in a kept buffer."""
-        if _gpuarrays.is_on_device(array):
-            return _gpuarrays.take(array, rows)
+        if _host.is_on_device(array):
+            return _host.take_on_device(array, rows)
         if isinstance(rows, range):
             if rows.step > 0:
                 return array[rows.start : rows.stop : rows.step]
@@ -194,10 +194,10 @@ class Replica:
         first = self._my_rows(worker, request).start
         with contextlib.ExitStack() as stack:
             for number, variable in enumerate(self.description.sliceables):
-                value = _theano.peek(variable)
+                value = _host.peek(variable)
                 chosen = range(len(value)) if picked is None else picked
                 chosen = chosen[rows.start - first : rows.stop - first]
-                stack.enter_context(_theano.lend(variable, self._take(-1 - number, value, chosen)))
+                stack.enter_context(_host.lend(variable, self._take(-1 - number, value, chosen)))
             yield
 
 

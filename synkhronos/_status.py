@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional, Tuple
 
-from synkhronos import _theano
+from synkhronos import _host
 from synkhronos import session as _session
 from synkhronos._master import State
 from synkhronos._names import shown
@@ -311,10 +311,10 @@ def _data(data):
 
 
 def _variable(variable):
-    value = _theano.peek(variable)
-    if not _theano.is_array_variable(variable):
+    value = _host.peek(variable)
+    if not _host.is_array_variable(variable):
         return ArrayStatus(_name(variable), str(variable.type), None, 0, "private memory")
-    if _theano.lives_on_device(variable):
+    if _host.lives_on_device(variable):
         home = "device"
     else:
         home = "shared memory" if is_in_shared_memory(value) else "private memory"

@@ -8,7 +8,7 @@ import gc
 import os
 import signal
 
-from synkhronos import _devices, _gpuarrays, _rewriting
+from synkhronos import _devices, _host
 from synkhronos._checks import count
 from synkhronos._crossing import Aborted
 from synkhronos._log import log, name_rank
@@ -59,8 +59,7 @@ class Worker:
         """Take the device, and no more than this rank's part of the cores."""
         self._limits = _devices.limit_threads(self.threads)
         if self.device != "cpu":
-            _gpuarrays.open_device(self.device, self.rank, self.threads)
-            _rewriting.move_to_device()
+            _host.open_device(self.device, self.rank, self.threads)
         log.info(
             "process %d on %s, with %s", os.getpid(), self.device, count(self.threads, "thread")
         )

@@ -14,7 +14,7 @@ from typing import List, Union
 
 import numpy as np
 
-from synkhronos import _commands, _operands, _theano
+from synkhronos import _commands, _host, _operands
 from synkhronos import session as _session
 from synkhronos._checks import is_bool, truth
 from synkhronos._hints import ArrayLike, Rows, SharedVariables, Values
@@ -71,14 +71,14 @@ def broadcast(
         if values is not None:
             given = _operands.check_values("broadcast", shared_vars, variables, values, none=True)
         nccl = truth("nccl", nccl)
-        objects = [v for v in variables if not _theano.is_array_variable(v)]
-        arrays = [v for v in variables if _theano.is_array_variable(v)]
+        objects = [v for v in variables if not _host.is_array_variable(v)]
+        arrays = [v for v in variables if _host.is_array_variable(v)]
         keys = dict(zip(variables, session.registry.keys_of(variables)))
         for variable, value in zip(variables, given):
             if value is None:
                 continue
             if variable in objects:
-                _theano.replace_object(variable, value)
+                _host.replace_object(variable, value)
             else:
                 session.comm.assign(keys[variable], value)
         if arrays:
@@ -86,7 +86,7 @@ def broadcast(
             session.run(_commands.Broadcast(array_keys, session.master_rank, nccl))
         if objects:
             object_keys = tuple(keys[variable] for variable in objects)
-            _operands.send_objects(session, object_keys, [_theano.peek(v) for v in objects], None)
+            _operands.send_objects(session, object_keys, [_host.peek(v) for v in objects], None)
 
 
 def scatter(shared_vars: SharedVariables, values: ArrayLike, batch: Rows | None = None) -> None:

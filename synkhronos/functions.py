@@ -10,7 +10,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from synkhronos import _gpuarrays, _graph, _reduction, _signature, _theano
+from synkhronos import _host, _reduction, _signature
 from synkhronos import session as _session
 from synkhronos._binding import Inputs
 from synkhronos._checks import count, sentence
@@ -55,14 +55,14 @@ class Function:
         self._modes = tuple(outputs.modes)
         self._inputs = Inputs(session, inputs, n_scattered, recipe.allow_downcast, str(self))
         self._result_dtypes = [
-            _reduction.result_dtype(mode, getattr(variable, "dtype", None), _theano.float_dtype())
+            _reduction.result_dtype(mode, getattr(variable, "dtype", None), _host.float_dtype())
             for mode, variable in zip(self._modes, outputs.variables)
         ]
         self._description = Description(
             self._modes,
             tuple(recipe.accumulated),
             tuple(recipe.sliceables),
-            _graph.communicates(compiled),
+            _host.communicates(compiled),
             any(outputs.on_device),
         )
         self._has_sliced = False
@@ -189,7 +189,7 @@ class Function:
         """Return what one rank computed for the output at `position` of those asked for."""
         comm = self._session.comm
         if rank == self._session.master_rank:
-            return _gpuarrays.to_host(comm.kept[position])
+            return _host.to_host(comm.kept[position])
         return comm.collect(self._key, rank)[position if rank == command.source else reduced]
 
     def as_theano(
@@ -208,7 +208,7 @@ class Function:
         values = self._inputs.bind(args, kwargs)
         arrays = list(map(self._inputs.array, range(len(values)), values))
         subset = _signature.check_subset(output_subset, len(self._modes), self)
-        return self._outputs.pack(_theano.run(self._compiled, arrays, subset), subset)
+        return self._outputs.pack(_host.run(self._compiled, arrays, subset), subset)
 
     def build_inputs(
         self,
@@ -264,7 +264,7 @@ class Function:
 
     def get_shared(self) -> list[SharedVariable]:
         """Return the shared variables that the function uses or updates."""
-        return list(_theano.shared_variables(self._compiled))
+        return list(_host.shared_variables(self._compiled))
 
     def __reduce__(self):
         raise TypeError(
@@ -352,7 +352,7 @@ def function(
     recipe = Recipe(inputs + whole, chosen, pairs, update_modes, keywords)
     compiled = recipe.compile_plain()
     recipe.sliceables = _signature.check_sliceables(
-        sliceable_shareds, _theano.shared_variables(compiled), recipe.updated
+        sliceable_shareds, _host.shared_variables(compiled), recipe.updated
     )
     return Function(session, compiled, recipe.inputs, len(inputs), chosen, recipe)
 

@@ -11,7 +11,7 @@ from typing import Sequence
 
 import numpy as np
 
-from synkhronos import _theano
+from synkhronos import _host
 from synkhronos import session as _session
 from synkhronos._checks import (
     MAX_DIMENSIONS,
@@ -358,7 +358,7 @@ def data(
 
 def _like(var, dtype, ndim):
     """Return the dtype and dimensions of a variable, with which those given must agree."""
-    if not isinstance(var, _theano.Variable) or not _theano.is_array_variable(var):
+    if not isinstance(var, _host.Variable) or not _host.is_array_variable(var):
         raise TypeError(f"var must be a Theano tensor variable, got {shown(var)}.")
     if dtype is not None and check_dtype(dtype) != var.dtype:
         raise TypeError(f"dtype={shown(dtype)} was given beside var={var}, of dtype {var.dtype}.")

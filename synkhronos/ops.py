@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from synkhronos import _blocks, _graph, _theano
+from synkhronos import _blocks, _host
 from synkhronos._hints import Variable
 
 __all__ = ["all_reduce", "rank_weight"]
@@ -64,12 +64,12 @@ def all_reduce(x: Variable, op: str = "avg") -> Variable:
     >>> synk.close()
     """
     op = _blocks.parse_op(op)
-    if not isinstance(x, _theano.Variable) or not _theano.is_array_variable(x):
+    if not isinstance(x, _host.Variable) or not _host.is_array_variable(x):
         raise TypeError(
             f"all_reduce() takes a tensor variable, got {x!r}. Several are reduced one by one, "
             "[all_reduce(x) for x in ...], and take one round all the same."
         )
-    return _graph.all_reduce(x, op)
+    return _host.all_reduce(x, op)
 
 
 def rank_weight() -> Variable:
@@ -101,4 +101,4 @@ def rank_weight() -> Variable:
     2.0
     >>> synk.close()
     """
-    return _graph.RankWeight()()
+    return _host.rank_weight()

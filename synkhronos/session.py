@@ -9,7 +9,7 @@ import os
 import threading
 from typing import List, Optional, Sequence
 
-from synkhronos import _devices, _gpuarrays
+from synkhronos import _devices, _host
 from synkhronos._checks import count, truth, whole_number
 from synkhronos._log import log
 from synkhronos._master import Session
@@ -113,9 +113,9 @@ def _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_w
 
         profiling._check_variable(profile_file)
     names = _devices.resolve(n_parallel, use_gpu, devices)
-    _gpuarrays.refuse_open_device()
+    _host.refuse_open_device()
     if set(names) != {"cpu"}:
-        _gpuarrays.import_backend()
+        _host.import_device_backend()
     threads = (
         _devices.default_threads(len(names))
         if threads_per_rank is None

@@ -10,13 +10,13 @@ from typing import List, Tuple, Union
 
 import numpy as np
 
-from synkhronos import _commands, _operands, _theano, collectives
+from synkhronos import _commands, _host, _operands, collectives
 from synkhronos._checks import whole_number
-from synkhronos._hints import Rows, SharedVariables, Values
+from synkhronos._hints import RandomState, Rows, SharedVariables, Values
 
 __all__ = ["get_lengths", "get_shapes", "get_value", "set_value"]
 
-Value = Union[np.ndarray, np.random.RandomState]
+Value = Union[np.ndarray, RandomState]
 Shapes = List[Tuple[int, ...]]
 
 _ASKED_AT_ONCE = 500  # shapes: they fit into one answer of a worker, whatever they are
@@ -59,7 +59,7 @@ def set_value(
         given = _operands.check_values(
             "set_value", shared_vars, variables, values, rows_may_differ=batch is not None
         )
-        arrays = [i for i, v in enumerate(variables) if _theano.is_array_variable(v)]
+        arrays = [i for i, v in enumerate(variables) if _host.is_array_variable(v)]
         objects = [i for i in range(len(variables)) if i not in arrays]
         if objects and batch is not None:
             raise TypeError(f"set_value() got batch, but {variables[objects[0]]} has no rows.")
@@ -106,7 +106,7 @@ def get_value(rank: int, shared_vars: SharedVariables) -> Value | tuple[Value, .
         rank = whole_number("rank", rank, 0, session.n_ranks - 1)
         variables = _operands.check_variables("get_value", shared_vars, objects=True)
         keys = session.registry.keys_of(variables)
-        arrays = [k for k, v in zip(keys, variables) if _theano.is_array_variable(v)]
+        arrays = [k for k, v in zip(keys, variables) if _host.is_array_variable(v)]
         if arrays:
             session.run(_commands.Expose(tuple(arrays), rank))
         results = []

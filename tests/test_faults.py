@@ -18,7 +18,7 @@ from faults import BOUND, CALLS, armed, bounded, child_process, pids_by_rank, ru
 from helpers import Call, function
 
 import synkhronos as synk
-from synkhronos import WorkerDied, _blocks, _reports, _theano
+from synkhronos import WorkerDied, _blocks, _host, _reports
 from synkhronos._gate import Gate
 from synkhronos._master import Session
 from synkhronos._process import ForkedProcess
@@ -37,16 +37,16 @@ POINTS = [
     ("function", Gate, "next_command", "after"),
     ("function", Replica, "_my_rows", "before"),
     ("function", Replica, "_take", "after"),
-    ("function", _theano, "run", "before"),
-    ("function", _theano, "run", "after"),
+    ("function", _host, "run", "before"),
+    ("function", _host, "run", "after"),
     ("function", Outboxes, "deposit", "before"),
     ("function", Outboxes, "deposit", "after"),
     ("function", Gate, "worker_finish", "before"),
-    ("sliced function", _theano, "replace", "before"),
+    ("sliced function", _host, "replace", "before"),
     ("growing outputs", Segments, "create", "after"),
     ("growing outputs", Gate, "_put_reply", "before"),
     ("growing outputs", Gate, "_put_reply", "after"),
-    ("picked rows", _theano, "lend", "before"),
+    ("picked rows", _host, "lend", "before"),
     ("failing function", _reports, "describe", "before"),
     ("failing function", Gate, "abort", "before"),
     ("failing function", Gate, "abort", "after"),
@@ -72,8 +72,8 @@ POINTS = [
     ("scatter", SharedMemory, "assign", "after"),
     ("gather", Homes, "post", "before"),
     ("gather", Homes, "bring_home", "after"),
-    ("distribute", _theano, "load", "before"),
-    ("distribute", _theano, "load", "after"),
+    ("distribute", _host, "load", "before"),
+    ("distribute", _host, "load", "after"),
 ]
 
 
@@ -165,7 +165,7 @@ def test_a_worker_killed_before_its_memory_is_mapped(no_session, monkeypatch, ra
 
 @pytest.mark.parametrize("blow", [15, 11, 6, 7, 1], ids=lambda s: signal.Signals(s).name)
 def test_a_worker_ended_by_another_signal(no_session, monkeypatch, blow):
-    set_point(monkeypatch, _theano, "run", "before", faults.hit_by(blow))
+    set_point(monkeypatch, _host, "run", "before", faults.hit_by(blow))
     with bounded():
         synk.fork(2)
         call = CALLS["function"](2)
@@ -259,7 +259,7 @@ MASTER_POINTS = [
     ("function", Gate, "start", "before"),
     ("function", Gate, "_wake_all", "before"),
     ("function", Gate, "start", "after"),
-    ("function", _theano, "run", "before"),
+    ("function", _host, "run", "before"),
     ("function", Gate, "finish", "before"),
     ("function", Gate, "finish", "after"),
     ("growing outputs", Gate, "_take_reply", "before"),

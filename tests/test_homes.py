@@ -400,7 +400,7 @@ def test_ctrl_c_at_any_time(no_session, n):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("when", range(1, 5))
-@pytest.mark.parametrize("name", ["_Home.lay_out", "_theano.replace", "Homes._settle"])
+@pytest.mark.parametrize("name", ["_Home.lay_out", "_host.replace", "Homes._settle"])
 def test_ctrl_c_while_values_are_brought_home(no_session, monkeypatch, name, when):
     owner, name = name.split(".")
     synk.fork(2)

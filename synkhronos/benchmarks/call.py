@@ -42,9 +42,8 @@ def main(args) -> int:
 
 def measure_call(n_ranks, n_calls):
     """Time a trivial function: one Data in, one number out; and a bare pipe round trip."""
-    import theano.tensor as T
-
     import synkhronos as synk
+    from synkhronos._host import tensor as T
 
     synk.fork(n_ranks)
     try:
@@ -73,9 +72,8 @@ def measure_call(n_ranks, n_calls):
 
 def measure_profile(n_ranks, n_calls, seconds=1e-3):
     """Time calls with a profile and without: of almost no time, and of about so many seconds."""
-    import theano.tensor as T
-
     import synkhronos as synk
+    from synkhronos._host import tensor as T
 
     synk.fork(n_ranks)
     try:
@@ -141,10 +139,9 @@ def measure_distribute(n_ranks):
 
     The second of two such functions is timed, when all C code is in Theano's compile cache.
     """
-    import theano
-    import theano.tensor as T
-
     import synkhronos as synk
+    from synkhronos._host import library
+    from synkhronos._host import tensor as T
 
     synk.fork(n_ranks)
     try:
@@ -153,8 +150,8 @@ def measure_distribute(n_ranks):
             layers = [x]
             params = []
             for n_in, n_out in ((784, 512), (512, 512), (512, 10)):
-                w = theano.shared(np.zeros((n_in, n_out), "float32"))
-                b = theano.shared(np.zeros(n_out, "float32"))
+                w = library.shared(np.zeros((n_in, n_out), "float32"))
+                b = library.shared(np.zeros(n_out, "float32"))
                 params += [w, b]
                 layers.append(T.nnet.relu(T.dot(layers[-1], w) + b))
             loss = T.nnet.categorical_crossentropy(T.nnet.softmax(layers[-1]), y).mean()
@@ -207,9 +204,8 @@ def _pss(pid):
 
 def measure_memory(n_ranks, megabytes):
     """Measure how the PSS of all ranks together grows when all use one large Data."""
-    import theano.tensor as T
-
     import synkhronos as synk
+    from synkhronos._host import tensor as T
 
     synk.fork(n_ranks)
     try:

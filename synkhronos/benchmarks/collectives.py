@@ -245,11 +245,10 @@ class _Synk:
 
     def _prepare(self, collective, nbytes):
         """Return what is timed, and what must go before."""
-        import theano
-
         import synkhronos as synk
+        from synkhronos._host import library
 
-        vector = theano.shared(np.zeros(nbytes // 4, "float32"))
+        vector = library.shared(np.zeros(nbytes // 4, "float32"))
         synk.broadcast(vector)
         if collective not in ("all_gather", "scatter"):
             return self._call(collective, vector), lambda: None
@@ -274,12 +273,11 @@ class _Synk:
 
     def check(self, collective):
         """Raise PeerError if the results are not what they should be."""
-        import theano
-
         import synkhronos as synk
+        from synkhronos._host import library
 
         examples = [peers.example(collective, r, self._n_ranks) for r in range(self._n_ranks)]
-        vector = theano.shared(np.zeros(0, "float32"))
+        vector = library.shared(np.zeros(0, "float32"))
         for rank, (mine, _, _) in enumerate(examples):
             synk.set_value(rank, vector, mine[:0] if collective == "scatter" else mine)
         result = self._call(collective, vector, synk.data(examples[0][1]))()

@@ -34,19 +34,19 @@ def main(args) -> int:
 
 def measure_pass(args):
     """Time the pass: serial with one thread and with all, on all ranks whole and in slices."""
-    import theano
-    import theano.tensor as T
     from threadpoolctl import threadpool_limits
 
     import synkhronos as synk
     from synkhronos import _devices
+    from synkhronos._host import library
+    from synkhronos._host import tensor as T
 
     random = np.random.RandomState(0)
     x, y = T.matrix("x", "float32"), T.ivector("y")
     layer = x
     for n_in, n_out in zip(WIDTHS, WIDTHS[1:]):
         layer = layer if layer is x else T.nnet.relu(layer)
-        layer = T.dot(layer, theano.shared(random.randn(n_in, n_out).astype("float32") * 0.05))
+        layer = T.dot(layer, library.shared(random.randn(n_in, n_out).astype("float32") * 0.05))
     loss = T.nnet.categorical_crossentropy(T.nnet.softmax(layer), y).mean()
     hits = T.eq(T.argmax(layer, axis=1), y).mean()
 
@@ -98,9 +98,8 @@ def _status(field):
 
 def measure_picks(args):
     """Time picking 256 random rows of a large array: by all ranks, and by one NumPy take."""
-    import theano.tensor as T
-
     import synkhronos as synk
+    from synkhronos._host import tensor as T
 
     row_bytes = 4 * int(np.prod(IMAGE))
     rows = args.megabytes * 1_000_000 // row_bytes

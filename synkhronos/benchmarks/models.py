@@ -40,13 +40,12 @@ def resnet50_shapes():
 
 def measure_model(peers, seconds):
     """Time one all_reduce of the parameters of ResNet-50, and of one vector of as many numbers."""
-    import theano
-
     import synkhronos as synk
+    from synkhronos._host import library
 
-    params = [theano.shared(np.zeros(shape, "float32")) for shape in resnet50_shapes()]
+    params = [library.shared(np.zeros(shape, "float32")) for shape in resnet50_shapes()]
     size = sum(param.get_value(borrow=True).size for param in params)
-    flat = theano.shared(np.zeros(size, "float32"))
+    flat = library.shared(np.zeros(size, "float32"))
     calls = {
         "variables": lambda: synk.all_reduce(params, op="sum"),
         "flat": lambda: synk.all_reduce(flat, op="sum"),
@@ -59,13 +58,12 @@ def measure_model(peers, seconds):
 
 def measure_scatter(n_ranks, gigabytes, seconds):
     """Time scattering a Data, and copying its parts, in parallel, to memory touched before."""
-    import theano
-
     import synkhronos as synk
+    from synkhronos._host import library
 
     data = synk.data(dtype="float32", shape=(int(gigabytes * 1e9) // 4 // n_ranks * n_ranks,))
     data.data.fill(1)
-    vector = theano.shared(np.zeros(1, "float32"))
+    vector = library.shared(np.zeros(1, "float32"))
     sources = np.split(data.data, n_ranks)
     targets = [np.full_like(source, 0) for source in sources]
     with ThreadPoolExecutor(n_ranks) as pool:

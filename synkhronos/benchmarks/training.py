@@ -216,13 +216,13 @@ def _timed(step):
 @contextlib.contextmanager
 def _stepping(form, number, name, batch):
     """Yield a function that takes one step."""
-    import theano
     from threadpoolctl import threadpool_limits
 
     import synkhronos as synk
+    from synkhronos._host import library
     from synkhronos.extensions import rules, train, updates
 
-    theano.config.floatX = "float32"  # what Theano adds to the graph is of this type
+    library.config.floatX = "float32"  # what Theano adds to the graph is of this type
     network = NETWORKS[name]()
     random = np.random.RandomState(3)
     rows = network.rows(MINIBATCHES * batch)
@@ -235,7 +235,7 @@ def _stepping(form, number, name, batch):
     if form == "serial":
         step = rules.momentum(*arguments, RATE)
         step.update(network.averages)
-        function = theano.function(inputs, network.loss, updates=step)
+        function = library.function(inputs, network.loss, updates=step)
         buffers = [np.empty((batch, *array.shape[1:]), array.dtype) for array in rows]
 
         def serial():

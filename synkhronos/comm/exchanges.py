@@ -9,7 +9,7 @@ there what is to be reduced: see `Exchanges.landing_place`.
 
 import numpy as np
 
-from synkhronos import _blocks, _gpuarrays
+from synkhronos import _blocks, _host
 
 # Each rank reduces everything for itself, up to so many ranks and bytes: it reads the arrays of
 # all. For more, ranks share the work, which takes a second meeting.
@@ -120,8 +120,8 @@ class Exchanges:
         """
         own = list(boxes)
         for position, (array, op, box) in enumerate(zip(arrays, ops, boxes)):
-            if _gpuarrays.is_on_device(array):
-                _gpuarrays.read(array, box)
+            if _host.is_on_device(array):
+                _host.copy_from_device(array, box)
                 array = box
             if op == "avg" and factor != 1:
                 np.multiply(array, box.dtype.type(factor), box, dtype=box.dtype)
@@ -180,10 +180,10 @@ class Exchanges:
 
 def reduce_whole(op, sources, target, divisor):
     """Reduce arrays into a target of the same shape, wherever it is; return it."""
-    if _gpuarrays.is_on_device(target):
+    if _host.is_on_device(target):
         whole = np.empty(target.shape, sources[0].dtype)
         reduce_whole(op, sources, whole, divisor)
-        _gpuarrays.write(target, whole.astype(target.dtype, copy=False))
+        _host.copy_to_device(target, whole.astype(target.dtype, copy=False))
         return target
     if not (target.flags.c_contiguous and target.dtype == sources[0].dtype):
         whole = np.empty(target.shape, sources[0].dtype)

@@ -24,7 +24,7 @@ import hashlib
 
 import numpy as np
 
-from synkhronos import _gpuarrays, _theano
+from synkhronos import _host
 from synkhronos._blocks import OPS
 from synkhronos._process import interrupts_held
 from synkhronos.comm.shared import SharedMemory
@@ -46,14 +46,14 @@ class Nccl(SharedMemory):
         """Return what the ranks of a new clique know one another by; raises without NCCL."""
         from pygpu.collectives import GpuCommCliqueId
 
-        return bytes(GpuCommCliqueId(_gpuarrays.context()).comm_id)
+        return bytes(GpuCommCliqueId(_host.device_context()).comm_id)
 
     def join(self, clique_id):
         """Become a member of the clique; returns when all ranks have."""
         from pygpu.collectives import GpuComm, GpuCommCliqueId
 
         # It takes a buffer that can be written to.
-        clique = GpuCommCliqueId(_gpuarrays.context(), comm_id=bytearray(clique_id))
+        clique = GpuCommCliqueId(_host.device_context(), comm_id=bytearray(clique_id))
         self._gate.meet()
         self._clique = GpuComm(clique, self._worker.n_ranks, self._worker.rank)
 
@@ -75,7 +75,7 @@ class Nccl(SharedMemory):
         """Replace each variable of the rank `root` with the reduction of all."""
         # NCCL's own reduce was seen to hang between GPUs that are linked directly (2017).
         arrays = self._arrays(keys, nccl) or ()
-        targets = [_gpuarrays.empty_like(array) for array in arrays]
+        targets = [_host.empty_like(array) for array in arrays]
         rounds = [
             _Round(array, op, target, 1, self._worker.n_ranks)
             for array, target in zip(arrays, targets)
@@ -102,7 +102,7 @@ class Nccl(SharedMemory):
         """Replace each variable with the values of all ranks, joined along axis 0."""
         arrays = self._arrays(keys, nccl) or ()
         n_ranks = self._worker.n_ranks
-        joined = [_gpuarrays.empty((n_ranks * len(a), *a.shape[1:]), a.dtype) for a in arrays]
+        joined = [_host.empty_on_device((n_ranks * len(a), *a.shape[1:]), a.dtype) for a in arrays]
         if not self._agree(_describe(arrays), "all_gather"):
             return super().all_gather(keys)
         with self._all_together():
@@ -114,13 +114,13 @@ class Nccl(SharedMemory):
 
     def _arrays(self, keys, nccl):
         """Return the values of variables, if NCCL may and can take them all."""
-        arrays = [_theano.peek(self._worker.variables[key]) for key in keys]
+        arrays = [_host.peek(self._worker.variables[key]) for key in keys]
         wanted = nccl and self._clique is not None
         return arrays if wanted and all(map(_fits, arrays)) else None
 
     def _replace(self, keys, arrays):
         for key, array in zip(keys, arrays):
-            _theano.replace(self._worker.variables[key], array)
+            _host.replace(self._worker.variables[key], array)
 
     # Inside a function.
 
@@ -187,7 +187,7 @@ class Nccl(SharedMemory):
             for position, (output, mode) in enumerate(zip(outputs or (), modes))
             if _fits(output) and self.reduces(str(output.dtype), output.ndim, mode)
         ]
-        targets = [_gpuarrays.empty_like(outputs[position]) for position in chosen]
+        targets = [_host.empty_like(outputs[position]) for position in chosen]
         rounds = [
             _Round(outputs[i], modes[i], target, rows[self._worker.rank], sum(rows))
             for i, target in zip(chosen, targets)
@@ -259,7 +259,7 @@ class _Round:
         if weight != 1 and (op == "avg" or weight == 0):
             self._source = self._source if is_half else array.copy()
             if weight:
-                _gpuarrays.scale(self._source, weight)
+                _host.scale_on_device(self._source, weight)
             else:
                 self._source[...] = 0
 
@@ -270,7 +270,7 @@ class _Round:
     def finish(self):
         """Have the target hold the result."""
         if self._op == "avg":
-            _gpuarrays.scale(self.result, 1 / self._divisor)
+            _host.scale_on_device(self.result, 1 / self._divisor)
         if self.result is not self._target:
             self._target[...] = self.result
 
@@ -281,7 +281,7 @@ def _describe(arrays):
 
 def _fits(array):
     return (
-        _gpuarrays.is_on_device(array)
+        _host.is_on_device(array)
         and array.ndim > 0
         and 0 < array.size <= _LARGEST
         and str(array.dtype) in _DTYPES

@@ -10,7 +10,7 @@ are, `exchanges` for reductions inside a function, and `outboxes` for the output
 
 import numpy as np
 
-from synkhronos import _blocks, _gpuarrays, _theano
+from synkhronos import _blocks, _host
 from synkhronos.comm import Communicator
 from synkhronos.comm.exchanges import Exchanges, reduce_whole
 from synkhronos.comm.homes import Homes
@@ -65,8 +65,8 @@ class SharedMemory(Outboxes, Exchanges, Communicator):
         if rows is None:
             self._give(key, array)
             return
-        if _theano.lives_on_device(variable):
-            _theano.replace(variable, _rows_of(array, rows))
+        if _host.lives_on_device(variable):
+            _host.replace(variable, _rows_of(array, rows))
             return
         target = self._homes.new_value(key, (len(rows), *array.shape[1:]))
         if isinstance(rows, range) and rows.step > 0:
@@ -156,8 +156,8 @@ class SharedMemory(Outboxes, Exchanges, Communicator):
 
     def _give(self, key, value):
         variable = self._worker.variables[key]
-        if _theano.lives_on_device(variable):
-            _theano.replace(variable, value)
+        if _host.lives_on_device(variable):
+            _host.replace(variable, value)
         else:
             self._homes.new_value(key, value.shape)[...] = value
 
@@ -170,8 +170,8 @@ class SharedMemory(Outboxes, Exchanges, Communicator):
                 return _mismatch(position, each)
         for key, each in zip(keys, values):
             variable = self._worker.variables[key]
-            if _theano.lives_on_device(variable):
-                _theano.replace(variable, _gpuarrays.join(each, variable.dtype))
+            if _host.lives_on_device(variable):
+                _host.replace(variable, _host.join_on_device(each, variable.dtype))
                 continue
             rows = sum(len(value) for value in each)
             joined = self._homes.replace_home(key, (rows, *each[0].shape[1:]))

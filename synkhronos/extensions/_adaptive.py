@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Sequence
 
-import theano.tensor as T
-
 from synkhronos._hints import LossOrGrads, Scalar, SharedVariable, Updates
+from synkhronos._host import tensor as T
 from synkhronos.extensions._precision import (
     counter,
     like,

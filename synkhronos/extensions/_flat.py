@@ -6,12 +6,12 @@ import sys
 from typing import Sequence
 
 import numpy as np
-import theano
-import theano.tensor as T
 
 from synkhronos import ops
 from synkhronos._checks import whole_number
 from synkhronos._hints import SharedVariable, Variable
+from synkhronos._host import fix_axes, library, shared_zeros
+from synkhronos._host import tensor as T
 from synkhronos.extensions._gradients import (
     check_loss,
     check_params,
@@ -114,7 +114,7 @@ def unflatten_vars(flat: Variable, shared_vars: Sequence[SharedVariable]) -> lis
         shape = _shape(variable)
         size = int(np.prod(shape, dtype=np.int64))
         part = flat[begin : begin + size].reshape(shape, ndim=len(shape))
-        parts.append(T.cast(T.patternbroadcast(part, variable.broadcastable), variable.dtype))
+        parts.append(T.cast(fix_axes(part, variable), variable.dtype))
         begin += size
     return parts
 
@@ -156,7 +156,7 @@ def flat_unflat_grads(
     """
     params = check_params(params)
     dtype = np.result_type(*[param.dtype for param in params])
-    flat = theano.shared(np.zeros(vars_flat_size(params), dtype), "flat_grad_s")
+    flat = library.shared(np.zeros(vars_flat_size(params), dtype), "flat_grad_s")
     pairs = [(g, vars_flat_size([p])) for g, p in zip(_weighted_grads(loss, params), params)]
     return flat, flatten_vars(pairs, into=flat), unflatten_vars(flat, params)
 
@@ -183,12 +183,7 @@ def nonflat_grads(
     """
     params = check_params(params)
     shareds = [
-        theano.shared(
-            np.zeros(_shape(param), param.dtype),
-            f"{param.name or 'param'}_grad_s",
-            broadcastable=param.broadcastable,
-        )
-        for param in params
+        shared_zeros(param, param.dtype, f"{param.name or 'param'}_grad_s") for param in params
     ]
     return shareds, _weighted_grads(loss, params)
 

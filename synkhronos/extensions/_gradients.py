@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Sequence
 
 import numpy as np
-import theano
-import theano.tensor as T
 
 from synkhronos._checks import count, shown
-from synkhronos._hints import Scalar, Variable
+from synkhronos._hints import Scalar, SharedVariable, Variable
+from synkhronos._host import tensor as T
 
 
 def gradients(loss_or_grads, params):
@@ -53,7 +52,7 @@ def derive(loss, params):
 
 def check_loss(loss):
     """Return the loss; raise TypeError if it is no scalar of floats."""
-    if not isinstance(loss, theano.Variable):
+    if not isinstance(loss, Variable):
         raise TypeError(f"loss must be a scalar variable, got {loss!r}.")
     if getattr(loss, "ndim", None) != 0 or np.dtype(loss.dtype).kind != "f":
         raise TypeError(
@@ -76,9 +75,9 @@ def check_updates(name, updates):
                 f"{name} must be pairs (shared variable, expression), got {pair!r} among them."
             )
         target, value = pair
-        if not isinstance(target, theano.compile.SharedVariable):
+        if not isinstance(target, SharedVariable):
             raise TypeError(f"{name} must update shared variables, got {target!r} among them.")
-        if not isinstance(value, theano.Variable) and np.asarray(value).dtype.kind not in "biufc":
+        if not isinstance(value, Variable) and np.asarray(value).dtype.kind not in "biufc":
             raise TypeError(
                 f"{name} gives {target} the value {shown(value)}, which is no expression."
             )
@@ -106,7 +105,7 @@ def check_shareds(name, variables):
     """Return an argument as a list of shared variables; raise TypeError for anything else."""
     variables = _as_list(name, variables, "shared variables")
     for variable in variables:
-        if not isinstance(variable, theano.compile.SharedVariable):
+        if not isinstance(variable, SharedVariable):
             raise TypeError(f"{name} must be a list of shared variables, got {variable!r} in it.")
     return variables
 
@@ -121,21 +120,21 @@ def check_variables(name, variables):
 
 def check_tensor(name, variable, kind="a tensor variable", where=""):
     """Return a variable that has dtype and dimensions; raise TypeError for anything else."""
-    if not isinstance(variable, theano.Variable) or not hasattr(variable, "ndim"):
+    if not isinstance(variable, Variable) or not hasattr(variable, "ndim"):
         raise TypeError(f"{name} must be {kind}, got {variable!r}{where}.")
     return variable
 
 
 def check_number(name, value):
     """Return a number or a scalar variable; raise TypeError for anything else."""
-    number = value if isinstance(value, theano.Variable) else np.asarray(value)
+    number = value if isinstance(value, Variable) else np.asarray(value)
     if getattr(number, "ndim", None) != 0 or np.dtype(number.dtype).kind not in "iuf":
         raise TypeError(f"{name} must be a number or a scalar variable, got {shown(value)}.")
     return value
 
 
 def _as_list(name, values, kind):
-    if isinstance(values, theano.Variable) or not hasattr(values, "__iter__"):
+    if isinstance(values, Variable) or not hasattr(values, "__iter__"):
         raise TypeError(f"{name} must be a list of {kind}, got {values!r}.")
     return list(values)
 
@@ -179,7 +178,7 @@ def clip_by_global_norm(grads: Sequence[Variable], max_norm: Scalar) -> list[Var
     """
     grads = check_variables("grads", grads)
     check_number("max_norm", max_norm)
-    if not isinstance(max_norm, theano.Variable) and not max_norm > 0:
+    if not isinstance(max_norm, Variable) and not max_norm > 0:
         raise ValueError(f"max_norm must be above zero, got {max_norm!r}.")
     # Half precision would overflow where a gradient has a norm of 256.
     wide = np.result_type("float32", *[grad.dtype for grad in grads]).name

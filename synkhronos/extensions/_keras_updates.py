@@ -5,9 +5,8 @@ optimizer ─────────▶ step
 metrics ───────────▶ added_up
 """
 
-import theano.tensor as T
-
 from synkhronos import ops
+from synkhronos._host import tensor as T
 from synkhronos.extensions import train
 
 

@@ -1,9 +1,9 @@
 """What update rules compute in: hyperparameters and state, precise enough for them."""
 
 import numpy as np
-import theano
-import theano.tensor as T
 
+from synkhronos._host import Variable, library, shared_zeros
+from synkhronos._host import tensor as T
 from synkhronos.extensions._gradients import gradients
 
 
@@ -24,23 +24,18 @@ def like(param, value):
 
 def state_of(param, what):
     """Return a shared variable of zeros that is like a parameter."""
-    value = param.get_value(borrow=True)
-    return theano.shared(
-        np.zeros(value.shape, wide(param)),
-        f"{param.name or 'param'}_{what}",
-        broadcastable=param.broadcastable,
-    )
+    return shared_zeros(param, wide(param), f"{param.name or 'param'}_{what}")
 
 
 def counter(pairs):
     """Return a shared variable that is to count the steps."""
     dtype = np.result_type("float32", *[param.dtype for param, _ in pairs])
-    return theano.shared(np.zeros((), dtype), "time")
+    return library.shared(np.zeros((), dtype), "time")
 
 
 def number(value, variable):
     """Return a hyperparameter in the dtype that a variable is computed with."""
-    if isinstance(value, theano.Variable):
+    if isinstance(value, Variable):
         if getattr(value, "ndim", None) != 0:
             raise TypeError(f"Hyperparameters must be scalars, got {value} of type {value.type}.")
         return T.cast(value, wide(variable))
@@ -54,7 +49,7 @@ def number(value, variable):
 def small_number(value, variable):
     """Return a hyperparameter that must not vanish in the dtype that it is computed with."""
     given, tiny = number(value, variable), np.finfo(wide(variable)).tiny
-    is_number = not isinstance(value, theano.Variable)
+    is_number = not isinstance(value, Variable)
     return number(tiny, variable) if is_number and 0 < value < tiny else given
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Callable, Sequence
 
 import numpy as np
-import theano
 
 from synkhronos import collectives, functions
 from synkhronos._hints import SharedVariable, TwoStepRule, Variable
+from synkhronos._host import library
 from synkhronos.extensions._gradients import check_tensor
 
 
@@ -120,8 +120,8 @@ def make_train_function_theano(
     (1.0, [0.25, 0.25])
     """
     grad_updates, param_updates, _ = _two_steps(x, y, update_rule, loss, params, args, kwargs)
-    compute = theano.function([x, y], loss, updates=grad_updates)
-    update = theano.function([], updates=param_updates)
+    compute = library.function([x, y], loss, updates=grad_updates)
+    update = library.function([], updates=param_updates)
 
     def train_minibatch(x_data, y_data):
         value = compute(x_data, y_data)

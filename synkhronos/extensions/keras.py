@@ -16,11 +16,9 @@ import importlib.util
 import weakref
 from typing import TYPE_CHECKING
 
-import theano
-
 from synkhronos import collectives, functions
 from synkhronos import session as _session
-from synkhronos._theano import is_array_variable, is_random_state, peek
+from synkhronos._host import is_array_variable, is_random_state, library, peek
 from synkhronos.extensions._keras_checks import check_model, check_parts
 from synkhronos.extensions._keras_updates import added_up, averaged, metrics_of, step
 
@@ -284,7 +282,7 @@ class _Function:
         self._parallel = parallel
         self._compiled = compiled
         # As Keras does: of the states after the updates, which are the same on all ranks.
-        self._metrics = theano.function([], metrics) if metrics else list
+        self._metrics = library.function([], metrics) if metrics else list
 
     def __call__(self, inputs):
         try:

@@ -17,12 +17,12 @@ from collections import OrderedDict
 from typing import Any, Sequence
 
 import numpy as np
-import theano
-import theano.tensor as T
 
 from synkhronos import functions, ops
 from synkhronos._checks import whole_number
 from synkhronos._hints import Output, Rule, Scalar, SharedVariable, Updates, UpdatesLike, Variable
+from synkhronos._host import float_dtype, library
+from synkhronos._host import tensor as T
 from synkhronos.extensions._gradients import (
     check_number,
     check_params,
@@ -335,13 +335,13 @@ def warm_up(rate: Scalar, factor: Scalar, steps: int) -> Variable:
     check_number("factor", factor)
     steps = whole_number("steps", steps, 1, 1 << 53)  # as far as the counter counts
     # Of floats, as slices average what they all count.
-    step = theano.shared(np.zeros(()), "warm_up_step")
+    step = library.shared(np.zeros(()), "warm_up_step")
     step.default_update = step + 1
-    done = T.minimum(T.cast(step, theano.config.floatX) / steps, 1)
-    return T.cast(rate * (1 + (factor - 1) * done), theano.config.floatX)
+    done = T.minimum(T.cast(step, float_dtype()) / steps, 1)
+    return T.cast(rate * (1 + (factor - 1) * done), float_dtype())
 
 
 def _loss_with(grads, params):
     """Return a scalar that has these gradients, whatever computes them, for rules that derive."""
-    parts = [(p * theano.gradient.disconnected_grad(g)).sum() for p, g in zip(params, grads)]
+    parts = [(p * library.gradient.disconnected_grad(g)).sum() for p, g in zip(params, grads)]
     return sum(parts)

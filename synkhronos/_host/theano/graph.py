@@ -20,7 +20,7 @@ from theano.gradient import DisconnectedType, grad_undefined
 from theano.tensor import TensorType, as_tensor_variable, dscalar
 from theano.tensor.type import values_eq_approx_always_true
 
-from synkhronos import _gpuarrays
+from synkhronos._host.theano import devices
 
 # Set while a rank runs its part of a call. Elsewhere, as in a plain Theano function or another
 # thread, there is nobody to reduce with, and one rank that has all rows.
@@ -65,7 +65,7 @@ class AllReduce(gof.Op):
     """Reduces each input with those of the other ranks; outside of a call, the identity.
 
     Each has a serial number, by which the ranks tell it from all others. Those outputs that are
-    lent stay where the ranks reduce them, until the next time: see `_rewriting`.
+    lent stay where the ranks reduce them, until the next time: see `rewriting`.
     """
 
     __props__ = ("ops", "serials", "inplace", "lent")
@@ -106,7 +106,7 @@ class AllReduce(gof.Op):
             else:
                 kept = storage[0]
                 fits = kept is not None and kept.shape == x.shape
-                target = kept if fits else _gpuarrays.empty_like(x)
+                target = kept if fits else devices.empty_like(x)
             targets.append(target)
         for storage, result in zip(output_storage, call.reduce(inputs, self.ops, targets)):
             storage[0] = result
@@ -174,6 +174,11 @@ class RankWeight(gof.Op):
         return [()]
 
 
+def rank_weight():
+    """Return a RankWeight's output."""
+    return RankWeight()()
+
+
 class Landing(gof.Op):
     """An array of any contents for a product of matrices, in shared memory if there is a place.
 
@@ -208,7 +213,7 @@ class Landing(gof.Op):
 
 
 def _lives_on_device(x):
-    return isinstance(x, gof.Variable) and _gpuarrays.is_device_type(x.type)
+    return isinstance(x, gof.Variable) and devices.is_device_type(x.type)
 
 
 def communicates(function) -> bool:

@@ -42,7 +42,7 @@ def refuse_open_device() -> None:
         )
 
 
-def import_backend():
+def import_device_backend():
     """Import Theano's backend for devices, which opens none.
 
     Raises ImportError where pygpu is missing.
@@ -63,7 +63,7 @@ def open_device(device: str, rank: int, threads: int) -> None:
     """Open the device of this rank: shared variables and computations move to it from now on."""
     if device.startswith("opencl"):
         _prepare_pocl(rank, threads)
-    backend = import_backend()
+    backend = import_device_backend()
     _tried.add(device)
     try:
         backend.use(device)
@@ -137,13 +137,13 @@ def _replace_in_code(op, old, new):
     op.c_code, op.c_code_cache_version = mended, next_version
 
 
-def kind() -> str:
+def device_kind() -> str:
     """Return what this process has opened: ``"cuda"``, ``"opencl"`` or ``"cpu"`` for neither."""
-    opened = context()
+    opened = device_context()
     return "cpu" if opened is None else opened.kind.decode()
 
 
-def context():
+def device_context():
     """Return the context of this process's device, or None."""
     backend = sys.modules.get("theano.gpuarray.type")
     return None if backend is None else backend._context_reg.get(None)
@@ -165,7 +165,7 @@ def to_host(value):
     return np.asarray(value) if is_on_device(value) else value
 
 
-def read(value, out) -> None:
+def copy_from_device(value, out) -> None:
     """Copy an array from the device into a host array of its shape, casting to its dtype."""
     direct = value.flags.c_contiguous and out.flags.c_contiguous and value.dtype == out.dtype
     if direct and value.size:
@@ -183,15 +183,15 @@ def _scaling(dtype):
         elemwise.arg("a", dtype, read=True, write=True),
         elemwise.arg("b", dtype, scalar=True, read=True),
     ]
-    return elemwise.GpuElemwise(context(), "a = a * b", arguments, convert_f16=True)
+    return elemwise.GpuElemwise(device_context(), "a = a * b", arguments, convert_f16=True)
 
 
-def scale(value, factor) -> None:
+def scale_on_device(value, factor) -> None:
     """Multiply an array on the device by a number, in place."""
     _scaling(value.dtype.name)(value, value.dtype.type(factor))
 
 
-def write(value, array) -> None:
+def copy_to_device(value, array) -> None:
     """Copy a host array into an array on the device, of the same shape and dtype."""
     if value.size:
         if value.flags.c_contiguous:
@@ -200,16 +200,18 @@ def write(value, array) -> None:
             value[...] = array
 
 
-def empty(shape, dtype):
+def empty_on_device(shape, dtype):
     """Return a new array on this rank's device, of any contents."""
     import pygpu
 
-    return pygpu.empty(shape, dtype=dtype, context=context())
+    return pygpu.empty(shape, dtype=dtype, context=device_context())
 
 
 def empty_like(value):
     """Return a new array, of any contents, where this one is: on the device or the host."""
-    return empty(value.shape, value.dtype) if is_on_device(value) else np.empty_like(value)
+    return (
+        empty_on_device(value.shape, value.dtype) if is_on_device(value) else np.empty_like(value)
+    )
 
 
 def to_device(value):
@@ -221,21 +223,21 @@ def to_device(value):
     if is_on_device(value):
         return value
 
-    return pygpu.array(value, context=context())
+    return pygpu.array(value, context=device_context())
 
 
-def join(arrays, dtype):
+def join_on_device(arrays, dtype):
     """Return host arrays joined along axis 0, on this rank's device."""
-    joined = empty((sum(map(len, arrays)), *arrays[0].shape[1:]), dtype)
+    joined = empty_on_device((sum(map(len, arrays)), *arrays[0].shape[1:]), dtype)
     at = 0
     for array in arrays:
         if array.size:
-            write(joined[at : at + len(array)], array)
+            copy_to_device(joined[at : at + len(array)], array)
         at += len(array)
     return joined
 
 
-def take(value, rows):
+def take_on_device(value, rows):
     """Return rows of an array on the device, on the device: a view of a range, else a copy."""
     import pygpu
 

@@ -17,8 +17,8 @@ from theano import gof
 from theano.compile import mode as modes
 from theano.tensor import TensorType, blas, constant
 
-from synkhronos import _gpuarrays
-from synkhronos._graph import AllReduce, Landing
+from synkhronos._host.theano import devices
+from synkhronos._host.theano.graph import AllReduce, Landing
 
 
 class _Fuse(gof.Optimizer):
@@ -124,8 +124,13 @@ modes.optdb.register(
 modes.optdb.register("synkhronos_lend", _Lend(), 200, "synkhronos")
 
 
-def move_to_device():
-    """Have Theano's backend for devices, which this rank has opened, take AllReduces along."""
+def open_device(device: str, rank: int, threads: int) -> None:
+    """Open the device of this rank, and have Theano's backend for it take AllReduces along."""
+    devices.open_device(device, rank, threads)
+    _lift_all_reduces()
+
+
+def _lift_all_reduces():
     from theano.gpuarray import opt
     from theano.gpuarray.basic_ops import as_gpuarray_variable
 
@@ -142,7 +147,7 @@ def mode_for(outputs, mode):
     Raises ``TypeError`` for an AllReduce inside a scan, which the chain could not hold.
     """
     reduces = _reduces(outputs)
-    if _gpuarrays.kind() != "cpu":
+    if devices.device_kind() != "cpu":
         mode = modes.get_mode(mode)
         if type(mode.linker) is gof.PerformLinker or not getattr(mode.linker, "c_thunks", True):
             # As in FAST_COMPILE: it runs Python only, and operations on devices have none.

@@ -16,8 +16,8 @@ from theano.gof import Constant
 from theano.gof.graph import ancestors, io_toposort
 from theano.tensor import TensorType, as_tensor_variable, constant
 
-from synkhronos import _gpuarrays
 from synkhronos._checks import sentence
+from synkhronos._host.theano import devices
 
 _ABOUT_VARIABLES = ("givens", "no_default_updates")
 _MOVES = ("HostFromGpu", "GpuFromHost", "GpuToGpu")
@@ -72,7 +72,7 @@ def without_devices(inputs, outputs, updates, kwargs) -> Expression:
 
 
 def _is_array(variable):
-    return isinstance(variable.type, TensorType) or _gpuarrays.is_device_type(variable.type)
+    return isinstance(variable.type, TensorType) or devices.is_device_type(variable.type)
 
 
 class _Rewriter:
@@ -112,7 +112,7 @@ class _Rewriter:
             self._new.setdefault(old, new)
 
     def _refuse_device(self, node, outputs):
-        if any(_gpuarrays.is_device_type(output.type) for output in outputs):
+        if any(devices.is_device_type(output.type) for output in outputs):
             raise TypeError(f"{node.op} only runs on devices, and not all ranks have one.")
 
     def _leaf(self, variable):
@@ -123,7 +123,7 @@ class _Rewriter:
             new = self.placeholders.get(variable)
             if new is None:
                 new = self.placeholders[variable] = _host_type(variable)(name=variable.name)
-        elif isinstance(variable, Constant) and _gpuarrays.is_device_type(variable.type):
+        elif isinstance(variable, Constant) and devices.is_device_type(variable.type):
             new = constant(np.asarray(variable.data))
         else:
             return variable
@@ -132,7 +132,7 @@ class _Rewriter:
 
 
 def _host_type(variable):
-    if _gpuarrays.is_device_type(variable.type):
+    if devices.is_device_type(variable.type):
         return TensorType(variable.dtype, variable.broadcastable)
     return variable.type
 
