@@ -154,7 +154,7 @@ def assign(session, name, variables, values, batch, rank) -> None:
     keys = session.registry.keys_of(variables)
     if rank == session.master_rank:
         for key, value, selection in zip(keys, values, selections):
-            session.comm.assign(key, np.asarray(value), selection)
+            session.comm.variables.assign(key, np.asarray(value), selection)
         return
     staged = []
     try:
@@ -178,15 +178,13 @@ def _stage(session, staged, value):
 
 
 def _send_rows(session, staged, rows):
-    if rows is None:
-        return None
-    if isinstance(rows, range):
-        return rows.start, rows.stop, rows.step
+    if rows is None or isinstance(rows, range):
+        return rows
     return _stage(session, staged, rows)
 
 
 def send_objects(session, keys, objects, rank) -> None:
     """Give variables that hold no arrays their values, on one rank, or on all."""
     pickled = pickle.dumps(objects, pickle.HIGHEST_PROTOCOL)
-    parcel = session.segments.wrap(pickled)
-    session.run(_commands.SetObject(keys, parcel.array_ref("u1", (len(pickled),)), rank))
+    _block, reference = session.comm.memory.wrap(pickled)
+    session.run(_commands.SetObject(keys, reference, rank))

@@ -107,9 +107,9 @@ class Registry:
                 f"{what} can't be sent to the workers, because something in it can't be pickled: "
                 f"{sentence(error)}"
             ) from error
-        parcels = [self._session.segments.wrap(data) for data in (pickled, portable) if data]
-        refs = [parcel.array_ref("u1", (parcel.ref.nbytes,)) for parcel in parcels]
-        self._session.run(_commands.LoadFunctions(*refs))
+        memory = self._session.comm.memory
+        parcels = [memory.wrap(data) for data in (pickled, portable) if data]
+        self._session.run(_commands.LoadFunctions(*[reference for _, reference in parcels]))
         for key, variable in new.items():
             self._variable_keys[variable] = key
             self._session.worker.variables[key] = variable

@@ -6,8 +6,8 @@ from typing import NamedTuple, Optional, Tuple
 import numpy as np
 
 from synkhronos import _host, _partition
+from synkhronos._partition import take_rows
 from synkhronos._reduction import Accumulator
-from synkhronos._shm import ArrayRef
 
 WHOLE, SPLIT, BATCH = range(3)  # what a rank takes of an input: all, its share, its share in order
 PLAIN, SLICED = "plain", "sliced"
@@ -49,30 +49,19 @@ class Replica:
         Returns
         -------
         tuple or None
-            On a worker, what `comm.deposit` wants the master to know.
+            On a worker, what the master must be told of its outputs.
         """
         rows = self._my_rows(worker, request)
         computed = 1 if rows is None else len(rows)
         idle = computed == 0 and worker.rank != request.source_of_nothing
         # Others would wait for a rank that stays away from a function in which they reduce.
+        outputs = None
         if not idle or self.description.communicates:
             outputs = self._run_slices(worker, request, rows)
         worker.gate.report_rows(-1 if idle else max(computed, 1))
-        reduced = ()
-        if self.description.on_device:
-            modes = self.description.output_modes
-            if request.output_subset is not None:
-                modes = [modes[output] for output in request.output_subset]
-            reduced = worker.comm.reduce_outputs(None if idle else outputs, modes)
-        if idle:
-            return None
-        if worker.is_master:
-            kept = [reduced.get(i, out) for i, out in enumerate(outputs)] if reduced else outputs
-            return worker.comm.keep(kept, reduced)
-        parts = outputs
-        if worker.rank != request.source:
-            parts = [outputs[i] for i in request.reduced if i not in reduced]
-        return worker.comm.deposit(self._key, parts) if parts else None
+        return worker.results.hand_over(
+            self._key, request, self.description, None if idle else outputs
+        )
 
     def _my_rows(self, worker, request):
         """Return positions in the selection that this rank computes; None if there is none."""
@@ -155,41 +144,47 @@ class Replica:
             if self.description.sliceables:
                 stack.enter_context(self._only(worker, request, each.rows))
             if self.description.communicates:
-                reducing = _host.reducing(worker.comm, each.weights, worker.rank)
+                reducing = _host.reducing(worker.comm.arrays, each.weights, worker.rank)
                 stack.enter_context(reducing)
             return _host.run(self.variants[variant], arguments, subset)
 
     def _arguments(self, worker, request, rows):
-        selection = request.selection and unpack(worker, request.selection)
+        selection = request.selection
+        if selection is not None:
+            selection = unpack(worker, selection)
         arguments = []
         for position, (ref, kind) in enumerate(zip(request.inputs, request.kinds)):
-            array = worker.segments.array(ref)
-            if kind == BATCH or (kind == SPLIT and selection is None):
-                array = array[rows.start : rows.stop]
-            elif kind == SPLIT:
-                array = self._take(position, array, selection[rows.start : rows.stop])
+            if kind == WHOLE:
+                array = worker.fetch(ref)
+            elif kind == BATCH or selection is None:
+                array = worker.fetch(ref, rows)
+            else:
+                chosen = selection[rows.start : rows.stop]
+                array = worker.fetch(ref, chosen, self._buffer(position, chosen, ref))
             arguments.append(array)
         return arguments
 
-    def _take(self, position, array, rows):
-        """Return rows of an array: a view of consecutive ones, else a copy in a kept buffer."""
-        if _host.is_on_device(array):
-            return _host.take_on_device(array, rows)
-        if isinstance(rows, range):
-            if rows.step > 0:
-                return array[rows.start : rows.stop : rows.step]
-            rows = np.arange(rows.start, rows.stop, rows.step)
-        buffer = self._buffers.get(position)
-        if buffer is None or len(buffer) < len(rows) or buffer.shape[1:] != array.shape[1:]:
-            buffer = np.empty((len(rows), *array.shape[1:]), array.dtype)
-            self._buffers[position] = buffer
-        # The rows were checked before the launch; "clip" saves a second buffer inside NumPy.
-        return np.take(array, rows, axis=0, out=buffer[: len(rows)], mode="clip")
+    def _take(self, slot, value, rows):
+        """Return rows of a shared variable's value."""
+        if _host.is_on_device(value):
+            return _host.take_on_device(value, rows)
+        return take_rows(value, rows, self._buffer(slot, rows, value))
+
+    def _buffer(self, slot, rows, array):
+        """Return the buffer that is kept for copies of rows of an array, None for a view."""
+        if isinstance(rows, range) and rows.step > 0:
+            return None
+        buffer, shape = self._buffers.get(slot), tuple(array.shape[1:])
+        if buffer is None or len(buffer) < len(rows) or buffer.shape[1:] != shape:
+            buffer = self._buffers[slot] = np.empty((len(rows), *shape), array.dtype)
+        return buffer[: len(rows)]
 
     @contextlib.contextmanager
     def _only(self, worker, request, rows):
         """Have the sliceable shared variables hold only the rows that are to be used."""
-        picked = request.picked and unpack(worker, request.picked[worker.rank])
+        picked = request.picked
+        if picked is not None:
+            picked = unpack(worker, picked[worker.rank])
         # Together with scattered inputs the positions are those of this rank's share.
         first = self._my_rows(worker, request).start
         with contextlib.ExitStack() as stack:
@@ -202,7 +197,5 @@ class Replica:
 
 
 def unpack(worker, selection):
-    """Return what a selection in a message stands for: a range, or indices in shared memory."""
-    if isinstance(selection, ArrayRef):
-        return worker.segments.array(selection)
-    return range(*selection)
+    """Return the rows of a selection in a message: a range, or an array of indices."""
+    return selection if isinstance(selection, range) else worker.fetch(selection)

@@ -11,20 +11,24 @@ from synkhronos._process import life_of
 from synkhronos.errors import RemoteTraceback, WorkerDied, WorkerError
 
 
-def describe(error: BaseException, limit: int) -> bytes:
-    """Return what can be said about an exception, pickled, in at most `limit` bytes."""
+def report_on(error: BaseException, limit: int = 1 << 16) -> dict:
+    """Return what a WorkerError says of an exception; pickled it has at most `limit` bytes."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
         message = "".join([str(error)])  # no subclass of str
     except Exception:
         message = "(its message could not be read)"
-    report = {
+    return {
         "type": _shorten(type(error).__name__, 200),
         "message": _shorten(message, limit // 16),
         "traceback": _shorten(text, limit // 8),
         "host": socket.gethostname(),
     }
-    return pickle.dumps(report, pickle.HIGHEST_PROTOCOL)
+
+
+def describe(error: BaseException, limit: int) -> bytes:
+    """Return the report on an exception, pickled, in at most `limit` bytes."""
+    return pickle.dumps(report_on(error, limit), pickle.HIGHEST_PROTOCOL)
 
 
 def _shorten(text, limit):

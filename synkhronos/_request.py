@@ -70,7 +70,7 @@ class Requests:
             selection=selection,
             picked=picked,
             num_slices=num_slices,
-            reduced=tuple(i for i, out in enumerate(chosen) if modes[out] is not None),
+            combined=tuple(i for i, out in enumerate(chosen) if modes[out] is not None),
             source=source,
             source_of_nothing=source_of_nothing,
             output_subset=subset,
@@ -205,9 +205,9 @@ class Requests:
         return tuple(counts)
 
     def _send(self, name, rows):
-        """Return what stands for rows in a message; indices go through shared memory."""
+        """Return rows as a message holds them: a range, or a reference to indices."""
         if isinstance(rows, range):
-            return rows.start, rows.stop, rows.step
+            return rows
         staged = self._indices.get(name)
         if staged is None:
             staged = self._indices[name] = StagedInput(self._session, np.int64, 1)

@@ -10,14 +10,14 @@ import signal
 
 from synkhronos import _devices, _host
 from synkhronos._checks import count
-from synkhronos._crossing import Aborted
 from synkhronos._log import log, name_rank
-from synkhronos._shm import Segments
-from synkhronos.comm import connect
+from synkhronos._outputs import Results
+from synkhronos.comm import Aborted
+from synkhronos.comm.transports import connect
 
 
 class Worker:
-    """What one rank holds: its device, segments, shared variables and functions."""
+    """The state of one rank: its device, communicator, shared variables and functions."""
 
     def __init__(self, rank, gate, devices, threads, on_release=None):
         self.rank = rank
@@ -25,9 +25,9 @@ class Worker:
         self.devices = devices
         self.threads = threads
         self.equal_weights = (1,) * gate.n_ranks
-        # A rank's memory goes with it: who can't open it waits for the news of a death.
-        self.segments = Segments(on_release, lambda: gate.check_alive(milliseconds=1000))
-        self.comm = connect(self)
+        self.comm = connect(self, on_release)
+        self.fetch = self.comm.memory.fetch  # an array that a command refers to, or some rows
+        self.results = Results(self)
         self.replicas = {}
         self.variables = {}
         self.running = True

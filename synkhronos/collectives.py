@@ -80,7 +80,7 @@ def broadcast(
             if variable in objects:
                 _host.replace_object(variable, value)
             else:
-                session.comm.assign(keys[variable], value)
+                session.comm.variables.assign(keys[variable], value)
         if arrays:
             array_keys = tuple(keys[variable] for variable in arrays)
             session.run(_commands.Broadcast(array_keys, session.master_rank, nccl))
@@ -180,7 +180,7 @@ def gather(
             _operands.check_axis("gather(nd_up=0)", variables)
         keys = session.registry.keys_of(variables)
         session.run(_commands.Expose(keys))
-        results = [_put_together(session.comm.values(key), nd_up) for key in keys]
+        results = [_put_together(session.comm.variables.values(key), nd_up) for key in keys]
         return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -279,7 +279,7 @@ def reduce(
         session.run(_commands.Expose(keys))
         results = []
         for position, key in enumerate(keys):
-            result = session.comm.reduce_to_new(key, op)
+            result = session.comm.variables.reduce_to_new(key, op)
             if not isinstance(result, np.ndarray):
                 _operands.raise_unequal("reduce", variables[position:], result)
             results.append(result)

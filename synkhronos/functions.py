@@ -13,7 +13,7 @@ import numpy as np
 from synkhronos import _host, _reduction, _signature
 from synkhronos import session as _session
 from synkhronos._binding import Inputs
-from synkhronos._checks import count, sentence
+from synkhronos._checks import count
 from synkhronos._hints import ArrayLike, Output, Rows, SharedVariable, Update, Updates, Variable
 from synkhronos._master import State
 from synkhronos._replica import SLICED, Description
@@ -153,44 +153,8 @@ class Function:
             self._session.registry.distribute(self._key)
 
     def _combine(self, command):
-        session, comm = self._session, self._session.comm
-        ranks, weights = [], []
-        for rank in range(session.n_ranks):
-            rows = session.gate.rows_of(rank)
-            if rows >= 0:
-                ranks.append(rank)
-                weights.append(rows)
-        chosen = command.output_subset
-        if chosen is None:
-            chosen = range(len(self._modes))
-        results = []
-        reduced = 0
-        for position, output in enumerate(chosen):
-            mode = self._modes[output]
-            if position in comm.reduced:
-                results.append(comm.kept[position])
-                continue
-            if mode is None:
-                parts = [self._part(command, command.source, position, None)]
-            else:
-                parts = [self._part(command, rank, position, reduced) for rank in ranks]
-                reduced += 1
-            try:
-                result = _reduction.combine(mode, parts, weights, self._result_dtypes[output])
-            except ValueError as error:
-                raise ValueError(f"Output {output} of {self} {sentence(error)}") from None
-            # What a worker deposited stays in its outbox, to be overwritten by the next call.
-            alone = len(parts) == 1 and result is parts[0] and command.source != session.master_rank
-            results.append(result.copy() if alone else result)
-        comm.keep(())
-        return results
-
-    def _part(self, command, rank, position, reduced):
-        """Return what one rank computed for the output at `position` of those asked for."""
-        comm = self._session.comm
-        if rank == self._session.master_rank:
-            return _host.to_host(comm.kept[position])
-        return comm.collect(self._key, rank)[position if rank == command.source else reduced]
+        results = self._session.worker.results
+        return results.combine(command, self._modes, self._result_dtypes, self)
 
     def as_theano(
         self, *args: ArrayLike, output_subset: Sequence[int] | None = None, **kwargs: ArrayLike
@@ -348,7 +312,7 @@ def function(
     # A str, for the workers get it too, who may not know a subclass.
     name = _signature.line_of_caller() if name is None else str(name)
     keywords = {**kwargs, "givens": givens, "name": name}
-    chosen.keep_on_device(session.comm.reduces)
+    chosen.keep_on_device(session.comm.outputs.reduces)
     recipe = Recipe(inputs + whole, chosen, pairs, update_modes, keywords)
     compiled = recipe.compile_plain()
     recipe.sliceables = _signature.check_sliceables(

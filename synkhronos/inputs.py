@@ -25,7 +25,7 @@ from synkhronos._checks import (
 from synkhronos._conversion import as_array, check_dtype, check_kind, condition
 from synkhronos._hints import ArrayLike, Variable
 from synkhronos._master import State
-from synkhronos._shm import GrowingArray
+from synkhronos._staging import GrowingArray
 
 __all__ = ["Data", "data"]
 
@@ -67,7 +67,7 @@ class Data:
 
     def __init__(self, session, dtype, ndim, minibatch=False, name=None):
         self._session = session
-        self._store = GrowingArray(session.segments, dtype, ndim)
+        self._store = GrowingArray(session.comm.memory, dtype, ndim)
         self._minibatch = truth("minibatch", minibatch)
         self._name = name
         session.registry.add_data(self)

@@ -112,7 +112,7 @@ def get_value(rank: int, shared_vars: SharedVariables) -> Value | tuple[Value, .
         results = []
         for key in keys:
             if key in arrays:
-                results.append(session.comm.value_of(rank, key).copy())
+                results.append(session.comm.variables.value_of(rank, key).copy())
             else:
                 results.append(pickle.loads(session.ask(_commands.GetObject(key, rank))[rank]))
         return tuple(results) if isinstance(shared_vars, (list, tuple)) else results[0]

@@ -29,11 +29,11 @@ from synkhronos import (
     collectives,
     session,
 )
-from synkhronos._gate import Gate
+from synkhronos._gate import SharedGate as Gate
 from synkhronos._master import Session
 from synkhronos._process import ForkedProcess
 from synkhronos.comm import homes, shared
-from synkhronos.comm.shared import SharedMemory
+from synkhronos.comm.shared import SharedVariables
 
 pytestmark = pytest.mark.faults
 
@@ -83,7 +83,7 @@ STOPS = [
     ("failing function", Gate, "abort", "before", "finish its part"),
     ("exchange", Gate, "meet", "before", "come to a reduction"),
     ("exchange", Gate, "meet", "after", ""),  # with four ranks they meet once more
-    ("all_reduce", SharedMemory, "expose", "before", "come to a reduction"),
+    ("all_reduce", SharedVariables, "expose", "before", "come to a reduction"),
     ("all_reduce", Gate, "meet", "after", "finish its part"),
     ("distribute", _host, "load", "before", "finish its part"),
 ]

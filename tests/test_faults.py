@@ -19,16 +19,16 @@ from helpers import Call, function
 
 import synkhronos as synk
 from synkhronos import WorkerDied, _blocks, _host, _reports
-from synkhronos._gate import Gate
+from synkhronos._gate import SharedGate as Gate
 from synkhronos._master import Session
 from synkhronos._process import ForkedProcess
 from synkhronos._replica import Replica
 from synkhronos._shm import Segment, Segments
 from synkhronos.comm import exchanges
-from synkhronos.comm.exchanges import Exchanges
+from synkhronos.comm.exchanges import SharedArrays
 from synkhronos.comm.homes import Homes
-from synkhronos.comm.outboxes import Outboxes
-from synkhronos.comm.shared import SharedMemory
+from synkhronos.comm.outboxes import SharedOutputs
+from synkhronos.comm.shared import SharedVariables
 
 pytestmark = pytest.mark.faults
 
@@ -39,8 +39,8 @@ POINTS = [
     ("function", Replica, "_take", "after"),
     ("function", _host, "run", "before"),
     ("function", _host, "run", "after"),
-    ("function", Outboxes, "deposit", "before"),
-    ("function", Outboxes, "deposit", "after"),
+    ("function", SharedOutputs, "deposit", "before"),
+    ("function", SharedOutputs, "deposit", "after"),
     ("function", Gate, "worker_finish", "before"),
     ("sliced function", _host, "replace", "before"),
     ("growing outputs", Segments, "create", "after"),
@@ -50,26 +50,26 @@ POINTS = [
     ("failing function", _reports, "describe", "before"),
     ("failing function", Gate, "abort", "before"),
     ("failing function", Gate, "abort", "after"),
-    ("exchange", Exchanges, "_fill", "before"),
+    ("exchange", SharedArrays, "_fill", "before"),
     ("exchange", Gate, "meet", "before"),
     ("exchange", Gate, "_wake_all", "before"),
     ("exchange", Gate, "meet", "after"),
     ("exchange", exchanges, "reduce_whole", "before"),
-    ("large exchange", Exchanges, "_fill", "after"),
-    ("large exchange", Exchanges, "_plan_of_shares", "before"),
+    ("large exchange", SharedArrays, "_fill", "after"),
+    ("large exchange", SharedArrays, "_plan_of_shares", "before"),
     ("large exchange", _blocks, "reduce_block", "before"),
     ("large exchange", _blocks, "reduce_block", "after"),
-    ("all_reduce", SharedMemory, "expose", "before"),
+    ("all_reduce", SharedVariables, "expose", "before"),
     ("all_reduce", Gate, "meet", "before"),
     ("all_reduce", Gate, "meet", "after"),
     ("all_reduce", _blocks, "reduce_block", "after"),
-    ("all_reduce", SharedMemory, "all_reduce", "after"),
+    ("all_reduce", SharedVariables, "all_reduce", "after"),
     ("reduce", Gate, "meet", "after"),
     ("all_gather", Homes, "values", "before"),
     ("all_gather", Homes, "replace_home", "after"),
     ("broadcast", Gate, "meet", "before"),
-    ("broadcast", SharedMemory, "_give", "before"),
-    ("scatter", SharedMemory, "assign", "after"),
+    ("broadcast", SharedVariables, "_give", "before"),
+    ("scatter", SharedVariables, "assign", "after"),
     ("gather", Homes, "post", "before"),
     ("gather", Homes, "bring_home", "after"),
     ("distribute", _host, "load", "before"),

@@ -20,7 +20,7 @@ from explorer import CHOOSE, FENCE, NOTE, PEEK, POLL, READ, WAKE, WOKEN, WRITE, 
 from gate_model import RUNS, Rank, Run, explore
 
 from synkhronos import _cells, _gate
-from synkhronos._gate import Gate
+from synkhronos._gate import SharedGate as Gate
 
 
 @pytest.mark.parametrize("run", RUNS, ids=str)

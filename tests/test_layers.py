@@ -47,18 +47,21 @@ LAYERS = [
         "_hints",
         "_devices",
         "_shm",
+        "comm",
         "_staging",
         "_cells",
-        "_crossing",
         "_gate",
     ],
     [
-        "comm",
+        "comm.composition",
+        "comm.single",
         "comm.outboxes",
         "comm.homes",
         "comm.exchanges",
         "comm.shared",
         "comm.nccl",
+        "comm.transports",
+        "_outputs",
         "_replica",
         "_commands",
         "_moved",
@@ -103,7 +106,7 @@ LAYERS = [
 ]
 ORDER = {name: place for place, name in enumerate(name for layer in LAYERS for name in layer)}
 # A name that is looked up when it is asked for, so that two modules may know each other.
-LATE = {("comm", "comm.shared"), ("comm", "comm.nccl"), ("session", "profiling")}
+LATE = {("session", "profiling")}
 
 # The only importers of what they hide.
 ONLY = {
@@ -192,8 +195,8 @@ def test_imports_look_down(name):
 
 def test_the_parser_sees_what_is_there():
     assert own_imports("functions") >= {"session", "inputs", "_request", "_reduction"}
-    assert own_imports("comm") == {"comm.shared", "comm.nccl"}
-    assert "_gate" in own_imports("_master") and "errors" in own_imports("session")
+    assert own_imports("comm") == {"_reports", "errors"}
+    assert "_worker" in own_imports("_master") and "errors" in own_imports("session")
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -244,8 +247,6 @@ def test_only_the_ranks_of_one_machine_know_that_they_share_it(name):
         "_shm",
         "_process",
         "_reports",
-        "comm.homes",
-        "comm.shared",
     }
     if name not in allowed | {
         "_host.theano.import_support",

@@ -11,7 +11,6 @@ Theano or ``set_value`` has put another array into the variable, `bring_home` co
 A log tells the state, not events: who misses an entry in a call that fails reads it in the next.
 """
 
-import mmap
 import pickle
 import weakref
 from typing import NamedTuple, Tuple
@@ -19,7 +18,7 @@ from typing import NamedTuple, Tuple
 import numpy as np
 
 from synkhronos import _host
-from synkhronos._shm import SegmentRef
+from synkhronos._shm import SegmentRef, is_in_a_segment
 
 _ALIGN = 64  # bytes of a cache line: no two ranks write to one of them
 _HEADER = 8  # bytes before each entry of a log, with its length
@@ -54,8 +53,8 @@ class _Home:
 class Homes:
     """The homes of one rank, and its view of all others'."""
 
-    def __init__(self, worker):
-        self._worker = worker
+    def __init__(self, worker, memory):
+        self._worker, self._memory = worker, memory
         self._own = {}
         self._unposted = set()
         self._retired = []
@@ -181,7 +180,7 @@ class Homes:
                 if home is not None:
                     self._retired.append(home)
         if sizes:
-            segment, begin = self._worker.segments.create(sum(sizes.values())), 0
+            segment, begin = self._memory.create(sum(sizes.values())), 0
             for key, nbytes in sizes.items():
                 self._own[key] = _Home(segment, begin, nbytes)
                 begin += nbytes
@@ -207,7 +206,7 @@ class Homes:
         self.begin()
         for variable in list(self._worker.variables.values()):
             value = _host.peek(variable)
-            if is_in_shared_memory(value):
+            if is_in_a_segment(value):
                 _host.replace(variable, value.copy())
         self._own.clear()
         self._spares.clear()
@@ -281,7 +280,7 @@ class Homes:
     def _attach(self, place):
         segment = self._attached.get(place.segment)
         if segment is None:
-            segment = self._worker.segments.open(place.segment)
+            segment = self._memory.open(place.segment)
             self._attached[place.segment] = segment
         return segment, [segment.array(*array) for array in place.arrays]
 
@@ -318,13 +317,6 @@ def _round_up(nbytes):
 
 def _room(layout):
     return max(sum(_round_up(_nbytes(*each)) for each in layout), _ALIGN)
-
-
-def is_in_shared_memory(value) -> bool:
-    """Whether an array is a view of a segment."""
-    while isinstance(value, np.ndarray):
-        value = value.base
-    return isinstance(value, mmap.mmap)
 
 
 def _is_there(value, home):
