@@ -28,7 +28,7 @@ from synkhronos.comm import exchanges
 from synkhronos.comm.exchanges import SharedArrays
 from synkhronos.comm.homes import Homes
 from synkhronos.comm.outboxes import SharedOutputs
-from synkhronos.comm.shared import SharedVariables
+from synkhronos.comm.shared import SharedMemory, SharedVariables
 
 pytestmark = pytest.mark.faults
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.faults
 POINTS = [
     ("function", Gate, "next_command", "after"),
     ("function", Replica, "_my_rows", "before"),
-    ("function", Replica, "_take", "after"),
+    ("function", SharedMemory, "fetch", "after"),
     ("function", _host, "run", "before"),
     ("function", _host, "run", "after"),
     ("function", SharedOutputs, "deposit", "before"),
