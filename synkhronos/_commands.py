@@ -101,21 +101,39 @@ class Lengths:
         return [len(_theano.peek(variable)) for variable in sliceables]
 
 
+class _Collective:
+    """A command that works on the values of shared variables, `keys`, of all ranks."""
+
+    def run(self, worker):
+        """Take part, and return what `_work` does."""
+        recorder = worker.recorder
+        if recorder is None:
+            return self._work(worker)
+        with recorder.span("reduce") as span:
+            answer = self._work(worker)
+            if self._concerns(worker):
+                span.moved(*[_theano.peek(worker.variables[key]) for key in self.keys])
+            return answer
+
+    def _concerns(self, worker):
+        return True
+
+
 @dataclass(frozen=True)
-class Broadcast:
+class Broadcast(_Collective):
     """Give shared variables the value that one rank has, everywhere."""
 
     keys: Tuple[int, ...]
     root: int
     nccl: bool = True  # whether NCCL may be used, here and below
 
-    def run(self, worker):
+    def _work(self, worker):
         """Copy from the root."""
         worker.comm.broadcast(self.keys, self.root, self.nccl)
 
 
 @dataclass(frozen=True)
-class Reduce:
+class Reduce(_Collective):
     """Reduce shared variables over the ranks: on all of them, or to one."""
 
     keys: Tuple[int, ...]
@@ -123,7 +141,7 @@ class Reduce:
     root: Optional[int]  # None for all
     nccl: bool = True
 
-    def run(self, worker):
+    def _work(self, worker):
         """Return, on the master, what did not fit."""
         if self.root is None:
             unequal = worker.comm.all_reduce(self.keys, self.op, self.nccl)
@@ -133,29 +151,32 @@ class Reduce:
 
 
 @dataclass(frozen=True)
-class AllGather:
+class AllGather(_Collective):
     """Join the values of shared variables along axis 0, on all ranks."""
 
     keys: Tuple[int, ...]
     nccl: bool = True
 
-    def run(self, worker):
+    def _work(self, worker):
         """Return, on the master, what did not fit."""
         unequal = worker.comm.all_gather(self.keys, self.nccl)
         return unequal if worker.is_master else None
 
 
 @dataclass(frozen=True)
-class Expose:
+class Expose(_Collective):
     """Have the master see the values of shared variables, of all ranks or one."""
 
     keys: Tuple[int, ...]
     rank: Optional[int] = None
 
-    def run(self, worker):
+    def _work(self, worker):
         """Bring them to where the master can read them."""
-        if self.rank in (None, worker.rank):
+        if self._concerns(worker):
             worker.comm.expose(self.keys)
+
+    def _concerns(self, worker):
+        return self.rank in (None, worker.rank)
 
 
 @dataclass(frozen=True)
@@ -181,7 +202,21 @@ class Assign:
                 rows = None
             if self.rank is None:
                 rows = rows[slice(*_partition.share(len(rows), worker.n_ranks, worker.rank))]
-            worker.comm.assign(key, array, rows)
+            assign(worker, key, array, rows)
+
+
+def assign(worker, key, array, rows=None):
+    """Give a shared variable of this rank a value, or some of its rows: a range or indices."""
+    recorder = worker.recorder
+    if recorder is None:
+        worker.comm.assign(key, array, rows)
+        return
+    with recorder.span("reduce") as span:
+        worker.comm.assign(key, array, rows)
+        if rows is None:
+            span.moved(array)
+        else:
+            span.moved_rows(array, len(rows))
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,7 @@ class Gate(Notices):
         self._finished = 0  # the last call that all workers are known to be out of
         self._errors = {}
         self._last = None, 0
+        self.recorder = None  # while a profile is on
         # Hears each answer of a worker: (rank, answer), also those of an interrupted call.
         self.on_answer = lambda rank, answer: None
 
@@ -159,6 +160,14 @@ class Gate(Notices):
         SessionError
             When a rank has left the call without coming.
         """
+        recorder = self.recorder
+        if recorder is None:
+            self._meet()
+        else:
+            with recorder.span("meet"):
+                self._meet()
+
+    def _meet(self):
         cells, sequence = self._cells, self._cells[SEQUENCE]
         mine = self._line(self.rank) + MET
         # Numbered within the call, so that nothing is left of one in which only some met.
@@ -307,7 +316,12 @@ class Gate(Notices):
     def drain(self) -> None:
         """Wait until the workers are out of a call that the master left early."""
         self.abort()
-        self.finish()
+        recorder = self.recorder
+        if recorder is None:
+            self.finish()
+        else:
+            with recorder.span("finish"):
+                self.finish()
 
     @property
     def is_open(self) -> bool:

@@ -60,10 +60,7 @@ class Replica:
         worker.gate.report_rows(-1 if idle else max(computed, 1))
         reduced = ()
         if self.description.on_device:
-            modes = self.description.output_modes
-            if request.output_subset is not None:
-                modes = [modes[output] for output in request.output_subset]
-            reduced = worker.comm.reduce_outputs(None if idle else outputs, modes)
+            reduced = self._reduce_on_devices(worker, request, None if idle else outputs)
         if idle:
             return None
         if worker.is_master:
@@ -72,7 +69,26 @@ class Replica:
         parts = outputs
         if worker.rank != request.source:
             parts = [outputs[i] for i in request.reduced if i not in reduced]
-        return worker.comm.deposit(self._key, parts) if parts else None
+        return self._deposit(worker, parts) if parts else None
+
+    def _reduce_on_devices(self, worker, request, outputs):
+        modes = self.description.output_modes
+        if request.output_subset is not None:
+            modes = [modes[output] for output in request.output_subset]
+        recorder = worker.recorder
+        if recorder is None:
+            return worker.comm.reduce_outputs(outputs, modes)
+        with recorder.span("reduce"):
+            return worker.comm.reduce_outputs(outputs, modes)
+
+    def _deposit(self, worker, parts):
+        recorder = worker.recorder
+        if recorder is None:
+            return worker.comm.deposit(self._key, parts)
+        with recorder.span("reduce") as span:
+            layout = worker.comm.deposit(self._key, parts)
+            span.moved(*parts)
+            return layout
 
     def _my_rows(self, worker, request):
         """Return positions in the selection that this rank computes; None if there is none."""
@@ -148,14 +164,26 @@ class Replica:
         return values
 
     def _run_rows(self, worker, request, each, variant, subset):
-        arguments = self._arguments(worker, request, each.rows)
+        recorder = worker.recorder
+        if recorder is None:
+            return self._compute(worker, request, each, variant, subset)
+        with recorder.span("compute"):
+            return self._compute(worker, request, each, variant, subset)
+
+    def _compute(self, worker, request, each, variant, subset):
+        recorder = worker.recorder
+        if recorder is None:
+            arguments = self._arguments(worker, request, each.rows)
+        else:
+            with recorder.span("rows"):
+                arguments = self._arguments(worker, request, each.rows)
         if not (self.description.sliceables or self.description.communicates):
             return _theano.run(self.variants[variant], arguments, subset)
         with contextlib.ExitStack() as stack:
             if self.description.sliceables:
                 stack.enter_context(self._only(worker, request, each.rows))
             if self.description.communicates:
-                reducing = _graph.reducing(worker.comm, each.weights, worker.rank)
+                reducing = _graph.reducing(worker.comm, each.weights, worker.rank, worker.recorder)
                 stack.enter_context(reducing)
             return _theano.run(self.variants[variant], arguments, subset)
 
@@ -167,12 +195,22 @@ class Replica:
             if kind == BATCH or (kind == SPLIT and selection is None):
                 array = array[rows.start : rows.stop]
             elif kind == SPLIT:
-                array = self._take(position, array, selection[rows.start : rows.stop])
+                array = self._take(worker, position, array, selection[rows.start : rows.stop])
             arguments.append(array)
         return arguments
 
-    def _take(self, position, array, rows):
+    def _take(self, worker, position, array, rows):
         """Return rows of an array: a view of consecutive ones, else a copy in a kept buffer."""
+        recorder = worker.recorder
+        if recorder is None:
+            return self._view_or_copy(position, array, rows)
+        with recorder.span("rows") as span:
+            taken = self._view_or_copy(position, array, rows)
+            if not (isinstance(rows, range) and rows.step > 0):
+                span.moved(taken)
+            return taken
+
+    def _view_or_copy(self, position, array, rows):
         if _gpuarrays.is_on_device(array):
             return _gpuarrays.take(array, rows)
         if isinstance(rows, range):
@@ -197,7 +235,8 @@ class Replica:
                 value = _theano.peek(variable)
                 chosen = range(len(value)) if picked is None else picked
                 chosen = chosen[rows.start - first : rows.stop - first]
-                stack.enter_context(_theano.lend(variable, self._take(-1 - number, value, chosen)))
+                taken = self._take(worker, -1 - number, value, chosen)
+                stack.enter_context(_theano.lend(variable, taken))
             yield
 
 

@@ -41,6 +41,7 @@ LAYERS = [
         "_hints",
         "_devices",
         "_shm",
+        "_recorder",
         "_staging",
         "_cells",
         "_crossing",
@@ -55,15 +56,13 @@ LAYERS = [
         "comm.nccl",
         "_replica",
         "_commands",
-        "_moved",
-        "_recorder",
     ],
     ["_worker"],
-    ["_registry", "_garbage", "_master", "session"],
+    ["_registry", "_garbage", "_master", "_current"],
     # Data is made in a session, the current one.
     ["inputs", "_signature", "_binding", "_request", "_operands"],
     ["functions", "collectives", "values", "ops", "_status"],
-    ["_recording", "profiling"],
+    ["_recording", "profiling", "session"],
     [
         "extensions",
         "extensions._gradients",
@@ -97,7 +96,7 @@ LAYERS = [
 ]
 ORDER = {name: place for place, name in enumerate(name for layer in LAYERS for name in layer)}
 # A name that is looked up when it is asked for, so that two modules may know each other.
-LATE = {("comm", "comm.shared"), ("comm", "comm.nccl"), ("session", "profiling")}
+LATE = {("comm", "comm.shared"), ("comm", "comm.nccl")}
 
 # The only importers of what they hide.
 ONLY = {
@@ -196,7 +195,7 @@ def test_imports_look_down(name):
 
 
 def test_the_parser_sees_what_is_there():
-    assert own_imports("functions") >= {"session", "inputs", "_request", "_reduction"}
+    assert own_imports("functions") >= {"_current", "inputs", "_request", "_reduction"}
     assert own_imports("comm") == {"comm.shared", "comm.nccl"}
     assert "_gate" in own_imports("_master") and "errors" in own_imports("session")
 
