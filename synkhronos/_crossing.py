@@ -16,27 +16,12 @@ class Crossing:
         self._gate, self._command = gate, command
 
     def __enter__(self):
-        gate = self._gate
-        recorder = gate.recorder
-        if recorder is None:
-            gate.start(self._command)
-        else:
-            with recorder.span("start"):
-                gate.start(self._command)
-
-    def _finish(self):
-        gate = self._gate
-        recorder = gate.recorder
-        if recorder is None:
-            gate.finish()
-        else:
-            with recorder.span("finish"):
-                gate.finish()
+        self._gate.start(self._command)
 
     def __exit__(self, kind, error, trace):
         gate = self._gate
         if error is None:
-            self._finish()
+            gate.finish()
             if gate._errors:
                 gate.raise_errors()
             return False
@@ -45,5 +30,5 @@ class Crossing:
             return False  # Ctrl-C: out at once; the next start waits for the workers
         if isinstance(error, WorkerDied):
             return False
-        self._finish()
+        gate.finish()
         gate.raise_errors(None if isinstance(error, Aborted) else error)

@@ -85,7 +85,7 @@ class Gate(Notices):
         self._finished = 0  # the last call that all workers are known to be out of
         self._errors = {}
         self._last = None, 0
-        self.recorder = None  # while a profile is on
+        self.recorder = None  # or a Recorder, while a profile is on
         # Hears each answer of a worker: (rank, answer), also those of an interrupted call.
         self.on_answer = lambda rank, answer: None
 
@@ -256,6 +256,14 @@ class Gate(Notices):
         WorkerDied
             When a worker is gone; then nothing has been launched.
         """
+        recorder = self.recorder
+        if recorder is None:
+            self._start(command)
+        else:
+            with recorder.span("start"):
+                self._start(command)
+
+    def _start(self, command):
         if self._processes and self._deaths.poll(0):
             self.check_alive()
         if self.is_open:
@@ -293,6 +301,14 @@ class Gate(Notices):
 
     def finish(self) -> None:
         """Wait until every worker has reached the finish barrier; collect what they said."""
+        recorder = self.recorder
+        if recorder is None:
+            self._finish()
+        else:
+            with recorder.span("finish"):
+                self._finish()
+
+    def _finish(self):
         cells = self._cells
         sequence = cells[SEQUENCE]
         cells[self._line(self.rank) + DONE] = sequence
@@ -316,12 +332,7 @@ class Gate(Notices):
     def drain(self) -> None:
         """Wait until the workers are out of a call that the master left early."""
         self.abort()
-        recorder = self.recorder
-        if recorder is None:
-            self.finish()
-        else:
-            with recorder.span("finish"):
-                self.finish()
+        self.finish()
 
     @property
     def is_open(self) -> bool:

@@ -125,7 +125,7 @@ class Session:
 
     @contextlib.contextmanager
     def call(self, name: str):
-        """Be in a call of that name, which this session is given to; other threads wait."""
+        """Enter a call of that name, which other threads wait for; yield this session."""
         recording = self.recording
         if recording is None:
             self.require_open()  # before the lock: a call of a closed session may hold it

@@ -31,7 +31,7 @@ class Worker:
         self.replicas = {}
         self.variables = {}
         self.running = True
-        self.recorder = None  # while a profile is on
+        self.recorder = None  # or a Recorder, while a profile is on
         self._limits = None
         name_rank(rank)
 

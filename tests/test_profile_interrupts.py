@@ -17,8 +17,8 @@ from test_profile import nothing_records, of, recorders, the_session, total
 import synkhronos as synk
 from synkhronos import (
     SessionError,
-    _crossing,
     _current,
+    _gate,
     _master,
     _process,
     _recorder,
@@ -45,7 +45,7 @@ def is_in_finalizer(frame):
 
 
 PROFILES = (profiling, _recording, _recorder, _worker, _process)
-RECORDED = (functions, _current, _master, _crossing, _replica)  # some of what takes time
+RECORDED = (functions, _current, _master, _gate, _replica)  # some of what takes time
 
 
 @pytest.fixture
