@@ -105,21 +105,39 @@ def _variables(worker, command):
     return comm.variables
 
 
+class _Collective:
+    """A command that works on the values of shared variables, `keys`, of all ranks."""
+
+    def run(self, worker):
+        """Take part, and return what `_work` does."""
+        recorder = worker.recorder
+        if recorder is None:
+            return self._work(worker)
+        with recorder.span("reduce") as span:
+            answer = self._work(worker)
+            if self._concerns(worker):
+                span.moved(*[_host.peek(worker.variables[key]) for key in self.keys])
+            return answer
+
+    def _concerns(self, worker):
+        return True
+
+
 @dataclass(frozen=True)
-class Broadcast:
+class Broadcast(_Collective):
     """Give shared variables the value that one rank has, everywhere."""
 
     keys: Tuple[int, ...]
     root: int
     between_devices: bool = True  # else through the memory of hosts, here and below
 
-    def run(self, worker):
+    def _work(self, worker):
         """Copy from the root."""
         _variables(worker, self).broadcast(self.keys, self.root)
 
 
 @dataclass(frozen=True)
-class Reduce:
+class Reduce(_Collective):
     """Reduce shared variables over the ranks: on all of them, or to one."""
 
     keys: Tuple[int, ...]
@@ -127,7 +145,7 @@ class Reduce:
     root: Optional[int]  # None for all
     between_devices: bool = True
 
-    def run(self, worker):
+    def _work(self, worker):
         """Return, on the master, what did not fit."""
         variables = _variables(worker, self)
         if self.root is None:
@@ -138,29 +156,32 @@ class Reduce:
 
 
 @dataclass(frozen=True)
-class AllGather:
+class AllGather(_Collective):
     """Join the values of shared variables along axis 0, on all ranks."""
 
     keys: Tuple[int, ...]
     between_devices: bool = True
 
-    def run(self, worker):
+    def _work(self, worker):
         """Return, on the master, what did not fit."""
         unequal = _variables(worker, self).all_gather(self.keys)
         return unequal if worker.is_master else None
 
 
 @dataclass(frozen=True)
-class Expose:
+class Expose(_Collective):
     """Have the master see the values of shared variables, of all ranks or one."""
 
     keys: Tuple[int, ...]
     rank: Optional[int] = None
 
-    def run(self, worker):
+    def _work(self, worker):
         """Bring them to where the master can read them."""
-        if self.rank in (None, worker.rank):
+        if self._concerns(worker):
             worker.comm.variables.expose(self.keys)
+
+    def _concerns(self, worker):
+        return self.rank in (None, worker.rank)
 
 
 @dataclass(frozen=True)
@@ -186,7 +207,21 @@ class Assign:
                 rows = None
             if self.rank is None:
                 rows = rows[slice(*_partition.share(len(rows), worker.n_ranks, worker.rank))]
-            worker.comm.variables.assign(key, array, rows)
+            assign(worker, key, array, rows)
+
+
+def assign(worker, key, array, rows=None):
+    """Give a shared variable of this rank a value, or some of its rows: a range or indices."""
+    recorder = worker.recorder
+    if recorder is None:
+        worker.comm.variables.assign(key, array, rows)
+        return
+    with recorder.span("reduce") as span:
+        worker.comm.variables.assign(key, array, rows)
+        if rows is None:
+            span.moved(array)
+        else:
+            span.moved_rows(array, len(rows))
 
 
 @dataclass(frozen=True)

@@ -145,8 +145,7 @@ class SharedGate(Notices, Gate):
         self._cells[ABORT] = self._cells[SEQUENCE]
         self._wake_all()
 
-    def meet(self) -> None:
-        """Wait inside a call until every rank has come to its meeting of the same number."""
+    def _meet(self):
         cells, sequence = self._cells, self._cells[SEQUENCE]
         mine = self._line(self.rank) + MET
         # Numbered within the call, so that nothing is left of one in which only some met.
@@ -227,8 +226,7 @@ class SharedGate(Notices, Gate):
         for poll in (self._poll, self._deaths):
             poll.register(process.sentinel, select.POLLIN)
 
-    def start(self, command) -> None:
-        """Send the workers into `command`."""
+    def _start(self, command):
         if self._processes and self._deaths.poll(0):
             self.check_alive()
         if self.is_open:
@@ -264,8 +262,7 @@ class SharedGate(Notices, Gate):
         self._last = None, 0
         self._slots.clear()
 
-    def finish(self) -> None:
-        """Wait until every worker has reached the finish barrier; collect what they said."""
+    def _finish(self):
         cells = self._cells
         sequence = cells[SEQUENCE]
         cells[self._line(self.rank) + DONE] = sequence

@@ -18,6 +18,7 @@ from synkhronos._worker import Worker, be_worker
 from synkhronos.comm.transports import make_gate
 from synkhronos.errors import SessionError, WorkerDied
 
+_NOT_RECORDED = contextlib.nullcontext()
 QUIT_SECONDS = 5.0  # how long an idle worker may take to end before it is made to
 
 
@@ -117,6 +118,19 @@ class Session:
                 "handler or a finalizer. Call it after that call has returned."
             )
 
+    @contextlib.contextmanager
+    def call(self, name: str):
+        """Enter a call of that name, which other threads wait for; yield this session."""
+        recording = self.recording
+        if recording is None:
+            self.require_open()  # before the lock: a call of a closed session may hold it
+        with self.lock, _NOT_RECORDED if recording is None else recording.call(name):
+            self.require_open()
+            self.refuse_nesting()
+            with self.inside:
+                self.settle()
+                yield self
+
     def settle(self) -> None:
         """Wait until the workers are out of a call that was interrupted.
 
@@ -207,6 +221,8 @@ class Session:
         self.state = State.CLOSED
         kill_all(self._processes.values(), QUIT_SECONDS)
         self.worker.unbind()
+        if self.recording is not None:
+            self.recording.close()
 
     def release(self) -> None:
         """Give all memory and descriptors back, after the end."""
@@ -221,6 +237,8 @@ class Session:
 
     def leave_in_child(self) -> None:
         """Give up the session in a process that the user forked from the master."""
+        if self.recording is not None:
+            self.recording.leave()
         self.state = State.CLOSED
         name_rank(None)
         self.gate.close_in_child()

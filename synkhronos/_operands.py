@@ -154,7 +154,7 @@ def assign(session, name, variables, values, batch, rank) -> None:
     keys = session.registry.keys_of(variables)
     if rank == session.master_rank:
         for key, value, selection in zip(keys, values, selections):
-            session.comm.variables.assign(key, np.asarray(value), selection)
+            _commands.assign(session.worker, key, np.asarray(value), selection)
         return
     staged = []
     try:

@@ -34,10 +34,7 @@ class Results:
         """
         worker, reduced = self._worker, {}
         if description.on_device:
-            modes = description.output_modes
-            if request.output_subset is not None:
-                modes = [modes[output] for output in request.output_subset]
-            reduced = worker.comm.outputs.reduce(outputs, modes)
+            reduced = self._reduce(request, description, outputs)
         if outputs is None:
             return None
         if worker.is_master:
@@ -46,7 +43,27 @@ class Results:
         parts = outputs
         if worker.rank != request.source:
             parts = [outputs[i] for i in request.combined if i not in reduced]
-        return worker.comm.outputs.deposit(key, parts) if parts else None
+        return self._deposit(key, parts) if parts else None
+
+    def _reduce(self, request, description, outputs):
+        worker, modes = self._worker, description.output_modes
+        if request.output_subset is not None:
+            modes = [modes[output] for output in request.output_subset]
+        recorder = worker.recorder
+        if recorder is None:
+            return worker.comm.outputs.reduce(outputs, modes)
+        with recorder.span("reduce"):
+            return worker.comm.outputs.reduce(outputs, modes)
+
+    def _deposit(self, key, parts):
+        worker = self._worker
+        recorder = worker.recorder
+        if recorder is None:
+            return worker.comm.outputs.deposit(key, parts)
+        with recorder.span("reduce") as span:
+            answer = worker.comm.outputs.deposit(key, parts)
+            span.moved(*parts)
+            return answer
 
     def combine(self, request, modes, dtypes, what):
         """Return the results of a call, on the master, after the finish barrier.

@@ -86,6 +86,13 @@ class Registry:
 
     def _ship(self, compiled, variables, what, recipe=None):
         """Send compiled functions, and the variables that are new; return the number of bytes."""
+        recording = self._session.recording
+        if recording is None:
+            return self._send_pickled(compiled, variables, what, recipe)
+        with self._session.lock, recording.call("distribute()"):
+            return self._send_pickled(compiled, variables, what, recipe)
+
+    def _send_pickled(self, compiled, variables, what, recipe):
         known = {key: variable for variable, key in self._variable_keys.items()}
         new = {}
         for variable in variables:

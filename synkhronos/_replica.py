@@ -137,14 +137,28 @@ class Replica:
         return values
 
     def _run_rows(self, worker, request, each, variant, subset):
-        arguments = self._arguments(worker, request, each.rows)
+        recorder = worker.recorder
+        if recorder is None:
+            return self._compute(worker, request, each, variant, subset)
+        with recorder.span("compute"):
+            return self._compute(worker, request, each, variant, subset)
+
+    def _compute(self, worker, request, each, variant, subset):
+        recorder = worker.recorder
+        if recorder is None:
+            arguments = self._arguments(worker, request, each.rows)
+        else:
+            with recorder.span("rows"):
+                arguments = self._arguments(worker, request, each.rows)
         if not (self.description.sliceables or self.description.communicates):
             return _host.run(self.variants[variant], arguments, subset)
         with contextlib.ExitStack() as stack:
             if self.description.sliceables:
                 stack.enter_context(self._only(worker, request, each.rows))
             if self.description.communicates:
-                reducing = _host.reducing(worker.comm.arrays, each.weights, worker.rank)
+                reducing = _host.reducing(
+                    worker.comm.arrays, each.weights, worker.rank, worker.recorder
+                )
                 stack.enter_context(reducing)
             return _host.run(self.variants[variant], arguments, subset)
 
@@ -159,20 +173,40 @@ class Replica:
             elif kind == BATCH or selection is None:
                 array = worker.fetch(ref, rows)
             else:
-                chosen = selection[rows.start : rows.stop]
-                array = worker.fetch(ref, chosen, self._buffer(position, chosen, ref))
+                array = self._fetch(worker, position, ref, selection[rows.start : rows.stop])
             arguments.append(array)
         return arguments
 
-    def _take(self, slot, value, rows):
+    def _fetch(self, worker, position, ref, rows):
+        """Return selected rows of an input: a view of a range that goes forward, else a copy."""
+        buffer, recorder = self._buffer(position, rows, ref), worker.recorder
+        if recorder is None:
+            return worker.fetch(ref, rows, buffer)
+        with recorder.span("rows") as span:
+            array = worker.fetch(ref, rows, buffer)
+            if buffer is not None:
+                span.moved(array)
+            return array
+
+    def _take(self, worker, slot, value, rows):
         """Return rows of a shared variable's value."""
+        recorder = worker.recorder
+        if recorder is None:
+            return self._rows_of(slot, value, rows)
+        with recorder.span("rows") as span:
+            taken = self._rows_of(slot, value, rows)
+            if not _is_forward(rows):
+                span.moved(taken)
+            return taken
+
+    def _rows_of(self, slot, value, rows):
         if _host.is_on_device(value):
             return _host.take_on_device(value, rows)
         return take_rows(value, rows, self._buffer(slot, rows, value))
 
     def _buffer(self, slot, rows, array):
         """Return the buffer that is kept for copies of rows of an array, None for a view."""
-        if isinstance(rows, range) and rows.step > 0:
+        if _is_forward(rows):
             return None
         buffer, shape = self._buffers.get(slot), tuple(array.shape[1:])
         if buffer is None or len(buffer) < len(rows) or buffer.shape[1:] != shape:
@@ -192,10 +226,15 @@ class Replica:
                 value = _host.peek(variable)
                 chosen = range(len(value)) if picked is None else picked
                 chosen = chosen[rows.start - first : rows.stop - first]
-                stack.enter_context(_host.lend(variable, self._take(-1 - number, value, chosen)))
+                taken = self._take(worker, -1 - number, value, chosen)
+                stack.enter_context(_host.lend(variable, taken))
             yield
 
 
 def unpack(worker, selection):
     """Return the rows of a selection in a message: a range, or an array of indices."""
     return selection if isinstance(selection, range) else worker.fetch(selection)
+
+
+def _is_forward(rows):
+    return isinstance(rows, range) and rows.step > 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Optional, Tuple
 
 from synkhronos import _host
-from synkhronos import session as _session
+from synkhronos._current import Current
 from synkhronos._master import State
 from synkhronos._names import shown
 from synkhronos._process import life_of
@@ -212,7 +212,7 @@ def status() -> Status:
     ...
     >>> synk.close()
     """
-    session = _session._Current.session
+    session = Current.session
     if session is None:
         return Status("no session")
     pids = session.worker_pids

@@ -31,7 +31,7 @@ class Worker:
         self.replicas = {}
         self.variables = {}
         self.running = True
-        self.recorder = None  # while a profile is on
+        self.recorder = None  # or a Recorder, while a profile is on
         self._limits = None
         name_rank(rank)
 
@@ -85,21 +85,39 @@ class Worker:
         else:
             self._loop()
 
+    def record(self, recorder) -> None:
+        """Record what this rank does from now on with a Recorder; with None, no more."""
+        self.recorder = self.gate.recorder = recorder
+
     def _loop(self):
         while self.running:
             reply = error = None
             try:
-                reply = self.gate.next_command().run(self)
+                reply = self._next_command().run(self)
             except Aborted:
                 pass
             except BaseException as caught:
                 error = caught
             try:
-                self.gate.worker_finish(reply, error)
+                self._finish(reply, error)
             except BaseException as unsent:  # a message may do anything when it is read
                 self.comm.close()  # the master has not heard where the outputs are
-                self.gate.worker_finish(error=unsent)
+                self._finish(error=unsent)
             del reply, error
+
+    def _next_command(self):
+        recorder = self.recorder
+        if recorder is None:
+            return self.gate.next_command()
+        with recorder.span("start"):
+            return self.gate.next_command()
+
+    def _finish(self, reply=None, error=None):
+        recorder = self.recorder
+        if recorder is not None:
+            # Before it arrives: after that the master may have begun the next call.
+            recorder.mark("finish")
+        self.gate.worker_finish(reply, error)
 
 
 def be_worker(rank, gate, devices, threads, profile):

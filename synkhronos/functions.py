@@ -11,9 +11,9 @@ from typing import Any, Sequence
 import numpy as np
 
 from synkhronos import _host, _reduction, _signature
-from synkhronos import session as _session
 from synkhronos._binding import Inputs
 from synkhronos._checks import count
+from synkhronos._current import current
 from synkhronos._hints import ArrayLike, Output, Rows, SharedVariable, Update, Updates, Variable
 from synkhronos._master import State
 from synkhronos._replica import SLICED, Description
@@ -129,6 +129,13 @@ class Function:
         WorkerDied
             When a worker is gone.
         """
+        recording = self._session.recording
+        if recording is None:
+            return self._run(args, kwargs, output_subset, batch, batch_s, num_slices)
+        with self._session.lock, recording.call(self.name, self._key):
+            return self._run(args, kwargs, output_subset, batch, batch_s, num_slices)
+
+    def _run(self, args, kwargs, output_subset, batch, batch_s, num_slices):
         session = self._session
         if session.state is not State.OPEN:
             session.require_open()
@@ -141,7 +148,13 @@ class Function:
                     self._make_ready, values, output_subset, batch, batch_s, num_slices
                 )
                 session.run(command)
-                results = self._combine(command)
+                recorder = session.worker.recorder
+                if recorder is None:
+                    results = self._combine(command)
+                else:
+                    with recorder.span("reduce") as span:
+                        results = self._combine(command)
+                        span.moved(*results)
         return self._outputs.pack(results, command.output_subset)
 
     def _make_ready(self, num_slices):
@@ -301,7 +314,7 @@ def function(
     (2.0, 4.0)
     >>> synk.close()
     """
-    session = _session.current("function()")
+    session = current("function()")
     inputs = _signature.check_inputs("inputs", inputs)
     whole = _signature.check_inputs("bcast_inputs", [] if bcast_inputs is None else bcast_inputs)
     chosen = _signature.Outputs(outputs)
@@ -349,7 +362,7 @@ def distribute() -> None:
     6.0
     >>> synk.close()
     """
-    session = _session.current("distribute()")
+    session = current("distribute()")
     with session.lock:
         session.refuse_nesting()
         with session.inside:

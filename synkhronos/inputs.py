@@ -12,7 +12,6 @@ from typing import Sequence
 import numpy as np
 
 from synkhronos import _host
-from synkhronos import session as _session
 from synkhronos._checks import (
     MAX_DIMENSIONS,
     count,
@@ -23,6 +22,7 @@ from synkhronos._checks import (
     whole_number,
 )
 from synkhronos._conversion import as_array, check_dtype, check_kind, condition
+from synkhronos._current import current
 from synkhronos._hints import ArrayLike, Variable
 from synkhronos._master import State
 from synkhronos._staging import GrowingArray
@@ -310,7 +310,7 @@ def data(
     14.0
     >>> synk.close()
     """
-    session = _session.current("data()")
+    session = current("data()")
     if var is not None:
         dtype, ndim = _like(var, dtype, ndim)
     name = _name(getattr(var, "name", None) if name is None else name)

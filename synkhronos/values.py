@@ -10,8 +10,9 @@ from typing import List, Tuple, Union
 
 import numpy as np
 
-from synkhronos import _commands, _host, _operands, collectives
+from synkhronos import _commands, _host, _operands
 from synkhronos._checks import whole_number
+from synkhronos._current import call
 from synkhronos._hints import RandomState, Rows, SharedVariables, Values
 
 __all__ = ["get_lengths", "get_shapes", "get_value", "set_value"]
@@ -53,7 +54,7 @@ def set_value(
     (array([0., 0.]), array([2., 3.]))
     >>> synk.close()
     """
-    with collectives._call("set_value") as session:
+    with call("set_value()") as session:
         rank = whole_number("rank", rank, 0, session.n_ranks - 1)
         variables = _operands.check_variables("set_value", shared_vars, objects=True)
         given = _operands.check_values(
@@ -102,7 +103,7 @@ def get_value(rank: int, shared_vars: SharedVariables) -> Value | tuple[Value, .
     array([3., 4., 5.])
     >>> synk.close()
     """
-    with collectives._call("get_value") as session:
+    with call("get_value()") as session:
         rank = whole_number("rank", rank, 0, session.n_ranks - 1)
         variables = _operands.check_variables("get_value", shared_vars, objects=True)
         keys = session.registry.keys_of(variables)
@@ -148,7 +149,7 @@ def get_lengths(shared_vars: SharedVariables) -> list[int] | tuple[list[int], ..
     [2, 3]
     >>> synk.close()
     """
-    with collectives._call("get_lengths") as session:
+    with call("get_lengths()") as session:
         variables = _operands.check_variables("get_lengths", shared_vars)
         _operands.check_axis("get_lengths", variables)
         shapes = _ask_shapes(session, variables)
@@ -185,7 +186,7 @@ def get_shapes(shared_vars: SharedVariables) -> Shapes | tuple[Shapes, ...]:
     [(2,), (3,)]
     >>> synk.close()
     """
-    with collectives._call("get_shapes") as session:
+    with call("get_shapes()") as session:
         shapes = _ask_shapes(session, _operands.check_variables("get_shapes", shared_vars))
         return shapes if isinstance(shared_vars, (list, tuple)) else shapes[0]
 

@@ -17,6 +17,7 @@ from faults import BOUND, CALLS, armed, bounded, child_process, pids_by_rank, ru
 
 import synkhronos as synk
 from synkhronos import (
+    _current,
     _garbage,
     _gate,
     _host,
@@ -208,6 +209,7 @@ FILES = {
     module.__file__
     for module in (
         session,
+        _current,
         _master,
         _garbage,
         _process,

@@ -6,6 +6,7 @@ import logging
 import re
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,13 +16,10 @@ from conftest import ON_DEVICES, wait_until
 from helpers import Call, function, on_ranks, worker
 
 import synkhronos as synk
-from synkhronos import SessionError, SharedMemoryFull, WorkerError, _recorder, collectives
+from synkhronos import SessionError, SharedMemoryFull, WorkerError
 from synkhronos import session as _session
 from synkhronos._cells import DONE, MET
-from synkhronos._replica import Replica
-from synkhronos._staging import StagedInput
-from synkhronos._timeline import NAMES
-from synkhronos.functions import Function
+from synkhronos._timeline import NAMES, REST
 
 
 def total(name="total"):
@@ -62,19 +60,18 @@ def boxes(recorded, name):
     return [[box for box in each if box.name == name] for each in recorded._read().boxes]
 
 
-def methods():
-    """Return those of all classes of which a profile replaces some, on this rank."""
-    classes = [Replica, Function, StagedInput, *_recorder.COLLECTIVES, collectives]
-    return [dict(vars(each)) for each in classes]
+def the_session():
+    return _session._Current.session
 
 
-def instrumented():
-    """Return all that has other methods on this rank while a profile is on."""
-    session, own = _session._Current.session, worker()
-    found = [*vars(own.gate), *vars(own.comm)]
-    if session is not None:
-        found += [*vars(session), *vars(session.registry)]
-    return sorted(found), methods()
+def recorders(own):
+    """Return what a rank records with: only Nones, unless a profile is on."""
+    return [own.recorder, own.gate.recorder]
+
+
+def nothing_records(session):
+    """Return whether nothing of a profile is left on the master."""
+    return session.recording is None and recorders(session.worker) == [None, None]
 
 
 def test_every_call_is_there_on_every_rank(ranks):
@@ -149,7 +146,7 @@ def test_waiting_inside_a_reduction_is_told_apart(ranks):
 
 
 def last_rank():
-    return _session._Current.session.n_ranks - 1
+    return the_session().n_ranks - 1
 
 
 COLLECTIVES = {
@@ -380,41 +377,38 @@ def test_a_call_that_raises_is_recorded_and_the_next_too(ranks):
         own = calls[calls["rank"] == rank]
         # What is refused in the master reaches no worker.
         assert len(own) == (3 if rank == ranks.master else 2)
+        assert own["compute"][0] > 0  # also on the rank that raised
     line = next(line for line in recorded.summary().splitlines() if line.startswith("fails"))
     assert line.split()[1:3] == ["3", "2"]
 
 
 def test_a_block_left_by_an_exception_ends_the_profile(ranks):
     f = total()
-    before = instrumented()
     with pytest.raises(ZeroDivisionError), synk.profile() as recorded:
         f(np.ones((8, 3)))
         raise ZeroDivisionError
-    assert instrumented() == before
+    assert nothing_records(the_session())
     f(np.ones((8, 3)))
     assert len(of(recorded, "total")) == ranks.n
     assert "ended" in repr(recorded)
 
 
-def test_without_a_profile_nothing_is_replaced(ranks):
+def test_without_a_profile_no_rank_records(ranks):
     def count():
-        found = {**vars(worker().gate), **vars(worker().comm)}
-        own = {"on_answer", "_fence"}  # what these objects hold anyway
-        wrapped = [
-            function
-            for owner in (Replica, *_recorder.COLLECTIVES)
-            for function in vars(owner).values()
-            if getattr(function, "__module__", None) == "synkhronos._recorder"
-        ]
-        return len([n for n in found if callable(found[n]) and n not in own]) + len(wrapped)
+        return len([each for each in recorders(worker()) if each is not None])
 
-    before = instrumented()
     assert on_ranks(count) == [0] * ranks.n
     with synk.profile():
-        assert all(on_ranks(count))
-        assert instrumented() != before
-    assert instrumented() == before
+        assert on_ranks(count) == [2] * ranks.n
+        assert the_session().recording is not None
     assert on_ranks(count) == [0] * ranks.n
+    assert nothing_records(the_session())
+
+
+def test_every_part_is_recorded_somewhere_and_no_other():
+    sources = [path.read_text() for path in Path(synk.__file__).parent.rglob("*.py")]
+    places = [re.findall(r'recorder\.(?:span|mark)\("(\w+)"\)', source) for source in sources]
+    assert {part for parts in places for part in parts} == {*NAMES} - {REST}
 
 
 def test_only_one_profile_is_recorded(ranks):

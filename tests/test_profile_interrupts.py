@@ -12,10 +12,22 @@ import theano
 from conftest import nothing_left, wait_until
 from faults import BOUND, bounded, pids_by_rank
 from test_fault_signals import interrupt_at_line, other_thread
-from test_profile import instrumented, methods, of, total
+from test_profile import nothing_records, of, recorders, the_session, total
 
 import synkhronos as synk
-from synkhronos import SessionError, _process, _recorder, _recording, profiling
+from synkhronos import (
+    SessionError,
+    _current,
+    _gate,
+    _master,
+    _process,
+    _recorder,
+    _recording,
+    _replica,
+    _worker,
+    functions,
+    profiling,
+)
 
 pytestmark = pytest.mark.faults
 
@@ -32,11 +44,20 @@ def is_in_finalizer(frame):
     return False
 
 
+PROFILES = (profiling, _recording, _recorder, _worker, _process)
+RECORDED = (functions, _current, _master, _gate, _replica)  # some of what takes time
+
+
 @pytest.fixture
 def lines_of_profiles(monkeypatch):
-    modules = (profiling, _recording, _recorder, _process)
-    monkeypatch.setattr(test_fault_signals, "FILES", {module.__file__ for module in modules})
+    monkeypatch.setattr(test_fault_signals, "FILES", {module.__file__ for module in PROFILES})
     monkeypatch.setattr(test_fault_signals, "is_in_finalizer", is_in_finalizer)
+
+
+@pytest.fixture
+def lines_of_recorded_calls(lines_of_profiles, monkeypatch):
+    files = {module.__file__ for module in (*PROFILES, *RECORDED)}
+    monkeypatch.setattr(test_fault_signals, "FILES", files)
 
 
 def works():
@@ -57,33 +78,33 @@ def profiled(call):
     assert len(of(recorded, "total")) == len(of(recorded, "all_reduce()")) == 2
 
 
-def test_ctrl_c_at_lines_of_a_profile(no_session, other_thread, lines_of_profiles):
+def test_ctrl_c_at_lines_of_a_profile(no_session, other_thread, lines_of_recorded_calls):
     synk.fork(2)
     call = works()
     call()
-    before, pids, line = instrumented(), pids_by_rank(), 0
+    session, pids, line = the_session(), pids_by_rank(), 0
     while interrupt_at_line(line, lambda: profiled(call)):
-        assert methods() == before[1], line
+        assert recorders(session.worker) == [None, None], line
         call()
         profiled(call)
-        assert instrumented() == before, line
+        assert nothing_records(session), line
         line += 1
-    assert line > 70
+    assert line > 200
     assert pids_by_rank() == pids
     synk.close()
 
 
 def test_close_after_ctrl_c_at_lines_of_a_profile(no_session, other_thread, lines_of_profiles):
-    before, came_to_it, line = methods(), True, 0
+    came_to_it, line = True, 0
     while came_to_it:
         with nothing_left():
             synk.fork(2)
-            call = works()
+            session, call = the_session(), works()
             call()
             came_to_it = interrupt_at_line(line, lambda call=call: profiled(call))
             synk.close()
-            assert methods() == before, line
-            del call
+            assert nothing_records(session), line
+            del session, call
         line += STEP
     assert line > 70
 
@@ -92,19 +113,19 @@ def test_ctrl_c_at_lines_of_a_close_that_saves(
     no_session, other_thread, lines_of_profiles, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("SYNKHRONOS_PROFILE", str(tmp_path / "summary.txt"))
-    before, came_to_it, line = methods(), True, 0
+    came_to_it, line = True, 0
     while came_to_it:
         with nothing_left():
             synk.fork(2)
-            call = works()
+            session, call = the_session(), works()
             call()
             came_to_it = interrupt_at_line(line, synk.close)
             if synk.status().state != "no session":
                 synk.close()
-            assert methods() == before, line
+            assert nothing_records(session), line
             assert "all_reduce()" in (tmp_path / "summary.txt").read_text()
             (tmp_path / "summary.txt").unlink()
-            del call
+            del session, call
         line += STEP
     assert line > 20
 
@@ -115,7 +136,7 @@ def test_ctrl_c_ends_the_wait_for_a_stopped_worker(no_session, when):
     synk.fork(2)
     call = works()
     call()
-    before, pid = instrumented(), pids_by_rank()[1]
+    session, pid = the_session(), pids_by_rank()[1]
 
     def stop():
         os.kill(pid, signal.SIGSTOP)
@@ -127,11 +148,11 @@ def test_ctrl_c_ends_the_wait_for_a_stopped_worker(no_session, when):
         with synk.profile():
             call()
             stop()
-    assert methods() == before[1]
+    assert recorders(session.worker) == [None, None]
     os.kill(pid, signal.SIGCONT)
     call()
     profiled(call)
-    assert instrumented() == before
+    assert nothing_records(session)
     synk.close()
 
 

@@ -184,7 +184,7 @@ def measure_idle(n_ranks, seconds):
 
 
 def _all_pids():
-    from synkhronos.session import current
+    from synkhronos._current import current
 
     return [os.getpid(), *current("the benchmark").worker_pids]
 

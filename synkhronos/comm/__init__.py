@@ -60,17 +60,21 @@ class Gate(ABC):
         The rank of this process.
     on_answer : callable
         Takes each answer of a worker: ``on_answer(rank, answer)``. Set by the master.
+    recorder : Recorder or None
+        Records how long barriers and meetings take, while a profile is on.
     """
 
     n_ranks: int
     master_rank: int
     rank: int
     on_answer: Callable[[int, Any], None]
+    recorder: Any
 
     def __init__(self, n_ranks: int, master_rank: int):
         self.n_ranks, self.master_rank = n_ranks, master_rank
         self.rank = master_rank
         self.on_answer = lambda rank, answer: None
+        self.recorder = None
         self._errors: Dict[int, Dict[str, str]] = {}  # rank -> report on what it raised
 
     # On the master.
@@ -83,7 +87,6 @@ class Gate(ABC):
         """
         return Crossing(self, command)
 
-    @abstractmethod
     def start(self, command: Any) -> None:
         """Send the workers into `command`.
 
@@ -92,10 +95,27 @@ class Gate(ABC):
         WorkerDied
             When a worker is gone; then nothing has been launched.
         """
+        recorder = self.recorder
+        if recorder is None:
+            self._start(command)
+        else:
+            with recorder.span("start"):
+                self._start(command)
 
     @abstractmethod
+    def _start(self, command: Any) -> None: ...
+
     def finish(self) -> None:
         """Wait until every worker has reached the finish barrier; collect answers and errors."""
+        recorder = self.recorder
+        if recorder is None:
+            self._finish()
+        else:
+            with recorder.span("finish"):
+                self._finish()
+
+    @abstractmethod
+    def _finish(self) -> None: ...
 
     def drain(self) -> None:
         """Wait until the workers are out of a call that the master left early."""
@@ -139,7 +159,6 @@ class Gate(ABC):
     def abort(self) -> None:
         """Tell every rank to leave the call that is under way."""
 
-    @abstractmethod
     def meet(self) -> None:
         """Wait inside a call until every rank has come to its meeting of the same number.
 
@@ -150,6 +169,15 @@ class Gate(ABC):
         SessionError
             When a rank has left the call without coming.
         """
+        recorder = self.recorder
+        if recorder is None:
+            self._meet()
+        else:
+            with recorder.span("meet"):
+                self._meet()
+
+    @abstractmethod
+    def _meet(self) -> None: ...
 
     @abstractmethod
     def agree(self, ballot: int) -> bool:

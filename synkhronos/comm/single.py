@@ -8,6 +8,7 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._partition import take_rows
 from synkhronos.comm import Arrays, Communicator, Gate, Memory, Outputs, Variables
+from synkhronos.errors import SharedMemoryFull
 
 
 class SingleGate(Gate):
@@ -17,12 +18,10 @@ class SingleGate(Gate):
         super().__init__(1, master_rank)
         self._sequence = self._finished = self._rows = 0
 
-    def start(self, command):
-        """Begin the next call."""
+    def _start(self, command):
         self._sequence += 1
 
-    def finish(self):
-        """End the call."""
+    def _finish(self):
         self._finished = self._sequence
 
     @property
@@ -41,8 +40,8 @@ class SingleGate(Gate):
     def abort(self):
         """Return: no other rank is in the call."""
 
-    def meet(self):
-        """Return: all ranks are there."""
+    def _meet(self):
+        pass  # all ranks are there
 
     def agree(self, ballot):
         """Return that all ranks agree."""
@@ -90,7 +89,10 @@ class _Block:
     """Memory of this process."""
 
     def __init__(self, nbytes):
-        self._bytes = np.zeros(max(nbytes, 1), np.uint8)
+        try:
+            self._bytes = np.zeros(max(nbytes, 1), np.uint8)
+        except (MemoryError, ValueError) as error:  # the latter beyond what NumPy can count
+            raise SharedMemoryFull(f"No room for {nbytes:,} bytes of memory.") from error
 
     def array(self, dtype, shape, offset=0):
         return np.ndarray(shape, dtype, self._bytes, offset)

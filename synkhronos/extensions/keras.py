@@ -17,7 +17,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from synkhronos import collectives, functions
-from synkhronos import session as _session
+from synkhronos._current import current
 from synkhronos._host import is_array_variable, is_random_state, library, peek
 from synkhronos.extensions._keras_checks import check_model, check_parts
 from synkhronos.extensions._keras_updates import added_up, averaged, metrics_of, step
@@ -90,7 +90,7 @@ def parallelize(model: Model) -> Model:
     {'loss': [1.0]}
     >>> synk.close()
     """
-    _session.current("parallelize()")
+    current("parallelize()")
     check_model(model)
     if model.built:
         check_parts(model)
@@ -210,9 +210,7 @@ class _Parallel:
             self._model.predict_function = self._function("predict", outputs, [])
 
     def _must_make(self, name):
-        session = _session.current(
-            f"The model {self._model.name!r} is parallel, which restore() ends; it"
-        )
+        session = current(f"The model {self._model.name!r} is parallel, which restore() ends; it")
         made = getattr(self._model, f"{name}_function", None)
         if isinstance(made, _Function) and made.session is session:
             return False
@@ -239,7 +237,7 @@ class _Parallel:
             on_unused_input="ignore",
             **getattr(model, "_function_kwargs", {}),
         )
-        return _Function(self, compiled, metrics, _session.current("The model"))
+        return _Function(self, compiled, metrics, current("The model"))
 
     def send_new(self, variables):
         """Broadcast those variables whose value is another array than all ranks are known to have.

@@ -31,25 +31,30 @@ _serials = itertools.count()
 class _Call:
     """What the operations ask for while a rank runs."""
 
-    def __init__(self, comm, weights, rank):
+    def __init__(self, comm, weights, rank, recorder):
         self.landing_place = comm.landing_place
         self.weight = weights[rank] * len(weights) / sum(weights)
         self.failures = []
-        self._comm, self._weights = comm, weights
+        self._comm, self._weights, self._recorder = comm, weights, recorder
 
     def reduce(self, arrays, ops, targets):
         """Return the reduced arrays; see `Communicator.exchange`."""
         try:
-            return self._comm.exchange(arrays, ops, self._weights, targets)
+            if self._recorder is None:
+                return self._comm.exchange(arrays, ops, self._weights, targets)
+            with self._recorder.span("reduce") as span:
+                results = self._comm.exchange(arrays, ops, self._weights, targets)
+                span.moved(*arrays)
+                return results
         except BaseException as error:
             self.failures.append(error)
             raise
 
 
 @contextlib.contextmanager
-def reducing(comm, weights, rank):
+def reducing(comm, weights, rank, recorder=None):
     """Have AllReduces reduce with a communicator for a while."""
-    call = _Call(comm, weights, rank)
+    call = _Call(comm, weights, rank, recorder)
     token = _call.set(call)
     try:
         yield
