@@ -74,19 +74,14 @@ class Span:
     def moved(self, *arrays) -> None:
         """Add the size of arrays that were copied or reduced."""
         for array in arrays:
-            self._nbytes += size(array)
+            try:
+                self._nbytes += array.size * array.dtype.itemsize
+            except AttributeError:
+                continue  # it is no array, but a random state, or a Data that is read in place
 
     def moved_rows(self, array, n_rows: int) -> None:
         """Add the size of some rows of an array."""
-        self._nbytes += size(array) // max(len(array), 1) * n_rows
-
-
-def size(array) -> int:
-    """Return the bytes of an array, of NumPy or on a device; 0 for what is no array."""
-    try:
-        return array.size * array.dtype.itemsize
-    except AttributeError:
-        return 0
+        self._nbytes += array.size * array.dtype.itemsize // max(len(array), 1) * n_rows
 
 
 def _writer(memory):
