@@ -54,8 +54,8 @@ def main(argv=()):
     print("Local update test passed.")
 
     # 4. Update alike. To subtract the mean of all rows, get it here, and broadcast it to every
-    #    rank. s is named as sliceable, so its rows count: "avg" weights each rank with its rows, and
-    #    the result is the mean of all rows. (Otherwise all ranks have the same weight.)
+    #    rank. s is named as sliceable, so its rows count: "avg" weights each rank with its number
+    #    of rows, and the result is the mean of all rows. (Otherwise all ranks weigh the same.)
     load(values)
     m = T.vector("m")
     mean = synk.function([], s.mean(axis=0), sliceable_shareds=[s])

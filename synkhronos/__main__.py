@@ -15,7 +15,7 @@ from synkhronos._host.theano import import_support
 
 THEANORC = """\
 # Written by `synkhronos theanorc`: the flags that Theano gets wherever Synkhronos is installed.
-# theano.scan on Python 3.11 needs the installation, for its cure is not a flag.
+# theano.scan on Python 3.11 needs the installation, because no flag can fix it.
 """
 
 

@@ -73,7 +73,9 @@ def parse(argv):
     """Read the command line."""
     parser = common.new_parser("Train a ResNet with plain Theano, in one process.")
     add = parser.add_argument
-    add("--ranks", type=positive, default=1, metavar="N", help="use minibatches of so many (1)")
+    add(
+        "--ranks", type=positive, default=1, metavar="N", help="take the minibatches of N ranks (1)"
+    )
     add("--threads", type=positive, metavar="N", help="of BLAS (one for each core)")
     add_common_arguments(parser, parallel=False)
     return parser.parse_args(argv)

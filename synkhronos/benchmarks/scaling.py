@@ -70,7 +70,7 @@ def add_arguments(parser):
         "file",
         metavar="FILE.json",
         nargs="?",
-        help="what `synkhronos bench training --json` printed; without it the published ones only",
+        help="output of `synkhronos bench training --json`; without it published results only",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.add_argument("--plot", metavar="FILE.png", help="draw efficiency against devices")

@@ -125,7 +125,9 @@ def make_train_step(
             "own, build the function from parallel_updates."
         )
     if not isinstance(outputs, (list, tuple, type(None))):
-        raise TypeError(f"outputs must be a list of what to return beside the loss, got {outputs}.")
+        raise TypeError(
+            f"outputs must be a list of outputs to return beside the loss, got {outputs}."
+        )
     updates = parallel_updates(loss, params, update_rule, *args, max_norm=max_norm, **kwargs)
     averages = check_updates("averages", {} if averages is None else averages)
     updates = [*updates.items(), *average_updates(averages).items()]
