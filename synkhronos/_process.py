@@ -66,8 +66,8 @@ def life_of(pid: int) -> str:
 def make_pipe():
     """Return the two ends of a pipe, with descriptors above 2.
 
-    0, 1 and 2 are free in a process that was started without standard streams. Files opened as
-    standard streams take them later.
+    0, 1 and 2 are free in a process that was started without standard streams. Code that uses or
+    replaces a standard stream by its number must not hit the pipe.
     """
     ends = os.pipe()
     if min(ends) > 2:

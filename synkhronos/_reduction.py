@@ -1,6 +1,6 @@
 """Reduction of the parts that the ranks computed to one result.
 
-``sum prod min max`` combine element by element. ``avg`` weighs each part with the number of rows
+``sum prod min max`` combine element by element. ``avg`` weights each part with the number of rows
 that it was computed from, so that it equals the mean over all rows. ``gather`` joins along axis 0
 in rank order (0-d parts are stacked; parts that differ beyond axis 0 stay apart, in a list).
 ``None`` takes the first part as it is.
@@ -132,7 +132,7 @@ class Accumulator:
     def result(self):
         """Return the reduced value."""
         if self._mode is None:
-            return self._total  # its type may be no array's
+            return self._total  # of any type, because it is not reduced
         if self._mode == "gather":
             shapes = [part.shape for part in self._total]
             if len({shape[1:] for shape in shapes}) > 1:

@@ -93,7 +93,7 @@ def _from_range(name, selection, length):
         return selection
     if highest < 0:
         return range(selection.start + length, selection.stop + length, selection.step)
-    # It goes on from the last rows to the first ones, which no range can.
+    # The rows wrap from the last ones to the first ones, which no range of indices >= 0 does.
     picks = np.array(selection, np.int64)
     picks[picks < 0] += length
     return picks
