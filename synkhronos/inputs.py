@@ -188,7 +188,7 @@ class Data:
         self._store.array[...] = value
 
     def set_length(self, length: int, oversize: float = 1) -> None:
-        """Change the length of axis 0, at least 1; the contents stay.
+        """Change the length of axis 0, at least 1; the old contents of the memory stay.
 
         Raises
         ------
