@@ -22,7 +22,7 @@ _NOT_ON_OPENCL = (
     "local_gpua_crossentropysoftmax1hotwithbiasdx",
 )
 
-# The devices that this process has tried to open. It can't be undone: even an attempt that fails
+# The devices that this process has tried to open. An attempt can't be undone: even one that fails
 # starts threads, so the process must not fork afterwards.
 _tried = set()
 
