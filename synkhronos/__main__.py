@@ -15,7 +15,7 @@ from synkhronos._host.theano import import_support
 
 THEANORC = """\
 # Written by `synkhronos theanorc`: the flags that Theano gets wherever Synkhronos is installed.
-# theano.scan on Python 3.11 needs the installation, for its cure is not a flag.
+# theano.scan on Python 3.11 needs the installation, because no flag can fix it.
 """
 
 
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return arguments.run(arguments)
     except BrokenPipeError:
-        # The reader, such as `head`, has what it wanted; without this Python complains at its exit.
+        # A reader such as `head` has closed the pipe. Without this Python complains at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -113,7 +113,7 @@ def _info(arguments: argparse.Namespace) -> int:
 def _link_cuda(name: str) -> int:
     from synkhronos import _cuda_libraries as cuda
 
-    # The loader and the links need a path that holds in any working folder.
+    # Absolute, because the loader and the links are used from any working folder.
     folder = Path(os.path.abspath(os.path.expanduser(name)))
     found = cuda.find(skip=folder)
     try:
@@ -157,7 +157,7 @@ def _theanorc(arguments: argparse.Namespace) -> int:
         return 0
     path = Path(arguments.file).expanduser()
     try:
-        # Mode x refuses in one step what exists, so no one's file can be lost in between.
+        # Mode x checks and creates in one step, so a file that appears in between is safe too.
         with open(path, "w" if arguments.force else "x") as file:
             file.write(theanorc())
     except FileExistsError:

@@ -1,7 +1,7 @@
-"""Which rows each rank takes: pure arithmetic, one policy everywhere.
+"""Partition of rows over the ranks: pure arithmetic, one policy everywhere.
 
-Edges are ``linspace(0, rows, n + 1)`` floored, in rank order, so what is left over goes to the
-later ranks, and a rank may have none when there are fewer rows than ranks.
+Edges are ``linspace(0, rows, n + 1)`` floored, in rank order, so later ranks get the rows that are
+left over, and some ranks have none if there are fewer rows than ranks.
 """
 
 from typing import Optional, Tuple, Union

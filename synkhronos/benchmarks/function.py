@@ -10,7 +10,7 @@ import numpy as np
 
 ROWS, WIDTHS = 60_000, (784, 800, 800, 10)
 PASSES = 7
-IMAGE = (3, 128, 128)  # of the data set that rows are picked from
+IMAGE = (3, 128, 128)  # shape of a row in the data set that rows are picked from
 
 
 def add_arguments(parser):
@@ -33,7 +33,7 @@ def main(args) -> int:
 
 
 def measure_pass(args):
-    """Time the pass: serial with one thread and with all, on all ranks whole and in slices."""
+    """Time the pass: serially with one thread and with all, and on all ranks, whole and sliced."""
     from threadpoolctl import threadpool_limits
 
     import synkhronos as synk
@@ -85,7 +85,7 @@ def measure_pass(args):
 
 
 def _peak_bytes(call):
-    """Return how much more memory of its own this process had during a call than before."""
+    """Return the growth of this process's own memory during a call, at its peak."""
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak, see proc(5)
     before = _status("VmRSS") - _status("RssShmem")
     call()
@@ -107,7 +107,7 @@ def measure_picks(args):
     synk.fork(args.ranks)
     try:
         x = T.tensor4("x", "float32")
-        # Touches one number of each image, so that the time is that of picking them.
+        # The function reads one number of each image, so that picking takes most of the time.
         f = synk.function([x], (x[:, 0, 0, 0].sum(), "sum"))
         data = synk.data(var=x)
         data.set_shape((rows, *IMAGE))

@@ -11,7 +11,7 @@ CLASSES = 10
 
 
 class Network:
-    """A classifier, of float32, with random weights that depend on nothing.
+    """A classifier, of float32, with the same random weights each time.
 
     Attributes
     ----------
@@ -39,14 +39,14 @@ class Network:
         self.loss = T.nnet.categorical_crossentropy(probabilities, self.y).mean()
 
     def rows(self, count):
-        """Return as many random rows, and their classes."""
+        """Return `count` random rows, and their classes."""
         random = np.random.RandomState(2)
         x = random.rand(count, *self.shape).astype("float32")
         return x, random.randint(0, CLASSES, count).astype("int32")
 
     @property
     def n_numbers(self):
-        """How many numbers are trained."""
+        """The number of elements of all parameters."""
         return sum(param.get_value(borrow=True).size for param in self.params)
 
     def _build(self, x):

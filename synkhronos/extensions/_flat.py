@@ -1,4 +1,7 @@
-"""Variables in one flat vector, and gradients in shared variables: see `updates`."""
+"""Flat vectors that hold the elements of several variables; gradients in shared variables.
+
+`updates` exports the public functions.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from synkhronos.extensions._gradients import (
 
 
 def vars_flat_size(shared_vars: Sequence[SharedVariable]) -> int:
-    """Return how many elements shared variables have together.
+    """Return the number of elements that shared variables have together.
 
     Raises
     ------
@@ -50,14 +53,14 @@ def flatten_vars(
     variables : list of tensor variables, or of pairs (tensor variable, number of elements)
         Pairs where `into` is given.
     into : vector, optional
-        What to write them into, one after another. The expression is a chain of
-        ``T.set_subtensor``: as the update of `into`, Theano evaluates it in place, and the vector
-        stays where it is in memory. Without it the result is a new vector.
+        The vector that the elements are written into, one variable after another. The expression
+        is a chain of ``T.set_subtensor``: as the update of `into`, Theano evaluates it in place,
+        and the vector stays where it is in memory. Without `into` the result is a new vector.
 
     Raises
     ------
     TypeError
-        For what is no list of tensor variables, or no pairs where `into` is given.
+        For anything but a list of tensor variables, or of pairs where `into` is given.
 
     Examples
     --------
@@ -98,7 +101,7 @@ def unflatten_vars(flat: Variable, shared_vars: Sequence[SharedVariable]) -> lis
     Raises
     ------
     TypeError
-        For a `flat` that is no tensor variable, and what is no list of shared variables.
+        For a `flat` that is no tensor variable, and anything but a list of shared variables.
 
     Examples
     --------
@@ -122,22 +125,22 @@ def unflatten_vars(flat: Variable, shared_vars: Sequence[SharedVariable]) -> lis
 def flat_unflat_grads(
     loss: Variable, params: Sequence[SharedVariable]
 ) -> tuple[SharedVariable, Variable, list[Variable]]:
-    """Return a shared vector for the gradients, what to update it with, and its parts.
+    """Return a shared vector for the gradients, the expression of its update, and its parts.
 
     Parameters
     ----------
     loss : scalar
         A mean over rows.
     params : list of shared variables
-        They keep their shapes; the vector has the dtype that holds all of theirs.
+        The shapes must not change later. The vector has the dtype that holds all of theirs.
 
     Returns
     -------
     flat_shared : shared vector
         Zeros, named ``flat_grad_s``.
     flat_grad : vector
-        The update of `flat_shared`: the gradients, written into it in place, times what each rank
-        weighs (:func:`synkhronos.ops.rank_weight`).
+        The update of `flat_shared`: the gradients, written into it in place, times the weight of
+        the rank (:func:`synkhronos.ops.rank_weight`).
     unflat_grads : list of tensor variables
         The parts of `flat_shared`, in the shapes of `params`.
 
@@ -164,9 +167,9 @@ def flat_unflat_grads(
 def nonflat_grads(
     loss: Variable, params: Sequence[SharedVariable]
 ) -> tuple[list[SharedVariable], list[Variable]]:
-    """Return a shared variable for the gradient of each parameter, and what to update it with.
+    """Return a shared variable for the gradient of each parameter, and its update's expression.
 
-    The latter are weighted as in :func:`flat_unflat_grads`.
+    The gradients are weighted as in :func:`flat_unflat_grads`.
 
     Raises
     ------

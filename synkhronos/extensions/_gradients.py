@@ -1,4 +1,4 @@
-"""What is to be trained, checked: a loss or its gradients, the parameters, their updates."""
+"""Gradients of a loss, and checks of losses, parameters and updates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from synkhronos._host import tensor as T
 
 
 def gradients(loss_or_grads, params):
-    """Return pairs (parameter, its gradient), in the parameter's dtype.
+    """Return pairs (parameter, its gradient in the parameter's dtype).
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def check_loss(loss):
 
 
 def check_updates(name, updates):
-    """Return updates as a list of pairs; raise for what is not, and for a variable with two."""
+    """Return updates as a list of pairs; raise for anything else, and a variable that has two."""
     updates = list(updates.items()) if hasattr(updates, "items") else updates
     if not isinstance(updates, (list, tuple)):
         raise TypeError(
@@ -88,7 +88,7 @@ def check_updates(name, updates):
 
 
 def check_params(params):
-    """Return the parameters as a list; raise for what can't be trained."""
+    """Return the parameters as a list; raise for variables that can't be trained."""
     params = check_shareds("params", params)
     for param in params:
         if np.dtype(getattr(param, "dtype", "O")).kind != "f":
@@ -119,7 +119,7 @@ def check_variables(name, variables):
 
 
 def check_tensor(name, variable, kind="a tensor variable", where=""):
-    """Return a variable that has dtype and dimensions; raise TypeError for anything else."""
+    """Return a variable that has a dtype and axes; raise TypeError for anything else."""
     if not isinstance(variable, Variable) or not hasattr(variable, "ndim"):
         raise TypeError(f"{name} must be {kind}, got {variable!r}{where}.")
     return variable
@@ -140,7 +140,7 @@ def _as_list(name, values, kind):
 
 
 def clip_by_global_norm(grads: Sequence[Variable], max_norm: Scalar) -> list[Variable]:
-    r"""Scale gradients down together, where their common norm is larger than it may be.
+    r"""Scale all gradients by one factor if their common norm is above `max_norm`.
 
     .. math:: g_i \leftarrow g_i \min(1, c / \lVert g \rVert), \quad
         \lVert g \rVert^2 = \sum_i \sum g_i^2
@@ -160,7 +160,7 @@ def clip_by_global_norm(grads: Sequence[Variable], max_norm: Scalar) -> list[Var
     Raises
     ------
     TypeError
-        For what is no list of tensor variables, and a norm that is no number or scalar.
+        For anything but a list of tensor variables, and a norm that is no number or scalar.
     ValueError
         For a norm that is not above zero.
 
@@ -180,7 +180,7 @@ def clip_by_global_norm(grads: Sequence[Variable], max_norm: Scalar) -> list[Var
     check_number("max_norm", max_norm)
     if not isinstance(max_norm, Variable) and not max_norm > 0:
         raise ValueError(f"max_norm must be above zero, got {max_norm!r}.")
-    # Half precision would overflow where a gradient has a norm of 256.
+    # In half precision the square of a norm of 256 would overflow.
     wide = np.result_type("float32", *[grad.dtype for grad in grads]).name
     norm = T.sqrt(sum(T.sqr(T.cast(grad, wide)).sum() for grad in grads))
     limit = T.cast(max_norm, wide)

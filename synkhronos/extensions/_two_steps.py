@@ -1,4 +1,4 @@
-"""Training functions of two steps, and a collective between them: see `train`, which has them."""
+"""Training functions of two steps, with a collective between them; `train` exports them."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def make_train_function(
     SessionError
         Before :func:`synkhronos.fork`.
     TypeError
-        For an `x` or `y` that is no tensor variable, an `update_rule` of one step or that is none,
-        and arguments that don't fit the rule.
+        For an `x` or `y` that is no tensor variable, an `update_rule` of one step or that is no
+        rule, and arguments that don't fit the rule.
     ValueError
         As the rule.
 
@@ -92,7 +92,7 @@ def make_train_function_theano(
     *args: Any,
     **kwargs: Any,
 ) -> Callable[..., np.ndarray]:
-    """Return what :func:`make_train_function` would, for one process and without ranks.
+    """Return a function as of :func:`make_train_function`, for one process without ranks.
 
     Parameters
     ----------

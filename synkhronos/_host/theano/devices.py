@@ -2,8 +2,8 @@
 
     shared memory ──▶ write ──▶ GpuArray ──▶ read ──▶ shared memory
 
-A device is opened once, by the rank that it is bound to and after the fork; before that nothing
-here touches one, and on CPU ranks nothing here is imported but NumPy.
+The rank that a device is bound to opens it once, after the fork. Before that nothing here opens a
+device, and on CPU ranks this module imports NumPy only.
 """
 
 import functools
@@ -14,7 +14,7 @@ import numpy as np
 
 from synkhronos.errors import SessionError
 
-# The optimizations that put an operation on the device which OpenCL has no working kernel for.
+# Optimizations that move an operation to the device. OpenCL has no working kernel for these.
 _NOT_ON_OPENCL = (
     "local_gpua_cumop",
     "local_gpua_scan_to_gpua",
@@ -22,13 +22,13 @@ _NOT_ON_OPENCL = (
     "local_gpua_crossentropysoftmax1hotwithbiasdx",
 )
 
-# The devices that this process has tried to open: a fact of the process, which can't be undone. It
-# starts threads even where it fails.
+# The devices that this process has tried to open. An attempt can't be undone: even one that fails
+# starts threads, so the process must not fork afterwards.
 _tried = set()
 
 
 def refuse_open_device() -> None:
-    """Raise if this process has opened a device: a process forked from it could not use any."""
+    """Raise if this process has opened a device: processes forked from it could not use any."""
     backend = sys.modules.get("theano.gpuarray")
     opened = {*_tried}
     if backend is not None and backend.pygpu:
@@ -43,9 +43,9 @@ def refuse_open_device() -> None:
 
 
 def import_device_backend():
-    """Import Theano's backend for devices, which opens none.
+    """Import Theano's backend for devices; this opens no device.
 
-    Raises ImportError where pygpu is missing.
+    Raises ImportError if pygpu is missing.
     """
     try:
         import pygpu  # noqa: F401
@@ -69,27 +69,27 @@ def open_device(device: str, rank: int, threads: int) -> None:
         backend.use(device)
     except Exception as error:
         reason = error.args[0] if error.args else error
-        if isinstance(reason, bytes):  # as pygpu's exceptions have it
+        if isinstance(reason, bytes):  # pygpu's messages are bytes
             reason = reason.decode(errors="replace")
         raise RuntimeError(
             f"The device {device} can't be opened: {type(error).__name__}: {reason}. "
             "`synkhronos info` counts the devices, and says what is missing."
         ) from error
     if device.startswith("opencl"):
-        _avoid_what_opencl_lacks()
+        _work_around_opencl()
 
 
 def _prepare_pocl(rank, threads):
-    """Have PoCL, which makes OpenCL devices of CPU cores, work in several processes at a time."""
-    # It takes all cores for each process.
+    """Let several processes use PoCL, which makes OpenCL devices of CPU cores, at a time."""
+    # By default PoCL starts a thread for every core in each process.
     os.environ.setdefault("POCL_MAX_PTHREAD_COUNT", str(threads))
-    # Of processes that build the same kernel at the same time, in one cache, some fail.
+    # If processes build the same kernel at the same time, in one cache, some of them fail.
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     os.environ.setdefault("POCL_CACHE_DIR", os.path.join(caches, "pocl", f"synkhronos-{rank}"))
 
 
-def _avoid_what_opencl_lacks():
-    """Leave to the CPU what has no OpenCL kernel, and mend the kernels that can be mended."""
+def _work_around_opencl():
+    """Leave operations without an OpenCL kernel on the CPU, and fix kernels that can be fixed."""
     from theano import scalar
     from theano.compile.mode import optdb
     from theano.gpuarray import opt
@@ -99,7 +99,7 @@ def _avoid_what_opencl_lacks():
             [optimization] = database.__db__[name]
             for tag in ("fast_run", "fast_compile"):
                 database.__db__[tag].discard(optimization)
-    # CLBlast adds 0 times what is in the result of a product with a vector, which may be NaN.
+    # CLBlast adds 0 times the old contents of a matrix-vector product's result. 0 times NaN is NaN.
     optdb.add_tags("local_gpua_alloc_empty_to_zeros", "fast_run", "fast_compile")
     _keep_half_precision_on_host(opt, "local_gpua_careduce")
     # PoCL has no nan(""), and Theano ends the process when a kernel can't be built.
@@ -115,7 +115,7 @@ def _keep_half_precision_on_host(opt, name):
 
 def _unless_half_precision(transform):
     def wrapper(first, *rest):
-        # One database gives a node, the other an operation, a context, inputs and outputs.
+        # One database passes a node, the other an operation, a context, inputs and outputs.
         inputs = rest[1] if rest else first.inputs
         if any(getattr(x, "dtype", None) == "float16" for x in inputs):
             return None
@@ -131,14 +131,14 @@ def _replace_in_code(op, old, new):
         return c_code(self, *args, **kwargs).replace(old, new)
 
     def next_version(self):
-        # What was compiled without this must not be taken from the cache.
+        # Another version, so that kernels compiled without the change are not taken from the cache.
         return (*version(self), old, new)
 
     op.c_code, op.c_code_cache_version = mended, next_version
 
 
 def device_kind() -> str:
-    """Return what this process has opened: ``"cuda"``, ``"opencl"`` or ``"cpu"`` for neither."""
+    """Return the kind of this process's device: ``"cuda"``, ``"opencl"``, or ``"cpu"`` for none."""
     opened = device_context()
     return "cpu" if opened is None else opened.kind.decode()
 
@@ -150,12 +150,12 @@ def device_context():
 
 
 def is_device_type(type_) -> bool:
-    """Whether variables of a Theano type hold arrays on a device."""
+    """Return whether variables of a Theano type hold arrays on a device."""
     return getattr(type_, "context_name", "cpu") != "cpu"
 
 
 def is_on_device(value) -> bool:
-    """Whether a value is an array on a device."""
+    """Return whether a value is an array on a device."""
     pygpu = sys.modules.get("pygpu")
     return pygpu is not None and isinstance(value, pygpu.gpuarray.GpuArray)
 
@@ -176,7 +176,7 @@ def copy_from_device(value, out) -> None:
 
 @functools.lru_cache(maxsize=None)
 def _scaling(dtype):
-    """Return the kernel that scales arrays of a dtype; each takes memory that is not given back."""
+    """Return the kernel that scales arrays of a dtype. Cached: a kernel's memory is never freed."""
     from pygpu import elemwise
 
     arguments = [
@@ -208,7 +208,7 @@ def empty_on_device(shape, dtype):
 
 
 def empty_like(value):
-    """Return a new array, of any contents, where this one is: on the device or the host."""
+    """Return a new array, of any contents, like a given one: on the device or on the host."""
     return (
         empty_on_device(value.shape, value.dtype) if is_on_device(value) else np.empty_like(value)
     )

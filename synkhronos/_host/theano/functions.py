@@ -6,7 +6,7 @@ from theano.gof import Variable
 
 from synkhronos._host.theano import compile_cache, portable, rewriting
 
-compile_cache.find_every_module_again()
+compile_cache.fix_cache_keys()
 
 __all__ = ["Mode"]
 
@@ -17,10 +17,10 @@ def float_dtype() -> str:
 
 
 def is_mode(name) -> bool:
-    """Whether Theano has a mode, or a linker, of this name."""
+    """Return whether Theano has a mode, or a linker, of this name."""
     try:
         get_mode(name)
-    except Exception:  # Theano raises no kind of its own
+    except Exception:  # Theano raises a plain Exception
         return False
     return True
 
@@ -40,18 +40,18 @@ def compile_function(inputs, outputs, **kwargs):
 
 
 def expression_of(function, inputs, outputs, updates, kwargs):
-    """Return what a compiled function was made of, for ranks on another kind of device."""
+    """Return the expression of a compiled function, for ranks on another kind of device."""
     updates = [*updates, *default_updates(function, updates)]
     return portable.without_devices(inputs, outputs, updates, kwargs)
 
 
 def compile_expression(expression):
-    """Compile what `expression_of` returned, for the device of this rank."""
+    """Compile an expression that `expression_of` returned, for the device of this rank."""
     return compile_function(**expression.arguments())
 
 
 def as_update(variable, value):
-    """Return what an update gives a shared variable as an expression of the variable's type."""
+    """Return the new value of an update as an expression of its shared variable's type."""
     return variable.type.filter_variable(value, allow_convert=False)
 
 
@@ -61,9 +61,9 @@ def shared_variables(function):
 
 
 def default_updates(function, updates):
-    """Return the updates of a compiled function, as pairs, that are not among those given to it.
+    """Return a compiled function's default updates, as pairs, without variables of `updates`.
 
-    They are those of variables with a ``default_update``, such as random states.
+    Variables such as random states have a ``default_update``.
     """
     given = {target for target, _ in updates}
     updated = [i.variable for i in function.maker.inputs if i.implicit and i.update is not None]
@@ -74,13 +74,13 @@ def without_default_updates(kwargs, variables):
     """Return keyword arguments of `compile_function` that leave out these default updates."""
     if not variables:
         return kwargs
-    # A bool or a list; True would have left no default updates.
+    # It is False or a list here: with True the function would have no default updates.
     left_out = kwargs.get("no_default_updates") or []
     return {**kwargs, "no_default_updates": [*left_out, *variables]}
 
 
 def run(function, arguments, output_subset=None):
-    """Call a compiled function; with `output_subset`, compute no more than those outputs."""
+    """Call a compiled function; return all outputs, or those that `output_subset` numbers."""
     try:
         if output_subset is None:
             return function(*arguments)
@@ -89,7 +89,7 @@ def run(function, arguments, output_subset=None):
         outputs = function(*arguments)
         return [outputs[index] for index in output_subset]
     except BaseException:
-        # After a call that went well Theano lets go of its arguments by itself.
+        # Theano releases its arguments only after a call that did not raise.
         for container in function.input_storage:
             if container.required:
                 container.storage[0] = None
@@ -97,13 +97,13 @@ def run(function, arguments, output_subset=None):
 
 
 def _takes_subset(vm_type):
-    # The virtual machines that evaluate lazily do; the plain loops take no argument at all.
+    # The lazy virtual machines accept a subset; the plain loops take no argument at all.
     return vm_type.__name__ in ("CVM", "Stack")
 
 
 def cast_input(variable, value, allow_downcast):
-    """Return `value` as the array that ``theano.function`` would make of it.
+    """Return `value` as the array that ``theano.function`` makes of it.
 
-    Raises ``TypeError`` where it would.
+    Raises the ``TypeError`` that ``theano.function`` raises.
     """
     return variable.type.filter(value, strict=False, allow_downcast=allow_downcast)

@@ -1,4 +1,4 @@
-"""What Theano provides as the host library: each name that `synkhronos._host` lists."""
+"""Theano as the host library: each name that `synkhronos._host` lists."""
 
 import theano as library
 from numpy.random import RandomState

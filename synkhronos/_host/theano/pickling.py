@@ -1,7 +1,7 @@
 """Pickle compiled functions: shared variables that a worker already has travel as their ids.
 
 master   dump(functions)     a shared variable that the worker has: its id; a new one: its value too
-worker   load(data)          compiled functions, with no optimizer, and no C compiler, again
+worker   load(data)          compiled functions: neither the optimizer nor the C compiler runs again
 """
 
 import io
@@ -28,7 +28,7 @@ sys.setrecursionlimit(max(sys.getrecursionlimit(), 50000))
 class _Pickler(cloudpickle.Pickler):
     """Writes shared variables, their containers and the cells that hold their values as ids.
 
-    The containers of a compiled function are its own, but they hold the variables' own cells.
+    A compiled function has containers of its own, but they share the variables' cells.
     """
 
     def __init__(self, file, id_of):
@@ -42,20 +42,20 @@ class _Pickler(cloudpickle.Pickler):
 
     def reducer_override(self, obj):
         if isinstance(obj, Function):
-            # Theano's own way sends the values of shared variables along, for each function again,
-            # and fails where the receiver has other ones.
+            # Theano would send the values of shared variables with each function, and would fail if
+            # the receiver has other values.
             return _rebuild_function, (obj.maker, list(obj.input_storage))
         if isinstance(obj, FromFunctionOp):
-            # By value: Theano's way, by name, fails for what was made after the fork.
+            # By value. Theano pickles by name, which fails for functions made after the fork.
             parts = ("fn", "infer_shape")
             function, infer_shape = (getattr(obj, f"_FromFunctionOp__{part}") for part in parts)
             return FromFunctionOp, (function, obj.itypes, obj.otypes, infer_shape)
         if isinstance(obj, RandomStateType):
-            # Two of them are never equal, so that each process must have one only.
+            # Two instances are never equal, so each process must use the one of its module.
             return operator.attrgetter("random_state_type"), (raw_random,)
         if type(obj).__name__ == "fortran":
-            # SciPy's BLAS routines, which Theano uses where it has no BLAS to link.
-            # All they say of themselves is their signature: "a = dger(alpha,x,y,[...".
+            # SciPy's BLAS routines, which Theano uses if it has no BLAS to link. Their name is only
+            # in the signature that their docstring begins with: "a = dger(alpha,x,y,[...".
             return _fortran_routine, (obj.__doc__.split("(")[0].split()[-1],)
         return super().reducer_override(obj)
 
@@ -95,7 +95,7 @@ def dump(functions, known, new, portable=False) -> bytes:
     known, new : dict
         Id -> shared variable.
     portable : bool
-        Whether the receiver has its variables on another kind of device.
+        Whether the receiver's variables are on another kind of device.
     """
     for function, _ in functions.values():
         if isinstance(function, Function):
@@ -103,7 +103,8 @@ def dump(functions, known, new, portable=False) -> bytes:
     ids = {}
     file = io.BytesIO()
     for variables in (known, new):
-        # New variables are dumped in between: whole, but what they refer to as ids.
+        # New variables are dumped whole, after the ids of the known ones are there: a new variable
+        # may refer to a known one.
         if variables is new:
             sent = portable.values_of(new, known) if portable else new
             _Pickler(file, lambda obj: ids.get(id(obj))).dump(sent)
@@ -116,23 +117,26 @@ def dump(functions, known, new, portable=False) -> bytes:
 
 
 def _drop_kernels(function):
-    """Drop what OpenCL reductions keep on their nodes and can't be pickled; they make it again."""
+    """Drop the kernels that OpenCL reductions keep on their nodes: they can't be pickled.
+
+    The reductions make them again.
+    """
     for node in function.maker.fgraph.apply_nodes:
         node.__dict__.pop("@cache_reduction_k", None)
-        inner = getattr(node.op, "fn", None)  # of a scan, or an OpFromGraph
+        inner = getattr(node.op, "fn", None)  # the function of a scan, or an OpFromGraph
         if isinstance(inner, Function):
             _drop_kernels(inner)
 
 
 def _compile_config():
-    """Return the settings that are part of the key of compiled code."""
+    """Return the settings that are part of the keys of the compile cache."""
     return {v.fullname: v.__get__(True, None) for v in config_variables if v.in_c_key}
 
 
 def _set_config(values):
-    """Take the settings of the master, which its script may have changed after the fork.
+    """Set the master's settings, which its script may have changed after the fork.
 
-    Where one differed, every module would be compiled again.
+    If a setting differed, this process would compile every module again.
     """
     for variable in config_variables:
         name = variable.fullname

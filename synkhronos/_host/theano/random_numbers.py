@@ -8,7 +8,7 @@ from synkhronos._host.theano.variables import is_mrg_state
 
 
 def spread_random_state(variable, rank: int) -> None:
-    """Move a random state to the stream of its own that `rank` draws from; rank 0 keeps it.
+    """Move a random state to a stream of the rank's own; rank 0 keeps the state.
 
     The state of MRG_RandomStreams jumps ahead ``rank * 2**154`` numbers (its own streams are
     ``2**134`` apart, and its period is ``2**185``; L'Ecuyer and Touzin, 2000). The state of

@@ -17,9 +17,9 @@ def peek(variable):
 
 
 def replace(variable, value) -> None:
-    """Make `value` the value of a shared variable, cast to its dtype, with no copy on a host.
+    """Make `value` the value of a shared variable, cast to its dtype, with no copy on the host.
 
-    A variable on a device takes a copy of it, in its present memory if the shape is the same.
+    A variable on a device gets a copy, in its present memory if the shape is the same.
     """
     storage = variable.container.storage
     if not lives_on_device(variable):
@@ -41,10 +41,10 @@ def replace_object(variable, value) -> None:
 
 @contextlib.contextmanager
 def lend(variable, rows):
-    """Have a shared variable hold some of its rows for a while.
+    """Make a shared variable hold some of its rows inside a with block.
 
-    Compiled functions read the value from the variable's storage cell at every call, so this takes
-    no other function. What an update stores in the meantime stays.
+    Compiled functions read the value from the variable's storage cell at every call, so no other
+    function is compiled for this. A value that an update stores inside the block stays.
     """
     storage = variable.container.storage
     whole = storage[0]
@@ -62,7 +62,7 @@ def fixed_axes(variable):
 
 
 def fix_axes(expression, variable):
-    """Return an expression of the same fixed axes as a variable."""
+    """Return an expression with the fixed axes of a variable."""
     return patternbroadcast(expression, variable.broadcastable)
 
 
@@ -75,25 +75,25 @@ def shared_zeros(variable, dtype, name):
 def cast_value(variable, value):
     """Return a value as a NumPy array of a variable's dtype and number of dimensions.
 
-    Raises what Theano raises where it can't be cast without loss. Axes of fixed length may have
-    any: the caller checks them.
+    Raises Theano's exception if it can't be cast without loss. The caller checks the lengths of
+    fixed axes.
     """
     plain = TensorType(variable.dtype, (False,) * variable.ndim)
     return np.asarray(plain.filter(value))
 
 
 def is_array_variable(variable) -> bool:
-    """Whether a variable holds an array, of NumPy or on a device."""
+    """Return whether a variable holds an array, of NumPy or on a device."""
     return isinstance(variable.type, TensorType) or lives_on_device(variable)
 
 
 def lives_on_device(variable) -> bool:
-    """Whether the values of a variable are on a device; 0-d and complex ones seldom are."""
+    """Return whether the values of a variable are on a device; 0-d and complex ones seldom are."""
     return devices.is_device_type(variable.type)
 
 
 def on_host(variable):
-    """Return a variable of the host for one on a device, and any other as it is."""
+    """Return a new variable on the host for one on a device; return any other as it is."""
     if not lives_on_device(variable):
         return variable
     return TensorType(variable.dtype, variable.broadcastable)(name=variable.name)
@@ -105,12 +105,12 @@ def on_device(variable):
 
 
 def is_random_state(variable) -> bool:
-    """Whether a shared variable holds the state of a random number generator."""
+    """Return whether a shared variable holds the state of a random number generator."""
     return isinstance(variable.type, RandomStateType) or is_mrg_state(variable)
 
 
 def is_mrg_state(variable) -> bool:
-    """Whether a shared variable holds the state of an MRG_RandomStreams."""
+    """Return whether a shared variable holds the state of an MRG_RandomStreams."""
     if getattr(variable.tag, "is_rng", False):
         return is_array_variable(variable)
     update = getattr(variable, "default_update", None)
