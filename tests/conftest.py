@@ -102,7 +102,7 @@ def wait_for_names_to_go(but):
 
 def fork_on_devices(master_rank):
     if os.environ.get("SYNKHRONOS_TEST_NCCL") == "stand-in":
-        import stand_in
+        from support import stand_in
 
         stand_in.install()
     synk.fork(devices=DEVICES, master_rank=master_rank)

@@ -1,0 +1,150 @@
+"""Ctrl-C at every line of a profile: the session goes on, and nothing of the profile stays."""
+
+import os
+import signal
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import test_fault_signals
+import theano
+from conftest import nothing_left, wait_until
+from support.faults import BOUND, bounded, pids_by_rank
+from test_fault_signals import interrupt_at_line, other_thread
+from test_profile import instrumented, methods, of, total
+
+import synkhronos as synk
+from synkhronos import SessionError, _process, _recorder, _recording, profiling
+
+pytestmark = pytest.mark.faults
+
+assert other_thread  # a fixture
+STEP = 5  # of the lines after which the session is closed, which takes long
+
+
+def is_in_finalizer(frame):
+    """Whether Python drops what is raised in this frame, Ctrl-C too."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__" or frame.f_code.co_filename == weakref.__file__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+@pytest.fixture
+def lines_of_profiles(monkeypatch):
+    modules = (profiling, _recording, _recorder, _process)
+    monkeypatch.setattr(test_fault_signals, "FILES", {module.__file__ for module in modules})
+    monkeypatch.setattr(test_fault_signals, "is_in_finalizer", is_in_finalizer)
+
+
+def works():
+    """Return what makes calls of both kinds, and looks at their results."""
+    f, shared = total(), theano.shared(np.ones(3))
+
+    def call():
+        assert f(np.ones((8, 3)))[0] == 24
+        synk.all_reduce(shared, "max")
+        assert shared.get_value().tolist() == [1, 1, 1]
+
+    return call
+
+
+def profiled(call):
+    with synk.profile(room=1000) as recorded:
+        call()
+    assert len(of(recorded, "total")) == len(of(recorded, "all_reduce()")) == 2
+
+
+def test_ctrl_c_at_lines_of_a_profile(no_session, other_thread, lines_of_profiles):
+    synk.fork(2)
+    call = works()
+    call()
+    before, pids, line = instrumented(), pids_by_rank(), 0
+    while interrupt_at_line(line, lambda: profiled(call)):
+        assert methods() == before[1], line
+        call()
+        profiled(call)
+        assert instrumented() == before, line
+        line += 1
+    assert line > 70
+    assert pids_by_rank() == pids
+    synk.close()
+
+
+def test_close_after_ctrl_c_at_lines_of_a_profile(no_session, other_thread, lines_of_profiles):
+    before, came_to_it, line = methods(), True, 0
+    while came_to_it:
+        with nothing_left():
+            synk.fork(2)
+            call = works()
+            call()
+            came_to_it = interrupt_at_line(line, lambda call=call: profiled(call))
+            synk.close()
+            assert methods() == before, line
+            del call
+        line += STEP
+    assert line > 70
+
+
+def test_ctrl_c_at_lines_of_a_close_that_saves(
+    no_session, other_thread, lines_of_profiles, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("SYNKHRONOS_PROFILE", str(tmp_path / "summary.txt"))
+    before, came_to_it, line = methods(), True, 0
+    while came_to_it:
+        with nothing_left():
+            synk.fork(2)
+            call = works()
+            call()
+            came_to_it = interrupt_at_line(line, synk.close)
+            if synk.status().state != "no session":
+                synk.close()
+            assert methods() == before, line
+            assert "all_reduce()" in (tmp_path / "summary.txt").read_text()
+            (tmp_path / "summary.txt").unlink()
+            del call
+        line += STEP
+    assert line > 20
+
+
+@pytest.mark.parametrize("when", ["begin", "end"])
+def test_ctrl_c_ends_the_wait_for_a_stopped_worker(no_session, when):
+    """And the profile: what is left of it makes room for the next one."""
+    synk.fork(2)
+    call = works()
+    call()
+    before, pid = instrumented(), pids_by_rank()[1]
+
+    def stop():
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    with bounded(), pytest.raises(KeyboardInterrupt):
+        if when == "begin":
+            stop()
+        with synk.profile():
+            call()
+            stop()
+    assert methods() == before[1]
+    os.kill(pid, signal.SIGCONT)
+    call()
+    profiled(call)
+    assert instrumented() == before
+    synk.close()
+
+
+def test_a_profile_that_is_let_go_ends(no_session):
+    synk.fork(2)
+    call = works()
+    call()
+    block = synk.profile()
+    recorded = block.__enter__()
+    call()
+    with pytest.raises(SessionError, match="recorded already"), synk.profile():
+        raise AssertionError("not reached")
+    del block
+    wait_until(lambda: "ended" in repr(recorded), BOUND)
+    profiled(call)
+    synk.close()
