@@ -6,16 +6,18 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import forked, layout_id, layouts, nameless
-from support.helpers import function
+from support.helpers import function, nameless
+from support.layouts import Layout, forked
 
 import synkhronos as synk
 
+LAYOUTS = [Layout(1), Layout(3, master=1)]
 
-@pytest.fixture(scope="module", params=layouts((1, 0), (3, 1)), ids=layout_id)
-def ranks(request):
+
+@pytest.fixture(scope="module")
+def ranks(layout):
     """A session with distributed functions, each beside a call that works and its result."""
-    with forked(*request.param) as ranks:
+    with forked(layout) as ranks:
         x, y, w = T.dvector("x"), T.dmatrix("y"), T.dvector("w")
         number, s, i = T.dscalar("number"), theano.shared(0.0, "s"), theano.shared(0, "i")
         d, e = theano.shared(np.arange(6.0), "d"), theano.shared(np.arange(4.0), "e")

@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import forked, layout_id, layouts, nothing_left, wait_until
 from support import bad_input
 from support.bad_input import CASES
 from support.helpers import function
+from support.layouts import Layout, forked
+from support.leaks import nothing_left
+from support.waiting import wait_until
 
 import synkhronos as synk
 from synkhronos.extensions import rules, train, updates
@@ -64,9 +66,9 @@ def names(n=None):
 
 
 @contextlib.contextmanager
-def in_session(n, master_rank):
-    with forked(n, master_rank) as ranks:
-        known = {**names(n), "session": ranks.session}
+def in_session(layout):
+    with forked(layout) as ranks:
+        known = {**names(layout.ranks), "session": ranks.session}
         yield known
         known.clear()
 
@@ -133,7 +135,7 @@ def use_rightly(use, known):
     assert evaluate(use.holds, {**known, "result": result})
 
 
-[TWO_RANKS] = layouts((2, 0))
+LAYOUTS = [Layout(2), Layout(1), Layout(3, master=1)]
 ATTRIBUTES = ["f.name", "f.output_modes", "f.update_modes", "d.data", "d.dtype", "d.ndim"]
 ATTRIBUTES += ["d.shape", "d.size", "d.alloc_size", "d.name", "d.minibatch"]
 IN_SESSION = [c for c in CASES if not c.use.before_fork and not c.use.name.startswith("keras.")]
@@ -150,25 +152,19 @@ def refuse_and_change_nothing(case, known):
 
 
 @pytest.fixture(scope="class")
-def on_two_ranks():
-    with in_session(*TWO_RANKS) as known:
+def known(layout):
+    with in_session(layout) as known:
         yield known
 
 
-@pytest.fixture(scope="class", params=layouts((1, 0), (3, 1)), ids=layout_id)
-def on_one_or_three_ranks(request):
-    with in_session(*request.param) as known:
-        yield known
-
-
+@pytest.mark.layouts(Layout(2))
 class TestOnTwoRanks:
     @pytest.mark.parametrize("case", IN_SESSION, ids=str)
-    def test_a_wrong_call_is_refused_and_changes_nothing(self, on_two_ranks, case):
-        refuse_and_change_nothing(case, on_two_ranks)
+    def test_a_wrong_call_is_refused_and_changes_nothing(self, known, case):
+        refuse_and_change_nothing(case, known)
 
     @pytest.mark.parametrize("attribute", ATTRIBUTES)
-    def test_attributes_can_not_be_replaced(self, on_two_ranks, attribute):
-        known = on_two_ranks
+    def test_attributes_can_not_be_replaced(self, known, attribute):
         owner, name = attribute.split(".")
         before = getattr(known[owner], name)
         with pytest.raises(AttributeError):
@@ -179,11 +175,12 @@ class TestOnTwoRanks:
         use_rightly(bad_input.CALL, known)
 
 
+@pytest.mark.layouts(Layout(1), Layout(3, master=1))
 class TestOnOneAndThreeRanks:
     # One in some, of every kind of callable.
     @pytest.mark.parametrize("case", IN_SESSION[::8], ids=str)
-    def test_a_wrong_call_is_refused_and_changes_nothing(self, on_one_or_three_ranks, case):
-        refuse_and_change_nothing(case, on_one_or_three_ranks)
+    def test_a_wrong_call_is_refused_and_changes_nothing(self, known, case):
+        refuse_and_change_nothing(case, known)
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.use.before_fork], ids=str)
@@ -200,7 +197,7 @@ def test_wrong_models_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
     float_type = theano.config.floatX
     try:
-        with forked(2) as ranks:
+        with forked(Layout(2)) as ranks:
             keras = importlib.import_module("synkhronos.extensions.keras")
             for case in CASES:
                 if case.use.name.startswith("keras."):

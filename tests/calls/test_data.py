@@ -9,20 +9,14 @@ import re
 import numpy as np
 import pytest
 import theano.tensor as T
-from conftest import forked, layout_id, layouts
 from support.helpers import function
+from support.layouts import Layout
 
 import synkhronos as synk
 from synkhronos import session as _session
 from synkhronos.inputs import Data
 
-
-@pytest.fixture(scope="module", params=layouts((2, 0)), ids=layout_id)
-def ranks(request):
-    with forked(*request.param) as session:
-        yield session
-
-
+LAYOUTS = [Layout(2)]
 pytestmark = pytest.mark.usefixtures("ranks")
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import IS_MIXED, forked, layout_id, layouts
 from support.helpers import Call, function, on_ranks, worker
+from support.layouts import IS_MIXED, Layout
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
@@ -17,13 +17,7 @@ import synkhronos as synk
 from synkhronos import _theano
 from synkhronos import session as _session
 
-
-@pytest.fixture(scope="module", params=layouts((3, 0), (2, 1)), ids=layout_id)
-def ranks(request):
-    with forked(*request.param) as session:
-        yield session
-
-
+LAYOUTS = [Layout(3), Layout(2, master=1)]
 pytestmark = pytest.mark.usefixtures("ranks")
 
 

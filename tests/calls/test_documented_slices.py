@@ -4,17 +4,15 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import forked, layout_id, layouts
 from support.helpers import function
+from support.layouts import Layout
 from support.replicas import put, replicas
 
 import synkhronos as synk
 
+LAYOUTS = [Layout(2), Layout(2, master=1)]
 
-@pytest.fixture(scope="module", autouse=True, params=layouts((2, 0), (2, 1)), ids=layout_id)
-def two(request):
-    with forked(*request.param) as ranks:
-        yield ranks
+pytestmark = pytest.mark.usefixtures("ranks")
 
 
 def test_batch():
@@ -76,7 +74,7 @@ def test_batch_s_of_images():
             assert f(batch_s=batch_s, num_slices=slices).tolist() == [[row] * 3 for row in rows]
 
 
-def test_slices(two):
+def test_slices(ranks):
     x = T.dmatrix("x")
     total, product, small = x.sum(0), x.prod(0), x.min(0)
     f = function(
@@ -87,10 +85,10 @@ def test_slices(two):
     value = np.arange(1.0, 9).reshape(4, 2)
     *found, last = [part.tolist() for part in f(value)]
     assert found == [[16, 20], [8, 10], [105, 384], [1, 2], [7, 8]]
-    assert last == ([12, 14] if two.master else [4, 6])
+    assert last == ([12, 14] if ranks.master else [4, 6])
     *found, last = [part.tolist() for part in f(value, num_slices=2)]
     assert found == [[16, 20], [4, 5], [105, 384], [1, 2], [7, 8]]
-    assert last == ([7, 8] if two.master else [3, 4])
+    assert last == ([7, 8] if ranks.master else [3, 4])
 
 
 def test_avg_is_the_mean_over_all_rows():

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import layouts
 from support.helpers import MODE, Call, function, on_ranks, shares
+from support.layouts import Layout
 
 import synkhronos as synk
 from synkhronos import session as _session
@@ -113,7 +113,7 @@ def test_gather_stacks_scalars_and_joins_uneven_rows(ranks):
         np.testing.assert_array_equal(large, given[given > 3])
 
 
-@pytest.mark.parametrize("ranks", layouts((2, 0), (3, 1)), indirect=True)
+@pytest.mark.layouts(Layout(2), Layout(3, master=1))
 def test_gather_of_ragged_results_is_a_list(ranks):
     x = T.dvector("x")
     f = function([x], (T.alloc(x.sum(), 1, x.shape[0]), "gather"))
@@ -349,7 +349,7 @@ BAD_FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", BAD_FUNCTIONS)
-@pytest.mark.parametrize("ranks", layouts((2, 0)), indirect=True)
+@pytest.mark.layouts(Layout(2))
 def test_bad_functions_are_refused(ranks, name):
     make, error, words = BAD_FUNCTIONS[name]
     before = sequence()
@@ -377,7 +377,7 @@ def test_forms_of_outputs(ranks):
 
 
 @pytest.mark.parametrize("mode", ["FAST_COMPILE", "FAST_RUN", None])
-@pytest.mark.parametrize("ranks", layouts((2, 1), (3, 0)), indirect=True)
+@pytest.mark.layouts(Layout(2, master=1), Layout(3))
 def test_output_subset_in_any_order_and_back(ranks, mode):
     x = T.dvector("x")
     f = function(
@@ -435,7 +435,7 @@ def test_updates_are_those_of_each_ranks_own_rows(ranks, updates):
     np.testing.assert_array_equal(s.get_value(), shares(x_data, ranks.n)[ranks.master].sum(0))
 
 
-@pytest.mark.parametrize("ranks", layouts((2, 0)), indirect=True)
+@pytest.mark.layouts(Layout(2))
 def test_updates_as_in_the_documented_example(ranks):
     x = T.dmatrix("x")
     s = theano.shared(np.ones(2), "s")
@@ -621,7 +621,7 @@ def test_data_that_changes_shape_and_contents_is_seen(ranks):
     np.testing.assert_array_equal(f(d), [1] * 3)
 
 
-@pytest.mark.parametrize("ranks", layouts((2, 0)), indirect=True)
+@pytest.mark.layouts(Layout(2))
 def test_many_inputs_and_many_outputs(ranks):
     xs = [T.dvector(f"x{i}") for i in range(60)]
     f = function(xs, [(x + i, "gather") for i, x in enumerate(xs)] * 5)
@@ -631,7 +631,7 @@ def test_many_inputs_and_many_outputs(ranks):
         np.testing.assert_array_equal(result[i + 240], np.arange(4.0) + i)
 
 
-@pytest.mark.parametrize("ranks", layouts((2, 0), (3, 1)), indirect=True)
+@pytest.mark.layouts(Layout(2), Layout(3, master=1))
 def test_compiled_code_gives_what_theano_gives(ranks):
     x, y = T.dmatrix("x"), T.lvector("y")
     rng = np.random.RandomState(1)
@@ -644,7 +644,7 @@ def test_compiled_code_gives_what_theano_gives(ranks):
         np.testing.assert_allclose(result, plain, rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("ranks", layouts((3, 0)), indirect=True)
+@pytest.mark.layouts(Layout(3))
 def test_scan(ranks):
     x = T.dmatrix("x")
     powers, _ = theano.scan(
@@ -666,7 +666,7 @@ def test_outputs_of_other_types_only_as_the_masters_own(ranks):
 
 
 @pytest.mark.parametrize("mode", ["sum", "prod", "min", "max", "avg"])
-@pytest.mark.parametrize("ranks", layouts((2, 0), (4, 0)), indirect=True)
+@pytest.mark.layouts(Layout(2), Layout(4))
 def test_unequal_shapes_of_a_reduced_output_are_refused(ranks, mode):
     x = T.dvector("x")
     f = function([x], (x, mode), name="uneven")
@@ -677,7 +677,7 @@ def test_unequal_shapes_of_a_reduced_output_are_refused(ranks, mode):
     np.testing.assert_allclose(f(np.ones(ranks.n)), [expected], rtol=1e-15)
 
 
-@pytest.mark.parametrize("ranks", layouts((3, 1)), indirect=True)
+@pytest.mark.layouts(Layout(3, master=1))
 def test_every_rank_sees_its_own_rows_in_rank_order(ranks):
     import os
 

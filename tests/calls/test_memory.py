@@ -9,8 +9,9 @@ import psutil
 import pytest
 import theano
 import theano.tensor as T
-from conftest import forked, wait_until
 from support.helpers import Call, function, mapped_bytes, on_ranks, shared_memory
+from support.layouts import Layout
+from support.waiting import wait_until
 
 import synkhronos as synk
 from synkhronos import session as _session
@@ -19,12 +20,7 @@ MEGABYTE = 1 << 20
 SIZE = 64 * MEGABYTE
 
 
-@pytest.fixture(scope="module", params=[(4, 0), (2, 1)], ids=["4ranks-master0", "2ranks-master1"])
-def ranks(request):
-    with forked(*request.param) as session:
-        yield session
-
-
+LAYOUTS = [Layout(4), Layout(2, master=1)]
 pytestmark = pytest.mark.usefixtures("ranks")
 
 

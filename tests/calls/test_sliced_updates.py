@@ -9,8 +9,8 @@ import scipy.sparse
 import theano
 import theano.sparse
 import theano.tensor as T
-from conftest import FEWER_LAYOUTS, forked, layout_id
 from support.helpers import MODE, Call, function, shares
+from support.layouts import FEWER
 from support.replicas import put, replicas
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
@@ -18,11 +18,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 import synkhronos as synk
 from synkhronos import WorkerError
 
-
-@pytest.fixture(scope="module", params=FEWER_LAYOUTS, ids=layout_id)
-def ranks(request):
-    with forked(*request.param) as ranks:
-        yield ranks
+LAYOUTS = FEWER
 
 
 def slices_of(x, n, k):

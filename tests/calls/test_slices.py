@@ -5,8 +5,8 @@ import pytest
 import theano
 import theano.sparse
 import theano.tensor as T
-from conftest import FEWER_LAYOUTS, ON_DEVICES, forked, layout_id
 from support.helpers import MODE, Call, function, shares
+from support.layouts import FEWER, ON_DEVICES, forked
 from support.replicas import put, replicas
 
 import synkhronos as synk
@@ -16,10 +16,13 @@ INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uin
 MODES = ["avg", "sum", "prod", "min", "max", "gather", None]
 
 
-@pytest.fixture(scope="module", params=FEWER_LAYOUTS, ids=layout_id)
-def ranks(request):
+LAYOUTS = FEWER
+
+
+@pytest.fixture(scope="module")
+def ranks(layout):
     """A session, with functions that many tests call."""
-    with forked(*request.param) as ranks:
+    with forked(layout) as ranks:
         x, y = T.dvector("x"), T.dvector("y")
         counts = (x.shape[:1], "gather")
         ranks.rows = function([x], [(x, "gather"), counts], name="rows")

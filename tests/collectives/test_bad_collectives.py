@@ -8,17 +8,19 @@ import pytest
 import scipy.sparse
 import theano
 import theano.sparse
-from conftest import forked, layout_id, layouts
 from support.helpers import Call, function
+from support.layouts import Layout, forked
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
 from synkhronos import SessionError
 
+LAYOUTS = [Layout(1), Layout(3, master=1)]
 
-@pytest.fixture(scope="module", params=layouts((1, 0), (3, 1)), ids=layout_id)
-def ranks(request):
-    with forked(*request.param) as ranks:
+
+@pytest.fixture(scope="module")
+def ranks(layout):
+    with forked(layout) as ranks:
         ranks.s = theano.shared(np.arange(4.0), "s")
         ranks.m = theano.shared(np.ones((2, 3), "float32"), "m")
         ranks.i = theano.shared(np.arange(3), "i")

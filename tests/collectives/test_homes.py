@@ -13,8 +13,9 @@ import psutil
 import pytest
 import theano
 import theano.tensor as T
-from conftest import forked, wait_until
 from support.helpers import Call, function, mapped_bytes, on_ranks, shared_memory
+from support.layouts import Layout, forked
+from support.waiting import wait_until
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
@@ -37,7 +38,7 @@ LAYOUTS = pytest.mark.parametrize("n, master", [(1, 0), (2, 0), (3, 1)])
 
 @LAYOUTS
 def test_values_that_were_replaced(n, master):
-    with forked(n, master):
+    with forked(Layout(n, master)):
         s = theano.shared(np.zeros(4))
         synk.broadcast(s)
         borrowed = np.arange(4.0)
@@ -78,7 +79,7 @@ def test_values_that_were_replaced(n, master):
 
 @LAYOUTS
 def test_updates_of_all_kinds(n, master):
-    with forked(n, master):
+    with forked(Layout(n, master)):
         a = theano.shared(np.zeros(4), "a")
         x = T.dvector("x")
         modes = ["FAST_COMPILE", "FAST_RUN"] if n == 2 else ["FAST_COMPILE"]
@@ -121,7 +122,7 @@ def test_updates_of_all_kinds(n, master):
 @LAYOUTS
 def test_updates_that_swap_values(n, master):
     """Each variable's value is then in the other one's home."""
-    with forked(n, master):
+    with forked(Layout(n, master)):
         s, t = theano.shared(np.zeros(3)), theano.shared(np.ones(3))
         swap = function([], updates=[(s, t), (t, s)])
         synk.broadcast([s, t])
@@ -152,7 +153,7 @@ def test_updates_that_swap_values(n, master):
 
 
 def test_a_variable_given_the_array_of_another():
-    with forked(2):
+    with forked(Layout(2)):
         s, t = theano.shared(np.arange(3.0)), theano.shared(np.zeros(1))
         synk.broadcast([s, t])
         t.set_value(s.get_value(borrow=True)[1:], borrow=True)
@@ -162,7 +163,7 @@ def test_a_variable_given_the_array_of_another():
 
 
 def test_values_are_copied_only_when_they_were_replaced(monkeypatch):
-    with forked(2):
+    with forked(Layout(2)):
         s = theano.shared(np.zeros(4))
         add = function([], updates=[(s, T.inc_subtensor(s[1:3], 1))], mode="FAST_RUN")
         synk.all_reduce(s)
@@ -199,7 +200,7 @@ def test_variables_go_from_one_session_to_the_next(no_session):
 
 
 def test_values_stay_after_close(no_session):
-    with forked(2):
+    with forked(Layout(2)):
         s, t, u, number = (theano.shared(v) for v in (np.ones(3), np.eye(2), np.ones(9), 2.5))
         synk.all_reduce([s, t, u, number], "sum")
         swap = function([], updates=[(s, u[:3]), (u, s)])
@@ -543,7 +544,7 @@ def test_calls_of_ops_between_collectives(no_session):
 @LAYOUTS
 def test_gathering_time_and_again(n, master):
     """A variable whose homes take turns keeps what others have taken from them."""
-    with forked(n, master):
+    with forked(Layout(n, master)):
         s, t = theano.shared(np.zeros((1, 2)), "s"), theano.shared(np.zeros((1, 2)), "t")
         swap = function([], updates=[(s, t), (t, s)])
         swap()
@@ -590,7 +591,7 @@ def interrupt_at(line_number, call, *modules):
 
 @pytest.mark.parametrize("verb", ["all_gather", "all_reduce", "broadcast", "set_value"])
 def test_a_ctrl_c_at_any_line_leaves_nothing_half_done(verb):
-    with forked(2):
+    with forked(Layout(2)):
         s, t = theano.shared(np.zeros((5, 3)), "s"), theano.shared(np.zeros((5, 3)), "t")
         move = function([], updates=[(s, t), (t, s)])
         calls = {
@@ -619,7 +620,7 @@ def test_a_ctrl_c_at_any_line_leaves_nothing_half_done(verb):
 
 
 def test_a_ctrl_c_at_any_line_of_an_exchange_leaves_nothing_half_done():
-    with forked(2):
+    with forked(Layout(2)):
         x, y = T.dmatrix("x"), T.dmatrix("y")
         f = synk.function([x, y], (synk.ops.all_reduce(T.dot(x.T, y), "sum"), None))
         line = 0

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import ON_DEVICES, forked, layout_id, layouts
+from support.layouts import ON_DEVICES, Layout
 from theano.compile.nanguardmode import NanGuardMode
 
 import synkhronos as synk
@@ -16,10 +16,7 @@ RANDOM = np.random.RandomState(0)
 WIDTH = 300  # two matrices of which are more than ranks reduce each for itself
 
 
-@pytest.fixture(scope="module", params=layouts((2, 0), (3, 1), (4, 0)), ids=layout_id)
-def ranks(request):
-    with forked(*request.param) as session:
-        yield session
+LAYOUTS = [Layout(2), Layout(3, master=1), Layout(4)]
 
 
 def network(dtype):

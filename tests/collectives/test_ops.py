@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import IS_MIXED
 from support.helpers import MODE, Call, function, shares
+from support.layouts import IS_MIXED
 from theano.ifelse import ifelse
 from theano.tensor import raw_random
 

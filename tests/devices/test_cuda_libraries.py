@@ -285,10 +285,10 @@ def test_stubs_scripts_and_other_machines_are_not_found(made, tmp_path, alone):
     assert cuda.find() == {}
 
 
-@pytest.mark.parametrize("layout", ["cuda_nvrtc", "cu13"])
-def test_wheels_of_cuda_12_and_13_are_found(made, tmp_path, monkeypatch, layout):
-    name = "libnvrtc.so." + ("13" if layout == "cu13" else "12")
-    path = compiled(tmp_path / "nvidia" / layout / "lib", name)
+@pytest.mark.parametrize("wheels", ["cuda_nvrtc", "cu13"])
+def test_wheels_of_cuda_12_and_13_are_found(made, tmp_path, monkeypatch, wheels):
+    name = "libnvrtc.so." + ("13" if wheels == "cu13" else "12")
+    path = compiled(tmp_path / "nvidia" / wheels / "lib", name)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     assert cuda.find()["libnvrtc"] == path

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import IS_MIXED, forked, layout_id, layouts
 from support.helpers import Call, on_ranks, worker
+from support.layouts import IS_MIXED, Layout
 from theano.tensor.sharedvar import tensor_constructor as tensor_shared
 
 import synkhronos as synk
@@ -17,10 +17,7 @@ from synkhronos import session as _session
 RANDOM = np.random.RandomState(0)
 
 
-@pytest.fixture(scope="module", params=layouts((2, 0)), ids=layout_id)
-def ranks(request):
-    with forked(*request.param) as session:
-        yield session
+LAYOUTS = [Layout(2)]
 
 
 def is_on_device(s):

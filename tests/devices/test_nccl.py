@@ -4,19 +4,16 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import forked, layout_id, layouts
 from support import stand_in
 from support.helpers import on_ranks
+from support.layouts import Layout
 
 import synkhronos as synk
 
 RANDOM = np.random.RandomState(0)
 
 
-@pytest.fixture(scope="module", params=layouts((2, 0)), ids=layout_id)
-def ranks(request):
-    with forked(*request.param) as session:
-        yield session
+LAYOUTS = [Layout(2)]
 
 
 @pytest.fixture

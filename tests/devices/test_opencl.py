@@ -74,7 +74,7 @@ def test_suites(devices, master, suites, request):
 def test_nccl_with_a_stand_in(request):
     """What NCCL is given, and when; not NCCL itself."""
     suites = ["devices/test_device_ranks", "test_ops"]
-    run(suites, request, SYNKHRONOS_TEST_DEVICES=TWO, SYNKHRONOS_TEST_NCCL="stand-in")
+    run(suites, request, SYNKHRONOS_TEST_DEVICES=TWO, SYNKHRONOS_TEST_TRANSPORT="nccl")
 
 
 SCRIPT = """

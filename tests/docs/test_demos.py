@@ -11,8 +11,8 @@ import matplotlib
 import numpy as np
 import pytest
 import theano
-from conftest import forked
 from support import gallery
+from support.layouts import Layout, forked
 
 import synkhronos as synk
 from synkhronos import session
@@ -128,7 +128,7 @@ def test_a_file_is_tried_before_the_training_and_left_as_it_was(shared, tmp_path
 
 def test_replicas_are_compared_bit_by_bit(shared):
     zero, number = theano.shared(np.zeros(2), "zero"), theano.shared(np.float64(3), "number")
-    with forked(2):
+    with forked(Layout(2)):
         equal = shared("_shared").replicas_equal
         synk.broadcast([zero, number])
         assert equal([zero, number])

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import forked
 from PIL import Image
 from support import gallery
+from support.layouts import Layout, forked
 from theano import configparser
 
 import synkhronos as synk
@@ -107,7 +107,7 @@ def test_batch_normalization_is_that_of_the_paper(models):
 @pytest.mark.parametrize("rows", [9, 7, 2])
 def test_synchronized_normalization_and_its_gradients_are_those_of_all_rows(models, rows):
     value = np.random.RandomState(0).normal(3, 2, (rows, 2, 3, 3))
-    with forked(3):
+    with forked(Layout(3)):
         layer, x, output, statistics = normalization(models, synchronized=True)
         loss = T.sqr(T.tanh(output)).mean()
         params = [layer.gamma, layer.beta]

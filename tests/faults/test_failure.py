@@ -13,32 +13,15 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import names_in_shared_memory, wait_until
-from support.faults import runs
+from support.faults import ROWS, checked, raise_if, runs
 from support.helpers import Call, function
+from support.leaks import names_in_shared_memory
+from support.waiting import wait_until
 
 import synkhronos as synk
 from synkhronos import SharedMemoryFull, WorkerDied, WorkerError
 
 pytestmark = pytest.mark.faults
-
-
-def raise_if(condition, error):
-    def check(x):
-        if condition(x):
-            raise error() if callable(error) else error
-        return x
-
-    return check
-
-
-def checked(condition, error):
-    """Return a function whose op raises on the ranks whose rows meet the condition."""
-    x = T.dvector("x")
-    return function([x], (Call(raise_if(condition, error))(x), "gather"), name="checked")
-
-
-ROWS = np.arange(8.0)
 
 
 # A worker dies.

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import forked, nothing_left
 from support.faults import BOUND, CALLS, bounded, child_process, pids_by_rank
 from support.helpers import function, square
+from support.layouts import Layout, forked
+from support.leaks import nothing_left
 
 import synkhronos as synk
 from synkhronos import SessionError
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.faults
 @pytest.fixture(scope="module")
 def pair():
     """A session, and what calls can be made in it."""
-    with forked(2) as current:
+    with forked(Layout(2)) as current:
         current.call = CALLS["function"](2)
         current.call()
         x = T.dvector("x")

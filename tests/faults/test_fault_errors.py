@@ -9,9 +9,9 @@ import threading
 import numpy as np
 import pytest
 import theano.tensor as T
-from conftest import forked
 from support.faults import bounded
 from support.helpers import Call, function
+from support.layouts import Layout
 
 import synkhronos as synk
 from synkhronos import WorkerDied, WorkerError
@@ -168,10 +168,7 @@ def acting(table, kind, rank):
     return function([x], (Call(functools.partial(act, table, kind, rank))(x), "gather"))
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids="master{}".format)
-def pair(request):
-    with forked(2, request.param) as session:
-        yield session
+LAYOUTS = [Layout(2), Layout(2, master=1)]
 
 
 def check(table, kind, rank):
@@ -190,13 +187,13 @@ def check(table, kind, rank):
 
 @pytest.mark.parametrize("kind", ERRORS)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_a_rank_raises_is_reported(pair, rank, kind):
+def test_what_a_rank_raises_is_reported(ranks, rank, kind):
     check("errors", kind, rank)
 
 
 @pytest.mark.parametrize("kind", ONLY_ON_WORKERS)
-def test_what_a_worker_raises_does_not_end_it(pair, kind):
-    check("only on workers", kind, 1 - pair.master)
+def test_what_a_worker_raises_does_not_end_it(ranks, kind):
+    check("only on workers", kind, 1 - ranks.master)
 
 
 class Raiser:
@@ -223,14 +220,14 @@ TABLES = {"errors": ERRORS, "only on workers": ONLY_ON_WORKERS}
 @pytest.mark.parametrize(
     "table, kind", [(table, kind) for table, kinds in TABLES.items() for kind in kinds]
 )
-def test_what_a_worker_raises_when_it_reads_a_function(pair, table, kind):
+def test_what_a_worker_raises_when_it_reads_a_function(ranks, table, kind):
     x = T.dvector("x")
     good, bad = (function([x], (Call(do)(x), "gather")) for do in (identity, Raiser(table, kind)))
     pids = synk.session.current("a test").worker_pids
     for _ in range(2):
         with bounded(), pytest.raises(WorkerError) as caught:
             bad(np.arange(4.0))
-        assert caught.value.rank == 1 - pair.master
+        assert caught.value.rank == 1 - ranks.master
         np.testing.assert_array_equal(good(np.arange(4.0)), np.arange(4.0))
     assert synk.session.current("a test").worker_pids == pids
 

@@ -9,9 +9,10 @@ import threading
 
 import psutil
 import pytest
-from conftest import nothing_left, wait_until
 from support.faults import BOUND, CALLS, bounded, child_process, pids_by_rank, runs
 from support.helpers import square
+from support.leaks import nothing_left
+from support.waiting import wait_until
 
 import synkhronos as synk
 from synkhronos import SessionError, WorkerDied, _master, _theano, session

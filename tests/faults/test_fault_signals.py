@@ -4,14 +4,11 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 import threading
 import time
-import weakref
 
 import psutil
 import pytest
-from conftest import nothing_left, wait_until
 from support import faults
 from support.faults import (
     BOUND,
@@ -23,25 +20,21 @@ from support.faults import (
     runs,
     set_point,
 )
+from support.interrupts import interrupt_at_line, signal_at_line
+from support.leaks import nothing_left
+from support.waiting import wait_until
 
 import synkhronos as synk
 from synkhronos import (
-    _garbage,
     _gate,
     _master,
-    _process,
-    _registry,
     _reports,
-    _request,
-    _shm,
     _theano,
-    collectives,
     session,
 )
 from synkhronos._gate import Gate
 from synkhronos._master import Session
 from synkhronos._process import ForkedProcess
-from synkhronos.comm import homes, shared
 from synkhronos.comm.shared import SharedMemory
 
 pytestmark = pytest.mark.faults
@@ -213,79 +206,7 @@ def test_ctrl_c_while_a_stopped_worker_is_waited_for(no_session, impatient):
 
 # Ctrl-C at lines of what runs in the master.
 
-FILES = {
-    module.__file__
-    for module in (
-        session,
-        _master,
-        _garbage,
-        _process,
-        _gate,
-        _registry,
-        _request,
-        _shm,
-        collectives,
-        homes,
-        shared,
-    )
-}
 STEP = 8  # of the lines of fork() and close(), which take long
-
-
-def is_in_finalizer(frame):
-    """Whether Python drops what is raised in this frame, Ctrl-C too."""
-    while frame is not None:
-        if frame.f_code.co_filename == weakref.__file__:
-            return True
-        frame = frame.f_back
-    return False
-
-
-def signal_at_line(number, do, signum):
-    """Do something, with a signal before a line of FILES that it comes to, counted from 0.
-
-    A line counts once, however often it runs. Returns whether it came to that line.
-    """
-    own, previous, lines = os.getpid(), sys.gettrace(), set()
-
-    def trace(frame, event, _):
-        code = frame.f_code
-        if code.co_filename not in FILES or os.getpid() != own or is_in_finalizer(frame):
-            return None
-        line = code, frame.f_lineno
-        if event == "line" and line not in lines:
-            lines.add(line)
-            if len(lines) == number + 1:
-                os.kill(own, signum)
-        return trace
-
-    sys.settrace(trace)
-    try:
-        do()
-    finally:
-        sys.settrace(previous)
-    return len(lines) > number
-
-
-def interrupt_at_line(number, do):
-    """Do something, with a Ctrl-C before a line; return whether it came to that line."""
-    try:
-        came_to_it = signal_at_line(number, do, signal.SIGINT)
-    except KeyboardInterrupt:
-        return True
-    assert not came_to_it, "the Ctrl-C was lost"
-    return False
-
-
-@pytest.fixture
-def other_thread():
-    """A thread that takes signals: in a program with threads no mask of the main one keeps them."""
-    end = threading.Event()
-    thread = threading.Thread(target=end.wait)
-    thread.start()
-    yield
-    end.set()
-    thread.join()
 
 
 def test_ctrl_c_at_lines_of_fork_leaves_nothing(no_session, other_thread):

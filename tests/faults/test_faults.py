@@ -12,7 +12,6 @@ import psutil
 import pytest
 import theano
 import theano.tensor as T
-from conftest import nothing_left, wait_until
 from support import faults
 from support.faults import (
     BOUND,
@@ -25,6 +24,8 @@ from support.faults import (
     set_point,
 )
 from support.helpers import Call, function
+from support.leaks import nothing_left
+from support.waiting import wait_until
 
 import synkhronos as synk
 from synkhronos import WorkerDied, _blocks, _reports, _theano

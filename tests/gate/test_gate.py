@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import psutil
 import pytest
-from conftest import nothing_left, wait_until
+from support.leaks import nothing_left
+from support.waiting import wait_until
 
 from synkhronos import _gate, _reports
 from synkhronos._cells import DONE

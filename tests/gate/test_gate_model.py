@@ -14,10 +14,10 @@ import textwrap
 import types
 
 import pytest
-from conftest import nothing_left
 from support import gate_model
 from support.explorer import CHOOSE, FENCE, NOTE, PEEK, POLL, READ, WAKE, WOKEN, WRITE, Violation
 from support.gate_model import RUNS, Rank, Run, explore
+from support.leaks import nothing_left
 
 from synkhronos import _cells, _gate
 from synkhronos._gate import Gate

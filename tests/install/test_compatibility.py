@@ -11,9 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import nothing_left, wait_until
 from support.faults import BOUND, runs
-from test_notebook import in_kernel, needs_jupyter
+from support.jupyter import in_kernel, needs_jupyter
+from support.leaks import nothing_left
+from support.waiting import wait_until
 
 from synkhronos import _import_support
 

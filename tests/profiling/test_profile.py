@@ -11,23 +11,17 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import ON_DEVICES, wait_until
 from support.helpers import Call, function, on_ranks, worker
+from support.layouts import ON_DEVICES
+from support.profiles import instrumented, of, total
+from support.waiting import wait_until
 
 import synkhronos as synk
-from synkhronos import SessionError, SharedMemoryFull, WorkerError, _recorder, collectives
+from synkhronos import SessionError, SharedMemoryFull, WorkerError, _recorder
 from synkhronos import session as _session
 from synkhronos._cells import DONE, MET
 from synkhronos._replica import Replica
-from synkhronos._staging import StagedInput
 from synkhronos._timeline import NAMES
-from synkhronos.functions import Function
-
-
-def total(name="total"):
-    x = T.dmatrix("x")
-    return function([x], [(x.sum(), "sum"), (x * 2, "gather")], name=name)
-
 
 AHEAD = 0.02  # seconds
 
@@ -52,29 +46,9 @@ def last_where_zero(wait):
     return Call(work)
 
 
-def of(recorded, name):
-    calls = recorded.calls
-    return calls[calls["name"] == name]
-
-
 def boxes(recorded, name):
     """Return the parts of a name, for each rank."""
     return [[box for box in each if box.name == name] for each in recorded._read().boxes]
-
-
-def methods():
-    """Return those of all classes of which a profile replaces some, on this rank."""
-    classes = [Replica, Function, StagedInput, *_recorder.COLLECTIVES, collectives]
-    return [dict(vars(each)) for each in classes]
-
-
-def instrumented():
-    """Return all that has other methods on this rank while a profile is on."""
-    session, own = _session._Current.session, worker()
-    found = [*vars(own.gate), *vars(own.comm)]
-    if session is not None:
-        found += [*vars(session), *vars(session.registry)]
-    return sorted(found), methods()
 
 
 def test_every_call_is_there_on_every_rank(ranks):

@@ -7,19 +7,19 @@ import weakref
 
 import numpy as np
 import pytest
-import test_fault_signals
 import theano
-from conftest import nothing_left, wait_until
+from support import interrupts
 from support.faults import BOUND, bounded, pids_by_rank
-from test_fault_signals import interrupt_at_line, other_thread
-from test_profile import instrumented, methods, of, total
+from support.interrupts import interrupt_at_line
+from support.leaks import nothing_left
+from support.profiles import instrumented, methods, of, total
+from support.waiting import wait_until
 
 import synkhronos as synk
 from synkhronos import SessionError, _process, _recorder, _recording, profiling
 
 pytestmark = pytest.mark.faults
 
-assert other_thread  # a fixture
 STEP = 5  # of the lines after which the session is closed, which takes long
 
 
@@ -35,8 +35,8 @@ def is_in_finalizer(frame):
 @pytest.fixture
 def lines_of_profiles(monkeypatch):
     modules = (profiling, _recording, _recorder, _process)
-    monkeypatch.setattr(test_fault_signals, "FILES", {module.__file__ for module in modules})
-    monkeypatch.setattr(test_fault_signals, "is_in_finalizer", is_in_finalizer)
+    monkeypatch.setattr(interrupts, "FILES", {module.__file__ for module in modules})
+    monkeypatch.setattr(interrupts, "is_in_finalizer", is_in_finalizer)
 
 
 def works():

@@ -7,21 +7,19 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import forked
 from hypothesis import given
 from hypothesis import strategies as st
 from support.helpers import function
-from test_profile import of, total
+from support.layouts import Layout, forked
+from support.profiles import STRANGE, of, total
 
 import synkhronos as synk
 from synkhronos._names import MOST, shown, without_folder
 
-STRANGE = ["two\nlines", "tab\tand\x1b[31m", "lone \ud800", "$\\frac{", "", "x" * 5000, "größe"]
-
 
 @pytest.fixture(scope="module")
 def ranks():
-    with forked(2) as ranks:
+    with forked(Layout(2)) as ranks:
         yield ranks
 
 

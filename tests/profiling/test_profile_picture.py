@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_profile import of, total
-from test_profile_names import STRANGE
+from support.profiles import STRANGE, of, total
 
 import synkhronos as synk
 from synkhronos._names import shown

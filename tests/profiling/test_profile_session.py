@@ -10,12 +10,11 @@ import time
 
 import numpy as np
 import pytest
-import test_security
 import theano.tensor as T
-from conftest import wait_until
-from support.helpers import Call, function
-from test_profile import instrumented, methods, of, total
-from test_status import until
+from support.helpers import Call, function, until
+from support.profiles import instrumented, methods, of, total
+from support.waiting import wait_until
+from support.watched import WATCHED
 
 import synkhronos as synk
 from synkhronos import SessionError, WorkerDied, _master
@@ -224,7 +223,7 @@ def test_the_environment_can_ask_for_the_summary(script, tmp_path):
 
 def test_no_other_file_is_written(script, tmp_path):
     env = {"FALLBACK": "", "SYNKHRONOS_PROFILE": "trace.json"}
-    script(test_security.WATCHED, env=env)
+    script(WATCHED, env=env)
     *events, _ = (tmp_path / "events").read_text().splitlines()
     others = [e for e in events if not re.match(r"open /(proc/\d+/fd/\d+|dev/shm) ", e)]
     assert [event.split()[:2] for event in others] == [["open", str(tmp_path / "trace.json")]]

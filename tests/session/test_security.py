@@ -19,9 +19,11 @@ import psutil
 import pytest
 import theano
 import theano.tensor as T
-from conftest import descriptors, forked, nothing_left
 from support.helpers import function, on_ranks
-from test_layers import MODULES
+from support.layouts import Layout, forked
+from support.leaks import descriptors, nothing_left
+from support.sources import MODULES
+from support.watched import WATCHED
 
 import synkhronos as synk
 from synkhronos import _cuda_libraries, _devices, _info, _shm
@@ -37,7 +39,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become ano
 @pytest.fixture
 def two_ranks():
     """A session in which everything has happened that opens memory or pipes."""
-    with forked(2) as ranks:
+    with forked(Layout(2)) as ranks:
         x, s = T.dvector("x"), theano.shared(np.arange(4.0), "s")
         f = function([x], [x.sum(), (x * s.sum(), "gather")])
         ranks.kept = f, s, synk.data(np.ones(5))
@@ -166,7 +168,7 @@ def test_a_program_that_the_user_starts_inherits_nothing(tmp_path, memory):
         return ast.literal_eval((tmp_path / "seen").read_text())
 
     before, own = seen(), descriptors()
-    with forked(2) as ranks:
+    with forked(Layout(2)) as ranks:
         f = function([], (ranks.n * theano.shared(1.0), "sum"))
         assert f() == 4
         kept = synk.data(np.ones(5))
@@ -195,7 +197,7 @@ def test_nothing_listens_or_connects():
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         assert sockets(os.getpid()) == (before[0] + 1, before[1] + 1)  # it would be seen
-    with forked(3) as ranks:
+    with forked(Layout(3)) as ranks:
         s = theano.shared(np.ones(3), "s")
         everyone = [os.getpid(), *ranks.session.worker_pids]
         assert [sockets(pid) for pid in everyone] == [before] * 3
@@ -204,44 +206,6 @@ def test_nothing_listens_or_connects():
         synk.all_gather(s)
         synk.all_reduce(s, "sum")
         assert [sockets(pid) for pid in everyone] == [before] * 3
-
-
-WATCHED = """
-import os, sys
-log = os.open("events", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-
-def watch(event, arguments):
-    if event.startswith("socket.") and event != "socket.gethostname":
-        os.write(log, f"{event} {arguments}\\n".encode())
-    elif event == "open" and isinstance(arguments[0], str) and arguments[2] & writing:
-        if arguments[0] == os.devnull or arguments[0].startswith(theano.config.base_compiledir):
-            return  # the latter is Theano's own
-        os.write(log, f"open {arguments[0]} {arguments[2]}\\n".encode())
-
-import numpy as np, theano, theano.tensor as T
-import synkhronos as synk
-from theano.sandbox.rng_mrg import MRG_RandomStreams
-if os.environ["FALLBACK"]:
-    del os.O_TMPFILE
-# Theano asks the compiler, once, what it can do: in files of its own.
-x = T.dvector("x")
-theano.function([x], x + 1)([1.0])
-sys.addaudithook(watch)
-synk.fork(3)
-mode = theano.Mode("py", None)  # without C code, which Theano would compile in files of its own
-s = theano.shared(np.arange(4.0), "s")
-random = MRG_RandomStreams(1).uniform((2,))
-f = synk.function([x], [x.sum(), random.sum()], updates=[(s, s + x.sum())], mode=mode)
-synk.distribute()
-d = synk.data(np.ones(7))
-f(d), f(np.ones(7), num_slices=2), f(d, batch=[1, 2])
-s.set_value(np.ones(3)); synk.broadcast(s)
-synk.scatter(s, np.arange(6.0)); synk.gather(s), synk.all_gather(s), synk.all_reduce(s)
-synk.set_value(1, s, [1.0, 2.0]); synk.get_value(2, s)
-synk.close()
-open("seen", "w").close()
-"""
 
 
 @pytest.mark.parametrize("fallback", ["", "1"])

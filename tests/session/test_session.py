@@ -14,9 +14,11 @@ import psutil
 import pytest
 import theano
 import theano.tensor as T
-from conftest import forked, nothing_left, wait_until
 from support import helpers
 from support.helpers import Call, function, mapped_bytes, on_ranks
+from support.layouts import Layout, forked
+from support.leaks import nothing_left
+from support.waiting import wait_until
 
 import synkhronos as synk
 from synkhronos import SessionError, _gate
@@ -501,7 +503,7 @@ def test_no_other_thread_logs_while_a_process_is_forked(monkeypatch):
 
 def test_the_current_session_is_the_only_module_level_state():
     before = dict(vars(_session))
-    with forked(2):
+    with forked(Layout(2)):
         works(2)
         assert {k for k in before if before[k] is not vars(_session)[k]} == set()
 

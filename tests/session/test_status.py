@@ -4,15 +4,15 @@ import gc
 import html.parser
 import os
 import threading
-import time
 
 import numpy as np
 import psutil
 import pytest
 import theano
 import theano.tensor as T
-from conftest import ON_DEVICES, wait_until
-from support.helpers import Call, function
+from support.helpers import Call, function, until
+from support.layouts import ON_DEVICES
+from support.waiting import wait_until
 
 import synkhronos as synk
 from synkhronos.extensions import rules, train
@@ -23,18 +23,6 @@ on_hosts = pytest.mark.skipif(ON_DEVICES, reason="values are on devices")
 def named(entries, name):
     [found] = [entry for entry in entries if entry.name == name]
     return found
-
-
-def until(file):
-    """Return what waits until a file is there."""
-
-    def wait(x):
-        end = time.monotonic() + 60
-        while not file.exists() and time.monotonic() < end:
-            time.sleep(0.005)
-        return x
-
-    return wait
 
 
 def test_ranks_are_processes_with_memory(ranks):

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import wait_until
-from support.helpers import Call, function
-from test_status import until
+from support.helpers import Call, function, until
+from support.waiting import wait_until
 
 import synkhronos as synk
 from synkhronos import WorkerDied

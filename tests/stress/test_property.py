@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import FEWER_LAYOUTS, forked, layout_id
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from support.expected import batches, plain, reduced, selected
 from support.helpers import MODE, function, say, shares
+from support.layouts import FEWER, forked
 
 import synkhronos as synk
 from synkhronos import WorkerError
@@ -33,7 +34,6 @@ SETTINGS = settings(
     suppress_health_check=list(HealthCheck),
 )
 COLUMNS = 2
-UFUNC = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
 
 
 class Call(NamedTuple):
@@ -109,25 +109,6 @@ def modes_of(output):
 
 
 @st.composite
-def batches(draw, rows):
-    kind = draw(st.sampled_from(["none", "count", "slice", "list", "array", "mask"]))
-    if kind == "count":
-        return draw(st.integers(0, rows))
-    if kind == "slice":
-        bound = st.none() | st.integers(-rows, rows)
-        step = draw(st.sampled_from([None, None, 1, 2, 3, -1, -2]))
-        return slice(draw(bound), draw(bound), step)
-    if kind in ("list", "array"):
-        picks = draw(st.lists(st.integers(-rows, rows - 1), max_size=9)) if rows else []
-        if kind == "list":
-            return picks
-        return np.array(picks, draw(st.sampled_from(["int8", "int32", "int64"])))
-    if kind == "mask":
-        return np.array(draw(st.lists(st.booleans(), min_size=rows, max_size=rows)), bool)
-    return None
-
-
-@st.composite
 def calls(draw, n_outputs):
     rows = draw(st.sampled_from([0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 12]))
     subset = st.none() | st.lists(st.integers(0, n_outputs - 1), max_size=3)
@@ -161,30 +142,6 @@ def cases(draw):
 
 
 # What should come out.
-
-
-def plain(mode):
-    return mode[2:] if mode and mode.startswith("c_") else mode
-
-
-def reduced(mode, values, counts):
-    """Return one value for those of slices, or of ranks."""
-    mode = plain(mode)
-    if mode is None:
-        return values[-1]
-    if mode == "gather":
-        return np.stack(values) if np.ndim(values[0]) == 0 else np.concatenate(values)
-    if mode == "avg":
-        return np.average(np.array(values, "float64"), axis=0, weights=counts)
-    return UFUNC[mode].reduce(np.array(values), axis=0)
-
-
-def selected(x, batch):
-    if batch is None:
-        return x
-    if isinstance(batch, int):
-        return x[:batch]
-    return x[np.array(batch, "int64")] if isinstance(batch, list) else x[batch]
 
 
 class Model:
@@ -255,9 +212,12 @@ class Variables:
         return self._made[dtype, ndim]
 
 
-@pytest.fixture(scope="module", params=FEWER_LAYOUTS, ids=layout_id)
-def ranks(request):
-    with forked(*request.param) as ranks:
+LAYOUTS = FEWER
+
+
+@pytest.fixture(scope="module")
+def ranks(request, layout):
+    with forked(layout) as ranks:
         ranks.variables, ranks.cases = Variables(), 0
         yield ranks
         say(request, f"{ranks.cases} calls compared on {ranks.n} ranks")

@@ -13,8 +13,9 @@ import psutil
 import pytest
 import theano
 import theano.tensor as T
-from conftest import TEST_SECONDS, end_after, names_in_shared_memory
 from support.helpers import Call, function, mapped_bytes, say, shares
+from support.leaks import names_in_shared_memory
+from support.waiting import TEST_SECONDS, end_after
 
 import synkhronos as synk
 from synkhronos import WorkerError

@@ -20,12 +20,12 @@ import psutil
 import pytest
 import theano
 import theano.tensor as T
-from conftest import TEST_SECONDS, end_after
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from support.expected import batches, reduced, selected
 from support.helpers import Call, function, say, shares
-from test_property import batches, reduced, selected
+from support.waiting import TEST_SECONDS, end_after
 
 import synkhronos as synk
 from synkhronos import SessionError, WorkerError

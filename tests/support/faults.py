@@ -15,10 +15,10 @@ import numpy as np
 import psutil
 import theano
 import theano.tensor as T
-from conftest import TEST_SECONDS, end_after
 
 import synkhronos as synk
 from support.helpers import Call, function
+from support.waiting import TEST_SECONDS, end_after
 from synkhronos import WorkerError
 from synkhronos._process import ForkedProcess
 
@@ -148,6 +148,26 @@ def child_process(target):
         process.send(signal.SIGKILL)
         process.join(BOUND)
         process.close()
+
+
+# Functions that raise.
+
+ROWS = np.arange(8.0)
+
+
+def raise_if(condition, error):
+    def check(x):
+        if condition(x):
+            raise error() if callable(error) else error
+        return x
+
+    return check
+
+
+def checked(condition, error):
+    """Return a function whose op raises on the ranks whose rows meet the condition."""
+    x = T.dvector("x")
+    return function([x], (Call(raise_if(condition, error))(x), "gather"), name="checked")
 
 
 # Calls of every kind: each is made for a number of ranks, and checks its results every time.

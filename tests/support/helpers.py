@@ -3,13 +3,15 @@
 import functools
 import gc
 import os
+import re
+import time
 
 import numpy as np
 import theano
 import theano.tensor as T
-from conftest import ON_DEVICES
 
 import synkhronos as synk
+from support.layouts import ON_DEVICES
 
 # What operations on devices have is compiled code only.
 MODE = theano.Mode("vm", "fast_compile") if ON_DEVICES else "FAST_COMPILE"
@@ -77,6 +79,23 @@ def shares(x, n):
     """Return what each rank gets of an array, written out apart from the library."""
     edges = np.floor(np.linspace(0, len(x), n + 1)).astype(int)
     return [x[a:b] for a, b in zip(edges[:-1], edges[1:])]
+
+
+def nameless(value):
+    """Return what a value looks like, without its address: tests have the same name in each run."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def until(file):
+    """Return what waits until a file is there."""
+
+    def wait(x):
+        end = time.monotonic() + 60
+        while not file.exists() and time.monotonic() < end:
+            time.sleep(0.005)
+        return x
+
+    return wait
 
 
 def say(request, text):

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from conftest import nothing_left, wait_until
+from support.leaks import nothing_left
+from support.waiting import wait_until
 
 from synkhronos.benchmarks import call, collectives, models, peers, scaling, training
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import ON_DEVICES, forked
 from support import gallery
+from support.layouts import ON_DEVICES, Layout, forked
 
 import synkhronos as synk
 from synkhronos import session
@@ -51,15 +51,18 @@ def keras(home):
         theano.config.floatX = before
 
 
-@pytest.fixture(params=[(2, 0), (3, 1)], ids=["2ranks", "3ranks-master1"])
-def ranks(request):
-    with forked(*request.param) as session:
+LAYOUTS = [Layout(2), Layout(3, master=1)]
+
+
+@pytest.fixture
+def ranks(layout):
+    with forked(layout) as session:
         yield session
 
 
 @pytest.fixture
 def two_ranks():
-    with forked(2) as session:
+    with forked(Layout(2)) as session:
         yield session
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import IS_MIXED, ON_DEVICES, forked, layout_id, layouts
 from support.helpers import MODE, function
+from support.layouts import IS_MIXED, ON_DEVICES, Layout
 
 import synkhronos as synk
 from synkhronos.extensions import rules, train, updates
@@ -14,12 +14,7 @@ RANDOM = np.random.RandomState(0)
 V = theano.shared(1.0, "v")
 
 
-@pytest.fixture(scope="module", params=layouts((2, 0), (3, 1)), ids=layout_id)
-def ranks(request):
-    with forked(*request.param) as session:
-        yield session
-
-
+LAYOUTS = [Layout(2), Layout(3, master=1)]
 # What each rule does, from the papers: (parameter, gradient, state, step number) -> parameter.
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from conftest import ON_DEVICES
 from support.helpers import function
+from support.layouts import ON_DEVICES
 
 import synkhronos as synk
 from synkhronos.extensions import updates

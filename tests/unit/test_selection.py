@@ -4,9 +4,9 @@ import operator
 
 import numpy as np
 import pytest
-from conftest import nameless
 from hypothesis import given
 from hypothesis import strategies as st
+from support.helpers import nameless
 
 from synkhronos._selection import select_each, select_rows
 

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import descriptors, names_in_shared_memory, nothing_left
+from support.leaks import descriptors, names_in_shared_memory, nothing_left
 
 from synkhronos import _shm
 from synkhronos._shm import ArrayRef, GrowingArray, Segments
