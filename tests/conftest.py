@@ -11,6 +11,7 @@ import zlib
 import pytest
 from support import layouts
 from support.leaks import names_in_shared_memory, nothing_left, wait_for_names_to_go
+from support.tiers import beyond_the_sample
 from support.waiting import Watch
 
 import synkhronos as synk
@@ -36,15 +37,22 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("layout", wanted, ids=str, indirect=True, scope="module")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
+    if layouts.ONLY is not None:
+        keep_one_of_each_test(config, items)
+        return
+    keep(config, items, {item for item in items if is_on_its_layout(item)})
+    for item in beyond_the_sample(items):
+        item.add_marker(pytest.mark.thorough)
+
+
+def keep_one_of_each_test(config, items):
     """Choose what runs on devices: one of the parameters of each test.
 
     Compiling for devices takes long. Each layout has another one; all run with
     SYNKHRONOS_TEST_ALL=1.
     """
-    if layouts.ONLY is None:
-        items[:] = [item for item in items if is_on_its_layout(item)]
-        return
     by_test = {}
     for item in items:
         if not {"no_session", "script"} & set(item.fixturenames):
@@ -53,6 +61,10 @@ def pytest_collection_modifyitems(config, items):
     for name, each in by_test.items():
         one = zlib.crc32(f"{layouts.ONLY} {name}".encode()) % len(each)
         chosen.update(each if "SYNKHRONOS_TEST_ALL" in os.environ else [each[one]])
+    keep(config, items, chosen)
+
+
+def keep(config, items, chosen):
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
 

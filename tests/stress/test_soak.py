@@ -21,7 +21,7 @@ import synkhronos as synk
 from synkhronos import WorkerError
 from synkhronos import session as _session
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("makes 10,000 calls, twice")
 
 CALLS = int(os.environ.get("SYNKHRONOS_SOAK", 10_000))
 SAMPLES = 20

@@ -1,0 +1,47 @@
+"""Which tests are in the quick tier: ``make test`` leaves out what is `slow` or `thorough`.
+
+A test with parameters is there with each value of each of them, on the first layout of its file.
+All other combinations are `thorough`, so are in ``make test-all`` only. A test that is marked
+`every` is there with all combinations on that layout: the matrix itself has found a defect.
+"""
+
+import collections
+
+
+def beyond_the_sample(items):
+    """Return those items that are a test's further combinations of parameters and layouts."""
+    by_test = collections.defaultdict(list)
+    for item in items:
+        if hasattr(item, "callspec"):
+            by_test[item.parent, item.originalname].append(item)
+    return [item for each in by_test.values() for item in _rest(each)]
+
+
+def _rest(items):
+    layouts = {item: item.callspec.params.get("layout") for item in items}
+    first = next(iter(layouts.values()))
+    here = [item for item in items if layouts[item] == first]
+    rest = [item for item in items if layouts[item] != first]
+    if here[0].get_closest_marker("every"):
+        return rest
+    chosen = set(_with_each_value([_indices(item) for item in here]))
+    return rest + [item for number, item in enumerate(here) if number not in chosen]
+
+
+def _indices(item):
+    """Return the parameters of a test as pairs of their name and a number for their value."""
+    return {pair for pair in item.callspec.indices.items() if pair[0] != "layout"}
+
+
+def _with_each_value(rows):
+    """Return the numbers of some rows that together have all that is in any row.
+
+    >>> _with_each_value([{("a", 0), ("b", 0)}, {("a", 0), ("b", 1)}, {("a", 1), ("b", 1)}])
+    [0, 2]
+    """
+    missing, chosen = set().union(*rows), []
+    while missing:
+        best = max(range(len(rows)), key=lambda number: len(rows[number] & missing))
+        chosen.append(best)
+        missing -= rows[best]
+    return chosen or [0]
