@@ -311,7 +311,7 @@ def test_every_argument_of_everything_public_is_in_the_table():
             ):
                 missing.append(f"{name}: {argument}")
     assert not missing, (
-        "tests/bad_input.py has no case for these arguments, nor says why they take anything: "
+        "tests/support/bad_input.py has no case for these arguments, nor says why they take anything: "
         f"{missing}. Add a Use with what it refuses, or a line to ANY_VALUE."
     )
 
@@ -323,7 +323,7 @@ def test_every_public_callable_has_its_states():
         name for name, _ in public() if name not in there and name.rpartition(".")[0] not in there
     ]
     assert not missing, (
-        "tests/bad_input.py does not say what these do before a fork and after a close: "
+        "tests/support/bad_input.py does not say what these do before a fork and after a close: "
         f"{missing}. Add them to NEEDS_WORKERS, or to WITHOUT_WORKERS with the reason."
     )
 
@@ -345,7 +345,7 @@ def test_the_table_names_nothing_that_is_gone():
 
 def test_the_page_is_that_of_the_table():
     assert PAGE.read_text() == bad_input.page(), (
-        "make it anew: python tests/bad_input.py > docs/bad_input.rst"
+        "make it anew: python tests/support/bad_input.py > docs/bad_input.rst"
     )
 
 

@@ -3,7 +3,7 @@
 In each run the explorer visits all states, as many as the model says, and finds none that breaks a
 property. With a mistake put into the model on purpose it finds one: so it can.
 
-``python tests/gate_model.py --deep`` explores more, for minutes.
+``PYTHONPATH=tests python -m support.gate_model --deep`` explores more, for minutes.
 """
 
 import copy

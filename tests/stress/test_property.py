@@ -33,6 +33,7 @@ SETTINGS = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
+FEW = 20  # examples in the quick tier
 COLUMNS = 2
 
 
@@ -347,6 +348,14 @@ def check_states(case, read, model, what):
             )
 
 
+@pytest.mark.layouts(LAYOUTS[0])
+@settings(SETTINGS, max_examples=FEW)
+@given(cases())
+def test_a_few_are_equal_to_serial_theano(ranks, case):
+    check(ranks, case)
+
+
+@pytest.mark.slow("compiles a function for serial Theano and one for ranks 120 times")
 @SETTINGS
 @given(cases())
 @example(Case("float32", 1, (), (("first", "sum"),), (), (Call(1, None, 2),)))
@@ -416,10 +425,22 @@ def implicit(ranks):
     del ranks.fill, ranks.read, ranks.implicit
 
 
+@pytest.mark.layouts(LAYOUTS[0])
+@settings(SETTINGS, max_examples=FEW)
+@given(st.lists(picks(), min_size=1, max_size=4))
+def test_a_few_implicit_inputs_equal_serial_numpy(implicit, many):
+    check_picks(implicit, many)
+
+
+@pytest.mark.slow("makes up to 480 calls in each layout")
 @SETTINGS
 @given(st.lists(picks(), min_size=1, max_size=4))
 @example([Pick((2, 0, 3, 1), (slice(1, 0, -1), slice(None), [2, 2], [0]), 2, True)])
 def test_implicit_inputs_equal_serial_numpy(implicit, many):
+    check_picks(implicit, many)
+
+
+def check_picks(implicit, many):
     ranks, n = implicit, implicit.n
     for pick in many:
         lengths = pick.lengths[:n]

@@ -21,8 +21,6 @@ import synkhronos as synk
 from synkhronos import WorkerError
 from synkhronos import session as _session
 
-pytestmark = pytest.mark.slow("makes 10,000 calls, twice")
-
 CALLS = int(os.environ.get("SYNKHRONOS_SOAK", 10_000))
 SAMPLES = 20
 LIFE = 500  # calls until functions and shared variables are made anew; samples come right after
@@ -216,6 +214,16 @@ class Load:
         self.data[self.random.randint(len(self.data))] = synk.data(self.numbers())
 
 
+def test_a_thousand_calls_are_right(no_session):
+    synk.fork(2)
+    load = Load(2)
+    load.make(1000)
+    for do in load.rare:
+        do()
+    assert load.kinds() - {do.__name__ for do in load.rare} <= set(load.counts)
+
+
+@pytest.mark.slow("makes 10,000 calls in each layout")
 @pytest.mark.parametrize("n, master", [(2, 0), (3, 1)])
 def test_nothing_grows(request, no_session, n, master):
     end_after(TEST_SECONDS * max(1, CALLS // 10_000))

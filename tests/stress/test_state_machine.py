@@ -660,7 +660,13 @@ def assert_same(found, expected, what, exactly=True):
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12, err_msg=what)
 
 
-@pytest.mark.slow
+def test_a_few_sequences_of_calls(no_session):
+    done.clear()
+    run_state_machine_as_test(Machine, settings=settings(SETTINGS, max_examples=5))
+    assert len(done) > 10
+
+
+@pytest.mark.slow("makes 2,400 calls, and compares all variables of all ranks")
 def test_any_sequence_of_calls(request, no_session):
     end_after(TEST_SECONDS * max(1, FUZZ // 60))
     done.clear()

@@ -1,6 +1,6 @@
 """What every public callable refuses: the table of test_bad_input.py, and of docs/bad_input.rst.
 
-    python tests/bad_input.py > docs/bad_input.rst
+    python tests/support/bad_input.py > docs/bad_input.rst
 
 Each line has a way to call something rightly, and what is wrong in place of one argument. The texts
 are evaluated with the names that `names` of test_bad_input.py makes.
@@ -1028,7 +1028,7 @@ PAGE = """\
 What is refused
 ===============
 
-.. This page is made by tests/bad_input.py: see there.
+.. This page is made by tests/support/bad_input.py: see there.
 
 A wrong argument is refused before anything is launched: no rank has done anything, what there was
 is as before, and the next call works. The error is a ``TypeError`` for the wrong kind and a
