@@ -311,8 +311,8 @@ def test_every_argument_of_everything_public_is_in_the_table():
             ):
                 missing.append(f"{name}: {argument}")
     assert not missing, (
-        "tests/support/bad_input.py has no case for these arguments, nor says why they take anything: "
-        f"{missing}. Add a Use with what it refuses, or a line to ANY_VALUE."
+        "tests/support/bad_input.py has no case for these arguments, nor says why they take "
+        f"anything: {missing}. Add a Use with what it refuses, or a line to ANY_VALUE."
     )
 
 

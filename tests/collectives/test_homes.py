@@ -14,6 +14,7 @@ import pytest
 import theano
 import theano.tensor as T
 from support.helpers import Call, function, mapped_bytes, on_ranks, shared_memory
+from support.interrupts import SOME_AND_EVERY_LINE
 from support.layouts import Layout, forked
 from support.waiting import wait_until
 from theano.tensor.shared_randomstreams import RandomStreams
@@ -589,8 +590,9 @@ def interrupt_at(line_number, call, *modules):
     return False
 
 
+@SOME_AND_EVERY_LINE
 @pytest.mark.parametrize("verb", ["all_gather", "all_reduce", "broadcast", "set_value"])
-def test_a_ctrl_c_at_any_line_leaves_nothing_half_done(verb):
+def test_a_ctrl_c_at_any_line_leaves_nothing_half_done(verb, stride):
     with forked(Layout(2)):
         s, t = theano.shared(np.zeros((5, 3)), "s"), theano.shared(np.zeros((5, 3)), "t")
         move = function([], updates=[(s, t), (t, s)])
@@ -615,11 +617,12 @@ def test_a_ctrl_c_at_any_line_leaves_nothing_half_done(verb):
             assert [np.ptp(v) for v in synk.gather([s, t])] == [0, 0]
             if not interrupted:
                 break
-            line += 1
+            line += stride
         assert line > 20
 
 
-def test_a_ctrl_c_at_any_line_of_an_exchange_leaves_nothing_half_done():
+@SOME_AND_EVERY_LINE
+def test_a_ctrl_c_at_any_line_of_an_exchange_leaves_nothing_half_done(stride):
     with forked(Layout(2)):
         x, y = T.dmatrix("x"), T.dmatrix("y")
         f = synk.function([x, y], (synk.ops.all_reduce(T.dot(x.T, y), "sum"), None))
@@ -634,5 +637,5 @@ def test_a_ctrl_c_at_any_line_of_an_exchange_leaves_nothing_half_done():
                 )
             if not interrupted:
                 break
-            line += 1
+            line += stride
         assert line > 60

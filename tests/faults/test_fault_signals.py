@@ -20,7 +20,7 @@ from support.faults import (
     runs,
     set_point,
 )
-from support.interrupts import interrupt_at_line, signal_at_line
+from support.interrupts import SOME_AND_EVERY_LINE, interrupt_at_line, signal_at_line
 from support.leaks import nothing_left
 from support.waiting import wait_until
 
@@ -209,7 +209,8 @@ def test_ctrl_c_while_a_stopped_worker_is_waited_for(no_session, impatient):
 STEP = 8  # of the lines of fork() and close(), which take long
 
 
-def test_ctrl_c_at_lines_of_fork_leaves_nothing(no_session, other_thread):
+@SOME_AND_EVERY_LINE
+def test_ctrl_c_at_lines_of_fork_leaves_nothing(no_session, other_thread, stride):
     line = 0
     while True:
         with nothing_left():
@@ -218,12 +219,13 @@ def test_ctrl_c_at_lines_of_fork_leaves_nothing(no_session, other_thread):
                 synk.close()
         if not interrupted:
             break
-        line += STEP
+        line += STEP * stride
     assert line > 50
     faults.use_a_new_session(2)
 
 
-def test_ctrl_c_at_lines_of_close_leaves_nothing(no_session, other_thread):
+@SOME_AND_EVERY_LINE
+def test_ctrl_c_at_lines_of_close_leaves_nothing(no_session, other_thread, stride):
     line = 0
     while True:
         with nothing_left():
@@ -236,12 +238,13 @@ def test_ctrl_c_at_lines_of_close_leaves_nothing(no_session, other_thread):
             del call
         if not interrupted:
             break
-        line += STEP
+        line += STEP * stride
     assert line > 30
 
 
+@SOME_AND_EVERY_LINE
 @pytest.mark.parametrize("what", CALLS)
-def test_ctrl_c_at_lines_of_a_call(no_session, other_thread, what):
+def test_ctrl_c_at_lines_of_a_call(no_session, other_thread, what, stride):
     """The session goes on with the same processes, and with right results."""
     synk.fork(2)
     call = CALLS[what](2)
@@ -249,14 +252,15 @@ def test_ctrl_c_at_lines_of_a_call(no_session, other_thread, what):
     pids, line = pids_by_rank(), 0
     while interrupt_at_line(line, call):
         call()
-        line += 1
+        line += stride
     assert pids_by_rank() == pids
     assert line > 30
     synk.close()
 
 
+@SOME_AND_EVERY_LINE
 @pytest.mark.parametrize("what", ["function", "growing outputs", "all_reduce"])
-def test_a_handler_that_closes_at_lines_of_a_call(no_session, what):
+def test_a_handler_that_closes_at_lines_of_a_call(no_session, what, stride):
     previous = signal.signal(signal.SIGUSR1, lambda *_: synk.close())
     line, came_to_it = 0, True
     try:
@@ -270,7 +274,7 @@ def test_a_handler_that_closes_at_lines_of_a_call(no_session, what):
                     assert "closed" in str(error) or "There is no session" in str(error)
                 synk.close()  # what the call was in goes now
                 del call
-            line += STEP
+            line += STEP * stride
     finally:
         signal.signal(signal.SIGUSR1, previous)
     assert line > 5 * STEP

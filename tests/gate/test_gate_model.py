@@ -23,7 +23,13 @@ from synkhronos import _cells, _gate
 from synkhronos._gate import Gate
 
 
-@pytest.mark.parametrize("run", RUNS, ids=str)
+def in_its_tier(run):
+    """Return a run as a parameter, which is slow if it explores very many states."""
+    slow = pytest.mark.slow(f"explores {run.states:,} states")
+    return pytest.param(run, id=str(run), marks=slow if run.states > 60_000 else ())
+
+
+@pytest.mark.parametrize("run", [in_its_tier(run) for run in RUNS])
 def test_no_state_breaks_a_property(run):
     explored = explore(run.n_ranks, run.commands, **run.mishaps)
     assert explored.states == run.states

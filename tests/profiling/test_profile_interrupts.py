@@ -10,7 +10,7 @@ import pytest
 import theano
 from support import interrupts
 from support.faults import BOUND, bounded, pids_by_rank
-from support.interrupts import interrupt_at_line
+from support.interrupts import SOME_AND_EVERY_LINE, interrupt_at_line
 from support.leaks import nothing_left
 from support.profiles import instrumented, methods, of, total
 from support.waiting import wait_until
@@ -57,7 +57,8 @@ def profiled(call):
     assert len(of(recorded, "total")) == len(of(recorded, "all_reduce()")) == 2
 
 
-def test_ctrl_c_at_lines_of_a_profile(no_session, other_thread, lines_of_profiles):
+@SOME_AND_EVERY_LINE
+def test_ctrl_c_at_lines_of_a_profile(no_session, other_thread, lines_of_profiles, stride):
     synk.fork(2)
     call = works()
     call()
@@ -67,13 +68,16 @@ def test_ctrl_c_at_lines_of_a_profile(no_session, other_thread, lines_of_profile
         call()
         profiled(call)
         assert instrumented() == before, line
-        line += 1
+        line += stride
     assert line > 70
     assert pids_by_rank() == pids
     synk.close()
 
 
-def test_close_after_ctrl_c_at_lines_of_a_profile(no_session, other_thread, lines_of_profiles):
+@SOME_AND_EVERY_LINE
+def test_close_after_ctrl_c_at_lines_of_a_profile(
+    no_session, other_thread, lines_of_profiles, stride
+):
     before, came_to_it, line = methods(), True, 0
     while came_to_it:
         with nothing_left():
@@ -84,12 +88,13 @@ def test_close_after_ctrl_c_at_lines_of_a_profile(no_session, other_thread, line
             synk.close()
             assert methods() == before, line
             del call
-        line += STEP
+        line += STEP * stride
     assert line > 70
 
 
+@SOME_AND_EVERY_LINE
 def test_ctrl_c_at_lines_of_a_close_that_saves(
-    no_session, other_thread, lines_of_profiles, monkeypatch, tmp_path
+    no_session, other_thread, lines_of_profiles, monkeypatch, tmp_path, stride
 ):
     monkeypatch.setenv("SYNKHRONOS_PROFILE", str(tmp_path / "summary.txt"))
     before, came_to_it, line = methods(), True, 0
@@ -105,7 +110,7 @@ def test_ctrl_c_at_lines_of_a_close_that_saves(
             assert "all_reduce()" in (tmp_path / "summary.txt").read_text()
             (tmp_path / "summary.txt").unlink()
             del call
-        line += STEP
+        line += STEP * stride
     assert line > 20
 
 

@@ -10,7 +10,8 @@ read a new command. The master may be interrupted at every step, and any rank ma
 
 What must hold is said by `expect`, with notes that no real rank sees, and by `check_rest`.
 
-``PYTHONPATH=tests python -m support.gate_model --ranks 3 --deep`` explores and prints how many states there are.
+``PYTHONPATH=tests python -m support.gate_model --ranks 3 --deep`` explores and prints the number of
+states.
 """
 
 import argparse

@@ -5,6 +5,8 @@ import signal
 import sys
 import weakref
 
+import pytest
+
 from synkhronos import (
     _garbage,
     _gate,
@@ -34,6 +36,16 @@ FILES = {
         shared,
     )
 }
+
+
+# Of the lines to interrupt at: some in the quick tier, where each is not worth its second.
+SOME_AND_EVERY_LINE = pytest.mark.parametrize(
+    "stride",
+    [
+        pytest.param(6, id="some lines"),
+        pytest.param(1, id="every line", marks=pytest.mark.slow("interrupts a call at each line")),
+    ],
+)
 
 
 def is_in_finalizer(frame):

@@ -12,7 +12,7 @@ def beyond_the_sample(items):
     """Return those items that are a test's further combinations of parameters and layouts."""
     by_test = collections.defaultdict(list)
     for item in items:
-        if hasattr(item, "callspec"):
+        if hasattr(item, "callspec") and not item.get_closest_marker("slow"):
             by_test[item.parent, item.originalname].append(item)
     return [item for each in by_test.values() for item in _rest(each)]
 
