@@ -24,13 +24,19 @@ def _rest(items):
     rest = [item for item in items if layouts[item] != first]
     if here[0].get_closest_marker("every"):
         return rest
-    chosen = set(_with_each_value([_indices(item) for item in here]))
+    chosen = set(_with_each_value([_values(item) for item in here]))
     return rest + [item for number, item in enumerate(here) if number not in chosen]
 
 
-def _indices(item):
-    """Return the parameters of a test as pairs of their name and a number for their value."""
-    return {pair for pair in item.callspec.indices.items() if pair[0] != "layout"}
+def _values(item):
+    """Return what a test is given: a name of parameters that come together, and their values."""
+    params = {name: id(value) for name, value in item.callspec.params.items() if name != "layout"}
+    together = [marker.args[0] for marker in item.iter_markers("parametrize")]
+    together = [names.split(",") if isinstance(names, str) else names for names in together]
+    found = set()
+    for names in [[name.strip() for name in names] for names in together]:
+        found.add((tuple(names), tuple(params.pop(name) for name in names)))
+    return found | set(params.items())
 
 
 def _with_each_value(rows):
