@@ -117,15 +117,19 @@ def no_session():
 
 @pytest.fixture(autouse=True, scope="session")
 def nothing_left_at_all():
-    # Looking for what is left collects garbage, which is slow if it looks through all of Theano.
-    gc.collect()
-    gc.freeze()
     names = names_in_shared_memory()
     yield
     if layouts.ONLY is not None and _session._Current.session is not None:
         synk.close()
     assert _session._Current.session is None
     wait_for_names_to_go(names)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def little_to_collect():
+    """Have garbage collections look only at what the tests of this file make: there are many."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -40,6 +40,7 @@ def rows(n, dtype="float64"):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("rule", [rules.sgd, rules.momentum, rules.adam])
+@pytest.mark.sample(1)
 def test_training_is_serial_training(ranks, rule, dtype):
     inputs, params, loss = network(dtype)
     step = train.make_train_step(inputs, loss, params, rule, 0.05)

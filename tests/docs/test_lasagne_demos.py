@@ -85,6 +85,7 @@ def test_ranks_train_as_serial_theano_does(demo, capsys, tmp_path):
     assert "ms/minibatch" in out
 
 
+@pytest.mark.slow("compiles a network of convolutions")
 def test_cnn_with_dropout_trains_on_ranks(demo):
     result = demo("train_mnist_gpu_data").main(
         ["cnn", "50", "2", "--data", "digits", "--rows", "100", "--ranks", "2"]
@@ -100,6 +101,7 @@ def test_minibatches_may_be_smaller_than_the_number_of_ranks(demo):
         assert result["replicas_equal"] and np.isfinite(result["losses"]).all()
 
 
+@pytest.mark.slow("runs three demos, each in a process of its own")
 def test_all_demos_are_run_and_compared(demo, capfd, tmp_path):
     picture = tmp_path / "curves.png"
     found = demo("run_lasagne_demos").main(

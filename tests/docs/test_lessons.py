@@ -62,6 +62,7 @@ def test_a_lesson_passes_its_own_tests(no_session, capsys, name, n):
     ],
 )
 @pytest.mark.parametrize("name", PASSED)
+@pytest.mark.sample(3)
 def test_a_lesson_says_what_is_wrong_with_its_ranks(no_session, capsys, name, arguments, said):
     with pytest.raises(SystemExit) as end:
         load(name).main(arguments)
@@ -75,6 +76,7 @@ def test_a_lesson_runs_on_the_devices_that_are_named(no_session, capsys, name):
 
 
 @pytest.mark.parametrize("name", PASSED)
+@pytest.mark.sample(1)
 def test_a_lesson_is_a_script_for_any_floatx_and_folder(tmp_path, monkeypatch, name):
     monkeypatch.setenv("SYNKHRONOS_DEVICES", "cpu,cpu")
     monkeypatch.setenv("THEANO_FLAGS", "floatX=float32")

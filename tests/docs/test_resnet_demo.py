@@ -105,6 +105,7 @@ def test_batch_normalization_is_that_of_the_paper(models):
 
 
 @pytest.mark.parametrize("rows", [9, 7, 2])
+@pytest.mark.sample(1)
 def test_synchronized_normalization_and_its_gradients_are_those_of_all_rows(models, rows):
     value = np.random.RandomState(0).normal(3, 2, (rows, 2, 3, 3))
     with forked(Layout(3)):
@@ -119,6 +120,7 @@ def test_synchronized_normalization_and_its_gradients_are_those_of_all_rows(mode
             np.testing.assert_allclose(ours, theirs, rtol=1e-10)
 
 
+@pytest.mark.slow("compiles a network of convolutions twice")
 def test_synchronized_training_is_serial_training(demo, monkeypatch, capsys, tmp_path):
     # In single precision a rounded number may take a rectifier across zero, which changes more.
     monkeypatch.setattr(configparser, "THEANO_FLAGS", "floatX=float64")
@@ -155,6 +157,7 @@ def write_images(folder, counts, size=(20, 12)):
     return folder
 
 
+@pytest.mark.slow("compiles a network of convolutions")
 def test_ranks_with_statistics_of_their_own_stay_alike(demo, tmp_path, capsys):
     folder = write_images(tmp_path / "images", [9, 10, 11])
     (folder / "red" / ".hidden").write_text("no image")
@@ -169,6 +172,7 @@ def test_ranks_with_statistics_of_their_own_stay_alike(demo, tmp_path, capsys):
     assert theano.config.floatX == "float64"  # as before
 
 
+@pytest.mark.slow("compiles a network of convolutions")
 def test_serial_demo_trains_by_itself(demo, capsys):
     found = demo("train_resnet_theano").main(
         ["--examples", "24", "--batch", "8", "--epochs", "2", "--rate", "0.02", *TINY]
@@ -178,6 +182,7 @@ def test_serial_demo_trains_by_itself(demo, capsys):
     assert "Training Loss: " in capsys.readouterr().out
 
 
+@pytest.mark.slow("compiles a network of convolutions")
 def test_train_resnet_can_be_called_as_in_2017(demo, capsys):
     rule = functools.partial(lasagne.updates.adam, beta1=0.8)
     found = demo("train_resnet").train_resnet(

@@ -65,6 +65,7 @@ def test_close_and_fork_again_many_times():
         synk.close()
 
 
+@pytest.mark.slow("forks again and again")
 def test_many_sessions_leave_no_memory():
     before = None
     for turn in range(12):
@@ -550,6 +551,7 @@ def test_what_is_released_during_the_last_call_is_given_back_by_close():
     assert not helpers.kept
 
 
+@pytest.mark.slow("makes a function of 200 outputs")
 def test_outputs_that_cant_be_announced_are_an_error_each_time(monkeypatch):
     monkeypatch.setattr(_gate, "REPLY", 1024)
     synk.fork(2)

@@ -2,7 +2,8 @@
 
 A test with parameters is there with each value of each of them, on the first layout of its file.
 All other combinations are `thorough`, so are in ``make test-all`` only. A test that is marked
-`every` is there with all combinations on that layout: the matrix itself has found a defect.
+`every` is there with all combinations on that layout, if the matrix itself has found a defect; one
+that is marked `sample` with so many, if each takes seconds.
 """
 
 import collections
@@ -24,6 +25,10 @@ def _rest(items):
     rest = [item for item in items if layouts[item] != first]
     if here[0].get_closest_marker("every"):
         return rest
+    fewer = here[0].get_closest_marker("sample")
+    if fewer:
+        chosen = here[:: -(-len(here) // fewer.args[0])]
+        return rest + [item for item in here if item not in chosen]
     chosen = set(_with_each_value([_values(item) for item in here]))
     return rest + [item for number, item in enumerate(here) if number not in chosen]
 

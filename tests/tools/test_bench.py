@@ -309,6 +309,7 @@ def test_bench_collectives_compares_with_open_mpi(mpi_python):
 TRAINING = [sys.executable, "-m", "synkhronos", "bench", "training"]
 
 
+@pytest.mark.slow("compiles and times three systems")
 def test_bench_training_prints_every_system_and_its_shares(tmp_path):
     picture, figures = tmp_path / "training.png", tmp_path / "training.json"
     options = ["--networks", "mlp", "--batch", "33", "--seconds", "0.1", "--ranks", "2"]

@@ -403,6 +403,7 @@ def test_a_call_that_fails_leaves_the_ranks_in_step_in_the_next(two_ranks, twins
 # The life of a model.
 
 
+@pytest.mark.slow("compiles several models")
 def test_a_saved_model_goes_on_with_its_optimizer(two_ranks, twins):
     serial, _ = twins(linear, "adam")
     serial.train_on_batch(X, Y)
@@ -580,6 +581,7 @@ def demo(keras):
     keras.backend.set_floatx("float32")
 
 
+@pytest.mark.slow("compiles the functions of two models")
 def test_the_demo_trains_as_serial_keras_does(demo, capsys, tmp_path):
     found = demo.main(
         ["--data", "digits", "--rows", "250", "--batch", "100", "--epochs", "3", "--ranks", "3"]

@@ -334,6 +334,7 @@ def step_with(rule=rules.sgd, **kwargs):
     return train.make_train_step([X], X.mean() * V, [V], rule, *arguments, **kwargs)
 
 
+@pytest.mark.slow("compiles all operations for half precision")
 def test_rates_near_one_in_half_precision():
     for rule, rates in ((rules.adam, {"beta2": 0.9999}), (rules.rmsprop, {"rho": 0.9999})):
         found = []
@@ -378,6 +379,7 @@ def test_two_steps_accumulate_slices(ranks):
         np.testing.assert_allclose(value, other, rtol=1e-12)
 
 
+@pytest.mark.slow("compiles all operations for half precision")
 def test_half_precision_does_not_divide_by_zero():
     for rule in (rules.adam, rules.adamax, rules.rmsprop):
         w = theano.shared(np.ones(2, "float16"), "w")
