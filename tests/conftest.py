@@ -56,10 +56,11 @@ def keep_one_of_each_test(config, items):
     by_test = {}
     for item in items:
         if not {"no_session", "script"} & set(item.fixturenames):
-            by_test.setdefault(item.nodeid.split("[")[0], []).append(item)
+            name = item.nodeid.split("[")[0].replace(str(item.path.parent.name) + "/", "", 1)
+            by_test.setdefault(name, []).append(item)
     chosen = set()
     for name, each in by_test.items():
-        one = zlib.crc32(f"{layouts.ONLY} {name}".encode()) % len(each)
+        one = zlib.crc32(f"{list(layouts.ONLY.devices)} {name}".encode()) % len(each)
         chosen.update(each if "SYNKHRONOS_TEST_ALL" in os.environ else [each[one]])
     keep(config, items, chosen)
 

@@ -1,4 +1,4 @@
-"""The behaviour suites on OpenCL ranks, and on a mix of CPU and OpenCL ranks: see conftest.py.
+"""The behaviour suites on OpenCL ranks, and on a mix of CPU and OpenCL ranks: see layouts.py.
 
 Each in a process of its own, because a process can fork for devices only once.
 """
@@ -18,21 +18,25 @@ HERE = Path(__file__).parents[1]
 TWO = "opencl0:0,opencl0:0"
 MIX = "opencl0:0,cpu"
 MIX_OF_THREE = "opencl0:0,cpu,opencl0:0"
+# PoCL builds each operation anew on each rank, so no suite runs on all layouts.
 CASES = [
     (
         TWO,
         0,
-        ["devices/test_device_ranks", "test_collectives", "test_bad_collectives", "test_updates"],
+        ["devices/test_device_ranks", "collectives/test_collectives", "training/test_updates"],
     ),
-    (TWO, 0, ["test_functions", "test_data", "test_distribute", "test_bad_calls"]),
-    (TWO, 0, ["test_slices", "test_documented_slices", "test_rules"]),
-    (TWO, 0, ["test_sliced_updates", "test_ops"]),
-    (MIX_OF_THREE, 1, ["test_collectives", "test_updates"]),
-    (MIX, 1, ["test_functions", "test_distribute", "test_documented_slices"]),
-    (MIX, 0, ["devices/test_device_ranks", "test_ops"]),
+    (TWO, 0, ["calls/test_functions", "collectives/test_ops"]),
+    (TWO, 0, ["calls/test_slices"]),
+    (MIX_OF_THREE, 1, ["collectives/test_collectives", "training/test_updates"]),
+    (MIX, 1, ["calls/test_distribute", "calls/test_documented_slices", "training/test_rules"]),
+    (MIX, 0, ["devices/test_device_ranks", "calls/test_sliced_updates", "collectives/test_ops"]),
 ]
+NCCL = ["devices/test_device_ranks", "devices/test_nccl", "collectives/test_ops"]
 
-pytestmark = [pytest.mark.opencl, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.opencl,
+    pytest.mark.slow("waits for PoCL, which builds each operation on each rank"),
+]
 
 
 @functools.lru_cache(maxsize=None)
@@ -47,10 +51,7 @@ def run(names, request, **variables):
     if missing():
         pytest.skip(missing())
     faulthandler.cancel_dump_traceback_later()  # what runs has its own, for each test
-    paths = [
-        HERE / (name if "/" in name or name == "devices/test_device_ranks" else f"{name}.py")
-        for name in names
-    ]
+    paths = [HERE / f"{name}.py" for name in names]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *paths],
         cwd=HERE.parent,
@@ -73,8 +74,7 @@ def test_suites(devices, master, suites, request):
 
 def test_nccl_with_a_stand_in(request):
     """What NCCL is given, and when; not NCCL itself."""
-    suites = ["devices/test_device_ranks", "test_ops"]
-    run(suites, request, SYNKHRONOS_TEST_DEVICES=TWO, SYNKHRONOS_TEST_TRANSPORT="nccl")
+    run(NCCL, request, SYNKHRONOS_TEST_DEVICES=TWO, SYNKHRONOS_TEST_TRANSPORT="nccl")
 
 
 SCRIPT = """
