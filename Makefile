@@ -1,7 +1,6 @@
 # Every target makes the virtual environment first, if it is not there or older than what it depends on.
 PYTHON ?= python3.11
-# Two processes, each with sessions of its own. A file's tests share one; the order of files has the
-# long ones in the middle.
+# Two processes, each with sessions of its own, which a file's tests share: see tests/conftest.py.
 PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 SPHINX_ARGS ?=
 
@@ -9,10 +8,12 @@ py := .venv/bin/python
 ready := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help venv opencl demo test lint docs clean distclean
+# What `make test` leaves out, and test-rest runs.
+rest := slow or thorough or opencl
+.PHONY: help venv opencl demo test test-all test-rest lint docs clean distclean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
 venv: $(ready) ## make .venv, with all that demos, tests, docs and lint need (PYTHON=python3.11)
 
@@ -29,8 +30,14 @@ opencl: venv ## install OpenCL and pygpu for .venv, which needs Debian's apt-get
 demo: venv ## train a network on handwritten digits with all cores, and compare with serial Theano
 	$(py) demos/train_digits.py
 
-test: venv ## run the tests (PYTEST_ARGS="-k gate -x")
+test: venv ## run the tests, in 5 minutes (PYTEST_ARGS="-k gate -x")
+	$(py) -m pytest -m "not ($(rest))" $(PYTEST_ARGS)
+
+test-all: venv ## run these and all others: all parameters, OpenCL, thousands of calls and interrupts
 	$(py) -m pytest $(PYTEST_ARGS)
+
+test-rest: venv ## run what test-all has and test has not
+	$(py) -m pytest -m "$(rest)" $(PYTEST_ARGS)
 
 lint: venv ## check style and spelling
 	$(py) -m ruff check .

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import synkhronos
 
-BAD_INPUT = Path(__file__).parent.parent / "tests" / "bad_input.py"
+BAD_INPUT = Path(__file__).parent.parent / "tests" / "support" / "bad_input.py"
 
 project = "Synkhronos"
 author = "Synkhronos developers"

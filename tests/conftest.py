@@ -1,56 +1,27 @@
-"""Sessions that tests share, and the proof that nothing of them is left.
+"""Fixtures that all tests share: sessions, their layouts, and the proof that nothing is left."""
 
-With SYNKHRONOS_TEST_DEVICES=opencl0:0,opencl0:0 (and SYNKHRONOS_TEST_MASTER=1) the tests that take
-a session as it comes run on these devices. A process can fork for devices only once, so all share
-one session, and the tests that fork for themselves are left out. Compiling for devices takes long:
-each test runs with one of its parameters, another for each layout of devices, or with all of them
-where SYNKHRONOS_TEST_ALL=1 is set. See test_opencl.py.
-"""
-
-import contextlib
-import faulthandler
 import gc
 import os
-import re
 import signal
 import subprocess
 import sys
-import time
+import threading
 import zlib
-from types import SimpleNamespace
 
-import psutil
 import pytest
+from support import layouts
+from support.leaks import names_in_shared_memory, nothing_left, wait_for_names_to_go
+from support.tiers import beyond_the_sample
+from support.waiting import Watch
 
 import synkhronos as synk
 from synkhronos import session as _session
 
-TEST_SECONDS = 600  # that a test may take with its fixtures, or it hangs
-
-
-def end_after(seconds):
-    """End this process in so many seconds, saying where its threads are; once more: put it off."""
-    faulthandler.dump_traceback_later(seconds, exit=True, file=Watch.stderr)
-
-
-class Watch:
-    """Sees to it that no test hangs for ever, nor do the examples of the documentation.
-
-    In place of pytest's `faulthandler_timeout`, which goes on waiting, and does not watch what
-    comes after an error of a test. There is only one timer.
-    """
-
-    stderr = 2
-
-    @pytest.hookimpl(hookwrapper=True)
-    def pytest_runtest_protocol(self):
-        end_after(TEST_SECONDS)
-        yield
-        faulthandler.cancel_dump_traceback_later()
-
-    def pytest_exception_interact(self, node):
-        if isinstance(node, pytest.Item):
-            end_after(TEST_SECONDS)  # pytest has just stopped the timer
+collect_ignore = []
+if not layouts.ON_DEVICES:
+    collect_ignore.append("devices/test_device_ranks.py")
+if layouts.ONLY is None or layouts.ONLY.transport != "nccl":
+    collect_ignore.append("devices/test_nccl.py")
 
 
 def pytest_configure(config):
@@ -59,122 +30,62 @@ def pytest_configure(config):
     config.pluginmanager.register(Watch())
 
 
-def descriptors():
-    """Return the open descriptors of this process, and what they are."""
-    found = {}
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            found[int(number)] = os.readlink(f"/proc/self/fd/{number}")
-    # The descriptor of the listing itself is one of them, and gone by now.
-    return {
-        number: name for number, name in found.items() if os.path.exists(f"/proc/self/fd/{number}")
-    }
+def pytest_generate_tests(metafunc):
+    if "layout" in metafunc.fixturenames:
+        own = getattr(metafunc.module, "LAYOUTS", layouts.ALL)
+        wanted = own if layouts.ONLY is None else [layouts.ONLY]
+        metafunc.parametrize("layout", wanted, ids=str, indirect=True, scope="module")
 
 
-def names_in_shared_memory():
-    return {name for name in os.listdir("/dev/shm") if name.startswith("synkhronos")}
-
-
-@contextlib.contextmanager
-def nothing_left():
-    """Fail if what runs inside leaves a process, a descriptor or a name in shared memory."""
-    gc.collect()
-    children = set(psutil.Process().children(recursive=True))
-    names, before = names_in_shared_memory(), descriptors()
-    yield
-    gc.collect()
-    left = set(psutil.Process().children(recursive=True)) - children
-    assert not left, f"processes are left: {left}"
-    wait_for_names_to_go(names)
-    after = descriptors()
-    new = {number: name for number, name in after.items() if before.get(number) != name}
-    assert not new, f"descriptors are left: {new}"
-
-
-def wait_for_names_to_go(but):
-    """Wait for names in shared memory that another run on this machine has for a moment."""
-    wait_until(
-        lambda: names_in_shared_memory() <= but,
-        20,
-        lambda: f"names are left: {names_in_shared_memory() - but}",
-    )
-
-
-def fork_on_devices(master_rank):
-    if os.environ.get("SYNKHRONOS_TEST_NCCL") == "stand-in":
-        import stand_in
-
-        stand_in.install()
-    synk.fork(devices=DEVICES, master_rank=master_rank)
-
-
-DEVICES = os.environ.get("SYNKHRONOS_TEST_DEVICES", "").split(",")
-ON_DEVICES = DEVICES != [""]
-IS_MIXED = ON_DEVICES and len({device.rstrip("0123456789:") for device in DEVICES}) > 1
-collect_ignore = [] if ON_DEVICES else ["on_devices"]
-if "SYNKHRONOS_TEST_NCCL" not in os.environ:
-    collect_ignore.append("on_devices/test_nccl.py")
-
-
-def layouts(*pairs):
-    """Return the pairs (number of ranks, master's rank) that a fixture forks, one by one."""
-    if ON_DEVICES:
-        return [(len(DEVICES), int(os.environ.get("SYNKHRONOS_TEST_MASTER", "0")))]
-    return list(pairs)
-
-
-def nameless(value):
-    """Return what a value looks like, without its address: tests have the same name in each run."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
-
-
-def layout_id(pair):
-    return f"{pair[0]}ranks-master{pair[1]}"
-
-
-@contextlib.contextmanager
-def forked(n, master_rank=0, **kwargs):
-    """Fork, and prove at the end that close() leaves nothing."""
-    if ON_DEVICES:
-        if _session._Current.session is None:
-            fork_on_devices(master_rank)
-        current = _session._Current.session
-        assert (n, master_rank) == (current.n_ranks, current.master_rank)
-        yield SimpleNamespace(n=n, master=master_rank, session=current)
-        return
-    with nothing_left():
-        assert synk.fork(n, master_rank=master_rank, **kwargs) == n
-        current = _session._Current.session
-        try:
-            yield SimpleNamespace(n=n, master=master_rank, session=current)
-        finally:
-            if _session._Current.session is not None:
-                synk.close()
-
-
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    if not ON_DEVICES:
+    if layouts.ONLY is not None:
+        keep_one_of_each_test(config, items)
         return
+    keep(config, items, {item for item in items if is_on_its_layout(item)})
+    for item in beyond_the_sample(items):
+        item.add_marker(pytest.mark.thorough)
+
+
+def keep_one_of_each_test(config, items):
+    """Choose what runs on devices: one of the parameters of each test.
+
+    Compiling for devices takes long. Each layout has another one; all run with
+    SYNKHRONOS_TEST_ALL=1.
+    """
     by_test = {}
     for item in items:
         if not {"no_session", "script"} & set(item.fixturenames):
-            by_test.setdefault(item.nodeid.split("[")[0], []).append(item)
+            name = item.nodeid.split("[")[0].replace(str(item.path.parent.name) + "/", "", 1)
+            by_test.setdefault(name, []).append(item)
     chosen = set()
     for name, each in by_test.items():
-        one = zlib.crc32(f"{DEVICES} {name}".encode()) % len(each)  # another one for each layout
+        one = zlib.crc32(f"{list(layouts.ONLY.devices)} {name}".encode()) % len(each)
         chosen.update(each if "SYNKHRONOS_TEST_ALL" in os.environ else [each[one]])
+    keep(config, items, chosen)
+
+
+def keep(config, items, chosen):
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
 
 
-ALL_LAYOUTS = layouts((1, 0), (2, 0), (3, 0), (4, 0), (3, 1), (2, 1))
-FEWER_LAYOUTS = layouts((1, 0), (2, 0), (3, 1), (4, 0))
+def is_on_its_layout(item):
+    """Return whether a test that names some layouts of its file runs on one of them here."""
+    marker = item.get_closest_marker("layouts")
+    return marker is None or item.callspec.params["layout"] in marker.args
 
 
-@pytest.fixture(scope="module", params=ALL_LAYOUTS, ids=layout_id)
-def ranks(request):
-    """A session, for each number of ranks; n may be more than there are cores."""
-    with forked(*request.param) as session:
+@pytest.fixture(scope="module")
+def layout(request):
+    """The layout that the tests of a file run on: each of its LAYOUTS in turn."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def ranks(layout):
+    """A session on the layout, for all tests of a file; ranks may be more than there are cores."""
+    with layouts.forked(layout) as session:
         yield session
 
 
@@ -207,15 +118,30 @@ def no_session():
 
 @pytest.fixture(autouse=True, scope="session")
 def nothing_left_at_all():
-    # Looking for what is left collects garbage, which is slow if it looks through all of Theano.
-    gc.collect()
-    gc.freeze()
     names = names_in_shared_memory()
     yield
-    if ON_DEVICES and _session._Current.session is not None:
+    if layouts.ONLY is not None and _session._Current.session is not None:
         synk.close()
     assert _session._Current.session is None
     wait_for_names_to_go(names)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def little_to_collect():
+    """Have garbage collections look only at what the tests of this file make: there are many."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def other_thread():
+    """A thread that takes signals: in a program with threads no mask of the main one keeps them."""
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    yield
+    end.set()
+    thread.join()
 
 
 @pytest.fixture
@@ -241,12 +167,3 @@ def script(tmp_path):
         return done
 
     return run
-
-
-def wait_until(condition, seconds, what=lambda: ""):
-    """Wait until the condition holds; return how long it took, or fail, saying what there is."""
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begin < seconds, f"not within {seconds} s {what()}"
-        time.sleep(0.005)
-    return time.monotonic() - begin

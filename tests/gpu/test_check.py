@@ -81,6 +81,7 @@ def own(tmp_path):
     return file
 
 
+@pytest.mark.slow("compiles all that the check computes")
 def test_cpu_ranks_pass(tmp_path):
     file = tmp_path / "record.json"
     done = check("--devices", "cpu,cpu", "--quick", "--json", str(file))

@@ -1,0 +1,524 @@
+"""Data: every member and rule, on arrays of any number of dimensions."""
+
+import copy
+import gc
+import os
+import pickle
+import re
+
+import numpy as np
+import pytest
+import theano.tensor as T
+from support.helpers import function
+from support.layouts import Layout
+
+import synkhronos as synk
+from synkhronos import session as _session
+from synkhronos.inputs import Data
+
+LAYOUTS = [Layout(2)]
+pytestmark = pytest.mark.usefixtures("ranks")
+
+
+@pytest.fixture(autouse=True)
+def nothing_launched():
+    """Making and changing Data crosses no barrier."""
+    before = _session._Current.session.gate.sequence
+    yield
+    assert _session._Current.session.gate.sequence == before
+
+
+def test_from_an_array():
+    a = np.arange(6, dtype="float32").reshape(2, 3)
+    d = synk.data(a)
+    assert isinstance(d, Data)
+    assert (d.dtype, d.ndim, d.shape, d.size, len(d), d.alloc_size) == (
+        "float32",
+        2,
+        (2, 3),
+        6,
+        2,
+        6,
+    )
+    assert (d.name, d.minibatch) == (None, False)
+    assert type(d.dtype) is str
+    assert type(d.data) is np.ndarray
+    np.testing.assert_array_equal(d.data, a)
+    a[0] = 9
+    assert d[0, 0] == 0
+
+
+def test_from_a_variable():
+    x = T.imatrix("pixels")
+    d = synk.data(var=x)
+    assert (d.dtype, d.ndim, d.shape, d.name, d.alloc_size) == ("int32", 2, (0, 0), "pixels", 0)
+    d = synk.data(np.ones((2, 2), "uint8"), x, name="mine", minibatch=True)
+    assert (d.dtype, d.name, d.minibatch) == ("int32", "mine", True)
+    np.testing.assert_array_equal(d.data, 1)
+
+
+def test_from_dtype_and_ndim_or_shape():
+    d = synk.data(dtype="float64", ndim=3)
+    assert (d.shape, d.alloc_size) == ((0, 0, 0), 0)
+    d = synk.data(dtype=np.dtype("int16"), shape=(2, 5), oversize=1.5)
+    assert (d.shape, d.alloc_size, d.dtype) == ((2, 5), 15, "int16")
+    np.testing.assert_array_equal(d.data, 0)
+    assert synk.data(dtype=np.float32, shape=(1,)).dtype == "float32"
+
+
+def test_from_lists_and_scalars():
+    assert synk.data([1, 2, 3], dtype="int8", ndim=1).data.tolist() == [1, 2, 3]
+    assert synk.data([[1.5]], dtype="float32").shape == (1, 1)
+    assert synk.data(2.5, dtype="float32").data == np.float32(2.5)
+    assert synk.data([True, False]).dtype == "bool"
+
+
+def test_a_given_dtype_holds_also_for_a_value_of_another():
+    d = synk.data(np.arange(3.0), dtype="float32", force_cast=True)
+    assert d.dtype == "float32"
+    np.testing.assert_array_equal(d.data, [0, 1, 2])
+    d = synk.data(np.array([1.7, -1.7]), dtype="int32", force_cast=True)
+    np.testing.assert_array_equal(d.data, [1, -1])
+    assert synk.data(np.ones(2, "int8"), dtype="float64").dtype == "float64"
+
+
+def test_byte_order_and_strides_of_a_value_do_not_matter():
+    a = np.arange(12.0).reshape(3, 4)
+    np.testing.assert_array_equal(synk.data(a.T[::-1]).data, a.T[::-1])
+    big = a.astype(">f8")
+    d = synk.data(big)
+    np.testing.assert_array_equal(d.data, a)
+    assert d.data.dtype.isnative
+
+
+def test_data_as_a_value():
+    d = synk.data(synk.data(np.arange(3.0)))
+    np.testing.assert_array_equal(d.data, [0, 1, 2])
+    other = synk.data(np.arange(4, dtype="float32"))
+    d.set_value(other)
+    np.testing.assert_array_equal(d.data, [0, 1, 2, 3])
+    assert not np.shares_memory(d.data, other.data)
+
+
+UP = [
+    ("uint8", "int32"),
+    ("uint8", "float32"),
+    ("bool", "int8"),
+    ("int16", "float32"),
+    ("float32", "float64"),
+    ("int64", "float64"),
+    ("float16", "float32"),
+    ("float32", "complex64"),
+]
+DOWN = [
+    ("int64", "int32"),
+    ("int32", "float32"),
+    ("float64", "float32"),
+    ("uint8", "int8"),
+    ("int8", "uint8"),
+    ("float32", "int64"),
+    ("int8", "bool"),
+    ("complex64", "float64"),
+]
+
+
+@pytest.mark.parametrize("given, own", UP)
+def test_casts_up(given, own):
+    d = synk.data(dtype=own, ndim=1)
+    d.set_value(np.array([0, 1, 1], given))
+    assert d.dtype == own
+    np.testing.assert_array_equal(d.data, [0, 1, 1])
+
+
+@pytest.mark.filterwarnings("ignore::numpy.ComplexWarning")
+@pytest.mark.parametrize("given, own", DOWN)
+def test_casts_down_only_by_force(given, own):
+    d = synk.data(np.zeros(2, own), name="d")
+    value = np.array([0, 1, 1], given)
+    for refused in (d.set_value, d.condition_data):
+        with pytest.raises(TypeError) as caught:
+            refused(value)
+        for word in (given, own, "force_cast", "'d'"):
+            assert word in str(caught.value)
+    np.testing.assert_array_equal(d.data, [0, 0])
+    d.set_value(value, force_cast=True)
+    assert d.dtype == own
+    np.testing.assert_array_equal(d.data, [0, 1, 1])
+
+
+@pytest.mark.filterwarnings("ignore:Creating an ndarray from ragged")
+def test_lists_must_hold_what_the_dtype_can():
+    d = synk.data(dtype="int8", ndim=1)
+    d.set_value([1, 2, -128])
+    assert d.data.tolist() == [1, 2, -128]
+    for bad in ([300], [1.5], ["a"], [None], [[1], [2, 3]]):
+        with pytest.raises(TypeError):
+            d.set_value(bad)
+    assert d.data.tolist() == [1, 2, -128]
+    f = synk.data(dtype="float32", ndim=1)
+    f.set_value([0.1, float("nan"), float("inf")])
+    np.testing.assert_array_equal(f.data, np.array([0.1, np.nan, np.inf], "float32"))
+    with pytest.raises(TypeError):
+        f.set_value([1j])
+
+
+@pytest.mark.parametrize(
+    "value, dtype, wrong",
+    [
+        ([1, 300, -1], "uint8", "300"),
+        ([[1, 2], [3, -4]], "uint16", "-4"),
+        (1.5, "int32", "1.5"),
+        ([0.0, float("nan")], "int64", "nan"),
+        ([2], "bool", "2"),
+        ([1, 2**24 + 1], "float32", "16777217"),
+        ([2**53 + 1], "float64", "9007199254740993"),
+        ([1.0, 1e300], "float32", "1e+300"),
+        ([1, 2j], "float32", "2j"),
+    ],
+    ids=repr,
+)
+def test_the_number_that_does_not_fit_is_named(value, dtype, wrong):
+    with pytest.raises(TypeError) as error:
+        synk.data(value, dtype=dtype, name="d")
+    assert f"Data 'd' is of dtype {dtype}, which can't hold {wrong}. Cast" in str(error.value)
+    d = synk.data(dtype=dtype, ndim=np.ndim(value))
+    with pytest.raises(TypeError, match="can't hold"):
+        d.set_value(value)
+    assert d.size == (1 if d.ndim == 0 else 0)
+    if not isinstance(value, list) or 2j not in value:
+        d.set_value(value, force_cast=True)
+        assert d.shape == np.shape(value)
+
+
+def test_condition_data_is_a_dry_run():
+    d = synk.data(np.zeros(2, "float32"))
+    conditioned = d.condition_data(np.ones(5, "float16"))
+    assert isinstance(conditioned, np.ndarray)
+    assert conditioned.shape == (5,)
+    assert d.shape == (2,)
+    np.testing.assert_array_equal(d.condition_data(np.ones(1), force_cast=True), [1])
+
+
+def test_indexing_is_that_of_the_array():
+    a = np.arange(24.0).reshape(4, 6)
+    d = synk.data(a)
+    for key in (1, -1, slice(1, 3), (0, 5), [3, 0, 0], (slice(None), 2), a > 7, ..., None):
+        np.testing.assert_array_equal(d[key], a[key])
+    d[1] = 5
+    d[[0, 3], 0] = [7, 8]
+    d[d.data > 20] = 0
+    a[1] = 5
+    a[[0, 3], 0] = [7, 8]
+    a[a > 20] = 0
+    np.testing.assert_array_equal(d.data, a)
+    with pytest.raises(IndexError):
+        d[4]
+    assert [row.sum() for row in d] == a.sum(1).tolist()
+
+
+def test_it_converts_to_an_array():
+    d = synk.data(np.arange(4.0))
+    np.testing.assert_array_equal(np.asarray(d), np.arange(4.0))
+    assert np.shares_memory(np.asarray(d), d.data)
+    assert np.asarray(d, "float32").dtype == "float32"
+    assert not np.shares_memory(np.array(d), d.data)
+    assert np.sum(d) == 6 and np.mean(d) == 1.5
+    np.testing.assert_array_equal(np.add(d, 1), [1, 2, 3, 4])
+
+
+def test_repr():
+    d = synk.data(np.zeros((2, 3), "float32"), name="pixels", minibatch=True)
+    for part in ("pixels", "float32", "(2, 3)", "minibatch"):
+        assert part in repr(d)
+    assert "None" not in repr(synk.data(np.zeros(1))) and "minibatch" not in repr(
+        synk.data(np.zeros(1))
+    )
+
+
+def test_operators_that_work_in_place():
+    d = synk.data(np.arange(4.0), name="d")
+    d.data *= 2
+    d.data[1:] += 1
+    d[0] -= 1
+    d[...] /= 2
+    assert d.data.tolist() == [-0.5, 1.5, 2.5, 3.5]
+    view = d.data
+    d.set_length(100)
+    for other in (view, d.data.copy(), d.data[:]):
+        with pytest.raises(AttributeError, match=r"Data 'd' can't be replaced.*set_value"):
+            d.data = other
+    assert d.data[:4].tolist() == [-0.5, 1.5, 2.5, 3.5]
+
+
+@pytest.mark.parametrize("member", ["dtype", "ndim", "shape", "size", "data", "alloc_size", "name"])
+def test_members_are_read_only(member):
+    with pytest.raises(AttributeError):
+        setattr(synk.data(np.zeros(2)), member, 1)
+
+
+def test_documented_allocations():
+    d = synk.data(dtype="float32", shape=(5, 4))
+    assert d.alloc_size == 20
+    d.set_value(np.ones((2000, 10), "float32"), oversize=1.1)
+    assert (d.size, d.alloc_size) == (20000, 22000)
+    d.set_value(np.ones((2100, 10), "float32"))
+    assert (d.size, d.alloc_size) == (21000, 22000)
+    d.set_value(np.ones((100, 8), "float32"))
+    assert (d.size, d.alloc_size) == (800, 22000)
+    d.free_memory()
+    assert (d.shape, d.alloc_size) == ((0, 0), 0)
+    d.set_value(np.ones((100, 8), "float32"))
+    assert (d.size, d.alloc_size) == (800, 800)
+
+
+def test_set_value_takes_the_shape_and_keeps_the_number_of_dimensions():
+    d = synk.data(np.zeros((2, 3)), name="d")
+    d.set_value(np.ones((5, 1)))
+    assert d.shape == (5, 1)
+    for bad in (np.ones(3), np.ones((1, 1, 1)), 1.0):
+        with pytest.raises(TypeError, match="dimensions"):
+            d.set_value(bad)
+    np.testing.assert_array_equal(d.data, np.ones((5, 1)))
+
+
+def test_growing_and_shrinking_keep_the_contents():
+    d = synk.data(np.arange(6.0).reshape(3, 2))
+    d.set_length(2)
+    np.testing.assert_array_equal(d.data, [[0, 1], [2, 3]])
+    d.set_length(3)
+    np.testing.assert_array_equal(d.data, [[0, 1], [2, 3], [4, 5]])
+    d.set_length(100)
+    np.testing.assert_array_equal(d[:3], [[0, 1], [2, 3], [4, 5]])
+    np.testing.assert_array_equal(d[3:], 0)
+    d.set_shape((2, 3))
+    np.testing.assert_array_equal(d.data, [[0, 1, 2], [3, 4, 5]])
+    d.set_shape((300, 4), oversize=2)
+    assert d.alloc_size == 2400
+    np.testing.assert_array_equal(d.data.ravel()[:6], np.arange(6.0))
+
+
+@pytest.mark.parametrize(
+    "call, error, words",
+    [
+        (lambda d: d.set_length(0), ValueError, ["length", "0"]),
+        (lambda d: d.set_length(-3), ValueError, ["length", "-3"]),
+        (lambda d: d.set_length(2.0), TypeError, ["length", "2.0"]),
+        (lambda d: d.set_length(None), TypeError, ["length", "None"]),
+        (lambda d: d.set_shape((2,)), ValueError, ["2 dimensions", "(2,)"]),
+        (lambda d: d.set_shape((2, 2, 2)), ValueError, ["2 dimensions"]),
+        (lambda d: d.set_shape((2, -1)), ValueError, ["(2, -1)"]),
+        (lambda d: d.set_shape((2, 1.5)), TypeError, ["shape", "1.5"]),
+        (lambda d: d.set_shape(4), TypeError, ["shape", "4"]),
+        (lambda d: d.set_length(100, oversize=0.9), ValueError, ["oversize", "0.9"]),
+        (lambda d: d.set_shape((90, 9), oversize=2.1), ValueError, ["oversize", "2.1"]),
+        (lambda d: d.set_value(np.ones((90, 9)), oversize=3), ValueError, ["oversize", "3"]),
+        (lambda d: d.set_value(np.ones((1, 1)), oversize=0), ValueError, ["oversize", "0"]),
+        (lambda d: d.set_value(np.ones((1, 1)), oversize="big"), TypeError, ["oversize", "big"]),
+        (lambda d: d.set_value(None), TypeError, []),
+        (lambda d: d.set_value("abc"), TypeError, []),
+        (lambda d: d.set_value(np.array([["a"]])), TypeError, []),
+    ],
+)
+def test_bad_changes_change_nothing(call, error, words):
+    d = synk.data(np.arange(6.0).reshape(2, 3), name="mine")
+    before = d.alloc_size
+    with pytest.raises(error) as caught:
+        call(d)
+    for word in words:
+        assert word in str(caught.value)
+    assert (d.shape, d.alloc_size) == ((2, 3), before)
+    np.testing.assert_array_equal(d.data.ravel(), np.arange(6.0))
+    d.set_length(1)
+    assert d.shape == (1, 3)
+
+
+@pytest.mark.filterwarnings("ignore:Creating an ndarray from ragged")
+@pytest.mark.parametrize(
+    "kwargs, error, words",
+    [
+        ({}, TypeError, ["dtype", "ndim"]),
+        ({"dtype": "float32"}, TypeError, ["ndim"]),
+        ({"ndim": 2}, TypeError, ["dtype"]),
+        ({"shape": (2, 2)}, TypeError, ["dtype"]),
+        ({"dtype": "no such", "ndim": 1}, TypeError, ["dtype", "no such"]),
+        ({"dtype": object, "ndim": 1}, TypeError, ["dtype", "object"]),
+        ({"dtype": "S3", "ndim": 1}, TypeError, ["dtype"]),
+        ({"dtype": "f4", "ndim": -1}, ValueError, ["ndim", "-1"]),
+        ({"dtype": "f4", "ndim": 1.0}, TypeError, ["ndim", "1.0"]),
+        ({"dtype": "f4", "ndim": 1, "shape": (2, 2)}, ValueError, ["(2, 2)"]),
+        ({"dtype": "f4", "shape": (2, -2)}, ValueError, ["-2"]),
+        ({"dtype": "f4", "shape": 3}, TypeError, ["shape", "3"]),
+        ({"var": 3}, TypeError, ["var", "3"]),
+        ({"value": np.zeros(2), "var": T.fvector("v")}, TypeError, ["'v'", "float64", "float32"]),
+        ({"value": np.zeros(2), "var": T.dmatrix("v")}, TypeError, ["'v'", "2 dimensions"]),
+        ({"value": np.zeros(2), "ndim": 2}, TypeError, ["2 dimensions"]),
+        ({"value": np.zeros(2), "dtype": "float32"}, TypeError, ["float64", "float32"]),
+        ({"value": np.zeros(2), "oversize": 0.5}, ValueError, ["oversize", "0.5"]),
+        ({"dtype": "f4", "ndim": 1, "oversize": 2.5}, ValueError, ["oversize", "2.5"]),
+        ({"value": np.array(["a"])}, TypeError, []),
+        ({"value": [[1], [2, 3]]}, TypeError, []),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_refused_and_take_no_memory(kwargs, error, words):
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(error) as caught:
+        synk.data(**kwargs)
+    for word in words:
+        assert word in str(caught.value)
+    del caught
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert synk.data(np.ones(2)).size == 2
+
+
+def test_0d():
+    d = synk.data(np.array(2.5))
+    assert (d.shape, d.ndim, d.size, d.alloc_size) == ((), 0, 1, 1)
+    assert d[()] == 2.5 and float(d.data) == 2.5
+    d[...] = 4
+    d.set_value(7)
+    assert d.data == 7
+    with pytest.raises(TypeError):
+        len(d)
+    with pytest.raises(TypeError, match="axis 0"):
+        d.set_length(2)
+    d.set_shape(())
+    assert d.data == 7
+    d.free_memory()
+    assert d.shape == ()
+    d.set_value(3.0)
+    assert d.data == 3
+    assert synk.data(dtype="int64", ndim=0).data == 0
+    assert synk.data(dtype="int64", shape=()).data == 0
+
+
+def test_empty():
+    for shape in ((0,), (0, 3), (3, 0, 2)):
+        d = synk.data(np.zeros(shape))
+        assert (d.shape, d.size) == (shape, 0)
+    d = synk.data(np.zeros((0, 3)))
+    d.set_length(2)
+    np.testing.assert_array_equal(d.data, np.zeros((2, 3)))
+    unallocated = synk.data(dtype="float32", ndim=2)
+    unallocated.set_length(4)
+    assert unallocated.shape == (4, 0)
+    unallocated.set_shape((4, 5))
+    np.testing.assert_array_equal(unallocated.data, np.zeros((4, 5)))
+
+
+def test_old_views_stay_readable_and_are_detached_by_reallocation():
+    d = synk.data(np.arange(3.0))
+    view = d.data
+    view[0] = 9
+    assert d[0] == 9
+    d.set_length(2)
+    view[1] = 8  # the same memory still
+    assert d[1] == 8
+    d.set_length(1000)
+    view[2] = 7
+    assert d[2] == 2
+    np.testing.assert_array_equal(view, [9, 8, 7])
+    d.free_memory()
+    np.testing.assert_array_equal(view, [9, 8, 7])
+
+
+def test_memory_is_given_back_by_free_memory_and_with_the_last_reference():
+    def held(fd):
+        return os.fstat(fd).st_blocks * 512
+
+    d = synk.data(np.ones(1 << 17))
+    fd = os.dup(d._store.ref.segment.fd)
+    try:
+        assert held(fd) >= 1 << 20
+        view = d[5:6]
+        d.free_memory()
+        gc.collect()
+        assert held(fd) >= 1 << 20
+        assert view[0] == 1
+        del view
+        gc.collect()
+        assert held(fd) == 0
+    finally:
+        os.close(fd)
+    d.set_value(np.ones(1 << 17))
+    fd = os.dup(d._store.ref.segment.fd)
+    try:
+        del d
+        gc.collect()
+        assert held(fd) == 0
+    finally:
+        os.close(fd)
+
+
+def test_reallocation_gives_the_old_memory_back():
+    d = synk.data(np.ones(1000))
+    before = len(os.listdir("/proc/self/fd"))
+    for length in (2000, 4000, 8000):
+        d.set_length(length)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+class TestInCalls:
+    """Data that is used by functions."""
+
+    @pytest.fixture(autouse=True)
+    def nothing_launched(self):
+        """Calls do cross."""
+
+    def test_functions_see_every_change_without_a_copy(self):
+        x = T.dmatrix("x")
+        f = function([x], (x.sum(1), "gather"))
+        d = synk.data(np.ones((4, 2)))
+        np.testing.assert_array_equal(f(d), [2] * 4)
+        for row in range(4):
+            d[row] = row
+            np.testing.assert_array_equal(f(d)[: row + 1], 2 * np.arange(row + 1.0))
+        d.set_shape((2, 4))
+        np.testing.assert_array_equal(f(d), [2, 10])
+        d.set_length(3)
+        np.testing.assert_array_equal(f(d), [2, 10, 0])
+
+    def test_empty_and_0d_data_are_inputs(self):
+        x, a = T.dvector("x"), T.dscalar("a")
+        f = function([x], (x.sum() + a, "sum"), bcast_inputs=[a])
+        d = synk.data(dtype="float64", ndim=1)
+        assert f(d, synk.data(np.array(2.0))) == 2
+        d.set_value([1.0, 2.0])
+        assert f(d, 0) == 3
+
+    def test_minibatch_data_is_an_input_like_any_other(self):
+        x = T.dvector("x")
+        f = function([x], (x, "gather"))
+        np.testing.assert_array_equal(f(synk.data(np.arange(5.0), minibatch=True)), np.arange(5.0))
+
+
+@pytest.mark.parametrize("copy_of", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_copy_is_refused_in_words(copy_of):
+    d = synk.data(np.arange(3.0), name="d")
+    with pytest.raises(
+        TypeError, match=r"Data 'd' can't be pickled or copied: .* numpy.array\(d\)"
+    ):
+        copy_of(d)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(d.data)), d.data)
+
+
+@pytest.mark.parametrize("name", [5, T.dvector("x"), np.array([1, 2]), b"ab"], ids=repr)
+def test_any_name_is_shown_as_text(name):
+    d = synk.data(np.arange(3.0), name=name)
+    assert d.name == str(name)
+    with pytest.raises(TypeError, match=re.escape(f"Data {str(name)!r} has 1 dimension, but")):
+        d.set_value(np.ones((2, 2)))
+
+
+def test_shape_may_say_what_the_value_has():
+    assert synk.data(np.ones((2, 3)), shape=[2, 3]).shape == (2, 3)
+    assert synk.data(dtype="int8", shape=np.array([2, 3])).shape == (2, 3)
+    assert synk.data(dtype="int8", shape=range(2, 4)).shape == (2, 3)
+
+
+def test_what_agrees_with_a_variable_may_be_said_again():
+    x = T.fmatrix("x")
+    assert repr(synk.data(var=x, dtype="float32", ndim=2)) == "<Data 'x' of float32, shape (0, 0)>"

@@ -1,0 +1,689 @@
+"""Functions on any number of ranks give what plain Theano gives for the same data."""
+
+import copy
+import itertools
+import pickle
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support.helpers import MODE, Call, function, on_ranks, shares
+from support.layouts import Layout
+
+import synkhronos as synk
+from synkhronos import session as _session
+from synkhronos._checks import count
+
+pytestmark = pytest.mark.usefixtures("ranks")
+
+ROWS = range(12)
+
+
+def sequence():
+    return _session._Current.session.gate.sequence
+
+
+def rows(n, dtype="float64"):
+    return (np.arange(3 * n).reshape(n, 3) * 7 % 11 - 4).astype(dtype)
+
+
+def busy(x, n):
+    return [share for share in shares(x, n) if len(share)]
+
+
+@pytest.fixture(scope="module")
+def every_mode(ranks):
+    x = T.dmatrix("x")
+    by_mode = {
+        "sum": x.sum(0),
+        "prod": x.prod(0),
+        "min": x.min(0),
+        "max": x.max(0),
+        "gather": 2 * x,
+        "avg": x.mean(0),
+    }
+    outputs = [(v, m) for m, v in by_mode.items()] + [(v, "c_" + m) for m, v in by_mode.items()]
+    f = function([x], outputs)
+    yield f, list(by_mode)
+    del f
+
+
+@pytest.mark.parametrize("n_rows", range(1, 12))
+def test_every_mode_equals_theano_for_any_number_of_rows(every_mode, n_rows):
+    f, modes = every_mode
+    x = rows(n_rows)
+    results, serial = f(x), f.as_theano(x)
+    for mode, result, plain in zip(modes * 2, results, serial):
+        if mode == "avg":
+            np.testing.assert_allclose(result, plain, rtol=1e-14, atol=1e-15)
+        else:  # small integers: exact
+            np.testing.assert_array_equal(result, plain)
+        assert isinstance(result, np.ndarray)
+        assert result.dtype == plain.dtype
+    assert f.output_modes == modes * 2
+
+
+def test_no_rows_at_all_give_what_theano_gives(ranks):
+    x = T.dmatrix("x")
+    f = function([x], [(x.sum(0), "sum"), (x.prod(0), "prod"), (x, "gather"), (x.sum(), "avg")])
+    empty = np.zeros((0, 3))
+    for result, plain in zip(f(empty), f.as_theano(empty)):
+        np.testing.assert_array_equal(result, plain)
+        assert result.shape == plain.shape
+    pids = f(rows(4))
+    np.testing.assert_array_equal(pids[2], rows(4))
+
+
+def test_a_rank_without_rows_does_not_run(ranks):
+    x = T.dvector("x")
+
+    def refuse_nothing(x):
+        assert len(x), "ran without rows"
+        return [len(x)]
+
+    f = function([x], (Call(refuse_nothing)(x), "gather"))
+    for n_rows in range(1, 6):
+        expected = [len(s) for s in busy(np.zeros(n_rows), ranks.n)]
+        np.testing.assert_array_equal(f(np.zeros(n_rows)), expected)
+
+
+def test_none_is_the_masters_own_result_or_that_of_the_first_rank_with_rows(ranks):
+    x = T.dvector("x")
+    f = function([x], [(x.sum(), None), (x.sum(), "sum"), (2 * x, None)])
+    for n_rows in range(1, 9):
+        given = np.arange(n_rows) + 1.0
+        own = shares(given, ranks.n)[ranks.master]
+        own = own if len(own) else busy(given, ranks.n)[0]
+        for _ in range(2):
+            result = f(given)
+            assert result[0] == own.sum()
+            assert result[1] == given.sum()
+            np.testing.assert_array_equal(result[2], 2 * own)
+
+
+def test_gather_stacks_scalars_and_joins_uneven_rows(ranks):
+    x = T.dvector("x")
+    f = function([x], [(x.sum(), "gather"), (x[x > 3], "gather")])
+    for n_rows in range(1, 10):
+        given = np.arange(float(n_rows))
+        sums, large = f(given)
+        np.testing.assert_array_equal(sums, [s.sum() for s in busy(given, ranks.n)])
+        np.testing.assert_array_equal(large, given[given > 3])
+
+
+@pytest.mark.layouts(Layout(2), Layout(3, master=1))
+def test_gather_of_ragged_results_is_a_list(ranks):
+    x = T.dvector("x")
+    f = function([x], (T.alloc(x.sum(), 1, x.shape[0]), "gather"))
+    given = np.arange(5.0)
+    result = f(given)
+    assert isinstance(result, list)
+    for part, share in zip(result, shares(given, ranks.n)):
+        np.testing.assert_array_equal(part, np.full((1, len(share)), share.sum()))
+    again = f(given + 1)
+    assert result[-1][0, 0] == shares(given, ranks.n)[-1].sum()  # not overwritten by the next call
+    assert again[-1][0, 0] != result[-1][0, 0]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "bool"])
+@pytest.mark.parametrize("floatX", ["float32", "float64"])
+def test_avg_of_integers_is_in_floatx(ranks, dtype, floatX):
+    x = T.TensorType(dtype, (False,))("x")
+    with theano.configparser.change_flags(floatX=floatX):
+        f = function([x], [x.max(), (x.max(), "max")])
+        given = np.array([1, 0, 1, 1, 0, 1, 1], dtype)
+        average, largest = f(given)
+    assert average.dtype == floatX
+    assert largest.dtype == dtype
+    np.testing.assert_allclose(average, 1, rtol=1e-6)
+    assert largest == 1
+
+
+def test_integer_average_weighs_rows(ranks):
+    x = T.lvector("x")
+    f = function([x], x.min())
+    given = np.arange(7) * 3
+    parts = busy(given, ranks.n)
+    expected = sum(p.min() * len(p) for p in parts) / 7
+    np.testing.assert_allclose(f(given), expected, rtol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64"])
+def test_dtypes_of_results_are_kept(ranks, dtype):
+    x = T.TensorType(dtype, (False, False))("x")
+    f = function([x], [(x + x, "gather"), x[0], (x[0], "sum")])
+    given = rows(5, dtype)
+    doubled, average, total = f(given)
+    assert {doubled.dtype, average.dtype, total.dtype} == {np.dtype(dtype)}
+    np.testing.assert_array_equal(doubled, given + given)
+    firsts = busy(given, ranks.n)
+    np.testing.assert_allclose(
+        average, sum(p[0] * len(p) for p in firsts) / 5, rtol=1e-3 if dtype == "float16" else 1e-6
+    )
+    np.testing.assert_array_equal(total, sum(p[0] for p in firsts))
+
+
+def test_bcast_inputs_go_whole_to_every_rank(ranks):
+    x, w, b = T.dmatrix("x"), T.dvector("w"), T.dscalar("b")
+    f = function([x], [(T.dot(x, w) + b, "gather"), (w.sum(), "gather")], bcast_inputs=[w, b])
+    given, weights = rows(7), np.array([1.0, 2.0, -1.0])
+    dots, sums = f(given, weights, 0.5)
+    np.testing.assert_array_equal(dots, given.dot(weights) + 0.5)
+    np.testing.assert_array_equal(sums, [2.0] * len(busy(given, ranks.n)))
+    np.testing.assert_array_equal(f(w=weights, b=0.5, x=given)[0], dots)
+
+
+def test_only_bcast_inputs_run_every_rank_with_equal_weight(ranks):
+    w = T.dvector("w")
+    f = function([], [(w.sum(), "sum"), w.sum()], bcast_inputs=[w])
+    total, average = f([1.0, 2.0])
+    assert total == 3 * ranks.n
+    np.testing.assert_allclose(average, 3, rtol=1e-15)
+
+
+def test_scalar_inputs_go_to_every_rank(ranks):
+    a, x = T.dscalar("a"), T.dvector("x")
+    f = function([a, x], (a * x, "gather"))
+    np.testing.assert_array_equal(f(3, np.arange(5.0)), 3 * np.arange(5.0))
+    only = function([a], (a * 2, "gather"))
+    np.testing.assert_array_equal(only(4), [8] * ranks.n)
+    np.testing.assert_array_equal(only(synk.data(np.array(5.0))), [10] * ranks.n)
+
+
+def test_lists_scalars_and_arrays_are_cast_as_theano_does(ranks):
+    x = T.fvector("x")
+    plain = theano.function([x], x * 2, mode=MODE)
+    f = function([x], (x * 2, "gather"))
+    for value in (
+        [1, 2, 3],
+        (1.5, 2.5),
+        np.array([1, 2], "int8"),
+        np.array([1, 2], "float16"),
+        np.array([3, 4], "float32"),
+        np.arange(10, dtype="float32")[::-2],
+    ):
+        result = f(value)
+        np.testing.assert_array_equal(result, plain(value))
+        assert result.dtype == "float32"
+    before = sequence()
+    for value in (np.array([1.0, 2.0]), [1e60], "ab", None, [[1, 2]], 3, [1j], object()):
+        with pytest.raises((TypeError, ValueError, AttributeError)):
+            plain(value)
+        with pytest.raises(TypeError) as caught:
+            f(value)
+        assert "'x'" in str(caught.value) and "vector" in str(caught.value)
+    assert sequence() == before
+    np.testing.assert_array_equal(f([4]), [8])
+
+
+def test_allow_input_downcast_is_respected(ranks):
+    x = T.fvector("x")
+    allowed = function([x], (x, "gather"), allow_input_downcast=True)
+    refused = function([x], (x, "gather"), allow_input_downcast=False)
+    np.testing.assert_array_equal(allowed(np.array([1.5, 2.5])), [1.5, 2.5])
+    with pytest.raises(TypeError, match="'x'"):
+        refused(np.array([1.5, 2.5]))
+    i = T.ivector("i")
+    np.testing.assert_array_equal(
+        function([i], (i, "gather"), allow_input_downcast=True)(np.array([1.9, 2.1])), [1, 2]
+    )
+
+
+def test_inputs_are_never_changed_and_outputs_never_alias(ranks):
+    x = T.dvector("x")
+    f = function([x], [(x, "gather"), (x, None), (x, "sum") if ranks.n == 1 else (x.sum(), "sum")])
+    d = synk.data(np.arange(6.0))
+    for given in (np.arange(6.0), d):
+        results = f(given)
+        for result in results[:2]:
+            result[...] = -1
+        results[2][...] = -1
+        np.testing.assert_array_equal(np.asarray(given), np.arange(6.0))
+        np.testing.assert_array_equal(f(given)[0], np.arange(6.0))
+
+
+def test_results_stay_when_the_next_call_overwrites_the_outboxes(ranks):
+    x = T.dvector("x")
+    f = function([x], [(x, "gather"), (x.sum(), "sum"), (x.max(), "max"), (x * 1, None), x.mean()])
+    kept = [[r.copy() for r in f([float(i), 1.0])] for i in range(4)]
+    results = [f([float(i), 1.0]) for i in range(4)]
+    for now, before in zip(results, kept):
+        for a, b in zip(now, before):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_keywords_and_positions(ranks):
+    x, y = T.dvector("x"), T.dvector("y")
+    unnamed = T.dvector()
+    f = function([x, y, unnamed][:2], (x - y, "gather"))
+    a, b = np.arange(4.0), np.ones(4)
+    for result in (f(a, b), f(a, y=b), f(y=b, x=a), f.as_theano(y=b, x=a)):
+        np.testing.assert_array_equal(result, a - b)
+    g = function([unnamed, y], (unnamed - y, "gather"))
+    np.testing.assert_array_equal(g(a, y=b), a - b)
+
+
+BAD_CALLS = {
+    "too few": (lambda f, a: f(a), TypeError, ["2", "1", "x", "y"]),
+    "none": (lambda f, a: f(), TypeError, ["2", "0"]),
+    "too many": (lambda f, a: f(a, a, a), TypeError, ["2", "3"]),
+    "unknown": (lambda f, a: f(a, z=a), ValueError, ["'z'", "x, y"]),
+    "twice": (lambda f, a: f(a, x=a), ValueError, ["'x'", "twice"]),
+    "dtype": (lambda f, a: f(a, np.ones(4, "complex128")), TypeError, ["'y'", "complex128"]),
+    "ndim": (lambda f, a: f(a, np.ones((4, 1))), TypeError, ["'y'", "(4, 1)"]),
+    "data dtype": (lambda f, a: f(synk.data(np.ones(4, "i4")), a), TypeError, ["'x'", "int32"]),
+    "data ndim": (lambda f, a: f(synk.data(np.ones((4, 1))), a), TypeError, ["'x'", "(4, 1)"]),
+    "lengths": (lambda f, a: f(a, a[:3]), ValueError, ["'x' 4", "'y' 3"]),
+    "lengths of data": (lambda f, a: f(synk.data(a), a[:0]), ValueError, ["'x' 4", "'y' 0"]),
+    "None": (lambda f, a: f(a, None), TypeError, ["'y'", "None"]),
+    "subset kind": (lambda f, a: f(a, a, output_subset=1), TypeError, ["output_subset", "1"]),
+    "subset float": (lambda f, a: f(a, a, output_subset=[1.0]), TypeError, ["output_subset"]),
+    "subset bool": (lambda f, a: f(a, a, output_subset=[True]), TypeError, ["output_subset"]),
+    "subset range": (lambda f, a: f(a, a, output_subset=[2]), ValueError, ["output_subset", "1"]),
+    "subset negative": (lambda f, a: f(a, a, output_subset=[-1]), ValueError, ["-1"]),
+    "batch": (lambda f, a: f(a, a, batch=5), ValueError, ["batch=5", "4"]),
+    "batch_s": (lambda f, a: f(a, a, batch_s=slice(0, 2)), TypeError, ["batch_s", "sliceable"]),
+    "num_slices": (lambda f, a: f(a, a, num_slices=0), ValueError, ["num_slices", "0"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_bad_calls_are_refused_before_launch(ranks, name):
+    call, error, words = BAD_CALLS[name]
+    x, y = T.dvector("x"), T.dvector("y")
+    f = function([x, y], [(x + y, "gather"), (x * y).mean()], name="pairs")
+    a = np.arange(4.0)
+    for _ in range(2):
+        f(a, a)
+        before = sequence()
+        with pytest.raises(error) as caught:
+            call(f, a)
+        assert sequence() == before
+        assert type(caught.value) is error
+        for word in words:
+            assert word in str(caught.value)
+        np.testing.assert_array_equal(f(a, a)[0], 2 * a)
+
+
+def test_broadcastable_inputs_are_checked_before_launch(ranks):
+    row, x = T.drow("row"), T.dmatrix("x")
+    f = function([x], (x + row, "gather"), bcast_inputs=[row])
+    np.testing.assert_array_equal(f(np.ones((4, 3)), np.ones((1, 3))), np.full((4, 3), 2.0))
+    before = sequence()
+    for bad in (np.ones((2, 3)), synk.data(np.ones((2, 3)))):
+        with pytest.raises(TypeError, match="'row'"):
+            f(np.ones((4, 3)), bad)
+    assert sequence() == before
+
+
+X = T.dvector("x")
+S = theano.shared(np.zeros(2), "s")
+BAD_FUNCTIONS = {
+    "inputs tuple": (lambda: function((X,), X.sum()), TypeError, ["inputs", "list"]),
+    "inputs bare": (lambda: function(X, X.sum()), TypeError, ["inputs", "list"]),
+    "inputs item": (lambda: function([3], X.sum()), TypeError, ["inputs[0]", "3"]),
+    "inputs shared": (lambda: function([S], X.sum()), TypeError, ["inputs[0]", "s"]),
+    "bcast bare": (lambda: function([X], X, X), TypeError, ["bcast_inputs", "list"]),
+    "theano.In": (lambda: function([theano.In(X)], X), TypeError, ["inputs[0]"]),
+    "tuple of 3": (lambda: function([X], (X, "sum", 1)), TypeError, ["3"]),
+    "tuple of 1": (lambda: function([X], [(X,)]), TypeError, ["Output 0", "1"]),
+    "two variables": (lambda: function([X], (X, X)), ValueError, ["mode"]),
+    "mode": (lambda: function([X], (X, "mean")), ValueError, ["'mean'", "gather"]),
+    "mode kind": (lambda: function([X], (X, 3)), ValueError, ["3"]),
+    "not a variable": (lambda: function([X], [X, 4]), TypeError, ["Output 1", "4"]),
+    "dict": (lambda: function([X], {"a": X}), TypeError, ["Output 0", "{'a': x}"]),
+    "updates dict": (lambda: function([X], [], updates={S: S}), TypeError, ["updates", "dict"]),
+    "updates length": (lambda: function([X], [], updates=[(S,)]), TypeError, ["updates[0]"]),
+    "updates 4": (lambda: function([X], [], updates=[(S, S, "sum", 1)]), TypeError, ["updates[0]"]),
+    "updates mode": (lambda: function([X], [], updates=[(S, S, "x")]), ValueError, ["'x'"]),
+    "updates target": (lambda: function([X], [], updates=[(X, S)]), TypeError, ["updates[0]", "x"]),
+    "sliceable": (
+        lambda: function([X], X, sliceable_shareds=[S]),
+        ValueError,
+        ["sliceable_shareds", "does not use"],
+    ),
+    "unused": (lambda: function([X, T.dvector("y")], X), theano.compile.UnusedInputError, ["y"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FUNCTIONS)
+@pytest.mark.layouts(Layout(2))
+def test_bad_functions_are_refused(ranks, name):
+    make, error, words = BAD_FUNCTIONS[name]
+    before = sequence()
+    with pytest.raises(error) as caught:
+        make()
+    for word in words:
+        assert word in str(caught.value)
+    assert sequence() == before
+    assert function([X], (X.sum(), "sum"))([1, 2]) == 3
+
+
+def test_forms_of_outputs(ranks):
+    x = T.dvector("x")
+    a = np.arange(4.0)
+    for outputs, kind in [(x.mean(), None), ((x.sum(), "sum"), None), ([x.mean()], 1), ([], 0)]:
+        f = function([x], outputs, on_unused_input="ignore")
+        result, serial = f(a), f.as_theano(a)
+        if kind is None:
+            assert isinstance(result, np.ndarray) and isinstance(serial, np.ndarray)
+            np.testing.assert_allclose(result, serial, rtol=1e-15)
+        else:
+            assert isinstance(result, list) and len(result) == len(serial) == kind
+    assert function([x], on_unused_input="ignore")(a) == []
+    assert function([x], None, on_unused_input="ignore")(a) == []
+
+
+@pytest.mark.parametrize("mode", ["FAST_COMPILE", "FAST_RUN", None])
+@pytest.mark.layouts(Layout(2, master=1), Layout(3))
+def test_output_subset_in_any_order_and_back(ranks, mode):
+    x = T.dvector("x")
+    f = function(
+        [x], [(x.sum(), "sum"), (x.max(), "max"), (x.min(), "min"), (x, None), x.mean()], mode=mode
+    )
+    a = np.arange(1, 7.0)
+    whole = f(a)
+    for length in range(5):
+        for subset in itertools.permutations(range(5), length):
+            if length > 2 and subset[0] not in (0, 4):
+                continue
+            result = f(a, output_subset=list(subset))
+            assert len(result) == length
+            for value, index in zip(result, sorted(subset)):
+                np.testing.assert_array_equal(value, whole[index])
+    assert [float(v) for v in f(a, output_subset=[2, 0, 2])] == [21, 1]
+    assert [float(v) for v in f(a, output_subset=(1,))] == [6]
+    assert float(f(a, output_subset=[np.int64(1)])[0]) == 6
+    again = f(a)
+    for value, before in zip(again, whole):
+        np.testing.assert_array_equal(value, before)
+    serial = f.as_theano(a, output_subset=[2, 0])
+    assert [float(v) for v in serial] == [21, 1]
+
+
+def test_output_subset_of_a_bare_output(ranks):
+    x = T.dvector("x")
+    f = function([x], (x.sum(), "sum"))
+    assert f([1, 2], output_subset=[0]) == 3
+    assert f([1, 2], output_subset=[]) == []
+
+
+def test_updates_run_with_any_output_subset(ranks):
+    x = T.dvector("x")
+    s = theano.shared(0.0, "s")
+    f = function([x], [(x.sum(), "sum"), (x.max(), "max")], updates=[(s, s + 1)])
+    for subset in (None, [], [0], [1, 0]):
+        f(np.ones(8), output_subset=subset)
+    read = function([], (s * 1, "gather"))
+    np.testing.assert_array_equal(read(), [4] * ranks.n)
+
+
+@pytest.mark.parametrize("updates", [list, OrderedDict, "modes"])
+def test_updates_are_those_of_each_ranks_own_rows(ranks, updates):
+    x = T.dmatrix("x")
+    s = theano.shared(np.ones(2), "s")
+    pair = (s, (x * s).sum(0))
+    given = [(*pair, "max")] if updates == "modes" else updates([pair])
+    f = function([x], updates=given)
+    assert f.update_modes == ["max" if updates == "modes" else "avg"]
+    x_data = np.arange(1, 4 * ranks.n + 1)[:, None] * np.ones(2)
+    assert f(x_data) == []
+    read = function([], (s.dimshuffle("x", 0), "gather"))
+    np.testing.assert_array_equal(read(), [p.sum(0) for p in shares(x_data, ranks.n)])
+    np.testing.assert_array_equal(s.get_value(), shares(x_data, ranks.n)[ranks.master].sum(0))
+
+
+@pytest.mark.layouts(Layout(2))
+def test_updates_as_in_the_documented_example(ranks):
+    x = T.dmatrix("x")
+    s = theano.shared(np.ones(2), "s")
+    f = function([x], updates=[(s, T.sum(x * s, axis=0))])
+    f(np.array([[1, 1], [2, 2], [3, 3], [4, 4.0]]))
+    read = function([], (s.dimshuffle("x", 0), "gather"))
+    np.testing.assert_array_equal(read(), [[3, 3], [7, 7]])
+    assert s.get_value().tolist() == [[3, 3], [7, 7]][ranks.master]
+
+
+def test_a_rank_without_rows_keeps_its_variables(ranks):
+    x = T.dvector("x")
+    s = theano.shared(5.0)
+    f = function([x], updates=[(s, x.sum())])
+    f([1.0])
+    read = function([], (s * 1, "gather"))
+    expected = [part.sum() if len(part) else 5 for part in shares(np.ones(1), ranks.n)]
+    np.testing.assert_array_equal(read(), expected)
+
+
+def test_a_function_of_no_inputs_and_an_interrupted_sequence_of_updates(ranks):
+    s = theano.shared(np.array(1.0))
+    f = function([], (s, "sum"), updates=[(s, s * 2)])
+    assert [float(f()) for _ in range(4)] == [ranks.n * k for k in (1, 2, 4, 8)]
+    assert s.get_value() == 16
+
+
+@pytest.mark.parametrize("givens", [dict, list, tuple])
+def test_givens(ranks, givens):
+    x, y = T.dvector("x"), T.dvector("y")
+    s = theano.shared(np.arange(3.0), "s")
+    f = function([x], [(x.sum(), "sum"), (y.sum(), "gather")], givens=givens([(y, s * 2)]))
+    total, of_ranks = f(np.ones(ranks.n))
+    assert total == ranks.n
+    np.testing.assert_array_equal(of_ranks, [6] * ranks.n)
+    assert f.get_shared() == [s]
+
+
+def test_keyword_arguments_go_to_theano(ranks):
+    x, y = T.dvector("x"), T.dvector("y")
+    f = synk.function(
+        [x, y], (x, "gather"), name="mine", on_unused_input="ignore", mode="FAST_COMPILE"
+    )
+    assert f.name == "mine"
+    np.testing.assert_array_equal(f([1, 2], [3, 4]), [1, 2])
+    with pytest.raises(TypeError):
+        synk.function([x], x.mean(), no_such_argument=1)
+
+
+def test_repr_and_str(ranks):
+    x = T.dvector("x")
+    f = function([x], [x.mean(), (x, "gather"), (x, None)], bcast_inputs=[], name="three")
+    for part in ("three", "x", "'avg'", "'gather'", "None", f"on {count(ranks.n, 'rank')}>"):
+        assert part in repr(f)
+    assert str(f) == "Function 'three'"
+    assert __file__ in function([x], x.mean()).name or "helpers" in function([x], x.mean()).name
+
+
+@pytest.mark.parametrize("copy_of", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_copy_is_refused_in_words(ranks, copy_of):
+    f = function([], theano.shared(1.0), name="one")
+    with pytest.raises(
+        TypeError, match=r"Function 'one' can't be pickled or copied: .*function\(\)"
+    ):
+        copy_of(f)
+    assert f() == 1
+
+
+class Text(str):
+    """A kind of str that the workers do not know: it was made after the fork, in a test."""
+
+    __slots__ = ()
+    __reduce__ = None  # nor could it be sent
+
+
+def test_subclasses_of_str_are_as_good_as_strings(ranks):
+    s = theano.shared(2.0)
+    f = function([], (s, Text("c_sum")), name=Text("f"))
+    assert type(f.name) is str and repr(f).startswith("<Function 'f'()")
+    assert f() == 2 * ranks.n
+    synk.all_reduce(s, op=Text("sum"))
+    assert synk.get_value(ranks.n - 1, s) == 2 * ranks.n
+
+
+def test_any_name_is_shown_as_text(ranks):
+    assert function([], theano.shared(1.0), name=5).name == "5"
+    x = T.dvector("x")
+    assert str(function([x], x.sum(), name=x)) == "Function 'x'"
+
+
+def test_as_theano_applies_updates_to_the_master_only(ranks):
+    x = T.dvector("x")
+    s = theano.shared(1.0, "s")
+    f = function([x], (x.sum(), "sum"), updates=[(s, s + x.sum())])
+    synk.distribute()
+    assert f.as_theano([1, 2]) == 3
+    assert f.as_theano(synk.data([1.0, 2.0], dtype="float64", ndim=1)) == 3
+    assert s.get_value() == 7
+    read = function([], (s * 1, "gather"))
+    np.testing.assert_array_equal(read(), [7 if r == ranks.master else 1 for r in range(ranks.n)])
+    with pytest.raises(TypeError, match="'x'"):
+        f.as_theano([[1.0]])
+    with pytest.raises(TypeError, match="1 input "):
+        f.as_theano()
+
+
+def test_as_theano_takes_the_data_that_calls_take(ranks):
+    x, row = T.dvector("x"), T.row("row", "float64")
+    f = function([x, row], [(x, "gather"), (row, "gather")], name="f")
+    good = synk.data(np.ones(2)), synk.data(np.ones((1, 3)))
+    for bad in (np.ones(2, "float32"), np.ones((2, 2)), np.ones(2, "int64")):
+        with pytest.raises(TypeError, match=r"Input 'x' of Function 'f' .* A Data is never cast"):
+            f.as_theano(synk.data(bad), good[1])
+    with pytest.raises(TypeError, match=r"Input 'row' .*must have length 1"):
+        f.as_theano(good[0], synk.data(np.ones((2, 3))))
+    assert [part.shape for part in f.as_theano(*good)] == [(2,), (1, 3)]
+
+
+def test_build_inputs(ranks):
+    x, y = T.fmatrix("x"), T.ivector("y")
+    f = function([x], (x.sum() + y.sum(), "sum"), bcast_inputs=[y], name="f")
+    a, b = f.build_inputs(np.ones((4, 2), "uint8"), [1, 2], minibatch=[True, False], oversize=1.5)
+    assert (a.name, a.dtype, a.shape, a.alloc_size, a.minibatch) == (
+        "x",
+        "float32",
+        (4, 2),
+        12,
+        True,
+    )
+    assert (b.name, b.dtype, b.shape, b.alloc_size, b.minibatch) == ("y", "int32", (2,), 3, False)
+    assert f(a, b) == 8 + 3 * ranks.n
+    c, d = f.build_inputs(y=[1], x=np.ones((1, 1)), force_cast=True)
+    assert (c.name, d.name, c.dtype) == ("x", "y", "float32")
+    only = function([x], (x.sum(), "sum")).build_inputs(np.ones((2, 2), "f4"))
+    assert isinstance(only, synk.data(np.ones(2)).__class__)
+    assert function([], (y.sum(), "sum"), givens=[(y, T.zeros((2,), "int32"))]).build_inputs() == ()
+    for bad, error, words in [
+        (lambda: f.build_inputs(np.ones((2, 2), "f4")), TypeError, "2 inputs"),
+        (lambda: f.build_inputs(np.ones((2, 2)), [1]), TypeError, "'x'.*float64"),
+        (lambda: f.build_inputs(np.ones((2, 2), "f4"), [[1]]), TypeError, "'y'"),
+        (lambda: f.build_inputs(np.ones((2, 2), "f4"), z=[1]), ValueError, "'z'"),
+        (lambda: f.build_inputs(c, [1], minibatch=[True]), ValueError, "minibatch"),
+        (lambda: f.build_inputs(c, [1], oversize=3), ValueError, "oversize"),
+    ]:
+        with pytest.raises(error, match=words):
+            bad()
+
+
+def test_the_same_data_for_two_inputs_and_for_two_functions(ranks):
+    x, y = T.dvector("x"), T.dvector("y")
+    f = function([x, y], (x * y, "gather"))
+    g = function([x], (x.sum(), "sum"))
+    d = synk.data(np.arange(5.0))
+    np.testing.assert_array_equal(f(d, d), np.arange(5.0) ** 2)
+    assert g(d) == 10
+    np.testing.assert_array_equal(f(d, np.ones(5)), np.arange(5.0))
+
+
+def test_one_function_with_inputs_of_many_shapes(ranks):
+    x = T.dmatrix("x")
+    f = function([x], (x, "gather"))
+    rng = np.random.RandomState(0)
+    for _ in range(60):
+        a = rng.rand(rng.randint(1, 40), rng.randint(1, 5))
+        np.testing.assert_array_equal(f(a), a)
+
+
+def test_data_that_changes_shape_and_contents_is_seen(ranks):
+    x = T.dvector("x")
+    f = function([x], (x, "gather"))
+    d = synk.data(np.arange(4.0))
+    np.testing.assert_array_equal(f(d), np.arange(4.0))
+    d[1] = 9
+    np.testing.assert_array_equal(f(d), [0, 9, 2, 3])
+    d.data[...] = 5
+    np.testing.assert_array_equal(f(d), [5] * 4)
+    for length in (2, 4, 100, 3, 1000):
+        d.set_value(np.arange(float(length)))
+        np.testing.assert_array_equal(f(d), np.arange(float(length)))
+    d.free_memory()
+    assert f(d).shape == (0,)
+    d.set_value(np.ones(3))
+    np.testing.assert_array_equal(f(d), [1] * 3)
+
+
+@pytest.mark.layouts(Layout(2))
+def test_many_inputs_and_many_outputs(ranks):
+    xs = [T.dvector(f"x{i}") for i in range(60)]
+    f = function(xs, [(x + i, "gather") for i, x in enumerate(xs)] * 5)
+    result = f(*[np.arange(4.0)] * 60)
+    assert len(result) == 300
+    for i in (0, 59):
+        np.testing.assert_array_equal(result[i + 240], np.arange(4.0) + i)
+
+
+@pytest.mark.layouts(Layout(2), Layout(3, master=1))
+def test_compiled_code_gives_what_theano_gives(ranks):
+    x, y = T.dmatrix("x"), T.lvector("y")
+    rng = np.random.RandomState(1)
+    w = theano.shared(rng.randn(6, 4), "w")
+    loss = T.nnet.categorical_crossentropy(T.nnet.softmax(T.tanh(T.dot(x, w))), y).mean()
+    grad = T.grad(loss, w)
+    f = synk.function([x, y], [loss, grad])
+    a, labels = rng.randn(23, 6), rng.randint(0, 4, 23)
+    for result, plain in zip(f(a, labels), f.as_theano(a, labels)):
+        np.testing.assert_allclose(result, plain, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.layouts(Layout(3))
+def test_scan(ranks):
+    x = T.dmatrix("x")
+    powers, _ = theano.scan(
+        lambda a, k: a * k, outputs_info=T.ones_like(x), non_sequences=x, n_steps=3
+    )
+    f = synk.function([x], (powers[-1], "gather"))
+    np.testing.assert_allclose(f(rows(5)), rows(5) ** 3, rtol=1e-14)
+
+
+def test_outputs_of_other_types_only_as_the_masters_own(ranks):
+    x = T.dvector("x")
+    length = x.shape[0] - 1
+    part = theano.tensor.type_other.MakeSlice()(0, length)
+    with pytest.raises(TypeError, match="None"):
+        function([x], part)
+    assert function([x], (T.as_tensor_variable(length), "sum"))([1, 2, 3]) == sum(
+        len(p) - 1 for p in busy(np.ones(3), ranks.n)
+    )
+
+
+@pytest.mark.parametrize("mode", ["sum", "prod", "min", "max", "avg"])
+@pytest.mark.layouts(Layout(2), Layout(4))
+def test_unequal_shapes_of_a_reduced_output_are_refused(ranks, mode):
+    x = T.dvector("x")
+    f = function([x], (x, mode), name="uneven")
+    with pytest.raises(ValueError, match="different shapes") as caught:
+        f(np.ones(ranks.n + 1))
+    assert "Output 0" in str(caught.value) and "uneven" in str(caught.value)
+    expected = {"sum": ranks.n, "avg": 1}.get(mode, 1)
+    np.testing.assert_allclose(f(np.ones(ranks.n)), [expected], rtol=1e-15)
+
+
+@pytest.mark.layouts(Layout(3, master=1))
+def test_every_rank_sees_its_own_rows_in_rank_order(ranks):
+    import os
+
+    x = T.dvector("x")
+    f = function([x], [(x, "gather"), (Call(lambda x: [os.getpid()])(x), "gather")])
+    _, pids = f(np.arange(7.0))
+    assert pids.astype(int).tolist() == [int(p) for p in on_ranks(os.getpid)]
+    assert pids[ranks.master] == os.getpid()
+    assert len(set(pids)) == ranks.n

@@ -1,0 +1,195 @@
+"""Data is in memory once for all ranks, and what is released is released everywhere."""
+
+import gc
+import os
+import time
+
+import numpy as np
+import psutil
+import pytest
+import theano
+import theano.tensor as T
+from support.helpers import Call, function, mapped_bytes, on_ranks, shared_memory
+from support.layouts import Layout
+from support.waiting import wait_until
+
+import synkhronos as synk
+from synkhronos import session as _session
+
+MEGABYTE = 1 << 20
+SIZE = 64 * MEGABYTE
+
+
+LAYOUTS = [Layout(4), Layout(2, master=1)]
+pytestmark = pytest.mark.usefixtures("ranks")
+
+
+def workers():
+    return _session._Current.session.worker_pids
+
+
+def carry():
+    """Make a call, which carries what was released to the workers."""
+    gc.collect()
+    on_ranks(lambda: 0)
+
+
+def total_pss():
+    maps = [m for pid in (os.getpid(), *workers()) for m in psutil.Process(pid).memory_maps()]
+    return sum(m.pss for m in maps if "/dev/shm" in m.path)
+
+
+def test_data_is_in_memory_once(ranks):
+    x = T.bvector("x")
+    f = function([x], (Call(lambda x: [x.astype("int64").sum()])(x), "sum"))
+    carry()
+    before = total_pss()
+    d = synk.data(np.ones(SIZE, "int8"))
+    bcast = function([], (Call(lambda x: [x.astype("int64").sum()])(x), "sum"), bcast_inputs=[x])
+    assert f(d) == SIZE
+    assert bcast(d) == SIZE * ranks.n  # every rank has touched every page
+    assert total_pss() - before == pytest.approx(SIZE, rel=0.05)
+
+
+def test_released_data_is_given_back_at_once(ranks):
+    x = T.bvector("x")
+    f = function([x], (Call(lambda x: [len(x)])(x), "sum"))
+    carry()
+    mapped = [mapped_bytes(pid) for pid in workers()]
+    d = synk.data(np.ones(SIZE, "int8"))
+    f(d)
+    assert [mapped_bytes(pid) for pid in workers()] >= [m + SIZE for m in mapped]
+    # A descriptor of our own tells how much memory the segment takes, also when it is released.
+    own = os.dup(d._ref(ranks.session).segment.fd)
+    try:
+        view = d[3:5]
+        del d
+        gc.collect()
+        assert os.fstat(own).st_blocks * 512 >= SIZE
+        assert view.tolist() == [1, 1]
+        del view
+        gc.collect()
+        # Given back to the machine before the workers hear of it ...
+        assert os.fstat(own).st_blocks == 0
+    finally:
+        os.close(own)
+    carry()
+    # ... and then unmapped by them.
+    for pid, was in zip(workers(), mapped):
+        assert mapped_bytes(pid) < was + MEGABYTE
+
+
+def test_reused_memory_does_not_grow(ranks):
+    x = T.dvector("x")
+    f = function([x], (x, "gather"))
+    f(np.ones(100_000))
+    carry()
+    mapped = [mapped_bytes(pid) for pid in (os.getpid(), *workers())]
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for length in range(100_000, 99_000, -20):
+        assert f(np.ones(length)).sum() == length
+    for pid, was in zip((os.getpid(), *workers()), mapped):
+        assert mapped_bytes(pid) <= was
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
+
+
+def test_growing_inputs_and_outputs_leave_the_old_memory(ranks):
+    x = T.dvector("x")
+    f = function([x], (x, "gather"))
+    for length in range(1000, 400_000, 40_000):
+        assert f(np.ones(length)).sum() == length
+    carry()
+    # The staged input, the outboxes with room to grow, and what other tests keep.
+    for pid in (os.getpid(), *workers()):
+        assert mapped_bytes(pid) < 400_000 * 8 * 3 + MEGABYTE
+
+
+def test_functions_give_back_their_staged_inputs_and_outboxes(ranks):
+    carry()
+    pids = (os.getpid(), *workers())
+    mapped = [mapped_bytes(pid) for pid in pids]
+    before = shared_memory()
+    x = T.bvector("x")
+    f = function([x], (x, "gather"))
+    assert len(f(np.ones(SIZE // 4, "int8"))) == SIZE // 4
+    assert shared_memory() - before > 0.2 * SIZE
+    del f
+    carry()
+    carry()
+    wait_until(lambda: shared_memory() - before < 0.1 * SIZE, 2)
+    for pid, was in zip(pids, mapped):
+        assert mapped_bytes(pid) <= was + MEGABYTE
+
+
+def test_released_in_the_middle_of_a_call_stays_until_its_end(ranks):
+    """A Data dropped by the master's own part is still read by the others."""
+    from support import helpers
+
+    x = T.dvector("x")
+    master = os.getpid()
+
+    def slow_sum(x):
+        if os.getpid() == master:
+            helpers.kept.clear()
+            gc.collect()
+        else:
+            time.sleep(0.2)
+        return [x.sum()]
+
+    f = function([x], (Call(slow_sum)(x), "sum"))
+    other = function([x], (x.sum(), "sum"))
+    helpers.kept.append(synk.data(np.ones(1_000_000)))
+    other(helpers.kept[0])  # the workers have it mapped
+    given = synk.data(np.ones(1000))
+    assert f(given) == 1000
+    assert not helpers.kept
+    assert other(given) == 1000
+
+
+def test_shared_variables_are_freed_on_the_workers(ranks):
+    def grown(base):
+        return [psutil.Process(pid).memory_info().rss - b for pid, b in zip(workers(), base)]
+
+    carry()
+    base = [psutil.Process(pid).memory_info().rss for pid in workers()]
+    s = theano.shared(np.ones(SIZE // 8), "s")
+    f = function([], (s.sum(), "sum"))
+    assert f() == SIZE // 8 * ranks.n
+    assert min(grown(base)) > 0.8 * SIZE
+    del f, s
+    carry()
+    carry()
+    assert max(grown(base)) < 0.5 * SIZE
+
+
+def test_many_calls_do_not_grow_the_master_or_the_workers(ranks):
+    x = T.dvector("x")
+    f = function([x], [(x, "gather"), (x.sum(), "sum")])
+    pids = (os.getpid(), *workers())
+    data = synk.data(np.ones(100))
+
+    def run(turns):
+        for turn in range(turns):
+            f(data)
+            f(np.ones(50 + turn % 20))
+        gc.collect()
+        return [psutil.Process(pid).memory_info().rss for pid in pids]
+
+    before = run(200)
+    after = run(2000)
+    for old, new in zip(before, after):
+        assert new - old < 4 * MEGABYTE
+
+
+def test_many_data_of_one_function_are_released(ranks):
+    x = T.dvector("x")
+    f = function([x], (x.sum(), "sum"))
+    f(np.ones(10))
+    carry()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    mapped = [mapped_bytes(pid) for pid in workers()]
+    for turn in range(1500):  # more than the slots of the gate
+        assert f(synk.data(np.full(10, float(turn)))) == 10 * turn
+    carry()
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
+    assert max(m - was for m, was in zip([mapped_bytes(p) for p in workers()], mapped)) <= 0

@@ -1,0 +1,751 @@
+"""Batches, slices and implicit inputs: what serial Theano computes from the same rows."""
+
+import numpy as np
+import pytest
+import theano
+import theano.sparse
+import theano.tensor as T
+from support.helpers import MODE, Call, function, shares
+from support.layouts import FEWER, ON_DEVICES, forked
+from support.replicas import put, replicas
+
+import synkhronos as synk
+from synkhronos import WorkerError
+
+INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+MODES = ["avg", "sum", "prod", "min", "max", "gather", None]
+
+
+LAYOUTS = FEWER
+
+
+@pytest.fixture(scope="module")
+def ranks(layout):
+    """A session, with functions that many tests call."""
+    with forked(layout) as ranks:
+        x, y = T.dvector("x"), T.dvector("y")
+        counts = (x.shape[:1], "gather")
+        ranks.rows = function([x], [(x, "gather"), counts], name="rows")
+        ranks.pairs = function([x, y], [(x, "gather"), (y, "gather"), counts], name="pairs")
+        yield ranks
+        del ranks.rows, ranks.pairs
+
+
+@pytest.fixture(scope="module")
+def own(ranks):
+    """A shared variable with rows of its own on each rank, and a function of it."""
+    s = theano.shared(np.zeros(0), "s")
+    f = function([], [(s, "gather"), (s.shape[:1], "gather")], sliceable_shareds=[s], name="own")
+    parts = [100.0 * rank + np.arange(10) for rank in range(ranks.n)]
+    put(s, parts)
+    ranks.s, ranks.own, ranks.parts = s, f, parts
+    yield ranks
+    del ranks.s, ranks.own
+
+
+def counts_of(parts):
+    """Return the number of rows of each rank that has some."""
+    return [len(part) for part in parts if len(part)]
+
+
+def assert_scattered(ranks, found, expected):
+    """Assert that the ranks computed the rows `expected`, divided as documented."""
+    rows, counts = found
+    np.testing.assert_array_equal(rows, expected)
+    assert counts.tolist() == (counts_of(shares(np.arange(len(expected)), ranks.n)) or [0])
+
+
+# batch
+
+
+X = np.arange(10.0) + 0.5
+MASK = X % 3 > 1
+BATCHES = [
+    None,
+    0,
+    1,
+    3,
+    10,
+    np.int64(7),
+    np.uint8(4),
+    slice(None),
+    slice(2, 7),
+    slice(-4, None),
+    slice(None, -8),
+    slice(None, None, 3),
+    slice(9, 0, -2),
+    slice(None, None, -1),
+    slice(3, 3),
+    slice(7, 2),
+    [9, 0, 5],
+    (9, 0, 5),
+    [-1, 0, -10],
+    [4, 4, 4, 4, 4],
+    [7],
+    [],
+    list(range(9, -1, -1)) * 3,
+    np.array([3, -1, 3]),
+    np.arange(10)[::-3],
+    MASK,
+    MASK.tolist(),
+    np.zeros(10, bool),
+    np.ones(10, bool),
+    range(3),
+    range(8, 1, -3),
+    range(-3, 0),
+    range(-2, 2),
+]
+
+
+def numpy_rows(x, batch):
+    """Return what a batch selects, in NumPy's words."""
+    if batch is None:
+        return x
+    if isinstance(batch, (int, np.integer)):
+        return x[:batch]
+    if isinstance(batch, range):
+        return x[list(batch)]
+    if isinstance(batch, (list, tuple)):
+        return x[np.array(batch, bool if batch and isinstance(batch[0], bool) else int)]
+    return x[batch]
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=repr)
+def test_batch(ranks, batch):
+    expected = numpy_rows(X, batch)
+    assert_scattered(ranks, ranks.rows(X, batch=batch), expected)
+    assert_scattered(ranks, ranks.rows(synk.data(X), batch=batch), expected)
+    assert_scattered(ranks, ranks.rows(X.tolist(), batch=batch), expected)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_batch_of_every_integer_dtype(ranks, dtype):
+    batch = np.array([9, 0, 5, 5, 2], dtype)
+    assert_scattered(ranks, ranks.rows(X, batch=batch), X[[9, 0, 5, 5, 2]])
+    assert batch.tolist() == [9, 0, 5, 5, 2] and batch.dtype == dtype
+    assert_scattered(ranks, ranks.rows(X, batch=np.dtype(dtype).type(4)), X[:4])
+
+
+@pytest.mark.parametrize("batch", [None, 5, slice(6, 1, -2), [-1, 0, 3], np.arange(7) % 2 == 0])
+@pytest.mark.parametrize("shape", [(7, 3), (7, 2, 2), (7, 0), (7, 1, 5)])
+def test_batch_of_arrays_of_more_axes(ranks, batch, shape):
+    x = T.TensorType("float32", (False,) * len(shape))()
+    f = function([x], (x * 2, "gather"))
+    value = np.random.RandomState(0).randn(*shape).astype("float32")
+    for given in (value, np.asfortranarray(value), np.repeat(value, 2, axis=0)[::2]):
+        np.testing.assert_array_equal(f(given, batch=batch), 2 * numpy_rows(value, batch))
+
+
+def test_batch_lets_inputs_differ_in_length(ranks):
+    x, y = np.arange(10.0), np.arange(100.0, 106)
+    for batch in (6, slice(1, 5), [5, 0, -1], [3]):
+        first, second, _ = ranks.pairs(x, y, batch=batch)
+        # Negative numbers count from the end of the shorter one, for both.
+        chosen = numpy_rows(np.arange(6), batch)
+        np.testing.assert_array_equal(first, x[chosen])
+        np.testing.assert_array_equal(second, y[chosen])
+
+
+def test_batch_does_not_concern_inputs_that_are_not_scattered(ranks):
+    x, factor, whole = T.dvector("x"), T.dscalar("factor"), T.dvector("whole")
+    f = function([x, factor], [(factor * x, "gather"), (whole, None)], bcast_inputs=[whole])
+    for batch in (2, [3, 0], slice(1, 3)):
+        rows, everything = f(np.arange(4.0), 3.0, np.arange(5.0), batch=batch)
+        np.testing.assert_array_equal(rows, 3 * numpy_rows(np.arange(4.0), batch))
+        np.testing.assert_array_equal(everything, np.arange(5.0))
+    # Where nothing is scattered there are no rows that a mask could be the mask of.
+    h = function([], (whole.sum(), "max"), bcast_inputs=[whole])
+    assert h(np.ones(3), batch=[True, False]) == h(np.ones(3), batch=np.ones(9, bool)) == 3
+    g = function([], (whole.sum(), "max"), bcast_inputs=[whole])
+    assert g(np.ones(3), batch=2) == g(np.ones(3), batch=[7]) == g(np.ones(3), batch=slice(5)) == 3
+
+
+def test_one_data_for_two_inputs_and_two_functions(ranks):
+    d = synk.data(np.arange(10.0))
+    for batch in (None, [1, 5, 2], 3):
+        first, second, _ = ranks.pairs(d, d, batch=batch)
+        np.testing.assert_array_equal(first, second)
+        assert_scattered(ranks, ranks.rows(d, batch=batch), first)
+
+
+def test_what_is_written_to_a_data_is_seen_by_the_next_call(ranks):
+    d = synk.data(np.zeros(6))
+    batch = [5, 0, 3]
+    ranks.rows(d, batch=batch)
+    d[:] = np.arange(6.0)
+    assert_scattered(ranks, ranks.rows(d, batch=batch), [5, 0, 3])
+    batch[0] = 1
+    assert_scattered(ranks, ranks.rows(d, batch=batch), [1, 0, 3])
+
+
+def test_no_rows(ranks):
+    x = T.dmatrix("x")
+    f = function([x], [(x.sum(0), "sum"), (x, "gather"), (x.shape[0], None)])
+    for found in (f(np.ones((5, 2)), batch=0), f(np.ones((0, 2))), f(np.ones((5, 2)), batch=[])):
+        total, rows, count = found
+        assert (total.tolist(), rows.shape, int(count)) == ([0, 0], (0, 2), 0)
+    sliced = f(np.ones((0, 2)), num_slices=3)
+    assert (sliced[0].tolist(), sliced[1].shape, int(sliced[2])) == ([0, 0], (0, 2), 0)
+
+
+@pytest.mark.skipif(ON_DEVICES, reason="GpuMaxAndArgmax returns something for no rows")
+def test_no_rows_of_what_has_no_value_for_none(ranks):
+    x = T.dmatrix("x")
+    largest = function([x], (x.max(), "max"))
+    with pytest.raises(WorkerError):
+        largest(np.ones((5, 2)), batch=0)
+    assert largest(np.ones((5, 2))) == 1
+
+
+# minibatch
+
+
+@pytest.mark.parametrize("kind", ["longer", "exact"])
+@pytest.mark.parametrize("batch", [4, slice(5, 8), [9, 2, 4], [3, 3, 3], slice(9, 1, -3), MASK])
+def test_minibatch_data_hold_the_rows_in_order(ranks, batch, kind):
+    selected = numpy_rows(X, batch)
+    own = 100.0 + np.arange(len(selected))
+    rest = [-1.0] * 3 if kind == "longer" else []
+    w = synk.data(np.append(own, rest), minibatch=True)
+    for inputs in ((X, w), (synk.data(X), w)):
+        first, second, counts = ranks.pairs(*inputs, batch=batch)
+        assert_scattered(ranks, (first, counts), selected)
+        np.testing.assert_array_equal(second, own)
+    second, first, _ = ranks.pairs(w, X, batch=batch, num_slices=2)
+    np.testing.assert_array_equal(first, selected)
+    np.testing.assert_array_equal(second, own)
+
+
+def test_minibatch_data_alone_and_without_a_batch(ranks):
+    w = synk.data(np.arange(5.0), minibatch=True)
+    assert_scattered(ranks, ranks.rows(w), w.data)
+    # As many rows as the batch selects, in order, whichever they are.
+    assert_scattered(ranks, ranks.rows(w, batch=[4, 0, 2]), w.data[:3])
+    assert_scattered(ranks, ranks.rows(w, batch=slice(3, 5)), w.data[:2])
+    first, second, _ = ranks.pairs(w, w, batch=3)
+    np.testing.assert_array_equal(first, second)
+
+
+def test_minibatch_as_documented(ranks):
+    x, w = np.arange(10.0), synk.data(np.arange(100.0, 104), minibatch=True)
+    for batch, rows in ((4, [0, 1, 2, 3]), (slice(5, 8), [5, 6, 7]), ([9, 2, 4], [9, 2, 4])):
+        first, second, _ = ranks.pairs(x, w, batch=batch)
+        assert (first.tolist(), second.tolist()) == (rows, list(range(100, 100 + len(rows))))
+
+
+# batch_s
+
+
+def rows_of_each(ranks, batch_s):
+    if isinstance(batch_s, list) and batch_s and not isinstance(batch_s[0], (int, np.integer)):
+        return [numpy_rows(part, rows) for part, rows in zip(ranks.parts, batch_s)]
+    return [numpy_rows(part, batch_s) for part in ranks.parts]
+
+
+def assert_picked(ranks, batch_s, f=None, **kwargs):
+    rows, counts = (f or ranks.own)(batch_s=batch_s, **kwargs)
+    expected = rows_of_each(ranks, batch_s)
+    np.testing.assert_array_equal(rows, np.concatenate(expected))
+    if "num_slices" not in kwargs:
+        assert counts.tolist() == (counts_of(expected) or [0])
+
+
+@pytest.mark.parametrize(
+    "batch_s",
+    [
+        None,
+        slice(2, 5),
+        slice(None),
+        slice(-3, None),
+        slice(None, None, -2),
+        slice(4, 4),
+        [9, 0, 0],
+        (1, 2),
+        range(1, 9, 3),
+        range(3, -2, -1),
+        [-1],
+        [],
+        [np.int64(3), np.int64(1)],
+        np.array([5, -1]),
+        np.arange(10)[::3],
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("slices", [{}, {"num_slices": 3}], ids=["whole", "sliced"])
+def test_one_selection_for_all_ranks(own, batch_s, slices):
+    assert_picked(own, batch_s, **slices)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_batch_s_of_every_integer_dtype(own, dtype):
+    assert_picked(own, np.array([9, 0, 5], dtype))
+    assert_picked(own, [np.array([9, 0, rank], dtype) for rank in range(own.n)])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rank: slice(rank, 2 * rank + 1),
+        lambda rank: slice(None, None, -rank - 1),
+        lambda rank: [rank] * (rank + 1),
+        lambda rank: [] if rank == 0 else [-rank, 1],
+        lambda rank: [3] if rank == 0 else [],
+        lambda rank: np.array([rank, 9 - rank], "int32"),
+        lambda rank: slice(0, 3) if rank % 2 else [4, 5, 4],
+        lambda rank: np.arange(10) % (rank + 2) == 0,
+        lambda rank: range(rank, 9),
+        lambda rank: [],
+    ],
+)
+@pytest.mark.parametrize("slices", [{}, {"num_slices": 3}], ids=["whole", "sliced"])
+def test_a_selection_for_each_rank(own, make, slices):
+    assert_picked(own, [make(rank) for rank in range(own.n)], **slices)
+
+
+def test_ranks_may_hold_unequal_numbers_of_rows(ranks):
+    s, t = theano.shared(np.zeros(0)), theano.shared(np.zeros((0, 2)))
+    parts = [np.arange(2.0 * rank + 1) + 100 * rank for rank in range(ranks.n)]
+    put(s, parts)
+    put(t, [np.stack([part, -part], axis=1) for part in parts])
+    f = function([], [(s, "gather"), (t, "gather")], sliceable_shareds=[s, t])
+    for call in ({}, {"num_slices": 2}, {"batch_s": [-1]}, {"batch_s": [-1, 0], "num_slices": 2}):
+        rows, twice = f(**call)
+        picked = call.get("batch_s", slice(None))
+        expected = np.concatenate([part[picked] for part in parts])
+        np.testing.assert_array_equal(rows, expected)
+        np.testing.assert_array_equal(twice, np.stack([expected, -expected], axis=1))
+    # None of rank 0's single row is left.
+    rows, _ = f(batch_s=[[] if rank == 0 else [-1] for rank in range(ranks.n)])
+    np.testing.assert_array_equal(rows, [part[-1] for part in parts[1:]])
+    # An average over all rows, wherever they are.
+    everything = np.concatenate(parts)
+    mean = function([], [s.mean(), (s**2).mean()], sliceable_shareds=[s])
+    for call in ({}, {"num_slices": 2}, {"num_slices": 100}):
+        np.testing.assert_allclose(
+            mean(**call), [everything.mean(), (everything**2).mean()], rtol=1e-14
+        )
+    if ranks.n > 1:
+        plain = function([], s.mean())
+        np.testing.assert_allclose(plain(), np.mean([part.mean() for part in parts]), rtol=1e-14)
+
+
+def test_sliceables_of_unequal_length_need_a_batch_s(ranks):
+    s, t = theano.shared(np.arange(4.0)), theano.shared(np.arange(6.0))
+    f = function([], ((s * 10).sum() + t.sum(), "sum"), sliceable_shareds=[s, t])
+    with pytest.raises(ValueError, match=r"must have the same length.*\[4, 6\] on rank 0"):
+        f()
+    assert f(batch_s=slice(1, 3)) == ranks.n * 33
+    assert f(batch_s=[-1]) == ranks.n * 33  # row 3, counted from the end of the shorter
+
+
+def test_a_sliceable_that_is_a_given_and_used_directly(own):
+    x = T.dvector("x")
+    f = function(
+        [],
+        [(x.sum(), "sum"), (own.s.sum(), "sum"), ((x * own.s).sum(), "sum")],
+        givens=[(x, own.s)],
+        sliceable_shareds=[own.s],
+    )
+    for batch_s in (None, slice(0, 2), [3, 3, 7]):
+        for slices in (1, 2):
+            rows = np.concatenate(rows_of_each(own, batch_s))
+            np.testing.assert_allclose(
+                f(batch_s=batch_s, num_slices=slices),
+                [rows.sum(), rows.sum(), (rows**2).sum()],
+                rtol=1e-14,
+            )
+
+
+def test_a_sliceable_that_is_named_twice(own):
+    f = function([], (own.s, "gather"), sliceable_shareds=[own.s, own.s])
+    for batch_s in (None, slice(1, 7), [5, 4, 3, 2]):
+        for slices in (1, 3):
+            expected = np.concatenate(rows_of_each(own, batch_s))
+            np.testing.assert_array_equal(f(batch_s=batch_s, num_slices=slices), expected)
+
+
+def test_only_the_sliceables_are_sliced(own):
+    other = theano.shared(np.arange(5.0))
+    f = function(
+        [], [(own.s.sum(), "sum"), (other.sum(), "max")], sliceable_shareds=[own.s], name="f"
+    )
+    for batch_s in ([1], slice(2, 4)):
+        total, whole = f(batch_s=batch_s, num_slices=2)
+        assert (total, whole) == (np.concatenate(rows_of_each(own, batch_s)).sum(), 10)
+
+
+@pytest.mark.parametrize("slices", [1, 2, 7])
+def test_scattered_inputs_together_with_sliceables(own, slices):
+    x = T.dvector("x")
+    f = function(
+        [x],
+        [((x * own.s).sum(), "sum"), (x, "gather"), (own.s, "gather"), (x - own.s).mean()],
+        sliceable_shareds=[own.s],
+    )
+
+    def check(found, x, s):
+        np.testing.assert_array_equal(found[1], x)
+        np.testing.assert_array_equal(found[2], s)
+        np.testing.assert_allclose(found[0], (x * s).sum(), rtol=1e-13)
+        np.testing.assert_allclose(found[3], (x - s).mean(), rtol=1e-13)
+
+    value = np.random.RandomState(1).randn(10 * own.n)
+    check(f(value, num_slices=slices), value, np.concatenate(own.parts))
+    three = [value[3 * rank : 3 * rank + 3] for rank in range(own.n)]
+    for batch_s in (slice(2, 5), [9, 0, 0], [[rank, 1, 2] for rank in range(own.n)]):
+        check(
+            f(np.concatenate(three), batch_s=batch_s, num_slices=slices),
+            np.concatenate(three),
+            np.concatenate(rows_of_each(own, batch_s)),
+        )
+    # Both: `batch` selects rows of the input, and `batch_s` rows on each rank.
+    picks = np.arange(3 * own.n) * 2
+    check(
+        f(value, batch=picks, batch_s=[-1, 4, 4], num_slices=slices),
+        value[picks],
+        np.concatenate(rows_of_each(own, [-1, 4, 4])),
+    )
+
+
+def test_sliceables_stay_as_they_are_after_calls_and_errors(own):
+    def refuse(s):
+        if 103 in s or (own_rank_is_alone and 3 in s):
+            raise ArithmeticError("row 3")
+        return s
+
+    own_rank_is_alone = own.n == 1
+    f = function([], (Call(refuse)(own.s), "gather"), sliceable_shareds=[own.s])
+    for call in (
+        {"batch_s": [1, 3, 5]},
+        {"batch_s": slice(2, 5), "num_slices": 3},
+        {"num_slices": 4},
+        {},
+    ):
+        with pytest.raises(WorkerError, match="row 3"):
+            f(**call)
+        for part, expected in zip(replicas(own.s), own.parts):
+            np.testing.assert_array_equal(part, expected)
+        np.testing.assert_array_equal(own.s.get_value(), own.parts[own.master])
+        np.testing.assert_array_equal(
+            f(batch_s=slice(4, None), num_slices=2),
+            np.concatenate([part[4:] for part in own.parts]),
+        )
+
+
+def test_the_callers_selections_stay_as_they_are(own):
+    inner = [-1, 2]
+    batch_s = [inner, np.array([-3]), slice(1, 2), [5]][: own.n]
+    before = list(batch_s)
+    batch = np.array([-1, 0, -2])
+    for slices in (1, 2):
+        own.own(batch_s=batch_s, num_slices=slices)
+        own.rows(X, batch=batch, num_slices=slices)
+        own.rows(X, batch=inner, num_slices=slices)
+    assert len(batch_s) == len(before) and all(a is b for a, b in zip(batch_s, before))
+    assert inner == [-1, 2] and batch.tolist() == [-1, 0, -2]
+    assert own.n == 1 or batch_s[1].tolist() == [-3]
+
+
+# num_slices
+
+
+SLICES = [1, 2, 3, 5, 100]
+
+
+def model(values, counts, mode):
+    """Reduce one value for each slice, or each rank, as documented."""
+    if mode == "avg":
+        return np.average(np.array(values, "float64"), axis=0, weights=counts)
+    if mode == "gather":
+        return np.stack(values) if values[0].ndim == 0 else np.concatenate(values)
+    if mode is None:
+        return values[-1]
+    ufunc = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}[mode]
+    return ufunc.reduce(np.array(values), axis=0)
+
+
+def model_call(serial, x, mode, n, master, slices):
+    """Return what a call should: `serial` of every slice, reduced over slices and ranks."""
+    results, counts = {}, {}
+    for rank, share in enumerate(shares(x, n)):
+        parts = [part for part in shares(share, slices) if len(part)]
+        if parts:
+            results[rank] = model([serial(p) for p in parts], [len(p) for p in parts], mode)
+            counts[rank] = len(share)
+    if mode is None:
+        return results[master if master in results else min(results)]
+    return model(list(results.values()), list(counts.values()), mode)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 11])
+@pytest.mark.parametrize("slices", SLICES)
+@pytest.mark.parametrize("batch", [None, "reversed"])
+def test_all_modes_over_slices_and_ranks(modes, rows, slices, batch):
+    ranks, f, serial = modes
+    x = np.random.RandomState(rows).uniform(-2, 2, (rows, 2))
+    selected = x if batch is None else x[::-1]
+    found = f(x, batch=None if batch is None else list(range(rows - 1, -1, -1)), num_slices=slices)
+    for position, mode in enumerate(MODES):
+        expected = model_call(serial, selected, mode, ranks.n, ranks.master, slices)
+        np.testing.assert_allclose(found[position], expected, rtol=1e-13, err_msg=f"{mode}")
+        assert found[position].dtype == np.float64
+
+
+@pytest.fixture(scope="module")
+def modes(ranks):
+    x = T.dmatrix("x")
+    expression = (x**2).sum(0) + x[0]
+    f = function([x], [(expression, mode) for mode in MODES])
+    return ranks, f, theano.function([x], expression, mode=MODE)
+
+
+@pytest.mark.parametrize("slices", SLICES)
+def test_sliced_calls_equal_serial_theano(ranks, slices):
+    x, w = T.fmatrix("x"), theano.shared(np.eye(3, dtype="float32") * 2, "w")
+    y = T.tanh(x.dot(w))
+    outputs = [y.mean(), y.sum(0), y.prod(0), y.min(), y.max(0), y]
+    modes = ["avg", "sum", "prod", "min", "max", "gather"]
+    # Compiled as usual: these are the functions that users have.
+    f = synk.function([x], list(zip(outputs, modes)))
+    serial = theano.function([x], outputs)
+    for rows in (1, 2, 5, 64):
+        value = np.random.RandomState(rows).randn(rows, 3).astype("float32")
+        for batch in (None, list(range(rows))[::-1] + [0]):
+            expected = serial(numpy_rows(value, batch))
+            for mode, a, b in zip(modes, f(value, batch=batch, num_slices=slices), expected):
+                assert (a.dtype, a.shape) == (b.dtype, b.shape)
+                np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7, err_msg=mode)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "int64", "bool"])
+@pytest.mark.parametrize("slices", [1, 3])
+def test_results_keep_their_dtype(ranks, dtype, slices):
+    x = T.TensorType(dtype, (False,))()
+    values = {mode: x[0] if mode != "gather" else x for mode in MODES}
+    f = function([x], [(value, mode) for mode, value in values.items()])
+    value = np.array([1, 0, 1, 1, 0, 1], dtype)
+    for batch in (None, 1, 2):
+        found = dict(zip(values, f(value, batch=batch, num_slices=slices)))
+        averaged = theano.config.floatX if np.dtype(dtype).kind in "biu" else dtype
+        for mode, result in found.items():
+            assert result.dtype == (averaged if mode == "avg" else dtype), mode
+        np.testing.assert_array_equal(found["gather"], value[:batch])
+        firsts = model_call(lambda part: part[0], value[:batch], "avg", ranks.n, 0, slices)
+        tolerance = 2e-3 if dtype == "float16" else 1e-6
+        np.testing.assert_allclose(found["avg"], firsts, rtol=tolerance)
+
+
+def test_slices_are_as_even_as_shares(ranks):
+    x = T.dvector("x")
+    f = function([x], (x.shape[0], "gather"))
+    for rows in (1, 5, 13):
+        for slices in (1, 2, 4, 20):
+            lengths = [
+                len(part)
+                for share in shares(np.arange(rows), ranks.n)
+                for part in shares(share, slices if len(share) else 1)
+                if len(part)
+            ]
+            found = f(np.zeros(rows), num_slices=slices)
+            # On each rank the numbers were gathered, and then over the ranks.
+            assert found.tolist() == lengths
+
+
+def test_num_slices_may_be_far_more_than_rows(ranks):
+    for slices in (10**12, 2**70):
+        assert_scattered(ranks, (ranks.rows(X, num_slices=slices)[0], ranks.rows(X)[1]), X)
+
+
+def test_num_slices_may_be_any_whole_number(ranks):
+    for slices in (2, 2.0, np.int64(2), np.float32(2), 1.0):
+        assert_scattered(ranks, (ranks.rows(X, num_slices=slices)[0], ranks.rows(X)[1]), X)
+
+
+def test_gathering_numbers(ranks):
+    x = T.dvector("x")
+    f = function([x], [(x.sum(), "gather"), (x[:1], "gather")])
+    for rows in (1, 3, 9):
+        value = np.arange(1.0, rows + 1)
+        parts = [part for part in shares(value, ranks.n) if len(part)]
+        totals, firsts = f(value)
+        assert totals.tolist() == [part.sum() for part in parts]
+        assert firsts.tolist() == [part[0] for part in parts]
+        parts = [p for part in parts for p in shares(part, 2) if len(p)]
+        totals, firsts = f(value, num_slices=2)
+        assert firsts.tolist() == [part[0] for part in parts]
+        assert totals.tolist() == [part.sum() for part in parts]
+
+
+def test_shapes_that_differ_between_slices_are_refused(ranks):
+    x = T.dvector("x")
+    f = function([x], [x.sum(), (x, "sum")])
+    with pytest.raises(WorkerError, match=r"Output 1 can't be reduced with 'sum': .*mode 'gather'"):
+        f(np.zeros(3 * ranks.n), num_slices=2)
+    with pytest.raises(WorkerError, match="Output 1 can't be reduced with 'sum'"):
+        f(np.zeros(3 * ranks.n), num_slices=2, output_subset=[1])
+    np.testing.assert_array_equal(f(np.ones(2 * ranks.n))[1], [ranks.n] * 2)
+
+
+def test_slices_that_are_gathered_agree_beyond_axis_0(ranks):
+    x = T.dvector("x")
+    f = function([x], (T.outer(x, x), "gather"))
+    with pytest.raises(WorkerError, match=r"Output 0 can't be gathered: .*\[.1, 1., .2, 2.\]"):
+        f(np.ones(3 * ranks.n), num_slices=2)
+    assert f(np.ones(4 * ranks.n), num_slices=2).shape == (4 * ranks.n, 2)
+
+
+def test_results_that_are_no_tensors(ranks):
+    x = T.dmatrix("x")
+    f = function([x], (theano.sparse.csr_from_dense(x), None))
+    value = np.arange(16.0 * ranks.n).reshape(-1, 2)
+    own = shares(value, ranks.n)[ranks.master]
+    for slices, rows in ((1, own), (2, own[4:])):
+        np.testing.assert_array_equal(f(value, num_slices=slices).toarray(), rows)
+
+
+def test_results_are_the_callers_own(ranks):
+    x, s = T.dvector("x"), theano.shared(np.arange(6.0))
+    f = function([x], [(x, None), (s, None), (x, "gather"), (x, None)])
+    d = synk.data(np.arange(6.0))
+    for call in ({}, {"num_slices": 2}, {"batch": 1}, {"batch": [0]}):
+        found = f(d, **call)
+        kept = [part.copy() for part in found]
+        f(np.full(6, 7.0), **call)
+        for part, before in zip(found, kept):
+            np.testing.assert_array_equal(part, before)
+            part[:] = -1
+        assert d.data.tolist() == list(range(6))
+        assert all((part == np.arange(6.0)).all() for part in replicas(s))
+        for a, b in zip(f(d, **call), kept):
+            np.testing.assert_array_equal(a, b)
+
+
+# output_subset
+
+
+@pytest.fixture(scope="module")
+def five(ranks):
+    """Five outputs, of modes that need something of all ranks or of one only."""
+    x = T.dvector("x")
+    outputs = [(x.sum(), "sum"), (x.max(), None), (x, "gather"), (x.min(), "min"), x.mean()]
+    updates = [(theano.shared(0.0), x.sum(), "sum")]
+    return ranks, [function([x], outputs), function([x], outputs, updates=updates)]
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+@pytest.mark.parametrize(
+    "subset",
+    [[0], [1], [2, 0], [4, 1, 3], [3, 3, 0, 3], [0, 1, 2, 3, 4], [], (2, 1), [np.int64(4)]],
+)
+def test_output_subset(five, subset, slices):
+    _, functions = five
+    for rows in (1, 2, 7):
+        x = np.arange(1.0, rows + 1)
+        for h in functions:
+            everything = h(x, num_slices=slices)
+            found = h(x, output_subset=subset, num_slices=slices)
+            expected = [everything[i] for i in sorted(set(subset))]
+            assert isinstance(found, list) and len(found) == len(expected)
+            for a, b in zip(found, expected):
+                np.testing.assert_array_equal(a, b)
+            again = h(x, num_slices=slices)
+            assert len(again) == 5
+            for a, b in zip(again, everything):
+                np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+@pytest.mark.parametrize("mode", ["FAST_COMPILE", "FAST_RUN"])
+def test_updates_are_made_whatever_outputs_are_asked_for(ranks, slices, mode):
+    x, s = T.dvector("x"), theano.shared(0.0)
+    f = synk.function([x], [(x.sum(), "sum"), x.mean()], updates=[(s, x.sum(), "sum")], mode=mode)
+    for number, subset in enumerate(([], [1], [0, 1], None)):
+        x = np.arange(8.0) + number
+        f(x, output_subset=subset, num_slices=slices)
+        assert replicas(s) == [part.sum() for part in shares(x, ranks.n)]
+
+
+def test_output_subset_with_sliceables_and_a_single_output(own):
+    f = function([], [(own.s.sum(), "sum"), (own.s, "gather")], sliceable_shareds=[own.s])
+    [rows] = f(batch_s=[3, 1], output_subset=[1], num_slices=2)
+    np.testing.assert_array_equal(rows, np.concatenate([part[[3, 1]] for part in own.parts]))
+    x = T.dvector("x")
+    single = function([x], (x.sum(), "sum"))
+    assert single(np.ones(4), output_subset=[0]) == 4
+    assert single(np.ones(4), output_subset=[]) == []
+
+
+def test_outputs_that_are_not_asked_for_are_not_computed(ranks):
+    def refuse(x):
+        raise ArithmeticError("computed")
+
+    x = T.dvector("x")
+    f = synk.function([x], [(x.sum(), "sum"), (Call(refuse)(x), "gather")])
+    assert f(np.ones(4), output_subset=[0]) == [4]
+    assert f(np.ones(4), output_subset=[0], num_slices=2) == [4]
+    with pytest.raises(WorkerError, match="computed"):
+        f(np.ones(4), output_subset=[1])
+
+
+# Where the rows are while a function runs.
+
+
+def address(x):
+    return [x.__array_interface__["data"][0]]
+
+
+def is_in_shared_memory(x):
+    while isinstance(x.base, np.ndarray):
+        x = x.base
+    return [x.base is not None]
+
+
+def of_all_ranks(what, x):
+    return (Call(what, T.lvector)(x), "gather")
+
+
+def test_consecutive_rows_are_used_where_they_are(ranks):
+    x = T.dmatrix("x")
+    f = function([x], [of_all_ranks(address, x), of_all_ranks(is_in_shared_memory, x)])
+    d = synk.data(np.random.randn(40, 3))
+    begin = d.data.ctypes.data
+    for batch, first, step in (
+        (None, 0, 1),
+        (20, 0, 1),
+        (slice(8, 32), 8, 1),
+        (slice(0, 40, 2), 0, 2),
+    ):
+        rows = len(numpy_rows(d.data, batch))
+        addresses, shared = f(d, batch=batch)
+        assert shared.tolist() == [1] * ranks.n
+        share = rows * ranks.master // ranks.n
+        assert addresses[ranks.master] == begin + 24 * (first + step * share)
+    addresses, shared = f(d, batch=list(range(8, 32)))
+    assert shared.tolist() == [0] * ranks.n
+
+
+def test_picked_rows_go_to_a_buffer_that_is_kept(ranks):
+    x, y = T.dmatrix("x"), T.dmatrix("y")
+    f = function([x, y], [of_all_ranks(address, x), of_all_ranks(address, y)])
+    d = synk.data(np.random.randn(40, 3))
+    first = f(d, d, batch=list(range(40)))
+    segments = len(ranks.session.comm.memory._own)
+    assert (first[0] != first[1]).all()
+    for batch in (np.arange(40)[::-1], [3] * ranks.n, slice(None, None, -1), [0, 39] * ranks.n):
+        np.testing.assert_array_equal(f(d, d, batch=batch), first)
+    assert len(ranks.session.comm.memory._own) == segments
+    sliced = f(d, d, batch=np.arange(40), num_slices=4)
+    np.testing.assert_array_equal(sliced, np.repeat(first, 4, axis=1))
+
+
+@pytest.mark.skipif(ON_DEVICES, reason="GpuFromHost and HostFromGpu hide where rows are")
+def test_rows_of_shared_variables_are_used_where_they_are_or_picked_into_a_buffer(own):
+    f = function([], of_all_ranks(address, own.s), sliceable_shareds=[own.s])
+    whole = f()
+    np.testing.assert_array_equal(f(batch_s=slice(2, 5)), whole + 16)
+    np.testing.assert_array_equal(f(batch_s=slice(1, 9, 3)), whole + 8)
+    buffers = f(batch_s=[5, 2, 2])
+    assert (np.abs(buffers - whole) >= 80).all()
+    np.testing.assert_array_equal(f(batch_s=[1, 0]), buffers)
+    np.testing.assert_array_equal(f(batch_s=[[1]] * own.n), buffers)
+    np.testing.assert_array_equal(f(), whole)

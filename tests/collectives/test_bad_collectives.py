@@ -1,0 +1,285 @@
+"""Collectives that can't be are refused by the master: nothing changes, and the next call works."""
+
+import contextlib
+import signal
+
+import numpy as np
+import pytest
+import scipy.sparse
+import theano
+import theano.sparse
+from support.helpers import Call, function
+from support.layouts import Layout, forked
+from theano.tensor.shared_randomstreams import RandomStreams
+
+import synkhronos as synk
+from synkhronos import SessionError
+
+LAYOUTS = [Layout(1), Layout(3, master=1)]
+
+
+@pytest.fixture(scope="module")
+def ranks(layout):
+    with forked(layout) as ranks:
+        ranks.s = theano.shared(np.arange(4.0), "s")
+        ranks.m = theano.shared(np.ones((2, 3), "float32"), "m")
+        ranks.i = theano.shared(np.arange(3), "i")
+        ranks.b = theano.shared(np.array([True]), "b")
+        ranks.number = theano.shared(2.0, "number")
+        ranks.row = theano.shared(np.ones((1, 2)), "row", broadcastable=(True, False))
+        ranks.all = [ranks.s, ranks.m, ranks.i, ranks.b, ranks.number, ranks.row]
+        ranks.random = RandomStreams(1).uniform((1,)).rng
+        for rank in range(ranks.n):
+            synk.set_value(rank, ranks.s, np.arange(4.0) + rank)
+        values(ranks)
+        synk.get_value(0, ranks.random)
+        yield ranks
+        for name in list(vars(ranks)):
+            if name not in ("n", "master", "session"):
+                delattr(ranks, name)
+
+
+def values(ranks):
+    return [synk.get_value(rank, ranks.all) for rank in range(ranks.n)]
+
+
+@contextlib.contextmanager
+def refused(ranks, kind, match):
+    """Assert that the master raises before a launch, and that no rank has changed."""
+    old, before = values(ranks), ranks.session.gate.sequence
+    with pytest.raises(kind, match=match) as caught:
+        yield
+    assert type(caught.value) is kind
+    assert ranks.session.gate.sequence == before
+    for was, now in zip(old, values(ranks)):
+        for a, b in zip(was, now):
+            np.testing.assert_array_equal(a, b)
+    assert synk.reduce(ranks.number, "sum", in_place=False) == 2 * ranks.n
+
+
+VERBS = {
+    "broadcast": lambda s: synk.broadcast(s),
+    "scatter": lambda s: synk.scatter(s, [1.0]),
+    "gather": lambda s: synk.gather(s),
+    "all_gather": lambda s: synk.all_gather(s),
+    "reduce": lambda s: synk.reduce(s),
+    "all_reduce": lambda s: synk.all_reduce(s),
+    "set_value": lambda s: synk.set_value(0, s, [1.0]),
+    "get_value": lambda s: synk.get_value(0, s),
+    "get_lengths": lambda s: synk.get_lengths(s),
+    "get_shapes": lambda s: synk.get_shapes(s),
+}
+each_verb = pytest.mark.parametrize("verb", VERBS)
+
+
+@each_verb
+def test_variables(ranks, verb):
+    call = VERBS[verb]
+    sparse = theano.sparse.shared(scipy.sparse.csr_matrix(np.eye(2)), "sparse")
+    x = theano.tensor.dvector("x")
+    for wrong in (None, "s", 3, np.ones(2), x, {"s": 1}, lambda: 0):
+        for given in (wrong, [ranks.s, wrong]):
+            with refused(
+                ranks, TypeError, rf"^{verb}\(\) takes a Theano shared variable or a list"
+            ):
+                call(given)
+    for wrong in (sparse, theano.shared(object(), "anything")):
+        with refused(ranks, TypeError, rf"^{verb}\(\) can't take (sparse|anything|<.*>), of type"):
+            call(wrong)
+    with refused(ranks, ValueError, rf"^{verb}\(\) got s twice"):
+        call([ranks.s, ranks.m, ranks.s])
+    for wrong in ([], ()):
+        with refused(ranks, ValueError, rf"^{verb}\(\) got an empty list"):
+            call(wrong)
+
+
+@pytest.mark.parametrize(
+    "verb", [v for v in VERBS if v not in ("broadcast", "set_value", "get_value")]
+)
+def test_random_states_are_no_arrays(ranks, verb):
+    with refused(ranks, TypeError, rf"^{verb}\(\) can't take .*: it works on arrays"):
+        VERBS[verb](ranks.random)
+
+
+@pytest.mark.parametrize("reduce", [synk.reduce, synk.all_reduce])
+def test_operations(ranks, reduce):
+    for op in ("mean", "", None, 3, "gather", "summation", "c_", ["sum"]):
+        with refused(ranks, ValueError, "^op must be one of avg, sum, prod, min, max; got"):
+            reduce([ranks.s, ranks.m], op)
+    for variable in (ranks.i, ranks.b):
+        for args in ((), ("avg",), ("c_avg",)):
+            with refused(ranks, TypeError, rf"can't average {variable}, of dtype .*op='sum'"):
+                reduce([ranks.s, variable], *args)
+
+
+def test_ranks(ranks):
+    for wrong in (-1, ranks.n, 100):
+        with refused(ranks, ValueError, f"^rank must be from 0 to {ranks.n - 1}, got {wrong}"):
+            synk.get_value(wrong, ranks.s)
+        with refused(ranks, ValueError, f"^rank must be from 0 to {ranks.n - 1}, got {wrong}"):
+            synk.set_value(wrong, ranks.s, [1.0])
+    for wrong in (None, 1.0, "0", True, [0]):
+        with refused(ranks, TypeError, "^rank must be an integer, got"):
+            synk.get_value(wrong, ranks.s)
+        with refused(ranks, TypeError, "^rank must be an integer, got"):
+            synk.set_value(wrong, ranks.s, [1.0])
+
+
+GIVING = {
+    "broadcast": lambda s, v: synk.broadcast(s, v),
+    "scatter": lambda s, v: synk.scatter(s, v),
+    "set_value": lambda s, v: synk.set_value(0, s, v),
+}
+
+
+@pytest.mark.parametrize("verb", GIVING)
+def test_values(ranks, verb):
+    give = GIVING[verb]
+    s, m, i = ranks.s, ranks.m, ranks.i
+    wrong = [
+        (s, np.ones((2, 2))),
+        (s, 3.0),
+        (s, "ab"),
+        (s, [[1.0]]),
+        (s, [1j]),
+        (s, object()),
+        (s, np.array([None, 1])),
+        (s, [[1.0], [1.0, 2.0]]),
+        (m, np.ones((2, 2))),  # float64 does not go into float32
+        (m, np.ones(3, "float32")),
+        (i, [1.5]),
+        (i, np.ones(2)),
+        (i, [2**70]),
+        (ranks.b, [2]),
+        (s, synk.data(np.ones(3, "float32"))),
+        (m, synk.data(np.ones(3, "float32"))),
+    ]
+    if verb != "scatter":
+        wrong += [(ranks.row, np.ones((1, 2), "complex64")), (ranks.row, np.ones(2))]
+    for variable, value in wrong:
+        with refused(ranks, TypeError, rf"^{verb}\(\) can't give {variable}, of type"):
+            give(variable, value)
+    if verb != "scatter":
+        for value in (np.ones((2, 2)), synk.data(np.ones((3, 2)))):
+            with refused(ranks, TypeError, "must have length 1 where the variable is broadcast"):
+                give(ranks.row, value)
+        with refused(ranks, TypeError, rf"^{verb}\(\) takes a RandomState for "):
+            give(ranks.random, np.ones(3))
+    if verb != "broadcast":
+        with refused(ranks, TypeError, rf"^{verb}\(\) can't give s, of type .* None"):
+            give(s, None)
+    for value in (np.ones(4), 3, [[1.0]], [[1.0], [[1]], [1]], ()):
+        with refused(ranks, TypeError, rf"^{verb}\(\) got a list of 2 variables: values must be"):
+            give([s, m], value)
+    with refused(ranks, TypeError, rf"^{verb}\(\) can't give m, of type"):
+        give([s, m], [np.zeros(4), np.ones(4)])
+
+
+@pytest.mark.parametrize("verb", ["scatter", "set_value"])
+def test_batch(ranks, verb):
+    def give(s, values, batch):
+        if verb == "scatter":
+            return synk.scatter(s, values, batch=batch)
+        return synk.set_value(0, s, values, batch=batch)
+
+    for make in (np.asarray, synk.data):
+        value = make(np.ones(5))
+        for wrong in (6, -1, [5], [-6], slice(0, 9), range(6), [True] * 4):
+            with refused(ranks, ValueError, "^batch"):
+                give(ranks.s, value, wrong)
+        for wrong in (1.0, "3", True, object()):
+            with refused(ranks, TypeError, "^batch must be"):
+                give(ranks.s, value, wrong)
+        for wrong in ([1.0], [[1]], np.ones((2, 2), int)):
+            with refused(ranks, ValueError, "^batch must"):
+                give(ranks.s, value, wrong)
+        with refused(ranks, ValueError, "^batch=5"):
+            give([ranks.s, ranks.i], [value, make(np.arange(4))], 5)
+    if verb == "set_value":
+        with refused(ranks, TypeError, "axis 0, which number does not have"):
+            give(ranks.number, 1.0, 1)
+        with refused(ranks, TypeError, "2 rows: it is broadcastable along axis 0"):
+            give(ranks.row, np.ones((1, 2)), [0, 0])
+        with refused(ranks, TypeError, "got batch, but .* has no rows"):
+            give(ranks.random, np.random.RandomState(1), 1)
+
+
+def test_axes(ranks):
+    for call, name in [
+        (lambda: synk.scatter(ranks.number, 1.0), r"scatter\(\)"),
+        (lambda: synk.all_gather([ranks.s, ranks.number]), r"all_gather\(\)"),
+        (lambda: synk.gather(ranks.number, nd_up=0), r"gather\(nd_up=0\)"),
+        (lambda: synk.get_lengths([ranks.s, ranks.number]), "get_lengths"),
+    ]:
+        with refused(ranks, TypeError, f"^{name} needs an axis 0, which number does not have"):
+            call()
+    for call in (
+        lambda: synk.scatter(ranks.row, np.ones((1, 2))),
+        lambda: synk.all_gather(ranks.row),
+    ):
+        with refused(ranks, TypeError, "but row is broadcastable along axis 0"):
+            call()
+    for nd_up in (2, -1, None, "1"):
+        with refused(ranks, ValueError, r"^gather\(\) takes as nd_up 1 .* or 0"):
+            synk.gather(ranks.s, nd_up=nd_up)
+
+
+def test_shapes_that_differ_between_ranks(ranks):
+    if ranks.n == 1:
+        pytest.skip("one rank has one shape")
+    s, m = theano.shared(np.ones(2), "ragged"), theano.shared(np.ones((2, 2)), "matrix")
+    synk.set_value(0, s, np.ones(3))
+    synk.set_value(ranks.n - 1, m, np.ones((2, 3)))
+    t = theano.shared(np.ones(2), "even")
+    calls = [
+        (lambda: synk.all_reduce([t, s], "sum"), r"all_reduce.* ragged has, .*\(3,\), \(2,"),
+        (lambda: synk.reduce(s, "sum"), "reduce.* ragged has"),
+        (lambda: synk.reduce([t, s], "sum", in_place=False), "reduce.* ragged has"),
+        (lambda: synk.all_gather([t, m]), "all_gather.* beyond axis 0, but matrix has"),
+    ]
+    for call, match in calls:
+        for _ in range(2):
+            with pytest.raises(ValueError, match=match):
+                call()
+            assert synk.gather(t).tolist() == [[1, 1]] * ranks.n
+            assert synk.get_lengths(s) == [3] + [2] * (ranks.n - 1)
+            assert synk.get_shapes(m) == [(2, 2)] * (ranks.n - 1) + [(2, 3)]
+            assert synk.reduce(t, "sum", in_place=False).tolist() == [ranks.n] * 2
+
+
+@each_verb
+def test_without_a_session(verb, request):
+    from synkhronos import session
+
+    held, session._Current.session = session._Current.session, None
+    try:
+        with pytest.raises(SessionError, match=rf"{verb}\(\) needs workers: call .*fork\(\) first"):
+            VERBS[verb](theano.shared(np.ones(1)))
+    finally:
+        session._Current.session = held
+
+
+@each_verb
+def test_from_a_signal_handler(ranks, verb):
+    import time
+
+    said = []
+    x = theano.tensor.dvector("x")
+    f = function([x], (Call(lambda rows: (time.sleep(0.1), rows)[1])(x), "gather"))
+    f(np.ones(3))
+
+    def handler(signum, frame):
+        try:
+            VERBS[verb](ranks.s)
+        except SessionError as error:
+            said.append(str(error))
+
+    old = values(ranks)
+    previous = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.03)
+        assert f(np.arange(3.0)).tolist() == [0, 1, 2]
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert len(said) == 1 and "in the middle of another call" in said[0]
+    np.testing.assert_array_equal(values(ranks)[0][0], old[0][0])

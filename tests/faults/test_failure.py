@@ -1,0 +1,358 @@
+"""Deaths, interrupts, no room: the right error in time, and then a session as promised."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support.faults import ROWS, checked, raise_if, runs
+from support.helpers import Call, function
+from support.leaks import names_in_shared_memory
+from support.waiting import wait_until
+
+import synkhronos as synk
+from synkhronos import SharedMemoryFull, WorkerDied, WorkerError
+
+pytestmark = pytest.mark.faults
+
+
+# A worker dies.
+
+
+def test_a_worker_killed_while_idle_is_reported_by_the_next_call(no_session):
+    synk.fork(3)
+    f = checked(lambda x: False, None)
+    f(ROWS)
+    pids = synk.session.current("test").worker_pids
+    os.kill(pids[1], signal.SIGKILL)
+    time.sleep(0.05)
+    begin = time.monotonic()
+    with pytest.raises(WorkerDied, match=r"rank 2 .*SIGKILL") as caught:
+        f(ROWS)
+    assert time.monotonic() - begin < 1
+    assert (caught.value.rank, caught.value.exitcode) == (2, -signal.SIGKILL)
+    for refused in (lambda: f(ROWS), lambda: synk.data([1.0]), lambda: synk.distribute()):
+        with pytest.raises(WorkerDied, match="rank 2"):
+            refused()
+    wait_until(lambda: not any(map(runs, pids)), 2)
+    synk.close()
+    assert synk.fork(2) == 2
+    np.testing.assert_array_equal(checked(lambda x: False, None)(ROWS), ROWS)
+    synk.close()
+
+
+@pytest.mark.parametrize("master_is_done", [True, False])
+def test_a_worker_killed_in_a_call_is_reported_within_a_second(no_session, master_is_done):
+    synk.fork(3)
+    naps = {0: 0.0 if master_is_done else 0.6, 1: 60.0, 2: 60.0}
+    first = {len(ROWS) * rank // 3: nap for rank, nap in naps.items()}
+    x = T.dvector("x")
+
+    def nap(rows):
+        time.sleep(first.get(int(rows[0]), 0))
+        return rows
+
+    f = function([x], (Call(nap)(x), "gather"))
+    np.testing.assert_array_equal(f(ROWS + 100), ROWS + 100)
+    killed = []
+
+    def kill():
+        os.kill(synk.session.current("test").worker_pids[0], signal.SIGTERM)
+        killed.append(time.monotonic())
+
+    timer = threading.Timer(0.3, kill)
+    timer.start()
+    with pytest.raises(WorkerDied, match=r"rank 1 .*by somebody \(SIGTERM\)"):
+        f(ROWS)
+    # The master itself sleeps in its op until 0.6 s; it can't report earlier.
+    assert time.monotonic() - killed[0] < (1.0 if master_is_done else 1.3)
+    timer.join()
+    synk.close()
+
+
+def test_a_worker_that_ends_by_itself_is_named_with_its_status(no_session):
+    synk.fork(2)
+    x = T.dvector("x")
+
+    def leave(rows):
+        if rows[0] == 4:
+            os._exit(7)
+        return rows
+
+    f = function([x], (Call(leave)(x), "gather"))
+    with pytest.raises(WorkerDied, match="exit status 7") as caught:
+        f(ROWS)
+    assert caught.value.exitcode == 7
+    synk.close()
+
+
+# Ctrl-C.
+
+
+@contextlib.contextmanager
+def interrupted_after(seconds):
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        timer.join()
+
+
+def napping(naps):
+    """Return a function whose worker ranks sleep so long when the first row is 0."""
+    x = T.dvector("x")
+
+    def nap(rows):
+        if rows[0] in naps:
+            time.sleep(naps[rows[0]])
+        return rows
+
+    return function([x], (Call(nap)(x), "gather"))
+
+
+def test_ctrl_c_returns_at_once_and_the_next_call_is_right(no_session):
+    synk.fork(2)
+    f = napping({4.0: 1.5})
+    f(ROWS + 100)
+    begin = time.monotonic()
+    with interrupted_after(0.3):
+        f(ROWS)
+    assert time.monotonic() - begin < 1
+    # The worker is still in the call that was left; the next one waits for it.
+    np.testing.assert_array_equal(f(ROWS + 100), ROWS + 100)
+    assert time.monotonic() - begin > 1.4
+    synk.close()
+
+
+def test_ctrl_c_while_the_next_call_waits_for_the_interrupted_one(no_session):
+    synk.fork(2)
+    f = napping({4.0: 2.0})
+    f(ROWS + 100)
+    for rows in (ROWS, ROWS + 100, ROWS + 100):
+        with interrupted_after(0.2):
+            f(rows)
+    np.testing.assert_array_equal(f(ROWS + 100), ROWS + 100)
+    synk.close()
+
+
+def test_ctrl_c_in_the_masters_own_part(no_session):
+    synk.fork(2)
+    f = napping({0.0: 5.0})
+    begin = time.monotonic()
+    with interrupted_after(0.3):
+        f(ROWS)
+    assert time.monotonic() - begin < 2
+    np.testing.assert_array_equal(f(ROWS + 100), ROWS + 100)
+    synk.close()
+
+
+def test_close_does_not_wait_for_an_interrupted_call(no_session):
+    synk.fork(2)
+    f = napping({4.0: 60.0})
+    f(ROWS + 100)
+    with interrupted_after(0.3):
+        f(ROWS)
+    begin = time.monotonic()
+    synk.close()
+    assert time.monotonic() - begin < 2
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3])
+def test_a_storm_of_ctrl_c_never_breaks_the_session(no_session, n_ranks):
+    synk.fork(n_ranks)
+    x = T.dvector("x")
+    f = function([x], [(x, "gather"), x.sum()])
+    data = synk.data(np.arange(6.0))
+    f(data)
+    random = np.random.RandomState(0)
+    came = []
+
+    def interrupt(signum, frame):
+        came.append(signum)
+        signal.raise_signal(signal.SIGINT)
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    for number, wait in enumerate(random.uniform(0, 0.004, 150)):
+        # A timer of the kernel hits anywhere: in the start, the run, the finish, between calls.
+        try:
+            signal.setitimer(signal.ITIMER_REAL, max(wait, 1e-5))
+            while len(came) == number:  # what is raised in a finalizer is dropped by Python
+                f(data)
+        except KeyboardInterrupt:
+            pass
+        data[:] = random.rand(6)
+        gathered, _ = f(data)
+        np.testing.assert_array_equal(gathered, data.data)
+    signal.signal(signal.SIGALRM, previous)
+    assert len(came) == 150
+    synk.close()
+
+
+def test_ctrl_c_of_a_terminal_ends_a_script_and_its_workers(script, tmp_path):
+    text = """
+import os, signal, sys, threading, time
+import numpy as np
+import theano.tensor as T
+from support.helpers import Call, function
+import synkhronos as synk
+
+synk.fork(3)
+x = T.dvector("x")
+f = function([x], (Call(lambda rows: (time.sleep(20), rows)[1])(x), "gather"))
+print(*synk.session.current("test").worker_pids, flush=True)
+f(np.ones(6))
+"""
+    process, pids = _start(tmp_path, text)
+    time.sleep(1.5)
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=10)
+    assert process.returncode == -signal.SIGINT
+    assert stderr.count("KeyboardInterrupt") == 1, stderr
+    wait_until(lambda: not any(map(runs, pids)), 2)
+
+
+# The master dies.
+
+
+def _start(tmp_path, text):
+    """Start a script in a process group of its own; return it and the numbers it prints."""
+    path = tmp_path / "script.py"
+    path.write_text(text)
+    process = subprocess.Popen(
+        [sys.executable, str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        start_new_session=True,
+    )
+    return process, [int(pid) for pid in process.stdout.readline().split()]
+
+
+@pytest.mark.parametrize("state", ["idle", "asleep", "computing"])
+def test_when_the_master_is_killed_workers_and_memory_go(tmp_path, state):
+    text = f"""
+import time
+from pathlib import Path
+import numpy as np
+import theano
+import theano.tensor as T
+from support.helpers import Call, function
+import synkhronos as synk
+
+synk.fork(3)
+x = T.dmatrix("x")
+if {state!r} == "computing":
+    # Products in C that hold the interpreter for many seconds on each worker.
+    w = theano.shared(np.ones((6000, 6000)))
+    f = synk.function([x], T.dot(T.dot(T.dot(x, w), w), w).sum())
+else:
+    f = function([x], (Call(lambda rows: (time.sleep(60), rows)[1], T.dmatrix)(x), "gather"))
+synk.distribute()
+d = synk.data(np.ones((6000, 6000)))
+print(*synk.session.current("test").worker_pids, flush=True)
+if {state!r} == "idle":
+    time.sleep(60)
+f(d), time.sleep(60)
+"""
+    names = names_in_shared_memory()
+    process, pids = _start(tmp_path, text)
+    with process:
+        assert len(pids) == 2
+        time.sleep(1)
+        assert all(map(runs, pids))
+        process.kill()
+        wait_until(lambda: not any(map(runs, pids)), 2)
+    assert names_in_shared_memory() <= names
+
+
+def test_a_child_of_the_users_does_not_keep_the_workers_alive(tmp_path):
+    text = """
+import os, time
+import synkhronos as synk
+
+synk.fork(2)
+child = os.fork()
+if child == 0:
+    time.sleep(60)
+    os._exit(0)
+print(*synk.session.current("test").worker_pids, child, flush=True)
+time.sleep(60)
+"""
+    process, (worker, child) = _start(tmp_path, text)
+    with process:
+        process.kill()
+        try:
+            wait_until(lambda: not runs(worker), 2)
+            assert runs(child)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+# No room.
+
+
+def test_data_that_does_not_fit_is_refused_and_the_session_lives(no_session):
+    synk.fork(2)
+    x = T.dvector("x")
+    f = function([x], (x, "gather"))
+    small = synk.data(ROWS)
+    room = os.statvfs("/dev/shm")
+    too_many = room.f_blocks * room.f_frsize // 8 + 1
+    with pytest.raises(SharedMemoryFull, match="No room for"):
+        synk.data(dtype="float64", shape=(too_many,))
+    with pytest.raises(SharedMemoryFull):
+        small.set_length(too_many)
+    np.testing.assert_array_equal(small.data, ROWS)
+    np.testing.assert_array_equal(f(small), ROWS)
+    synk.close()
+
+
+# Calls from inside calls.
+
+
+def test_a_call_from_a_signal_handler_is_refused_and_the_outer_one_is_right(no_session):
+    synkhronos_error = []
+    synk.fork(2)
+    f = napping({0.0: 0.5})
+    g = napping({})
+    g(ROWS)
+
+    def handler(signum, frame):
+        try:
+            g(ROWS + 100)
+        except synk.SessionError as error:
+            synkhronos_error.append(str(error))
+
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    np.testing.assert_array_equal(f(ROWS), ROWS)
+    assert len(synkhronos_error) == 1
+    assert "in the middle of another call" in synkhronos_error[0]
+    np.testing.assert_array_equal(g(ROWS + 100), ROWS + 100)
+    synk.close()
+
+
+def test_an_update_that_fails_on_one_rank_leaves_a_session_to_go_on_with(no_session):
+    synk.fork(2)
+    s = theano.shared(np.zeros(2))
+    x = T.dvector("x")
+    f = function([x], updates=[(s, s + Call(raise_if(lambda r: r[0] == 4, OSError("x")))(x)[:2])])
+    read = function([], (s, "gather"))
+    with pytest.raises(WorkerError):
+        f(ROWS)
+    f(ROWS + 1)
+    # Rank 0 may or may not have applied the update of the call that failed; rank 1 has not.
+    np.testing.assert_array_equal(read()[2:], [5, 6])
+    synk.close()

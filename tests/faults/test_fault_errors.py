@@ -1,0 +1,236 @@
+"""Exceptions of every kind, and workers that end by themselves: told by name, and work goes on."""
+
+import functools
+import os
+import re
+import sys
+import threading
+
+import numpy as np
+import pytest
+import theano.tensor as T
+from support.faults import bounded
+from support.helpers import Call, function
+from support.layouts import Layout
+
+import synkhronos as synk
+from synkhronos import WorkerDied, WorkerError
+
+pytestmark = pytest.mark.faults
+
+
+class NeedsArguments(Exception):
+    def __init__(self, first, *, second):
+        super().__init__(first)
+        self.second = second
+
+
+class NoWords(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
+
+class ExitsWhenRead(Exception):
+    def __str__(self):
+        raise SystemExit("while it is read")
+
+
+class InterruptsWhenRead(Exception):
+    def __str__(self):
+        raise KeyboardInterrupt
+
+
+class NoText(Exception):
+    def __str__(self):
+        return 5
+
+
+class Text(str):
+    def __reduce__(self):
+        raise TypeError("can't be pickled")
+
+
+class OddText(Exception):
+    def __str__(self):
+        return Text("odd text")
+
+
+class NoReduce(Exception):
+    def __reduce__(self):
+        raise TypeError("can't be pickled")
+
+    __reduce_ex__ = None
+
+
+class NoAttributes(Exception):
+    def __getattribute__(self, name):
+        raise AttributeError("nothing here")
+
+
+class Bare(BaseException):
+    pass
+
+
+class Full(Exception):
+    def __init__(self):
+        super().__init__("full")
+        self.rows, self.lock = np.zeros(1_000_000), threading.Lock()
+
+
+LongName = type("N" * 100_000, (Exception,), {})
+
+
+def recursion():
+    return recursion()
+
+
+def chain(length):
+    error = ValueError("the first")
+    for number in range(length):
+        error, before = ValueError(f"number {number}"), error
+        error.__cause__ = before
+    raise error
+
+
+def cycle():
+    one, two = ValueError("one"), ValueError("two")
+    one.__context__, two.__context__ = two, one
+    raise one
+
+
+def raises(make, *args, **kwargs):
+    """Return a function that raises: it makes the error there, as not each can be sent."""
+
+    def do():
+        raise make(*args, **kwargs)
+
+    return do
+
+
+# What is raised, and the names it may be reported by: its own, or that of what came of it.
+ERRORS = {
+    "needs arguments": (raises(NeedsArguments, "one", second="two"), "NeedsArguments|TypeError"),
+    "no words": (raises(NoWords), "NoWords|RuntimeError"),
+    "text is no text": (raises(NoText), "NoText|TypeError"),
+    "text of another class": (raises(OddText), "OddText"),
+    "no reduce": (raises(NoReduce, "x"), "NoReduce"),
+    "full of what can't be pickled": (raises(Full), "Full|TypeError"),
+    "long name": (raises(LongName, "x"), r"N[\s\S]*"),
+    "long message": (raises(KeyError, "k" * 10_000_000), "KeyError"),
+    "many arguments": (
+        raises(OSError, 2, "x" * 100_000, "y" * 100_000),
+        "FileNotFoundError|OSError",
+    ),
+    "surrogates": (raises(ValueError, "\udc80\ud800"), "ValueError"),
+    "null character": (raises(ValueError, "a\0b"), "ValueError"),
+    "no message": (raises(ValueError), "ValueError"),
+    "bytes": (raises(ValueError, b"\xff" * 100), "ValueError"),
+    "unicode": (
+        raises(UnicodeDecodeError, "utf8", b"\xff", 0, 1, "why"),
+        "UnicodeDecodeError|TypeError",
+    ),
+    "stop iteration": (raises(StopIteration, 3), "StopIteration|RuntimeError"),
+    "memory": (raises(MemoryError), "MemoryError"),
+    "recursion": (recursion, "RecursionError"),
+    "a long chain": (lambda: chain(3000), "ValueError|RecursionError"),
+    "a circle": (cycle, "ValueError"),
+    "assertion": (raises(AssertionError), "AssertionError"),
+    "warning": (raises(UserWarning, "x"), "UserWarning"),
+    "worker error": (raises(WorkerError, "mine"), "WorkerError"),
+    "session error": (raises(synk.SessionError, "mine"), "SessionError"),
+    "no memory": (lambda: np.empty(1 << 60, np.int8), ".*MemoryError"),
+}
+ONLY_ON_WORKERS = {  # on the master they are for the script, or for pytest
+    "no attributes": (raises(NoAttributes, "x"), "NoAttributes|AttributeError"),
+    "exits when read": (raises(ExitsWhenRead), "ExitsWhenRead|SystemExit"),
+    "interrupts when read": (raises(InterruptsWhenRead), "InterruptsWhenRead|KeyboardInterrupt"),
+    "exit 0": (raises(SystemExit, 0), "SystemExit"),
+    "exit None": (raises(SystemExit), "SystemExit"),
+    "exit with words": (lambda: sys.exit("words"), "SystemExit"),
+    "interrupt": (raises(KeyboardInterrupt), "KeyboardInterrupt"),
+    "generator exit": (raises(GeneratorExit), "GeneratorExit"),
+    "worker died": (raises(WorkerDied, "mine"), "WorkerDied"),
+    "bare": (raises(Bare, "x"), "Bare"),
+}
+
+
+def act(table, kind, rank, rows):
+    """Do what a table says on one of the ranks, if its rows are below 100."""
+    if rows[0] == 2 * rank:
+        TABLES[table][kind][0]()
+    return rows
+
+
+def acting(table, kind, rank):
+    x = T.dvector("x")
+    return function([x], (Call(functools.partial(act, table, kind, rank))(x), "gather"))
+
+
+LAYOUTS = [Layout(2), Layout(2, master=1)]
+
+
+def check(table, kind, rank):
+    f, rows = acting(table, kind, rank), np.arange(4.0)
+    pids = synk.session.current("a test").worker_pids
+    names = TABLES[table][kind][1]
+    for _ in range(2):
+        with bounded(), pytest.raises(WorkerError) as caught:
+            f(rows)
+        assert caught.value.rank == rank
+        assert re.fullmatch(names, caught.value.remote_type), caught.value.remote_type
+        assert len(str(caught.value)) < 1 << 16
+        np.testing.assert_array_equal(f(rows + 100), rows + 100)
+    assert synk.session.current("a test").worker_pids == pids
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_a_rank_raises_is_reported(ranks, rank, kind):
+    check("errors", kind, rank)
+
+
+@pytest.mark.parametrize("kind", ONLY_ON_WORKERS)
+def test_what_a_worker_raises_does_not_end_it(ranks, kind):
+    check("only on workers", kind, 1 - ranks.master)
+
+
+class Raiser:
+    """Raises when a worker reads it."""
+
+    def __init__(self, table, kind):
+        self.place = os.getpid(), table, kind
+
+    def __reduce__(self):
+        return raise_on_worker, self.place
+
+    def __call__(self, rows):
+        return rows
+
+
+def raise_on_worker(master, table, kind):
+    if os.getpid() != master:
+        TABLES[table][kind][0]()
+
+
+TABLES = {"errors": ERRORS, "only on workers": ONLY_ON_WORKERS}
+
+
+@pytest.mark.parametrize(
+    "table, kind", [(table, kind) for table, kinds in TABLES.items() for kind in kinds]
+)
+def test_what_a_worker_raises_when_it_reads_a_function(ranks, table, kind):
+    x = T.dvector("x")
+    good, bad = (function([x], (Call(do)(x), "gather")) for do in (identity, Raiser(table, kind)))
+    pids = synk.session.current("a test").worker_pids
+    for _ in range(2):
+        with bounded(), pytest.raises(WorkerError) as caught:
+            bad(np.arange(4.0))
+        assert caught.value.rank == 1 - ranks.master
+        np.testing.assert_array_equal(good(np.arange(4.0)), np.arange(4.0))
+    assert synk.session.current("a test").worker_pids == pids
+
+
+def identity(rows):
+    return rows

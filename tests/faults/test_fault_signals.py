@@ -1,0 +1,383 @@
+"""Ranks that are stopped, and Ctrl-C wherever it comes: what is said, and that work goes on."""
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+from support import faults
+from support.faults import (
+    BOUND,
+    CALLS,
+    armed,
+    bounded,
+    child_process,
+    pids_by_rank,
+    runs,
+    set_point,
+)
+from support.interrupts import SOME_AND_EVERY_LINE, interrupt_at_line, signal_at_line
+from support.leaks import nothing_left
+from support.waiting import wait_until
+
+import synkhronos as synk
+from synkhronos import (
+    _gate,
+    _host,
+    _master,
+    _reports,
+    session,
+)
+from synkhronos._gate import SharedGate as Gate
+from synkhronos._master import Session
+from synkhronos._process import ForkedProcess
+from synkhronos.comm.shared import SharedVariables
+
+pytestmark = pytest.mark.faults
+
+
+# A worker is stopped.
+
+
+@pytest.fixture
+def impatient(monkeypatch, caplog):
+    monkeypatch.setattr(_gate, "_HEARTBEAT_MS", 20)
+    monkeypatch.setattr(_gate, "PATIENCE_SECONDS", 0.2)
+    caplog.set_level(logging.WARNING, "synkhronos")
+    return caplog
+
+
+def said(log):
+    return [record.getMessage() for record in log.records if record.name == "synkhronos"]
+
+
+@contextlib.contextmanager
+def continued_once(condition, pid):
+    """Continue a stopped process as soon as the condition holds."""
+
+    def watch():
+        with contextlib.suppress(AssertionError):
+            wait_until(condition, BOUND)
+        os.kill(pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def continued_once_said(log, words, pid, times=1):
+    """Continue a stopped process as soon as so many messages of the log have these words."""
+    return continued_once(lambda: sum(words in message for message in said(log)) >= times, pid)
+
+
+STOPS = [
+    ("function", Gate, "next_command", "after", "finish its part"),
+    ("function", _host, "run", "before", "finish its part"),
+    ("function", Gate, "worker_finish", "before", "finish its part"),
+    ("growing outputs", Gate, "_put_reply", "after", "finish its part"),
+    ("failing function", Gate, "abort", "before", "finish its part"),
+    ("exchange", Gate, "meet", "before", "come to a reduction"),
+    ("exchange", Gate, "meet", "after", ""),  # with four ranks they meet once more
+    ("all_reduce", SharedVariables, "expose", "before", "come to a reduction"),
+    ("all_reduce", Gate, "meet", "after", "finish its part"),
+    ("distribute", _host, "load", "before", "finish its part"),
+]
+
+
+@pytest.mark.parametrize("n, master, rank", [(2, 0, 1), (4, 1, 3)])
+@pytest.mark.parametrize("what, owner, name, when, words", STOPS, ids=faults.point_id)
+def test_a_worker_stopped_at(
+    no_session, monkeypatch, impatient, what, owner, name, when, words, n, master, rank
+):
+    set_point(monkeypatch, owner, name, when, faults.hit_by(signal.SIGSTOP))
+    synk.fork(n, master_rank=master)
+    call = CALLS[what](n)
+    call()
+    impatient.clear()
+    pid = pids_by_rank()[rank]
+    expected = f"for rank {rank} (process {pid}, stopped) to {words}"
+    with bounded(), armed(pid), continued_once_said(impatient, expected, pid):
+        call()
+    messages = said(impatient)
+    assert any(expected in message for message in messages), messages
+    assert "the call goes on" in messages[-1]
+    call()
+    assert pids_by_rank()[rank] == pid
+    synk.close()
+
+
+def test_the_log_tells_of_a_long_wait_less_and_less_often(no_session, monkeypatch, impatient):
+    monkeypatch.setattr(_gate, "_HEARTBEAT_MS", 10)
+    monkeypatch.setattr(_gate, "PATIENCE_SECONDS", 0.02)
+    synk.fork(2)
+    call = CALLS["function"](2)
+    call()
+    impatient.clear()
+    pid = pids_by_rank()[1]
+    os.kill(pid, signal.SIGSTOP)
+    with bounded(), continued_once_said(impatient, "rank 1", pid, times=5):
+        call()
+    *waits, end = [record for record in impatient.records if record.name == "synkhronos"]
+    assert all("rank 1" in wait.getMessage() for wait in waits)
+    seconds = [0.01, *(wait.args[0] for wait in waits)]
+    assert len(waits) >= 5
+    assert all(later >= 2 * earlier for earlier, later in zip(seconds, seconds[1:])), seconds
+    assert "goes on after" in end.getMessage() and end.args[0] >= seconds[-1]
+    synk.close()
+
+
+def test_a_short_wait_is_not_told_of(no_session, monkeypatch, caplog):
+    looks = []
+    wait_for = _reports.Patience.wait_for
+
+    def look(*args, **kwargs):
+        looks.append(args)
+        wait_for(*args, **kwargs)
+
+    monkeypatch.setattr(_reports.Patience, "wait_for", look)
+    monkeypatch.setattr(_gate, "_HEARTBEAT_MS", 20)
+    monkeypatch.setattr(_gate, "PATIENCE_SECONDS", 2 * BOUND)
+    caplog.set_level(logging.WARNING, "synkhronos")
+    synk.fork(2)
+    call = CALLS["function"](2)
+    call()
+    pid = pids_by_rank()[1]
+    os.kill(pid, signal.SIGSTOP)
+    with bounded(), continued_once(lambda: len(looks) > 3, pid):
+        call()
+    assert said(caplog) == []
+    synk.close()
+
+
+@pytest.mark.parametrize("n, stopped", [(2, [1]), (4, [1, 2, 3])])
+def test_close_with_stopped_workers(no_session, monkeypatch, n, stopped):
+    monkeypatch.setattr(_master, "QUIT_SECONDS", 0.5)
+    synk.fork(n)
+    CALLS["function"](n)()
+    pids = pids_by_rank()
+    for rank in stopped:
+        os.kill(pids[rank], signal.SIGSTOP)
+    begin = time.monotonic()
+    with bounded():
+        synk.close()
+    assert time.monotonic() - begin > 0.4  # they had their time
+    assert not any(runs(pid) for pid in pids[1:])
+    faults.use_a_new_session(n)
+
+
+def test_a_stopped_worker_that_is_killed_ends_the_wait(no_session, impatient):
+    synk.fork(3)
+    call = CALLS["exchange"](3)
+    call()
+    pid = pids_by_rank()[2]
+    os.kill(pid, signal.SIGSTOP)
+    timer = threading.Timer(0.5, os.kill, (pid, signal.SIGKILL))
+    timer.start()
+    with bounded(), pytest.raises(synk.WorkerDied, match="rank 2"):
+        call()
+    timer.join()
+    assert not any("goes on" in message for message in said(impatient))
+    synk.close()
+
+
+def test_ctrl_c_while_a_stopped_worker_is_waited_for(no_session, impatient):
+    synk.fork(2)
+    call = CALLS["all_reduce"](2)
+    call()
+    pid = pids_by_rank()[1]
+    os.kill(pid, signal.SIGSTOP)
+    for _ in range(2):
+        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with bounded(), pytest.raises(KeyboardInterrupt):
+            call()
+        timer.join()
+    with continued_once_said(impatient, "rank 1", pid):
+        call()
+    synk.close()
+
+
+# Ctrl-C at lines of what runs in the master.
+
+STEP = 8  # of the lines of fork() and close(), which take long
+
+
+@SOME_AND_EVERY_LINE
+def test_ctrl_c_at_lines_of_fork_leaves_nothing(no_session, other_thread, stride):
+    line = 0
+    while True:
+        with nothing_left():
+            interrupted = interrupt_at_line(line, lambda: synk.fork(2))
+            if session._Current.session is not None:
+                synk.close()
+        if not interrupted:
+            break
+        line += STEP * stride
+    assert line > 50
+    faults.use_a_new_session(2)
+
+
+@SOME_AND_EVERY_LINE
+def test_ctrl_c_at_lines_of_close_leaves_nothing(no_session, other_thread, stride):
+    line = 0
+    while True:
+        with nothing_left():
+            synk.fork(2)
+            call = CALLS["function"](2)
+            call()  # so that there is something to give back
+            interrupted = interrupt_at_line(line, synk.close)
+            if session._Current.session is not None:
+                synk.close()
+            del call
+        if not interrupted:
+            break
+        line += STEP * stride
+    assert line > 30
+
+
+@SOME_AND_EVERY_LINE
+@pytest.mark.parametrize("what", CALLS)
+def test_ctrl_c_at_lines_of_a_call(no_session, other_thread, what, stride):
+    """The session goes on with the same processes, and with right results."""
+    synk.fork(2)
+    call = CALLS[what](2)
+    call()
+    pids, line = pids_by_rank(), 0
+    while interrupt_at_line(line, call):
+        call()
+        line += stride
+    assert pids_by_rank() == pids
+    assert line > 30
+    synk.close()
+
+
+@SOME_AND_EVERY_LINE
+@pytest.mark.parametrize("what", ["function", "growing outputs", "all_reduce"])
+def test_a_handler_that_closes_at_lines_of_a_call(no_session, what, stride):
+    previous = signal.signal(signal.SIGUSR1, lambda *_: synk.close())
+    line, came_to_it = 0, True
+    try:
+        while came_to_it:
+            with nothing_left():
+                synk.fork(2)
+                call = CALLS[what](2)
+                try:
+                    came_to_it = signal_at_line(line, call, signal.SIGUSR1)
+                except synk.SessionError as error:
+                    assert "closed" in str(error) or "There is no session" in str(error)
+                synk.close()  # what the call was in goes now
+                del call
+            line += STEP * stride
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+    assert line > 5 * STEP
+    faults.use_a_new_session(2)
+
+
+# Ctrl-C twice, and to a whole process group.
+
+TWICE = [
+    ("fork", (Gate, "start"), (Session, "release")),
+    ("fork", (Session, "_start_workers"), (Session, "release")),
+    ("close", (_master, "join_all"), (session, "_end_current")),
+    ("close", (Gate, "start"), (Session, "release")),
+    ("function", (_host, "run"), (Gate, "abort")),
+    ("function", (Gate, "finish"), (Gate, "abort")),
+    ("function", (Gate, "finish"), (Gate, "drain")),
+    ("exchange", (Gate, "meet"), (Gate, "abort")),
+    ("all_reduce", (Gate, "meet"), (Gate, "drain")),
+    ("gather", (Gate, "finish"), (Gate, "drain")),
+    ("distribute", (Gate, "finish"), (Gate, "drain")),
+]
+
+
+@pytest.mark.parametrize("what, first, second", TWICE, ids=faults.point_id)
+def test_ctrl_c_twice_in_a_row(no_session, other_thread, monkeypatch, what, first, second):
+    own, left = os.getpid(), []
+
+    def interrupted(point):
+        original = getattr(*point)
+
+        def wrapped(*args):
+            if os.getpid() == own and left[:1] == [point]:
+                left.pop(0)
+                os.kill(own, signal.SIGINT)
+            return original(*args)
+
+        monkeypatch.setattr(*point, wrapped)
+
+    interrupted(first)
+    interrupted(second)
+    if what == "fork":
+        left[:] = [first, second]
+        with bounded(), pytest.raises(KeyboardInterrupt):
+            synk.fork(3)
+    else:
+        synk.fork(3)
+        call = CALLS[what if what in CALLS else "function"](3)
+        call()
+        left[:] = [first, second]
+        with bounded(), pytest.raises(KeyboardInterrupt):
+            synk.close() if what == "close" else call()
+    if what not in ("fork", "close"):
+        with contextlib.suppress(KeyboardInterrupt), bounded():
+            call()
+        call()
+    assert left == []
+    if session._Current.session is not None:
+        synk.close()
+    faults.use_a_new_session(2)
+
+
+GROUP = [
+    ("fork", ForkedProcess, "__init__", "after"),
+    ("fork", Gate, "finish", "before"),
+    ("function", Gate, "start", "after"),
+    ("function", _host, "run", "before"),
+    ("function", Gate, "finish", "before"),
+    ("large exchange", Gate, "meet", "before"),
+    ("all_reduce", Gate, "meet", "after"),
+    ("distribute", Gate, "start", "after"),
+    ("close", Gate, "start", "after"),
+    ("close", Session, "release", "before"),
+]
+
+
+def be_interrupted(what):
+    """Have the whole process group be interrupted at the point, then go on."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    if what == "fork":
+        faults.arm_this_process()
+        with pytest.raises(KeyboardInterrupt):
+            synk.fork(3)
+    synk.fork(3)
+    call = CALLS[what if what in CALLS else "function"](3)
+    call()
+    if what != "fork":
+        pids = pids_by_rank()
+        faults.arm_this_process()
+        with pytest.raises(KeyboardInterrupt):
+            synk.close() if what == "close" else call()
+        if what != "close":
+            call()
+            assert pids_by_rank() == pids
+    if what != "close":
+        synk.close()
+    assert not psutil.Process().children()
+
+
+@pytest.mark.parametrize("what, owner, name, when", GROUP, ids=faults.point_id)
+def test_ctrl_c_to_the_group_at(monkeypatch, what, owner, name, when):
+    set_point(monkeypatch, owner, name, when, lambda: os.killpg(0, signal.SIGINT))
+    with nothing_left(), bounded(), child_process(lambda: be_interrupted(what)) as process:
+        assert process.join(BOUND)
+        assert process.exitcode == 0

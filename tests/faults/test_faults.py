@@ -1,0 +1,328 @@
+"""Processes that are killed at each point of a call: the right error, and nothing left."""
+
+import ctypes
+import functools
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+import theano
+import theano.tensor as T
+from support import faults
+from support.faults import (
+    BOUND,
+    CALLS,
+    armed,
+    bounded,
+    child_process,
+    pids_by_rank,
+    runs,
+    set_point,
+)
+from support.helpers import Call, function
+from support.leaks import nothing_left
+from support.waiting import wait_until
+
+import synkhronos as synk
+from synkhronos import WorkerDied, _blocks, _host, _reports
+from synkhronos._gate import SharedGate as Gate
+from synkhronos._master import Session
+from synkhronos._process import ForkedProcess
+from synkhronos._replica import Replica
+from synkhronos._shm import Segment, Segments
+from synkhronos.comm import exchanges
+from synkhronos.comm.exchanges import SharedArrays
+from synkhronos.comm.homes import Homes
+from synkhronos.comm.outboxes import SharedOutputs
+from synkhronos.comm.shared import SharedMemory, SharedVariables
+
+pytestmark = pytest.mark.faults
+
+# What is called, and where the rank is killed: before or after something that it does there.
+POINTS = [
+    ("function", Gate, "next_command", "after"),
+    ("function", Replica, "_my_rows", "before"),
+    ("function", SharedMemory, "fetch", "after"),
+    ("function", _host, "run", "before"),
+    ("function", _host, "run", "after"),
+    ("function", SharedOutputs, "deposit", "before"),
+    ("function", SharedOutputs, "deposit", "after"),
+    ("function", Gate, "worker_finish", "before"),
+    ("sliced function", _host, "replace", "before"),
+    ("growing outputs", Segments, "create", "after"),
+    ("growing outputs", Gate, "_put_reply", "before"),
+    ("growing outputs", Gate, "_put_reply", "after"),
+    ("picked rows", _host, "lend", "before"),
+    ("failing function", _reports, "describe", "before"),
+    ("failing function", Gate, "abort", "before"),
+    ("failing function", Gate, "abort", "after"),
+    ("exchange", SharedArrays, "_fill", "before"),
+    ("exchange", Gate, "meet", "before"),
+    ("exchange", Gate, "_wake_all", "before"),
+    ("exchange", Gate, "meet", "after"),
+    ("exchange", exchanges, "reduce_whole", "before"),
+    ("large exchange", SharedArrays, "_fill", "after"),
+    ("large exchange", SharedArrays, "_plan_of_shares", "before"),
+    ("large exchange", _blocks, "reduce_block", "before"),
+    ("large exchange", _blocks, "reduce_block", "after"),
+    ("all_reduce", SharedVariables, "expose", "before"),
+    ("all_reduce", Gate, "meet", "before"),
+    ("all_reduce", Gate, "meet", "after"),
+    ("all_reduce", _blocks, "reduce_block", "after"),
+    ("all_reduce", SharedVariables, "all_reduce", "after"),
+    ("reduce", Gate, "meet", "after"),
+    ("all_gather", Homes, "values", "before"),
+    ("all_gather", Homes, "replace_home", "after"),
+    ("broadcast", Gate, "meet", "before"),
+    ("broadcast", SharedVariables, "_give", "before"),
+    ("scatter", SharedVariables, "assign", "after"),
+    ("gather", Homes, "post", "before"),
+    ("gather", Homes, "bring_home", "after"),
+    ("distribute", _host, "load", "before"),
+    ("distribute", _host, "load", "after"),
+]
+
+
+def check_that_it_is_over(rank, signum, call, pids):
+    """Assert that each call tells of the death; then close, and see that a new session works."""
+    for refused in (call, lambda: synk.data([1.0])):
+        with pytest.raises(WorkerDied, match=f"rank {rank}") as caught:
+            refused()
+        assert (caught.value.rank, caught.value.exitcode) == (rank, -signum)
+    wait_until(lambda: not any(runs(pid) for pid in pids if pid != os.getpid()), BOUND)
+    synk.close()
+
+
+# Each worker of two ranks and of three, and one of four.
+@pytest.mark.parametrize("n, master, rank", [(2, 0, 1), (3, 1, 0), (3, 1, 2), (4, 0, 3)])
+@pytest.mark.parametrize("what, owner, name, when", POINTS, ids=faults.point_id)
+def test_a_worker_killed_at(no_session, monkeypatch, what, owner, name, when, n, master, rank):
+    set_point(monkeypatch, owner, name, when, faults.hit_by(signal.SIGKILL))
+    with bounded():
+        synk.fork(n, master_rank=master)
+        call = CALLS[what](n)
+        call()
+        pids = pids_by_rank()
+        with armed(pids[rank]), pytest.raises(WorkerDied, match=rf"rank {rank} .*SIGKILL"):
+            call()
+        check_that_it_is_over(rank, signal.SIGKILL, call, pids)
+        faults.use_a_new_session(n, what, master_rank=master)
+
+
+@pytest.mark.parametrize("n, master, rank", [(2, 0, 1), (3, 1, 2), (4, 1, 0)])
+def test_a_worker_killed_before_the_start(no_session, n, master, rank):
+    synk.fork(n, master_rank=master)
+    call = CALLS["function"](n)
+    call()
+    pids = pids_by_rank()
+    os.kill(pids[rank], signal.SIGKILL)
+    wait_until(lambda: not runs(pids[rank]), BOUND)
+    with bounded():
+        check_that_it_is_over(rank, signal.SIGKILL, call, pids)
+        faults.use_a_new_session(n, master_rank=master)
+
+
+@pytest.mark.parametrize("what", ["growing outputs", "exchange", "all_reduce", "gather"])
+@pytest.mark.parametrize("n, master, rank", [(2, 0, 1), (3, 0, 1), (3, 1, 2)])
+def test_a_worker_killed_when_it_is_done(no_session, monkeypatch, what, n, master, rank):
+    """The master looks only when the worker has gone, with all that it had to tell."""
+    set_point(monkeypatch, Gate, "worker_finish", "after", faults.hit_by(signal.SIGKILL))
+    finish = Gate.finish
+
+    def finish_late(gate):
+        if faults.is_armed():
+            wait_until(lambda: not runs(pids[rank]), BOUND)
+        finish(gate)
+
+    monkeypatch.setattr(Gate, "finish", finish_late)
+    with bounded():
+        synk.fork(n, master_rank=master)
+        call = CALLS[what](n)
+        call()
+        pids = pids_by_rank()
+        with armed(pids[rank]), pytest.raises(WorkerDied, match=rf"rank {rank} .*SIGKILL"):
+            call()
+            call()
+        check_that_it_is_over(rank, signal.SIGKILL, call, pids)
+        faults.use_a_new_session(n, what, master_rank=master)
+
+
+@pytest.mark.parametrize("rank_that_maps", [0, 1])
+def test_a_worker_killed_before_its_memory_is_mapped(no_session, monkeypatch, rank_that_maps):
+    """A rank opens a segment through the process that owns it, which may just have gone."""
+    attach = Segment.attach
+
+    def attach_late(ref):
+        if os.getpid() == pids[rank_that_maps] and ref.pid == pids[2]:
+            os.kill(ref.pid, signal.SIGKILL)
+            wait_until(lambda: not runs(ref.pid), BOUND)
+        return attach(ref)
+
+    monkeypatch.setattr(Segment, "attach", attach_late)
+    pids = faults.shared_numbers(3)
+    with bounded():
+        synk.fork(3)
+        pids[:] = pids_by_rank()
+        s = theano.shared(np.ones(3))
+        with pytest.raises(WorkerDied, match=r"rank 2 .*SIGKILL"):
+            synk.all_reduce(s)
+        check_that_it_is_over(2, signal.SIGKILL, lambda: synk.all_reduce(s), list(pids))
+
+
+@pytest.mark.parametrize("blow", [15, 11, 6, 7, 1], ids=lambda s: signal.Signals(s).name)
+def test_a_worker_ended_by_another_signal(no_session, monkeypatch, blow):
+    set_point(monkeypatch, _host, "run", "before", faults.hit_by(blow))
+    with bounded():
+        synk.fork(2)
+        call = CALLS["function"](2)
+        call()
+        pids = pids_by_rank()
+        name = signal.Signals(blow).name
+        with armed(pids[1]), pytest.raises(WorkerDied, match=rf"rank 1 .*\({name}\)"):
+            call()
+        check_that_it_is_over(1, blow, call, pids)
+
+
+def in_a_thread(do):
+    thread = threading.Thread(target=do)
+    thread.start()
+    thread.join(BOUND)
+
+
+ENDS = {  # how, and the exit status that is seen
+    "os._exit(0)": (lambda: os._exit(0), [0]),
+    "os._exit(7)": (lambda: os._exit(7), [7]),
+    "os._exit in a thread": (lambda: in_a_thread(lambda: os._exit(3)), [3]),
+    "os.abort": (os.abort, [-6]),
+    "a segmentation fault": (lambda: ctypes.string_at(0), [-11]),
+    "another program": (lambda: os.execv("/bin/sleep", ["sleep", "60"]), [None]),
+    # It notices at its next wait, so the master may see it while it still runs.
+    "no descriptors": (lambda: os.closerange(3, 1024), [None, 1]),
+}
+
+
+def end_by_itself(how, rank, rows):
+    if rows[0] == 2 * rank:
+        ENDS[how][0]()
+    return rows
+
+
+@pytest.mark.parametrize("n, master", [(2, 0), (3, 1)])
+@pytest.mark.parametrize("how", ENDS)
+def test_a_worker_ends_by_itself(no_session, capfd, how, n, master):
+    rank, rows = n - 1, np.arange(2.0 * n)
+    x = T.dvector("x")
+    with bounded():
+        synk.fork(n, master_rank=master)
+        end = Call(functools.partial(end_by_itself, how, rank))
+        f = function([x], (end(x), "gather"))
+        np.testing.assert_array_equal(f(rows + 100), rows + 100)
+        with pytest.raises(WorkerDied, match=f"rank {rank}") as caught:
+            f(rows)
+            f(rows + 100)  # without descriptors it may have come to the end of the first call
+        assert caught.value.rank == rank
+        assert caught.value.exitcode in ENDS[how][1]
+        synk.close()
+        faults.use_a_new_session(n, master_rank=master)
+
+
+def leave_a_child(rank, rows):
+    """Have one rank fork a child that outlives it, which the test ends."""
+    if rows[0] == rank and os.fork() == 0:
+        time.sleep(BOUND)
+        os._exit(0)
+    return rows
+
+
+def test_the_death_of_a_worker_with_a_child_is_seen_at_once(no_session):
+    x = T.dvector("x")
+    synk.fork(2)
+    function([x], (Call(functools.partial(leave_a_child, 1))(x), "gather"))(np.arange(2.0))
+    call = CALLS["function"](2)
+    call()
+    pid = pids_by_rank()[1]
+    [child] = psutil.Process(pid).children()
+    try:
+        os.kill(pid, signal.SIGKILL)
+        with bounded(BOUND / 2), pytest.raises(WorkerDied, match=r"rank 1 .*SIGKILL"):
+            call()
+            wait_until(lambda: not runs(pid), BOUND)
+            call()
+        assert child.is_running()
+    finally:
+        child.kill()
+    synk.close()
+    wait_until(lambda: not runs(child.pid), BOUND)
+
+
+# The master is killed, from outside or by its terminal.
+
+MASTER_POINTS = [
+    ("fork", ForkedProcess, "__init__", "after"),
+    ("fork", Gate, "watch", "after"),
+    ("fork", Gate, "finish", "before"),
+    ("function", Segments, "create", "after"),
+    ("function", Gate, "start", "before"),
+    ("function", Gate, "_wake_all", "before"),
+    ("function", Gate, "start", "after"),
+    ("function", _host, "run", "before"),
+    ("function", Gate, "finish", "before"),
+    ("function", Gate, "finish", "after"),
+    ("growing outputs", Gate, "_take_reply", "before"),
+    ("failing function", Gate, "raise_errors", "before"),
+    ("exchange", Gate, "meet", "before"),
+    ("exchange", Gate, "meet", "after"),
+    ("large exchange", _blocks, "reduce_block", "after"),
+    ("all_reduce", Gate, "meet", "before"),
+    ("all_reduce", _blocks, "reduce_block", "after"),
+    ("distribute", Gate, "_post", "after"),
+    ("close", Session, "quit", "before"),
+    ("close", Gate, "start", "after"),
+    ("close", Session, "release", "before"),
+    ("close", ForkedProcess, "send", "before"),
+    ("close", Gate, "close", "before"),
+]
+
+
+def be_a_master(what, n, master):
+    """Come to the point where this process is hit, which never returns."""
+    if what == "fork":
+        faults.arm_this_process()
+    synk.fork(n, master_rank=master)
+    call = CALLS[what if what in CALLS else "function"](n)
+    call()
+    faults.arm_this_process()
+    synk.data(np.ones(100_000))
+    if what == "close":
+        synk.close()
+    call()
+
+
+SIGNALS = [
+    *((signal.SIGKILL, *point) for point in MASTER_POINTS),
+    *((signal.SIGTERM, *point) for point in MASTER_POINTS[::4]),
+    *((signal.SIGHUP, *point) for point in MASTER_POINTS[2::4]),
+]
+
+
+@pytest.mark.parametrize("signum, what, owner, name, when", SIGNALS, ids=faults.point_id)
+def test_the_master_killed_at(monkeypatch, signum, what, owner, name, when):
+    n, master = (3, 1) if signum == signal.SIGKILL else (2, 0)
+
+    def blow():
+        faults.note_children()
+        os.kill(os.getpid(), signum)
+
+    set_point(monkeypatch, owner, name, when, blow)
+    with nothing_left(), bounded():
+        with child_process(lambda: be_a_master(what, n, master)) as process:
+            assert process.join(BOUND)
+            assert process.exitcode == -signum
+        workers = faults.noted()
+        assert len(workers) <= n - 1
+        assert workers or what == "close"  # by then they may have ended as they were asked to
+        wait_until(lambda: not any(map(runs, workers)), BOUND)

@@ -1,0 +1,448 @@
+"""The barriers by themselves: messages of any kind, sleep, abort, errors, deaths, interrupts."""
+
+import contextlib
+import functools
+import os
+import pickle
+import signal
+import time
+from dataclasses import dataclass
+
+import psutil
+import pytest
+from support.leaks import nothing_left
+from support.waiting import wait_until
+
+from synkhronos import _gate, _reports
+from synkhronos._cells import DONE
+from synkhronos._gate import SharedGate as Gate
+from synkhronos._process import ForkedProcess
+from synkhronos.comm import Aborted
+from synkhronos.errors import RemoteTraceback, SessionError, WorkerDied, WorkerError
+
+
+class Rank:
+    """As little of a worker as can run a message."""
+
+    def __init__(self, rank, gate):
+        self.rank, self.gate, self.running, self.total = rank, gate, True, 0
+
+    def main(self):
+        self.gate.become_worker(self.rank)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        while self.running:
+            reply = error = None
+            try:
+                reply = self.gate.next_command().run(self)
+            except Aborted:
+                pass
+            except BaseException as caught:
+                error = caught
+            try:
+                self.gate.worker_finish(reply, error)
+            except Exception as unsent:
+                self.gate.worker_finish(error=unsent)
+
+
+@dataclass(frozen=True)
+class Message:
+    name: str
+    argument: object = None
+
+    def run(self, rank):
+        return getattr(self, self.name)(rank)
+
+    def add(self, rank):
+        rank.total += self.argument
+        return (rank.rank, rank.total)
+
+    def nothing(self, rank):
+        return None
+
+    def answer(self, rank):
+        return self.argument
+
+    def long_answer(self, rank):
+        return bytes(self.argument)
+
+    def fail(self, rank):
+        if rank.rank in self.argument:
+            raise KeyError(f"on {rank.rank}")
+
+    def fail_while_others_wait(self, rank):
+        if rank.rank == self.argument:
+            raise ValueError("no value")
+        # A peer that never comes: only the abort can end this wait.
+        rank.gate._wait(rank.gate._line(rank.rank) + 7, 1, abort=rank.gate._cells[0])
+
+    def meet(self, rank):
+        # What each rank writes before a meeting all others see after it.
+        gate = rank.gate
+        seen = []
+        for turn in range(self.argument):
+            if rank.rank == turn % gate.n_ranks:
+                time.sleep(0.001)
+            gate.boards[rank.rank][0] = turn % 256
+            gate.meet()
+            seen.append([gate.boards[other][0] for other in range(gate.n_ranks)])
+            gate.meet()
+        return seen
+
+    def meet_or(self, rank):
+        what, which = self.argument
+        if rank.rank != which:
+            return rank.gate.meet()
+        if what == "raise":
+            raise ValueError("no value")
+        return None
+
+    def raise_while_another_looks(self, rank):
+        """Raise in the moment between another's look at ABORT and its look at who has left."""
+        gate, other = rank.gate, 1 - rank.rank
+        is_looking = gate.boards[other if rank.rank == self.argument else rank.rank]
+        if rank.rank == self.argument:
+            wait_until(lambda: is_looking[0], 5)
+            raise ValueError("no value")
+        look = gate._check_not_left
+
+        def look_late(cell, value, sequence):
+            is_looking[0] = 1
+            wait_until(lambda: gate._cells[gate._line(other) + DONE] >= sequence, 5)
+            look(cell, value, sequence)
+
+        gate._check_not_left = look_late
+        try:
+            gate.meet()
+        finally:
+            gate._check_not_left = look
+            is_looking[0] = 0
+
+    def meet_or_die(self, rank):
+        self.die(rank)
+        rank.gate.meet()
+
+    def sleep(self, rank):
+        if rank.rank != rank.gate.master_rank:
+            time.sleep(self.argument)
+
+    def quit(self, rank):
+        rank.running = False
+
+    def die(self, rank):
+        if rank.rank == self.argument:
+            os._exit(3)
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Pickles, but can't be unpickled."""
+
+    number: int
+
+    def __reduce__(self):
+        return functools.partial(int, "no number"), ()
+
+    def run(self, rank):
+        return None
+
+
+class Team:
+    def __init__(self, n, master, spin):
+        self.gate = Gate(n, master, spin)
+        self.heard = []
+        self.gate.on_answer = lambda rank, answer: self.heard.append((rank, answer))
+        self.own = Rank(master, self.gate)
+        self.processes = {}
+        for rank in range(n):
+            if rank != master:
+                process = ForkedProcess(Rank(rank, self.gate).main)
+                self.processes[rank] = process
+                self.gate.watch(rank, process)
+
+    def run(self, *message):
+        command = message[0] if isinstance(message[0], Unreadable) else Message(*message)
+        with self.gate.call(command):
+            return command.run(self.own)
+
+    def close(self):
+        with contextlib.suppress(WorkerDied):
+            self.gate.start(Message("quit"))
+        told = all(process.is_alive() for process in self.processes.values())
+        for process in self.processes.values():
+            process.join(5 if told else 0)
+            process.send(signal.SIGKILL)
+            assert process.join(5)
+            process.close()
+        self.gate.close()
+
+
+@pytest.fixture(params=[(3, 0, True), (3, 1, False), (1, 0, True)], ids=["spin", "sleep", "alone"])
+def team(request):
+    with nothing_left():
+        made = Team(*request.param)
+        yield made
+        made.close()
+        del made
+
+
+@pytest.fixture
+def pair():
+    with nothing_left():
+        made = Team(2, 0, False)
+        yield made
+        made.close()
+
+
+def workers(team):
+    return [r for r in range(team.gate.n_ranks) if r != team.gate.master_rank]
+
+
+def test_every_rank_runs_every_message_once(team):
+    for step in range(1, 200):
+        own = team.run("add", 2)
+        assert own == (team.gate.master_rank, 2 * step)
+        assert sorted(team.heard) == [(r, (r, 2 * step)) for r in workers(team)]
+        team.heard.clear()
+    assert team.gate.sequence == 199
+    assert not team.gate.is_open
+
+
+def test_a_message_is_pickled_once(pair, monkeypatch):
+    dumped = []
+    real = pickle.dumps
+    monkeypatch.setattr(
+        _gate.pickle, "dumps", lambda obj, *args: dumped.append(obj) or real(obj, *args)
+    )
+    for _ in range(3):
+        pair.run("nothing", "a")
+        pair.run("nothing", "b")
+    assert dumped == [Message("nothing", "a"), Message("nothing", "b")]
+
+
+def test_more_messages_than_slots(pair, monkeypatch):
+    monkeypatch.setattr(_gate, "MAX_SLOTS", 3)
+    for turn in range(20):
+        pair.run("answer", turn % 5)
+        assert pair.heard.pop() == (1, turn % 5)
+
+
+def test_a_message_too_long_is_refused_before_launch(pair):
+    before = pair.gate.sequence
+    with pytest.raises(SessionError, match="too long to send"):
+        pair.run("answer", b"x" * (_gate.MAILBOX + 1))
+    assert pair.gate.sequence == before
+    pair.run("answer", 4)
+    assert pair.heard == [(1, 4)]
+
+
+def test_an_answer_too_long_is_an_error_of_the_rank(pair):
+    with pytest.raises(WorkerError, match="too long for a worker to send") as caught:
+        pair.run("long_answer", _gate.REPLY + 1)
+    assert caught.value.rank == 1
+    pair.run("answer", 4)
+    assert pair.heard == [(1, 4)]
+
+
+@pytest.mark.parametrize("team", [(3, 0, True), (3, 1, False)], indirect=True)
+def test_an_error_names_the_lowest_rank_and_mentions_the_others(team):
+    for failing in ([2], [0, 2], [0], [0, 1, 2]):
+        with pytest.raises(WorkerError) as caught:
+            team.run("fail", tuple(failing))
+        error = caught.value
+        assert (error.rank, error.remote_type, error.host) == (
+            failing[0],
+            "KeyError",
+            os.uname().nodename,
+        )
+        assert f"Rank {failing[0]} of 3" in str(error)
+        assert f"on {failing[0]}" in str(error)
+        for other in failing[1:]:
+            assert f"rank {other} KeyError" in str(error)
+        assert "in fail" in error.remote_traceback
+        if failing[0] == team.gate.master_rank:
+            assert isinstance(error.__cause__, KeyError)
+        else:
+            assert isinstance(error.__cause__, RemoteTraceback)
+            assert "in fail" in str(error.__cause__)
+        team.heard.clear()
+        team.run("answer", 7)
+        assert sorted(team.heard) == [(r, 7) for r in workers(team)]
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_raise_frees_peers_that_wait(failing):
+    with nothing_left():
+        team = Team(3, 0, True)
+        begin = time.monotonic()
+        with pytest.raises(WorkerError, match="no value") as caught:
+            team.run("fail_while_others_wait", failing)
+        assert caught.value.rank == failing
+        assert time.monotonic() - begin < 0.9  # not by the heartbeat
+        team.run("answer", 1)
+        assert sorted(team.heard) == [(1, 1), (2, 1)]
+        team.close()
+
+
+def test_a_message_that_cant_be_read_is_an_error_and_the_next_is_read(pair):
+    for _ in range(2):  # the second time it must not be taken for known
+        with pytest.raises(WorkerError) as caught:
+            pair.run(Unreadable(3))
+        assert (caught.value.rank, caught.value.remote_type) == (1, "ValueError")
+    pair.run("answer", 5)
+    assert pair.heard == [(1, 5)]
+
+
+def test_leaving_by_ctrl_c_is_at_once_and_the_next_start_waits(pair):
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), pair.gate.call(Message("sleep", 0.5)):
+        raise KeyboardInterrupt
+    assert time.monotonic() - begin < 0.3
+    assert pair.gate.is_open
+    pair.run("answer", 1)
+    assert time.monotonic() - begin > 0.45
+    assert pair.heard == [(1, 1)]
+    assert not pair.gate.is_open
+
+
+def test_an_error_of_an_interrupted_call_is_not_of_the_next(pair):
+    with pytest.raises(KeyboardInterrupt), pair.gate.call(Message("fail", (1,))):
+        raise KeyboardInterrupt
+    pair.run("answer", 1)
+    assert pair.heard == [(1, 1)]
+
+
+@pytest.mark.parametrize(
+    "message, kind", [(("fail", (1,)), "KeyError"), ((Unreadable(3),), "ValueError")]
+)
+def test_ctrl_c_just_before_an_error_is_raised(pair, monkeypatch, message, kind):
+    def interrupted(own=None):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(pair.gate, "raise_errors", interrupted)
+        pair.run(*message)
+    pair.run("answer", 5)  # and raises nothing that is of the other call
+    assert pair.heard == [(1, 5)]
+    with pytest.raises(WorkerError) as caught:
+        pair.run(*message)
+    # What could not be read was sent again: else its slot would not be known.
+    assert caught.value.remote_type == kind
+
+
+def test_rows_are_told(team):
+    team.gate.report_rows(5)
+    assert team.gate.rows_of(team.gate.master_rank) == 5
+    team.gate.report_rows(-1)
+    assert team.gate.rows_of(team.gate.master_rank) == -1
+
+
+def test_meetings_are_in_order(team):
+    for turns in (1, 20, 3):
+        expected = [[turn] * team.gate.n_ranks for turn in range(turns)]
+        assert team.run("meet", turns) == expected
+        assert sorted(team.heard) == [(r, expected) for r in workers(team)]
+        team.heard.clear()
+
+
+@pytest.mark.parametrize("team", [(3, 0, True), (3, 1, False)], indirect=True)
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_rank_that_does_not_come_to_a_meeting(team, which):
+    begin = time.monotonic()
+    with pytest.raises(WorkerError, match="no value") as caught:
+        team.run("meet_or", ("raise", which))
+    assert caught.value.rank == which
+    assert time.monotonic() - begin < 0.9  # not by the heartbeat
+    with pytest.raises(WorkerError, match=f"Rank {which} has left a call") as caught:
+        team.run("meet_or", ("leave", which))
+    assert caught.value.remote_type == "SessionError"
+    assert time.monotonic() - begin < 4
+    team.heard.clear()
+    # Nothing is left of the meeting that some came to.
+    assert team.run("meet", 5) == [[turn] * 3 for turn in range(5)]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_rank_that_raises_is_not_said_to_have_left(pair, which):
+    with pytest.raises(WorkerError, match="no value") as caught:
+        pair.run("raise_while_another_looks", which)
+    assert caught.value.rank == which
+    assert "SessionError" not in str(caught.value)
+
+
+@pytest.mark.faults
+def test_a_death_ends_a_meeting():
+    with nothing_left():
+        team = Team(3, 0, False)
+        begin = time.monotonic()
+        with pytest.raises(WorkerDied, match="exit status 3") as caught:
+            team.run("meet_or_die", 2)
+        assert caught.value.rank == 2
+        assert time.monotonic() - begin < 1
+        team.close()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("when", ["idle", "busy"])
+def test_a_death_ends_the_wait(when):
+    with nothing_left():
+        team = Team(3, 0, False)
+        begin = time.monotonic()
+        if when == "idle":
+            os.kill(team.processes[2].pid, signal.SIGKILL)
+            gone = psutil.Process(team.processes[2].pid)
+            wait_until(lambda: gone.status() == psutil.STATUS_ZOMBIE, 5)
+            sequence = team.gate.sequence
+            with pytest.raises(WorkerDied, match="SIGKILL") as caught:
+                team.run("nothing")
+            assert team.gate.sequence == sequence
+            assert (caught.value.rank, caught.value.exitcode) == (2, -9)
+        else:
+            with pytest.raises(WorkerDied, match="exit status 3") as caught:
+                team.run("die", 1)
+            assert (caught.value.rank, caught.value.exitcode) == (1, 3)
+        assert time.monotonic() - begin < 1
+        team.close()
+
+
+def test_idle_workers_use_no_cpu(pair):
+    pair.run("nothing")
+    process = psutil.Process(pair.processes[1].pid)
+    time.sleep(0.05)
+    before = process.cpu_times()
+    time.sleep(0.5)
+    after = process.cpu_times()
+    assert after.user + after.system - before.user - before.system <= 0.02
+
+
+def test_reports_fit_whatever_is_raised():
+    class Silent(Exception):
+        def __str__(self):
+            raise RuntimeError("no words")
+
+    for error in (ValueError("\N{SNOWMAN}" * 10**6), Silent(), KeyboardInterrupt(), ValueError()):
+        described = _reports.describe(error, 1 << 16)
+        assert len(described) <= 1 << 16
+        assert pickle.loads(described)["type"] == type(error).__name__
+    assert pickle.loads(_reports.describe(Silent(), 1 << 16))["message"]
+
+
+@pytest.mark.parametrize(
+    "exitcode, words",
+    [
+        (-9, "memory ran out"),
+        (-11, "crash in compiled code"),
+        (-7, "SIGBUS"),
+        (-15, "SIGTERM"),
+        (-50, "signal"),
+        (0, "by itself with exit status 0"),
+        (None, "is gone"),
+    ],
+)
+def test_how_it_ended_is_told(exitcode, words):
+    class Process:
+        pid = 4321
+
+    Process.exitcode = exitcode
+    died = _reports.worker_died(2, Process)
+    assert words in str(died) and "rank 2" in str(died) and "4321" in str(died)
+    assert (died.rank, died.exitcode) == (2, exitcode)

@@ -1,0 +1,223 @@
+"""Where it runs: older Pythons, processes of other kinds, IPython, tests in parallel."""
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.faults import BOUND, runs
+from support.jupyter import in_kernel, needs_jupyter
+from support.leaks import nothing_left
+from support.waiting import wait_until
+
+from synkhronos._host.theano import import_support
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(
+    path
+    for folder in ("synkhronos", "demos", "tests", "docs")
+    for path in (ROOT / folder).rglob("*.py")
+) + [ROOT / "setup.py"]
+
+
+# Older Pythons.
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_syntax_is_that_of_the_oldest_python(path):
+    ast.parse(path.read_text(encoding="utf-8"), feature_version=import_support.PYTHONS[0])
+
+
+def test_newer_syntax_would_be_seen():
+    with pytest.raises(SyntaxError):
+        ast.parse("match x:\n    case 1: pass", feature_version=import_support.PYTHONS[0])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vermin") is None, reason="vermin is not installed")
+def test_modules_and_functions_are_those_of_the_oldest_python():
+    command = [sys.executable, "-c", "import vermin; vermin.main()", "-t=3.8-"]
+    command += ["--no-tips", "--violations", str(ROOT / "synkhronos")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_metadata_name_the_pythons_that_are_checked_for(monkeypatch):
+    given = {}
+    monkeypatch.setattr("setuptools.setup", lambda **kwargs: given.update(kwargs))
+    monkeypatch.chdir(ROOT)
+    runpy.run_path(str(ROOT / "setup.py"))
+    (major, oldest), (_, newest) = import_support.PYTHONS
+    assert given["python_requires"] == f">={major}.{oldest},<{major}.{newest + 1}"
+    named = [c for c in given["classifiers"] if c.startswith("Programming Language :: Python :: ")]
+    versions = [f"{major}.{minor}" for minor in range(oldest, newest + 1)]
+    assert [c.split(" :: ")[-1] for c in named] == versions
+    page = (ROOT / "docs" / "installation.rst").read_text()
+    assert all(version in page for version in versions)
+
+
+# Processes of other kinds.
+
+SPAWNED = """
+import multiprocessing
+import numpy as np
+import theano.tensor as T
+import synkhronos as synk
+
+def total(number):
+    synk.fork(2)
+    x = T.dvector("x")
+    f = synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+    result = float(f(np.full(4, number)))
+    synk.close()
+    return result
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("KIND")
+    if BEFORE:
+        synk.fork(2)
+        s = synk.data(np.ones(3))
+    with context.Pool(2) as pool:
+        print(pool.map(total, [1.0, 2.0, 3.0]))
+    if BEFORE:
+        x = T.dvector("x")
+        print(float(synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")(s)))
+        synk.close()
+    else:
+        print(total(0.75))
+"""
+
+
+@pytest.mark.parametrize("kind", ["spawn", "forkserver"])
+@pytest.mark.parametrize("before", [True, False], ids=["in a session", "without a session"])
+def test_processes_started_anew_have_sessions_of_their_own(script, kind, before):
+    done = script(SPAWNED.replace("KIND", kind).replace("BEFORE", str(before)), timeout=240)
+    assert done.stdout.splitlines() == ["[4.0, 8.0, 12.0]", "3.0"]
+    assert done.stderr == ""
+
+
+# IPython.
+
+LINES = """
+import numpy as np, theano.tensor as T, synkhronos as synk
+synk.fork(2)
+x = T.dvector("x")
+f = synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+print("sum", float(f(np.arange(5.0))))
+"""
+
+
+def ipython(tmp_path, *arguments):
+    pytest.importorskip("IPython")
+    return subprocess.run(
+        [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "IPYTHONDIR": str(tmp_path / "ipython")},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+PIDS = 'print("pids", *synk.session.current("a test").worker_pids)'
+
+
+def test_ipython_runs_code_and_ends_without_close(tmp_path):
+    done = ipython(tmp_path, "-c", LINES.replace("fork(2)", "fork(3)") + PIDS)
+    assert done.returncode == 0 and "sum 10.0" in done.stdout, done.stdout + done.stderr
+    [pids] = re.findall("^pids (.*)$", done.stdout, re.MULTILINE)
+    pids = [int(pid) for pid in pids.split()]
+    assert len(pids) == 2
+    wait_until(lambda: not any(map(runs, pids)), BOUND)
+
+
+def test_ipython_runs_a_script_again_and_again(tmp_path):
+    (tmp_path / "lines.py").write_text(LINES + "synk.close()\n")
+    done = ipython(tmp_path, "-c", "%run lines.py\n%run lines.py\nf.as_theano([1, 2])")
+    assert done.returncode == 0 and done.stdout.count("sum 10.0") == 2, done.stdout + done.stderr
+
+
+def test_ipython_goes_on_after_a_script_that_fails(tmp_path):
+    (tmp_path / "fails.py").write_text(LINES + "f('ab')\n")
+    done = ipython(tmp_path, "-c", "%run fails.py\nprint('then', float(f([1, 2])))\nsynk.close()")
+    assert "takes TensorType(float64, vector), got" in done.stdout + done.stderr
+    assert "then 3.0" in done.stdout
+
+
+# Jupyter; see also test_notebook.py.
+
+
+@needs_jupyter
+@pytest.mark.parametrize("how", ["asked to end", "killed"])
+def test_a_kernel_restarts_in_the_middle_of_a_session(tmp_path, how):
+    with nothing_left():
+        found = json.loads(in_kernel(tmp_path, "restart", how))
+    assert found["said"] == [[None, []], [None, ["array(6.)"]]] * 2
+    first, second = found["workers"]
+    assert len(first) == len(second) == 2 and not set(first) & set(second)
+    assert not any(map(runs, second))
+    assert found["alive"] == [0, 0]  # at each end of the kernel
+
+
+# Tests of users, in parallel.
+
+TESTS = """
+import os, time
+import numpy as np, psutil, pytest, theano.tensor as T
+import synkhronos as synk
+
+@pytest.fixture(scope="module", autouse=True)
+def session():
+    assert synk.fork(2) == 2
+    yield
+    synk.close()
+    assert not psutil.Process().children()
+
+def test_both_have_a_session_at_once(tmp_path_factory):
+    # The base folder of one run, which its workers share.
+    folder = tmp_path_factory.getbasetemp().parent
+    (folder / os.environ["PYTEST_XDIST_WORKER"]).write_text("")
+    end = time.monotonic() + 120
+    while len(list(folder.glob("gw?"))) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    x = T.dvector("x")
+    f = synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+    for number in range(20):
+        assert f(np.full(5, number)) == 5 * number
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="pytest-xdist is missing")
+def test_tests_run_in_parallel_with_a_session_each(tmp_path):
+    for name in ("test_one.py", "test_two.py"):
+        (tmp_path / name).write_text(TESTS)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "-q", "--rootdir=."]
+        + ["-p", "no:cacheprovider", "--basetemp", str(tmp_path / "base")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
+
+
+# The time that it takes.
+
+
+def test_bench_import_measures_every_step():
+    command = [sys.executable, "-m", "synkhronos", "bench", "import", "--rounds", "1", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    steps = ["import theano", "import synkhronos", "all its names", "fork", "close"]
+    assert list(found) == steps
+    for seconds in found.values():
+        assert 0 < seconds["least"] == seconds["median"] and seconds["cpu"] > 0

@@ -1,0 +1,453 @@
+"""The import support, in interpreters of their own, and what the wheels contain."""
+
+import configparser
+import importlib.util
+import os
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+import textwrap
+import types
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from synkhronos._host.theano import import_support
+
+ROOT = Path(__file__).parents[2]
+SOURCE = Path(import_support.__file__)
+
+needs_installation = pytest.mark.skipif(
+    importlib.util.find_spec("_synkhronos_import_support") is None,
+    reason="synkhronos is not installed: pip install -e .",
+)
+needs_setup = pytest.mark.skipif(
+    not (ROOT / "setup.py").exists(), reason="setup.py is not here: run in a source tree"
+)
+
+# What an environment without the .pth file would be.
+FORGET = """
+import sys
+sys.meta_path[:] = [f for f in sys.meta_path if type(f).__name__ != "TheanoFinder"]
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Return a home with no files but the compile cache, which all tests of this module share."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def home_with(home, tmp_path):
+    """Return a function that makes a home with the given .theanorc and the common cache."""
+
+    def make(theanorc):
+        (home / ".theano").mkdir(exist_ok=True)
+        (tmp_path / ".theano").symlink_to(home / ".theano")
+        (tmp_path / ".theanorc").write_text(textwrap.dedent(theanorc))
+        return tmp_path
+
+    return make
+
+
+def python(code, home, **variables):
+    """Run `code` in a new interpreter that must succeed quietly, and return its output."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("THEANO")}
+    child = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", textwrap.dedent(code)],
+        env={**environment, "HOME": str(home), **variables},
+        cwd=home,
+        capture_output=True,
+        text=True,
+    )
+    assert (child.returncode, child.stderr) == (0, "")
+    return child.stdout
+
+
+PRINT_LDFLAGS = "import theano; print(theano.config.blas.ldflags)"
+
+
+@needs_installation
+def test_plain_import_gets_default_flags_and_writes_no_rc(home):
+    expected = import_support.default_flags()["blas.ldflags"]
+    assert expected
+    assert python(PRINT_LDFLAGS, home) == expected + "\n"
+    assert [path.name for path in home.iterdir()] == [".theano"]
+
+
+@needs_installation
+def test_no_device_is_opened_and_no_new_cudnn_is_tried_by_default(home):
+    code = """
+    import theano
+    print(theano.config.device, theano.config.force_device, theano.config.dnn.enabled)
+    """
+    assert python(code, home) == "cpu True False\n"
+    assert python(code, home, THEANO_FLAGS="dnn.enabled=auto,force_device=False") == (
+        "cpu False auto\n"
+    )
+    (home / ".theanorc").write_text("[global]\nforce_device = False\n")
+    assert python(code, home) == "cpu False False\n"
+
+
+@needs_installation
+def test_import_prints_nothing(home):
+    assert python("import theano, theano.gpuarray", home) == ""
+
+
+@needs_installation
+def test_import_changes_no_environment(home):
+    code = "import os; before = dict(os.environ); import theano; print(before == dict(os.environ))"
+    assert python(code, home) == "True\n"
+
+
+@needs_installation
+def test_scipy_is_not_imported_to_find_it(home):
+    code = """
+    import sys, _synkhronos_import_support as support
+    support.default_flags()
+    print([name for name in sys.modules if name.split(".")[0] in ("scipy", "numpy", "theano")])
+    """
+    assert python(code, home) == "[]\n"
+
+
+@needs_installation
+def test_gemm_links_the_library_of_the_flags(home):
+    # Theano removes some compiled modules at its exit, so they are looked at before.
+    code = """
+    import glob, numpy as np, theano, theano.tensor as T
+    x, y = T.matrices(2)
+    f = theano.function([x, y], T.dot(x, y))
+    a, b = np.random.RandomState(0).rand(2, 30, 30).astype(theano.config.floatX)
+    assert np.allclose(f(a, b), a.dot(b))
+    library = theano.config.blas.ldflags.split("-l")[-1].encode()
+    compiled = glob.glob(theano.config.compiledir + "/*/*.so")
+    assert compiled and library
+    print(any(library in open(path, "rb").read() for path in compiled))
+    """
+    assert python(code, home) == "True\n"
+
+
+@needs_installation
+def test_gemm_calls_the_blas_of_scipys_wheel(home):
+    code = """
+    import subprocess, numpy as np, theano, theano.tensor as T
+    x, y = T.fmatrices(2)
+    f = theano.function([x, y], T.dot(x, y))
+    a, b = np.random.RandomState(0).rand(2, 8, 8).astype("float32")
+    np.testing.assert_allclose(f(a, b), a.dot(b), rtol=1e-5)
+    [node] = f.maker.fgraph.toposort()
+    needed = [line.split()[-1] for line in open("/proc/self/maps") if "libopenblasp-r0" in line]
+    print(type(node.op).__name__, any("scipy.libs" in path for path in needed))
+    print([flag for flag in node.op.c_libraries() if "openblasp" in flag] != [])
+    """
+    # Its speed beside NumPy's is a figure of `synkhronos info`.
+    assert python(code, home).split() == ["Dot22", "True", "True"]
+
+
+@needs_installation
+def test_scan_works_and_pickles(home):
+    code = """
+    import pickle, numpy as np, theano, theano.tensor as T
+    x = T.dvector()
+    y, _ = theano.scan(lambda a, total: total + a, sequences=x, outputs_info=np.float64(0))
+    f = theano.function([x], y)
+    for f in f, pickle.loads(pickle.dumps(f)):
+        assert f([1, 2, 3]).tolist() == [1, 3, 6]
+    """
+    assert python(code, home) == ""
+
+
+@needs_installation
+def test_outer_product_pickles(home):
+    code = """
+    import pickle, theano, theano.tensor as T
+    x, y = T.dvectors(2)
+    f = pickle.loads(pickle.dumps(theano.function([x, y], T.outer(x, y))))
+    assert f([1, 2], [3, 4]).tolist() == [[3, 4], [6, 8]]
+    """
+    assert python(code, home) == ""
+
+
+@needs_installation
+def test_theano_flags_win(home):
+    assert python(PRINT_LDFLAGS, home, THEANO_FLAGS="blas.ldflags=-lm") == "-lm\n"
+
+
+@needs_installation
+def test_theano_flags_win_over_theanorc(home_with):
+    home = home_with("[blas]\nldflags = -lm\n")
+    assert python(PRINT_LDFLAGS, home, THEANO_FLAGS="blas.ldflags=-lc") == "-lc\n"
+
+
+@needs_installation
+def test_theanorc_wins(home_with):
+    home = home_with("[blas]\nldflags = -lm\n[global]\nfloatX = float32\n")
+    code = "import theano; print(theano.config.blas.ldflags, theano.config.floatX)"
+    assert python(code, home) == "-lm float32\n"
+
+
+@needs_installation
+def test_theanorc_without_ldflags_gets_them(home_with):
+    home = home_with("[blas]\ncheck_openmp = False\n[global]\nfloatX = float32\n")
+    code = "import theano; print(theano.config.floatX, theano.config.blas.ldflags)"
+    assert python(code, home) == f"float32 {import_support.find_blas()[0]}\n"
+
+
+@needs_installation
+def test_file_of_theanorc_variable_wins(home, tmp_path):
+    (tmp_path / "rc").write_text("[blas]\nldflags = -lm\n")
+    variable = os.pathsep.join([str(tmp_path / "rc"), str(tmp_path / "absent")])
+    assert python(PRINT_LDFLAGS, home, THEANORC=variable) == "-lm\n"
+
+
+@needs_installation
+def test_folder_with_a_space_links(home_with, tmp_path):
+    flags, origin = import_support.find_blas()
+    if origin != "SciPy's wheel":
+        pytest.skip("SciPy has no library of its own here: install its wheel")
+    folder, library = shlex.split(flags)
+    (tmp_path / "a folder").symlink_to(folder[len("-L") :])
+    home = home_with(f"[blas]\nldflags = '-L{tmp_path}/a folder' {library}\n")
+    code = """
+    import theano, theano.tensor as T
+    x, y = T.dvectors(2)
+    print(theano.function([x, y], T.outer(x, y))([1, 2], [3, 4]).tolist())
+    """
+    assert python(code, home) == "[[3.0, 4.0], [6.0, 8.0]]\n"
+
+
+def test_source_tree_supports_theano_without_an_installation(home):
+    code = f"{FORGET}\nsys.path.insert(0, {str(SOURCE.parents[3])!r})\nimport synkhronos\n"
+    expected = import_support.find_blas()[0]
+    assert python(code + PRINT_LDFLAGS, home) == expected + "\n"
+
+
+def test_install_is_idempotent_across_copies(monkeypatch):
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    import_support.install()
+    before = list(sys.meta_path)
+    runpy.run_path(str(SOURCE))["install"]()
+    import_support.install()
+    assert sys.meta_path == before
+
+
+def test_interpreters_pay_for_no_import(home):
+    code = f"""
+    import sys
+    source, before = open({str(SOURCE)!r}).read(), set(sys.modules)
+    exec(source, {{"__name__": "support"}})
+    print(sorted(set(sys.modules) - before))
+    """
+    assert python(code, home) == "[]\n"
+
+
+def test_defaults_keep_a_percent_sign(monkeypatch):
+    flags = {"blas.ldflags": "-L/100%/lib -lopenblas"}
+    monkeypatch.setattr(import_support, "default_flags", lambda: flags)
+    # set_defaults() writes it; monkeypatch puts back what was there before.
+    monkeypatch.setitem(sys.modules, "theano.scan_module.scan_perform_ext", None)
+    theano_configparser = types.SimpleNamespace(
+        THEANO_FLAGS_DICT={},
+        theano_cfg=configparser.ConfigParser(),
+        theano_raw_cfg=configparser.RawConfigParser(),
+    )
+    import_support.set_defaults(theano_configparser)
+    for config in theano_configparser.theano_cfg, theano_configparser.theano_raw_cfg:
+        assert config.get("blas", "ldflags") == flags["blas.ldflags"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the flags are those of Linux")
+@pytest.mark.parametrize(
+    ("system", "expected"),
+    [
+        ({"openblas": "libopenblas.so.0"}, ("-l:libopenblas.so.0", "the system")),
+        ({"blas": "libblas.so.3"}, ("-l:libblas.so.3", "the system")),
+        ({}, ("", "nowhere")),
+    ],
+)
+def test_blas_without_the_wheel_of_scipy(monkeypatch, system, expected):
+    monkeypatch.setattr("importlib.machinery.PathFinder.find_spec", lambda name: None)
+    monkeypatch.setattr("ctypes.util.find_library", system.get)
+    assert import_support.find_blas() == expected
+
+
+@pytest.mark.parametrize("version", [(2, 7), (3, 7), (3, 12), (3, 13), (4, 0)])
+def test_other_pythons_get_a_sentence(version):
+    with pytest.raises(ImportError, match=r"needs Python 3\.8, 3\.9, 3\.10 or 3\.11, but this is"):
+        import_support.check_python(version)
+
+
+@pytest.mark.parametrize("version", [(3, 8, 0), (3, 9), (3, 10), (3, 11, 7)])
+def test_supported_pythons_pass(version):
+    import_support.check_python(version)
+
+
+@pytest.fixture(scope="module")
+def source_tree(tmp_path_factory):
+    """Copy what a wheel is built from, so that building leaves nothing in the repository."""
+    tree = tmp_path_factory.mktemp("source")
+    for name in ("setup.py", "pyproject.toml", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "synkhronos", tree / "synkhronos", ignore=ignored)
+    return tree
+
+
+def build(source_tree, folder, kind):
+    """Build a wheel without a network, and return its files by name."""
+    code = f"from setuptools import build_meta as b; print(b.build_{kind}({str(folder)!r}))"
+    child = subprocess.run(
+        [sys.executable, "-c", code], cwd=source_tree, capture_output=True, text=True
+    )
+    assert child.returncode == 0, child.stderr
+    with zipfile.ZipFile(folder / child.stdout.split()[-1]) as wheel:
+        return {name: wheel.read(name).decode() for name in wheel.namelist()}
+
+
+@needs_setup
+@pytest.mark.parametrize("kind", ["wheel", "editable"])
+def test_wheels_hold_the_import_support_and_remove_it(source_tree, tmp_path, kind):
+    files = build(source_tree, tmp_path, kind)
+    record = next(text for name, text in files.items() if name.endswith("/RECORD"))
+    for name in ("_synkhronos_import_support.py", "synkhronos-import-support.pth"):
+        # pip removes what RECORD lists.
+        assert name in files
+        assert f"\n{name}," in "\n" + record
+    assert files["_synkhronos_import_support.py"] == SOURCE.read_text()
+    entry_points = next(text for name, text in files.items() if name.endswith("entry_points.txt"))
+    assert "synkhronos = synkhronos.__main__:main" in entry_points
+
+
+@needs_setup
+def test_wheel_holds_every_module(source_tree, tmp_path):
+    files = build(source_tree, tmp_path, "wheel")
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "synkhronos").rglob("*.py")}
+    assert modules - set(files) == {"synkhronos/conftest.py"}  # which is for tests only
+
+
+@needs_setup
+def test_pth_of_the_wheel_supports_theano(source_tree, tmp_path, home):
+    for name, text in build(source_tree, tmp_path, "wheel").items():
+        if name.startswith(("_synkhronos", "synkhronos-import")):
+            (tmp_path / name).write_text(text)
+    # site may know the environment's copy already: this one must come first.
+    code = f"""
+    {FORGET.replace(chr(10), chr(10) + "    ")}
+    sys.modules.pop("_synkhronos_import_support", None)
+    sys.path.insert(0, {str(tmp_path)!r})
+    import site
+    site.addsitedir({str(tmp_path)!r})
+    print(sys.modules["_synkhronos_import_support"].__file__)
+    """
+    found, ldflags = python(textwrap.dedent(code) + PRINT_LDFLAGS, home).splitlines()
+    assert found == str(tmp_path / "_synkhronos_import_support.py")
+    assert ldflags == import_support.find_blas()[0]
+
+
+@needs_setup
+@pytest.mark.parametrize(
+    ("commands", "message"),
+    [
+        ({}, "needs apt-get"),
+        ({"apt-get": ': > "$CALLED"', "id": "echo 1000"}, "needs root to install python3-pygpu"),
+        ({"apt-get": "exit 100", "id": "echo 0"}, "apt-get cannot install python3-pygpu"),
+        ({"dpkg-query": "echo installed", "python": "echo .cpython-27.so"}, "built for python3"),
+    ],
+)
+def test_make_opencl_says_what_it_needs(tmp_path, commands, message):
+    if "dpkg-query" in commands and not list(Path("/usr/lib/python3/dist-packages").glob("pygpu")):
+        pytest.skip("needs python3-pygpu, which is not installed here")
+    # Nothing else is on the PATH, so Debian's own commands cannot be called.
+    for name in ("bash", "sed"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    for name, code in commands.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{code}\n")
+        (tmp_path / name).chmod(0o755)
+    child = subprocess.run(
+        [str(ROOT / ".ci" / "opencl"), str(tmp_path / "python")],
+        env={"PATH": str(tmp_path), "CALLED": str(tmp_path / "called")},
+        capture_output=True,
+        text=True,
+    )
+    assert (child.returncode, child.stdout) == (1, "")
+    assert message in child.stderr and child.stderr.startswith("make opencl: ")
+    assert not (tmp_path / "called").exists()
+
+
+OLD_MODELS = """
+import theano, lasagne
+from theano.tensor.signal import downsample
+x = theano.tensor.dmatrix()
+image = x.dimshuffle("x", "x", 0, 1)
+pooled = downsample.max_pool_2d(image, ds=(2, 2), st=(1, 1), ignore_border=True, padding=(0, 0))
+print(pooled.eval({x: [[1, 2, 3], [4, 5, 6]]}).tolist())
+layer = lasagne.layers.MaxPool2DLayer(lasagne.layers.InputLayer((None, 1, 2, 4)), 2)
+print(lasagne.layers.get_output_shape(layer))
+"""
+
+
+@needs_installation
+def test_lasagne_from_pypi_finds_the_pooling_that_it_asks_for(home):
+    pytest.importorskip("lasagne")
+    assert python(OLD_MODELS, home).splitlines() == [
+        "[[[[5.0, 6.0]]]]",
+        "(None, 1, 1, 2)",
+    ]
+
+
+@needs_installation
+def test_keras_finds_the_names_that_collections_had(home):
+    pytest.importorskip("h5py")
+    code = """
+        import sys
+        import collections
+        before = hasattr(collections, "Mapping") and sys.version_info >= (3, 10)
+        import keras
+        from keras import layers, models
+        model = models.Sequential([layers.Dense(2, input_shape=(3,))])
+        model.compile("sgd", "mse")  # looks for collections.Mapping
+        print(before, collections.Mapping is collections.abc.Mapping)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "HOME": str(home), "KERAS_BACKEND": "theano"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["False", "True"]), done.stderr
+
+
+@needs_installation
+def test_a_folder_named_keras_is_imported_like_any_other(home, tmp_path):
+    (tmp_path / "keras").mkdir()  # with no __init__.py
+    (tmp_path / "keras" / "own.py").write_text("number = 3")
+    code = f"""
+        import sys
+        # Before the real one would be found.
+        sys.path[:] = [{str(tmp_path)!r}, *(p for p in sys.path if "site-packages" not in p)]
+        import keras.own
+        print(keras.own.number, keras.__file__)
+    """
+    assert python(code, home) == "3 None\n"
+
+
+@needs_installation
+def test_what_is_missing_in_theano_is_missing_still(home):
+    assert (
+        python(
+            """
+        import importlib
+        for name in ("theano.tensor.signal.upsample", "theano.nothing"):
+            try:
+                importlib.import_module(name)
+            except ModuleNotFoundError as error:
+                print(error.name)
+        """,
+            home,
+        )
+        == "theano.tensor.signal.upsample\ntheano.nothing\n"
+    )

@@ -1,0 +1,532 @@
+"""A profile tells where the time of calls goes, on every rank, and leaves nothing behind."""
+
+import gc
+import json
+import logging
+import re
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support.helpers import Call, function, on_ranks, worker
+from support.layouts import ON_DEVICES
+from support.profiles import nothing_records, of, recorders, the_session, total
+from support.waiting import wait_until
+
+import synkhronos as synk
+from synkhronos import SessionError, SharedMemoryFull, WorkerError
+from synkhronos._cells import DONE, MET
+from synkhronos._timeline import NAMES, REST
+
+AHEAD = 0.02  # seconds
+
+
+def others_are(there, sequence_to_number):
+    """Wait until the cell `there` of all other ranks says that they are; then a little more."""
+    gate = worker().gate
+    number = sequence_to_number(gate.sequence)
+    cells = [gate._line(rank) + there for rank in range(gate.n_ranks) if rank != gate.rank]
+    wait_until(lambda: all(gate._cells[cell] >= number for cell in cells), 60)
+    time.sleep(AHEAD)
+
+
+def last_where_zero(wait):
+    """Return an operation that waits on the rank of the first row, and does nothing elsewhere."""
+
+    def work(x):
+        if x[0] == 0:
+            wait()
+        return x
+
+    return Call(work)
+
+
+def boxes(recorded, name):
+    """Return the parts of a name, for each rank."""
+    return [[box for box in each if box.name == name] for each in recorded._read().boxes]
+
+
+def test_every_call_is_there_on_every_rank(ranks):
+    f = total("before")
+    f(np.ones((8, 3)))
+    with synk.profile() as recorded:
+        g = total("inside")
+        for _ in range(3):
+            f(np.ones((8, 3)))
+        g(np.ones((5, 3)))
+    f(np.ones((8, 3)))
+    everyone = list(range(ranks.n))
+    assert of(recorded, "before")["rank"].tolist() == everyone * 3
+    assert of(recorded, "inside")["rank"].tolist() == everyone
+    # What is sent with a call is not part of it.
+    assert of(recorded, "distribute()")["rank"].tolist() == everyone
+    assert not recorded.calls["raised"].any()
+    assert recorded.dropped == [0] * ranks.n
+
+
+def test_the_parts_of_a_call_are_its_time(ranks):
+    f = total()
+    f(np.ones((8, 3)))
+    begin = time.monotonic()
+    with synk.profile() as recorded:
+        for _ in range(5):
+            f(np.ones((8, 3)))
+    end = time.monotonic()
+    calls = recorded.calls
+    parts = np.array([calls[name] for name in NAMES])
+    assert (parts >= 0).all()
+    np.testing.assert_allclose(parts.sum(axis=0), calls["seconds"], rtol=1e-9)
+    assert (calls["compute"] > 0).all() and (calls["start"] > 0).all()
+    master = calls[calls["rank"] == ranks.master]
+    assert (master["stage"] > 0).all() and (master["reduce"] > 0).all()
+    assert master["begin"][0] > begin and master["begin"][-1] + master["seconds"][-1] < end
+    for rank in range(ranks.n):  # the whole call, on each rank
+        own = calls[calls["rank"] == rank]
+        np.testing.assert_allclose(own["seconds"], master["seconds"], rtol=1e-6)
+
+
+@pytest.mark.skipif(ON_DEVICES, reason="rows are on the host")
+def test_a_slow_rank_shows_as_compute_there_and_as_waiting_elsewhere(ranks):
+    x = T.dvector("x")
+    wait = last_where_zero(lambda: others_are(DONE, lambda sequence: sequence))
+    f = function([x], (wait(x), "gather"), name="busy")
+    f(np.arange(1.0, 9.0))
+    with synk.profile() as recorded:
+        f(np.arange(8.0))
+    calls = of(recorded, "busy")
+    assert calls["compute"][0] > AHEAD
+    assert (calls["finish"][1:] > AHEAD).all()
+    computed = [box for [box] in boxes(recorded, "compute")]
+    assert all(box.end < computed[0].end for box in computed[1:])
+
+
+def test_waiting_inside_a_reduction_is_told_apart(ranks):
+    x = T.dvector("x")
+    wait = last_where_zero(lambda: others_are(MET, lambda sequence: (sequence << 20) + 1))
+    reduced = synk.ops.all_reduce(wait(x).sum(), "sum")
+    f = synk.function([x], (reduced, "max"), name="step", mode=theano.Mode("vm", "fast_compile"))
+    f(np.arange(1.0, 9.0))
+    with synk.profile() as recorded:
+        assert f(np.arange(8.0)) == 28
+    calls = of(recorded, "step")
+    assert calls["compute"][0] > AHEAD
+    assert (calls["meet"][1:] > AHEAD).all()
+    first = [each[0] for each in boxes(recorded, "meet") if each]
+    assert all(box.begin < first[0].begin - 1e9 * AHEAD for box in first[1:])
+    for [around, *_], box in zip(boxes(recorded, "reduce"), first):
+        assert around.begin <= box.begin <= box.end <= around.end
+
+
+def last_rank():
+    return the_session().n_ranks - 1
+
+
+COLLECTIVES = {
+    "broadcast()": lambda s: synk.broadcast(s),
+    "scatter()": lambda s: synk.scatter(s, np.ones((8, 4))),
+    "gather()": lambda s: synk.gather(s),
+    "all_gather()": lambda s: synk.all_gather(s),
+    "reduce()": lambda s: synk.reduce(s),
+    "all_reduce()": lambda s: synk.all_reduce(s),
+    "set_value()": lambda s: synk.set_value(last_rank(), s, np.ones((3, 4))),
+    "get_value()": lambda s: synk.get_value(0, s),
+    "get_lengths()": lambda s: synk.get_lengths(s),
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives_are_calls_and_say_what_they_moved(ranks, name):
+    shared = theano.shared(np.zeros((8, 4)), "s")
+    synk.broadcast(shared)
+    with synk.profile() as recorded:
+        COLLECTIVES[name](shared)
+    calls = recorded.calls
+    if name == "set_value()" and ranks.master == last_rank():  # then no worker is asked
+        assert calls["rank"].tolist() == [ranks.master]
+        assert calls["bytes"].tolist() == [3 * 4 * 8]
+        return
+    assert calls["name"].tolist() == [name] * ranks.n
+    assert calls["rank"].tolist() == list(range(ranks.n))
+    if name == "all_reduce()":
+        assert calls["bytes"].tolist() == [8 * 4 * 8] * ranks.n
+        assert (calls["reduce"] > 0).all()
+    if name == "set_value()":
+        moved = [0] * ranks.n
+        moved[ranks.master] = moved[-1] = 3 * 4 * 8  # the master's own copy is into shared memory
+        assert calls["bytes"].tolist() == moved
+
+
+def test_picked_rows_are_bytes_and_consecutive_ones_are_none(ranks):
+    x = T.dmatrix("x")
+    f = function([x], (x.sum(), "sum"), name="picked")
+    data = synk.data(np.ones((64, 10)))
+    f(data)
+    with synk.profile() as recorded:
+        f(data)
+        f(data, batch=np.arange(0, 64, 2)[::-1])
+    rows = recorded.calls["bytes"].reshape(2, ranks.n)
+    outputs = rows[0]  # no rows: the number that each rank returns
+    assert ON_DEVICES or outputs.tolist() == [8] * ranks.n
+    assert (rows[1] - outputs).sum() == 32 * 10 * 8 + 32 * 8  # the rows, and their numbers
+
+
+def test_slices_and_sliced_shared_variables(ranks):
+    shared = theano.shared(np.ones((4, 3)), "s")
+    f = function([], (shared.sum(), "sum"), sliceable_shareds=[shared], name="sliced")
+    f(num_slices=2, batch_s=[0, 2])
+    with synk.profile() as recorded:
+        assert f(num_slices=2, batch_s=[0, 2]) == 6 * ranks.n
+    calls = of(recorded, "sliced")
+    assert calls["rank"].tolist() == list(range(ranks.n))
+    assert (calls["rows"] > 0).all() and (calls["bytes"] >= 2 * 3 * 8).all()
+
+
+# The trace.
+
+
+def read_trace(recorded, tmp_path):
+    path = tmp_path / "trace.json"
+    recorded.save(str(path))
+    events = json.loads(path.read_text())["traceEvents"]
+    return [e for e in events if e["ph"] == "M"], [e for e in events if e["ph"] == "X"]
+
+
+def test_the_trace_has_complete_events_of_all_ranks(ranks, tmp_path):
+    f = total()
+    shared = theano.shared(np.ones(3), "s")
+    before = time.monotonic()
+    with synk.profile() as recorded:
+        for _ in range(3):
+            f(np.ones((8, 3)))
+        synk.all_reduce(shared)
+    after = time.monotonic()
+    metadata, events = read_trace(recorded, tmp_path)
+    assert len(metadata) == 1 + 2 * ranks.n
+    threads = {e["tid"]: e["args"]["name"] for e in metadata if e["name"] == "thread_name"}
+    assert len({e["pid"] for e in metadata + events}) == 1
+    names = [f"rank {rank} " for rank in range(ranks.n)]
+    assert [threads[tid][: len(name)] for tid, name in zip(sorted(threads), names)] == names
+    [master] = [tid for tid, name in threads.items() if "master" in name]
+    assert sorted(threads).index(master) == ranks.master
+    assert {e["name"] for e in events if e["cat"] == "part"} >= {"start", "rows", "compute"}
+    for event in events:
+        assert set(event) == {"name", "cat", "ph", "pid", "tid", "ts", "dur", "args"}
+        assert event["dur"] >= 0
+        assert 1e6 * before <= event["ts"] <= 1e6 * after
+    calls = [e for e in events if e["cat"] == "call"]
+    by_thread = {tid: [e["name"] for e in calls if e["tid"] == tid] for tid in threads}
+    expected = ["total", "distribute()"] + ["total"] * 2 + ["all_reduce()", "distribute()"]
+    assert by_thread[master] == expected
+    for names in by_thread.values():  # on a worker what comes first begins first
+        assert sorted(names) == sorted(expected)
+
+
+def whole(event):
+    """Return the begin and end of an event as a reader has them that cuts to nanoseconds."""
+    begin = int(event["ts"] * 1000)
+    return begin, begin + int(event["dur"] * 1000)
+
+
+def inside(event, other):
+    begin, end = whole(event)
+    return whole(other)[0] <= begin and end <= whole(other)[1]
+
+
+def test_what_a_rank_does_lies_inside_the_call_of_the_master(ranks, tmp_path):
+    f = total()
+    with synk.profile() as recorded:
+        for _ in range(3):
+            f(np.ones((8, 3)))
+    _, events = read_trace(recorded, tmp_path)
+    master = {
+        e["args"]["call"]: e for e in events if e["cat"] == "call" and e["tid"] == ranks.master + 1
+    }
+    assert len(master) == 4
+    for event in events:
+        assert inside(event, master[event["args"]["call"]])
+    computing = [e for e in events if e["name"] == "compute"]
+    assert len(computing) == 3 * ranks.n
+    for rank in range(ranks.n):  # two events of a rank are apart, or one is inside the other
+        own = [event for event in events if event["tid"] == rank + 1]
+        own.sort(key=lambda event: (event["ts"], -event["dur"]))
+        around = []
+        for event in own:
+            while around and whole(around[-1])[1] <= whole(event)[0]:
+                around.pop()
+            assert all(inside(event, other) for other in around)
+            around.append(event)
+
+
+def test_only_known_suffixes_are_written(ranks, tmp_path):
+    with synk.profile() as recorded:
+        total()(np.ones((4, 2)))
+    recorded.save(tmp_path / "summary.txt")
+    assert (tmp_path / "summary.txt").read_text() == recorded.summary() + "\n"
+    for name in ("trace", "trace.csv"):
+        with pytest.raises(ValueError, match=r"file must end in \.json .*\.txt .*, got '.*/trace"):
+            recorded.save(tmp_path / name)
+        assert not (tmp_path / name).exists()
+    recorded.save(str(tmp_path / "TRACE.JSON"))
+    assert json.loads((tmp_path / "TRACE.JSON").read_text())["traceEvents"]
+    for name in ("missing/trace.json", "missing/summary.txt"):
+        with pytest.raises(FileNotFoundError):
+            recorded.save(tmp_path / name)
+
+
+# The summary.
+
+
+def test_the_summary_has_a_line_for_each_function_and_each_rank(ranks):
+    f, g = total("often"), total("once")
+    with synk.profile() as recorded:
+        for _ in range(7):
+            f(np.ones((8, 3)))
+        g(np.ones((8, 3)))
+        synk.all_reduce(theano.shared(np.ones(3), "s"))
+    lines = recorded.summary().splitlines()
+    assert lines[0].startswith(f"12 calls on {ranks.n} rank")
+    cells = {line.split("  ")[0]: line.split() for line in lines}
+    assert cells["often"][1:3] == ["7", "0"]
+    assert cells["once"][1:3] == ["1", "0"]
+    assert "all_reduce()" in cells and cells["distribute()"][1] == "3"
+    heads = [line.split() for line in lines if "compute" in line]
+    assert [head[-9:] for head in heads] == [[*NAMES, "MB"]] * 2
+    for rank in range(ranks.n):
+        [line] = [line for line in lines if line.startswith(f"rank {rank} (")]
+        assert ("master" in line) == (rank == ranks.master)
+        assert line.split(")")[1].split()[0] == "12"
+    seconds = of(recorded, "often")["seconds"]
+    milliseconds = 1e3 * np.median(seconds.reshape(7, ranks.n)[:, ranks.master])
+    digits = 3 if milliseconds < 1 else 2 if milliseconds < 100 else 0
+    assert cells["often"][4] == f"{milliseconds:.{digits}f}"
+    assert cells["often"][3] == f"{seconds[ranks.master :: ranks.n].sum():.3f}"
+
+
+def test_functions_of_one_name_are_two_lines(ranks):
+    f, g = total("same"), total("same")
+    with synk.profile() as recorded:
+        f(np.ones((8, 3)))
+        g(np.ones((8, 3)))
+    assert len([line for line in recorded.summary().splitlines() if line.startswith("same")]) == 2
+
+
+def test_an_empty_profile_can_be_read(ranks, tmp_path):
+    with synk.profile() as recorded:
+        pass
+    assert len(recorded.calls) == 0
+    assert recorded.summary().startswith(f"0 calls on {ranks.n} rank")
+    metadata, events = read_trace(recorded, tmp_path)
+    assert not events and metadata
+    assert "0 calls" in repr(recorded)
+
+
+# Failure.
+
+
+def fails_where_zero():
+    x = T.dvector("x")
+
+    def check(x):
+        if 0 in x:
+            raise KeyError("zero")
+        return x
+
+    return function([x], (Call(check)(x), "gather"), name="fails")
+
+
+def test_a_call_that_raises_is_recorded_and_the_next_too(ranks):
+    f = fails_where_zero()
+    f(np.arange(1.0, 9.0))
+    with synk.profile() as recorded:
+        with pytest.raises(WorkerError, match="KeyError"):
+            f(np.arange(8.0))
+        with pytest.raises(TypeError):
+            f("nothing")
+        assert f(np.arange(1.0, 9.0)).tolist() == list(range(1, 9))
+    calls = of(recorded, "fails")
+    assert calls["raised"][calls["rank"] == ranks.master].tolist() == [True, True, False]
+    for rank in range(ranks.n):
+        own = calls[calls["rank"] == rank]
+        # What is refused in the master reaches no worker.
+        assert len(own) == (3 if rank == ranks.master else 2)
+        assert own["compute"][0] > 0  # also on the rank that raised
+    line = next(line for line in recorded.summary().splitlines() if line.startswith("fails"))
+    assert line.split()[1:3] == ["3", "2"]
+
+
+def test_a_block_left_by_an_exception_ends_the_profile(ranks):
+    f = total()
+    with pytest.raises(ZeroDivisionError), synk.profile() as recorded:
+        f(np.ones((8, 3)))
+        raise ZeroDivisionError
+    assert nothing_records(the_session())
+    f(np.ones((8, 3)))
+    assert len(of(recorded, "total")) == ranks.n
+    assert "ended" in repr(recorded)
+
+
+def test_without_a_profile_no_rank_records(ranks):
+    def count():
+        return len([each for each in recorders(worker()) if each is not None])
+
+    assert on_ranks(count) == [0] * ranks.n
+    with synk.profile():
+        assert on_ranks(count) == [2] * ranks.n
+        assert the_session().recording is not None
+    assert on_ranks(count) == [0] * ranks.n
+    assert nothing_records(the_session())
+
+
+def test_every_part_is_recorded_somewhere_and_no_other():
+    sources = [path.read_text() for path in Path(synk.__file__).parent.rglob("*.py")]
+    places = [re.findall(r'recorder\.(?:span|mark)\("(\w+)"\)', source) for source in sources]
+    assert {part for parts in places for part in parts} == {*NAMES} - {REST}
+
+
+def test_only_one_profile_is_recorded(ranks):
+    f = total()
+    with synk.profile() as recorded:
+        with pytest.raises(SessionError, match="profile is being recorded already"), synk.profile():
+            raise AssertionError("not reached")
+        f(np.ones((8, 3)))
+    assert len(of(recorded, "total")) == ranks.n
+    with synk.profile() as second:
+        f(np.ones((8, 3)))
+    assert len(second.calls) == len(of(recorded, "total")) == ranks.n
+
+
+def test_a_profile_records_one_block(ranks):
+    f = total()
+    block = synk.profile()
+    with block as recorded:
+        with pytest.raises(SessionError, match=r"a second time.*profile\(\) again"), block:
+            raise AssertionError("not reached")
+        f(np.ones((8, 3)))
+    with pytest.raises(SessionError, match=r"a second time.*profile\(\) again"), block:
+        raise AssertionError("not reached")
+    assert len(of(recorded, "total")) == ranks.n
+
+
+def test_a_full_buffer_counts_what_it_drops(ranks):
+    f = total()
+    f(np.ones((8, 3)))
+    with synk.profile(room=40) as recorded:
+        for _ in range(20):
+            f(np.ones((8, 3)))
+        dropped = recorded.dropped
+    assert len(dropped) == ranks.n and min(dropped) > 0
+    assert 0 < len(recorded.calls) < 20 * ranks.n
+    headline = recorded.summary().splitlines()[0]
+    assert headline.endswith(f"; {sum(recorded.dropped):,} more parts of later calls had no room")
+    for room, error in ((0, ValueError), (2.5, TypeError), (True, TypeError)):
+        with pytest.raises(error, match="room"), synk.profile(room=room):
+            raise AssertionError("not reached")
+    assert f(np.ones((8, 3)))[0] == 24
+
+
+@pytest.mark.parametrize("room", [10**12, 10**18, 10**30])
+def test_more_room_than_there_is_memory_is_refused(ranks, room):
+    with pytest.raises(SharedMemoryFull, match=rf"room={room:,}: .* bytes"), synk.profile(room):
+        raise AssertionError("not reached")
+    with synk.profile() as recorded:
+        total()(np.ones((8, 3)))
+    assert len(of(recorded, "total")) == ranks.n
+
+
+def test_a_profile_can_be_read_while_it_is_recorded(ranks):
+    f = total()
+    with synk.profile() as recorded:
+        f(np.ones((8, 3)))
+        assert len(of(recorded, "total")) == ranks.n
+        assert "being recorded" in repr(recorded)
+        f(np.ones((8, 3)))
+        assert len(of(recorded, "total")) == 2 * ranks.n
+    assert len(of(recorded, "total")) == 2 * ranks.n
+
+
+def test_threads_take_turns_and_their_calls_do_not_overlap(ranks):
+    functions = [total(f"thread {i}") for i in range(3)]
+    for f in functions:
+        f(np.ones((8, 3)))
+    with synk.profile() as recorded:
+        threads = [
+            threading.Thread(target=lambda f=f: [f(np.ones((8, 3))) for _ in range(20)])
+            for f in functions
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+    calls = recorded.calls[recorded.calls["rank"] == ranks.master]
+    assert len(calls) == 60
+    assert (calls["begin"][1:] >= calls["begin"][:-1] + calls["seconds"][:-1] - 1e-8).all()
+    assert sorted({*calls["name"].tolist()}) == ["thread 0", "thread 1", "thread 2"]
+
+
+def test_profiles_that_come_and_go_change_no_call_of_other_threads(ranks):
+    shared = theano.shared(np.ones(3), "s")
+    synk.broadcast(shared)
+    functions = [total(f"thread {i}") for i in range(4)]
+    calls = [lambda f=f: f(np.ones((8, 3)))[0] == 24 for f in functions]
+    calls.append(lambda: synk.get_value(ranks.n - 1, shared).tolist() == [1, 1, 1])
+    assert all(call() for call in calls)
+    is_over, right, wrong = threading.Event(), [0] * len(calls), []
+
+    def work(which):
+        try:
+            while not is_over.is_set():
+                assert calls[which]()
+                right[which] += 1
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(which,)) for which in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    profiles = []
+    try:
+        for _ in range(100):
+            with synk.profile(room=20_000) as recorded:
+                assert calls[0]()
+            profiles.append(recorded)
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join(60)
+    assert not wrong, wrong[0]
+    assert all(right)
+    names = {f"thread {i}" for i in range(4)} | {"get_value()"}
+    for recorded in profiles:
+        found = {*recorded.calls["name"].tolist()}
+        assert found <= names and ("thread 0" in found or any(recorded.dropped))
+
+
+def test_the_memory_of_a_profile_is_given_back(ranks):
+    f = total()
+    f(np.ones((8, 3)))
+    before = synk.status().shared
+    with synk.profile(room=100_000) as recorded:
+        f(np.ones((8, 3)))
+        assert synk.status().shared >= before + ranks.n * 40 * 100_000
+    f(np.ones((8, 3)))  # tells the workers
+    gc.collect()
+    assert synk.status().shared <= before
+    assert len(recorded.calls) == ranks.n
+
+
+def test_calls_are_logged_while_a_profile_is_on(ranks, caplog):
+    f = total()
+    f(np.ones((8, 3)))
+    with caplog.at_level(logging.DEBUG, "synkhronos"):
+        f(np.ones((8, 3)))
+        assert not caplog.records
+        with synk.profile():
+            f(np.ones((8, 3)))
+    [record] = caplog.records
+    assert record.rank == ranks.master and record.levelname == "DEBUG"
+    assert re.fullmatch(rf"rank {ranks.master}: total took [\d.]+ ms", record.getMessage())

@@ -1,0 +1,616 @@
+"""Begin and end of a session: fork, close, fork again, and all that is refused."""
+
+import errno
+import gc
+import io
+import logging
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+import theano
+import theano.tensor as T
+from support import helpers
+from support.helpers import Call, function, mapped_bytes, on_ranks
+from support.layouts import Layout, forked
+from support.leaks import nothing_left
+from support.waiting import wait_until
+
+import synkhronos as synk
+from synkhronos import SessionError, _gate
+from synkhronos import session as _session
+
+pytestmark = pytest.mark.usefixtures("no_session")
+
+
+def mean():
+    x = T.dvector("x")
+    return function([x], x.mean())
+
+
+def works(n):
+    """Assert that a session of n ranks does its job."""
+    assert on_ranks(lambda: 1) == [1] * n
+    assert mean()(np.arange(10.0)) == 4.5
+
+
+@pytest.mark.parametrize("n, master", [(1, 0), (2, 0), (2, 1), (5, 3)])
+def test_fork_starts_one_process_for_each_rank_but_the_masters(n, master):
+    before = psutil.Process().children()
+    assert synk.fork(n, master_rank=master) == n
+    started = set(psutil.Process().children()) - set(before)
+    pids = on_ranks(os.getpid)
+    assert len(started) == n - 1
+    assert pids[master] == os.getpid()
+    assert sorted(pids) == sorted([os.getpid()] + [p.pid for p in started])
+    synk.close()
+    assert not [p for p in started if p.is_running()]
+
+
+def test_fork_by_default_takes_one_rank_per_core():
+    assert synk.fork() == len(os.sched_getaffinity(0))
+    synk.close()
+    assert synk.fork(np.int64(2), use_gpu=False) == 2
+    works(2)
+
+
+def test_close_and_fork_again_many_times():
+    for n in (1, 3, 2, 2, 4):
+        synk.fork(n)
+        works(n)
+        synk.close()
+
+
+@pytest.mark.slow("forks again and again")
+def test_many_sessions_leave_no_memory():
+    before = None
+    for turn in range(12):
+        synk.fork(2)
+        works(2)
+        synk.close()
+        gc.collect()
+        if turn == 3:
+            before = psutil.Process().memory_info().rss
+    assert psutil.Process().memory_info().rss - before < 30e6
+
+
+def test_devices_and_the_variable_decide(monkeypatch):
+    assert synk.fork(devices=["cpu"] * 3) == 3
+    works(3)
+    synk.close()
+    monkeypatch.setenv("SYNKHRONOS_DEVICES", "cpu,cpu,cpu,cpu")
+    assert synk.fork() == 4
+    works(4)
+
+
+def test_max_arguments_are_accepted_and_ignored():
+    assert synk.fork(2, False, 0, False, 1, 1) == 2
+    x = T.dtensor3("x")
+    y = T.dvector("y")
+    f = function([x, y], (x.sum() + y.sum(), "sum"))
+    assert f(np.ones((4, 1, 2)), np.ones(4)) == 12
+
+
+@pytest.mark.parametrize(
+    "kwargs, error, words",
+    [
+        ({"n_parallel": 0}, ValueError, ["n_parallel", "0"]),
+        ({"n_parallel": -2}, ValueError, ["n_parallel", "-2"]),
+        ({"n_parallel": 2.0}, TypeError, ["n_parallel", "2.0"]),
+        ({"n_parallel": "two"}, TypeError, ["n_parallel", "two"]),
+        ({"n_parallel": True}, TypeError, ["n_parallel", "True"]),
+        ({"n_parallel": 2, "master_rank": 2}, ValueError, ["master_rank", "2", "0 to 1"]),
+        ({"n_parallel": 2, "master_rank": -1}, ValueError, ["master_rank", "-1"]),
+        ({"n_parallel": 2, "master_rank": 0.0}, TypeError, ["master_rank", "0.0"]),
+        ({"n_parallel": 2, "master_rank": None}, TypeError, ["master_rank", "None"]),
+        ({"n_parallel": 2, "threads_per_rank": 0}, ValueError, ["threads_per_rank", "0"]),
+        ({"n_parallel": 2, "threads_per_rank": 1.5}, TypeError, ["threads_per_rank", "1.5"]),
+        ({"n_parallel": 2, "threads_per_rank": True}, TypeError, ["threads_per_rank", "True"]),
+        ({"devices": "cpu"}, TypeError, ["devices", "cpu"]),
+        ({"devices": []}, ValueError, ["devices"]),
+        ({"devices": ["cpu", 1]}, TypeError, ["devices", "1"]),
+        ({"devices": ["cpu", "gpu"]}, ValueError, ["devices", "gpu"]),
+        ({"devices": ["cpu"], "n_parallel": 2}, ValueError, ["n_parallel=2", "devices"]),
+        ({"devices": ["cpu"], "use_gpu": True}, ValueError, ["use_gpu=True", "cpu"]),
+        ({"use_gpu": "yes"}, TypeError, ["use_gpu", "yes"]),
+    ],
+    ids=str,
+)
+def test_bad_arguments_of_fork_start_nothing_and_the_next_is_right(kwargs, error, words):
+    before = psutil.Process().children()
+    with pytest.raises(error) as caught:
+        synk.fork(**kwargs)
+    assert type(caught.value) is error
+    for word in words:
+        assert word in str(caught.value)
+    assert psutil.Process().children() == before
+    assert _session._Current.session is None
+    assert synk.fork(2) == 2
+    works(2)
+
+
+def test_a_device_that_can_not_be_opened():
+    before = psutil.Process().children()
+    # Without pygpu the first, and with it the second.
+    with pytest.raises((ImportError, synk.WorkerError), match="synkhronos info"):
+        synk.fork(devices=["cpu", "cuda98"])
+    assert psutil.Process().children() == before
+    assert synk.fork(2) == 2
+    works(2)
+
+
+def test_devices_and_threads_are_keyword_only():
+    with pytest.raises(TypeError, match="positional"):
+        synk.fork(2, False, 0, False, 1, 1, ["cpu", "cpu"])
+
+
+def test_a_second_fork_is_refused():
+    synk.fork(2)
+    with pytest.raises(RuntimeError, match=r"close\(\)") as caught:
+        synk.fork(2)
+    assert isinstance(caught.value, SessionError)
+    works(2)
+
+
+def test_what_needs_a_session_says_to_fork_first():
+    x = T.dvector("x")
+    for name, call in [
+        ("function()", lambda: synk.function([x], x.sum())),
+        ("distribute()", synk.distribute),
+        ("data()", lambda: synk.data(np.zeros(2))),
+    ]:
+        with pytest.raises(RuntimeError, match="fork") as caught:
+            call()
+        assert name in str(caught.value)
+        assert isinstance(caught.value, SessionError)
+
+
+def test_close_without_a_session_only_says_so_in_the_log(caplog, capfd):
+    with caplog.at_level(logging.INFO, "synkhronos"):
+        synk.close()
+    assert "no session" in caplog.text
+    assert caplog.records[-1].levelname == "WARNING"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_nothing_is_printed(capfd):
+    synk.fork(2)
+    works(2)
+    synk.distribute()
+    synk.close()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_objects_of_an_old_session_refuse():
+    synk.fork(2)
+    x = T.dvector("x")
+    f = function([x], (x.sum(), "sum"))
+    pending = function([x], x.sum())
+    d = synk.data(np.arange(4.0))
+    assert f(d) == 6
+    synk.close()
+
+    def refuses():
+        for call in (
+            lambda: f(d),
+            lambda: f([1, 2]),
+            lambda: pending([1]),
+            lambda: f.build_inputs([1.0]),
+            lambda: d.set_value(np.zeros(9)),
+            lambda: d.set_length(9),
+        ):
+            with pytest.raises(SessionError, match=r"closed|no session"):
+                call()
+
+    refuses()
+    np.testing.assert_array_equal(d.data, np.arange(4.0))
+    assert f.as_theano(np.arange(4.0)) == 6
+    synk.fork(2)
+    for call in (lambda: f(d), lambda: d.set_value(np.zeros(9))):
+        with pytest.raises(SessionError, match="closed"):
+            call()
+    g = function([x], (x.sum(), "sum"))
+    before = _session._Current.session.gate.sequence
+    with pytest.raises(SessionError, match="closed"):
+        g(d)
+    assert _session._Current.session.gate.sequence == before
+    assert g(synk.data(np.ones(3))) == 3
+
+
+def test_close_lets_go_of_the_memory_of_functions_that_live_on():
+    with nothing_left():
+        gc.collect()
+        before = mapped_bytes(os.getpid())
+        synk.fork(2)
+        x = T.dvector("x")
+        f = function([x], (x, "gather"))
+        assert len(f(np.ones(100_000))) == 100_000
+        assert mapped_bytes(os.getpid()) > before + 800_000
+        synk.close()
+        gc.collect()
+        assert mapped_bytes(os.getpid()) == before
+    np.testing.assert_array_equal(f.as_theano([1.0, 2.0]), [1, 2])
+
+
+def test_threads_are_limited_on_every_rank_and_restored():
+    def threads():
+        import threadpoolctl
+
+        found = [p["num_threads"] for p in threadpoolctl.threadpool_info()]
+        return max(found) if found else -1
+
+    at_first = threads()
+    for given in (1, 2):
+        synk.fork(3, threads_per_rank=given)
+        assert on_ranks(threads) == [given] * 3
+        synk.close()
+        assert threads() == at_first
+    cores = len(os.sched_getaffinity(0))
+    synk.fork(2)
+    assert on_ranks(threads) == [max(1, cores // 2)] * 2
+    synk.close()
+    synk.fork(2 * cores + 1)
+    assert on_ranks(threads) == [1] * (2 * cores + 1)
+
+
+def test_fork_in_a_thread_of_the_users():
+    found = []
+
+    def begin():
+        found.append(synk.fork(3))
+        found.append(mean()(np.arange(4.0)).item())
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    thread.join(60)
+    assert found == [3, 1.5]
+    # The thread that forked is gone; its workers are not.
+    time.sleep(0.1)
+    works(3)
+
+
+def test_calls_from_several_threads_take_turns():
+    synk.fork(2)
+    x = T.dvector("x")
+    functions = [function([x], (x * k, "gather")) for k in range(1, 4)]
+    wrong = []
+
+    def call(k):
+        for step in range(60):
+            given = np.arange(float(step % 7 + 2)) + k
+            if not np.array_equal(functions[k - 1](given), given * k):
+                wrong.append((k, step))
+
+    threads = [threading.Thread(target=call, args=(k,)) for k in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert wrong == []
+
+
+def test_a_process_that_the_user_forks_can_end_as_it_likes(script):
+    done = script(
+        """
+import os, sys, gc
+import numpy as np, theano.tensor as T
+import synkhronos as synk
+synk.fork(3)
+x = T.dvector("x")
+f = synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+d = synk.data(np.arange(5.0))
+assert f(d) == 10
+pids = [os.fork() for _ in range(1)]
+if pids[0] == 0:
+    try:
+        f(d)
+    except synk.SessionError as error:
+        print("child:", "refused", flush=True)
+    try:
+        synk.distribute()
+    except synk.SessionError as error:
+        print("child: needs fork", flush=True)
+    del f, d
+    gc.collect()
+    sys.exit(0)   # through atexit
+print("status", os.waitpid(pids[0], 0)[1])
+print("parent:", f(d), f([1.0, 2.0]))
+if os.fork() == 0:
+    print("second child:", synk.fork(2))
+    g = synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+    print("second child:", g([1.0, 2.0, 4.0]), flush=True)
+    synk.close()
+    os._exit(0)
+os.wait()
+print("parent:", f(d))
+synk.close()
+"""
+    )
+    assert done.stdout.splitlines() == [
+        "child: refused",
+        "child: needs fork",
+        "status 0",
+        "parent: 10.0 3.0",
+        "second child: 2",
+        "second child: 7.0",
+        "parent: 10.0",
+    ]
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("ending", ["", "sys.exit(3)", "raise KeyError('mine')", "os._exit(4)"])
+def test_a_script_that_forgets_to_close_leaves_nothing(script, ending):
+    done = script(
+        f"""
+import os, sys
+import numpy as np, theano.tensor as T
+import synkhronos as synk
+synk.fork(3)
+x = T.dvector("x")
+f = synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+d = synk.data(np.arange(5.0))
+f(d)
+from synkhronos import session
+print(*session._Current.session.worker_pids, flush=True)
+{ending}
+""",
+        check=False,
+    )
+    code = {"": 0, "sys.exit(3)": 3, "os._exit(4)": 4}.get(ending, 1)
+    assert done.returncode == code, done.stderr
+    assert ("KeyError: 'mine'" in done.stderr) == (code == 1)
+    assert code == 1 or done.stderr == ""
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), 2)
+
+
+def test_profile_workers_writes_a_profile_of_each(tmp_path, monkeypatch):
+    import pstats
+
+    monkeypatch.chdir(tmp_path)
+    synk.fork(3, profile_workers=True, master_rank=1)
+    works(3)
+    synk.close()
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "synk_worker_0.prof",
+        "synk_worker_2.prof",
+    ]
+    stats = pstats.Stats(str(tmp_path / "synk_worker_0.prof"))
+    assert any("next_command" in key[2] for key in stats.stats)
+
+
+def test_workers_ignore_sigint_and_obey_sigterm():
+    synk.fork(2)
+    works(2)
+    [pid] = _session._Current.session.worker_pids
+    os.kill(pid, signal.SIGINT)
+    time.sleep(0.05)
+    works(2)
+    os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, 2)
+    with pytest.raises(synk.WorkerDied, match="SIGTERM"):
+        works(2)
+
+
+def test_signal_masks_and_handlers_of_the_script_stay():
+    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGIO, signal.SIGCHLD)}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    synk.fork(2)
+    works(2)
+    synk.close()
+    assert {s: signal.getsignal(s) for s in handlers} == handlers
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
+
+
+def test_workers_do_not_read_the_terminals_input(script):
+    done = script(
+        """
+import sys, os, theano, theano.tensor as T, numpy as np
+import synkhronos as synk
+from support.helpers import on_ranks
+synk.fork(2)
+print(on_ranks(lambda: len(os.readlink("/proc/self/fd/0")) == len("/dev/null")
+               and os.readlink("/proc/self/fd/0") == "/dev/null"))
+synk.close()
+print(sys.stdin.read())
+""",
+        input="for the master",
+    )
+    assert done.stdout.splitlines() == ["[0.0, 1.0]", "for the master"]
+
+
+def test_idle_workers_use_no_cpu():
+    synk.fork(3)
+    works(3)
+    processes = [psutil.Process(pid) for pid in _session._Current.session.worker_pids]
+    time.sleep(0.1)
+
+    def used():
+        return sum(p.cpu_times().user + p.cpu_times().system for p in processes)
+
+    before = used()
+    time.sleep(1)
+    assert used() - before <= 0.02
+
+
+def test_idle_workers_use_no_cpu_in_a_process_without_standard_input(script):
+    done = script(
+        """
+import os, time
+import psutil
+os.close(0)
+import synkhronos as synk
+synk.fork(2, master_rank=1)
+worker = psutil.Process(synk.session._Current.session.worker_pids[0])
+before = worker.cpu_times()
+time.sleep(1)
+print(sum(worker.cpu_times()[:2]) - sum(before[:2]))
+"""
+    )
+    assert float(done.stdout) <= 0.2  # a busy one uses it all
+
+
+def test_fork_where_standard_output_is_broken(script):
+    done = script(
+        """
+import os, sys
+import synkhronos as synk
+reader, writer = os.pipe()
+os.close(reader)
+sys.stdout = open(writer, "w")
+print("to nobody")
+synk.fork(2)
+synk.close()
+print("all is well", file=sys.__stdout__, flush=True)
+os._exit(0)
+"""
+    )
+    assert done.stdout == "all is well\n"
+
+
+def test_no_other_thread_logs_while_a_process_is_forked(monkeypatch):
+    """Or the child would have a copy of a file's buffer whose lock is taken for ever."""
+    handler = logging.StreamHandler(io.StringIO())
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    real, taken = os.fork, []
+
+    def take():
+        if handler.lock.acquire(blocking=False):
+            handler.lock.release()
+            taken.append(handler)
+
+    def fork():
+        thread = threading.Thread(target=take)
+        thread.start()
+        thread.join()
+        return real()
+
+    monkeypatch.setattr(os, "fork", fork)
+    synk.fork(3)
+    assert taken == []
+    works(3)
+    synk.close()
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join()
+    assert taken == [handler]
+
+
+def test_the_current_session_is_the_only_module_level_state():
+    before = dict(vars(_session))
+    with forked(Layout(2)):
+        works(2)
+        assert {k for k in before if before[k] is not vars(_session)[k]} == set()
+
+
+def test_ops_defined_in_main_after_the_fork(script):
+    done = script(
+        """
+import numpy as np, theano, theano.tensor as T
+import synkhronos as synk
+synk.fork(3)
+
+class Twice(theano.Op):
+    __props__ = ()
+    def make_node(self, x):
+        return theano.Apply(self, [x], [x.type()])
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = twice(inputs[0])
+
+def twice(x):
+    return 2 * x
+
+x = T.dvector("x")
+f = synk.function([x], (Twice()(x), "gather"))
+print(f([1, 2, 3, 4]).tolist())
+synk.close()
+"""
+    )
+    assert done.stdout.strip() == "[2.0, 4.0, 6.0, 8.0]"
+
+
+def test_settings_changed_after_the_fork_reach_the_ranks():
+    synk.fork(2)
+    assert theano.config.floatX == "float64"
+    with theano.configparser.change_flags(floatX="float32"):
+        assert on_ranks(lambda: theano.config.floatX == "float32") == [1, 1]
+
+
+def test_what_is_released_during_the_last_call_is_given_back_by_close():
+    synk.fork(2)
+    helpers.kept.append(synk.data(np.zeros(1000)))
+    x = T.dvector("x")
+    # On the master it drops the Data while the gate is open.
+    assert len(function([x], (Call(helpers.drop_what_is_kept)(x), "gather"))([1, 2])) == 2
+    assert not helpers.kept
+
+
+@pytest.mark.slow("makes a function of 200 outputs")
+def test_outputs_that_cant_be_announced_are_an_error_each_time(monkeypatch):
+    monkeypatch.setattr(_gate, "REPLY", 1024)
+    synk.fork(2)
+    x = T.dvector("x")
+    many = function([x], [(x + i, "gather") for i in range(200)])
+    few = function([x], [(x, "gather")] * 2)
+    for _ in range(2):
+        np.testing.assert_array_equal(few([1, 2]), [[1, 2]] * 2)
+        with pytest.raises(synk.WorkerError, match="too long") as caught:
+            many([1, 2])
+        assert caught.value.rank == 1
+    np.testing.assert_array_equal(few([3, 4]), [[3, 4]] * 2)
+
+
+@pytest.mark.faults
+def test_outputs_of_a_worker_that_find_no_room_are_an_error_of_that_rank(monkeypatch):
+    master, real = os.getpid(), os.posix_fallocate
+
+    def fill(fd, offset, nbytes):
+        if os.getpid() != master and nbytes > 100_000:
+            raise OSError(errno.ENOSPC, "full")
+        real(fd, offset, nbytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", fill)
+    synk.fork(3)
+    x = T.dvector("x")
+    f = function([x], (x, "gather"))
+    for _ in range(2):
+        with pytest.raises(synk.WorkerError, match="bytes of shared memory") as caught:
+            f(np.ones(100_000))
+        assert (caught.value.rank, caught.value.remote_type) == (1, "SharedMemoryFull")
+        np.testing.assert_array_equal(f([1, 2, 3]), [1, 2, 3])
+
+
+@pytest.mark.faults
+def test_a_staged_input_that_finds_no_room_is_refused_before_launch(monkeypatch):
+    synk.fork(2)
+    x = T.dvector("x")
+    f = function([x], (x, "gather"))
+    np.testing.assert_array_equal(f([1, 2, 3]), [1, 2, 3])
+    before = _session._Current.session.gate.sequence
+
+    def fill(fd, offset, nbytes):
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", fill)
+        with pytest.raises(synk.SharedMemoryFull, match="800,000 bytes"):
+            f(np.ones(100_000))
+    assert _session._Current.session.gate.sequence == before
+    np.testing.assert_array_equal(f([1, 2, 3]), [1, 2, 3])
+    assert f(np.ones(100_000)).sum() == 100_000
+
+
+def test_as_theano_needs_no_session():
+    synk.fork(2)
+    x = T.dvector("x")
+    f = function([x], [x.sum(), x * 2])
+    synk.close()
+    total, twice = f.as_theano([1.0, 2.0])
+    assert total == 3
+    np.testing.assert_array_equal(twice, [2, 4])

@@ -1,0 +1,171 @@
+"""The status tells what there is, in every state, and waits for nobody."""
+
+import gc
+import html.parser
+import os
+import threading
+
+import numpy as np
+import psutil
+import pytest
+import theano
+import theano.tensor as T
+from support.helpers import Call, function, until
+from support.layouts import ON_DEVICES
+from support.waiting import wait_until
+
+import synkhronos as synk
+from synkhronos.extensions import rules, train
+
+on_hosts = pytest.mark.skipif(ON_DEVICES, reason="values are on devices")
+
+
+def named(entries, name):
+    [found] = [entry for entry in entries if entry.name == name]
+    return found
+
+
+def test_ranks_are_processes_with_memory(ranks):
+    now = synk.status()
+    assert now.state == "open"
+    assert now.master_rank == ranks.master
+    assert [each.rank for each in now.ranks] == list(range(ranks.n))
+    assert [each.device for each in now.ranks] == list(ranks.session.devices)
+    assert [each.is_master for each in now.ranks].index(True) == ranks.master
+    assert now.ranks[ranks.master].pid == os.getpid()
+    children = {child.pid for child in psutil.Process().children()}
+    assert {each.pid for each in now.ranks} - {os.getpid()} <= children
+    for each in now.ranks:
+        resident = psutil.Process(each.pid).memory_info().rss
+        assert abs(each.resident - resident) < 0.2 * resident
+        assert each.process in ("running", "sleeping")
+
+
+def test_shared_memory_counts_once_what_all_have_mapped(ranks):
+    gc.collect()
+    x = T.dmatrix("x")
+    f = function([x], (x.sum(), "sum"))
+    f(np.ones((8, 1)))
+    before = synk.status()
+    data = synk.data(np.ones((8, 125_000)), name="rows")
+    f(data)
+    now = synk.status()
+    assert 8e6 <= now.shared - before.shared < 9e6
+    for old, new in zip(before.ranks, now.ranks):
+        assert 8e6 <= new.shared - old.shared < 9e6
+    assert named(now.data, "rows").nbytes == 8e6
+    del data
+    gc.collect()
+    f(np.ones((8, 1)))
+    now = synk.status()
+    assert now.shared - before.shared < 1e6
+    assert "rows" not in [each.name for each in now.data]
+
+
+def test_functions_and_whether_the_workers_have_them(ranks):
+    shared = theano.shared(np.ones(3), "weights")
+    x = T.dvector("x")
+    f = function([x], (x.sum() * shared.sum(), "sum"), name="new one")
+    assert not named(synk.status().functions, "new one").is_distributed
+    before = synk.status().commands
+    f(np.ones(8))
+    now = synk.status()
+    assert named(now.functions, "new one").is_distributed
+    assert named(now.functions, "new one").shared_variables == ("weights",)
+    assert now.commands >= before + 2  # sent, and run
+    del f
+    gc.collect()
+    assert "new one" not in [each.name for each in synk.status().functions]
+
+
+def test_a_function_without_a_name_has_the_line_of_the_script(ranks):
+    x, w = T.dvector("x"), theano.shared(np.ones(3), "w")
+    loss = (x.mean() * w.sum()) ** 2
+    steps = [
+        train.make_train_step([x], loss, [w], rules.sgd, 0.1),
+        synk.function([x], loss, mode="FAST_COMPILE"),
+    ]
+    names = [each.name for each in synk.status().functions][-2:]
+    assert names == [step.name for step in steps]
+    assert all(name.rpartition(":")[0] == __file__ for name in names)
+
+
+@on_hosts
+def test_homes_of_shared_variables(ranks):
+    private = theano.shared(np.ones((3, 2), "float32"), "private")
+    reduced = theano.shared(np.ones((4, 2)), "reduced")
+    random = theano.shared(np.random.RandomState(1), "random")
+    x = T.dvector("x")
+    f = function([x], (x.sum() * private.sum(), "sum"), name="uses")
+    synk.all_reduce(reduced)
+    synk.broadcast(random)
+    variables = synk.status().shared_variables
+    assert f is not None
+    found = named(variables, "private")
+    assert (found.dtype, found.shape, found.nbytes) == ("float32", (3, 2), 24)
+    assert found.home == "private memory"
+    assert named(variables, "reduced").home == "shared memory"
+    assert named(variables, "random").shape is None
+    assert named(variables, "random").home == "private memory"
+
+
+class Tables(html.parser.HTMLParser):
+    """Collects the tags and the text of each cell."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.cells = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag == "td":
+            self.cells.append("")
+
+    def handle_data(self, text):
+        if self.tags[-1:] == ["td"]:
+            self.cells[-1] += text
+
+
+def test_names_can_be_anything(ranks):
+    name = "<script>alert('&')</script>"
+    data = synk.data(np.ones(3), name=name)
+    f = function([], [], name=name)
+    now = synk.status()
+    assert named(now.data, name) and named(now.functions, name)
+    assert data is not None and f is not None
+    assert f"  {name}  " in repr(now)
+    tables = Tables(now._repr_html_())
+    assert "script" not in tables.tags
+    assert tables.cells.count(name) == 2
+
+
+def test_the_tables_say_what_the_attributes_say(ranks):
+    data = synk.data(np.ones((125, 1000)), name="table")
+    now = synk.status()
+    assert data is not None
+    lines = repr(now).splitlines()
+    assert lines[0].startswith(f"Synkhronos: open; {ranks.n} rank")
+    [line] = [line for line in lines if line.startswith("  table ")]
+    assert line.split() == ["table", "float64", "(125,", "1000)", "1.0", "MB", "shared", "memory"]
+    for rank in now.ranks:
+        assert [line for line in lines if f"  {rank.pid}  " in line]
+    assert Tables(now._repr_html_()).cells.count("table") == 1
+
+
+def test_a_call_under_way_is_not_waited_for(ranks, tmp_path):
+    go_on = tmp_path / "go on"
+    x = T.dvector("x")
+    f = function([x], (Call(until(go_on))(x).sum(), "sum"), name="waits")
+    go_on.touch()
+    f(np.ones(8))
+    go_on.unlink()
+    thread = threading.Thread(target=f, args=(np.ones(8),))
+    thread.start()
+    try:
+        wait_until(lambda: synk.status().state == "in a call", 60)
+    finally:
+        go_on.touch()
+        thread.join(60)
+    assert not thread.is_alive()
+    assert synk.status().state == "open"

@@ -1,0 +1,374 @@
+"""Faults on purpose: a signal that hits one process at one point, and what may be left of it.
+
+A point is a method or function of the library, and before or after it. Tests wrap it before they
+fork; the wrapped one looks whether its process is the one to hit, in memory that all share.
+"""
+
+import contextlib
+import functools
+import mmap
+import os
+import signal
+import time
+
+import numpy as np
+import psutil
+import theano
+import theano.tensor as T
+
+import synkhronos as synk
+from support.helpers import Call, function
+from support.waiting import TEST_SECONDS, end_after
+from synkhronos import WorkerError
+from synkhronos._process import ForkedProcess
+
+SIZE = 50_000  # of shared variables: more than a block of a reduction
+BOUND = 20  # seconds that any of it may take on a busy machine
+HANGS = 5  # times its bound, and it will not end by itself
+
+# The process to hit at the point; how many were hit; then what the one that was hit wrote down.
+_cells = memoryview(mmap.mmap(-1, 8 * 64)).cast("q")
+_TARGET, _HITS, _NOTES = range(3)
+
+
+def set_point(monkeypatch, owner, name, when, blow) -> None:
+    """Have the armed process call `blow` before or after what `owner` has by that name."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapped(*args, **kwargs):
+        if when == "before":
+            _maybe(blow)
+        result = original(*args, **kwargs)
+        if when == "after":
+            _maybe(blow)
+        return result
+
+    monkeypatch.setattr(owner, name, wrapped)
+
+
+def _maybe(blow):
+    if _cells[_TARGET] == os.getpid():
+        _cells[_TARGET] = 0
+        _cells[_HITS] += 1
+        blow()
+
+
+def point_id(value):
+    """Return how a test that is given a part of a point is called."""
+    if isinstance(value, tuple):
+        return "-".join(map(point_id, value))
+    name = getattr(value, "__name__", None) or getattr(value, "name", value)
+    return str(name).replace("synkhronos.", "")
+
+
+@contextlib.contextmanager
+def armed(pid):
+    """Have that process be hit, once, and see to it that it was."""
+    _cells[_TARGET], _cells[_HITS] = pid, 0
+    try:
+        yield
+        assert _cells[_HITS] == 1, "it never came to that point"
+    finally:
+        _cells[_TARGET] = _cells[_HITS] = 0
+
+
+def hit_by(signum):
+    """Return a blow: the process sends itself a signal."""
+    return lambda: os.kill(os.getpid(), signum)
+
+
+def note_children() -> None:
+    """Write down the children of this process, for `noted` of another."""
+    children = psutil.Process().children()
+    _cells[_NOTES] = len(children)
+    for position, child in enumerate(children):
+        _cells[_NOTES + 1 + position] = child.pid
+
+
+def noted():
+    count = _cells[_NOTES]
+    return list(_cells[_NOTES + 1 : _NOTES + 1 + count])
+
+
+def arm_this_process() -> None:
+    _cells[_TARGET], _cells[_HITS] = os.getpid(), 0
+
+
+def is_armed():
+    """Whether a process was armed, whether or not it was hit since."""
+    return _cells[_TARGET] != 0 or _cells[_HITS] != 0
+
+
+def shared_numbers(count):
+    """Return integers that this process and those forked from now on see the same."""
+    return np.frombuffer(mmap.mmap(-1, 8 * count), np.int64)
+
+
+def runs(pid):
+    """Whether a process runs: an orphan that has ended may wait for init to collect it."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def is_stopped(pid):
+    return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+
+
+def pids_by_rank():
+    """Return the process of each rank of the current session."""
+    session = synk.session.current("a test")
+    pids = list(session.worker_pids)
+    pids.insert(session.master_rank, os.getpid())
+    return pids
+
+
+@contextlib.contextmanager
+def bounded(seconds=BOUND):
+    """Fail if what runs inside takes longer; end the tests, saying where it hangs, if it does."""
+    begin = time.monotonic()
+    end_after(HANGS * seconds)
+    try:
+        yield
+    finally:
+        end_after(TEST_SECONDS)
+    took = time.monotonic() - begin
+    assert took < seconds, f"it took {took:.1f} s"
+
+
+@contextlib.contextmanager
+def child_process(target):
+    """Run `target` in a forked process; yield it, and see that it has gone at the end."""
+    process = ForkedProcess(target)
+    try:
+        yield process
+    finally:
+        process.send(signal.SIGKILL)
+        process.join(BOUND)
+        process.close()
+
+
+# Functions that raise.
+
+ROWS = np.arange(8.0)
+
+
+def raise_if(condition, error):
+    def check(x):
+        if condition(x):
+            raise error() if callable(error) else error
+        return x
+
+    return check
+
+
+def checked(condition, error):
+    """Return a function whose op raises on the ranks whose rows meet the condition."""
+    x = T.dvector("x")
+    return function([x], (Call(raise_if(condition, error))(x), "gather"), name="checked")
+
+
+# Calls of every kind: each is made for a number of ranks, and checks its results every time.
+
+
+def _function(n, **kwargs):
+    x = T.dvector("x")
+    s = theano.shared(np.zeros(()), "s")
+    f = function([x], [(2 * x, "gather"), x.sum()], updates=[(s, s + 1)])
+    rows, batch = synk.data(np.arange(4.0 * n)), np.arange(4 * n)[::-1].copy()
+
+    def call():
+        doubled, _ = f(rows, batch=batch, **kwargs)
+        np.testing.assert_array_equal(doubled, 2.0 * batch)
+
+    return call
+
+
+def _sliced(n):
+    return _function(n, num_slices=2)
+
+
+def _growing(n):
+    """Outputs are larger every time, so that each worker tells the master where they are."""
+    x = T.dvector("x")
+    f = function([x], (x, "gather"))
+    rows, length = synk.data(np.arange(4.0**6 * n)), n
+
+    def call():
+        nonlocal length
+        length = 4 * length if length < 1000 * n else n
+        np.testing.assert_array_equal(f(rows, batch=slice(0, length)), np.arange(length))
+
+    return call
+
+
+def _picked(n):
+    x = T.dvector("x")
+    s = theano.shared(np.arange(6.0), "s")
+    f = function([x], (s + x, "gather"), sliceable_shareds=[s])
+
+    def call():
+        result = f(np.arange(2.0 * n), batch_s=[4, 1])
+        np.testing.assert_array_equal(result, np.tile([4.0, 1.0], n) + np.arange(2.0 * n))
+
+    return call
+
+
+def _failing(n):
+    """Every rank but the master's raises."""
+    master = os.getpid()
+
+    def fail(rows):
+        if os.getpid() != master:
+            raise ValueError("on purpose")
+        return rows
+
+    x = T.dvector("x")
+    f = function([x], (Call(fail)(x), "gather"))
+
+    def call():
+        try:
+            f(np.ones(n))
+        except WorkerError as error:
+            assert "on purpose" in str(error)
+        else:
+            raise AssertionError("no rank raised")
+
+    return call
+
+
+def _exchange(n, size=3):
+    x = T.dmatrix("x")
+    f = function([x], synk.ops.all_reduce(x.sum(axis=0), "sum"))
+
+    def call():
+        np.testing.assert_array_equal(f(np.ones((n, size))), np.full(size, float(n)))
+
+    return call
+
+
+def _large_exchange(n):
+    return _exchange(n, 40_000)
+
+
+def _variable(n):
+    """Return a shared variable of which each rank has its own number, many times."""
+    s = theano.shared(np.zeros(SIZE), "s")
+
+    def fill():
+        for rank in range(n):
+            synk.set_value(rank, s, np.full(SIZE, rank + 1.0))
+
+    return s, fill
+
+
+def _held(n, s, expected):
+    for rank, value in enumerate(expected):
+        got = synk.get_value(rank, s)
+        assert got[0] == got[-1] == value, (rank, got)
+
+
+def _all_reduce(n):
+    s, fill = _variable(n)
+
+    def call():
+        fill()
+        synk.all_reduce(s, "sum")
+        _held(n, s, [n * (n + 1) / 2] * n)
+
+    return call
+
+
+def _reduce(n):
+    s, fill = _variable(n)
+    master = synk.session.current("a test").master_rank
+
+    def call():
+        fill()
+        synk.reduce(s, "max")
+        _held(n, s, [n if rank == master else rank + 1 for rank in range(n)])
+
+    return call
+
+
+def _all_gather(n):
+    s, fill = _variable(n)
+
+    def call():
+        fill()
+        synk.all_gather(s)
+        for rank in range(n):
+            np.testing.assert_array_equal(
+                synk.get_value(rank, s), np.repeat(np.arange(n) + 1.0, SIZE)
+            )
+
+    return call
+
+
+def _broadcast(n):
+    s, fill = _variable(n)
+
+    def call():
+        fill()
+        synk.broadcast(s, np.full(SIZE, 7.0))
+        _held(n, s, [7] * n)
+
+    return call
+
+
+def _scatter(n):
+    s, _ = _variable(n)
+
+    def call():
+        synk.scatter(s, np.repeat(np.arange(float(n)), SIZE))
+        _held(n, s, range(n))
+
+    return call
+
+
+def _gather(n):
+    s, fill = _variable(n)
+
+    def call():
+        fill()
+        np.testing.assert_array_equal(synk.gather(s)[:, -1], np.arange(n) + 1.0)
+
+    return call
+
+
+def _distribute(n):
+    x = T.dvector("x")
+
+    def call():
+        f = function([x], x.sum())
+        synk.distribute()
+        assert f(np.ones(n)) == 1
+
+    return call
+
+
+CALLS = {
+    "function": _function,
+    "sliced function": _sliced,
+    "growing outputs": _growing,
+    "picked rows": _picked,
+    "failing function": _failing,
+    "exchange": _exchange,
+    "large exchange": _large_exchange,
+    "all_reduce": _all_reduce,
+    "reduce": _reduce,
+    "all_gather": _all_gather,
+    "broadcast": _broadcast,
+    "scatter": _scatter,
+    "gather": _gather,
+    "distribute": _distribute,
+}
+
+
+def use_a_new_session(n, what="function", **kwargs):
+    """Show that all is well after a fault: fork, call, and close."""
+    synk.fork(n, **kwargs)
+    CALLS[what](n)()
+    synk.close()

@@ -1,0 +1,47 @@
+"""What docs/gallery.rst says that the demos print."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "gallery.rst"
+# Lines that depend on the command and on the settings of the user.
+VARIES = ("$ ", "Computing with floatX=")
+
+
+def unsaid(demo, out):
+    """Return which lines of a demo's sample do not occur in its output, with any numbers."""
+    said = {masked(line) for line in [*out.splitlines(), *sentences_about_speed()]}
+    return [line for line in sample(demo) if masked(line) not in said]
+
+
+def sample(demo):
+    """Return the lines that are shown below the command of a demo."""
+    text = PAGE.read_text(encoding="utf-8")
+    pattern = rf"^    python demos/{demo}\.py.*\n\n\.\. code-block:: text\n\n((?:(?:    .*)?\n)+)"
+    [block] = re.findall(pattern, text, re.MULTILINE)
+    lines = [line.strip() for line in block.splitlines()]
+    return [line for line in lines if line not in ("", "...") and not line.startswith(VARIES)]
+
+
+def masked(line):
+    """Return a line without its numbers, plurals, widths and paths of pictures."""
+    line = re.sub(r"^Drew .*", "Drew", line)
+    line = re.sub(r"[-+]?\d[\d.,]*(e[-+]\d+)?", "#", line)
+    line = re.sub(r"\b(rank|thread|slice)s\b", r"\1", line)
+    return re.sub(r"#( #)+", "#", " ".join(line.split()))
+
+
+def sentences_about_speed():
+    """Return what is said of fast and of slow ranks: which of the two they are is chance."""
+    from demos._reports import report_speedup
+    from demos._shared import Log
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        for library in ("Theano", "Keras"):
+            serial = Log(f"serial {library}, 1 thread", seconds=[2.0])
+            for seconds in (1.0, 3.0):
+                report_speedup(Log("ranks", seconds=[seconds]), [serial], 2)
+    return out.getvalue().splitlines()

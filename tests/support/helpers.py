@@ -1,0 +1,124 @@
+"""Theano ops that do anything on a rank, and functions that compile quickly."""
+
+import functools
+import gc
+import os
+import re
+import time
+
+import numpy as np
+import theano
+import theano.tensor as T
+
+import synkhronos as synk
+from support.layouts import ON_DEVICES
+
+# What operations on devices have is compiled code only.
+MODE = theano.Mode("vm", "fast_compile") if ON_DEVICES else "FAST_COMPILE"
+function = functools.partial(synk.function, mode="FAST_COMPILE")
+
+
+class Call(theano.Op):
+    """Apply any Python function to an array: ``Call(f)(x)`` is ``f(x)``, computed in Python."""
+
+    __props__ = ("function", "otype")
+
+    def __init__(self, function, otype=T.dvector):
+        self.function, self.otype = function, otype
+
+    def make_node(self, *inputs):
+        return theano.Apply(self, [T.as_tensor_variable(x) for x in inputs], [self.otype()])
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = np.asarray(self.function(*inputs), dtype=self.otype.dtype)
+
+
+def on_ranks(do, **kwargs):
+    """Return ``do()`` of each rank, a number, in rank order."""
+    dummy = theano.shared(np.zeros(1))
+    f = function([], (Call(lambda x: [do()])(dummy), "gather"), **kwargs)
+    return f().tolist()
+
+
+def worker():
+    """Return the Worker of the rank that this is called on."""
+    from synkhronos import session
+    from synkhronos._worker import Worker
+
+    if session._Current.session is not None:
+        return session._Current.session.worker
+    [own] = [
+        o
+        for o in gc.get_objects()
+        if isinstance(o, Worker) and o.rank == o.gate.rank != o.gate.master_rank
+    ]
+    return own
+
+
+def mapped_bytes(pid):
+    """Return how many bytes of segments a process has mapped."""
+    total = 0
+    with open(f"/proc/{pid}/maps") as maps:
+        for line in maps:
+            if "/dev/shm/" in line:
+                start, end = line.split()[0].split("-")
+                total += int(end, 16) - int(start, 16)
+    return total
+
+
+def shared_memory():
+    """Return how many bytes of shared memory the machine has in use."""
+    with open("/proc/meminfo") as meminfo:
+        for line in meminfo:
+            if line.startswith("Shmem:"):
+                return int(line.split()[1]) * 1024
+    raise AssertionError("no Shmem in /proc/meminfo")
+
+
+def shares(x, n):
+    """Return what each rank gets of an array, written out apart from the library."""
+    edges = np.floor(np.linspace(0, len(x), n + 1)).astype(int)
+    return [x[a:b] for a, b in zip(edges[:-1], edges[1:])]
+
+
+def nameless(value):
+    """Return what a value looks like, without its address: tests have the same name in each run."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def until(file):
+    """Return what waits until a file is there."""
+
+    def wait(x):
+        end = time.monotonic() + 60
+        while not file.exists() and time.monotonic() < end:
+            time.sleep(0.005)
+        return x
+
+    return wait
+
+
+def say(request, text):
+    """Write a line to the terminal, past what pytest captures."""
+    plugins = request.config.pluginmanager
+    terminal = plugins.getplugin("terminalreporter")
+    if terminal is None:  # one of pytest's processes that have none
+        return
+    with plugins.getplugin("capturemanager").global_and_fixture_disabled():
+        terminal.write_line(f" {text}")
+
+
+kept = []
+
+
+def drop_what_is_kept(x):
+    kept.clear()
+    return x
+
+
+def getpid(_):
+    return [os.getpid()]
+
+
+def square(number):
+    return number * number

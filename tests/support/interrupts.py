@@ -1,0 +1,95 @@
+"""A signal before one line of what runs in the master, for tests that try every line."""
+
+import os
+import signal
+import sys
+import weakref
+
+import pytest
+
+from synkhronos import (
+    _current,
+    _garbage,
+    _gate,
+    _master,
+    _process,
+    _registry,
+    _request,
+    _shm,
+    collectives,
+    session,
+)
+from synkhronos.comm import homes, shared
+
+FILES = {
+    module.__file__
+    for module in (
+        session,
+        _current,
+        _master,
+        _garbage,
+        _process,
+        _gate,
+        _registry,
+        _request,
+        _shm,
+        collectives,
+        homes,
+        shared,
+    )
+}
+
+
+# Of the lines to interrupt at: some in the quick tier, where each is not worth its second.
+SOME_AND_EVERY_LINE = pytest.mark.parametrize(
+    "stride",
+    [
+        pytest.param(6, id="some lines"),
+        pytest.param(1, id="every line", marks=pytest.mark.slow("interrupts a call at each line")),
+    ],
+)
+
+
+def is_in_finalizer(frame):
+    """Whether Python drops what is raised in this frame, Ctrl-C too."""
+    while frame is not None:
+        if frame.f_code.co_filename == weakref.__file__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def signal_at_line(number, do, signum):
+    """Do something, with a signal before a line of FILES that it comes to, counted from 0.
+
+    A line counts once, however often it runs. Returns whether it came to that line.
+    """
+    own, previous, lines = os.getpid(), sys.gettrace(), set()
+
+    def trace(frame, event, _):
+        code = frame.f_code
+        if code.co_filename not in FILES or os.getpid() != own or is_in_finalizer(frame):
+            return None
+        line = code, frame.f_lineno
+        if event == "line" and line not in lines:
+            lines.add(line)
+            if len(lines) == number + 1:
+                os.kill(own, signum)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        do()
+    finally:
+        sys.settrace(previous)
+    return len(lines) > number
+
+
+def interrupt_at_line(number, do):
+    """Do something, with a Ctrl-C before a line; return whether it came to that line."""
+    try:
+        came_to_it = signal_at_line(number, do, signal.SIGINT)
+    except KeyboardInterrupt:
+        return True
+    assert not came_to_it, "the Ctrl-C was lost"
+    return False

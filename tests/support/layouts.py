@@ -1,0 +1,100 @@
+"""What a suite runs on: the number of ranks, the master's rank, the devices, and the transport.
+
+A suite lists its layouts as ``LAYOUTS``, or runs on `ALL`; its fixture ``ranks`` is a session on
+each of them in turn. With SYNKHRONOS_TEST_DEVICES=opencl0:0,opencl0:0 (and
+SYNKHRONOS_TEST_MASTER=1, SYNKHRONOS_TEST_TRANSPORT=nccl) all suites run on one layout, which these
+name. A process can fork for devices only once, so all suites of such a run share one session, and
+the tests that fork for themselves are left out.
+"""
+
+import contextlib
+import os
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Tuple
+
+import synkhronos as synk
+from support.leaks import nothing_left
+from synkhronos import session as _session
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The ranks that a suite runs on.
+
+    `devices` names one device for each rank; without them ranks are CPU ranks. A `transport`
+    other than shared memory is installed before the fork.
+    """
+
+    ranks: int
+    master: int = 0
+    devices: Tuple[str, ...] = ()
+    transport: str = "shared"
+
+    def __str__(self):
+        parts = [f"{self.ranks}ranks-master{self.master}", *self.devices]
+        return "-".join(parts if self.transport == "shared" else [*parts, self.transport])
+
+    @property
+    def is_on_devices(self):
+        """Whether values of shared variables are on devices."""
+        return bool(self.devices)
+
+    @property
+    def is_mixed(self):
+        """Whether there are ranks of two kinds of devices."""
+        return len({device.rstrip("0123456789:") for device in self.devices}) > 1
+
+    def fork(self, **kwargs):
+        """Fork as this layout says, and return the number of ranks."""
+        if self.transport == "nccl":
+            from support import stand_in
+
+            stand_in.install()
+        if self.devices:
+            return synk.fork(devices=list(self.devices), master_rank=self.master, **kwargs)
+        return synk.fork(self.ranks, master_rank=self.master, **kwargs)
+
+
+def from_environment():
+    """Return the only layout that a run has, or None if each suite has its own."""
+    named = os.environ.get("SYNKHRONOS_TEST_DEVICES")
+    if not named:
+        return None
+    devices = tuple(named.split(","))
+    master = int(os.environ.get("SYNKHRONOS_TEST_MASTER", "0"))
+    transport = os.environ.get("SYNKHRONOS_TEST_TRANSPORT", "shared")
+    return Layout(len(devices), master, devices, transport)
+
+
+ONLY = from_environment()
+ON_DEVICES = ONLY is not None and ONLY.is_on_devices
+IS_MIXED = ONLY is not None and ONLY.is_mixed
+
+ALL = [Layout(2), Layout(3, master=1), Layout(1), Layout(4), Layout(3), Layout(2, master=1)]
+FEWER = [Layout(2), Layout(3, master=1), Layout(1), Layout(4)]
+
+
+@contextlib.contextmanager
+def forked(layout, **kwargs):
+    """Fork, and prove at the end that close() leaves nothing."""
+    if ONLY is not None:
+        if _session._Current.session is None:
+            ONLY.fork()
+        assert layout == ONLY
+        yield running(layout)
+        return
+    with nothing_left():
+        assert layout.fork(**kwargs) == layout.ranks
+        try:
+            yield running(layout)
+        finally:
+            if _session._Current.session is not None:
+                synk.close()
+
+
+def running(layout):
+    """Return what tests know of the current session."""
+    current = _session._Current.session
+    assert (layout.ranks, layout.master) == (current.n_ranks, current.master_rank)
+    return SimpleNamespace(n=layout.ranks, master=layout.master, layout=layout, session=current)

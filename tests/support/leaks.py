@@ -1,0 +1,50 @@
+"""What a session may leave behind, and the proof that it left nothing."""
+
+import contextlib
+import gc
+import os
+
+import psutil
+
+from support.waiting import wait_until
+
+
+def descriptors():
+    """Return the open descriptors of this process, and what they are."""
+    found = {}
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found[int(number)] = os.readlink(f"/proc/self/fd/{number}")
+    # The descriptor of the listing itself is one of them, and gone by now.
+    return {
+        number: name for number, name in found.items() if os.path.exists(f"/proc/self/fd/{number}")
+    }
+
+
+def names_in_shared_memory():
+    return {name for name in os.listdir("/dev/shm") if name.startswith("synkhronos")}
+
+
+@contextlib.contextmanager
+def nothing_left():
+    """Fail if what runs inside leaves a process, a descriptor or a name in shared memory."""
+    gc.collect()
+    children = set(psutil.Process().children(recursive=True))
+    names, before = names_in_shared_memory(), descriptors()
+    yield
+    gc.collect()
+    left = set(psutil.Process().children(recursive=True)) - children
+    assert not left, f"processes are left: {left}"
+    wait_for_names_to_go(names)
+    after = descriptors()
+    new = {number: name for number, name in after.items() if before.get(number) != name}
+    assert not new, f"descriptors are left: {new}"
+
+
+def wait_for_names_to_go(but):
+    """Wait for names in shared memory that another run on this machine has for a moment."""
+    wait_until(
+        lambda: names_in_shared_memory() <= but,
+        20,
+        lambda: f"names are left: {names_in_shared_memory() - but}",
+    )

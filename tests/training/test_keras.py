@@ -1,0 +1,616 @@
+"""Keras models on ranks: everything they return is compared with Keras in one process."""
+
+import importlib.util
+import itertools
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support import gallery
+from support.layouts import ON_DEVICES, Layout, forked
+
+import synkhronos as synk
+from synkhronos import session
+
+if importlib.util.find_spec("keras") is None or importlib.util.find_spec("h5py") is None:
+    pytest.skip("needs Keras and h5py", allow_module_level=True)
+
+from synkhronos.extensions import train
+from synkhronos.extensions.keras import broadcast, parallelize, restore
+
+pytestmark = pytest.mark.skipif(ON_DEVICES, reason="Keras was tried on CPU ranks only")
+RANDOM = np.random.RandomState(0)
+ROWS = 23  # with minibatches of 8 the last has 7: uneven, also on two and three ranks
+X = RANDOM.randn(ROWS, 5).astype("float32")
+LABELS = RANDOM.randint(3, size=ROWS)
+Y = np.eye(3, dtype="float32")[LABELS]
+WEIGHTS = RANDOM.rand(ROWS).astype("float32")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("keras")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def keras(home):
+    """Import Keras; leave the user's settings as they are, and Theano's floatX."""
+    before = theano.config.floatX
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KERAS_BACKEND", "theano")
+        patch.setenv("KERAS_HOME", str(home))
+        import keras
+
+        keras.backend.set_floatx("float32")
+        theano.config.floatX = "float32"
+        yield keras
+        theano.config.floatX = before
+
+
+LAYOUTS = [Layout(2), Layout(3, master=1)]
+
+
+@pytest.fixture
+def ranks(layout):
+    with forked(layout) as session:
+        yield session
+
+
+@pytest.fixture
+def two_ranks():
+    with forked(Layout(2)) as session:
+        yield session
+
+
+@pytest.fixture
+def twins(keras):
+    """Return a function that makes two equal models, the second one parallel."""
+
+    def make(build, optimizer="sgd", loss="categorical_crossentropy", metrics=list, **kwargs):
+        serial, parallel = build(keras.layers), build(keras.layers)
+        parallel.set_weights(serial.get_weights())
+        for model in (serial, parallel):
+            own = optimizer() if callable(optimizer) else optimizer
+            model.compile(own, loss, metrics=metrics(), mode="FAST_COMPILE", **kwargs)
+        return serial, parallelize(parallel)
+
+    return make
+
+
+def network(layers):
+    from keras.models import Sequential
+
+    return Sequential(
+        [
+            layers.Dense(4, activation="tanh", kernel_regularizer="l2", input_shape=(5,)),
+            layers.Dense(3, activation="softmax"),
+        ]
+    )
+
+
+def linear(layers):
+    from keras.models import Sequential
+
+    return Sequential([layers.Dense(3, activation="softmax", input_shape=(5,))])
+
+
+def two_outputs(layers):
+    from keras.models import Model
+
+    x, other = layers.Input((5,)), layers.Input((5,))
+    hidden = layers.add([layers.Dense(4, activation="tanh")(x), layers.Dense(4)(other)])
+    outputs = [layers.Dense(3, activation="softmax", name="a")(hidden)]
+    return Model([x, other], [*outputs, layers.Dense(1, name="b")(hidden)])
+
+
+def assert_same(serial, parallel, rtol=2e-5):
+    for own, other in zip(parallel.get_weights(), serial.get_weights()):
+        np.testing.assert_allclose(own, other, rtol=rtol, atol=2e-6)
+    assert_in_step(parallel)
+
+
+def assert_in_step(model):
+    """All ranks have the same bits in weights, optimizer and settings."""
+    n = len(synk.get_lengths(model.weights[0]))
+    for variable in {*model.weights, *model.optimizer.weights, *settings(model.optimizer)}:
+        values = np.asarray(synk.gather(variable)).reshape(n, -1)
+        assert (values == values[0]).all(), variable
+
+
+def settings(optimizer):
+    return [v for v in vars(optimizer).values() if hasattr(v, "get_value")]
+
+
+def assert_close(one, other, rtol=1e-5):
+    np.testing.assert_allclose(
+        np.asarray(one, "float64"), np.asarray(other, "float64"), rtol=rtol, atol=1e-6
+    )
+
+
+def assert_same_history(one, other):
+    for (name, values), (_, expected) in zip(one.history.items(), other.history.items()):
+        np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+# Training.
+
+
+def test_fit_is_that_of_one_process(ranks, twins, keras):
+    serial, parallel = twins(
+        network,
+        lambda: keras.optimizers.Adam(0.05, clipnorm=0.5),
+        metrics=lambda: ["accuracy", "mae", keras.metrics.AUC(num_thresholds=20)],
+        weighted_metrics=["mse"],
+    )
+    histories = [
+        model.fit(
+            X,
+            Y,
+            batch_size=8,
+            epochs=3,
+            shuffle=False,
+            verbose=0,
+            sample_weight=WEIGHTS,
+            validation_data=(X[::2], Y[::2]),
+        )
+        for model in (serial, parallel)
+    ]
+    assert_same_history(*histories)
+    assert histories[1].history["loss"][-1] < histories[1].history["loss"][0]
+    assert_same(serial, parallel)
+    for rows in (slice(None), slice(1), slice(2)):  # also fewer rows than there are ranks
+        expected = serial.evaluate(X[rows], Y[rows], batch_size=9, verbose=0)
+        assert_close(parallel.evaluate(X[rows], Y[rows], batch_size=9, verbose=0), expected)
+        assert_close(parallel.predict(X[rows], batch_size=9), serial.predict(X[rows]))
+
+
+def test_rows_are_shuffled_as_in_one_process(two_ranks, twins):
+    serial, parallel = twins(network)
+    for model in (serial, parallel):
+        np.random.seed(3)
+        model.fit(X, Y, batch_size=8, epochs=2, verbose=0)
+    assert_same(serial, parallel)
+
+
+def test_a_model_of_several_inputs_and_outputs(two_ranks, twins):
+    serial, parallel = twins(
+        two_outputs,
+        "rmsprop",
+        ["sparse_categorical_crossentropy", "mse"],
+        loss_weights=[1.0, 0.3],
+        metrics=lambda: {"b": "mae"},
+    )
+    x, y = [X, X[::-1]], [LABELS, X[:, :1]]
+    histories = [
+        model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        for model in (serial, parallel)
+    ]
+    assert_same_history(*histories)
+    assert_same(serial, parallel)
+    for own, other in zip(parallel.predict(x), serial.predict(x)):
+        assert_close(own, other)
+
+
+def test_metrics_of_minibatches_are_averaged(ranks, twins, keras):
+    backend = keras.backend
+
+    def largest_is_sure(y_true, y_pred):  # the mean of a minibatch, as older scripts have them
+        return backend.mean(backend.max(y_pred, axis=-1))
+
+    def build(layers):
+        model = linear(layers)
+        model.add_metric(backend.mean(model.output, axis=-1), "each")
+        model.add_metric(backend.mean(model.output**2), "all")
+        return model
+
+    serial, parallel = twins(build, metrics=lambda: [largest_is_sure])
+    histories = [
+        model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        for model in (serial, parallel)
+    ]
+    assert {"each", "all", "largest_is_sure"} < set(histories[1].history)
+    assert_same_history(*histories)
+
+
+def test_minibatches_one_by_one_and_from_a_generator(ranks, twins):
+    serial, parallel = twins(linear, metrics=lambda: ["accuracy"])
+    for n in (7, 2, 1):  # 2 is less than 3 ranks, 1 less than 2
+        expected = serial.train_on_batch(X[:n], Y[:n], class_weight={0: 2.0, 1: 1.0, 2: 0.5})
+        found = parallel.train_on_batch(X[:n], Y[:n], class_weight={0: 2.0, 1: 1.0, 2: 0.5})
+        assert_close(found, expected)
+        assert_close(parallel.test_on_batch(X[:n], Y[:n]), serial.test_on_batch(X[:n], Y[:n]))
+        assert_close(parallel.predict_on_batch(X[:n]), serial.predict_on_batch(X[:n]))
+    assert_same(serial, parallel)
+
+    def minibatches():
+        return ((X[:n], Y[:n]) for n in itertools.cycle((8, 5, 1)))
+
+    histories = [
+        model.fit_generator(
+            minibatches(),
+            3,
+            epochs=2,
+            verbose=0,
+            workers=0,
+            validation_data=minibatches(),
+            validation_steps=3,
+        )
+        for model in (serial, parallel)
+    ]
+    assert_same_history(*histories)
+    assert_same(serial, parallel)
+
+
+OPTIMIZERS = [
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "decay": 0.1}),
+    ("SGD", {"lr": 0.1, "clipvalue": 0.01}),
+    ("RMSprop", {"lr": 0.01, "clipnorm": 0.1}),
+    ("Adagrad", {"lr": 0.1}),
+    ("Adadelta", {}),
+    ("Adam", {"lr": 0.01, "decay": 0.1}),
+    ("Adam", {"lr": 0.01, "amsgrad": True, "clipnorm": 0.1}),
+    ("Adamax", {"lr": 0.01}),
+    ("Nadam", {"lr": 0.01}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIMIZERS, ids=lambda value: str(value))
+def test_optimizers_step_as_in_one_process(two_ranks, twins, keras, name, options):
+    def optimizer():
+        return getattr(keras.optimizers, name)(**options)
+
+    serial, parallel = twins(linear, optimizer)
+    for n in (9, 5, 1, 8):
+        expected = serial.train_on_batch(X[:n], Y[:n])
+        assert_close(parallel.train_on_batch(X[:n], Y[:n]), expected)
+    assert_same(serial, parallel)
+
+    # The same for a loss and variables that were not made with Keras.
+    x, y = T.fmatrix(), T.fvector()
+    w, b = (theano.shared(value) for value in serial.get_weights())
+    loss = ((T.tanh(T.dot(x, w) + b).sum(axis=1) - y) ** 2).mean()
+    step = train.make_train_step(
+        [x, y], loss, [w, b], optimizer(), options={"mode": "FAST_COMPILE"}
+    )
+    first = w.get_value(), b.get_value()
+    found = [step(X[:n], WEIGHTS[:n]) for n in (9, 5, 1, 8)]
+    trained = w.get_value(), b.get_value()
+    w.set_value(first[0])
+    b.set_value(first[1])
+    updates = optimizer().get_updates(loss=loss, params=[w, b])
+    alone = theano.function([x, y], loss, updates=updates, mode="FAST_COMPILE")
+    assert_close(found, [alone(X[:n], WEIGHTS[:n]) for n in (9, 5, 1, 8)])
+    assert_close(trained[0], w.get_value(), rtol=2e-5)
+
+
+# What is random, or of a rank's own rows.
+
+
+def test_running_averages_are_those_of_all_rows(ranks, twins, keras):
+    def build(layers):
+        model = linear(layers)
+        normalize = layers.BatchNormalization(momentum=0.5, input_shape=(5,))
+        return keras.models.Sequential([normalize, *model.layers])
+
+    serial, parallel = twins(build)
+    for model in (serial, parallel):
+        model.fit(X, Y, batch_size=ROWS, shuffle=False, verbose=0)
+    assert_in_step(parallel)
+    _, _, mean, variance = parallel.layers[0].get_weights()
+    assert_close(mean, serial.layers[0].get_weights()[2])
+    edges = np.floor(np.linspace(0, ROWS, ranks.n + 1)).astype(int)
+    parts = [X[a:b] for a, b in zip(edges[:-1], edges[1:])]
+    of_ranks = [(part.var(axis=0) + 1e-3) * len(part) / (len(part) - 1.001) for part in parts]
+    average = np.average(of_ranks, axis=0, weights=[len(part) for part in parts])
+    assert_close(variance, 0.5 + 0.5 * average, rtol=1e-4)
+    serial.set_weights(parallel.get_weights())
+    assert_close(parallel.evaluate(X, Y, verbose=0), serial.evaluate(X, Y, verbose=0))
+    assert_close(parallel.predict(X), serial.predict(X))
+
+
+def test_dropout_is_of_each_rank_and_in_training_only(two_ranks, twins, keras):
+    def build(layers):
+        drop = layers.Dropout(0.5, input_shape=(5,))
+        return keras.models.Sequential([drop, *linear(layers).layers])
+
+    serial, parallel = twins(build)
+    parallel.fit(X, Y, batch_size=8, verbose=0)
+    assert_in_step(parallel)
+    serial.set_weights(parallel.get_weights())
+    assert_close(parallel.evaluate(X, Y, verbose=0), serial.evaluate(X, Y, verbose=0))
+    state = [v for v in parallel.train_function._compiled.get_shared() if v.dtype == "int32"]
+    assert len(state) == 1 and not np.array_equal(*synk.gather(state[0]))
+
+
+# Variables that the script sets.
+
+
+def test_a_callback_sets_the_learning_rate_of_all_ranks(two_ranks, twins, keras):
+    serial, parallel = twins(linear)
+    for model in (serial, parallel):
+        model.fit(
+            X,
+            Y,
+            batch_size=8,
+            epochs=3,
+            shuffle=False,
+            verbose=0,
+            callbacks=[keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 / (1 + epoch))],
+        )
+    assert_same(serial, parallel)
+    assert synk.get_value(1, parallel.optimizer.lr) == np.float32(0.5 / 3)
+
+
+def test_weights_that_the_script_sets_reach_all_ranks(two_ranks, twins):
+    serial, parallel = twins(linear, "adam")
+    parallel.train_on_batch(X, Y)
+    weights = [value + 1 for value in serial.get_weights()]
+    for model in (serial, parallel):
+        model.set_weights(weights)
+    assert_close(parallel.predict(X), serial.predict(X))
+    assert_close(parallel.evaluate(X, Y, verbose=0), serial.evaluate(X, Y, verbose=0))
+    # The state of the optimizer as well.
+    serial.train_on_batch(X[::-1], Y)
+    parallel.set_weights(serial.get_weights())
+    parallel.optimizer.set_weights(serial.optimizer.get_weights())
+    for model in (serial, parallel):
+        model.train_on_batch(X, Y)
+    assert_same(serial, parallel)
+
+
+def test_nothing_is_sent_when_nothing_was_set(two_ranks, twins, monkeypatch):
+    from synkhronos import collectives
+
+    _, parallel = twins(network, "adam", metrics=lambda: ["accuracy"])
+    sent = []
+    real = collectives.broadcast
+    monkeypatch.setattr(collectives, "broadcast", lambda v: (sent.append(len(v)), real(v)))
+    parallel.fit(X, Y, batch_size=8, epochs=1, verbose=0)
+    assert len(sent) == 1  # everything, with the first minibatch
+    parallel.fit(X, Y, batch_size=8, epochs=2, verbose=0)
+    assert sent[1:] == [2, 2]  # the sum and the count of the accuracy, which Keras resets
+    parallel.predict(X)
+    assert len(sent) == 3
+
+
+def test_broadcast_puts_the_ranks_in_step_again(two_ranks, twins):
+    _, parallel = twins(linear)
+    parallel.train_on_batch(X, Y)
+    synk.set_value(1, parallel.weights[0], np.zeros((5, 3), "float32"))
+    with pytest.raises(AssertionError):
+        assert_in_step(parallel)
+    broadcast(parallel)
+    assert_in_step(parallel)
+
+
+def test_a_call_that_fails_leaves_the_ranks_in_step_in_the_next(two_ranks, twins):
+    serial, parallel = twins(linear)
+    parallel.train_on_batch(X, Y)
+    serial.set_weights(parallel.get_weights())
+    synk.set_value(1, parallel.weights[0], np.zeros((5, 2), "float32"))
+    with pytest.raises(synk.WorkerError):
+        parallel.train_on_batch(X, Y)
+    serial.set_weights(parallel.get_weights())
+    for model in (serial, parallel):
+        model.train_on_batch(X, Y)
+    assert_same(serial, parallel)
+
+
+# The life of a model.
+
+
+@pytest.mark.slow("compiles several models")
+def test_a_saved_model_goes_on_with_its_optimizer(two_ranks, twins):
+    serial, _ = twins(linear, "adam")
+    serial.train_on_batch(X, Y)
+    # As load_model() does, which can't read the files of h5py 3: Keras trains once more, serially.
+    parallel = parallelize(pickle.loads(pickle.dumps(serial)))
+    for _ in range(2):
+        assert_close(parallel.train_on_batch(X, Y), serial.train_on_batch(X, Y))
+    assert_same(serial, parallel)
+    assert parallel.optimizer.get_weights()[0] == 3  # iterations
+    again = pickle.loads(pickle.dumps(parallel))
+    assert_close(again.train_on_batch(X, Y), serial.train_on_batch(X, Y))
+
+
+def test_compiled_again_it_stays_parallel(two_ranks, twins):
+    serial, parallel = twins(network)
+    for model in (serial, parallel):
+        model.train_on_batch(X, Y)
+        model.layers[0].trainable = False
+        model.compile("adam", "mse", mode="FAST_COMPILE")
+        model.train_on_batch(X, Y)
+    assert_same(serial, parallel)
+    assert type(parallel.train_function) is not type(serial.train_function)
+
+
+def test_restored_it_is_serial_again(two_ranks, twins):
+    serial, parallel = twins(linear)
+    assert restore(parallel) is parallel
+    for model in (serial, parallel):
+        model.train_on_batch(X, Y)
+    assert type(parallel.train_function) is type(serial.train_function)
+    for own, other in zip(parallel.get_weights(), serial.get_weights()):
+        np.testing.assert_array_equal(own, other)
+    with pytest.raises(ValueError, match="parallelize"):
+        restore(parallel)
+    with pytest.raises(ValueError, match="parallelize"):
+        broadcast(parallel)
+
+
+def test_it_goes_on_in_the_next_session(no_session, twins):
+    synk.fork(2)
+    serial, parallel = twins(linear, "adam")
+    for n_ranks in (3, None):
+        for model in (serial, parallel):
+            model.train_on_batch(X, Y)
+        assert_same(serial, parallel)
+        synk.close()
+        with pytest.raises(synk.SessionError, match=r"restore\(\) ends; it needs workers"):
+            parallel.predict(X)
+        if n_ranks:
+            synk.fork(n_ranks)
+    restore(parallel)
+    assert_close(parallel.predict(X), serial.predict(X))
+
+
+def test_a_model_whose_inputs_are_not_known_yet(two_ranks, keras):
+    layers = [keras.layers.Dense(3, activation="softmax")]
+    model = keras.models.Sequential(layers)
+    model.compile("sgd", "mse", mode="FAST_COMPILE")
+    parallelize(model)
+    model.fit(X, Y, batch_size=8, verbose=0)
+    assert_in_step(model)
+
+
+def test_a_model_with_nothing_to_train_is_evaluated(two_ranks, twins, keras):
+    def build(layers):
+        model = linear(layers)
+        model.trainable = False
+        return model
+
+    serial, parallel = twins(build)
+    assert_close(parallel.train_on_batch(X, Y), serial.train_on_batch(X, Y))
+    assert_same(serial, parallel)
+
+
+# Refusals.
+
+
+def test_it_needs_a_session_and_a_compiled_model(no_session, keras, monkeypatch):
+    model = linear(keras.layers)
+    with pytest.raises(synk.SessionError, match=r"call synkhronos.fork\(\) first"):
+        parallelize(model)
+    synk.fork(2)
+    with pytest.raises(RuntimeError, match=r"call model.compile\(\) before"):
+        parallelize(model)
+    with pytest.raises(TypeError, match="takes a model of Keras, got 3"):
+        parallelize(3)
+    monkeypatch.setattr(keras.backend, "backend", lambda: "tensorflow")
+    with pytest.raises(RuntimeError, match="KERAS_BACKEND=theano"):
+        parallelize(model)
+
+
+def test_what_ranks_would_compute_otherwise_is_refused(two_ranks, keras):
+    layers, losses = keras.layers, keras.losses
+
+    def refused(stack, said, loss="mse", **kwargs):
+        model = keras.models.Sequential(stack)
+        model.compile("sgd", loss, **kwargs)
+        with pytest.raises(ValueError, match=said):
+            parallelize(model)
+
+    dense = {"units": 3, "input_shape": (5,)}
+    refused([layers.Dense(**dense)], "reduction='sum'", losses.MeanSquaredError(reduction="sum"))
+    refused([layers.Dense(activity_regularizer="l2", **dense)], "activity_regularizer")
+    inner = keras.models.Sequential([layers.Dense(activity_regularizer="l2", **dense)])
+    refused([inner], "activity_regularizer")
+    refused([layers.SimpleRNN(2, stateful=True, batch_input_shape=(4, 2, 1))], "stateful=True")
+    tensor = keras.backend.variable(Y)
+    refused([layers.Dense(**dense)], "targets that are tensors", target_tensors=[tensor])
+    own = layers.Input(tensor=keras.backend.variable(X))
+    model = keras.models.Model(own, layers.Dense(3)(own))
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="inputs that are tensors"):
+        parallelize(model)
+
+
+def test_a_metric_that_does_not_add_up_is_refused(two_ranks, keras):
+    class Largest(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="largest")
+            self.state = self.add_weight("state", initializer="zeros")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            largest = keras.backend.maximum(self.state, keras.backend.max(y_pred))
+            return [keras.backend.update(self.state, largest)]
+
+        def result(self):
+            return self.state
+
+    model = linear(keras.layers)
+    model.compile("sgd", "mse", metrics=[Largest()])
+    parallelize(model)
+    with pytest.raises(ValueError, match=r"metric 'largest' sets .* can't be added up"):
+        model.train_on_batch(X, Y)
+
+
+def test_keras_is_imported_only_when_a_model_comes(script):
+    script(
+        """
+        import sys
+        import synkhronos
+        import synkhronos.extensions.keras
+        assert "keras" not in sys.modules
+        del sys.modules["synkhronos.extensions.keras"]
+        sys.modules["keras"] = None  # as if it were not installed
+        try:
+            import synkhronos.extensions.keras
+        except ImportError as error:
+            assert "pip install 'synkhronos[demos]'" in str(error)
+        else:
+            raise AssertionError
+        """.replace("\n        ", "\n")
+    )
+
+
+# What is shown to users.
+
+
+def test_the_example_of_the_documentation(script, home):
+    page = Path(__file__).parents[2] / "docs" / "keras.rst"
+    [example, *_] = re.findall(r"code-block:: python\n\n(.*?)\n\S", page.read_text(), re.DOTALL)
+    code = re.sub("^    ", "", example, flags=re.MULTILINE)
+    done = script(code, env={"KERAS_HOME": str(home)})
+    assert "2 ranks" in done.stdout and "accuracy" in done.stdout
+
+
+@pytest.fixture
+def demo(keras):
+    """Import the demo; undo what it sets."""
+    path = Path(__file__).parents[2] / "demos" / "keras_mnist.py"
+    spec = importlib.util.spec_from_file_location("demos_keras_mnist", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    theano.config.floatX = "float32"
+    keras.backend.set_floatx("float32")
+
+
+@pytest.mark.slow("compiles the functions of two models")
+def test_the_demo_trains_as_serial_keras_does(demo, capsys, tmp_path):
+    found = demo.main(
+        ["--data", "digits", "--rows", "250", "--batch", "100", "--epochs", "3", "--ranks", "3"]
+        + ["--plot", str(tmp_path / "curves.png")]
+    )
+    assert found["ranks"] == 3 and found["replicas_equal"]
+    assert len(found["losses"]) == len(found["accuracies"]) == 3
+    assert found["losses"] == pytest.approx(found["serial_losses"], rel=1e-4)
+    assert found["accuracies"] == pytest.approx(found["serial_accuracies"], abs=0.01)
+    assert found["losses"][-1] < found["losses"][0] and found["difference"] < 1e-3
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    out = capsys.readouterr().out
+    assert "Epoch 3/3" in out and gallery.unsaid("keras_mnist", out) == []
+
+
+def test_the_demo_says_what_is_wrong_with_its_arguments(demo, capsys):
+    for arguments, said in {
+        ("--data", "nowhere"): "nowhere",
+        ("--rate", "-1"): "--rate: must be a number above zero, got '-1'",
+        ("--dropout", "1"): "--dropout: must be a number from 0 to less than 1, got '1'",
+    }.items():
+        with pytest.raises(SystemExit) as end:
+            demo.main(arguments)
+        assert said in f"{end.value.code} {capsys.readouterr().err}"
+        assert session._Current.session is None
+
+
+def test_the_demo_computes_in_the_precision_that_the_user_chose(keras, demo, monkeypatch):
+    monkeypatch.setattr(theano.configparser, "THEANO_FLAGS", "floatX=float64")
+    with pytest.raises(SystemExit, match="nowhere"):  # stops before the training
+        demo.main(["--data", "nowhere"])
+    assert (theano.config.floatX, keras.backend.floatx()) == ("float64", "float64")

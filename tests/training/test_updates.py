@@ -1,0 +1,103 @@
+"""Flat gradients: written in place, reduced in one round, equal to serial training."""
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support.helpers import function
+from support.layouts import ON_DEVICES
+
+import synkhronos as synk
+from synkhronos.extensions import updates
+
+RANDOM = np.random.RandomState(0)
+
+
+def model(dtype="float64"):
+    x, y = T.matrix("x", dtype), T.vector("y", dtype)
+    w = theano.shared(np.random.RandomState(1).randn(4, 3).astype(dtype), "w")
+    b = theano.shared(np.zeros((1, 3), dtype), "b", broadcastable=(True, False))
+    s = theano.shared(np.asarray(0.5, dtype), "s")
+    loss = ((T.tanh(T.dot(x, w) + b).sum(axis=1) * s - y) ** 2).mean()
+    return [x, y], [w, b, s], loss
+
+
+def step(rule, dtype="float64", **kwargs):
+    inputs, params, loss = model(dtype)
+    grad_updates, param_updates, grad_shared = rule(loss, params, **kwargs)
+    compute = synk.function(inputs, loss, updates=grad_updates)
+    update = function([], updates=param_updates)
+
+    def train(*args, **kwargs):
+        value = compute(*args, **kwargs)
+        synk.all_reduce(grad_shared)
+        update()
+        return value
+
+    return train, params, grad_shared
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_sgd_is_serial_sgd(ranks, dtype):
+    train, params, _ = step(updates.sgd, dtype, learning_rate=0.1)
+    inputs, expected, loss = model(dtype)
+    rate = np.asarray(0.1, dtype)
+    serial = theano.function(
+        inputs, loss, updates=[(p, p - rate * T.grad(loss, p)) for p in expected]
+    )
+    x, y = RANDOM.randn(8 * ranks.n, 4).astype(dtype), RANDOM.randn(8 * ranks.n).astype(dtype)
+    tolerance = 1e-10 if dtype == "float64" else 1e-4
+    for _ in range(3):
+        np.testing.assert_allclose(train(x, y), serial(x, y), rtol=tolerance)
+        for param, other in zip(params, expected):
+            values = synk.gather(param)
+            assert all(np.array_equal(value, values[0]) for value in values)
+            np.testing.assert_allclose(values[0], other.get_value(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.skipif(ON_DEVICES, reason="a variable on a device is copied to its home and back")
+def test_the_flat_vector_stays_where_it_is(ranks):
+    train, _, flat = step(updates.sgd, learning_rate=0.1)
+    x, y = RANDOM.randn(2 * ranks.n, 4), RANDOM.randn(2 * ranks.n)
+    train(x, y)  # brings it home
+    home = flat.get_value(borrow=True)
+    for _ in range(3):
+        train(x, y)
+        assert flat.get_value(borrow=True) is home
+    assert flat.name == "flat_grad_s" and home.shape == (16,)
+
+
+def test_mixed_dtypes():
+    a, b = theano.shared(np.ones(2, "float32"), "a"), theano.shared(np.ones((2, 2)), "b")
+    loss = (a**2).sum() + (b**3).sum()
+    flat, flat_grad, parts = updates.flat_unflat_grads(loss, [a, b])
+    assert flat.dtype == "float64" and [part.dtype for part in parts] == ["float32", "float64"]
+    theano.function([], updates=[(flat, flat_grad)])()
+    assert flat.get_value().tolist() == [2, 2, 3, 3, 3, 3]
+    assert parts[1].eval().tolist() == [[3, 3], [3, 3]]
+
+
+def test_nonflat_grads():
+    _, params, loss = model()
+    shareds, grads = updates.nonflat_grads(loss, params)
+    assert [s.type for s in shareds] == [p.type for p in params]
+    assert [s.name for s in shareds] == ["w_grad_s", "b_grad_s", "s_grad_s"]
+    assert [g.ndim for g in grads] == [2, 2, 0]
+
+
+def test_flatten_without_a_place():
+    x = T.dmatrix("x")
+    assert updates.flatten_vars([x, x.sum()]).eval({x: [[1, 2]]}).tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("params", "kind", "message"),
+    [
+        ([], ValueError, "nothing to train"),
+        ([T.dscalar("x")], TypeError, "params must be a list of shared variables, got x"),
+        ([theano.shared(3, "i")], TypeError, "params must be of floats, got i of type"),
+    ],
+)
+def test_bad_params(params, kind, message):
+    with pytest.raises(kind, match=message):
+        updates.sgd(T.dscalar() * 2, params, 0.1)

@@ -1,0 +1,227 @@
+"""Segments: zero-filled, nameless, given back with the last view, refused when there is no room."""
+
+import errno
+import gc
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from support.leaks import descriptors, names_in_shared_memory, nothing_left
+
+from synkhronos import _shm
+from synkhronos._shm import ArrayRef
+from synkhronos._staging import GrowingArray
+from synkhronos.comm.shared import SharedMemory as Segments
+from synkhronos.errors import SharedMemoryFull
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    with nothing_left():
+        yield
+
+
+@pytest.fixture
+def segments():
+    return Segments()
+
+
+def reserved(ref):
+    """Return how many bytes of memory a segment holds, through its descriptor."""
+    return os.fstat(ref.fd).st_blocks * 512
+
+
+def test_a_segment_is_zero_and_has_no_name(segments):
+    before = names_in_shared_memory()
+    segment = segments.create(1000)
+    assert names_in_shared_memory() == before
+    np.testing.assert_array_equal(segment.array("u1", (1000,)), 0)
+    assert segment.ref.nbytes == 1000
+
+
+def test_views_share_the_memory(segments):
+    segment = segments.create(800)
+    a, b = segment.array("f8", (10, 10)), segment.array("f8", (50,), offset=400)
+    a[5, 0] = 7
+    assert b[0] == 7
+
+
+def test_memory_is_reserved_at_once(segments):
+    segment = segments.create(1 << 20)
+    assert reserved(segment.ref) >= 1 << 20
+
+
+def test_the_last_view_gives_the_memory_back(segments):
+    segment = segments.create(1 << 20)
+    fd, view = segment.ref.fd, segment.array("u1", (10,))
+    held = os.dup(fd)  # tells of the memory after the segment's own descriptor is closed
+    try:
+        part = view[2:4]
+        del segment, view
+        gc.collect()
+        assert os.fstat(held).st_blocks
+        part[...] = 3
+        del part
+        gc.collect()
+        assert os.fstat(held).st_blocks == 0
+        assert fd not in descriptors()
+    finally:
+        os.close(held)
+
+
+def test_attaching_reaches_the_same_memory_and_maps_once(segments):
+    mine = segments.create(80)
+    other = Segments()
+    theirs = other.attach(mine.ref)
+    assert theirs is not mine
+    assert other.attach(mine.ref) is theirs
+    mine.array("f8", (10,))[3] = 5
+    array = other.fetch(mine.reference("f8", (10,)))
+    assert array[3] == 5
+    array[4] = 6
+    assert mine.array("f8", (10,))[4] == 6
+
+
+def test_the_owner_attaches_its_own_segment_without_mapping_again(segments):
+    mine = segments.create(80)
+    assert segments.attach(mine.ref) is mine
+
+
+def test_forget_drops_the_attachment(segments):
+    mine, other = segments.create(80), Segments()
+    theirs = other.attach(mine.ref)
+    other.forget([mine.ref, mine.ref])
+    again = other.attach(mine.ref)
+    assert again is not theirs
+
+
+def test_another_process_reaches_it_by_the_ref_alone(segments):
+    segment = segments.create(800)
+    segment.array("f8", (100,))[...] = np.arange(100)
+    ref = segment.reference("float64", (10, 10))
+    code = (
+        "from synkhronos._shm import *\nfrom synkhronos.comm.shared import SharedMemory\n"
+        f"ref = ArrayRef(SegmentRef(*{tuple(ref.segment)}), {ref.dtype!r}, {ref.shape!r})\n"
+        "a = SharedMemory().fetch(ref); print(a.sum()); a[0, 0] = -1"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "4950.0", done.stderr
+    assert segment.array("f8", (1,))[0] == -1
+
+
+def test_refs_are_values(segments):
+    segment = segments.create(8)
+    assert segment.reference("f8", [1]) == ArrayRef(segment.ref, "<f8", (1,))
+    assert hash(segment.reference("f8", (1,))) == hash(segment.reference(np.float64, [1]))
+
+
+def test_a_reused_descriptor_is_another_segment(segments):
+    first = segments.create(8)
+    ref = first.ref
+    del first
+    gc.collect()
+    second = segments.create(8)
+    assert second.ref != ref
+
+
+def test_on_release_decides_when(segments):
+    released = []
+    lazy = Segments(lambda ref, give_back: released.append((ref, give_back)))
+    ref = lazy.create(1 << 16).ref
+    gc.collect()
+    assert [r for r, _ in released] == [ref]
+    assert reserved(ref)
+    released[0][1]()
+    assert ref.fd not in descriptors()
+
+
+def test_a_forked_child_does_not_take_the_memory_of_its_parent(segments):
+    segment = segments.create(800)
+    view = segment.array("f8", (100,))
+    view[...] = 1
+    pid = os.fork()
+    if pid == 0:
+        del segment, view
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert reserved(segment.ref)
+    assert view.sum() == 100
+
+
+@pytest.mark.faults
+def test_no_room_is_an_error_that_says_how_much_there_is(segments):
+    free = os.statvfs("/dev/shm")
+    wanted = free.f_bavail * free.f_frsize + (1 << 40)
+    with pytest.raises(SharedMemoryFull, match=r"/dev/shm has [\d,]+ bytes free") as caught:
+        segments.create(wanted)
+    assert f"{wanted:,}" in str(caught.value)
+    assert isinstance(caught.value, MemoryError)
+    assert segments.create(1000).ref.nbytes == 1000
+
+
+@pytest.mark.faults
+def test_other_failures_pass_and_leave_no_descriptor(segments, monkeypatch):
+    def fail(*args):
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(_shm.os, "posix_fallocate", fail)
+    with pytest.raises(OSError, match="broken"):
+        segments.create(1000)
+
+
+def test_growing_keeps_contents_and_the_allocation(segments):
+    grown = GrowingArray(segments, "float32", 2)
+    assert (grown.array.shape, grown.allocated, grown.ref) == ((0, 0), 0, None)
+    grown.resize((2, 3))
+    grown.array[...] = np.arange(6).reshape(2, 3)
+    first = grown.ref
+    grown.resize((1, 3))
+    assert grown.allocated == 6
+    assert grown.ref.segment == first.segment
+    grown.resize((4, 3))
+    assert grown.allocated == 12
+    assert grown.ref.segment != first.segment
+    np.testing.assert_array_equal(grown.array.ravel(), [0, 1, 2, 3, 4, 5] + [0] * 6)
+
+
+def test_growing_without_keeping_begins_with_zeros(segments):
+    grown = GrowingArray(segments, "int64", 1)
+    grown.resize((3,))
+    grown.array[...] = 9
+    grown.resize((5,), keep=False)
+    np.testing.assert_array_equal(grown.array, 0)
+
+
+@pytest.mark.parametrize("oversize, allocated", [(1, 10), (1.1, 11), (1.55, 15), (2, 20)])
+def test_oversize_is_floored(segments, oversize, allocated):
+    grown = GrowingArray(segments, "float64", 2)
+    grown.resize((5, 2), oversize)
+    assert grown.allocated == allocated
+    assert grown.ref.segment.nbytes == 8 * allocated
+
+
+def test_growing_0d_and_free(segments):
+    scalar = GrowingArray(segments, "float64", 0)
+    assert scalar.allocated == 1 and scalar.array.shape == ()
+    grown = GrowingArray(segments, "float64", 1)
+    grown.resize((4,))
+    fd = grown.ref.segment.fd
+    grown.free()
+    gc.collect()
+    assert (grown.array.shape, grown.allocated, grown.ref) == ((0,), 0, None)
+    assert fd not in descriptors()
+
+
+def test_without_unnamed_files_posix_ipc_makes_a_segment(monkeypatch, tmp_path):
+    monkeypatch.setattr(_shm, "SHARED_MEMORY", str(tmp_path / "missing"))
+    fd = _shm._open_unnamed()
+    try:
+        assert os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/shm/synkhronos-")
+        assert not [name for name in os.listdir("/dev/shm") if name.startswith("synkhronos-")]
+        os.posix_fallocate(fd, 0, 4096)
+        assert os.fstat(fd).st_size == 4096
+    finally:
+        os.close(fd)

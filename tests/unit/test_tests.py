@@ -1,0 +1,69 @@
+"""The tests themselves: no test imports another one, and what they share is in ``support``."""
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+# The check for machines with GPUs is a program of its own, with its own modules.
+FILES = [path for path in sorted(TESTS.rglob("*.py")) if "gpu" not in path.parts]
+TEST_FILES = [path for path in FILES if path.name.startswith("test_")]
+SHARED = [path for path in FILES if path.parent == TESTS / "support"]
+
+
+def names(paths):
+    return [str(path.relative_to(TESTS)) for path in paths]
+
+
+def imported(path):
+    """Return the modules that a file imports, anywhere in it, also in scripts that it has as text.
+
+    Of a name that comes from a module the full name is returned, which may be a module too.
+    """
+    found, trees = set(), [ast.parse(path.read_text())]
+    for node in ast.walk(trees[0]):
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and "import" in node.value
+        ):
+            try:
+                trees.append(ast.parse(node.value))
+            except SyntaxError:
+                continue  # a sentence
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=names(FILES))
+def test_no_test_is_imported(path):
+    tests = {each.stem for each in TEST_FILES} | {"conftest"}
+    assert not [name for name in imported(path) if tests & set(name.split("."))]
+
+
+@pytest.mark.parametrize("path", FILES, ids=names(FILES))
+def test_what_is_shared_is_imported_by_its_full_name(path):
+    shared = {each.stem for each in SHARED} - {"__init__"}
+    assert not [name for name in imported(path) if name.split(".")[0] in shared]
+
+
+def test_files_of_tests_have_names_of_their_own():
+    # Pytest imports test files by their name, without that of the folder.
+    assert [name for name, count in Counter(p.stem for p in TEST_FILES).items() if count > 1] == []
+
+
+def test_every_file_with_tests_is_in_a_folder_that_says_what_it_is_about():
+    assert names(path for path in TESTS.glob("*.py")) == ["conftest.py"]
+    assert names(p for p in FILES if p not in TEST_FILES + SHARED) == ["conftest.py"]
+
+
+def test_the_reader_of_imports_sees_what_is_there():
+    assert {"ast", "pathlib.Path", "collections.Counter"} <= imported(Path(__file__))
+    assert "support.faults.CALLS" in imported(TESTS / "faults" / "test_faults.py")
+    assert "support.helpers" in imported(TESTS / "session" / "test_session.py")
