@@ -8,7 +8,7 @@ from synkhronos.errors import SessionError
 
 
 class Current:
-    """Which session public functions use; `session` begins and ends it."""
+    """Hold the session that public functions use; `session` begins and ends it."""
 
     session: Optional[Session] = None
     closed: List[Session] = []  # noqa: RUF012 - that calls are still in

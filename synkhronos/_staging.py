@@ -39,7 +39,7 @@ class GrowingArray:
 
     @property
     def ref(self) -> Optional[Reference]:
-        """What stands for the array on other ranks; None while it has no memory."""
+        """The reference to the array for messages; None while it has no memory."""
         return self._state.ref
 
     @property

@@ -331,7 +331,7 @@ class Variables(ABC):
 
     @abstractmethod
     def expose(self, keys: Keys) -> None:
-        """Have the master see these variables' values of this rank, after the finish barrier."""
+        """Show the master these variables' values of this rank, after the finish barrier."""
 
     @abstractmethod
     def values(self, key: int) -> List[np.ndarray]:

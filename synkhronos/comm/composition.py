@@ -10,7 +10,7 @@ class VariablesOver(Variables):
         self._base = base
 
     def expose(self, keys):
-        """Have the master see the values of this rank."""
+        """Show the master the values of this rank, after the finish barrier."""
         self._base.expose(keys)
 
     def values(self, key):

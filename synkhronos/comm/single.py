@@ -12,7 +12,7 @@ from synkhronos.errors import SharedMemoryFull
 
 
 class SingleGate(Gate):
-    """The gate of the master alone: it counts the calls, and there is nobody to wait for."""
+    """The gate of the master alone: it counts the calls, and never waits."""
 
     def __init__(self, master_rank=0):
         super().__init__(1, master_rank)
