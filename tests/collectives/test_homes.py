@@ -438,8 +438,8 @@ def test_ctrl_c_in_a_large_all_reduce(no_session):
     synk.all_reduce(s)
     for wait in (0.002, 0.005, 0.01):
         timer = threading.Timer(wait, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
         with pytest.raises(KeyboardInterrupt):
+            timer.start()
             for _ in range(2000):
                 synk.all_reduce(s)
         timer.join()

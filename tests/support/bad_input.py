@@ -1028,7 +1028,7 @@ PAGE = """\
 What is refused
 ===============
 
-.. This page is made by tests/support/bad_input.py: see there.
+.. This page is made by tests/bad_input.py: see there.
 
 A wrong argument is refused before anything is launched: no rank has done anything, what there was
 is as before, and the next call works. The error is a ``TypeError`` for the wrong kind and a
