@@ -49,6 +49,7 @@ def test_the_page_shows_them():
     assert "\n".join(f"    {line}".rstrip() for line in difference()) in page
 
 
+@pytest.mark.slow("compiles a network of convolutions in two processes")
 def test_the_scripts_print_the_same_losses(tmp_path):
     serial = numbers("serial", tmp_path, "cpu")
     parallel = numbers("parallel", tmp_path, "cpu,cpu,cpu")

@@ -48,6 +48,7 @@ def data(demo):
 # Training.
 
 
+@pytest.mark.slow("runs three scripts that compile a network each")
 def test_ranks_train_as_serial_theano_does(demo, capsys, tmp_path):
     picture = tmp_path / "curves.png"
     serial = demo("train_mnist_theano").main(SMALL)
@@ -198,6 +199,7 @@ def test_arguments_are_those_of_2017(demo):
     assert demo("run_lasagne_demos").parse(["250"]).batch == 250
 
 
+@pytest.mark.slow("starts four scripts")
 def test_scripts_run_from_any_folder(tmp_path):
     for script in (*SCRIPTS, "run_lasagne_demos"):
         child = subprocess.run(

@@ -50,12 +50,14 @@ def shown(cell):
 
 
 @needs_jupyter
+@pytest.mark.slow("a kernel compiles all that the notebook computes")
 def test_it_shows_what_is_stored(executed, stored):
     for key, cell in stored.items():
         assert shown(executed[key]) == shown(cell), key
 
 
 @needs_jupyter
+@pytest.mark.slow("a kernel compiles all that the notebook computes")
 def test_its_errors_are_those_on_purpose(executed):
     errors = {}
     for key, cell in executed.items():
@@ -72,6 +74,7 @@ def test_its_errors_are_those_on_purpose(executed):
 
 
 @needs_jupyter
+@pytest.mark.slow("a kernel compiles all that the notebook computes")
 def test_some_of_its_results(executed):
     results = {key: "".join(shown(cell)[:1]) for key, cell in executed.items()}
     assert results["fork-3"] == "3"

@@ -100,9 +100,9 @@ def test_a_worker_that_ends_by_itself_is_named_with_its_status(no_session):
 @contextlib.contextmanager
 def interrupted_after(seconds):
     timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
     try:
         with pytest.raises(KeyboardInterrupt):
+            timer.start()
             yield
     finally:
         timer.join()

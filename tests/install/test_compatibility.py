@@ -155,6 +155,7 @@ def test_ipython_goes_on_after_a_script_that_fails(tmp_path):
 
 @needs_jupyter
 @pytest.mark.parametrize("how", ["asked to end", "killed"])
+@pytest.mark.sample(1)
 def test_a_kernel_restarts_in_the_middle_of_a_session(tmp_path, how):
     with nothing_left():
         found = json.loads(in_kernel(tmp_path, "restart", how))
@@ -212,6 +213,7 @@ def test_tests_run_in_parallel_with_a_session_each(tmp_path):
 # The time that it takes.
 
 
+@pytest.mark.slow("imports Theano again and again")
 def test_bench_import_measures_every_step():
     command = [sys.executable, "-m", "synkhronos", "bench", "import", "--rounds", "1", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)

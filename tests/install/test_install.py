@@ -149,6 +149,7 @@ def test_gemm_calls_the_blas_of_scipys_wheel(home):
 
 
 @needs_installation
+@pytest.mark.slow("compiles a scan with an empty cache")
 def test_scan_works_and_pickles(home):
     code = """
     import pickle, numpy as np, theano, theano.tensor as T
