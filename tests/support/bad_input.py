@@ -1021,32 +1021,6 @@ PASSED_ON = {
 }
 EXCEPTIONS = ("SessionError", "SharedMemoryFull", "WorkerDied", "WorkerError")
 
-<<<<<<< HEAD
-=======
-PAGE = """\
-What is refused
-===============
-
-.. This page is made by tests/bad_input.py: see there.
-
-A wrong argument is refused before anything is launched: no rank has done anything, what there was
-is as before, and the next call works. The error is a ``TypeError`` for the wrong kind and a
-``ValueError`` for a wrong value; its message says which argument it is or what came, and what is
-expected. The lines below are tests: each was called like this, with all other arguments right, and
-raised an error with these words in its message.
-
-In them ``x`` is a vector, ``X`` the array ``[0, 1, 2, 3, 4]``, and ``s``, ``t``, ``w``, ``m``,
-``i`` and ``number`` are shared variables: vectors, a matrix, a vector of integers and a number;
-``anything`` is a shared variable that is no array, ``n`` the number of ranks, ``loss`` depends on
-``w``, ``d`` is a Data, and ``f`` and ``picked`` are functions, the latter with sliceable shared
-variables; ``recorded`` is a profile.
-
-Before :func:`~synkhronos.fork`, and after :func:`~synkhronos.close`, everything that needs workers
-raises ``SessionError``; so do functions and Data of a session that was closed. When a worker has
-died they raise ``WorkerDied`` until the session is closed. :doc:`failure` tells more.
-
-"""
->>>>>>> tests
 TITLES = {
     "synk.fork": "Sessions",
     "synk.function": "Functions",
