@@ -14,7 +14,7 @@ from support.layouts import Layout, forked
 from support.profiles import STRANGE, of, total
 
 import synkhronos as synk
-from synkhronos._names import MOST, shown, without_folder
+from synkhronos.profiling.names import MOST, shown, without_folder
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import pytest
 from support.profiles import STRANGE, of, total
 
 import synkhronos as synk
-from synkhronos._names import shown
-from synkhronos._timeline import NAMES
+from synkhronos.profiling.names import shown
+from synkhronos.profiling.timeline import NAMES
 
 pytest.importorskip("matplotlib")
 
