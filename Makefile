@@ -17,9 +17,9 @@ help: ## list the targets
 
 venv: $(ready) ## make .venv, with all that demos, tests, docs and lint need (PYTHON=python3.11)
 
-$(ready): setup.py pyproject.toml synkhronos/_import_support.py
+$(ready): setup.py pyproject.toml synkhronos/_host/theano/import_support.py
 	@command -v $(PYTHON) > /dev/null || { echo "$(PYTHON) not found: install Python 3.8-3.11, or name it: make PYTHON=..."; exit 1; }
-	@$(PYTHON) synkhronos/_import_support.py
+	@$(PYTHON) synkhronos/_host/theano/import_support.py
 	test -x $(py) || $(PYTHON) -m venv .venv
 	$(py) -m pip install --quiet --editable '.[dev]'
 	@touch $@

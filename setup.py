@@ -9,7 +9,7 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-IMPORT_SUPPORT = os.path.join(HERE, "synkhronos", "_import_support.py")
+IMPORT_SUPPORT = os.path.join(HERE, "synkhronos", "_host", "theano", "import_support.py")
 
 try:
     runpy.run_path(IMPORT_SUPPORT)["check_python"]()
@@ -18,7 +18,7 @@ except ImportError as error:
 
 
 class BuildWithImportSupport(build_py):
-    """Put the import support beside the package, where every interpreter finds it at its start."""
+    """Puts the import support beside the package, where every interpreter finds it at its start."""
 
     def run(self):
         super().run()
@@ -32,11 +32,11 @@ class BuildWithImportSupport(build_py):
 
     def find_package_modules(self, package, folder):
         found = super().find_package_modules(package, folder)
-        return [module for module in found if module[1] != "conftest"]  # which is for tests only
+        return [module for module in found if module[1] != "conftest"]  # only tests need it
 
 
 EXTRAS = {
-    # What pygpu needs; pygpu itself comes from Debian (make opencl) or is built by hand.
+    # A dependency of pygpu. pygpu itself comes from Debian (make opencl) or is built by hand.
     "gpu": ["mako"],
     "demos": [
         "scikit-learn",
@@ -44,7 +44,7 @@ EXTRAS = {
         "matplotlib",
         "pooch",
         "Lasagne>=0.1",
-        # Later ones have no Theano.
+        # Later releases don't support Theano.
         "Keras==2.3.1",
     ],
     "test": [

@@ -1,4 +1,4 @@
-"""What the demos share of their command lines: types that refuse bad values, and arguments."""
+"""The command lines of the demos: types that refuse bad values, and common arguments."""
 
 import argparse
 import math
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def number_type(kind, is_valid, wanted):
-    """Return a type of argument: numbers, int or float as `kind` says, that are valid."""
+    """Return a type of argument: valid numbers of a kind, int or float."""
 
     def convert(text):
         try:
@@ -26,12 +26,12 @@ above_zero = number_type(float, lambda value: 0 < value < math.inf, "a number ab
 
 
 def names(text):
-    """Return the names from the command line that commas divide."""
+    """Return the names in a text that commas separate."""
     return text.split(",")
 
 
 def output_file(text):
-    """Return the path of a file that can be written: better now than after a long training."""
+    """Return the path of a file; refuse one that can't be written now, not after the training."""
     path = Path(text)
     existed = path.exists()
     try:
@@ -44,7 +44,7 @@ def output_file(text):
 
 
 def picture(text):
-    """Return the path of a file that can be written, and that Matplotlib can draw."""
+    """Return the path of a file that can be written, in a format that Matplotlib can draw."""
     from matplotlib.figure import Figure
 
     suffixes = sorted(Figure().canvas.get_supported_filetypes())
@@ -61,7 +61,7 @@ def add_rank_arguments(parser):
 
 
 def add_common_arguments(parser, parallel=True):
-    """Add --seed and --plot, and for what runs on ranks --ranks and --devices."""
+    """Add --seed and --plot, and for a demo with ranks --ranks and --devices."""
     if parallel:
         add_rank_arguments(parser)
     add = parser.add_argument
@@ -70,7 +70,7 @@ def add_common_arguments(parser, parallel=True):
 
 
 def parse_lesson(argv, docstring):
-    """Read the command line of a lesson, which says what it does in its first line."""
+    """Read the command line of a lesson; the first line of its docstring is the description."""
     parser = argparse.ArgumentParser(description=docstring.splitlines()[0])
     add_rank_arguments(parser)
     return parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""What the training demos share of their reports: tables, comparisons and pictures."""
+"""The reports of the training demos: tables, comparisons and pictures."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from demos._shared import count
 
 
 def table(titles, rows):
-    """Return lines with one cell for each title: the first on the left, all others on the right."""
+    """Return a table as text: the first column is aligned left, all others right."""
     lines = [[str(cell) for cell in row] for row in [titles, *rows]]
     widths = [max(map(len, column)) for column in zip(*lines)]
     return "\n".join(
@@ -16,7 +16,7 @@ def table(titles, rows):
 
 
 def times_table(logs, columns):
-    """Return a table of how long runs took, with further columns: a cell for each run."""
+    """Return a table of the times of runs, with further columns: a cell for each run."""
     rows = [
         [log.label, f"{log.milliseconds:.2f}", f"{sum(log.seconds):.2f}", *cells]
         for log, *cells in zip(logs, *columns.values())
@@ -25,7 +25,7 @@ def times_table(logs, columns):
 
 
 def report_runs(parallel, serials, n_ranks, columns):
-    """Print a table of runs and how fast the ranks were; return their speedup."""
+    """Print a table of runs and the speedup of the ranks; return the speedup."""
     speedups = ["", *(f"{log.milliseconds / parallel.milliseconds:.2f}" for log in serials)]
     columns = {**columns, f"speedup of {count(n_ranks, 'rank')}": speedups}
     print("\n" + times_table([parallel, *serials], columns) + "\n")
@@ -33,7 +33,7 @@ def report_runs(parallel, serials, n_ranks, columns):
 
 
 def report_speedup(parallel, serials, n_ranks):
-    """Print how fast the ranks were; return the speedup against serial Theano at its best."""
+    """Print and return the speedup of the ranks over the fastest serial run."""
     ranks = count(n_ranks, "rank")
     best = min(serials, key=lambda log: log.milliseconds)
     speedup = best.milliseconds / parallel.milliseconds
@@ -49,12 +49,12 @@ def report_speedup(parallel, serials, n_ranks):
 
 
 def report_replicas(equal, what="parameters"):
-    """Print whether `demos._shared.replicas_equal` found them so."""
+    """Print the result of `demos._shared.replicas_equal`."""
     print(f"The {what} of all ranks are equal, bit by bit: {'yes' if equal else 'NO'}")
 
 
 def plot_runs(file, logs, accuracy="validation accuracy"):
-    """Draw the losses of runs, their accuracies where they have them, and how fast they were."""
+    """Draw the losses of runs, their accuracies, if any, and their speeds."""
     from matplotlib.figure import Figure
 
     curves = {"training loss": [log.losses for log in logs]}
@@ -74,7 +74,7 @@ def plot_runs(file, logs, accuracy="validation accuracy"):
 def _draw_curves(axes, title, runs, labels):
     from matplotlib.ticker import MaxNLocator
 
-    # Curves that coincide must all be seen: each is drawn narrower than the one below it.
+    # Each curve is narrower than the one below it, so that curves that coincide are all visible.
     widths = np.linspace(1 + 1.5 * (len(runs) - 1), 1, len(runs))
     for values, label, width in zip(runs, labels, widths):
         axes.plot(range(1, len(values) + 1), values, ".-", linewidth=width, label=label)

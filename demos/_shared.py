@@ -1,4 +1,4 @@
-"""What the demos share: the fork, logs of runs, progress bars, precision and small words."""
+"""Parts that all demos use: the fork, logs of runs, progress bars, precision."""
 
 import sys
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ import synkhronos as synk
 
 
 def fork(arguments, program):
-    """Fork as --ranks and --devices say; return the number of ranks, or exit with a sentence."""
+    """Fork as --ranks and --devices say; return the number of ranks, or exit with a message."""
     try:
         return synk.fork(arguments.ranks, devices=arguments.devices)
     except (NotImplementedError, RuntimeError, ValueError) as error:
@@ -21,15 +21,15 @@ def fork(arguments, program):
 
 @dataclass
 class Log:
-    """What one training run measured."""
+    """The measurements of one training run."""
 
     label: str
     batch: float = np.nan  # rows in a minibatch
     is_serial: bool = False
-    losses: list = field(default_factory=list)  # of training, one for each epoch
-    accuracies: list = field(default_factory=list)  # likewise; may stay empty
+    losses: list = field(default_factory=list)  # training loss of each epoch
+    accuracies: list = field(default_factory=list)  # accuracy after each epoch; may stay empty
     seconds: list = field(default_factory=list)  # one for each minibatch
-    test_accuracy: float = np.nan  # at the end, where there are test rows
+    test_accuracy: float = np.nan  # at the end, if there are test rows
     values: list = field(default_factory=list)  # of the parameters, at the end; may stay empty
 
     @property
@@ -54,7 +54,7 @@ def replicas_equal(variables):
 def float_type():
     """Return the floatX to compute with: float32, unless the user has chosen one.
 
-    Not what Theano's configuration says now: Keras puts its own there.
+    It is read from the user's flags, because Keras overwrites Theano's configuration.
     """
     flags = configparser.parse_config_string(configparser.THEANO_FLAGS)
     file = configparser.theano_raw_cfg
@@ -65,14 +65,14 @@ def float_type():
 
 
 def progress(rows=None, **settings):
-    """Return a progress bar that goes away; there is none where it would fill a file."""
-    from tqdm import tqdm  # here: the lessons do without
+    """Return a progress bar that disappears at its end; no bar is drawn into a file."""
+    from tqdm import tqdm  # imported here, because the lessons don't need tqdm
 
     return tqdm(rows, leave=False, mininterval=0.5, disable=None, **settings)
 
 
 def usable_threads():
-    """Return how many threads BLAS uses when nobody limits it."""
+    """Return the number of threads that BLAS uses without a limit."""
     return max([pool["num_threads"] for pool in threadpool_info()], default=1)
 
 

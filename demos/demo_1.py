@@ -18,13 +18,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from demos._arguments import parse_lesson
 from demos._shared import fork
 
-N_ROWS = 1001  # so that it does not divide evenly
+N_ROWS = 1001  # rows that don't divide evenly
 
 
 def main(argv=()):
-    """Run the steps; return what Synkhronos and Theano computed."""
-    # 1. Start the workers: one process for each rank but this one, which is a rank itself. This is
-    #    synk.fork() with the command line as its arguments.
+    """Run the steps; return the results of Synkhronos and of Theano."""
+    # 1. Start the workers, one process for each rank. This process is a rank, too. The line calls
+    #    synk.fork() with the arguments of the command line.
     n_ranks = fork(parse_lesson(argv, __doc__), "demo_1")
     print(f"Ranks: {n_ranks}")
 
@@ -44,35 +44,35 @@ def main(argv=()):
     # 4. Send it to the workers. Without this the first call does so.
     synk.distribute()
 
-    # 5. What Theano alone computes, in this process, from the same function.
+    # 5. Compute the same with Theano alone, in this process.
     random = np.random.RandomState(0)
     x_array = random.rand(N_ROWS, 3).astype(x.dtype)
     y_array = random.rand(3).astype(y.dtype)
     expected = f.as_theano(x_array, y_array)
 
-    # 6. Put the inputs into shared memory, where every rank reads its rows without a copy. The call
-    #    takes arrays, too, and would copy them there each time.
+    # 6. Put the inputs into shared memory, where every rank reads its rows without a copy. A call
+    #    takes plain arrays, too, but copies them into shared memory each time.
     x_data, y_data = f.build_inputs(x_array, y_array)
 
     # 7. Call it: all ranks run at the same time, and the call returns when all are done.
     results = f(x_data, y_data)
 
     # The average of the ranks' averages is weighted by their rows, so it is the average of all
-    # rows, however many each rank had.
+    # rows, also if some ranks have more than others.
     results, expected = list(map(float, results)), list(map(float, expected))
     for name, result, wanted in zip(("mean", "sum", "max"), results, expected):
         print(f"{name:4}  Synkhronos {result:.6f}   Theano {wanted:.6f}")
     np.testing.assert_allclose(results, expected, rtol=1e-5)
     print("Basic math test passed.")
 
-    # 8. The same in four slices: each rank computes a quarter of its rows at a time, and reduces
-    #    the quarters as the ranks' parts are reduced. What the graph needs between its inputs and
-    #    its outputs (here z) then takes a quarter of the memory. Results are the same.
+    # 8. Compute it in four slices: each rank computes a quarter of its rows at a time, and reduces
+    #    the quarters as the ranks' parts are reduced. Arrays between inputs and outputs (here z)
+    #    then take a quarter of the memory. Results are the same.
     sliced = list(map(float, f(x_data, y_data, num_slices=4)))
     np.testing.assert_allclose(sliced, expected, rtol=1e-5)
     print("Sliced math test passed.")
 
-    # 9. Stop the workers. The end of the script would do so.
+    # 9. Stop the workers. The end of the script does so, too.
     synk.close()
     return {"ranks": n_ranks, "results": results, "sliced": sliced, "expected": expected}
 

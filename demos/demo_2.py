@@ -23,7 +23,7 @@ def main(argv=()):
     n_ranks = fork(parse_lesson(argv, __doc__), "demo_2")
     print(f"Ranks: {n_ranks}")
 
-    # What the ranks see of a Data, we learn from a function.
+    # A function shows what the ranks read from a Data.
     x = T.matrix("x", dtype="float32")
     total = synk.function([x], (x.sum(), "sum"))
     sums = []
@@ -33,7 +33,7 @@ def main(argv=()):
         np.testing.assert_allclose(sums[-1], data.data.sum(dtype="float64"), rtol=1e-5)
         print(f"{name} test passed.")
 
-    # 1. Make one. Its dtype and number of dimensions are fixed from here on.
+    # 1. Make a Data. Its dtype and number of dimensions are fixed from here on.
     values = np.arange(20, dtype="float32").reshape(5, 4)
     d = synk.data(values, name="d")
     print(f"{d}: length {len(d)}, size {d.size}, room for {d.alloc_size} items")
@@ -48,15 +48,15 @@ def main(argv=()):
     assert d[4, 0] == -5 and view[0, 0] == 100
     check(d, "Writing")
 
-    # 3. Change its length. The memory stays allocated, and what was in it comes back.
+    # 3. Change its length. The memory stays allocated, so the rows come back with the length.
     d.set_length(2)
     print(f"{d}: room for {d.alloc_size} items")
     d.set_length(5)
     assert np.array_equal(d.data, view)
     check(d, "Changing the length")
 
-    # 4. Replace all of it by an array of another shape. The old memory is used again where it is
-    #    large enough. Where it is not, new memory is allocated, with some to spare if we like:
+    # 4. Replace all of it by an array of another shape. The old memory is used again if it is
+    #    large enough. If not, new memory is allocated, on request more than is needed:
     d.set_value(np.ones((2000, 10), "float32"), oversize=1.1)
     assert (d.size, d.alloc_size) == (20_000, 22_000)
     d.set_value(np.ones((2100, 10), "float32"))
@@ -64,17 +64,17 @@ def main(argv=()):
     print(f"{d}: room for {d.alloc_size} items")
     check(d, "Replacing")
 
-    #    The view from before is an array of the old memory. It can still be read, but what is
-    #    written to it is no longer seen by anyone: after a change of shape take a new view.
+    #    The view from before is an array of the old memory. It can still be read, but no rank sees
+    #    what is written to it: after a change of shape take a new view.
     view[...] = 7
     assert d[0, 0] == 1
 
-    # 5. Growing keeps what was there; new rows are zero unless the memory was used before.
+    # 5. Growing keeps the old rows; new rows are zero unless the memory was used before.
     d.set_length(3000)
     assert np.array_equal(d[:2100], np.ones((2100, 10))) and not d[2100:].any()
     check(d, "Growing")
 
-    # 6. Values are cast up to the dtype of the Data, never down unless we force it.
+    # 6. Values are cast up to the dtype of the Data, and down only with force_cast.
     d.set_value(np.arange(8, dtype="uint8").reshape(2, 4))
     doubles = np.full((2, 4), 0.1)
     try:
@@ -85,7 +85,7 @@ def main(argv=()):
     assert d.dtype == "float32" and np.array_equal(d.data, doubles.astype("float32"))
     check(d, "Casting")
 
-    # 7. The memory goes back when the last reference has gone, or now. The Data stays usable.
+    # 7. The memory is freed when the last reference is gone, or here. The Data stays usable.
     d.free_memory()
     assert (d.shape, d.alloc_size) == ((0, 0), 0)
     d.set_value(np.ones((100, 8), "float32"))

@@ -22,23 +22,22 @@ ROWS_PER_RANK = 100
 
 
 def main(argv=()):
-    """Run the steps; return the number of ranks, and how many rows each has."""
+    """Run the steps; return the number of ranks, and the number of rows of each."""
     n_ranks = fork(parse_lesson(argv, __doc__), "demo_3")
     print(f"Ranks: {n_ranks}")
 
-    # One row too many, so that the last rank gets it.
+    # One row more than divides evenly: the last rank gets it.
     values = np.random.RandomState(0).rand(ROWS_PER_RANK * n_ranks + 1, 3)
     values = values.astype(theano.config.floatX)
 
     # 1. Give each rank its rows. A shared variable starts with the master's value on every rank.
-    #    Here an update makes it the rows that a rank was scattered: they stay on that rank.
+    #    Here an update replaces it by the rows that the rank gets of x. They stay on that rank.
     s = theano.shared(values[:0], "s")
     x = T.matrix("x")
     load = synk.function([x], updates=[(s, x)])
     load(values)
 
-    # 2. Look at all of them. "gather" joins what the ranks have, in rank order; numbers are
-    #    stacked.
+    # 2. Look at all of them. "gather" joins the ranks' arrays in rank order; numbers are stacked.
     gather = synk.function([], [(s, "gather"), (s.shape[0], "gather")])
     everything, lengths = gather()
     print(f"Rows of s on each rank: {lengths.tolist()}")
@@ -55,8 +54,8 @@ def main(argv=()):
     print("Local update test passed.")
 
     # 4. Update alike. To subtract the mean of all rows, get it here, and broadcast it to every
-    #    rank. s is named as sliceable, so its rows count: "avg" gives each rank the weight of its
-    #    rows, and this is the mean of all of them. (Without that every rank would weigh the same.)
+    #    rank. s is named as sliceable, so its rows count: "avg" weights each rank with its number
+    #    of rows, and the result is the mean of all rows. (Otherwise all ranks weigh the same.)
     load(values)
     m = T.vector("m")
     mean = synk.function([], s.mean(axis=0), sliceable_shareds=[s])
@@ -76,7 +75,7 @@ def main(argv=()):
     np.testing.assert_allclose(compute(num_slices=4), wanted, rtol=1e-4)
     print("Sliced output test passed.")
 
-    #    ... and so are updates. Every part is computed with the old values, the results are
+    #    ... and so are updates. Every part is computed with the old values. The results are
     #    averaged by rows (or reduced by the mode that the update names), and applied once.
     g = theano.shared(np.zeros(3, values.dtype), "g")
     store = synk.function([], updates=[(g, T.grad(loss, w), "avg")], sliceable_shareds=[s])

@@ -2,7 +2,7 @@
 
     python demos/demo_4.py [--ranks 2]
 
-The data of a whole training run stay in shared memory; a call says which rows it uses.
+The data of a whole training run stay in shared memory; each call names the rows that it uses.
 """
 
 import sys
@@ -22,7 +22,7 @@ BATCH_SIZE = 100
 
 
 def main(argv=()):
-    """Run the steps; return the number of ranks, and of the calls that were checked."""
+    """Run the steps; return the number of ranks, and the number of checked calls."""
     n_ranks = fork(parse_lesson(argv, __doc__), "demo_4")
     print(f"Ranks: {n_ranks}")
 
@@ -42,9 +42,9 @@ def main(argv=()):
             np.testing.assert_allclose(result, wanted, rtol=1e-4)
         checked.append(len(results[2]))
 
-    # 1. What a batch may be. It selects rows of all scattered inputs (never of the broadcast y),
-    #    and the ranks share the selected rows evenly. A number stands for so many rows from the
-    #    first; all else selects what it would select of a NumPy array.
+    # 1. Select rows with batch: from all scattered inputs, not from y, which is broadcast. The
+    #    ranks share the selected rows evenly. A number n selects the first n rows; anything else
+    #    selects the rows that it selects from a NumPy array.
     batches = {
         "the first rows": BATCH_SIZE,
         "a slice": slice(200, 300),
@@ -62,8 +62,8 @@ def main(argv=()):
         )
         print(f"{name:17} {checked[-1]:4} rows: equal to Theano's")
 
-    #    Consecutive rows are used where they are, without a copy. Rows that were picked one by one
-    #    are copied, by each rank for itself and at the same time: a shuffled epoch needs no
+    #    Consecutive rows are used in place, without a copy. Rows that are picked one by one are
+    #    copied: all ranks do so at the same time, each for itself. A shuffled epoch needs no
     #    shuffled copy of the data, just a list of row numbers.
     order = random.permutation(N_ROWS)
     total = 0.0
@@ -72,8 +72,8 @@ def main(argv=()):
     np.testing.assert_allclose(total, f.as_theano(x_array, w_array, y_array)[0], rtol=1e-4)
     print("Batch test passed.")
 
-    # 2. minibatch: a Data that holds just the rows of the batch, in its order. Here the weights are
-    #    made anew for each batch, while x stays where it is.
+    # 2. minibatch: a Data that holds just the rows of the batch, in its order. Here each batch gets
+    #    new weights, while x stays in its memory.
     w_batch = synk.data(var=w, minibatch=True)
     for start in range(0, N_ROWS, BATCH_SIZE):
         rows = order[start : start + BATCH_SIZE]
@@ -84,7 +84,7 @@ def main(argv=()):
         )
     print("Minibatch test passed.")
 
-    # 3. Both with slices: the rows of each rank are computed in four parts, one after the other.
+    # 3. Both with slices: each rank computes its rows in four parts, one after the other.
     for batch in batches.values():
         check(
             f(x_data, w_data, y_data, batch=batch, num_slices=4),

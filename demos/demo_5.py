@@ -1,8 +1,8 @@
-"""batch_s: use some rows of the shared variables, chosen on each rank from its own.
+"""batch_s: use some rows of the shared variables, chosen on each rank from its own rows.
 
     python demos/demo_5.py [--ranks 2]
 
-The data of a training run stay on the ranks, each with its part; a call says which rows to use.
+The data of a training run stay on the ranks, each with its part; a call names the rows to use.
 """
 
 import sys
@@ -19,11 +19,11 @@ from demos._arguments import parse_lesson
 from demos._shared import fork
 
 ROWS_PER_RANK = 100
-BATCH_SIZE = 30  # of each rank
+BATCH_SIZE = 30  # rows of each rank
 
 
 def main(argv=()):
-    """Run the steps; return the number of ranks, and of the calls that were checked."""
+    """Run the steps; return the number of ranks, and the number of checked calls."""
     n_ranks = fork(parse_lesson(argv, __doc__), "demo_5")
     print(f"Ranks: {n_ranks}")
 
@@ -31,20 +31,20 @@ def main(argv=()):
     x_array = random.rand(ROWS_PER_RANK * n_ranks + 1, 3).astype(theano.config.floatX)
     w_array = random.rand(len(x_array)).astype(theano.config.floatX)
 
-    # 1. Two shared variables; each rank keeps the rows that it is scattered once.
+    # 1. Scatter rows into two shared variables, once. Each rank keeps its part.
     s_x = theano.shared(x_array[:0], "s_x")
     s_w = theano.shared(w_array[:0], "s_w")
     x, w = T.matrix("x"), T.vector("w")
     load = synk.function([x, w], updates=[(s_x, x), (s_w, w)])
     load(x_array, w_array)
 
-    # 2. A function of them, and not of inputs. batch_s and num_slices apply to those variables that
-    #    are named as sliceable: y is used whole.
+    # 2. Make a function of the shared variables, without inputs. batch_s and num_slices apply to
+    #    the variables that are named as sliceable: y is used whole.
     y = theano.shared(random.rand(3).astype(theano.config.floatX), "y")
     z = T.dot(s_x, y) * s_w
     f = synk.function([], [(z.sum(), "sum"), z.mean(), (z, "gather")], sliceable_shareds=[s_x, s_w])
 
-    #    To check it: what each rank has, and Theano's function of the rows that the ranks use.
+    #    To check it: the rows of each rank, and Theano's function of the rows that the ranks use.
     lengths = synk.function([], (s_x.shape[0], "gather"))()
     ends = lengths.cumsum()[:-1]
     x_parts, w_parts = np.split(x_array, ends), np.split(w_array, ends)
@@ -60,7 +60,7 @@ def main(argv=()):
             np.testing.assert_allclose(result, wanted, rtol=1e-4)
         checked.append(len(expected[2]))
 
-    # 3. What batch_s may be: nothing, for all rows of each rank; one selection, which each rank
+    # 3. Select rows with batch_s: None for all rows of each rank; one selection, which each rank
     #    makes from its own rows; or a list with one selection for each rank, also of different
     #    lengths.
     picks = [random.randint(length, size=BATCH_SIZE + rank) for rank, length in enumerate(lengths)]
@@ -84,7 +84,7 @@ def main(argv=()):
         check(batch_s, each, num_slices=4)
     print("Sliced batch_s test passed.")
 
-    # 5. A pass over all rows in random order, without moving any of them between the ranks.
+    # 5. Use all rows once in random order, without moving rows between the ranks.
     orders = [random.permutation(length) for length in lengths]
     total = 0.0
     for start in range(0, max(lengths), BATCH_SIZE):

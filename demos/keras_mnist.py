@@ -32,13 +32,13 @@ PROGRAM = Path(__file__).stem
 
 
 def build_model(arguments):
-    """Return a model of Keras that is compiled; nothing in it knows about ranks."""
-    np.random.seed(arguments.seed)  # Keras draws the weights from it, and the order of the rows
+    """Return a compiled model of Keras; nothing in it knows about ranks."""
+    np.random.seed(arguments.seed)  # for the weights, and for the order of the rows
     layers, first = keras.layers, {"data_format": "channels_first"}
     stack = [layers.Flatten(input_shape=(1, 28, 28))]
     if arguments.model == "cnn":
-        # Smooth, as LeNet was: where pixels are equal, rounding decides which of them is the
-        # maximum, and runs that differ by rounding would drift apart.
+        # Tanh and averages, as in LeNet. With max pooling, rounding would decide between equal
+        # pixels, and runs that differ by rounding would drift apart.
         stack = [
             layers.Conv2D(16, 5, activation="tanh", input_shape=(1, 28, 28), **first),
             layers.AveragePooling2D(2, **first),
@@ -75,7 +75,7 @@ class Clock(keras.callbacks.Callback):
 
 
 def train(model, log, arguments, data):
-    """Train as any script with Keras would."""
+    """Train like any script that uses Keras."""
     x_train, y_train, x_val, y_val, x_test, y_test = data
     print(f"\n{log.label}")
     clock = Clock()
@@ -86,7 +86,7 @@ def train(model, log, arguments, data):
         epochs=arguments.epochs,
         validation_data=(x_val, y_val),
         callbacks=[clock],
-        # Progress bars, or a line for each epoch where they would fill a file.
+        # Progress bars in a terminal, a line for each epoch in a file.
         verbose=1 if sys.stdout.isatty() else 2,
     ).history
     _, accuracy = model.evaluate(x_test, y_test, arguments.batch, verbose=0)
@@ -108,7 +108,7 @@ def train_parallel(arguments, data, n_ranks):
 
 
 def train_serial(arguments, data, n_threads):
-    """Train in one process, so many threads of BLAS in it; return the log."""
+    """Train in one process with `n_threads` threads of BLAS; return the log."""
     log = Log(f"serial Keras, {count(n_threads, 'thread')}", is_serial=True)
     with threadpool_limits(n_threads):
         train(build_model(arguments), log, arguments, data)
@@ -116,7 +116,7 @@ def train_serial(arguments, data, n_threads):
 
 
 def compare(parallel, serial, has_dropout):
-    """Print how far the two runs are apart; return the differences of weights and of losses."""
+    """Print and return the largest differences of weights and of losses between the runs."""
     pairs = zip(parallel.values, serial.values)
     difference = max(float(abs(one - other).max()) for one, other in pairs)
     apart = float(np.abs(np.subtract(parallel.losses, serial.losses)).max())
@@ -150,9 +150,9 @@ def parse(argv):
 
 
 def main(argv=None):
-    """Run the demo; return what it measured."""
+    """Run the demo; return its measurements."""
     arguments = parse(argv)
-    # Keras has a setting of its own, and gave it to Theano.
+    # The import of Keras has overwritten Theano's setting with its own.
     theano.config.floatX = float_type()
     keras.backend.set_floatx(theano.config.floatX)
     data = runs.load(arguments, PROGRAM)

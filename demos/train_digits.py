@@ -39,7 +39,7 @@ def load():
 
 
 class Network:
-    """The graph: nothing in it knows about ranks."""
+    """The graph of a classifier; nothing in it knows about ranks."""
 
     def __init__(self, hidden, seed):
         self.x = T.fmatrix("x")
@@ -89,8 +89,8 @@ def train_parallel(arguments, data, n_ranks):
     began = time.perf_counter()
     network = Network(arguments.hidden, arguments.seed)
 
-    # One function: x and y are scattered, every rank derives the gradients of its rows, which are
-    # averaged over all rows, and updates its own copy of the parameters in the same way.
+    # One function: x and y are scattered. Every rank computes the gradients of its rows, the
+    # gradients are averaged over all rows, and every rank updates its copy of the parameters alike.
     function = make_train_step(
         [network.x, network.y], network.loss, network.params, rules.momentum, arguments.rate
     )
@@ -119,7 +119,7 @@ def train_parallel(arguments, data, n_ranks):
 
 
 def train_serial(arguments, data, threads):
-    """Train with plain Theano, as a serial script would, once for each number of threads."""
+    """Train with plain Theano, like a serial script, once for each number of threads."""
     logs = []
     network = Network(arguments.hidden, arguments.seed)
     pixels, labels = data[0]
@@ -149,7 +149,7 @@ def largest_difference(log, other):
 
 
 def report(parallel, serial, n_ranks, equal):
-    """Print the comparison; return the speedup against serial Theano at its best."""
+    """Print the comparison; return the speedup over the fastest serial run."""
     accuracies = [f"{100 * log.accuracies[-1]:.1f} %" for log in [parallel, *serial]]
     speedup = report_runs(parallel, serial, n_ranks, {"test accuracy": accuracies})
     scale = max(float(abs(value).max()) for value in parallel.values)
@@ -180,7 +180,7 @@ def parse(argv):
 
 
 def main(argv=None):
-    """Run the demo; return what it measured."""
+    """Run the demo; return its measurements."""
     arguments = parse(argv)
     began = time.perf_counter()
     data = load()

@@ -1,6 +1,11 @@
 """Settings of Sphinx; `make docs` builds."""
 
+import runpy
+from pathlib import Path
+
 import synkhronos
+
+BAD_INPUT = Path(__file__).parent.parent / "tests" / "support" / "bad_input.py"
 
 project = "Synkhronos"
 author = "Synkhronos developers"
@@ -21,3 +26,20 @@ napoleon_google_docstring = False
 napoleon_use_ivar = True  # properties have entries of their own
 napoleon_use_rtype = False
 trim_doctest_flags = True
+
+
+def add_tables(app, page, source):
+    """Append what each public name refuses to the page that introduces these tables."""
+    if page != "bad_input":
+        return
+    if BAD_INPUT.exists():
+        app.env.note_dependency(str(BAD_INPUT))
+        added = runpy.run_path(str(BAD_INPUT))["tables"]()
+    else:
+        added = "The tables are missing: they come from the tests, which this copy does not have.\n"
+    source[0] += f"\n\n{added}"
+
+
+def setup(app):
+    """Register the hook; Sphinx calls it with each page that it reads."""
+    app.connect("source-read", add_tables)

@@ -7,10 +7,10 @@ and no device opened; Theano is imported with the first name that is used.
 
 import importlib
 
-from synkhronos import _import_support
+from synkhronos._host.theano import import_support
 
-_import_support.check_python()
-_import_support.install()
+import_support.check_python()
+import_support.install()
 
 __version__ = "0.1.0"
 

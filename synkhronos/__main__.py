@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 from typing import Sequence
 
-from synkhronos import _import_support
+from synkhronos._host.theano import import_support
 
 THEANORC = """\
 # Written by `synkhronos theanorc`: the flags that Theano gets wherever Synkhronos is installed.
-# theano.scan on Python 3.11 needs the installation, for its cure is not a flag.
+# theano.scan on Python 3.11 needs the installation, because no flag can fix it.
 """
 
 
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return arguments.run(arguments)
     except BrokenPipeError:
-        # The reader, such as `head`, has what it wanted; without this Python complains at its exit.
+        # A reader such as `head` has closed the pipe. Without this Python complains at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -113,7 +113,7 @@ def _info(arguments: argparse.Namespace) -> int:
 def _link_cuda(name: str) -> int:
     from synkhronos import _cuda_libraries as cuda
 
-    # The loader and the links need a path that holds in any working folder.
+    # Absolute, because the loader and the links are used from any working folder.
     folder = Path(os.path.abspath(os.path.expanduser(name)))
     found = cuda.find(skip=folder)
     try:
@@ -143,8 +143,8 @@ def _link_cuda(name: str) -> int:
 def theanorc() -> str:
     """Return the default flags as the text of a .theanorc."""
     sections: dict[str, list[str]] = {}
-    for name, value in _import_support.default_flags().items():
-        section, option = _import_support.section_and_option(name)
+    for name, value in import_support.default_flags().items():
+        section, option = import_support.section_and_option(name)
         # Theano's parser of this file reads % as the start of a substitution.
         sections.setdefault(section, []).append(f"{option} = {value.replace('%', '%%')}\n")
     parts = [f"\n[{section}]\n{''.join(lines)}" for section, lines in sections.items()]
@@ -157,7 +157,7 @@ def _theanorc(arguments: argparse.Namespace) -> int:
         return 0
     path = Path(arguments.file).expanduser()
     try:
-        # Mode x refuses in one step what exists, so no one's file can be lost in between.
+        # Mode x checks and creates in one step, so a file that appears in between is safe too.
         with open(path, "w" if arguments.force else "x") as file:
             file.write(theanorc())
     except FileExistsError:

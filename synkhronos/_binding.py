@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from synkhronos import _signature, _theano
+from synkhronos import _host, _signature
 from synkhronos._checks import count, sentence
 from synkhronos._staging import StagedInput
 from synkhronos.inputs import Data
@@ -21,7 +21,7 @@ class Inputs:
             for position, variable in enumerate(variables)
         )
         self._dtypes = tuple(np.dtype(variable.dtype) for variable in variables)
-        self._has_fixed = tuple(any(variable.broadcastable) for variable in variables)
+        self._has_fixed = tuple(any(_host.fixed_axes(variable)) for variable in variables)
         self._allow_downcast = allow_downcast
         self._staged = {}
 
@@ -68,11 +68,11 @@ class Inputs:
         """Return a value as the array that ``theano.function`` would make of it."""
         variable = self.variables[position]
         try:
-            return _theano.cast_input(variable, value, self._allow_downcast)
+            return _host.cast_input(variable, value, self._allow_downcast)
         except Exception as error:
             if value is None:
                 raise TypeError(f"{self.what(position)} takes {variable.type}, got None.") from None
-            if isinstance(value, _theano.Variable):
+            if isinstance(value, _host.Variable):
                 raise TypeError(
                     f"{self.what(position)} takes {variable.type}, got the variable {value} in "
                     "place of a value."
@@ -94,7 +94,7 @@ class Inputs:
             self._check_broadcastable(position, array.shape)
 
     def _check_broadcastable(self, position, shape):
-        pattern = self.variables[position].broadcastable
+        pattern = _host.fixed_axes(self.variables[position])
         if any(fixed and length != 1 for fixed, length in zip(pattern, shape)):
             raise TypeError(
                 f"{self.what(position)} is broadcastable ({pattern}): it must have length 1 there, "

@@ -1,10 +1,11 @@
-"""Reduction over ranks where the arrays lie, in blocks that stay in a core's cache.
+"""Reduction over ranks in place, in blocks that fit into a core's cache.
 
     shares of the elements      rank 0          rank 1          rank 2
     one variable after another  |- w -|--- b ---|------- v -------|- c -|
 
-Each rank reduces its share of every rank's arrays, and writes the result back to those who are to
-have it: each element is computed once, so all get the same bits.
+Each rank reduces its share of every rank's arrays, and writes the result to the ranks that are to
+have it: each element is computed once, so all ranks get the same bits.
+
 Pure: nothing here knows of processes.
 """
 
@@ -14,7 +15,7 @@ from synkhronos import _partition
 
 UFUNCS = {"avg": np.add, "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
 OPS = tuple(UFUNCS)
-BLOCK = 1 << 19  # bytes of each array that are worked on at a time: two fit into an L2 cache
+BLOCK = 1 << 19  # bytes of each array that are reduced at a time: two blocks fit into an L2 cache
 
 
 def plain_name(name, names):
@@ -35,7 +36,7 @@ def parse_op(op):
 
 
 def reduce_block(op, sources, out, divisor):
-    """Reduce arrays of one shape into `out`, which may be the first of them but no other.
+    """Reduce arrays of one shape into `out`, which may be the first array but no other.
 
     Parameters
     ----------
@@ -46,7 +47,7 @@ def reduce_block(op, sources, out, divisor):
     out : numpy.ndarray
         Half precision is combined in single, whose 24 bits hold the sum of many ranks.
     divisor : float
-        What to divide by for the op ``avg``.
+        For the op ``avg``: the number to divide by.
     """
     ufunc = UFUNCS[op]
     if out.dtype == np.float16:
@@ -71,18 +72,18 @@ def reduce_block(op, sources, out, divisor):
 
 
 def shares(sizes, n_ranks, rank):
-    """Yield (position, first element, element after the last) of the arrays' blocks of one rank.
+    """Yield (position of an array, first element, element after the last) of one rank's blocks.
 
     Parameters
     ----------
     sizes : list of (int, int)
-        How many elements each array has, and of how many bytes each is.
+        For each array the number of elements, and the bytes of an element.
     """
     total = sum(elements * nbytes for elements, nbytes in sizes)
     begin, end = _partition.share(total, n_ranks, rank)
     offset = 0
     for position, (elements, nbytes) in enumerate(sizes):
-        # Rounded up on both sides, so that neighbours agree on whose an element is.
+        # Both ends round up, so each element belongs to exactly one rank.
         first = min(max(-(-(begin - offset) // nbytes), 0), elements)
         last = min(max(-(-(end - offset) // nbytes), 0), elements)
         step = max(BLOCK // nbytes, 1)
@@ -92,12 +93,12 @@ def shares(sizes, n_ranks, rank):
 
 
 def cut(values, n_ranks, rank):
-    """Yield (position, blocks) of what one rank works on: the same elements of several arrays.
+    """Yield (position, blocks) for one rank: the same elements of all arrays at that position.
 
     Parameters
     ----------
     values : list of list of numpy.ndarray
-        At each position contiguous arrays of one shape and dtype.
+        At each position, contiguous arrays of one shape and dtype.
     """
     flat = [[value.reshape(-1) for value in each] for each in values]
     sizes = [(each[0].size, each[0].itemsize) for each in flat]

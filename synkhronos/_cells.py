@@ -62,12 +62,13 @@ class Notices:
         """Return what that rank reported in the last call."""
         return self._cells[self._line(rank) + ROWS]
 
-    def cast_ballot(self, ballot: int) -> None:
-        """Say what this rank is for, before all meet; they meet again before the next ballot."""
-        self._cells[self._line(self.rank) + BALLOT] = ballot
+    def agree(self, ballot: int) -> bool:
+        """Meet, and return whether the ballots of all ranks are the same.
 
-    def is_unanimous(self) -> bool:
-        """Whether all ranks are for the same; after all have met."""
+        The ranks must meet once more before the next ballot.
+        """
+        self._cells[self._line(self.rank) + BALLOT] = ballot
+        self.meet()
         ballots = {self._cells[self._line(rank) + BALLOT] for rank in range(self.n_ranks)}
         return len(ballots) == 1
 

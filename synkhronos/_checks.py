@@ -4,7 +4,7 @@ import operator
 
 import numpy as np
 
-MAX_DIMENSIONS = 32  # of a NumPy array
+MAX_DIMENSIONS = 32  # NumPy's limit
 
 
 def count(number, noun):
@@ -13,24 +13,24 @@ def count(number, noun):
 
 
 def shown(value, length=80):
-    """Return what came, for a message that any value may come to."""
+    """Return the representation of any value, shortened, for a message."""
     text = repr(value)
     return text if len(text) <= length else f"{text[:length]}..."
 
 
 def sentence(error):
-    """Return what something else has raised, as words that end with a full stop."""
+    """Return the message of an exception, with a full stop at its end."""
     text = str(error).strip() or type(error).__name__
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def is_bool(value):
-    """Whether a value is a bool, which is no number here."""
+    """Return whether a value is a bool; bools are refused as numbers."""
     return isinstance(value, (bool, np.bool_))
 
 
 def truth(name, value):
-    """Return whether an argument counts as true; raise TypeError for what won't say."""
+    """Return whether an argument counts as true; raise TypeError if bool() refuses it."""
     try:
         return bool(value)
     except Exception:  # arrays of several items raise ValueError
@@ -40,7 +40,7 @@ def truth(name, value):
 def whole_number(name, value, lowest, highest=None):
     """Return an argument as an int, from `lowest` to `highest`.
 
-    Raises ``TypeError`` for what is no integer, ``ValueError`` for one beyond the limits.
+    Raises ``TypeError`` for anything but an integer, ``ValueError`` for one beyond the limits.
     """
     try:
         if is_bool(value):
@@ -57,11 +57,11 @@ def whole_number(name, value, lowest, highest=None):
 def shape_of(shape):
     """Return an argument `shape` as a tuple of int.
 
-    Raises ``TypeError`` for what is no sequence of integers, ``ValueError`` for one that is too
-    long.
+    Raises ``TypeError`` for anything but a sequence of integers, ``ValueError`` for a sequence that
+    is too long.
     """
     try:
-        # Not a set or bytes, which hold integers, nor a symbolic variable, which looks like any.
+        # Sets and bytes hold integers too, and a symbolic variable looks like any sequence.
         if not isinstance(shape, (list, tuple, range, np.ndarray)) or any(map(is_bool, shape)):
             raise TypeError
         lengths = tuple(operator.index(n) for n in shape)

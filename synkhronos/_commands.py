@@ -7,13 +7,13 @@ too. What `run` returns on a worker is sent to the master as its answer.
 import gc
 import pickle
 from dataclasses import dataclass
-from typing import Optional, Tuple, Union
+from typing import Hashable, Optional, Tuple, Union
 
-from synkhronos import _partition, _theano
+from synkhronos import _host, _partition
 from synkhronos._replica import Replica, unpack
-from synkhronos._shm import ArrayRef, SegmentRef
+from synkhronos.comm import Reference
 
-Selection = Union[Tuple[int, int, int], ArrayRef]  # a range, or indices
+Selection = Union[range, Reference]  # of rows; a reference is to their indices
 
 
 @dataclass(frozen=True)
@@ -26,22 +26,22 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class JoinClique:
-    """Have the ranks' devices reduce with one another."""
+class Join:
+    """Begin to use a transport that the ranks must be introduced to."""
 
-    clique_id: bytes
+    introduction: bytes
 
     def run(self, worker):
-        """Become a member of NCCL's clique."""
-        worker.comm.join(self.clique_id)
+        """Join the other ranks."""
+        worker.comm.join(self.introduction)
 
 
 @dataclass(frozen=True)
-class LeaveClique:
-    """Have arrays of devices go through shared memory, because a rank could not join."""
+class Leave:
+    """Use the transport underneath, because a rank could not join."""
 
     def run(self, worker):
-        """Leave."""
+        """Leave the other ranks."""
         worker.comm.leave()
 
 
@@ -49,19 +49,18 @@ class LeaveClique:
 class LoadFunctions:
     """Take new functions, and the shared variables among theirs that are new."""
 
-    pickled: ArrayRef
-    portable: Optional[ArrayRef] = None  # for ranks on another kind of device than the master's
+    pickled: Reference
+    portable: Optional[Reference] = None  # for ranks on another kind of device than the master's
 
     def run(self, worker):
         """Unpickle them; the master has them already."""
         if worker.is_master:
             return
-        data = worker.segments.array(self.pickled if worker.is_like_master else self.portable)
-        data = data.tobytes()
-        worker.segments.forget([ref.segment for ref in (self.pickled, self.portable) if ref])
-        functions, new = _theano.load(data, worker.variables)
+        data = worker.fetch(self.pickled if worker.is_like_master else self.portable).tobytes()
+        worker.comm.memory.forget([ref for ref in (self.pickled, self.portable) if ref])
+        functions, new = _host.load(data, worker.variables)
         for key in new:
-            _theano.spread_random_state(worker.variables[key], worker.rank)
+            _host.spread_random_state(worker.variables[key], worker.rank)
         for (key, variant), (function, description) in functions.items():
             replica = worker.replicas.setdefault(key, Replica(key, description))
             replica.variants[variant] = function
@@ -72,13 +71,13 @@ class RunFunction:
     """Run one function on this rank's rows, and hand over its parts of the outputs."""
 
     function: int
-    inputs: Tuple[ArrayRef, ...]
+    inputs: Tuple[Reference, ...]
     kinds: Tuple[int, ...]  # what a rank takes of each input, see `_replica`
     rows: Optional[int]  # None where nothing is scattered
     selection: Optional[Selection]  # the rows of scattered inputs; None for all
     picked: Optional[Tuple[Selection, ...]]  # the rows of sliceable shareds, for each rank
     num_slices: int
-    reduced: Tuple[int, ...]  # the positions of the outputs that the master needs from all ranks
+    combined: Tuple[int, ...]  # the positions of the outputs that the master combines
     source: int  # the rank whose own result stands where nothing is reduced
     source_of_nothing: int  # the rank that runs though it has no rows; -1 for none
     output_subset: Optional[Tuple[int, ...]] = None
@@ -98,64 +97,91 @@ class Lengths:
     def run(self, worker):
         """Return their lengths along axis 0."""
         sliceables = worker.replicas[self.function].description.sliceables
-        return [len(_theano.peek(variable)) for variable in sliceables]
+        return [len(_host.peek(variable)) for variable in sliceables]
+
+
+def _variables(worker, command):
+    comm = worker.comm if command.between_devices else worker.comm.base
+    return comm.variables
+
+
+class _Collective:
+    """A command that works on the values of shared variables, `keys`, of all ranks."""
+
+    def run(self, worker):
+        """Take part, and return what `_work` does."""
+        recorder = worker.recorder
+        if recorder is None:
+            return self._work(worker)
+        with recorder.span("reduce") as span:
+            answer = self._work(worker)
+            if self._concerns(worker):
+                span.moved(*[_host.peek(worker.variables[key]) for key in self.keys])
+            return answer
+
+    def _concerns(self, worker):
+        return True
 
 
 @dataclass(frozen=True)
-class Broadcast:
+class Broadcast(_Collective):
     """Give shared variables the value that one rank has, everywhere."""
 
     keys: Tuple[int, ...]
     root: int
-    nccl: bool = True  # whether NCCL may be used, here and below
+    between_devices: bool = True  # else through the memory of hosts, here and below
 
-    def run(self, worker):
+    def _work(self, worker):
         """Copy from the root."""
-        worker.comm.broadcast(self.keys, self.root, self.nccl)
+        _variables(worker, self).broadcast(self.keys, self.root)
 
 
 @dataclass(frozen=True)
-class Reduce:
+class Reduce(_Collective):
     """Reduce shared variables over the ranks: on all of them, or to one."""
 
     keys: Tuple[int, ...]
     op: str
     root: Optional[int]  # None for all
-    nccl: bool = True
+    between_devices: bool = True
 
-    def run(self, worker):
+    def _work(self, worker):
         """Return, on the master, what did not fit."""
+        variables = _variables(worker, self)
         if self.root is None:
-            unequal = worker.comm.all_reduce(self.keys, self.op, self.nccl)
+            unequal = variables.all_reduce(self.keys, self.op)
         else:
-            unequal = worker.comm.reduce(self.keys, self.op, self.root, self.nccl)
+            unequal = variables.reduce(self.keys, self.op, self.root)
         return unequal if worker.is_master else None
 
 
 @dataclass(frozen=True)
-class AllGather:
+class AllGather(_Collective):
     """Join the values of shared variables along axis 0, on all ranks."""
 
     keys: Tuple[int, ...]
-    nccl: bool = True
+    between_devices: bool = True
 
-    def run(self, worker):
+    def _work(self, worker):
         """Return, on the master, what did not fit."""
-        unequal = worker.comm.all_gather(self.keys, self.nccl)
+        unequal = _variables(worker, self).all_gather(self.keys)
         return unequal if worker.is_master else None
 
 
 @dataclass(frozen=True)
-class Expose:
+class Expose(_Collective):
     """Have the master see the values of shared variables, of all ranks or one."""
 
     keys: Tuple[int, ...]
     rank: Optional[int] = None
 
-    def run(self, worker):
+    def _work(self, worker):
         """Bring them to where the master can read them."""
-        if self.rank in (None, worker.rank):
-            worker.comm.expose(self.keys)
+        if self._concerns(worker):
+            worker.comm.variables.expose(self.keys)
+
+    def _concerns(self, worker):
+        return self.rank in (None, worker.rank)
 
 
 @dataclass(frozen=True)
@@ -163,7 +189,7 @@ class Assign:
     """Give shared variables of one rank a value, or those of each rank its share."""
 
     keys: Tuple[int, ...]
-    values: Tuple[ArrayRef, ...]
+    values: Tuple[Reference, ...]
     selections: Tuple[Optional[Selection], ...]  # the rows of each value; None for all
     rank: Optional[int]  # None scatters
 
@@ -172,7 +198,7 @@ class Assign:
         if self.rank not in (None, worker.rank):
             return
         for key, ref, selection in zip(self.keys, self.values, self.selections):
-            array = worker.segments.array(ref)
+            array = worker.fetch(ref)
             if selection is not None:
                 rows = unpack(worker, selection)
             elif self.rank is None:
@@ -181,7 +207,21 @@ class Assign:
                 rows = None
             if self.rank is None:
                 rows = rows[slice(*_partition.share(len(rows), worker.n_ranks, worker.rank))]
-            worker.comm.assign(key, array, rows)
+            assign(worker, key, array, rows)
+
+
+def assign(worker, key, array, rows=None):
+    """Give a shared variable of this rank a value, or some of its rows: a range or indices."""
+    recorder = worker.recorder
+    if recorder is None:
+        worker.comm.variables.assign(key, array, rows)
+        return
+    with recorder.span("reduce") as span:
+        worker.comm.variables.assign(key, array, rows)
+        if rows is None:
+            span.moved(array)
+        else:
+            span.moved_rows(array, len(rows))
 
 
 @dataclass(frozen=True)
@@ -192,7 +232,7 @@ class Shapes:
 
     def run(self, worker):
         """Return them."""
-        return [_theano.peek(worker.variables[key]).shape for key in self.keys]
+        return [_host.peek(worker.variables[key]).shape for key in self.keys]
 
 
 @dataclass(frozen=True)
@@ -200,16 +240,16 @@ class SetObject:
     """Give shared variables that hold no arrays, such as random states, a value."""
 
     keys: Tuple[int, ...]
-    pickled: ArrayRef
+    pickled: Reference
     rank: Optional[int]  # None for all
 
     def run(self, worker):
         """Unpickle it, for each rank an object of its own."""
-        data = worker.segments.array(self.pickled).tobytes()
+        data = worker.fetch(self.pickled).tobytes()
         if self.rank in (None, worker.rank):
             for key, value in zip(self.keys, pickle.loads(data)):
-                _theano.replace_object(worker.variables[key], value)
-        worker.segments.forget([self.pickled.segment])
+                _host.replace_object(worker.variables[key], value)
+        worker.comm.memory.forget([self.pickled])
 
 
 @dataclass(frozen=True)
@@ -222,7 +262,7 @@ class GetObject:
     def run(self, worker):
         """Return it pickled."""
         if self.rank in (None, worker.rank):
-            return pickle.dumps(_theano.peek(worker.variables[self.key]))
+            return pickle.dumps(_host.peek(worker.variables[self.key]))
         return None
 
 
@@ -230,20 +270,18 @@ class GetObject:
 class Forget:
     """Let go of what the master has released."""
 
-    segments: Tuple[SegmentRef, ...]
+    references: Tuple[Hashable, ...]
     functions: Tuple[int, ...]
     variables: Tuple[int, ...]
 
     def run(self, worker):
         """Drop all that is named, and what belongs to it."""
-        worker.segments.forget(self.segments)
+        worker.comm.memory.forget(self.references)
         for key in self.functions:
             worker.replicas.pop(key, None)
-            worker.comm.forget(key)
         for key in self.variables:
             worker.variables.pop(key, None)
-        if self.variables:
-            worker.comm.forget_variables(self.variables)
+        worker.comm.forget(self.functions, self.variables)
         if (self.functions or self.variables) and not worker.is_master:
             gc.collect()  # compiled functions are cycles, and an idle worker seldom collects
 

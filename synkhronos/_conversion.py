@@ -1,4 +1,4 @@
-"""From values of many kinds to arrays of a dtype, as exactly as it can hold them."""
+"""Conversion of values of many kinds to arrays of a dtype, without loss unless asked for."""
 
 import contextlib
 import numbers
@@ -8,7 +8,7 @@ import numpy as np
 
 from synkhronos._checks import count, shown, truth
 
-_KINDS = "biufc"  # of dtypes: bools, integers with and without a sign, floats, complex numbers
+_KINDS = "biufc"  # dtypes of bools, signed and unsigned integers, floats, complex numbers
 
 
 def check_dtype(dtype):
@@ -23,9 +23,10 @@ def check_dtype(dtype):
 
 
 def as_array(value, dtype, force_cast, what):
-    """Return a list or scalar as an array, of `dtype` if one is given, as exactly as it can."""
+    """Return a list or scalar as an array, of `dtype` if given; raise if that loses values."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of rows of unequal length: an array of objects
+        # NumPy warns of rows of unequal length. They make an array of objects, refused below.
+        warnings.simplefilter("ignore")
         array = np.asarray(value)
     check_kind(array, value, what)
     if dtype is None or force_cast:
@@ -39,7 +40,7 @@ def as_array(value, dtype, force_cast, what):
                 if (cast == objects).all():
                     return cast
     with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what is lost, which is looked for here
+        warnings.simplefilter("ignore")  # NumPy warns of lost values, which are checked below
         cast = array.astype(dtype)
         same = cast.astype(array.dtype) == array
     if array.dtype.kind in "fc" and _KINDS.index(cast.dtype.kind) >= _KINDS.index(array.dtype.kind):
@@ -54,7 +55,7 @@ def as_array(value, dtype, force_cast, what):
 
 
 def check_kind(array, value, what):
-    """Raise TypeError for an array, made of a value, that holds other things than numbers."""
+    """Raise TypeError for an array, made of `value`, that holds anything but numbers or bools."""
     if array.dtype.kind not in _KINDS:
         wanted = "numbers or bools in rows of one length"
         if array.size and all(isinstance(item, numbers.Integral) for item in array.flat):
@@ -65,7 +66,7 @@ def check_kind(array, value, what):
 
 
 def condition(value, dtype, ndim, force_cast, what):
-    """Return a value as an array that can be stored in one of this dtype, perhaps after a cast."""
+    """Return a value as an array that NumPy can cast up to `dtype`, or any if `force_cast`."""
     force_cast = truth("force_cast", force_cast)
     if not isinstance(value, np.ndarray):
         value = as_array(value, dtype, force_cast, what)

@@ -27,7 +27,7 @@ import sys
 from pathlib import Path
 from typing import Mapping, Sequence
 
-# What each library opens in turn. libgpuarray's own four come first.
+# The libraries that libgpuarray opens -> the libraries that each of these opens.
 HELPERS = {
     "libcuda": ("libnvidia-ptxjitcompiler", "libnvidia-nvvm", "libnvidia-ml"),  # the last for NCCL
     "libnvrtc": ("libnvrtc-builtins",),
@@ -52,7 +52,7 @@ KERNEL = b'extern "C" __global__ void add(float *x) { x[threadIdx.x] += 1; }'
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """What opening ``<name>.so`` gave: an error or a file, and its version of CUDA if it tells."""
+    """The result of opening ``<name>.so``: an error or a file, and the CUDA version if known."""
 
     name: str
     path: str = ""
@@ -61,7 +61,7 @@ class Opened:
 
     @property
     def absent(self) -> bool:
-        """Whether there is no file of this name, rather than one that does not open."""
+        """Whether no file has this name; a file that does not open is not absent."""
         return self.error.startswith(f"{self.name}.so: cannot open shared object file")
 
 
@@ -71,7 +71,7 @@ def probe(environment: Mapping[str, str] | None = None, timeout: float = 60.0) -
 
 
 def _probe_one(name: str, environment: Mapping[str, str] | None, timeout: float) -> Opened:
-    # Isolated, or a json.py in the working folder would be run in place of Python's.
+    # -I isolates: otherwise a json.py in the working folder would run in place of Python's.
     command = [sys.executable, "-I", "-c", Path(__file__).read_text(encoding="utf-8"), name]
     try:
         child = subprocess.run(
@@ -101,7 +101,7 @@ def _open(name: str) -> dict:
         if "stubs" in Path(path).parts:
             return {"path": path, "error": f"{path} is a stub to link with, not the driver"}
         ask = {"libcuda": _ask_driver, "libnvrtc": _ask_nvrtc}.get(name)
-        # AttributeError: it lacks a function that every library of this name has.
+        # AttributeError: the file lacks a function that every library of this name has.
         return {"path": path, **(ask(library) if ask else {})}
     except (OSError, AttributeError) as error:
         return {"error": str(error)}
@@ -123,7 +123,7 @@ def _ask_driver(library: ctypes.CDLL) -> dict:
 
 
 def _ask_nvrtc(library: ctypes.CDLL) -> dict:
-    """Compile a kernel, too: that needs libnvrtc-builtins, which opening it does not."""
+    """Return NVRTC's version, or an error if it can't compile, which needs libnvrtc-builtins."""
     major, minor, program = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
     library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     version = (major.value, minor.value)
@@ -137,12 +137,12 @@ def _ask_nvrtc(library: ctypes.CDLL) -> dict:
 
 
 def find(skip: Path | None = None) -> dict[str, Path]:
-    """Return the file of each library that is found, whatever its version; not from `skip`."""
+    """Return the file of each library that is found, of any version; ignore the folder `skip`."""
     searched = [f for f in _folders() if skip is None or f.resolve() != skip.resolve()]
     found = {}
     for name in HELPERS:
         path = next((files[0] for files in (_files(f, name) for f in searched) if files), None)
-        # Another folder of links may go: what it points to stays.
+        # Another folder of links may be deleted later. The files that its links name stay.
         while path is not None and _is_own_link(path):
             path = Path(os.readlink(path))
         if path is not None:
@@ -151,7 +151,7 @@ def find(skip: Path | None = None) -> dict[str, Path]:
 
 
 def _folders() -> list[Path]:
-    """Return where to look, what was chosen on purpose first."""
+    """Return the folders to search: those that the user chose come first."""
     listed = [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
     wheels = importlib.util.find_spec("nvidia")
     places = list(wheels.submodule_search_locations or ()) if wheels else []
@@ -164,8 +164,8 @@ def _folders() -> list[Path]:
 
 
 def _cached_folders() -> list[Path]:
-    """Return the folders of the loader's cache that have one of the libraries."""
-    # The PATH of users often lacks the folders for root.
+    """Return the folders in the loader's cache that have one of the libraries."""
+    # A user's PATH often lacks root's folders.
     ldconfig = shutil.which("ldconfig", path=f"{os.environ.get('PATH', '')}:/sbin:/usr/sbin")
     if ldconfig is None:
         return []
@@ -190,7 +190,7 @@ def _files(folder: Path, name: str) -> list[Path]:
 
 
 def _rank(version: str) -> tuple:
-    """Order ".12" before ".12.4.127", which the next upgrade removes, and both before "".
+    """Return a sort key: ".12" before ".12.4.127", which an upgrade removes, and "" last.
 
     >>> sorted(["", ".550.54", ".12", ".13"], key=_rank, reverse=True)
     ['.13', '.12', '.550.54', '']
@@ -200,14 +200,14 @@ def _rank(version: str) -> tuple:
 
 
 def _is_library(path: Path) -> bool:
-    """Tell a library of this machine's kind from linker scripts, stubs and other architectures."""
+    """Return whether a file is a library of this architecture, no linker script and no stub."""
     if "stubs" in path.parts or "stubs" in path.resolve().parts:
         return False
     return _elf_kind(path) == _elf_kind(Path("/proc/self/exe"))
 
 
 def _elf_kind(path: Path) -> bytes | None:
-    """Return word size, byte order and machine of an ELF file; None of any other."""
+    """Return word size, byte order and machine of an ELF file; None for any other file."""
     try:
         with open(path, "rb") as file:
             header = file.read(20)
@@ -217,14 +217,14 @@ def _elf_kind(path: Path) -> bytes | None:
 
 
 def link(folder: Path, found: Mapping[str, Path]) -> dict[str, Path]:
-    """Make `folder` hold links to these files, and none of an earlier call; return them by name.
+    """Link these files in `folder`, remove the links of an earlier call, and return the links.
 
     Raises
     ------
     FileExistsError
-        Where one of them is there, but not as a link that was made here. Nothing is changed.
+        If the folder has such a name that is no link of an earlier call. Nothing is changed.
     PermissionError
-        Where other users can put libraries into the folder, which every program would then load.
+        If other users can put libraries into the folder, which every program would then load.
     """
     links = _names(found)
     _refuse_folder_of_others(folder)
@@ -241,7 +241,7 @@ def link(folder: Path, found: Mapping[str, Path]) -> dict[str, Path]:
             os.unlink(folder / name)
     if links:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        _refuse_folder_of_others(folder)  # somebody may have been faster
+        _refuse_folder_of_others(folder)  # another user may have made it meanwhile
     for name, path in links.items():
         if not os.path.lexists(folder / name):
             os.symlink(path, folder / name)
@@ -260,7 +260,7 @@ def _refuse_folder_of_others(folder: Path) -> None:
 
 
 def _names(found: Mapping[str, Path]) -> dict[str, Path]:
-    """Return every name to link: the one that libgpuarray opens, and those with versions.
+    """Return every name to link: those that libgpuarray opens, and names with versions.
 
     The libraries open their helpers, and one another, by names with a version.
     """
@@ -275,7 +275,7 @@ def _names(found: Mapping[str, Path]) -> dict[str, Path]:
 
 
 def _is_own_link(path: Path) -> bool:
-    """Tell a link such as `link` makes from those of packages: relative, or to other names."""
+    """Return whether `link` made this link. Packages' links are relative, or to other names."""
     if not path.is_symlink():
         return False
     target = os.readlink(path)
@@ -284,7 +284,7 @@ def _is_own_link(path: Path) -> bool:
 
 
 def how_to_install(names: Sequence[str], driver: tuple[int, int] | None = None) -> str:
-    """Return what installs these libraries, for a driver that knows CUDA up to this version.
+    """Return how to install these libraries, for a driver that supports CUDA up to `driver`.
 
     >>> how_to_install(["libcublas", "libnccl"])
     'pip install nvidia-cublas-cu12 nvidia-nccl-cu12'
@@ -304,7 +304,7 @@ def how_to_install(names: Sequence[str], driver: tuple[int, int] | None = None) 
 
 
 def newer_than_driver(opened: Mapping[str, Opened]) -> str:
-    """Return what to say where NVRTC is newer than the driver, which then loads no kernel of it."""
+    """Return a message if NVRTC is newer than the driver, which can't load its kernels then."""
     driver, nvrtc = opened["libcuda"].version, opened["libnvrtc"].version
     if driver is None or nvrtc is None or nvrtc <= driver:
         return ""
@@ -313,7 +313,7 @@ def newer_than_driver(opened: Mapping[str, Opened]) -> str:
 
 
 def default_folder() -> Path:
-    """Return where to suggest the links: in the virtual environment, or else in the home."""
+    """Return the folder to suggest for links: in the virtual environment, else in the home."""
     return Path(sys.prefix if sys.prefix != sys.base_prefix else Path.home(), "cuda-links")
 
 
@@ -323,7 +323,7 @@ def link_command(folder: Path) -> str:
 
 
 def export_command(folder: Path) -> str:
-    """Return the line for the shell: the loader reads the variable when a process starts.
+    """Return the line for the shell. The loader reads the variable when a process starts.
 
     >>> print(export_command(Path("/home/me/.venv/cuda-links")))
     export LD_LIBRARY_PATH=/home/me/.venv/cuda-links${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}

@@ -1,6 +1,6 @@
 """Find the devices of this machine, and choose one for each rank.
 
-Questions that could open a GPU are asked in a process of their own, which ends at once.
+A process of its own runs whatever could open a GPU, and ends at once.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def usable_cores() -> int:
 
 
 def _cpu_quota(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> float:
-    """Return how many cores' time the control groups (v2, v1) allow; infinity without a limit."""
+    """Return the number of cores that the control groups (v2, v1) allow; infinity if unlimited."""
     quotas = []
     try:
         groups = dict(line.split(":", 2)[1:] for line in Path(proc).read_text().splitlines())
-        # In a container the path may be the host's: the folders that do not exist here say nothing.
+        # In a container the path may be the host's, so folders that don't exist here are skipped.
         group = Path(root, groups.get("", "/").strip("/"))
         for folder in (group, *group.parents):
             if (folder / "cpu.max").exists():
@@ -68,20 +68,21 @@ def _cpu_quota(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") ->
 
 
 def default_threads(n_ranks: int) -> int:
-    """Return how many BLAS and OpenMP threads each of `n_ranks` ranks gets."""
+    """Return the number of BLAS and OpenMP threads that each of `n_ranks` ranks gets."""
     return max(1, usable_cores() // n_ranks)
 
 
 def python_command(code: str, *arguments: str) -> list[str]:
-    """Return the command that runs code in another interpreter, which imports nothing from here.
+    """Return the command that runs code in another interpreter.
 
-    ``-c`` puts the working folder first on the path: a ``json.py`` in it would be run.
+    The interpreter imports nothing from the working folder. ``-c`` would put that first on the
+    path, and a ``json.py`` in it would run in place of Python's.
     """
     return [sys.executable, "-c", f"import sys; sys.path.remove('')\n{code}", *arguments]
 
 
 def probe(kind: str, timeout: float = 60.0) -> tuple[int, str]:
-    """Return how many devices of `kind` ("cuda", "opencl") pygpu finds, and why there are none."""
+    """Return the number of devices of `kind` ("cuda", "opencl") that pygpu finds, and any error."""
     command = python_command(COUNT_DEVICES, kind)
     try:
         child = subprocess.run(
@@ -96,7 +97,7 @@ def probe(kind: str, timeout: float = 60.0) -> tuple[int, str]:
 
 
 def count(kind: str) -> int:
-    """Return how many devices of `kind` ("cuda" or "opencl") there are; 0 without pygpu."""
+    """Return the number of devices of `kind` ("cuda" or "opencl"); 0 without pygpu."""
     return probe(kind)[0]
 
 
@@ -106,12 +107,12 @@ def get_n_gpu() -> int:
     Returns
     -------
     int
-        The number of CUDA devices, 0 where there is no driver.
+        The number of CUDA devices, 0 without a driver.
 
     Raises
     ------
     ImportError
-        Where pygpu, the GPU library of Theano, cannot be imported.
+        If pygpu, the GPU library of Theano, cannot be imported.
 
     Examples
     --------
@@ -139,9 +140,9 @@ def resolve(
 ) -> tuple[str, ...]:
     """Return the device of each rank.
 
-    The first that is given decides: `devices`, the environment variable SYNKHRONOS_DEVICES (the
-    same, with commas), `use_gpu`; else what there is, all CUDA devices or else all cores. What else
-    is given must agree with it.
+    The first of these that is given decides: `devices`, the environment variable SYNKHRONOS_DEVICES
+    (names with commas), `use_gpu`. Without them all CUDA devices are used, or else all cores. The
+    other arguments must agree.
 
     >>> resolve(devices=["cpu", "cpu"])
     ('cpu', 'cpu')
@@ -195,7 +196,7 @@ def _first_gpus(n_parallel, n_gpu):
 
 
 def _count_default_gpus(pattern: str = "/dev/nvidia[0-9]*") -> int:
-    """Count the CUDA devices, asking pygpu only where the driver has made any."""
+    """Count the CUDA devices. pygpu is asked only if the driver has made device files."""
     if not glob.glob(pattern) or importlib.util.find_spec("pygpu") is None:
         return 0
     n_gpu, problem = probe("cuda")
@@ -249,10 +250,8 @@ def _check_names(names: Sequence[str], source: str) -> tuple[str, ...]:
 
 
 def limit_threads(threads: int):
-    """Limit the BLAS and OpenMP threads of this process; the result can restore them.
-
-    By threadpoolctl, because each BLAS has its own call for it, and NumPy and SciPy bring one each.
-    """
+    """Limit the BLAS and OpenMP threads of this process; return an object that can restore them."""
+    # Each BLAS has its own call for it, and NumPy and SciPy bring a BLAS each.
     from threadpoolctl import threadpool_limits
 
     return threadpool_limits(limits=threads)

@@ -12,7 +12,7 @@ AT_A_TIME = 1000  # the message must fit into the mailbox
 class Garbage:
     """References that no object of the user's needs any more, by kind.
 
-    The kinds are those of `_commands.Forget`, and ``"give_back"``: functions that give a segment's
+    The kinds are those of `_commands.Forget`, and ``"give_back"``: functions that give a block of
     memory back, to be called when no worker can be reading it.
     """
 
@@ -32,7 +32,7 @@ class Garbage:
         if gate.is_open:
             gate.drain()
         released = list(itertools.islice(self._released, AT_A_TIME))
-        kinds = "segments", "functions", "variables"
+        kinds = "references", "functions", "variables"
         forget = _commands.Forget(
             **{each: tuple(ref for kind, ref in released if kind == each) for each in kinds}
         )

@@ -47,7 +47,7 @@ from synkhronos._cells import (
     Notices,
     make_pipes,
 )
-from synkhronos._crossing import Aborted, Crossing
+from synkhronos.comm import Aborted, Gate
 from synkhronos.errors import SessionError
 
 SPINS = 2000  # looks at a cell, 50 ns each: about 100 microseconds
@@ -57,12 +57,11 @@ _HEARTBEAT_MS = 1000  # a sleeper looks again this often, whatever happens
 PATIENCE_SECONDS = 10.0  # after which the master says whom it waits for
 
 
-class Gate(Notices):
-    """The crossing between the master and its workers: made by the master before it forks."""
+class SharedGate(Notices, Gate):
+    """The gate of the ranks of one machine: made by the master before it forks."""
 
     def __init__(self, n_ranks: int, master_rank: int, spin: bool):
-        self.n_ranks, self.master_rank = n_ranks, master_rank
-        self.rank = master_rank
+        super().__init__(n_ranks, master_rank)
         self._spins, self._yields = (SPINS, False) if spin else (YIELDS, True)
         self._worker_ranks = tuple(r for r in range(n_ranks) if r != master_rank)
         memory = Memory(n_ranks)
@@ -83,10 +82,7 @@ class Gate(Notices):
         self._processes = {}
         self._slots = {}
         self._finished = 0  # the last call that all workers are known to be out of
-        self._errors = {}
         self._last = None, 0
-        # Hears each answer of a worker: (rank, answer), also those of an interrupted call.
-        self.on_answer = lambda rank, answer: None
 
     def _wait(self, cell, value, abort=None):
         """Wait until the cell has reached `value`, or until the call `abort` is aborted."""
@@ -149,16 +145,7 @@ class Gate(Notices):
         self._cells[ABORT] = self._cells[SEQUENCE]
         self._wake_all()
 
-    def meet(self) -> None:
-        """Wait inside a call until every rank has come to its meeting of the same number.
-
-        Raises
-        ------
-        Aborted
-            When a rank has raised, or the master left.
-        SessionError
-            When a rank has left the call without coming.
-        """
+    def _meet(self):
         cells, sequence = self._cells, self._cells[SEQUENCE]
         mine = self._line(self.rank) + MET
         # Numbered within the call, so that nothing is left of one in which only some met.
@@ -239,14 +226,7 @@ class Gate(Notices):
         for poll in (self._poll, self._deaths):
             poll.register(process.sentinel, select.POLLIN)
 
-    def start(self, command) -> None:
-        """Send the workers into `command`.
-
-        Raises
-        ------
-        WorkerDied
-            When a worker is gone; then nothing has been launched.
-        """
+    def _start(self, command):
         if self._processes and self._deaths.poll(0):
             self.check_alive()
         if self.is_open:
@@ -282,8 +262,7 @@ class Gate(Notices):
         self._last = None, 0
         self._slots.clear()
 
-    def finish(self) -> None:
-        """Wait until every worker has reached the finish barrier; collect what they said."""
+    def _finish(self):
         cells = self._cells
         sequence = cells[SEQUENCE]
         cells[self._line(self.rank) + DONE] = sequence
@@ -304,11 +283,6 @@ class Gate(Notices):
             self.on_answer(rank, data)
         cells[line + REPLY_KIND] = NO_REPLY
 
-    def drain(self) -> None:
-        """Wait until the workers are out of a call that the master left early."""
-        self.abort()
-        self.finish()
-
     @property
     def is_open(self) -> bool:
         """Whether the workers may still be in a call."""
@@ -318,26 +292,6 @@ class Gate(Notices):
     def sequence(self) -> int:
         """The number of the last call that was started."""
         return self._cells[SEQUENCE]
-
-    def call(self, command):
-        """Return a context in which all ranks run `command`: the only crossing.
-
-        Leaving it is the finish barrier, also when the master raises. Errors of any rank come
-        out of it as WorkerError.
-        """
-        return Crossing(self, command)
-
-    def raise_errors(self, own=None):
-        """Raise what the ranks raised, as one WorkerError; `own` is the master's."""
-        errors, self._errors = self._errors, {}
-        self.check_alive()  # the memory of a rank goes with it, so others may have failed by that
-        if own is not None:
-            errors[self.master_rank] = pickle.loads(_reports.describe(own, REPLY))
-        if not errors:
-            raise SessionError("A call was aborted, but no rank said why.")
-        raise _reports.worker_error(errors, self.n_ranks) from (
-            own if min(errors) == self.master_rank else _reports.remote_cause(errors)
-        )
 
     def check_alive(self, milliseconds: int = 0) -> None:
         """Raise WorkerDied if a worker is gone; on the master, others have no workers."""

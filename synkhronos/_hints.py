@@ -1,39 +1,39 @@
-"""Short names for the type hints of public functions; docstrings say the rest.
+"""Short names for the type hints of public functions; their docstrings say more.
 
-A ``Sequence`` of an argument is a list or tuple, a ``float`` any real number.
+A ``Sequence`` as an argument is a list or tuple, a ``float`` any real number.
 """
 
 from typing import Callable, List, OrderedDict, Protocol, Sequence, Tuple, Union
 
 import numpy as np
 
-from synkhronos._theano import SharedVariable, Variable
+from synkhronos._host import RandomState, SharedVariable, Variable
 
-__all__ = ["SharedVariable", "Variable"]
+__all__ = ["RandomState", "SharedVariable", "Variable"]
 
 
 class SupportsArray(Protocol):
-    """What NumPy makes an array of: its own arrays and numbers, Data."""
+    """An object that NumPy makes an array of: an array, a NumPy number, a Data."""
 
     def __array__(self, dtype=None) -> np.ndarray: ...
 
 
 class Optimizer(Protocol):
-    """What makes its updates of a loss, as the optimizers of Keras do."""
+    """An object that makes updates from a loss, such as an optimizer of Keras."""
 
     def get_updates(self, loss, params):
         """Return pairs (shared variable, expression)."""
 
 
 ArrayLike = Union[SupportsArray, Sequence, complex]
-Values = Union[ArrayLike, np.random.RandomState]
-Rows = Union[int, slice, Sequence[int], np.ndarray]  # which of them
+Values = Union[ArrayLike, RandomState]
+Rows = Union[int, slice, Sequence[int], np.ndarray]  # a selection of rows
 
 SharedVariables = Union[SharedVariable, Sequence[SharedVariable]]
 Scalar = Union[float, Variable]
 LossOrGrads = Union[Variable, Sequence[Variable]]
 
-# Outputs of functions, reduced as the string says, and updates.
+# The string of an output or update is its reduce mode.
 Output = Union[Variable, Tuple[Variable, Union[str, None]]]
 Update = Union[Tuple[SharedVariable, Variable], Tuple[SharedVariable, Variable, Union[str, None]]]
 Updates = OrderedDict[SharedVariable, Variable]

@@ -1,7 +1,7 @@
-"""What works on this machine, and what to do about the rest: the machinery of ``synkhronos info``.
+"""Checks of this machine, with advice, for ``synkhronos info``.
 
-Each function here looks at one thing and returns a `Check`, or several. What may crash or open a
-device is left to a child process.
+Each function here checks one thing and returns a `Check`, or several. A child process runs all that
+may crash or open a device.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import tempfile
 from pathlib import Path
 from typing import Sequence
 
-from synkhronos import _cuda_libraries, _devices, _import_support
+from synkhronos import _cuda_libraries, _devices
 from synkhronos._cuda_libraries import Opened
+from synkhronos._host.theano import import_support
 
 OK, MISSING, BROKEN = "ok", "missing", "broken"
 COLOURS = {OK: "\033[32m", MISSING: "\033[33m", BROKEN: "\033[31m"}
@@ -48,12 +49,12 @@ class Check:
 
     @property
     def failed(self) -> bool:
-        """Whether Synkhronos cannot work as long as this is so."""
+        """Whether Synkhronos cannot work because of this."""
         return self.essential and self.status != OK
 
 
 def checks() -> list[Check]:
-    """Look at everything, in the order of the table; takes some seconds."""
+    """Run all checks, which takes some seconds, and return them in the order of the table."""
     facts, error = probe_theano()
     return [
         check_python(),
@@ -69,7 +70,7 @@ def checks() -> list[Check]:
 
 
 def table(results: list[Check], colour: bool) -> str:
-    """Return the checks as text, what to do indented below each that asks for something.
+    """Return the checks as text, with the advice of a check indented below it.
 
     >>> print(table([Check("pygpu", MISSING, "not installed", "install it")], colour=False))
     pygpu           missing  not installed
@@ -93,9 +94,9 @@ def as_json(results: list[Check]) -> str:
 
 
 def probe_theano(timeout: float = 300.0) -> tuple[dict, str]:
-    """Return what a child process found out about Theano, and the error that ended it early."""
+    """Return what a child process reports about Theano, and the error that ended it early."""
     script = Path(__file__).with_name("_theano_probe.py").read_text()
-    command = _devices.python_command(script, _import_support.__file__)
+    command = _devices.python_command(script, import_support.__file__)
     try:
         child = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
@@ -107,7 +108,7 @@ def probe_theano(timeout: float = 300.0) -> tuple[dict, str]:
         stdout, error = expired.stdout or "", f"no answer within {timeout:g} s"
     facts: dict = {}
     for line in (stdout.decode() if isinstance(stdout, bytes) else stdout).splitlines():
-        # Theano and g++ print on stdout, too, when a compilation fails.
+        # Theano and g++ also print on stdout when a compilation fails.
         if line.startswith("{"):
             facts.update(json.loads(line))
     return facts, error
@@ -123,10 +124,10 @@ def _last_line(text: str) -> str:
 
 
 def check_python() -> Check:
-    """Check that this version can run Theano."""
+    """Check that this version of Python can run Theano."""
     found = f"{platform.python_version()} ({sys.executable})"
     try:
-        _import_support.check_python()
+        import_support.check_python()
     except ImportError as error:
         return Check("Python", BROKEN, found, str(error), essential=True)
     return Check("Python", OK, found, essential=True)
@@ -151,7 +152,7 @@ def check_theano(facts: dict, error: str) -> Check:
 
 
 def check_versions(facts: dict) -> list[Check]:
-    """Name the NumPy and SciPy that Theano got; if it does not import, those that are there."""
+    """Name the NumPy and SciPy that Theano imports; without Theano, those that are installed."""
     results = []
     for name, label in (("numpy", "NumPy"), ("scipy", "SciPy")):
         version = facts.get(name) or _installed_version(name)
@@ -197,7 +198,7 @@ def check_compiler(facts: dict) -> Check:
 
 
 def check_blas(facts: dict, error: str) -> Check:
-    """Say whose flags link which library, and how fast Theano's product is."""
+    """Check the speed of Theano's matrix product; name the flags it links with and their origin."""
     if "ldflags" not in facts:
         return Check("BLAS", BROKEN, "not known without Theano", "see Theano", essential=True)
     flags = facts["ldflags"]
@@ -219,15 +220,15 @@ def check_blas(facts: dict, error: str) -> Check:
 
 
 def ldflags_origin(flags: str) -> str:
-    """Return who chose these flags."""
+    """Return the name of the file or variable that these flags come from."""
     if "blas.ldflags=" in os.environ.get("THEANO_FLAGS", ""):
         return "THEANO_FLAGS"
-    default, origin = _import_support.find_blas()
+    default, origin = import_support.find_blas()
     return origin if flags == default else ".theanorc"
 
 
 def check_cores() -> Check:
-    """Count the cores that may be used."""
+    """Count the cores that this process may use."""
     usable = _devices.usable_cores()
     threads = ", ".join(
         f"{name}={os.environ[name]}"
@@ -239,7 +240,7 @@ def check_cores() -> Check:
 
 
 def check_shm(path: str = "/dev/shm") -> Check:
-    """Check that segments can be made, and that there is room for data."""
+    """Check that segments can be made, and that there is memory for data."""
     name = "Shared memory"
     try:
         with tempfile.TemporaryFile(dir=path, prefix="synkhronos-info-") as probe:
@@ -262,7 +263,7 @@ def check_shm(path: str = "/dev/shm") -> Check:
 
 
 def check_cache(facts: dict) -> Check:
-    """Check that compiled functions can be kept."""
+    """Check that Theano can write to its compile cache."""
     if "cache" not in facts:
         return Check("Compile cache", BROKEN, "not known without Theano", "see Theano")
     if not facts["cache_writable"]:
@@ -272,7 +273,7 @@ def check_cache(facts: dict) -> Check:
 
 
 def check_gpus() -> list[Check]:
-    """Look at pygpu, at the libraries that it opens, and at the devices that it counts."""
+    """Check pygpu, the libraries that it opens, and the devices that it counts."""
     opened = _cuda_libraries.probe()
     found = _cuda_libraries.find()
     pygpu = check_pygpu()
@@ -297,7 +298,7 @@ def check_gpus() -> list[Check]:
 
 
 def check_pygpu() -> Check:
-    """Import pygpu, in a child process: it may have been built for another Python, or NumPy."""
+    """Import pygpu, in a child process: pygpu may be built for another Python, or NumPy."""
     install = INSTALL_PYGPU.format(folder=shlex.quote(sysconfig.get_path("purelib")))
     if importlib.util.find_spec("pygpu") is None:
         return Check("pygpu", MISSING, "not installed", install)
@@ -323,7 +324,7 @@ def check_devices(name: str, kind: str, advice: str) -> Check:
 def check_libraries(
     label: str, names: Sequence[str], opened: dict[str, Opened], found: dict[str, Path]
 ) -> Check:
-    """Say which libraries open by the names that libgpuarray uses, and where the others lie."""
+    """Name the libraries that open by libgpuarray's names, and the files of the others."""
     libraries = [opened[name] for name in names]
     newer = _cuda_libraries.newer_than_driver(opened) if "libnvrtc" in names else ""
     states = [_library_state(library, found) for library in libraries] + ([newer] if newer else [])

@@ -1,4 +1,4 @@
-"""The logger of the library, whose messages say which rank they come from."""
+"""The logger of the library, with the rank of the process in front of each message."""
 
 import logging
 
@@ -6,7 +6,7 @@ log = logging.getLogger("synkhronos")
 
 
 class _Rank(logging.Filter):
-    """Puts the rank of this process in front of messages; without one it leaves them."""
+    """Puts the rank of this process in front of messages, if the process has a rank."""
 
     number = None
 
@@ -22,5 +22,5 @@ log.addFilter(_rank)
 
 
 def name_rank(number) -> None:
-    """Have messages of this process name its rank; None for no longer."""
+    """Set the rank that messages of this process begin with; None for no rank."""
     _rank.number = number

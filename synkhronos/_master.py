@@ -9,15 +9,16 @@ import functools
 import threading
 import weakref
 
-from synkhronos import _commands, _devices
+from synkhronos import _commands
 from synkhronos._garbage import Garbage
-from synkhronos._gate import Gate
 from synkhronos._log import log, name_rank
 from synkhronos._process import ForkedProcess, interrupts_held, join_all, kill_all
 from synkhronos._registry import Registry
 from synkhronos._worker import Worker, be_worker
+from synkhronos.comm.transports import make_gate
 from synkhronos.errors import SessionError, WorkerDied
 
+_NOT_RECORDED = contextlib.nullcontext()
 QUIT_SECONDS = 5.0  # how long an idle worker may take to end before it is made to
 
 
@@ -46,7 +47,7 @@ class Session:
         self.staged = {}  # shared memory that collectives keep for plain values
         self.recording = None  # of a profile
         self.registry = Registry(self)
-        self.gate = Gate(self.n_ranks, master_rank, self.n_ranks <= _devices.usable_cores())
+        self.gate = make_gate(self.n_ranks, master_rank)
         self.worker = Worker(master_rank, self.gate, devices, threads, self._on_release)
         # Weak: a variable lives as long as the user's reference or a function of the user's.
         self.worker.variables = weakref.WeakValueDictionary()
@@ -76,19 +77,14 @@ class Session:
         """Have the ranks' devices reduce with one another, where they can; else say so, once."""
         if set(self.devices) == {"cpu"}:
             return
-        if self.comm.can_join:
+        if self.comm.base is not self.comm:
             try:
-                self.run(_commands.JoinClique(self.comm.make_clique_id()))
+                self.run(_commands.Join(self.comm.introduction()))
                 return
             except Exception as error:
                 log.warning("NCCL can't be used (see `synkhronos info`): %s", error)
-                self.run(_commands.LeaveClique())
+                self.run(_commands.Leave())
         log.info("arrays of devices travel between ranks through shared memory")
-
-    @property
-    def segments(self):
-        """The segments of shared memory that the master knows."""
-        return self.worker.segments
 
     @property
     def worker_pids(self):
@@ -122,6 +118,19 @@ class Session:
                 "handler or a finalizer. Call it after that call has returned."
             )
 
+    @contextlib.contextmanager
+    def call(self, name: str):
+        """Enter a call of that name, which other threads wait for; yield this session."""
+        recording = self.recording
+        if recording is None:
+            self.require_open()  # before the lock: a call of a closed session may hold it
+        with self.lock, _NOT_RECORDED if recording is None else recording.call(name):
+            self.require_open()
+            self.refuse_nesting()
+            with self.inside:
+                self.settle()
+                yield self
+
     def settle(self) -> None:
         """Wait until the workers are out of a call that was interrupted.
 
@@ -146,7 +155,7 @@ class Session:
             self._break(death)
             raise
         except BaseException:
-            self.comm.keep(())  # outputs may be views of what the caller wants to be rid of
+            self.worker.results.drop()  # outputs may be views of what the caller wants to be rid of
             raise
 
     def ask(self, command) -> list:
@@ -156,11 +165,11 @@ class Session:
         return [self._answers.get(rank) for rank in range(self.n_ranks)]
 
     def _hear(self, rank, answer):
-        if not self.comm.take_note(rank, answer):
+        if not self.comm.outputs.hear(rank, answer):
             self._answers[rank] = answer
 
     def _break(self, death):
-        self.comm.keep(())
+        self.worker.results.drop()
         if self.state is not State.OPEN:
             self.require_open()  # another thread has closed it: that is why workers are gone
         # Not the exception itself, here and in the log: its frames would keep the user's arrays.
@@ -173,7 +182,7 @@ class Session:
             self.garbage.add("give_back", give_back)  # workers may be reading it
         else:
             give_back()
-        self.garbage.add("segments", ref)
+        self.garbage.add("references", ref)
 
     @contextlib.contextmanager
     def free(self):
@@ -212,6 +221,8 @@ class Session:
         self.state = State.CLOSED
         kill_all(self._processes.values(), QUIT_SECONDS)
         self.worker.unbind()
+        if self.recording is not None:
+            self.recording.close()
 
     def release(self) -> None:
         """Give all memory and descriptors back, after the end."""
@@ -226,6 +237,8 @@ class Session:
 
     def leave_in_child(self) -> None:
         """Give up the session in a process that the user forked from the master."""
+        if self.recording is not None:
+            self.recording.leave()
         self.state = State.CLOSED
         name_rank(None)
         self.gate.close_in_child()

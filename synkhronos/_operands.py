@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 
-from synkhronos import _blocks, _commands, _selection, _theano
+from synkhronos import _blocks, _commands, _host, _selection
 from synkhronos._checks import count, sentence, shown
 from synkhronos._conversion import as_array
 from synkhronos._staging import StagedInput
@@ -19,12 +19,12 @@ def check_variables(name, shared_vars, objects=False):
     if not variables:
         raise ValueError(f"{name}() got an empty list of shared variables.")
     for variable in variables:
-        if not isinstance(variable, _theano.SharedVariable):
+        if not isinstance(variable, _host.SharedVariable):
             raise TypeError(
                 f"{name}() takes a Theano shared variable or a list of them, got {variable!r}."
             )
-        if not _theano.is_array_variable(variable) and not (
-            objects and _theano.is_random_state(variable)
+        if not _host.is_array_variable(variable) and not (
+            objects and _host.is_random_state(variable)
         ):
             raise TypeError(
                 f"{name}() can't take {variable}, of type {variable.type}: it works on arrays"
@@ -45,7 +45,7 @@ def check_axis(name, variables):
 def check_rows(name, variables):
     check_axis(f"{name}()", variables)
     for variable in variables:
-        if variable.broadcastable[0]:
+        if _host.fixed_axes(variable)[0]:
             raise TypeError(
                 f"{name}() changes the number of rows, but {variable} is broadcastable along "
                 "axis 0: it always has one."
@@ -83,8 +83,8 @@ def check_values(name, shared_vars, variables, values, none=False, rows_may_diff
 
 
 def _check_value(name, variable, value, rows_may_differ):
-    if not _theano.is_array_variable(variable):
-        if not isinstance(value, np.random.RandomState):
+    if not _host.is_array_variable(variable):
+        if not isinstance(value, _host.RandomState):
             raise TypeError(f"{name}() takes a RandomState for {variable}, got {shown(value)}.")
         return value
     if isinstance(value, Data):
@@ -103,8 +103,7 @@ def _check_value(name, variable, value, rows_may_differ):
             elif np.ma.is_masked(value):
                 raise TypeError("a shared variable can't hold its masked items: see its filled()")
             # Broadcastable axes are looked at below.
-            plain = _theano.TensorType(variable.dtype, (False,) * variable.ndim)
-            value = np.asarray(plain.filter(value))
+            value = _host.cast_value(variable, value)
         except Exception as error:
             # Theano's own checks stumble in many ways over what is no array.
             raise TypeError(
@@ -112,7 +111,7 @@ def _check_value(name, variable, value, rows_may_differ):
                 f"{_describe(value)}: {sentence(error)}"
             ) from error
     shape = value.shape[1:] if rows_may_differ else value.shape
-    fixed = variable.broadcastable[len(variable.broadcastable) - len(shape) :]
+    fixed = _host.fixed_axes(variable)[variable.ndim - len(shape) :]
     if any(one and length != 1 for one, length in zip(fixed, shape)):
         raise TypeError(
             f"{name}() can't give {variable}, of type {variable.type}, a value of shape "
@@ -146,7 +145,7 @@ def assign(session, name, variables, values, batch, rank) -> None:
         check_axis(f"{name}(batch=...)", variables)
         selections = [_selection.select_rows("batch", batch, len(value)) for value in values]
         for variable, rows in zip(variables, selections):
-            if variable.broadcastable[0] and len(rows) != 1:
+            if _host.fixed_axes(variable)[0] and len(rows) != 1:
                 raise TypeError(
                     f"{name}() can't give {variable}, of type {variable.type}, "
                     f"{count(len(rows), 'row')}: it is broadcastable along axis 0, and always has "
@@ -155,7 +154,7 @@ def assign(session, name, variables, values, batch, rank) -> None:
     keys = session.registry.keys_of(variables)
     if rank == session.master_rank:
         for key, value, selection in zip(keys, values, selections):
-            session.comm.assign(key, np.asarray(value), selection)
+            _commands.assign(session.worker, key, np.asarray(value), selection)
         return
     staged = []
     try:
@@ -179,15 +178,13 @@ def _stage(session, staged, value):
 
 
 def _send_rows(session, staged, rows):
-    if rows is None:
-        return None
-    if isinstance(rows, range):
-        return rows.start, rows.stop, rows.step
+    if rows is None or isinstance(rows, range):
+        return rows
     return _stage(session, staged, rows)
 
 
 def send_objects(session, keys, objects, rank) -> None:
     """Give variables that hold no arrays their values, on one rank, or on all."""
     pickled = pickle.dumps(objects, pickle.HIGHEST_PROTOCOL)
-    parcel = session.segments.wrap(pickled)
-    session.run(_commands.SetObject(keys, parcel.array_ref("u1", (len(pickled),)), rank))
+    _block, reference = session.comm.memory.wrap(pickled)
+    session.run(_commands.SetObject(keys, reference, rank))

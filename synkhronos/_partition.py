@@ -1,10 +1,12 @@
-"""Which rows each rank takes: pure arithmetic, one policy everywhere.
+"""Partition of rows over the ranks: pure arithmetic, one policy everywhere.
 
-Edges are ``linspace(0, rows, n + 1)`` floored, in rank order, so what is left over goes to the
-later ranks, and a rank may have none when there are fewer rows than ranks.
+Edges are ``linspace(0, rows, n + 1)`` floored, in rank order, so later ranks get the rows that are
+left over, and some ranks have none if there are fewer rows than ranks.
 """
 
-from typing import Tuple
+from typing import Optional, Tuple, Union
+
+import numpy as np
 
 
 def edges(rows: int, parts: int) -> Tuple[int, ...]:
@@ -21,3 +23,24 @@ def ranks_with_rows(rows: int, n_ranks: int) -> Tuple[int, ...]:
     """Return the ranks whose share is not empty, in rank order."""
     bounds = edges(rows, n_ranks)
     return tuple(rank for rank in range(n_ranks) if bounds[rank] < bounds[rank + 1])
+
+
+def take_rows(
+    array: np.ndarray, rows: Union[range, np.ndarray], buffer: Optional[np.ndarray] = None
+) -> np.ndarray:
+    """Return rows of an array: a view of a range that goes forward, else a copy.
+
+    Parameters
+    ----------
+    array : numpy.ndarray
+    rows : range or array of integers
+        Within the array: this is not checked.
+    buffer : numpy.ndarray, optional
+        Of as many rows, where a copy goes.
+    """
+    if isinstance(rows, range):
+        if rows.step > 0:
+            return array[rows.start : rows.stop : rows.step]
+        rows = np.arange(rows.start, rows.stop, rows.step)
+    # The rows were checked before the launch; "clip" saves a second buffer inside NumPy.
+    return np.take(array, rows, axis=0, out=buffer, mode="clip")

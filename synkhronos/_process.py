@@ -1,7 +1,7 @@
-"""A forked process, and a sentinel that becomes readable when it ends.
+"""Forked processes, each with a sentinel that becomes readable when the process ends.
 
-``multiprocessing.Process`` is not used, because its children are also ended by the interpreter exit
-of any process that the user forks from the master.
+``multiprocessing.Process`` is not used: when a process that the user forks from the master exits,
+its interpreter would end the workers.
 """
 
 import contextlib
@@ -18,15 +18,16 @@ import traceback
 
 @contextlib.contextmanager
 def interrupts_held():
-    """Have a Ctrl-C wait until the end.
+    """Delay a Ctrl-C until the end of the block.
 
-    By its handler, because a mask of signals holds for one thread only, and another takes it.
+    A handler does it. A signal mask holds for one thread only, and another thread would take the
+    signal.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # no Ctrl-C comes here
+        yield  # only the main thread gets a KeyboardInterrupt
         return
     if signal.getsignal(signal.SIGINT) is None:
-        yield  # it does not come to Python, but to who has embedded it
+        yield  # the program that embeds Python handles it
         return
     held = []
     previous = signal.signal(signal.SIGINT, lambda *args: held.append(args))
@@ -48,9 +49,9 @@ _LIVES = {  # letters of /proc/<pid>/stat
 
 
 def life_of(pid: int) -> str:
-    """Return what a process is doing, in words: "running", "stopped", ..., "ended" or "gone".
+    """Return the state of a process as a word: "running", "stopped", ..., "ended" or "gone".
 
-    It is "unknown" to a process that can't look, as one that has no descriptors left.
+    It is "unknown" if this process can't read it, because no descriptors are left, for example.
     """
     try:
         with open(f"/proc/{pid}/stat") as stat:
@@ -63,9 +64,10 @@ def life_of(pid: int) -> str:
 
 
 def make_pipe():
-    """Return the two ends of a pipe, whose numbers are none of the standard streams'.
+    """Return the two ends of a pipe, with descriptors above 2.
 
-    Those are free in a process that was started without, and are given to files later.
+    0, 1 and 2 are free in a process that was started without standard streams. Code that uses or
+    replaces a standard stream by its number must not hit the pipe.
     """
     ends = os.pipe()
     if min(ends) > 2:
@@ -79,9 +81,11 @@ def make_pipe():
 
 @contextlib.contextmanager
 def _logging_held(seconds=1.0):
-    """Have no other thread write to the log: a child forked meanwhile would wait for it for ever.
+    """Hold the locks of the log's handlers, for the time of a fork.
 
-    The buffers of files have locks of their own, which no fork renews.
+    If another thread wrote to the log during the fork, the child would inherit the locked buffer of
+    the log's file, and wait for it for ever: logging renews its own locks in a child, but a file's
+    buffer has one that no fork renews.
     """
     logger, held, own = logging.getLogger("synkhronos"), [], os.getpid()
     try:
@@ -92,13 +96,13 @@ def _logging_held(seconds=1.0):
             logger = logger.parent if logger.propagate else None
         yield
     finally:
-        if os.getpid() == own:  # in the child, logging has renewed them
+        if os.getpid() == own:  # in the child, logging has replaced the locks
             for lock in held:
                 lock.release()
 
 
 class ForkedProcess:
-    """A child of this process that runs `target` and then ends, without our atexit handlers.
+    """A child process that runs `target` and then ends, without this process's atexit handlers.
 
     Attributes
     ----------
@@ -106,16 +110,16 @@ class ForkedProcess:
     sentinel : int
         A descriptor that becomes readable when the process has ended.
     exitcode : int or None
-        The exit status, or minus the signal that ended it; None while it runs, or when somebody
-        else has waited for it.
+        The exit status, or minus the signal that ended it; None while it runs, or if other code
+        has waited for it.
     """
 
     def __init__(self, target):
-        _flush_streams()  # or the child could print it again
+        _flush_streams()  # the child inherits buffered text, and could print it again
         self.sentinel, held_by_child = make_pipe()
         self.exitcode = None
         self._ended = False
-        # A Ctrl-C would kill the child before it can say that it does not want any.
+        # A Ctrl-C would kill the child before it can ignore SIGINT. The mask is inherited.
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with _logging_held():
@@ -130,7 +134,7 @@ class ForkedProcess:
             os.close(held_by_child)
 
     def is_alive(self) -> bool:
-        """Whether it still runs; reaps it if it does not."""
+        """Return whether the process runs; reap it if it has ended."""
         if not self._ended:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -144,14 +148,14 @@ class ForkedProcess:
         return not self._ended
 
     def join(self, seconds: float) -> bool:
-        """Wait for its end, at most so long; return whether it has ended."""
+        """Wait at most `seconds` for the process to end; return whether it has ended."""
         end = time.monotonic() + seconds
         while self.is_alive() and time.monotonic() < end:
             time.sleep(0.001)
         return self._ended
 
     def send(self, signum: int) -> None:
-        """Send it a signal, if it still runs."""
+        """Send the process a signal, if it still runs."""
         if self.is_alive():
             os.kill(self.pid, signum)
 
@@ -161,14 +165,14 @@ class ForkedProcess:
 
 
 def join_all(processes, seconds: float) -> None:
-    """Wait for the end of all, at most so long together."""
+    """Wait for all processes to end, at most `seconds` together."""
     end = time.monotonic() + seconds
     for process in processes:
         process.join(end - time.monotonic())
 
 
 def kill_all(processes, seconds: float) -> None:
-    """Kill those that run, and wait for it at most so long."""
+    """Kill the processes that run, and wait at most `seconds` for their end."""
     for process in processes:
         process.send(signal.SIGKILL)
     join_all(processes, seconds)
@@ -178,10 +182,11 @@ def _run_and_exit(target, sentinel, held):
     exitcode = 1
     try:
         os.close(sentinel)
-        # Only this process: a child of its own would hide its death.
+        # The sentinel becomes readable when all copies of `held` are closed, so children of this
+        # process close theirs: otherwise they would hide its end.
         os.register_at_fork(after_in_child=lambda: held and os.close(held.pop()))
         nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)  # the terminal's input is the master's
+        os.dup2(nothing, 0)  # only the master reads from the terminal
         if nothing:
             os.close(nothing)
         _renew_streams()
@@ -199,17 +204,17 @@ def _run_and_exit(target, sentinel, held):
 def _flush_streams():
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            with contextlib.suppress(OSError, ValueError):  # a broken pipe, or closed
+            with contextlib.suppress(OSError, ValueError):  # a broken pipe, a closed stream
                 stream.flush()
 
 
 def _renew_streams():
-    """Take streams without what the parent's hold: text to be printed, and locks of its threads."""
+    """Replace stdout and stderr: the parent's may hold unprinted text, and locks of its threads."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if type(stream) is not io.TextIOWrapper:
-            continue  # it is somebody's own, as in a notebook
-        with contextlib.suppress(OSError, ValueError):  # closed
+            continue  # replaced by the user's program, as in a notebook
+        with contextlib.suppress(OSError, ValueError):  # a closed stream
             renewed = open(  # noqa: SIM115
                 stream.fileno(),
                 "w",

@@ -1,33 +1,27 @@
 """What each rank records of itself while a profile is on: when each part of a call was.
 
-    StartRecording ──▶ every rank replaces the methods named below by ones that take the time
-    spans          ──▶ each rank's own part of one segment, which the master reads when it likes,
+    StartRecording ──▶ every rank's worker and gate have a Recorder
+    a part of a call   with recorder.span("reduce") as span:   where the work is done
+                           ...; span.moved(array)
+                   ──▶ each rank's own part of one segment, which the master reads when it likes,
                        also when the rank is dead
-    StopRecording  ──▶ every rank puts its methods back
+    StopRecording  ──▶ they have none
 
-Without a profile nothing of this is there. A rank that has no room left only counts.
+Without a profile the recorder is None, and each place asks for no more than that: it keeps the
+recorder in a local variable, because close() in another thread may take it away at any time. A rank
+that has no room left only counts.
 """
 
-import contextlib
+import functools
 import struct
 import time
 from dataclasses import dataclass
 
-from synkhronos import _commands, _moved
-from synkhronos._process import interrupts_held
-from synkhronos._replica import Replica
-from synkhronos._shm import ArrayRef
-from synkhronos._timeline import SPAN, Part
+from synkhronos._timeline import NUMBERS, SPAN
+from synkhronos.comm import Reference
 
 _ROW = struct.Struct(f"{len(SPAN.names)}q")
 clock = time.monotonic_ns
-
-COLLECTIVES = (
-    _commands.Broadcast,
-    _commands.Reduce,
-    _commands.AllGather,
-    _commands.Expose,
-)
 
 
 class Recorder:
@@ -35,117 +29,71 @@ class Recorder:
 
     Parameters
     ----------
-    worker : Worker
+    gate : Gate
+        Tells the number of the command, which is written with each span.
     memory : numpy.ndarray
-        Shape (n_ranks, 1 + spans of a rank, 5), int64, zero: the first row counts what was dropped.
+        This rank's rows, shape (1 + spans of a rank, 5), int64, zero: the first counts what was
+        dropped.
 
     Attributes
     ----------
+    span : callable
+        Takes the name of a part of a call; returns the `Span` to do it in.
     write : callable
         Puts a span into the memory; takes what `SPAN` has.
     """
 
-    def __init__(self, worker, memory):
-        self._worker = worker
-        self.write = _writer(memory[worker.rank])
-        self._restore = contextlib.ExitStack()
+    def __init__(self, gate, memory):
+        self._gate = gate
+        self.write = _writer(memory)
+        self.span = functools.partial(Span, self.write, gate)
 
-    def start(self):
-        """Replace what the time of is taken."""
-        gate, comm = self._worker.gate, self._worker.comm
-        for owner, name, part, nbytes in (
-            (gate, "meet", Part.MEET, None),
-            (comm, "exchange", Part.REDUCE, _moved.exchanged),
-            (comm, "reduce_outputs", Part.REDUCE, None),
-            (comm, "deposit", Part.REDUCE, _moved.deposited),
-            (comm, "reduce_to_new", Part.REDUCE, None),
-            (comm, "assign", Part.REDUCE, _moved.assigned),
-            (Replica, "_run_rows", Part.COMPUTE, None),
-            (Replica, "_arguments", Part.ROWS, None),
-            (Replica, "_take", Part.ROWS, _moved.taken),
-            *((command, "run", Part.REDUCE, _moved.held) for command in COLLECTIVES),
-        ):
-            self.time(owner, name, part, nbytes)
-        if self._worker.is_master:
-            self.replace(gate, "start", self._start)
-            self.time(gate, "finish", Part.FINISH)
-        else:
-            self.replace(gate, "next_command", self._start)
-            self.replace(gate, "worker_finish", self._worker_finish)
+    def mark(self, part: str) -> None:
+        """Record that a part of a call begins and ends now."""
+        now = clock()
+        self.write(NUMBERS[part], now, now, 0, self._gate.sequence)
 
-    def stop(self):
-        """Put everything back; what was recorded stays in the memory."""
-        self._restore.close()
 
-    def replace(self, owner, name, make):
-        """Put ``make(function)`` in the place of a function, until the end."""
-        replace(self._restore, owner, name, make)
+class Span:
+    """A part of a call, from its begin to its end: a context, recorded also when it raises."""
 
-    def time(self, owner, name, part, nbytes=None):
-        """Have a function record a span; ``nbytes(arguments, result)`` tells what it has moved."""
-        write, gate, part = self.write, self._worker.gate, int(part)
+    __slots__ = ("_begin", "_gate", "_nbytes", "_part", "_write")
 
-        def make(function):
-            def timed(*arguments):
-                begin, moved = clock(), 0
-                try:
-                    result = function(*arguments)
-                    if nbytes is not None:
-                        moved = nbytes(arguments, result)
-                    return result
-                finally:
-                    write(part, begin, clock(), moved, gate.sequence)
+    def __init__(self, write, gate, part):
+        self._write, self._gate, self._part, self._nbytes = write, gate, part, 0
+        self._begin = clock()
 
-            return timed
+    def __enter__(self):
+        return self
 
-        self.replace(owner, name, make)
+    def __exit__(self, kind, error, trace):
+        end, part = clock(), NUMBERS[self._part]
+        # The number at the end: sending a command begins with that of the one before.
+        self._write(part, self._begin, end, self._nbytes, self._gate.sequence)
 
-    def _start(self, function):
-        write, gate, part = self.write, self._worker.gate, int(Part.START)
-
-        def timed(*arguments):
-            begin = clock()
+    def moved(self, *arrays) -> None:
+        """Add the size of arrays that were copied or reduced."""
+        for array in arrays:
             try:
-                return function(*arguments)
-            finally:
-                write(part, begin, clock(), 0, gate.sequence)  # that of the new command
+                self._nbytes += array.size * array.dtype.itemsize
+            except AttributeError:
+                continue  # it is no array, but a random state, or a Data that is read in place
 
-        return timed
-
-    def _worker_finish(self, function):
-        write, gate, part = self.write, self._worker.gate, int(Part.FINISH)
-
-        def timed(reply=None, error=None):
-            # Before it arrives: after that the master may have begun the next call.
-            now = clock()
-            write(part, now, now, 0, gate.sequence)
-            return function(reply, error)
-
-        return timed
-
-
-def replace(stack, owner, name, make):
-    """Put ``make(function)`` in the place of a function of a class, object or module.
-
-    It is put back when the stack, a `contextlib.ExitStack`, is closed. Ctrl-C must be held.
-    """
-    function = getattr(owner, name)
-    if name in vars(owner):
-        stack.callback(setattr, owner, name, function)
-    else:
-        stack.callback(delattr, owner, name)
-    setattr(owner, name, make(function))
+    def moved_rows(self, array, n_rows: int) -> None:
+        """Add the size of some rows of an array."""
+        self._nbytes += array.size * array.dtype.itemsize // max(len(array), 1) * n_rows
 
 
 def _writer(memory):
     spans = memoryview(memory).cast("B")
-    pack, row, end = _ROW.pack_into, 0, len(spans) - _ROW.size
+    pack, size_of_row, row = _ROW.pack_into, _ROW.size, 0
+    last = len(spans) - size_of_row
 
-    def write(*span):
+    def write(part, begin, end, value, command):
         nonlocal row
-        if row < end:
-            row += _ROW.size
-            pack(spans, row, *span)
+        if row < last:
+            row += size_of_row
+            pack(spans, row, part, begin, end, value, command)
         else:
             memory[0, 0] += 1
 
@@ -162,15 +110,12 @@ def read(memory, rank):
 class StartRecording:
     """Record what each rank does from now on."""
 
-    memory: ArrayRef
+    memory: Reference
 
     def run(self, worker):
         """Begin, on this rank."""
-        stop(worker)  # of a profile whose end was interrupted
-        memory = worker.segments.array(self.memory)
-        with interrupts_held():  # or what is replaced could not be put back
-            worker.recorder = Recorder(worker, memory)
-            worker.recorder.start()
+        memory = worker.fetch(self.memory)
+        worker.record(Recorder(worker.gate, memory[worker.rank]))
 
 
 @dataclass(frozen=True)
@@ -179,12 +124,4 @@ class StopRecording:
 
     def run(self, worker):
         """End, on this rank."""
-        stop(worker)
-
-
-def stop(worker) -> None:
-    """End the recording of one rank, if there is one."""
-    with interrupts_held():
-        recorder, worker.recorder = worker.recorder, None
-        if recorder is not None:
-            recorder.stop()
+        worker.record(None)

@@ -1,9 +1,9 @@
-"""From the parts that the ranks computed to one result.
+"""Reduction of the parts that the ranks computed to one result.
 
-``sum prod min max`` combine element by element; ``avg`` weighs each part with the rows that it
-was computed from, so that it equals the mean over all rows; ``gather`` joins along axis 0 in rank
-order (0-d parts are stacked; parts that differ beyond axis 0 stay apart, in a list); ``None`` takes
-the first part as it is.
+``sum prod min max`` combine element by element. ``avg`` weights each part with the number of rows
+that it was computed from, so that it equals the mean over all rows. ``gather`` joins along axis 0
+in rank order (0-d parts are stacked; parts that differ beyond axis 0 stay apart, in a list).
+``None`` takes the first part as it is.
 """
 
 import functools
@@ -16,7 +16,7 @@ MODES = (*OPS, "gather")
 
 
 def parse_mode(mode):
-    """Return the plain mode: the name without the prefix ``c_``, which asks for the CPU's way.
+    """Return the plain mode: the name without the prefix ``c_``, which asks for the CPU.
 
     Raises ``ValueError`` for anything that is not a mode.
     """
@@ -32,7 +32,7 @@ def parse_mode(mode):
 
 
 def result_dtype(mode, dtype, float_dtype):
-    """Return the dtype of a reduced output: that of its parts, but floats for averages."""
+    """Return the dtype of a reduced output: that of its parts, but a float for averages."""
     if mode is None:
         return None
     dtype = np.dtype(dtype)
@@ -51,12 +51,13 @@ def combine(mode, parts, weights, dtype):
     weights : list of int
         The number of rows behind each part; only their ratios matter.
     dtype : numpy.dtype
-        That of the result, see `result_dtype`.
+        The dtype of the result, see `result_dtype`.
 
     Raises
     ------
     ValueError
-        When the shapes do not allow it. The message goes on from the name of the output.
+        If the shapes differ. The message begins with its verb: the caller puts the output's name
+        before it.
     """
     if mode is None:
         return parts[0]
@@ -87,7 +88,7 @@ def _gather(parts):
     if parts[0].ndim == 0:
         return np.array(parts, dtype=parts[0].dtype)
     if len({part.shape[1:] for part in parts}) > 1:
-        return [part.copy() for part in parts]  # where they lie now is used again
+        return [part.copy() for part in parts]  # copied, because their memory is used again
     return np.concatenate(parts)
 
 
@@ -99,9 +100,9 @@ class Accumulator:
     mode : str or None
         A plain mode; None keeps the last slice's value.
     rows : int
-        How many rows all slices have together.
+        The number of rows of all slices together.
     what : str
-        Which output or update it is, for messages.
+        The output or update, for messages.
     """
 
     def __init__(self, mode, rows, what):
@@ -109,7 +110,7 @@ class Accumulator:
         self._total = None
 
     def add(self, value, rows):
-        """Take in the value of a slice of so many rows."""
+        """Add the value of a slice that has `rows` rows."""
         if self._mode == "gather":
             self._total = [value] if self._total is None else [*self._total, value]
             return
@@ -131,11 +132,11 @@ class Accumulator:
     def result(self):
         """Return the reduced value."""
         if self._mode is None:
-            return self._total  # of any type
+            return self._total  # of any type, because it is not reduced
         if self._mode == "gather":
             shapes = [part.shape for part in self._total]
             if len({shape[1:] for shape in shapes}) > 1:
-                # Of one rank only one array can be told, so there is no list as there is of ranks.
+                # A rank deposits one array for an output, so it can't return a list of parts.
                 raise ValueError(
                     f"{self._what} can't be gathered: the slices gave shapes that differ beyond "
                     f"axis 0, {shapes}. Call the function without num_slices."

@@ -9,7 +9,7 @@ import itertools
 import weakref
 from typing import Optional
 
-from synkhronos import _commands, _devices, _theano
+from synkhronos import _commands, _devices, _host
 from synkhronos._checks import sentence
 from synkhronos._log import log
 from synkhronos._replica import PLAIN, Replica
@@ -71,7 +71,7 @@ class Registry:
             for variant in variants
         }
         name = replica.variants[variants[0]].name
-        used = [v for function, _ in compiled.values() for v in _theano.shared_variables(function)]
+        used = [v for function, _ in compiled.values() for v in _host.shared_variables(function)]
         recipe = self._recipes.get(key_of_function) if self._is_mixed else None
         nbytes = self._ship(compiled, used, f"Function {name!r}", recipe)
         self._pending.pop(key_of_function, None)
@@ -86,6 +86,13 @@ class Registry:
 
     def _ship(self, compiled, variables, what, recipe=None):
         """Send compiled functions, and the variables that are new; return the number of bytes."""
+        recording = self._session.recording
+        if recording is None:
+            return self._send_pickled(compiled, variables, what, recipe)
+        with self._session.lock, recording.call("distribute()"):
+            return self._send_pickled(compiled, variables, what, recipe)
+
+    def _send_pickled(self, compiled, variables, what, recipe):
         known = {key: variable for variable, key in self._variable_keys.items()}
         new = {}
         for variable in variables:
@@ -94,28 +101,28 @@ class Registry:
             ):
                 new[next(self._keys)] = variable
         try:
-            pickled = _theano.dump(compiled, known, new)
+            pickled = _host.dump(compiled, known, new)
             portable = None
             if self._is_mixed:
                 expressions = {
                     (key, variant): (recipe.expression(variant, function), description)
                     for (key, variant), (function, description) in compiled.items()
                 }
-                portable = _theano.dump(expressions, known, new, portable=True)
+                portable = _host.dump(expressions, known, new, portable=True)
         except Exception as error:
             raise TypeError(
                 f"{what} can't be sent to the workers, because something in it can't be pickled: "
                 f"{sentence(error)}"
             ) from error
-        parcels = [self._session.segments.wrap(data) for data in (pickled, portable) if data]
-        refs = [parcel.array_ref("u1", (parcel.ref.nbytes,)) for parcel in parcels]
-        self._session.run(_commands.LoadFunctions(*refs))
+        memory = self._session.comm.memory
+        parcels = [memory.wrap(data) for data in (pickled, portable) if data]
+        self._session.run(_commands.LoadFunctions(*[reference for _, reference in parcels]))
         for key, variable in new.items():
             self._variable_keys[variable] = key
             self._session.worker.variables[key] = variable
             forgotten = weakref.finalize(variable, self._session.garbage.add, "variables", key)
             forgotten.atexit = False
-            _theano.spread_random_state(variable, self._session.master_rank)
+            _host.spread_random_state(variable, self._session.master_rank)
         return len(pickled)
 
     # What the user has. Other threads may add to it meanwhile, so it is copied in one step.

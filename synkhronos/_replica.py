@@ -5,9 +5,9 @@ from typing import NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from synkhronos import _gpuarrays, _graph, _partition, _theano
+from synkhronos import _host, _partition
+from synkhronos._partition import take_rows
 from synkhronos._reduction import Accumulator
-from synkhronos._shm import ArrayRef
 
 WHOLE, SPLIT, BATCH = range(3)  # what a rank takes of an input: all, its share, its share in order
 PLAIN, SLICED = "plain", "sliced"
@@ -49,30 +49,19 @@ class Replica:
         Returns
         -------
         tuple or None
-            On a worker, what `comm.deposit` wants the master to know.
+            On a worker, what the master must be told of its outputs.
         """
         rows = self._my_rows(worker, request)
         computed = 1 if rows is None else len(rows)
         idle = computed == 0 and worker.rank != request.source_of_nothing
         # Others would wait for a rank that stays away from a function in which they reduce.
+        outputs = None
         if not idle or self.description.communicates:
             outputs = self._run_slices(worker, request, rows)
         worker.gate.report_rows(-1 if idle else max(computed, 1))
-        reduced = ()
-        if self.description.on_device:
-            modes = self.description.output_modes
-            if request.output_subset is not None:
-                modes = [modes[output] for output in request.output_subset]
-            reduced = worker.comm.reduce_outputs(None if idle else outputs, modes)
-        if idle:
-            return None
-        if worker.is_master:
-            kept = [reduced.get(i, out) for i, out in enumerate(outputs)] if reduced else outputs
-            return worker.comm.keep(kept, reduced)
-        parts = outputs
-        if worker.rank != request.source:
-            parts = [outputs[i] for i in request.reduced if i not in reduced]
-        return worker.comm.deposit(self._key, parts) if parts else None
+        return worker.results.hand_over(
+            self._key, request, self.description, None if idle else outputs
+        )
 
     def _my_rows(self, worker, request):
         """Return positions in the selection that this rank computes; None if there is none."""
@@ -81,7 +70,7 @@ class Replica:
         if self.description.sliceables:
             if request.picked is not None:
                 return range(len(unpack(worker, request.picked[worker.rank])))
-            return range(len(_theano.peek(self.description.sliceables[0])))
+            return range(len(_host.peek(self.description.sliceables[0])))
         return None
 
     def _slices(self, worker, request, rows):
@@ -138,71 +127,114 @@ class Replica:
                 n_mine, n_all = each.weights[worker.rank], sum(each.weights)
             if n_mine:
                 for total, value in zip(outputs, values):
-                    total.add(_gpuarrays.to_host(value), n_mine)
+                    total.add(_host.to_host(value), n_mine)
             for total, value in zip(updates, values[len(outputs) :]):
-                total.add(_gpuarrays.to_host(value), n_all)
+                total.add(_host.to_host(value), n_all)
         results = [total.result() for total in updates]
         values = [total.result() for total in outputs] if len(rows) else []
         for (variable, _), result in zip(description.updates, results):
-            _theano.replace(variable, result)
+            _host.replace(variable, result)
         return values
 
     def _run_rows(self, worker, request, each, variant, subset):
-        arguments = self._arguments(worker, request, each.rows)
+        recorder = worker.recorder
+        if recorder is None:
+            return self._compute(worker, request, each, variant, subset)
+        with recorder.span("compute"):
+            return self._compute(worker, request, each, variant, subset)
+
+    def _compute(self, worker, request, each, variant, subset):
+        recorder = worker.recorder
+        if recorder is None:
+            arguments = self._arguments(worker, request, each.rows)
+        else:
+            with recorder.span("rows"):
+                arguments = self._arguments(worker, request, each.rows)
         if not (self.description.sliceables or self.description.communicates):
-            return _theano.run(self.variants[variant], arguments, subset)
+            return _host.run(self.variants[variant], arguments, subset)
         with contextlib.ExitStack() as stack:
             if self.description.sliceables:
                 stack.enter_context(self._only(worker, request, each.rows))
             if self.description.communicates:
-                reducing = _graph.reducing(worker.comm, each.weights, worker.rank)
+                reducing = _host.reducing(
+                    worker.comm.arrays, each.weights, worker.rank, worker.recorder
+                )
                 stack.enter_context(reducing)
-            return _theano.run(self.variants[variant], arguments, subset)
+            return _host.run(self.variants[variant], arguments, subset)
 
     def _arguments(self, worker, request, rows):
-        selection = request.selection and unpack(worker, request.selection)
+        selection = request.selection
+        if selection is not None:
+            selection = unpack(worker, selection)
         arguments = []
         for position, (ref, kind) in enumerate(zip(request.inputs, request.kinds)):
-            array = worker.segments.array(ref)
-            if kind == BATCH or (kind == SPLIT and selection is None):
-                array = array[rows.start : rows.stop]
-            elif kind == SPLIT:
-                array = self._take(position, array, selection[rows.start : rows.stop])
+            if kind == WHOLE:
+                array = worker.fetch(ref)
+            elif kind == BATCH or selection is None:
+                array = worker.fetch(ref, rows)
+            else:
+                array = self._fetch(worker, position, ref, selection[rows.start : rows.stop])
             arguments.append(array)
         return arguments
 
-    def _take(self, position, array, rows):
-        """Return rows of an array: a view of consecutive ones, else a copy in a kept buffer."""
-        if _gpuarrays.is_on_device(array):
-            return _gpuarrays.take(array, rows)
-        if isinstance(rows, range):
-            if rows.step > 0:
-                return array[rows.start : rows.stop : rows.step]
-            rows = np.arange(rows.start, rows.stop, rows.step)
-        buffer = self._buffers.get(position)
-        if buffer is None or len(buffer) < len(rows) or buffer.shape[1:] != array.shape[1:]:
-            buffer = np.empty((len(rows), *array.shape[1:]), array.dtype)
-            self._buffers[position] = buffer
-        # The rows were checked before the launch; "clip" saves a second buffer inside NumPy.
-        return np.take(array, rows, axis=0, out=buffer[: len(rows)], mode="clip")
+    def _fetch(self, worker, position, ref, rows):
+        """Return selected rows of an input: a view of a range that goes forward, else a copy."""
+        buffer, recorder = self._buffer(position, rows, ref), worker.recorder
+        if recorder is None:
+            return worker.fetch(ref, rows, buffer)
+        with recorder.span("rows") as span:
+            array = worker.fetch(ref, rows, buffer)
+            if buffer is not None:
+                span.moved(array)
+            return array
+
+    def _take(self, worker, slot, value, rows):
+        """Return rows of a shared variable's value."""
+        recorder = worker.recorder
+        if recorder is None:
+            return self._rows_of(slot, value, rows)
+        with recorder.span("rows") as span:
+            taken = self._rows_of(slot, value, rows)
+            if not _is_forward(rows):
+                span.moved(taken)
+            return taken
+
+    def _rows_of(self, slot, value, rows):
+        if _host.is_on_device(value):
+            return _host.take_on_device(value, rows)
+        return take_rows(value, rows, self._buffer(slot, rows, value))
+
+    def _buffer(self, slot, rows, array):
+        """Return the buffer that is kept for copies of rows of an array, None for a view."""
+        if _is_forward(rows):
+            return None
+        buffer, shape = self._buffers.get(slot), tuple(array.shape[1:])
+        if buffer is None or len(buffer) < len(rows) or buffer.shape[1:] != shape:
+            buffer = self._buffers[slot] = np.empty((len(rows), *shape), array.dtype)
+        return buffer[: len(rows)]
 
     @contextlib.contextmanager
     def _only(self, worker, request, rows):
         """Have the sliceable shared variables hold only the rows that are to be used."""
-        picked = request.picked and unpack(worker, request.picked[worker.rank])
+        picked = request.picked
+        if picked is not None:
+            picked = unpack(worker, picked[worker.rank])
         # Together with scattered inputs the positions are those of this rank's share.
         first = self._my_rows(worker, request).start
         with contextlib.ExitStack() as stack:
             for number, variable in enumerate(self.description.sliceables):
-                value = _theano.peek(variable)
+                value = _host.peek(variable)
                 chosen = range(len(value)) if picked is None else picked
                 chosen = chosen[rows.start - first : rows.stop - first]
-                stack.enter_context(_theano.lend(variable, self._take(-1 - number, value, chosen)))
+                taken = self._take(worker, -1 - number, value, chosen)
+                stack.enter_context(_host.lend(variable, taken))
             yield
 
 
 def unpack(worker, selection):
-    """Return what a selection in a message stands for: a range, or indices in shared memory."""
-    if isinstance(selection, ArrayRef):
-        return worker.segments.array(selection)
-    return range(*selection)
+    """Return the rows of a selection in a message: a range, or an array of indices."""
+    return selection if isinstance(selection, range) else worker.fetch(selection)
+
+
+def _is_forward(rows):
+    return isinstance(rows, range) and rows.step > 0

@@ -1,4 +1,4 @@
-"""What is said of a rank that raised, of a process that ended, and of one that is waited for."""
+"""Reports of a rank that raised, of a worker that ended, and of a long wait."""
 
 import pickle
 import signal
@@ -11,24 +11,28 @@ from synkhronos._process import life_of
 from synkhronos.errors import RemoteTraceback, WorkerDied, WorkerError
 
 
-def describe(error: BaseException, limit: int) -> bytes:
-    """Return what can be said about an exception, pickled, in at most `limit` bytes."""
+def report_on(error: BaseException, limit: int = 1 << 16) -> dict:
+    """Return the report on an exception for a WorkerError; pickled it has at most `limit` bytes."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
-        message = "".join([str(error)])  # no subclass of str
+        message = "".join([str(error)])  # a subclass of str might not unpickle
     except Exception:
         message = "(its message could not be read)"
-    report = {
+    return {
         "type": _shorten(type(error).__name__, 200),
         "message": _shorten(message, limit // 16),
         "traceback": _shorten(text, limit // 8),
         "host": socket.gethostname(),
     }
-    return pickle.dumps(report, pickle.HIGHEST_PROTOCOL)
+
+
+def describe(error: BaseException, limit: int) -> bytes:
+    """Return the report on an exception, pickled, in at most `limit` bytes."""
+    return pickle.dumps(report_on(error, limit), pickle.HIGHEST_PROTOCOL)
 
 
 def _shorten(text, limit):
-    # A character takes at most four bytes, so a quarter of the room is counted in characters.
+    # `limit` counts characters, of up to four bytes each; describe() leaves room for that.
     if len(text) <= limit:
         return text
     return f"{text[: limit // 2]}\n[... {len(text) - limit} characters ...]\n{text[-limit // 2 :]}"
@@ -54,7 +58,7 @@ def _how_it_ended(exitcode):
 
 
 def worker_error(reports, n_ranks) -> WorkerError:
-    """Return one exception for the reports of all ranks that raised (rank -> report)."""
+    """Return one exception for the reports (rank -> report) of all ranks that raised."""
     rank = min(reports)
     report = reports[rank]
     others = ", ".join(
@@ -71,7 +75,7 @@ def worker_error(reports, n_ranks) -> WorkerError:
 
 
 def remote_cause(reports) -> RemoteTraceback:
-    """Return what stands for the exception of the lowest rank, which is in another process."""
+    """Return the cause of a WorkerError: the lowest rank's traceback, from another process."""
     return RemoteTraceback(reports[min(reports)]["traceback"])
 
 
@@ -86,14 +90,21 @@ def worker_died(rank, process) -> WorkerDied:
 
 
 class Patience:
-    """What the log is told of a wait, `waited` seconds long so far: late, then ever less often."""
+    """Warns of a long wait: after `seconds`, then at doubling intervals.
+
+    Parameters
+    ----------
+    seconds : float
+    waited : float
+        The seconds that the call has waited before.
+    """
 
     def __init__(self, seconds: float, waited: float):
         self._seconds = self._next = seconds
         self._begin = time.monotonic() - waited
 
     def wait_for(self, processes, in_a_meeting: bool) -> None:
-        """Say, when it is time, which ranks are waited for (rank -> process id)."""
+        """Warn, if it is time, naming the ranks that the call waits for (rank -> process id)."""
         waited = time.monotonic() - self._begin
         if waited < self._next:
             return
@@ -105,6 +116,6 @@ class Patience:
         log.warning("a call has waited %.0f s for %s to %s", waited, ranks, what)
 
     def end(self) -> None:
-        """Say that the wait is over, if it was told of."""
+        """Log the end of the wait, if there was a warning."""
         if self._next > self._seconds:
             log.warning("the call goes on after %.0f s", time.monotonic() - self._begin)

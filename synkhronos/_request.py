@@ -9,7 +9,7 @@ import numbers
 
 import numpy as np
 
-from synkhronos import _commands, _partition, _selection, _signature, _theano
+from synkhronos import _commands, _host, _partition, _selection, _signature
 from synkhronos._checks import count, is_bool, shown
 from synkhronos._replica import BATCH, SPLIT, WHOLE
 from synkhronos._staging import StagedInput
@@ -70,7 +70,7 @@ class Requests:
             selection=selection,
             picked=picked,
             num_slices=num_slices,
-            reduced=tuple(i for i, out in enumerate(chosen) if modes[out] is not None),
+            combined=tuple(i for i, out in enumerate(chosen) if modes[out] is not None),
             source=source,
             source_of_nothing=source_of_nothing,
             output_subset=subset,
@@ -103,7 +103,7 @@ class Requests:
                 "inputs nor sliceable_shareds."
             )
         for variable, mode in self._description.updates:
-            if not _theano.is_array_variable(variable):
+            if not _host.is_array_variable(variable):
                 raise ValueError(
                     f"num_slices={number}, but the update of {variable}, of type {variable.type}, "
                     "can't be accumulated over the slices: it is no tensor."
@@ -114,7 +114,7 @@ class Requests:
                     " would be averaged over the slices. Give it a mode: (variable, expression, "
                     "'sum')."
                 )
-            if mode == "gather" and (variable.ndim == 0 or variable.broadcastable[0]):
+            if mode == "gather" and (variable.ndim == 0 or _host.fixed_axes(variable)[0]):
                 raise ValueError(
                     f"num_slices={number}, but the update of {variable}, of type {variable.type}, "
                     "would be gathered over the slices: it can't have more than one row."
@@ -144,7 +144,7 @@ class Requests:
             "batch", batch, min(lengths[i] for i in others or minibatches)
         )
         for i in scattered:
-            if self._inputs.variables[i].broadcastable[0] and len(selected) != 1:
+            if _host.fixed_axes(self._inputs.variables[i])[0] and len(selected) != 1:
                 raise ValueError(
                     f"{self._inputs.what(i)} is broadcastable along axis 0: it has exactly one row,"
                     f" but batch selects {len(selected)}."
@@ -176,7 +176,7 @@ class Requests:
         picks = _selection.select_each("batch_s", batch_s, shortest)
         picked_counts = [len(rows) for rows in picks]
         for variable in sliceables:
-            if variable.broadcastable[0] and max(picked_counts) != 1:
+            if _host.fixed_axes(variable)[0] and max(picked_counts) != 1:
                 raise ValueError(
                     f"The sliceable {variable} of {self._owner} is broadcastable along axis 0: it "
                     f"has exactly one row, but batch_s selects {picked_counts} on the ranks."
@@ -205,9 +205,9 @@ class Requests:
         return tuple(counts)
 
     def _send(self, name, rows):
-        """Return what stands for rows in a message; indices go through shared memory."""
+        """Return rows as a message holds them: a range, or a reference to indices."""
         if isinstance(rows, range):
-            return rows.start, rows.stop, rows.step
+            return rows
         staged = self._indices.get(name)
         if staged is None:
             staged = self._indices[name] = StagedInput(self._session, np.int64, 1)

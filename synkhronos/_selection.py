@@ -1,4 +1,4 @@
-"""Which rows a call uses: what ``batch`` and ``batch_s`` may be, checked, in two plain forms.
+"""Selections of rows: the values that ``batch`` and ``batch_s`` may have, checked, in two forms.
 
     None, int, slice, range -> range           consecutive rows (or every n-th): a view, no copy
     list, array, mask       -> int64 array     rows picked one by one, each rank copying its own
@@ -14,7 +14,7 @@ import numpy as np
 
 from synkhronos._checks import count, is_bool, sentence, shown
 
-ANY_LENGTH = sys.maxsize  # of rows, where there are none: a selection is checked only by itself
+ANY_LENGTH = sys.maxsize  # length to give where there are no rows: bounds are not checked then
 
 _BOOLS = {bool, np.bool_}
 _SEQUENCES = {list, tuple, range, np.ndarray}
@@ -26,19 +26,19 @@ def select_rows(name, selection, length, wrong_dtype=ValueError):
     Parameters
     ----------
     name : str
-        The argument, for messages.
+        The name of the argument, for messages.
     selection : None, int, slice, range, list, tuple or 1-d array of integers or bools
-        None selects all; an int the first so many; a range the rows that it counts, as a list of
+        None selects all rows; an int n the first n; a range the rows that it counts, as a list of
         them would; a mask has one bool for each row.
     wrong_dtype : type
-        What to raise for a list or array of another dtype.
+        The exception to raise for a list or array of another dtype.
 
     Raises
     ------
     TypeError
-        For another kind.
+        For a selection of another kind.
     ValueError
-        For an array of another dtype or shape, and for rows that are not there.
+        For an array of another dtype or shape, and for rows that don't exist.
     """
     if selection is None:
         return range(length)
@@ -93,7 +93,7 @@ def _from_range(name, selection, length):
         return selection
     if highest < 0:
         return range(selection.start + length, selection.stop + length, selection.step)
-    # From the last rows on to the first ones: no range is that.
+    # The rows wrap from the last ones to the first ones, which no range of indices >= 0 does.
     picks = np.array(selection, np.int64)
     picks[picks < 0] += length
     return picks
@@ -110,7 +110,7 @@ def _is_nested(selection):
 
 
 def _from_array(name, selection, length, wrong_dtype):
-    # NumPy warns of a list of lists of unequal length, so it is not asked.
+    # NumPy would warn of a list of lists of unequal length, so nested lists don't reach it.
     nested = not isinstance(selection, np.ndarray) and _is_nested(selection)
     picks = None if nested else np.asarray(selection)
     if np.ma.is_masked(selection):
@@ -143,7 +143,7 @@ def _from_array(name, selection, length, wrong_dtype):
 
 
 def select_each(name, selection, lengths):
-    """Return the selected rows of each rank, where one selection may stand for all.
+    """Return the selected rows of each rank; one selection may hold for all ranks.
 
     Parameters
     ----------

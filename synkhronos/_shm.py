@@ -12,19 +12,18 @@ memory is given back when the owner's last view goes, also while others still ha
 import contextlib
 import errno
 import itertools
-import math
 import mmap
 import os
+import re
 import resource
 import secrets
-import sys
 import weakref
-from typing import NamedTuple, Optional, Tuple
+from pathlib import Path
+from typing import Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
 import posix_ipc
 
-from synkhronos._checks import shown
 from synkhronos._process import interrupts_held
 from synkhronos.errors import SharedMemoryFull
 
@@ -93,13 +92,9 @@ class Segment:
         """Return a view. It keeps the memory alive for as long as it lives."""
         return np.ndarray(shape, dtype, self._memory, offset)
 
-    def array_ref(self, dtype, shape) -> ArrayRef:
+    def reference(self, dtype, shape) -> ArrayRef:
         """Return what stands for `array(dtype, shape)` on other ranks."""
         return ArrayRef(self.ref, np.dtype(dtype).str, tuple(shape))
-
-    def bytes(self) -> memoryview:
-        """Return the memory as bytes."""
-        return memoryview(self._memory)
 
 
 class Segments:
@@ -144,12 +139,6 @@ class Segments:
             end.atexit = False
         return segment
 
-    def wrap(self, data: bytes) -> Segment:
-        """Make a segment that begins with these bytes."""
-        segment = self.create(len(data))
-        segment.bytes()[: len(data)] = data
-        return segment
-
     def attach(self, ref: SegmentRef) -> Segment:
         """Return the segment that `ref` stands for, mapping it on first sight."""
         segment = self._attached.get(ref) or self._own.get(ref)
@@ -166,14 +155,41 @@ class Segments:
             self._on_lost()
             raise
 
-    def array(self, ref: ArrayRef) -> np.ndarray:
-        """Return the array that `ref` stands for, with no copy."""
-        return self.attach(ref.segment).array(ref.dtype, ref.shape)
-
     def forget(self, refs) -> None:
         """Drop attachments whose owner has released them."""
         for ref in refs:
             self._attached.pop(ref, None)
+
+
+def is_in_a_segment(array) -> bool:
+    """Return whether an array is a view of a segment."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return isinstance(array, mmap.mmap)
+
+
+_MAPPED = re.compile(r"/dev/shm/(#|synkhronos-)\S* \(deleted\)")
+
+
+def mapped_by(pid: int) -> Optional[Dict[int, int]]:
+    """Return the bytes of each segment that a process has mapped, by the number of its inode.
+
+    A map keeps its file open, so it is looked for there. None where the system does not tell.
+    """
+    found: Dict[int, int] = {}
+    try:
+        paths = list(Path(f"/proc/{pid}/fd").iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        return found
+    except OSError:
+        return None
+    for path in paths:
+        try:
+            if _MAPPED.fullmatch(os.readlink(path)):
+                found[path.stat().st_ino] = path.stat().st_size
+        except OSError:
+            continue  # closed by now
+    return found
 
 
 def _open_unnamed() -> int:
@@ -230,69 +246,3 @@ def _release(ref: SegmentRef, on_release) -> None:
 def _give_back(fd: int) -> None:
     os.ftruncate(fd, 0)  # returns the pages now, though other ranks have them mapped
     os.close(fd)
-
-
-class _State(NamedTuple):
-    """A growing array at one time; whole, so that no Ctrl-C can leave half of a new one."""
-
-    segment: Optional[Segment]
-    allocated: int
-    array: np.ndarray
-    ref: Optional[ArrayRef]
-
-
-class GrowingArray:
-    """A typed array in shared memory whose allocation is kept when it shrinks.
-
-    Its own arithmetic is that of a flat allocation: the items of a new shape are the first ones
-    of the old allocation, and growing beyond it copies what was there.
-    """
-
-    def __init__(self, segments: Segments, dtype, ndim: int):
-        self._segments = segments
-        self._dtype = np.dtype(dtype)
-        self._ndim = ndim
-        self.free()
-
-    @property
-    def array(self) -> np.ndarray:
-        """The array."""
-        return self._state.array
-
-    @property
-    def ref(self) -> Optional[ArrayRef]:
-        """What stands for the array on other ranks; None while it has no memory."""
-        return self._state.ref
-
-    @property
-    def allocated(self) -> int:
-        """The number of items that there is memory for."""
-        return self._state.allocated
-
-    def resize(self, shape, oversize=1.0, keep=True) -> None:
-        """Give the array another shape; with `keep` the old items stay.
-
-        If it must be allocated anew, it gets room for `oversize` times as many items.
-        """
-        segment, allocated, _, _ = self._state
-        items = math.prod(shape)
-        if math.prod(n for n in shape if n) * self._dtype.itemsize > sys.maxsize:
-            # NumPy has none either, though it may take no memory at all.
-            raise ValueError(
-                f"No array of {self._dtype} can have the shape {shown(tuple(shape))}: it is beyond "
-                "what memory can hold."
-            )
-        if segment is None or items > allocated:
-            old, before = segment, allocated
-            allocated = max(int(items * oversize), items)
-            segment = self._segments.create(allocated * self._dtype.itemsize)
-            if keep and old is not None:
-                segment.array(self._dtype, (before,))[...] = old.array(self._dtype, (before,))
-        array = segment.array(self._dtype, shape)
-        self._state = _State(segment, allocated, array, segment.array_ref(self._dtype, shape))
-
-    def free(self) -> None:
-        """Let the memory go (as soon as no view of it is left)."""
-        self._state = _State(None, 0, np.zeros((0,) * self._ndim, self._dtype), None)
-        if not self._ndim:
-            self.resize(())  # a number is never without its memory

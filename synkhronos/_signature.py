@@ -1,10 +1,11 @@
 """What `function` was given, checked: inputs, outputs with their modes, updates."""
 
 import sys
+from collections import OrderedDict
 
 import numpy as np
 
-from synkhronos import _gpuarrays, _reduction, _theano
+from synkhronos import _host, _reduction
 from synkhronos._checks import shown
 from synkhronos._replica import PLAIN, SLICED
 
@@ -22,14 +23,14 @@ class Outputs:
         self._by_cpu = [str(mode).startswith("c_") for _, mode in pairs]
         # What was moved to the device on purpose stays there; a shared variable is there anyway.
         self._given_on_device = [
-            _theano.lives_on_device(variable) and not isinstance(variable, _theano.SharedVariable)
+            _host.lives_on_device(variable) and not isinstance(variable, _host.SharedVariable)
             for variable in self.variables
         ]
 
     def keep_on_device(self, wanted):
         """Have outputs computed where they can be reduced, if ``wanted(dtype, ndim, mode)``."""
         self.variables = [
-            _theano.on_device(v)
+            _host.on_device(v)
             if hasattr(v, "dtype") and not by_cpu and wanted(v.dtype, v.ndim, mode)
             else v
             for v, mode, by_cpu in zip(self.variables, self.modes, self._by_cpu)
@@ -38,16 +39,14 @@ class Outputs:
     @property
     def on_device(self):
         """Whether each output is computed on the device."""
-        return [_theano.lives_on_device(variable) for variable in self.variables]
+        return [_host.lives_on_device(variable) for variable in self.variables]
 
     def pack(self, values, subset=None):
         """Return the values of all outputs, or a subset, in the form that they were given in."""
         if any(self.on_device):
             chosen = range(len(self.variables)) if subset is None else subset
             values = [
-                _gpuarrays.to_device(value)
-                if self._given_on_device[output]
-                else _gpuarrays.to_host(value)
+                _host.to_device(value) if self._given_on_device[output] else _host.to_host(value)
                 for output, value in zip(chosen, values)
             ]
         if self.is_list or self.is_none or not values:
@@ -64,12 +63,12 @@ def _check_output(position, output):
                 f"length {len(output)}."
             )
         output, mode = output
-    if not isinstance(output, _theano.Variable):
+    if not isinstance(output, _host.Variable):
         raise TypeError(
             f"Output {position} must be a Theano variable or a pair (variable, mode), got "
             f"{output!r}. Several outputs are given as a list."
         )
-    if _reduction.parse_mode(mode) is not None and not _theano.is_array_variable(output):
+    if _reduction.parse_mode(mode) is not None and not _host.is_array_variable(output):
         raise TypeError(
             f"Output {position} of type {output.type} can't be reduced. Give it as "
             "(variable, None): the master's own result."
@@ -81,7 +80,7 @@ def check_updates(updates):
     """Return the updates as Theano takes them, and their modes."""
     if updates is None:
         return [], []
-    if isinstance(updates, _theano.OrderedDict):
+    if isinstance(updates, OrderedDict):
         updates = list(updates.items())
     if not isinstance(updates, (list, tuple)):
         raise TypeError(
@@ -95,11 +94,11 @@ def check_updates(updates):
                 f"updates[{position}] must be (shared variable, expression) or (shared variable, "
                 f"expression, mode), got {update!r}."
             )
-        if not isinstance(update[0], _theano.SharedVariable):
+        if not isinstance(update[0], _host.SharedVariable):
             raise TypeError(
                 f"updates[{position}] must update a shared variable, got {update[0]!r}."
             )
-        if _theano.is_array_variable(update[0]) and not _is_expression(update[1]):
+        if _host.is_array_variable(update[0]) and not _is_expression(update[1]):
             raise TypeError(
                 f"updates[{position}] must give {update[0]} an expression, got {shown(update[1])}."
             )
@@ -111,7 +110,7 @@ def check_updates(updates):
 
 
 def _is_expression(value):
-    return isinstance(value, _theano.Variable) or np.asarray(value).dtype.kind in "biufc"
+    return isinstance(value, _host.Variable) or np.asarray(value).dtype.kind in "biufc"
 
 
 def line_of_caller():
@@ -134,16 +133,16 @@ def check_givens(givens):
             raise TypeError(
                 f"givens must be pairs (variable, replacement), got {shown(pair)} among them."
             )
-        if not isinstance(pair[0], _theano.Variable):
+        if not isinstance(pair[0], _host.Variable):
             raise TypeError(f"givens must replace variables, got {shown(pair[0])} among them.")
     return givens
 
 
 def check_mode(mode):
     """Raise for what ``theano.function`` does not take as its mode."""
-    if mode is not None and not isinstance(mode, (str, _theano.Mode)):
+    if mode is not None and not isinstance(mode, (str, _host.Mode)):
         raise TypeError(f"mode must be a Theano mode or the name of one, got {shown(mode)}.")
-    if isinstance(mode, str) and not _theano.is_mode(mode):
+    if isinstance(mode, str) and not _host.is_mode(mode):
         raise ValueError(
             f"mode must be a Theano mode or the name of one, such as 'FAST_RUN', got {mode!r}."
         )
@@ -154,16 +153,16 @@ def check_inputs(name, inputs):
     if not isinstance(inputs, list):
         raise TypeError(f"{name} must be a list of Theano variables, got {inputs!r}.")
     for position, variable in enumerate(inputs):
-        if not isinstance(variable, _theano.Variable) or not _theano.is_array_variable(variable):
+        if not isinstance(variable, _host.Variable) or not _host.is_array_variable(variable):
             raise TypeError(
                 f"{name}[{position}] must be a Theano tensor variable, got {variable!r}."
             )
-        if isinstance(variable, _theano.Constant):
+        if isinstance(variable, _host.Constant):
             raise TypeError(
                 f"{name}[{position}] is the constant {variable}: it has its value already, so it "
                 "can't be an input."
             )
-        if isinstance(variable, _theano.SharedVariable):
+        if isinstance(variable, _host.SharedVariable):
             raise TypeError(
                 f"{name}[{position}] is the shared variable {variable}: it is used without being "
                 "an input."
@@ -203,7 +202,7 @@ def check_sliceables(sliceables, used, updated):
             f"sliceable_shareds must be a list of shared variables, got {sliceables!r}."
         )
     for variable in sliceables:
-        if not isinstance(variable, _theano.SharedVariable):
+        if not isinstance(variable, _host.SharedVariable):
             raise TypeError(f"sliceable_shareds must hold shared variables, got {variable!r}.")
         if not any(variable is other for other in used):
             raise ValueError(f"sliceable_shareds has {variable}, which the function does not use.")
@@ -226,7 +225,7 @@ class Recipe:
 
     def __init__(self, inputs, outputs, updates, update_modes, kwargs):
         # Inputs come from shared memory: what takes arrays on a device is given them from there.
-        self.inputs = [_theano.on_host(variable) for variable in inputs]
+        self.inputs = [_host.on_host(variable) for variable in inputs]
         moved = [(v, new) for v, new in zip(inputs, self.inputs) if v is not new]
         givens = kwargs.get("givens") or ()
         if moved:
@@ -244,7 +243,7 @@ class Recipe:
         given = [
             (target, mode)
             for (target, _), mode in zip(self.updates, self.update_modes)
-            if not _theano.is_random_state(target)
+            if not _host.is_random_state(target)
         ]
         return given + [(target, "avg") for target, _ in self._default_updates]
 
@@ -257,32 +256,28 @@ class Recipe:
         """Compile the function as it was given."""
         compiled = self._compile(PLAIN, self._outputs.variables, self.updates, self._kwargs)
         self._default_updates = [
-            (variable, variable.default_update)
-            for variable in _theano.updated_variables(compiled)
-            if not _theano.is_random_state(variable)
-            and not any(variable is target for target, _ in self.updates)
+            (variable, expression)
+            for variable, expression in _host.default_updates(compiled, self.updates)
+            if not _host.is_random_state(variable)
         ]
         return compiled
 
     def compile_sliced(self):
         """Compile the function with its updates as outputs."""
-        states = [pair for pair in self.updates if _theano.is_random_state(pair[0])]
+        states = [pair for pair in self.updates if _host.is_random_state(pair[0])]
         values = [
-            _theano.as_update(target, value)
+            _host.as_update(target, value)
             for target, value in self.updates + self._default_updates
-            if not _theano.is_random_state(target)
+            if not _host.is_random_state(target)
         ]
-        kwargs = dict(self._kwargs)
-        if self._default_updates:
-            # A bool or a list; True would have left no default updates.
-            left_out = kwargs.get("no_default_updates") or []
-            kwargs["no_default_updates"] = [*left_out, *(v for v, _ in self._default_updates)]
+        defaults = [variable for variable, _ in self._default_updates]
+        kwargs = _host.without_default_updates(self._kwargs, defaults)
         return self._compile(SLICED, self._outputs.variables + values, states, kwargs)
 
     def _compile(self, variant, outputs, updates, kwargs):
         self._compiled[variant] = outputs, updates, kwargs
-        return _theano.compile_function(self.inputs, outputs, updates=updates, **kwargs)
+        return _host.compile_function(self.inputs, outputs, updates=updates, **kwargs)
 
     def expression(self, variant, compiled):
         """Return what a variant is compiled from, for ranks on another kind of device."""
-        return _theano.expression_of(compiled, self.inputs, *self._compiled[variant])
+        return _host.expression_of(compiled, self.inputs, *self._compiled[variant])

@@ -2,19 +2,15 @@
 
 import html
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional, Tuple
 
-from synkhronos import _theano
-from synkhronos import session as _session
+from synkhronos import _host
+from synkhronos._current import Current
 from synkhronos._master import State
 from synkhronos._names import shown
 from synkhronos._process import life_of
-from synkhronos.comm.homes import is_in_shared_memory
-
-_SEGMENT = re.compile(r"/dev/shm/(#|synkhronos-)\S* \(deleted\)")
 
 
 @dataclass(frozen=True)
@@ -216,7 +212,7 @@ def status() -> Status:
     ...
     >>> synk.close()
     """
-    session = _session._Current.session
+    session = Current.session
     if session is None:
         return Status("no session")
     pids = session.worker_pids
@@ -225,6 +221,7 @@ def status() -> Status:
     ranks = tuple([_rank(session, rank, pid, segments) for rank, pid in enumerate(pids)])
     functions = session.registry.functions()
     used = [variable for function in functions for variable in function.get_shared()]
+    variables = dict.fromkeys([*used, *session.registry.variables()])
     return Status(
         _state(session),
         session.master_rank,
@@ -232,8 +229,8 @@ def status() -> Status:
         None if any(rank.shared is None for rank in ranks) else sum(segments.values()),
         ranks,
         tuple([_function(session, function) for function in functions]),
-        tuple([_data(data) for data in session.registry.data()]),
-        tuple([_variable(v) for v in dict.fromkeys([*used, *session.registry.variables()])]),
+        tuple([_data(session, data) for data in session.registry.data()]),
+        tuple([_variable(session, each) for each in variables]),
     )
 
 
@@ -248,7 +245,7 @@ def _state(session):
 def _rank(session, rank, pid, segments):
     """Look at one rank; add the segments that it has mapped."""
     process, resident = _process(pid)
-    own = {} if process in ("ended", "gone") else _segments(pid)
+    own = {} if process in ("ended", "gone") else session.comm.memory.mapped_by(pid)
     segments.update(own or {})
     return RankStatus(
         rank,
@@ -277,24 +274,6 @@ def _process(pid):
     return life, pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def _segments(pid):
-    """Return the bytes of each segment that a process has mapped: a map keeps it open."""
-    found = {}
-    try:
-        paths = list(Path(f"/proc/{pid}/fd").iterdir())
-    except (FileNotFoundError, ProcessLookupError):
-        return found
-    except OSError:
-        return None
-    for path in paths:
-        try:
-            if _SEGMENT.fullmatch(os.readlink(path)):
-                found[path.stat().st_ino] = path.stat().st_size
-        except OSError:
-            continue  # closed by now
-    return found
-
-
 def _function(session, function):
     used = tuple([_name(each) or str(each) for each in function.get_shared()])
     is_distributed = not session.registry.is_pending(function._key)
@@ -305,19 +284,20 @@ def _name(owner):
     return None if owner.name is None else str(owner.name)
 
 
-def _data(data):
+def _data(session, data):
     array = data.data
-    return ArrayStatus(_name(data), array.dtype.name, array.shape, array.nbytes, "shared memory")
+    home = "shared memory" if session.comm.memory.holds(array) else "private memory"
+    return ArrayStatus(_name(data), array.dtype.name, array.shape, array.nbytes, home)
 
 
-def _variable(variable):
-    value = _theano.peek(variable)
-    if not _theano.is_array_variable(variable):
+def _variable(session, variable):
+    value = _host.peek(variable)
+    if not _host.is_array_variable(variable):
         return ArrayStatus(_name(variable), str(variable.type), None, 0, "private memory")
-    if _theano.lives_on_device(variable):
+    if _host.lives_on_device(variable):
         home = "device"
     else:
-        home = "shared memory" if is_in_shared_memory(value) else "private memory"
+        home = "shared memory" if session.comm.memory.holds(value) else "private memory"
     nbytes = value.size * value.dtype.itemsize
     return ArrayStatus(_name(variable), variable.dtype, tuple(value.shape), nbytes, home)
 

@@ -1,6 +1,6 @@
 """Import Theano and time its matrix product, in a process of its own, for ``synkhronos info``.
 
-Each stage prints one line of JSON, so a crash leaves what was found before it.
+Each stage prints one line of JSON, so after a crash the earlier stages' lines are there.
 """
 
 import json
@@ -14,7 +14,7 @@ ROUNDS = 7
 
 
 def report(**facts):
-    """Print what a stage found."""
+    """Print the facts that a stage found."""
     print(json.dumps(facts), flush=True)
 
 
@@ -62,7 +62,7 @@ def time_products():
 if __name__ == "__main__":
     import runpy
 
-    # A source checkout that is not installed has no .pth file: its import support is named instead.
+    # A checkout that is not installed has no .pth file, so the command names its import support.
     runpy.run_path(sys.argv[1])["install"]()
     import_theano()
     time_products()

@@ -29,8 +29,9 @@ class Part(enum.IntEnum):
 
 
 PARTS = tuple(part for part in Part if part > Part.RAISED)
+NUMBERS = {part.name.lower(): int(part) for part in PARTS}
 REST = "rest"  # what is left of a call
-NAMES = (*(part.name.lower() for part in PARTS), REST)
+NAMES = (*NUMBERS, REST)
 
 # Times are in nanoseconds. The value is the number of bytes that were moved, or, of a call, the
 # number of its name; the command is the number of the one that the rank ran.

@@ -8,16 +8,16 @@ import gc
 import os
 import signal
 
-from synkhronos import _devices, _gpuarrays, _rewriting
+from synkhronos import _devices, _host
 from synkhronos._checks import count
-from synkhronos._crossing import Aborted
 from synkhronos._log import log, name_rank
-from synkhronos._shm import Segments
-from synkhronos.comm import connect
+from synkhronos._outputs import Results
+from synkhronos.comm import Aborted
+from synkhronos.comm.transports import connect
 
 
 class Worker:
-    """What one rank holds: its device, segments, shared variables and functions."""
+    """The state of one rank: its device, communicator, shared variables and functions."""
 
     def __init__(self, rank, gate, devices, threads, on_release=None):
         self.rank = rank
@@ -25,13 +25,13 @@ class Worker:
         self.devices = devices
         self.threads = threads
         self.equal_weights = (1,) * gate.n_ranks
-        # A rank's memory goes with it: who can't open it waits for the news of a death.
-        self.segments = Segments(on_release, lambda: gate.check_alive(milliseconds=1000))
-        self.comm = connect(self)
+        self.comm = connect(self, on_release)
+        self.fetch = self.comm.memory.fetch  # an array that a command refers to, or some rows
+        self.results = Results(self)
         self.replicas = {}
         self.variables = {}
         self.running = True
-        self.recorder = None  # while a profile is on
+        self.recorder = None  # or a Recorder, while a profile is on
         self._limits = None
         name_rank(rank)
 
@@ -59,8 +59,7 @@ class Worker:
         """Take the device, and no more than this rank's part of the cores."""
         self._limits = _devices.limit_threads(self.threads)
         if self.device != "cpu":
-            _gpuarrays.open_device(self.device, self.rank, self.threads)
-            _rewriting.move_to_device()
+            _host.open_device(self.device, self.rank, self.threads)
         log.info(
             "process %d on %s, with %s", os.getpid(), self.device, count(self.threads, "thread")
         )
@@ -86,21 +85,39 @@ class Worker:
         else:
             self._loop()
 
+    def record(self, recorder) -> None:
+        """Record what this rank does from now on with a Recorder; with None, no more."""
+        self.recorder = self.gate.recorder = recorder
+
     def _loop(self):
         while self.running:
             reply = error = None
             try:
-                reply = self.gate.next_command().run(self)
+                reply = self._next_command().run(self)
             except Aborted:
                 pass
             except BaseException as caught:
                 error = caught
             try:
-                self.gate.worker_finish(reply, error)
+                self._finish(reply, error)
             except BaseException as unsent:  # a message may do anything when it is read
                 self.comm.close()  # the master has not heard where the outputs are
-                self.gate.worker_finish(error=unsent)
+                self._finish(error=unsent)
             del reply, error
+
+    def _next_command(self):
+        recorder = self.recorder
+        if recorder is None:
+            return self.gate.next_command()
+        with recorder.span("start"):
+            return self.gate.next_command()
+
+    def _finish(self, reply=None, error=None):
+        recorder = self.recorder
+        if recorder is not None:
+            # Before it arrives: after that the master may have begun the next call.
+            recorder.mark("finish")
+        self.gate.worker_finish(reply, error)
 
 
 def be_worker(rank, gate, devices, threads, profile):

@@ -9,14 +9,13 @@ sent to the workers, with the master's value, when it is first named. The argume
 
 from __future__ import annotations
 
-import contextlib
 from typing import List, Union
 
 import numpy as np
 
-from synkhronos import _commands, _operands, _theano
-from synkhronos import session as _session
+from synkhronos import _commands, _host, _operands
 from synkhronos._checks import is_bool, truth
+from synkhronos._current import call
 from synkhronos._hints import ArrayLike, Rows, SharedVariables, Values
 
 __all__ = [
@@ -65,28 +64,28 @@ def broadcast(
     array([3., 4.])
     >>> synk.close()
     """
-    with _call("broadcast") as session:
+    with call("broadcast()") as session:
         variables = _operands.check_variables("broadcast", shared_vars, objects=True)
         given = [None] * len(variables)
         if values is not None:
             given = _operands.check_values("broadcast", shared_vars, variables, values, none=True)
         nccl = truth("nccl", nccl)
-        objects = [v for v in variables if not _theano.is_array_variable(v)]
-        arrays = [v for v in variables if _theano.is_array_variable(v)]
+        objects = [v for v in variables if not _host.is_array_variable(v)]
+        arrays = [v for v in variables if _host.is_array_variable(v)]
         keys = dict(zip(variables, session.registry.keys_of(variables)))
         for variable, value in zip(variables, given):
             if value is None:
                 continue
             if variable in objects:
-                _theano.replace_object(variable, value)
+                _host.replace_object(variable, value)
             else:
-                session.comm.assign(keys[variable], value)
+                _commands.assign(session.worker, keys[variable], value)
         if arrays:
             array_keys = tuple(keys[variable] for variable in arrays)
             session.run(_commands.Broadcast(array_keys, session.master_rank, nccl))
         if objects:
             object_keys = tuple(keys[variable] for variable in objects)
-            _operands.send_objects(session, object_keys, [_theano.peek(v) for v in objects], None)
+            _operands.send_objects(session, object_keys, [_host.peek(v) for v in objects], None)
 
 
 def scatter(shared_vars: SharedVariables, values: ArrayLike, batch: Rows | None = None) -> None:
@@ -121,7 +120,7 @@ def scatter(shared_vars: SharedVariables, values: ArrayLike, batch: Rows | None 
     (array([0., 1., 2., 3., 4.]), [2, 3])
     >>> synk.close()
     """
-    with _call("scatter") as session:
+    with call("scatter()") as session:
         variables = _operands.check_variables("scatter", shared_vars)
         _operands.check_rows("scatter", variables)
         given = _operands.check_values(
@@ -169,7 +168,7 @@ def gather(
     array([0., 0., 3., 4.])
     >>> synk.close()
     """
-    with _call("gather") as session:
+    with call("gather()") as session:
         variables = _operands.check_variables("gather", shared_vars)
         if is_bool(nd_up) or not isinstance(nd_up, (int, np.integer)) or nd_up not in (0, 1):
             raise ValueError(
@@ -180,7 +179,7 @@ def gather(
             _operands.check_axis("gather(nd_up=0)", variables)
         keys = session.registry.keys_of(variables)
         session.run(_commands.Expose(keys))
-        results = [_put_together(session.comm.values(key), nd_up) for key in keys]
+        results = [_put_together(session.comm.variables.values(key), nd_up) for key in keys]
         return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -219,7 +218,7 @@ def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> None:
     array([0., 3., 4.])
     >>> synk.close()
     """
-    with _call("all_gather") as session:
+    with call("all_gather()") as session:
         variables = _operands.check_variables("all_gather", shared_vars)
         _operands.check_rows("all_gather", variables)
         keys = session.registry.keys_of(variables)
@@ -268,7 +267,7 @@ def reduce(
     array([2., 1.])
     >>> synk.close()
     """
-    with _call("reduce") as session:
+    with call("reduce()") as session:
         variables, op = _operands.check_reduction("reduce", shared_vars, op)
         keys = session.registry.keys_of(variables)
         nccl = truth("nccl", nccl)
@@ -279,11 +278,19 @@ def reduce(
         session.run(_commands.Expose(keys))
         results = []
         for position, key in enumerate(keys):
-            result = session.comm.reduce_to_new(key, op)
+            result = _reduce_to_new(session, key, op)
             if not isinstance(result, np.ndarray):
                 _operands.raise_unequal("reduce", variables[position:], result)
             results.append(result)
         return tuple(results) if isinstance(shared_vars, (list, tuple)) else results[0]
+
+
+def _reduce_to_new(session, key, op):
+    recorder = session.worker.recorder
+    if recorder is None:
+        return session.comm.variables.reduce_to_new(key, op)
+    with recorder.span("reduce"):
+        return session.comm.variables.reduce_to_new(key, op)
 
 
 def all_reduce(shared_vars: SharedVariables, op: str = "avg", nccl: bool = True) -> None:
@@ -316,18 +323,8 @@ def all_reduce(shared_vars: SharedVariables, op: str = "avg", nccl: bool = True)
            [6., 8.]])
     >>> synk.close()
     """
-    with _call("all_reduce") as session:
+    with call("all_reduce()") as session:
         variables, op = _operands.check_reduction("all_reduce", shared_vars, op)
         keys = session.registry.keys_of(variables)
         unequal = session.run(_commands.Reduce(keys, op, None, truth("nccl", nccl)))
         _operands.raise_unequal("all_reduce", variables, unequal)
-
-
-@contextlib.contextmanager
-def _call(name):
-    session = _session.current(f"{name}()")
-    with session.lock:
-        session.refuse_nesting()
-        with session.inside:
-            session.settle()
-            yield session

@@ -1,6 +1,6 @@
-"""The exceptions that are ours: who raises each, and what to do about it.
+"""Exceptions of Synkhronos: what raises each, and what to do then.
 
-Wrong arguments raise the built-in ``TypeError`` and ``ValueError``, before anything is launched.
+Wrong arguments raise the built-in ``TypeError`` and ``ValueError``, before a rank runs anything.
 """
 
 
@@ -9,7 +9,7 @@ class SessionError(RuntimeError):
 
     Raised by every public function that needs workers: before :func:`~synkhronos.fork`, after
     :func:`~synkhronos.close`, when an object of an earlier session is used, or when one call is
-    made from inside another. The message says which, and what to call first.
+    made from inside another. The message says which of these, and what to call first.
     """
 
 
@@ -33,10 +33,10 @@ class WorkerError(RuntimeError):
     host : str
         The name of the machine that it runs on.
     remote_type : str
-        The class name of what it raised, such as ``"ValueError"``.
+        The class name of the rank's exception, such as ``"ValueError"``.
     remote_traceback : str
-        Its traceback; ``__cause__`` is the exception itself where it was raised in the master,
-        else a :class:`RemoteTraceback` that prints this text.
+        Its traceback. ``__cause__`` is the exception itself if the master raised it, else a
+        :class:`RemoteTraceback` that prints this text.
     """
 
     def __init__(self, message, rank=None, host="", remote_type="", remote_traceback=""):
@@ -48,7 +48,7 @@ class WorkerError(RuntimeError):
 
 
 class WorkerDied(RuntimeError):
-    """A worker process is gone, and the session with it.
+    """A worker process has ended, and the session with it.
 
     Raised by the call that noticed, and by every later call, until :func:`~synkhronos.close`;
     after that :func:`~synkhronos.fork` starts a new session. The other workers have been stopped.
@@ -68,9 +68,10 @@ class WorkerDied(RuntimeError):
 
 
 class SharedMemoryFull(MemoryError):
-    """There is no room left in the shared memory of this machine.
+    """The shared memory of this machine is full.
 
     Raised when a :class:`~synkhronos.inputs.Data`, a staged input or an output does not fit, and
-    when the process has no file descriptor left for it. Free some Data, or give the machine more
-    (``/dev/shm``; ``docker run --shm-size=...``) and the process more (``ulimit -n``).
+    when the process has no file descriptor left for it. Free some Data, or allow the machine more
+    shared memory (``/dev/shm``; ``docker run --shm-size=...``) or the process more descriptors
+    (``ulimit -n``).
     """

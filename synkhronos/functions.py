@@ -10,10 +10,10 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from synkhronos import _gpuarrays, _graph, _reduction, _signature, _theano
-from synkhronos import session as _session
+from synkhronos import _host, _reduction, _signature
 from synkhronos._binding import Inputs
-from synkhronos._checks import count, sentence
+from synkhronos._checks import count
+from synkhronos._current import current
 from synkhronos._hints import ArrayLike, Output, Rows, SharedVariable, Update, Updates, Variable
 from synkhronos._master import State
 from synkhronos._replica import SLICED, Description
@@ -55,14 +55,14 @@ class Function:
         self._modes = tuple(outputs.modes)
         self._inputs = Inputs(session, inputs, n_scattered, recipe.allow_downcast, str(self))
         self._result_dtypes = [
-            _reduction.result_dtype(mode, getattr(variable, "dtype", None), _theano.float_dtype())
+            _reduction.result_dtype(mode, getattr(variable, "dtype", None), _host.float_dtype())
             for mode, variable in zip(self._modes, outputs.variables)
         ]
         self._description = Description(
             self._modes,
             tuple(recipe.accumulated),
             tuple(recipe.sliceables),
-            _graph.communicates(compiled),
+            _host.communicates(compiled),
             any(outputs.on_device),
         )
         self._has_sliced = False
@@ -129,6 +129,13 @@ class Function:
         WorkerDied
             When a worker is gone.
         """
+        recording = self._session.recording
+        if recording is None:
+            return self._run(args, kwargs, output_subset, batch, batch_s, num_slices)
+        with self._session.lock, recording.call(self.name, self._key):
+            return self._run(args, kwargs, output_subset, batch, batch_s, num_slices)
+
+    def _run(self, args, kwargs, output_subset, batch, batch_s, num_slices):
         session = self._session
         if session.state is not State.OPEN:
             session.require_open()
@@ -141,7 +148,13 @@ class Function:
                     self._make_ready, values, output_subset, batch, batch_s, num_slices
                 )
                 session.run(command)
-                results = self._combine(command)
+                recorder = session.worker.recorder
+                if recorder is None:
+                    results = self._combine(command)
+                else:
+                    with recorder.span("reduce") as span:
+                        results = self._combine(command)
+                        span.moved(*results)
         return self._outputs.pack(results, command.output_subset)
 
     def _make_ready(self, num_slices):
@@ -153,44 +166,8 @@ class Function:
             self._session.registry.distribute(self._key)
 
     def _combine(self, command):
-        session, comm = self._session, self._session.comm
-        ranks, weights = [], []
-        for rank in range(session.n_ranks):
-            rows = session.gate.rows_of(rank)
-            if rows >= 0:
-                ranks.append(rank)
-                weights.append(rows)
-        chosen = command.output_subset
-        if chosen is None:
-            chosen = range(len(self._modes))
-        results = []
-        reduced = 0
-        for position, output in enumerate(chosen):
-            mode = self._modes[output]
-            if position in comm.reduced:
-                results.append(comm.kept[position])
-                continue
-            if mode is None:
-                parts = [self._part(command, command.source, position, None)]
-            else:
-                parts = [self._part(command, rank, position, reduced) for rank in ranks]
-                reduced += 1
-            try:
-                result = _reduction.combine(mode, parts, weights, self._result_dtypes[output])
-            except ValueError as error:
-                raise ValueError(f"Output {output} of {self} {sentence(error)}") from None
-            # What a worker deposited stays in its outbox, to be overwritten by the next call.
-            alone = len(parts) == 1 and result is parts[0] and command.source != session.master_rank
-            results.append(result.copy() if alone else result)
-        comm.keep(())
-        return results
-
-    def _part(self, command, rank, position, reduced):
-        """Return what one rank computed for the output at `position` of those asked for."""
-        comm = self._session.comm
-        if rank == self._session.master_rank:
-            return _gpuarrays.to_host(comm.kept[position])
-        return comm.collect(self._key, rank)[position if rank == command.source else reduced]
+        results = self._session.worker.results
+        return results.combine(command, self._modes, self._result_dtypes, self)
 
     def as_theano(
         self, *args: ArrayLike, output_subset: Sequence[int] | None = None, **kwargs: ArrayLike
@@ -208,7 +185,7 @@ class Function:
         values = self._inputs.bind(args, kwargs)
         arrays = list(map(self._inputs.array, range(len(values)), values))
         subset = _signature.check_subset(output_subset, len(self._modes), self)
-        return self._outputs.pack(_theano.run(self._compiled, arrays, subset), subset)
+        return self._outputs.pack(_host.run(self._compiled, arrays, subset), subset)
 
     def build_inputs(
         self,
@@ -264,7 +241,7 @@ class Function:
 
     def get_shared(self) -> list[SharedVariable]:
         """Return the shared variables that the function uses or updates."""
-        return list(_theano.shared_variables(self._compiled))
+        return list(_host.shared_variables(self._compiled))
 
     def __reduce__(self):
         raise TypeError(
@@ -337,7 +314,7 @@ def function(
     (2.0, 4.0)
     >>> synk.close()
     """
-    session = _session.current("function()")
+    session = current("function()")
     inputs = _signature.check_inputs("inputs", inputs)
     whole = _signature.check_inputs("bcast_inputs", [] if bcast_inputs is None else bcast_inputs)
     chosen = _signature.Outputs(outputs)
@@ -348,11 +325,11 @@ def function(
     # A str, for the workers get it too, who may not know a subclass.
     name = _signature.line_of_caller() if name is None else str(name)
     keywords = {**kwargs, "givens": givens, "name": name}
-    chosen.keep_on_device(session.comm.reduces)
+    chosen.keep_on_device(session.comm.outputs.reduces)
     recipe = Recipe(inputs + whole, chosen, pairs, update_modes, keywords)
     compiled = recipe.compile_plain()
     recipe.sliceables = _signature.check_sliceables(
-        sliceable_shareds, _theano.shared_variables(compiled), recipe.updated
+        sliceable_shareds, _host.shared_variables(compiled), recipe.updated
     )
     return Function(session, compiled, recipe.inputs, len(inputs), chosen, recipe)
 
@@ -385,7 +362,7 @@ def distribute() -> None:
     6.0
     >>> synk.close()
     """
-    session = _session.current("distribute()")
+    session = current("distribute()")
     with session.lock:
         session.refuse_nesting()
         with session.inside:

@@ -1,8 +1,8 @@
-"""Arrays in shared memory: what functions scatter without copying.
+"""Arrays in shared memory, which functions scatter without copying.
 
     data(value) -> Data -> segment, mapped by every rank that uses it
 
-Writing to a Data is seen by all ranks at once, because it is the same memory.
+All ranks see what is written to a Data at once, because it is the same memory.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from typing import Sequence
 
 import numpy as np
 
-from synkhronos import _theano
-from synkhronos import session as _session
+from synkhronos import _host
 from synkhronos._checks import (
     MAX_DIMENSIONS,
     count,
@@ -23,9 +22,10 @@ from synkhronos._checks import (
     whole_number,
 )
 from synkhronos._conversion import as_array, check_dtype, check_kind, condition
+from synkhronos._current import current
 from synkhronos._hints import ArrayLike, Variable
 from synkhronos._master import State
-from synkhronos._shm import GrowingArray
+from synkhronos._staging import GrowingArray
 
 __all__ = ["Data", "data"]
 
@@ -33,16 +33,16 @@ __all__ = ["Data", "data"]
 class Data:
     """An array in shared memory, of fixed dtype and number of dimensions, that can grow.
 
-    Made by :func:`data` and :meth:`~synkhronos.functions.Function.build_inputs`. It indexes, and
-    converts, like the NumPy array :attr:`data` that it holds. The memory is given back when the
-    Data and the last view of it are gone.
+    :func:`data` and :meth:`~synkhronos.functions.Function.build_inputs` make it. It indexes and
+    converts like the NumPy array :attr:`data` that it holds. The memory is freed when the Data and
+    the last view of it are gone.
 
     Attributes
     ----------
     name : str or None
-        For messages; the name of the variable, where it was made for one.
+        For messages; the name of the variable, if it was made for one.
     minibatch : bool
-        Whether it holds just a batch, whose first row goes with the first row of the selection.
+        Whether it holds just a batch: its first row is the first row of the selection.
 
     Examples
     --------
@@ -67,7 +67,7 @@ class Data:
 
     def __init__(self, session, dtype, ndim, minibatch=False, name=None):
         self._session = session
-        self._store = GrowingArray(session.segments, dtype, ndim)
+        self._store = GrowingArray(session.comm.memory, dtype, ndim)
         self._minibatch = truth("minibatch", minibatch)
         self._name = name
         session.registry.add_data(self)
@@ -76,15 +76,15 @@ class Data:
     def data(self) -> np.ndarray:
         """A view on the shared memory.
 
-        After a change of shape take it anew: an older view stays readable, but once the memory had
-        to be allocated anew its writes no longer reach the ranks. Its contents can be changed in
-        every way, also as in ``d.data += 1``; another array takes its place with :meth:`set_value`.
+        After a change of shape take a new view. An older view stays readable, but if the memory was
+        allocated anew, writes to the older view don't reach the ranks. The contents can be changed
+        in every way, also as in ``d.data += 1``; to store another array call :meth:`set_value`.
         """
         return self._store.array
 
     @data.setter
     def data(self, value):
-        # Python stores what it has changed in place, as in ``d.data += 1``.
+        # ``d.data += 1`` changes the array in place, and then assigns the same array.
         if value is not self._store.array:
             raise AttributeError(
                 f"The memory of {self._what()} can't be replaced. To change the contents write "
@@ -113,7 +113,7 @@ class Data:
 
     @property
     def alloc_size(self) -> int:
-        """The number of items that there is memory for."""
+        """The number of items that fit into the allocated memory."""
         return self._store.allocated
 
     @property
@@ -144,13 +144,12 @@ class Data:
         return f"<Data{name} of {self.dtype}, shape {self.shape}{batch}>"
 
     def condition_data(self, input_data: ArrayLike, force_cast: bool = False) -> np.ndarray:
-        """Return what :meth:`set_value` would store, without storing it.
+        """Return the array that :meth:`set_value` would store, without storing it.
 
         Raises
         ------
         TypeError
-            When the dtype can't be cast up to that of the Data, or the number of dimensions
-            differs.
+            If the dtype can't be cast up to that of the Data, or the number of dimensions differs.
         """
         return condition(
             _plain(input_data), self._store.array.dtype, self.ndim, force_cast, self._what()
@@ -159,7 +158,7 @@ class Data:
     def set_value(
         self, input_data: ArrayLike, force_cast: bool = False, oversize: float = 1
     ) -> None:
-        """Store an array, taking its shape; the memory is reused where it is large enough.
+        """Store an array, and take its shape; the memory is reused if it is large enough.
 
         Parameters
         ----------
@@ -181,7 +180,7 @@ class Data:
         ValueError
             For an `oversize` that is not from 1 to 2.
         SharedMemoryFull
-            When there is no room.
+            If the shared memory is full.
         """
         oversize = oversize_of(oversize)
         value = self.condition_data(input_data, force_cast)
@@ -189,7 +188,7 @@ class Data:
         self._store.array[...] = value
 
     def set_length(self, length: int, oversize: float = 1) -> None:
-        """Change the length of axis 0, at least 1; what was in the memory before stays.
+        """Change the length of axis 0, at least 1; the old contents of the memory stay.
 
         Raises
         ------
@@ -198,7 +197,7 @@ class Data:
         ValueError
             For a length below 1.
         SessionError, SharedMemoryFull
-            As :meth:`set_value`, which tells of `oversize` too.
+            As :meth:`set_value`, which describes `oversize` too.
         """
         if self.ndim == 0:
             raise TypeError(f"{self._what()} has no axis 0 whose length could be set.")
@@ -211,11 +210,11 @@ class Data:
         Raises
         ------
         TypeError
-            For what is no sequence of integers.
+            For anything but a sequence of integers.
         ValueError
-            For another number of dimensions, a negative length.
+            For another number of dimensions, and a negative length.
         SessionError, SharedMemoryFull
-            As :meth:`set_value`, which tells of `oversize` too.
+            As :meth:`set_value`, which describes `oversize` too.
         """
         new = shape_of(shape)
         if len(new) != self.ndim or min(new, default=0) < 0:
@@ -226,7 +225,7 @@ class Data:
         self._resize(new, oversize_of(oversize))
 
     def free_memory(self) -> None:
-        """Make it empty, and give the memory back (once no view of it is left)."""
+        """Make it empty, and free the memory (once no view of it is left)."""
         self._store.free()
 
     def _resize(self, shape, oversize, keep=True):
@@ -244,7 +243,7 @@ class Data:
         return f"Data {self._name!r}" if self._name else "This Data"
 
     def _ref(self, session):
-        """Return what stands for the array on other ranks of `session`."""
+        """Return the reference by which other ranks of `session` find the array."""
         if self._session is not session:
             self._session.require_open()
         store = self._store
@@ -264,24 +263,24 @@ def data(
     oversize: float = 1,
     name: str | None = None,
 ) -> Data:
-    """Make an array in shared memory, to be used as an input of functions.
+    """Make an array in shared memory, for use as an input of functions.
 
     Parameters
     ----------
     value : array_like, optional
         The first value. Without it the Data is zero, of shape `shape`, or empty.
     var : theano variable, optional
-        Takes dtype, ndim and name from a variable.
+        A variable whose dtype, ndim and name are taken.
     dtype : str or numpy.dtype, optional
-        By default that of `value`, which is cast up to it where both are given.
+        By default that of `value`. If both are given, `value` is cast up to it.
     ndim : int, optional
         The number of dimensions; by default that of `value`, or the length of `shape`.
     shape : tuple of int, optional
-        The first shape, where there is no value.
+        The first shape, if there is no value.
     minibatch : bool
         Whether it will hold just a batch; see the argument ``batch`` of functions.
     force_cast : bool
-        Cast `value` also where that loses precision.
+        Cast `value` even if that loses precision.
     oversize : float
         From 1 to 2: how many times the needed memory to allocate.
     name : str, optional
@@ -292,11 +291,11 @@ def data(
     SessionError
         Before :func:`~synkhronos.fork`.
     TypeError
-        When dtype or ndim is not known, or the value does not fit them.
+        If dtype or ndim is not known, or the value does not fit them.
     ValueError
         For an `oversize` that is not from 1 to 2, and negative lengths.
     SharedMemoryFull
-        When there is no room.
+        If the shared memory is full.
 
     Examples
     --------
@@ -310,7 +309,7 @@ def data(
     14.0
     >>> synk.close()
     """
-    session = _session.current("data()")
+    session = current("data()")
     if var is not None:
         dtype, ndim = _like(var, dtype, ndim)
     name = _name(getattr(var, "name", None) if name is None else name)
@@ -338,7 +337,7 @@ def data(
     ndim = whole_number("ndim", ndim, 0, MAX_DIMENSIONS)
     oversize = oversize_of(oversize)
     if value is not None:
-        # Before anything is allocated: a value that does not fit leaves nothing behind.
+        # Checked before memory is allocated, so that an error leaves none behind.
         value = condition(_plain(value), dtype, ndim, force_cast, what)
         if shape not in (None, value.shape):
             raise ValueError(
@@ -357,8 +356,8 @@ def data(
 
 
 def _like(var, dtype, ndim):
-    """Return the dtype and dimensions of a variable, with which those given must agree."""
-    if not isinstance(var, _theano.Variable) or not _theano.is_array_variable(var):
+    """Return the dtype and ndim of a variable; raise TypeError if those given differ."""
+    if not isinstance(var, _host.Variable) or not _host.is_array_variable(var):
         raise TypeError(f"var must be a Theano tensor variable, got {shown(var)}.")
     if dtype is not None and check_dtype(dtype) != var.dtype:
         raise TypeError(f"dtype={shown(dtype)} was given beside var={var}, of dtype {var.dtype}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from synkhronos import _blocks, _graph, _theano
+from synkhronos import _blocks, _host
 from synkhronos._hints import Variable
 
 __all__ = ["all_reduce", "rank_weight"]
@@ -15,14 +15,14 @@ def all_reduce(x: Variable, op: str = "avg") -> Variable:
 
     .. math:: y = \sum_r w_r x_r / \sum_r w_r \quad \text{for "avg"},
 
-    with the weights :math:`w_r` the number of rows that rank r computes from, or equal where
-    nothing is scattered; the other operations have no weights. Averaged gradients of a mean loss
-    are therefore the gradients over all rows, and any update rule that is given them trains on all
-    ranks, which stay equal bit by bit (on devices of one kind). Elsewhere, as in
-    ``theano.function``, it is the identity.
+    where the weight :math:`w_r` is the number of rows that rank r computes from, or 1 if nothing is
+    scattered; the other operations have no weights. Averaged gradients of a mean loss are therefore
+    the gradients over all rows. An update rule that is given them trains on all ranks, and the
+    ranks stay equal bit by bit (on devices of one kind). Elsewhere, as in ``theano.function``,
+    `all_reduce` is the identity.
 
-    All that can be reduced together is: the gradients of a whole model take one round. A rank
-    without rows takes part: it computes with one row of the batch, which nobody's result contains.
+    Reductions that can run together do: the gradients of a whole model take one round. A rank
+    without rows takes part: it computes with one row of the batch, which no result contains.
 
     Parameters
     ----------
@@ -33,16 +33,16 @@ def all_reduce(x: Variable, op: str = "avg") -> Variable:
     Returns
     -------
     tensor variable
-        Of the type of `x`. The gradient of an average is averaged, that of a sum is summed, as the
-        gradient of the mean, or the sum, of all ranks' losses; the others have none.
+        Of the type of `x`. The gradient of an average is averaged and that of a sum is summed: the
+        gradient of the mean, or the sum, of all ranks' losses. The other operations have none.
 
     Raises
     ------
     TypeError
-        For what is no tensor, for an average of integers or bools, and, when a function is made of
-        it, inside of a ``scan``.
+        For anything but a tensor, for an average of integers or bools, and, when a function is
+        made, for an `all_reduce` inside of a ``scan``.
     ValueError
-        For another `op`; in a call, on every rank, where shapes differ.
+        For another `op`; in a call, on every rank, if the shapes differ.
 
     Examples
     --------
@@ -64,21 +64,21 @@ def all_reduce(x: Variable, op: str = "avg") -> Variable:
     >>> synk.close()
     """
     op = _blocks.parse_op(op)
-    if not isinstance(x, _theano.Variable) or not _theano.is_array_variable(x):
+    if not isinstance(x, _host.Variable) or not _host.is_array_variable(x):
         raise TypeError(
             f"all_reduce() takes a tensor variable, got {x!r}. Several are reduced one by one, "
             "[all_reduce(x) for x in ...], and take one round all the same."
         )
-    return _graph.all_reduce(x, op)
+    return _host.all_reduce(x, op)
 
 
 def rank_weight() -> Variable:
-    r"""Return a scalar variable: what this rank's rows weigh, while the function runs.
+    r"""Return a scalar variable: the weight of this rank's rows, while the function runs.
 
     On rank r it is :math:`w_r n / \sum_s w_s`, with n ranks and the weights of `all_reduce`: 1 on
-    every rank if they have equally many rows, and outside of a session. What each rank multiplies
-    with it has, over the ranks, an average of equal weights that is the one over all rows. So
-    ``synk.all_reduce`` later averages rightly what a function stored with it in shared variables.
+    every rank if all have equally many rows, and outside of a session. Multiply a mean over a
+    rank's rows with it: the unweighted average over the ranks is then the mean over all rows. So
+    ``synk.all_reduce`` can later average such products that a function stored in shared variables.
 
     Returns
     -------
@@ -101,4 +101,4 @@ def rank_weight() -> Variable:
     2.0
     >>> synk.close()
     """
-    return _graph.RankWeight()()
+    return _host.rank_weight()

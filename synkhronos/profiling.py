@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ContextManager, Optional, Union
 import numpy as np
 
 from synkhronos import _files, _summary
-from synkhronos import session as _session
 from synkhronos._checks import sentence, whole_number
+from synkhronos._current import current
 from synkhronos._log import log
 from synkhronos._names import shown
 from synkhronos._recording import Recording
@@ -85,7 +85,7 @@ def profile(room: int = _ROOM) -> ContextManager["Profile"]:
     True
     """
     room = whole_number("room", room, 1)
-    return _Recorded(Recording(_session.current("profile()"), room))
+    return _Recorded(Recording(current("profile()"), room))
 
 
 class _Recorded:
@@ -122,16 +122,21 @@ class _Recorded:
             self._recording.end()  # where a Ctrl-C came before the first line of `__exit__`
 
 
-def _check_variable(file) -> Path:
-    """Return the path that SYNKHRONOS_PROFILE names, or refuse it."""
+def file_of_environment() -> Optional[Path]:
+    """Return the path that SYNKHRONOS_PROFILE names, if any; raise for one that can't be written.
+
+    `fork` asks for it, before it starts anything.
+    """
+    file = os.environ.get("SYNKHRONOS_PROFILE")
+    if not file:
+        return None
     path = _files.check_file("SYNKHRONOS_PROFILE", file, _SUFFIXES, _KINDS)
     _files.refuse_unwritable("SYNKHRONOS_PROFILE", path)
     return path.absolute()  # the script may go elsewhere
 
 
-def _record_until_close(file) -> None:
-    """Record the current session from now on; write the file when it is closed."""
-    session = _session.current("a profile")
+def record_until_close(session, path: Path) -> None:
+    """Record a session from now on; write the file when it is closed."""
 
     def save():
         try:
@@ -141,13 +146,8 @@ def _record_until_close(file) -> None:
         else:
             log.info("the profile is in %s", path)
 
-    try:
-        path = _check_variable(file)
-        recording = Recording(session, _ROOM, save)
-        recording.begin()
-    except BaseException:
-        _session.close()
-        raise
+    recording = Recording(session, _ROOM, save)
+    recording.begin()
 
 
 class Profile:

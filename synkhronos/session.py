@@ -7,35 +7,18 @@ fork()   none ──▶ OPEN ──▶ CLOSED   close(), or the end of the inter
 import atexit
 import os
 import threading
-from typing import List, Optional, Sequence
+from typing import Optional, Sequence
 
-from synkhronos import _devices, _gpuarrays
+from synkhronos import _devices, _host, profiling
 from synkhronos._checks import count, truth, whole_number
+from synkhronos._current import Current as _Current
+from synkhronos._current import current
 from synkhronos._log import log
 from synkhronos._master import Session
 from synkhronos._process import interrupts_held
 from synkhronos.errors import SessionError
 
 _MOST_THREADS = (1 << 31) - 1  # that BLAS and OpenMP can be told of
-
-
-class _Current:
-    """The only state of the package: the session that public functions use."""
-
-    session: Optional[Session] = None
-    closed: List[Session] = []  # noqa: RUF012 - that calls are still in
-    lock = threading.RLock()  # is taken where one begins or ends
-
-
-def current(caller: str) -> Session:
-    """Return the open session, or raise SessionError, saying what `caller` needs."""
-    session = _Current.session
-    if session is None:
-        raise SessionError(
-            f"{caller} needs workers: call synkhronos.fork() first. There is no session now."
-        )
-    session.require_open()
-    return session
 
 
 def fork(
@@ -107,15 +90,11 @@ def _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_w
         raise SessionError(
             "fork() was called while a session is there: only fork once, or close() it before."
         )
-    profile_file = os.environ.get("SYNKHRONOS_PROFILE")
-    if profile_file:
-        from synkhronos import profiling
-
-        profiling._check_variable(profile_file)
+    profile_file = profiling.file_of_environment()
     names = _devices.resolve(n_parallel, use_gpu, devices)
-    _gpuarrays.refuse_open_device()
+    _host.refuse_open_device()
     if set(names) != {"cpu"}:
-        _gpuarrays.import_backend()
+        _host.import_device_backend()
     threads = (
         _devices.default_threads(len(names))
         if threads_per_rank is None
@@ -137,8 +116,12 @@ def _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_w
             "takes a process and, of the master, four descriptors and two for each Data (see "
             "ulimit -n, ulimit -u)."
         ) from error
-    if profile_file:
-        profiling._record_until_close(profile_file)
+    if profile_file is not None:
+        try:
+            profiling.record_until_close(current("a profile"), profile_file)
+        except BaseException:
+            close()
+            raise
     return len(names)
 
 

@@ -10,13 +10,14 @@ from typing import List, Tuple, Union
 
 import numpy as np
 
-from synkhronos import _commands, _operands, _theano, collectives
+from synkhronos import _commands, _host, _operands
 from synkhronos._checks import whole_number
-from synkhronos._hints import Rows, SharedVariables, Values
+from synkhronos._current import call
+from synkhronos._hints import RandomState, Rows, SharedVariables, Values
 
 __all__ = ["get_lengths", "get_shapes", "get_value", "set_value"]
 
-Value = Union[np.ndarray, np.random.RandomState]
+Value = Union[np.ndarray, RandomState]
 Shapes = List[Tuple[int, ...]]
 
 _ASKED_AT_ONCE = 500  # shapes: they fit into one answer of a worker, whatever they are
@@ -53,13 +54,13 @@ def set_value(
     (array([0., 0.]), array([2., 3.]))
     >>> synk.close()
     """
-    with collectives._call("set_value") as session:
+    with call("set_value()") as session:
         rank = whole_number("rank", rank, 0, session.n_ranks - 1)
         variables = _operands.check_variables("set_value", shared_vars, objects=True)
         given = _operands.check_values(
             "set_value", shared_vars, variables, values, rows_may_differ=batch is not None
         )
-        arrays = [i for i, v in enumerate(variables) if _theano.is_array_variable(v)]
+        arrays = [i for i, v in enumerate(variables) if _host.is_array_variable(v)]
         objects = [i for i in range(len(variables)) if i not in arrays]
         if objects and batch is not None:
             raise TypeError(f"set_value() got batch, but {variables[objects[0]]} has no rows.")
@@ -102,17 +103,17 @@ def get_value(rank: int, shared_vars: SharedVariables) -> Value | tuple[Value, .
     array([3., 4., 5.])
     >>> synk.close()
     """
-    with collectives._call("get_value") as session:
+    with call("get_value()") as session:
         rank = whole_number("rank", rank, 0, session.n_ranks - 1)
         variables = _operands.check_variables("get_value", shared_vars, objects=True)
         keys = session.registry.keys_of(variables)
-        arrays = [k for k, v in zip(keys, variables) if _theano.is_array_variable(v)]
+        arrays = [k for k, v in zip(keys, variables) if _host.is_array_variable(v)]
         if arrays:
             session.run(_commands.Expose(tuple(arrays), rank))
         results = []
         for key in keys:
             if key in arrays:
-                results.append(session.comm.value_of(rank, key).copy())
+                results.append(session.comm.variables.value_of(rank, key).copy())
             else:
                 results.append(pickle.loads(session.ask(_commands.GetObject(key, rank))[rank]))
         return tuple(results) if isinstance(shared_vars, (list, tuple)) else results[0]
@@ -148,7 +149,7 @@ def get_lengths(shared_vars: SharedVariables) -> list[int] | tuple[list[int], ..
     [2, 3]
     >>> synk.close()
     """
-    with collectives._call("get_lengths") as session:
+    with call("get_lengths()") as session:
         variables = _operands.check_variables("get_lengths", shared_vars)
         _operands.check_axis("get_lengths", variables)
         shapes = _ask_shapes(session, variables)
@@ -185,7 +186,7 @@ def get_shapes(shared_vars: SharedVariables) -> Shapes | tuple[Shapes, ...]:
     [(2,), (3,)]
     >>> synk.close()
     """
-    with collectives._call("get_shapes") as session:
+    with call("get_shapes()") as session:
         shapes = _ask_shapes(session, _operands.check_variables("get_shapes", shared_vars))
         return shapes if isinstance(shared_vars, (list, tuple)) else shapes[0]
 

@@ -1,4 +1,4 @@
-"""What the demos of 2017 imported from here."""
+"""Names that the demos of 2017 imported from here."""
 
 from demos.lasagne_mnist.data import load_dataset
 from demos.lasagne_mnist.networks import build_network

@@ -1,4 +1,4 @@
-"""MNIST, from a folder or a download; or else scikit-learn's digits, made to look like it."""
+"""MNIST, from a folder or a download; or else scikit-learn's digits, in the shape of MNIST."""
 
 import gzip
 import math
@@ -19,9 +19,9 @@ SHA256SUMS = """\
 f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6  t10k-labels-idx1-ubyte.gz
 """
 CHECKSUMS = {name: checksum for checksum, name in map(str.split, SHA256SUMS.splitlines())}
-LEAST = {"train": 6, "t10k": 1}  # images; every sixth of "train" is kept to validate with
+LEAST = {"train": 6, "t10k": 1}  # images; a sixth of "train" is for validation
 LARGEST = 1 << 30  # bytes of one file; MNIST's largest has 47 million
-TIMEOUTS = (2, 10)  # seconds to connect to an address of the mirror, and until it says more
+TIMEOUTS = (2, 10)  # seconds to connect to an address of the mirror, and between its answers
 
 
 def load_dataset(data=None):
@@ -34,9 +34,8 @@ def load_dataset(data=None):
     ----------
     data : str or Path, optional
         A folder with MNIST's four files, or ``"digits"`` for scikit-learn's digits. By default the
-        current folder if all four are there, or else a download, which is kept in the cache of the
-        user (or in the folder that the environment variable SYNKHRONOS_DATA names), or else the
-        digits.
+        current folder if all four are there, or else a download, which stays in the user's cache
+        (or in the folder that the environment variable SYNKHRONOS_DATA names), or else the digits.
 
     Raises
     ------
@@ -73,7 +72,7 @@ def read_idx(file, ndim):
                 )
             shape = struct.unpack(f">{ndim}I", header[4:])
             size = math.prod(shape)
-            # Before anything is read: memory would be taken for what the file says of itself.
+            # Checked before reading, which allocates as much memory as the header asks for.
             if size > LARGEST:
                 raise ValueError(
                     f"{file} says that its shape is {shape}, which is {size} bytes: more than "
@@ -138,14 +137,14 @@ def _download():
 
 
 def _load_digits():
-    """Return scikit-learn's 1797 digits of 8 x 8 pixels as if they were MNIST's."""
+    """Return scikit-learn's 1797 digits of 8 x 8 pixels, scaled to MNIST's 28 x 28."""
     from scipy.ndimage import zoom
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     images = _pixels(zoom(digits.images, (1, 3.5, 3.5), order=1) * (255 / 16))
     labels = digits.target.astype("uint8")
-    # They are in the order of their writers: every fifth is of all of them.
+    # The digits are in the order of their writers: every fifth digit samples all writers.
     turn = np.arange(len(labels)) % 5
     train, val, test = turn < 3, turn == 3, turn == 4
     print("Using scikit-learn's digits, resized to 28 x 28, IN PLACE OF MNIST")

@@ -1,6 +1,6 @@
 """The networks of Lasagne's own MNIST example; nothing here knows about ranks.
 
-``build_network`` makes one of them, and ``build_graph`` adds what is to be computed with it.
+``build_network`` makes one of them, and ``build_graph`` adds the losses and the accuracy.
 """
 
 import warnings
@@ -19,8 +19,8 @@ def build_network(model, input_var=None):
     ----------
     model : str
         ``"mlp"``, ``"cnn"`` or ``"custom_mlp:DEPTH,WIDTH,DROP_IN,DROP_HID"``, as in
-        ``"custom_mlp:2,800,.2,.5"``: hidden layers, units in each, and the probabilities with which
-        the pixels and the hidden units are dropped.
+        ``"custom_mlp:2,800,.2,.5"``: hidden layers, units in each, and the dropout probabilities of
+        the pixels and of the hidden units.
     input_var : theano variable, optional
         The images, (rows, 1, 28, 28).
     """
@@ -30,7 +30,7 @@ def build_network(model, input_var=None):
 
 
 def builder(model):
-    """Return the function of an input variable that builds a model, or raise ValueError."""
+    """Return the function that builds a model from an input variable, or raise ValueError."""
     name, _, numbers = model.partition(":")
     if name == "custom_mlp":
         try:
@@ -86,9 +86,9 @@ Graph = namedtuple("Graph", "x y loss params val_loss val_accuracy has_dropout")
 
 
 def build_graph(model, seed):
-    """Return the variables to compile functions from, all of them means over the rows of x and y.
+    """Return the variables to compile functions from. Losses and accuracy are means over rows.
 
-    `val_loss` and `val_accuracy` are those without dropout.
+    `val_loss` and `val_accuracy` are computed without dropout.
     """
     lasagne.random.set_rng(np.random.RandomState(seed))
     x, y = T.tensor4("inputs"), T.ivector("targets")
@@ -98,7 +98,7 @@ def build_graph(model, seed):
         return lasagne.objectives.categorical_crossentropy(predictions, y).mean()
 
     with warnings.catch_warnings():
-        # Lasagne 0.1 calls Theano's conv2d with an argument's former name.
+        # Lasagne 0.1 calls Theano's conv2d with an old name of an argument.
         warnings.filterwarnings("ignore", "The `image_shape` keyword argument", UserWarning)
         predictions = lasagne.layers.get_output(network)
         val_predictions = lasagne.layers.get_output(network, deterministic=True)

@@ -21,9 +21,9 @@ PROGRAM = Path(__file__).stem
 
 
 def main(argv=None):
-    """Run the three demos; return what they measured."""
+    """Run the three demos; return their measurements."""
     arguments = parse(argv)
-    # First, for the number of ranks: the others take their minibatches as these ranks do.
+    # This demo is first, because the others take their minibatches as its ranks do.
     gpu_data = run("train_mnist_gpu_data", arguments)
     n_ranks = gpu_data["ranks"]
     cpu_data = run("train_mnist_cpu_data", arguments, parts=n_ranks)
@@ -62,7 +62,7 @@ def parse(argv):
 
 
 def run(program, arguments, parts=None, parallel=True):
-    """Run a demo in a process of its own; return what it measured."""
+    """Run a demo in a process of its own; return its measurements."""
     options = {"seed": arguments.seed, "data": arguments.data, "rows": arguments.rows}
     options["parts"] = parts
     if parallel:
@@ -81,14 +81,14 @@ def run(program, arguments, parts=None, parallel=True):
 
 
 def largest_difference(results):
-    """Return by how much the training losses of an epoch differ at most between runs."""
+    """Return the largest difference between the runs' training losses of an epoch."""
     return max(
         max(losses) - min(losses) for losses in zip(*(result["losses"] for result in results))
     )
 
 
 def agreement(difference, n_ranks, has_dropout):
-    """Return a sentence about the curves."""
+    """Return a sentence that says whether the training losses agree."""
     if has_dropout and n_ranks > 1:
         return (
             f"The training losses differ by up to {difference:.1e}: the network has dropout, and "

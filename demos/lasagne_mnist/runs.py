@@ -1,4 +1,4 @@
-"""One run of training, the same for all MNIST demos: its arguments, its epochs and what it says."""
+"""One run of training, the same for all MNIST demos: its arguments, epochs and reports."""
 
 import argparse
 import json
@@ -62,7 +62,7 @@ def model(text):
 
 
 def load(arguments, program):
-    """Return the six arrays of the data set; or exit with a sentence."""
+    """Return the six arrays of the data set, or exit with a message."""
     print("Loading data...")
     try:
         x_train, y_train, *others = load_dataset(arguments.data)
@@ -77,8 +77,9 @@ def load(arguments, program):
 def minibatches(n_rows, batch_size, random, parts=1):
     """Yield the row numbers of minibatches: for each a list of arrays, one from each part.
 
-    The parts are those that `n_rows` rows are scattered in, each in a random order of its own, and
-    all minibatches are as equal as can be, with a row from each part unless a part is empty.
+    `n_rows` rows are divided into parts as `scatter` divides them over ranks. Each part has a
+    random order of its own. The sizes of minibatches differ as little as possible, and each has a
+    row from every part that is not empty.
 
     >>> [len(part) for part in next(minibatches(1078, 500, np.random.RandomState(0), parts=2))]
     [179, 179]
@@ -93,24 +94,24 @@ def minibatches(n_rows, batch_size, random, parts=1):
 
 
 def count_minibatches(n_rows, batch_size, parts=1):
-    """Return how many `minibatches` there are."""
+    """Return the number of `minibatches`."""
     return max(1, min(-(-n_rows // batch_size), n_rows // parts))
 
 
 def part_edges(n_rows, parts):
-    """Return where each part of the rows begins, and the end of the last."""
+    """Return the first row of each part, and the end of the last part."""
     return [n_rows * part // parts for part in range(parts + 1)]
 
 
 def run(arguments, log, graph, n_train, step, validate, test, parts):
-    """Train, print as it goes, and return what was measured.
+    """Train, print after each epoch, and return the measurements.
 
     Parameters
     ----------
     step : callable
         Trains with one of the `minibatches`, and returns its loss.
     validate, test : callable
-        Return the loss and the accuracy on these rows.
+        Return the loss and the accuracy on the rows for validation, and for the test.
     """
     random = np.random.RandomState(arguments.seed)
     n_batches = count_minibatches(n_train, arguments.batch, parts)
@@ -147,12 +148,12 @@ def run(arguments, log, graph, n_train, step, validate, test, parts):
     }
 
 
-# What `run_lasagne_demos` makes logs from again.
+# The fields of a result that `run_lasagne_demos` makes a Log from.
 LOGGED = ("label", "batch", "is_serial", "losses", "accuracies", "seconds", "test_accuracy")
 
 
 def finish(arguments, log, result):
-    """Draw and write what the arguments ask for."""
+    """Draw the picture and write the JSON file, if the arguments name them."""
     if arguments.plot:
         plot_runs(arguments.plot, [log])
     if arguments.json:
@@ -160,7 +161,7 @@ def finish(arguments, log, result):
 
 
 def scores(logs):
-    """Return columns of a table: what the runs ended with."""
+    """Return columns of a table: the losses and accuracies at the end of the runs."""
     return {
         "training loss": [f"{log.losses[-1]:.6f}" for log in logs],
         "validation": [f"{100 * log.accuracies[-1]:.2f} %" for log in logs],
@@ -169,7 +170,7 @@ def scores(logs):
 
 
 def compare_replicas(params):
-    """Return whether all ranks end with the same parameters, and say so."""
+    """Print and return whether all ranks end with the same parameters."""
     equal = replicas_equal(params)
     print()
     report_replicas(equal)

@@ -22,7 +22,7 @@ PROGRAM = Path(__file__).stem
 
 
 def main(argv=None):
-    """Run the demo; return what it measured."""
+    """Run the demo; return its measurements."""
     arguments = runs.parse(argv, PROGRAM, __doc__)
     dataset = runs.load(arguments, PROGRAM)
     n_ranks = fork(arguments, PROGRAM)
@@ -35,9 +35,9 @@ def main(argv=None):
 
 
 def train_on_ranks(arguments, dataset, n_ranks):
-    """Return the log of the training, and what it measured."""
+    """Train on all ranks; return the log and the measurements."""
     graph = build_graph(arguments.model, arguments.seed)
-    # Any rule of Lasagne's will do: it is given gradients that are averaged over all ranks.
+    # Any rule of Lasagne works: it gets gradients that are averaged over all ranks.
     train_fn = train.make_train_step(
         [graph.x, graph.y],
         graph.loss,
@@ -61,7 +61,7 @@ def train_on_ranks(arguments, dataset, n_ranks):
         graph,
         n_train=len(y_train),
         step=lambda parts: train_fn(X_train, y_train, batch=np.concatenate(parts)),
-        # Slices: the activations of all rows at once would fill the memory.
+        # In slices, because the activations of all rows at once would fill the memory.
         validate=lambda: val_fn(X_val, y_val, num_slices=4),
         test=lambda: val_fn(X_test, y_test, num_slices=4),
         parts=arguments.parts or 1,

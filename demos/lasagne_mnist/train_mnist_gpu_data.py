@@ -1,7 +1,7 @@
 """Train on MNIST with Lasagne and several ranks, each with its part of the images on its device.
 
-The images are scattered once, into shared variables, and nothing but row numbers travels during
-training: `batch_s=` has each rank pick from the rows that it has.
+The images are scattered once, into shared variables. During training only row numbers are sent:
+with `batch_s=` each rank picks from its own rows.
 """
 
 import sys
@@ -23,7 +23,7 @@ PROGRAM = Path(__file__).stem
 
 
 def main(argv=None):
-    """Run the demo; return what it measured."""
+    """Run the demo; return its measurements."""
     arguments = runs.parse(argv, PROGRAM, __doc__)
     dataset = runs.load(arguments, PROGRAM)
     n_ranks = fork(arguments, PROGRAM)
@@ -40,11 +40,11 @@ def main(argv=None):
 
 
 def train_on_ranks(arguments, dataset, n_ranks):
-    """Return the log of the training, and what it measured."""
+    """Train on all ranks; return the log and the measurements."""
     X_train, y_train, X_val, y_val, X_test, y_test = dataset
     graph = build_graph(arguments.model, arguments.seed)
     s_train, s_val = empty_rows("train"), empty_rows("val")
-    # The graph's inputs are given by shared variables, of which each call uses selected rows.
+    # Shared variables stand in for the graph's inputs, and each call uses selected rows of them.
     train_fn = train.make_train_step(
         [],
         graph.loss,
@@ -69,7 +69,7 @@ def train_on_ranks(arguments, dataset, n_ranks):
     starts = np.cumsum([0, *lengths[:-1]])
 
     def test():
-        # A shared variable takes whatever number of rows comes, so the function serves again.
+        # A shared variable can hold any number of rows, so the function is used again.
         synk.scatter(s_val, [X_test, as_targets(y_test)])
         return val_fn(num_slices=4)
 
@@ -79,7 +79,7 @@ def train_on_ranks(arguments, dataset, n_ranks):
         log,
         graph,
         n_train=len(y_train),
-        # The rows that a rank has are numbered from 0 on.
+        # On each rank the row numbers start at 0.
         step=lambda parts: train_fn(batch_s=[rows - at for rows, at in zip(parts, starts)]),
         validate=lambda: val_fn(num_slices=4),
         test=test,

@@ -1,4 +1,4 @@
-"""Train on MNIST with Lasagne and plain Theano: what the demos with ranks are compared with."""
+"""Train on MNIST with Lasagne and plain Theano, for comparison with the demos with ranks."""
 
 import sys
 from pathlib import Path
@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).stem
 
 
 def main(argv=None):
-    """Run the demo; return what it measured."""
+    """Run the demo; return its measurements."""
     arguments = runs.parse(argv, PROGRAM, __doc__, parallel=False)
     X_train, y_train, X_val, y_val, X_test, y_test = runs.load(arguments, PROGRAM)
 
@@ -30,7 +30,7 @@ def main(argv=None):
         return train_fn(X_train[rows], y_train[rows])
 
     def evaluate(x, y):
-        """Compute at most 500 rows at a time: the activations of all would fill the memory."""
+        """Return loss and accuracy, from 500 rows at a time, as all would fill the memory."""
         slices = [slice(start, start + 500) for start in range(0, len(y), 500)]
         values = [val_fn(x[rows], y[rows]) for rows in slices]
         return np.average(values, axis=0, weights=[len(y[rows]) for rows in slices])

@@ -1,4 +1,4 @@
-"""What the demos with and without ranks share: arguments, images, graph, loop and table."""
+"""Parts of the ResNet demos with and without ranks: arguments, images, graph, loop, table."""
 
 import argparse
 import math
@@ -26,7 +26,7 @@ warm_up = number_type(float, lambda value: 0 <= value < math.inf, "a number of z
 
 
 def add_arguments(parser):
-    """Add what describes the model, the images and the training."""
+    """Add arguments that describe the model, the images and the training."""
     add = parser.add_argument
     add("--depth", type=int, choices=sorted(DEPTHS), default=14, metavar="N",
         help=f"layers with weights, one of {', '.join(map(str, sorted(DEPTHS)))} (14)")  # fmt: skip
@@ -46,7 +46,7 @@ def add_arguments(parser):
 
 
 class NoImages(ValueError):
-    """There are no images in a folder as they should be."""
+    """A folder has no images, or not the folders and files that it must have."""
 
 
 @dataclass
@@ -60,13 +60,13 @@ class Images:
     n_classes: int
 
     def as_arrays(self):
-        """Return the same images as NumPy arrays, which are views of Data."""
+        """Return the same images as NumPy arrays: views of the memory of Data."""
         parts = self.x, self.y, self.x_valid, self.y_valid
         return Images(*map(np.asarray, parts), self.n_classes)
 
 
 def load(arguments, empty):
-    """Return the images that the arguments ask for, in what ``empty(shape, dtype)`` makes."""
+    """Return the images that the arguments name; ``empty(shape, dtype)`` makes their arrays."""
     if arguments.images is None:
         print("Loading data (synthetic)")
         n_classes = arguments.classes or 10
@@ -84,7 +84,7 @@ def load(arguments, empty):
     for part, n in enumerate(counts):
         x = empty((n, 3, arguments.size, arguments.size), theano.config.floatX)
         y = empty((n,), "int32")
-        # Row by row: large data are never in memory twice.
+        # Filled row by row, so that large data are never in memory twice.
         for row in progress(range(n), desc="images"):
             x[row], y[row] = fill(part, row, arguments.size)
         arrays += [x, y]
@@ -92,7 +92,7 @@ def load(arguments, empty):
 
 
 def _synthetic(n_classes, size, seed):
-    """Return a function that makes images: the pattern of a class, moved and dim, under noise."""
+    """Return a function that makes images: the pattern of a class, shifted, dimmed, with noise."""
     random = np.random.RandomState(seed)
     blocks = random.normal(size=(n_classes, 3, 4, 4)).astype("float32")
     cell = -(-size // 4)
@@ -109,9 +109,9 @@ def _synthetic(n_classes, size, seed):
 
 
 def find_images(folder, n_classes=None):
-    """Return files and labels to train with, files and labels to validate with, and classes.
+    """Return lists of (file, label) to train and to validate with, and the number of classes.
 
-    The classes are the subfolders in alphabetic order; every fifth file of each validates.
+    The classes are the subfolders in alphabetic order; every fifth file of each is for validation.
     """
     if not folder.is_dir():
         raise NoImages(f"{folder} is not a folder.")
@@ -153,7 +153,7 @@ def _reader(files):
     return fill
 
 
-# Not EPS, for which Pillow runs Ghostscript, nor what hardly anybody has.
+# Common formats, without EPS: for that Pillow would run Ghostscript.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 
@@ -163,7 +163,7 @@ def read_image(file, size):
 
     try:
         with warnings.catch_warnings():
-            # A small file of many pixels would fill the memory.
+            # A small file can hold enough pixels to fill the memory.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(file, formats=FORMATS) as image:
                 pixels = ImageOps.fit(image.convert("RGB"), (size, size))
@@ -174,15 +174,15 @@ def read_image(file, size):
         Image.DecompressionBombError,
         Image.DecompressionBombWarning,
     ) as error:
-        # Quoted: what somebody else has named may hold codes that a terminal obeys.
+        # repr() quotes the name: it may hold control codes for the terminal.
         raise NoImages(f"{str(file)!r} can't be read as an image: {error}") from error
     return (np.asarray(pixels, "float32").transpose(2, 0, 1) - 127.5) / 64
 
 
 class Graph:
-    """The model and what is computed from it: nothing in it knows about ranks.
+    """The model, its loss and its accuracy.
 
-    Except, with ``synchronized=True``, the batch normalization.
+    Nothing in it knows about ranks, except the batch normalization with ``synchronized=True``.
     """
 
     def __init__(self, arguments, n_classes, synchronized=False):
@@ -193,7 +193,7 @@ class Graph:
         )
         self.params = get_all_params(network, trainable=True)
         self.kept = get_all_params(network, trainable=False)
-        self.statistics = OrderedDict()  # updates of what is kept
+        self.statistics = OrderedDict()  # updates of the running statistics
         probabilities = get_output(network, statistics=self.statistics)
         self.loss = T.nnet.categorical_crossentropy(probabilities, self.y).mean()
         probabilities = get_output(network, deterministic=True)
@@ -202,7 +202,7 @@ class Graph:
 
 
 def learning_rate(arguments, n_ranks, n_examples):
-    """Return the rate for minibatches of all ranks: as many times that of one, after a warm-up."""
+    """Return the rate for minibatches of all ranks: n_ranks times the rate, after a warm-up."""
     steps = round(arguments.warm_up * -(-n_examples // (n_ranks * arguments.batch)))
     if steps < 1 or n_ranks == 1:
         return arguments.rate * n_ranks
@@ -237,10 +237,9 @@ def train(log, arguments, batch, n_examples, step, validate, n_epochs=None):
 
 
 def summary(logs, n_ranks=None):
-    """Return a table of runs; with a number of ranks, the first is compared with the others.
+    """Return a table of runs; if `n_ranks` is given, it compares the first run with the others.
 
-    The efficiency compares all ranks with as many serial runs of one thread, the first of the
-    others.
+    The efficiency is the speedup over the second run, which has one thread, divided by `n_ranks`.
     """
     titles = ["", "examples/s", "ms/minibatch", "training s", "last loss", "accuracy"]
     scaling = n_ranks is not None and len(logs) > 1
@@ -259,7 +258,7 @@ def summary(logs, n_ranks=None):
 
 
 def new_parser(description):
-    """Return a parser that knows the arguments of both demos."""
+    """Return a parser with the arguments of both demos."""
     parser = argparse.ArgumentParser(description=description)
     add_arguments(parser)
     return parser

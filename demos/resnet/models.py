@@ -23,9 +23,9 @@ from lasagne.nonlinearities import rectify, softmax
 
 import synkhronos as synk
 
-# How many layers with weights -> how many convolutions a block has, and how many blocks a stage.
-# Three stages are the family for small images (He et al. 2015, section 4.2), of 6 n + 2 layers.
-# Four are that for ImageNet (section 4.1), where 10 and 26 are the smallest of their kind. Every
+# Number of layers with weights -> (convolutions in a block, blocks in each stage).
+# Networks of three stages are for small images (He et al. 2015, section 4.2), with 6 n + 2 layers.
+# Networks of four stages are for ImageNet (section 4.1); 10 and 26 are the smallest of these. Every
 # depth counts the convolutions of all blocks, the one of the stem, and the dense layer.
 DEPTHS = {
     8: (2, [1, 1, 1]),
@@ -55,8 +55,8 @@ def build_resnet(images, depth=50, width=64, classes=1000, size=224, synchronize
     depth : int
         One of `DEPTHS`.
     width : int
-        Channels of the first stage; each further one has twice as many, and with blocks of three
-        convolutions, the outputs of the blocks have four times these.
+        Channels of the first stage; each later stage has twice as many as the one before. The
+        outputs of blocks of three convolutions have four times as many.
     classes : int
     size : int
         Pixels.
@@ -91,7 +91,7 @@ def build_resnet(images, depth=50, width=64, classes=1000, size=224, synchronize
 
 
 def _block(layer, name, width, n_convolutions, synchronized, stride):
-    """Add two convolutions of 3x3, or three of 1x1, 3x3 and 1x1, and what goes around them."""
+    """Add a block: two convolutions of 3x3, or three of 1x1, 3x3 and 1x1, and a shortcut."""
     if n_convolutions == 2:
         plan = [(width, 3, rectify), (width, 3, None)]
     else:
@@ -122,7 +122,7 @@ def _normalized(layer, name, n_filters, filter_size, synchronized, stride=1, non
         stride,
         pad=filter_size // 2,
         W=lasagne.init.HeNormal(gain="relu"),
-        b=None,  # the normalization would take it away again
+        b=None,  # the normalization would subtract it again
         nonlinearity=None,
         name=name,
     )
@@ -131,10 +131,10 @@ def _normalized(layer, name, n_filters, filter_size, synchronized, stride=1, non
 
 
 class ConvolutionLayer(lasagne.layers.Conv2DLayer):
-    """Lasagne's, without bias, padded by Theano.
+    """A convolution without bias, padded by Theano.
 
-    Lasagne 0.1 copies every image into a larger one first, and names its arguments as Theano did
-    before 1.0.
+    Lasagne 0.1 copies every image into a larger one first, and uses names of arguments from before
+    Theano 1.0.
     """
 
     def get_output_for(self, input, **kwargs):
@@ -157,17 +157,17 @@ class BatchNormLayer(lasagne.layers.Layer):
     .. math:: y = \gamma (x - m) / \sqrt{v + \epsilon} + \beta
 
     In training, m and v are mean and variance of the minibatch: on several ranks, of each rank's
-    own rows, or with `synchronized` of all of them. With ``deterministic=True`` they are the
-    running statistics. To keep these, collect their updates, and have them averaged over the
-    ranks, which costs no round of its own::
+    own rows, or with `synchronized` of all rows. With ``deterministic=True`` they are the running
+    statistics. To update these, collect their updates, and pass them as `averages`: they are
+    averaged over the ranks, without a round of their own::
 
         statistics = OrderedDict()
         output = lasagne.layers.get_output(network, statistics=statistics)
         step = train.make_train_step(..., averages=statistics)
 
-    So all ranks have the same, bit by bit. With `synchronized` they and the gradients are those of
-    serial Theano. Without it the average over the ranks of the variances leaves out what the means
-    of the ranks differ by.
+    So all ranks have the same statistics, bit by bit. With `synchronized` the statistics and the
+    gradients equal those of serial Theano. Without it the variance, averaged over the ranks, leaves
+    out the differences between the ranks' means.
 
     Parameters
     ----------
@@ -176,10 +176,10 @@ class BatchNormLayer(lasagne.layers.Layer):
     epsilon : float
         Added to the variance.
     alpha : float
-        How much of the running statistics a minibatch replaces.
+        The fraction of the running statistics that a minibatch replaces.
     synchronized : bool
-        Two small rounds for each such layer, one forward and one backward, buy exactly what serial
-        training computes. It matters where a rank has few rows.
+        Compute the same as serial training, with two more small rounds for each such layer, one
+        forward and one backward. It matters if ranks have few rows.
     **kwargs
         For Lasagne's Layer.
 
@@ -201,7 +201,7 @@ class BatchNormLayer(lasagne.layers.Layer):
         self.variance = self.add_param(one, shape, "variance", **kept)
 
     def get_output_for(self, input, deterministic=False, statistics=None, **kwargs):
-        """Return the normalized variable; put updates of running statistics into `statistics`."""
+        """Return the normalized variable; add updates of running statistics to `statistics`."""
         mean, variance = self.mean, self.variance
         if not deterministic:
             mean, variance = self._of_minibatch(input)
@@ -209,14 +209,14 @@ class BatchNormLayer(lasagne.layers.Layer):
             for kept, new in ((self.mean, mean), (self.variance, variance)):
                 statistics[kept] = (1 - self.alpha) * kept + self.alpha * new
         scale = self.gamma / T.sqrt(variance + self.epsilon)
-        # One multiplication and one addition for each number; all else is for each channel.
+        # One multiplication and one addition for each pixel; the rest is computed for each channel.
         return input * _over_space(scale) + _over_space(self.beta - mean * scale)
 
     def _of_minibatch(self, input):
-        """Return mean and variance, from moments about the running mean.
+        """Return mean and variance, computed from moments about the running mean.
 
-        So both moments take one pass and one round, and their difference keeps its digits where
-        the mean is large: any number that is the same on all ranks would do.
+        So both moments take one pass and one round, and their difference stays precise if the mean
+        is large. Any number that is the same on all ranks could replace the running mean.
         """
         first = _mean(input) - self.mean
         second = _mean(T.sqr(input - _over_space(self.mean)))
@@ -232,9 +232,9 @@ def _over_space(channels):
 def _mean(images):
     """Return the mean of each channel.
 
-    BLAS sums over space: with it, a batch normalization and its gradient take about half the time
-    that they take with ``images.mean((0, 2, 3))``, and a third of that of Theano's
-    ``batch_normalization_train``, whose gradient the CPU computes in many passes.
+    BLAS sums over space. So a batch normalization and its gradient take about half the time that
+    they take with ``images.mean((0, 2, 3))``, and a third of the time that they take with Theano's
+    ``batch_normalization_train``, whose gradient needs many passes on the CPU.
     """
     rows, channels, pixels = images.shape[0], images.shape[1], images.shape[2] * images.shape[3]
     ones = T.ones((pixels,), images.dtype)

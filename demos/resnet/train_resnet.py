@@ -4,10 +4,10 @@
                                                  │
                        parameters, running statistics ◀── averaged over the ranks, in one round
 
-The images are made up, or those of a folder. By default a small network trains on small images for
-a minute or two; ``--depth 50 --width 64 --size 224 --classes 1000`` is ResNet-50 at full size.
-Serial Theano trains afterwards, because how much faster the ranks are is what this demo is about;
-``--no-compare`` leaves it out, for training that takes long.
+The images are synthetic, or those of a folder. By default a small network trains on small images
+for a minute or two; ``--depth 50 --width 64 --size 224 --classes 1000`` is ResNet-50 at full size.
+Serial Theano trains afterwards, to measure the speedup of the ranks; ``--no-compare`` leaves it
+out, for training that takes long.
 """
 
 import functools
@@ -40,7 +40,7 @@ def train_resnet(
     arguments=(),
     **rule_arguments,
 ):
-    """Train ResNet-50 at full size on 4096 made-up images, as the 2017 demo did.
+    """Train ResNet-50 at full size on 4096 synthetic images, as the 2017 demo did.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def train_resnet(
     update_rule : callable
         Such as ``lasagne.updates.adam``.
     arguments : list of str
-        Of the command line, which win.
+        Arguments of the command line, which override the others.
     **rule_arguments
         For the rule.
 
@@ -70,7 +70,7 @@ def train_resnet(
 
 
 def main(argv=None):
-    """Run the demo; return what it measured."""
+    """Run the demo; return its measurements."""
     return run(parse(argv), rules.momentum)
 
 
@@ -87,7 +87,7 @@ def parse(argv):
 
 
 def run(arguments, rule):
-    """Train on the ranks, then without; report; return what was measured."""
+    """Train on the ranks, then serially; report and return the measurements."""
     began = time.perf_counter()
     with theano.change_flags(floatX=float_type()):
         n_ranks = fork(arguments, PROGRAM)
@@ -133,7 +133,7 @@ def shared_memory(shape, dtype):
 
 
 def train_parallel(arguments, images, n_ranks, rule, began):
-    """Train on all ranks; return the graph, the log, and whether the ranks end alike."""
+    """Train on all ranks; return the graph, the log, and whether all ranks' values are equal."""
     n_slices = -(-len(images.x_valid) // (n_ranks * arguments.batch))
     if arguments.validate:
         print(f"Will compute validation using {n_slices} slices")
@@ -170,10 +170,10 @@ def train_parallel(arguments, images, n_ranks, rule, began):
 
 
 def compare(arguments, graph, serial, logs, n_ranks):
-    """Print and return how fast the ranks were, and how far from serial Theano they ended."""
+    """Print and return the speedup of the ranks, and their differences from serial Theano."""
     parallel, *serial_logs = logs
     speedup = report_speedup(parallel, serial_logs, n_ranks)
-    # One core against all of them.
+    # The first serial run has one thread.
     efficiency = serial_logs[0].milliseconds / parallel.milliseconds / n_ranks
     print(f"{count(n_ranks, 'rank')}: {100 * efficiency:.0f} % of {n_ranks} times one thread.")
     pairs = zip(graph.params + graph.kept, serial.params + serial.kept)

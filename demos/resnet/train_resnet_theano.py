@@ -1,4 +1,4 @@
-"""Train a ResNet with plain Theano, in one process: what train_resnet.py is compared with."""
+"""Train a ResNet with plain Theano, in one process, for comparison with train_resnet.py."""
 
 import sys
 import time
@@ -20,9 +20,10 @@ PROGRAM = Path(__file__).stem
 
 
 def train_serial(arguments, images, threads, n_ranks=1, rule=rules.momentum):
-    """Train as `n_ranks` ranks would: return the graph, and a log for each number of threads.
+    """Train with the minibatches of `n_ranks` ranks; return the graph, and a log for each run.
 
-    All epochs with the first number; one epoch, for its time, with each of the others.
+    The run with the first number of threads trains all epochs. Runs with the other numbers train
+    one epoch, to measure its time.
     """
     print("Building model")
     graph = common.Graph(arguments, images.n_classes)
@@ -50,7 +51,7 @@ def train_serial(arguments, images, threads, n_ranks=1, rule=rules.momentum):
     variables = step.get_shared()
     first = [variable.get_value() for variable in variables]
     logs = []
-    # The first number of threads comes last: its parameters are those to keep.
+    # The run with the first number of threads comes last, because its parameters stay.
     for number, n_threads in reversed(list(enumerate(threads))):
         for variable, value in zip(variables, first):
             variable.set_value(value)
@@ -72,14 +73,16 @@ def parse(argv):
     """Read the command line."""
     parser = common.new_parser("Train a ResNet with plain Theano, in one process.")
     add = parser.add_argument
-    add("--ranks", type=positive, default=1, metavar="N", help="use minibatches of so many (1)")
+    add(
+        "--ranks", type=positive, default=1, metavar="N", help="take the minibatches of N ranks (1)"
+    )
     add("--threads", type=positive, metavar="N", help="of BLAS (one for each core)")
     add_common_arguments(parser, parallel=False)
     return parser.parse_args(argv)
 
 
 def main(argv=None):
-    """Run the demo; return what it measured."""
+    """Run the demo; return its measurements."""
     arguments = parse(argv)
     began = time.perf_counter()
     with theano.change_flags(floatX=float_type()):

@@ -1,4 +1,4 @@
-"""Benchmarks, run as ``synkhronos bench NAME``; what each compares is measured in one run."""
+"""Benchmarks, run as ``synkhronos bench NAME``; a run measures all systems that it compares."""
 
 BENCHMARKS = {
     "call": "synkhronos.benchmarks.call",

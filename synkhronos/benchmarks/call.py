@@ -1,4 +1,4 @@
-"""What a call, an idle session and a profile cost, beside Theano's own, and what Data takes."""
+"""The time of a call, beside Theano's; the cost of an idle session, a profile, and a Data."""
 
 import contextlib
 import json
@@ -41,10 +41,9 @@ def main(args) -> int:
 
 
 def measure_call(n_ranks, n_calls):
-    """Time a trivial function: one Data in, one number out; and a bare pipe round trip."""
-    import theano.tensor as T
-
+    """Time a trivial function (one Data in, one number out), and a bare round trip of a pipe."""
     import synkhronos as synk
+    from synkhronos._host import tensor as T
 
     synk.fork(n_ranks)
     try:
@@ -57,7 +56,7 @@ def measure_call(n_ranks, n_calls):
         echo = _Echo()
         calls = {"call": lambda: f(data), "theano": lambda: trusted(array), "pipe": echo}
         times = {name: [] for name in calls}
-        # Interleaved in short runs, so that all three meet the same noise.
+        # Interleaved in short runs, so that the same noise disturbs all three.
         for _ in range(max(1, n_calls // 100)):
             for name, call in calls.items():
                 for repetition in range(120):
@@ -72,10 +71,9 @@ def measure_call(n_ranks, n_calls):
 
 
 def measure_profile(n_ranks, n_calls, seconds=1e-3):
-    """Time calls with a profile and without: of almost no time, and of about so many seconds."""
-    import theano.tensor as T
-
+    """Time calls with a profile and without: short ones, and ones that take about `seconds`."""
     import synkhronos as synk
+    from synkhronos._host import tensor as T
 
     synk.fork(n_ranks)
     try:
@@ -88,7 +86,7 @@ def measure_profile(n_ranks, n_calls, seconds=1e-3):
             long = synk.data(np.ones((n_ranks, columns), "float32"))
             columns += columns // 4
         times = {(name, data): [] for name in ("off", "on") for data in ("short", "long")}
-        # In turns, so that both meet the same noise.
+        # In turns, so that the same noise disturbs both.
         for _ in range(max(1, n_calls // 100)):
             for name, context in (("off", contextlib.nullcontext()), ("on", synk.profile())):
                 with context:
@@ -113,7 +111,7 @@ def _seconds(function, *args):
 
 
 class _Echo:
-    """A multiprocessing.Pipe to a process that sends back what it gets."""
+    """A multiprocessing.Pipe to a process that sends all bytes back."""
 
     def __init__(self):
         context = multiprocessing.get_context("fork")
@@ -137,14 +135,13 @@ class _Echo:
 
 
 def measure_distribute(n_ranks):
-    """Time the compilation of a network's training function, and sending it to the workers.
+    """Time the compilation of a network's training function, and its distribution to the workers.
 
     The second of two such functions is timed, when all C code is in Theano's compile cache.
     """
-    import theano
-    import theano.tensor as T
-
     import synkhronos as synk
+    from synkhronos._host import library
+    from synkhronos._host import tensor as T
 
     synk.fork(n_ranks)
     try:
@@ -153,8 +150,8 @@ def measure_distribute(n_ranks):
             layers = [x]
             params = []
             for n_in, n_out in ((784, 512), (512, 512), (512, 10)):
-                w = theano.shared(np.zeros((n_in, n_out), "float32"))
-                b = theano.shared(np.zeros(n_out, "float32"))
+                w = library.shared(np.zeros((n_in, n_out), "float32"))
+                b = library.shared(np.zeros(n_out, "float32"))
                 params += [w, b]
                 layers.append(T.nnet.relu(T.dot(layers[-1], w) + b))
             loss = T.nnet.categorical_crossentropy(T.nnet.softmax(layers[-1]), y).mean()
@@ -171,7 +168,7 @@ def measure_distribute(n_ranks):
 
 
 def measure_idle(n_ranks, seconds):
-    """Measure the CPU time that the processes of an idle session use, as a share of one core."""
+    """Measure the CPU time of an idle session's processes, as a share of one core."""
     import synkhronos as synk
 
     synk.fork(n_ranks)
@@ -187,7 +184,7 @@ def measure_idle(n_ranks, seconds):
 
 
 def _all_pids():
-    from synkhronos.session import current
+    from synkhronos._current import current
 
     return [os.getpid(), *current("the benchmark").worker_pids]
 
@@ -206,10 +203,9 @@ def _pss(pid):
 
 
 def measure_memory(n_ranks, megabytes):
-    """Measure how the PSS of all ranks together grows when all use one large Data."""
-    import theano.tensor as T
-
+    """Measure the growth of the PSS of all ranks together when all use one large Data."""
     import synkhronos as synk
+    from synkhronos._host import tensor as T
 
     synk.fork(n_ranks)
     try:

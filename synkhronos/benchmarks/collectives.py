@@ -1,12 +1,12 @@
-"""What each collective costs, beside Open MPI, gloo, and a copy of the same bytes.
+"""The time of each collective, beside Open MPI, gloo, and a copy of the same bytes.
 
 Bytes are those of each rank's array of float32; reductions are sums. As in nccl-tests,
 doc/PERFORMANCE.md, the algorithm bandwidth is the size of the whole divided by the time. The whole
 is the array of one rank for all_reduce, reduce and broadcast, that of all ranks together for
 all_gather, gather and scatter. The bus bandwidth is the algorithm bandwidth times 2(n-1)/n for
 all_reduce, (n-1)/n for all_gather, gather and scatter, and 1 for reduce and broadcast. GB are 1e9
-bytes. Times are medians, of other systems those of their slowest rank; all take turns in rounds,
-and who has no turn sleeps. Synkhronos is timed in Python, from the call to its return.
+bytes. Times are medians, of other systems those of their slowest rank. The systems take turns in
+rounds, and sleep in between. Synkhronos is timed in Python, from the call to its return.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from synkhronos.benchmarks import models, options, peers
 SIZES = "1K,16K,256K,1M,4M,16M,64M"
 ROUNDS = 5  # in which the systems take turns
 REPETITIONS = 300  # of one system in one round, at most
-TIMED_FIRST = 3  # repetitions that tell how many there is time for
+TIMED_FIRST = 3  # repetitions; their time says how many more fit into `--seconds`
 COLOURS = {"synk": "C3", "Open MPI": "C0", "gloo": "C1", "memcpy": "0.6"}
 
 _clock = time.perf_counter
@@ -110,7 +110,7 @@ def main(args) -> int:
     """Measure, print, and return the exit status."""
     import synkhronos as synk
 
-    if not options.can_plot(args.plot):  # told now, not after minutes
+    if not options.can_plot(args.plot):  # checked before the measurements, which take minutes
         return 1
     results = {"ranks": args.ranks, "cores": os.cpu_count(), "missing": {}, "cells": []}
     results["busy_cores"] = busy = options.busy_cores()
@@ -170,7 +170,7 @@ def _measure(args, systems, results):
 
 
 def measure(systems, collective, nbytes, seconds):
-    """Return the median time of each system, which take turns; of the slowest of its ranks."""
+    """Return the median time of each system's slowest rank. The systems take turns."""
     counts, times = {}, {}
     for system in systems:
         first = system.times(collective, nbytes, TIMED_FIRST)
@@ -179,7 +179,7 @@ def measure(systems, collective, nbytes, seconds):
         times[system] = [[] for _ in first]
     for _ in range(ROUNDS):
         for system, count in counts.items():
-            # The first ones find the caches full of another system's arrays, and ranks asleep.
+            # First the caches are full of another system's arrays, and the ranks sleep.
             warm = 1 + count // 10
             for total, new in zip(times[system], system.times(collective, nbytes, warm + count)):
                 total += new[warm:]
@@ -187,7 +187,7 @@ def measure(systems, collective, nbytes, seconds):
 
 
 def whole_bytes(collective, nbytes, n_ranks):
-    """Return the size of what a collective moves, as nccl-tests counts it."""
+    """Return the number of bytes that a collective moves, as nccl-tests counts them."""
     return nbytes * (n_ranks if collective in ("all_gather", "gather", "scatter") else 1)
 
 
@@ -220,7 +220,7 @@ def _line(cell):
 
 
 class _Synk:
-    """Synkhronos: collectives on a vector, one of each rank."""
+    """Synkhronos: collectives on a vector of each rank."""
 
     name = "synk"
 
@@ -231,7 +231,7 @@ class _Synk:
     def times(self, collective, nbytes, repetitions):
         """Return, for the master alone, the seconds of each repetition."""
         if self._prepared is None or self._prepared[0] != (collective, nbytes):
-            self._prepared = None  # lets go of the memory before there is more
+            self._prepared = None  # frees its memory before more is allocated
             self._prepared = (collective, nbytes), *self._prepare(collective, nbytes)
         _, call, before = self._prepared
         seconds = []
@@ -240,16 +240,15 @@ class _Synk:
             begin = _clock()
             result = call()
             seconds.append(_clock() - begin)
-            del result  # its memory is given back outside the time
+            del result  # freed outside the measured time
         return [seconds]
 
     def _prepare(self, collective, nbytes):
-        """Return what is timed, and what must go before."""
-        import theano
-
+        """Return the call that is timed, and one to make before each of them, untimed."""
         import synkhronos as synk
+        from synkhronos._host import library
 
-        vector = theano.shared(np.zeros(nbytes // 4, "float32"))
+        vector = library.shared(np.zeros(nbytes // 4, "float32"))
         synk.broadcast(vector)
         if collective not in ("all_gather", "scatter"):
             return self._call(collective, vector), lambda: None
@@ -257,7 +256,7 @@ class _Synk:
         data.data.fill(0)
         if collective == "scatter":
             return self._call(collective, vector, data), lambda: None
-        # Every call leaves longer arrays, which are cut before the next.
+        # Each all_gather leaves longer arrays. The scatter cuts them before the next.
         return self._call(collective, vector), lambda: synk.scatter(vector, data)
 
     def _call(self, collective, vector, data=None):
@@ -274,12 +273,11 @@ class _Synk:
 
     def check(self, collective):
         """Raise PeerError if the results are not what they should be."""
-        import theano
-
         import synkhronos as synk
+        from synkhronos._host import library
 
         examples = [peers.example(collective, r, self._n_ranks) for r in range(self._n_ranks)]
-        vector = theano.shared(np.zeros(0, "float32"))
+        vector = library.shared(np.zeros(0, "float32"))
         for rank, (mine, _, _) in enumerate(examples):
             synk.set_value(rank, vector, mine[:0] if collective == "scatter" else mine)
         result = self._call(collective, vector, synk.data(examples[0][1]))()
@@ -287,11 +285,12 @@ class _Synk:
             found = synk.get_value(rank, vector) if result is None else result.ravel()
             if expected is not None and not np.array_equal(found, expected):
                 raise peers.PeerError(f"Synkhronos computed a wrong {collective} on rank {rank}.")
-        synk.broadcast(vector)  # all ranks hear where it is while it is there
+        # All ranks attach the vector's segments now, while they exist.
+        synk.broadcast(vector)
 
 
 class _Copy:
-    """One copy of the same bytes, by one process, between arrays that it has touched."""
+    """One copy of the same bytes, by one process, between arrays whose pages exist."""
 
     name = "memcpy"
 
@@ -312,7 +311,7 @@ class _Copy:
         return [seconds]
 
     def check(self, collective):
-        """Do nothing: it copies."""
+        """Do nothing: a copy has no result to check."""
 
 
 def plot(results, path):

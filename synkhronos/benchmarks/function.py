@@ -10,7 +10,7 @@ import numpy as np
 
 ROWS, WIDTHS = 60_000, (784, 800, 800, 10)
 PASSES = 7
-IMAGE = (3, 128, 128)  # of the data set that rows are picked from
+IMAGE = (3, 128, 128)  # shape of a row in the data set that rows are picked from
 
 
 def add_arguments(parser):
@@ -33,20 +33,20 @@ def main(args) -> int:
 
 
 def measure_pass(args):
-    """Time the pass: serial with one thread and with all, on all ranks whole and in slices."""
-    import theano
-    import theano.tensor as T
+    """Time the pass: serially with one thread and with all, and on all ranks, whole and sliced."""
     from threadpoolctl import threadpool_limits
 
     import synkhronos as synk
     from synkhronos import _devices
+    from synkhronos._host import library
+    from synkhronos._host import tensor as T
 
     random = np.random.RandomState(0)
     x, y = T.matrix("x", "float32"), T.ivector("y")
     layer = x
     for n_in, n_out in zip(WIDTHS, WIDTHS[1:]):
         layer = layer if layer is x else T.nnet.relu(layer)
-        layer = T.dot(layer, theano.shared(random.randn(n_in, n_out).astype("float32") * 0.05))
+        layer = T.dot(layer, library.shared(random.randn(n_in, n_out).astype("float32") * 0.05))
     loss = T.nnet.categorical_crossentropy(T.nnet.softmax(layer), y).mean()
     hits = T.eq(T.argmax(layer, axis=1), y).mean()
 
@@ -85,7 +85,7 @@ def measure_pass(args):
 
 
 def _peak_bytes(call):
-    """Return how much more memory of its own this process had during a call than before."""
+    """Return the growth of this process's own memory during a call, at its peak."""
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak, see proc(5)
     before = _status("VmRSS") - _status("RssShmem")
     call()
@@ -98,9 +98,8 @@ def _status(field):
 
 def measure_picks(args):
     """Time picking 256 random rows of a large array: by all ranks, and by one NumPy take."""
-    import theano.tensor as T
-
     import synkhronos as synk
+    from synkhronos._host import tensor as T
 
     row_bytes = 4 * int(np.prod(IMAGE))
     rows = args.megabytes * 1_000_000 // row_bytes
@@ -108,7 +107,7 @@ def measure_picks(args):
     synk.fork(args.ranks)
     try:
         x = T.tensor4("x", "float32")
-        # Touches one number of each image, so that the time is that of picking them.
+        # The function reads one number of each image, so that picking takes most of the time.
         f = synk.function([x], (x[:, 0, 0, 0].sum(), "sum"))
         data = synk.data(var=x)
         data.set_shape((rows, *IMAGE))

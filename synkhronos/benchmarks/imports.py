@@ -1,4 +1,4 @@
-"""What importing costs over importing Theano, and what a fork adds; in fresh interpreters."""
+"""The time of importing Theano, then Synkhronos, and of a fork; in fresh interpreters."""
 
 import json
 import statistics
@@ -7,11 +7,11 @@ import sys
 
 from synkhronos.benchmarks.options import count
 
-# One after another in one interpreter, so that each is what it adds to those before.
+# One after another in one interpreter: the time of a step is what it adds to the steps before.
 STEPS = {
     "import theano": "import theano",
     "import synkhronos": "import synkhronos",
-    # Modules are imported with the first of their names that is used.
+    # A module is imported when the first of its names is used.
     "all its names": "[getattr(synkhronos, name) for name in synkhronos.__all__]",
     "fork": "synkhronos.fork({ranks})",
     "close": "synkhronos.close()",
@@ -38,7 +38,7 @@ def main(args) -> int:
 def measure(rounds, n_ranks):
     """Return the seconds of each step: the median and the least, and the median of CPU time.
 
-    The last, of the first process, says more where others keep the cores busy.
+    CPU time is that of the first process. It says more where other programs keep the cores busy.
     """
     passed, busy = ({step: [] for step in STEPS} for _ in range(2))
     for _ in range(rounds):
@@ -57,7 +57,7 @@ def measure(rounds, n_ranks):
 
 
 def _run(n_ranks):
-    """Return the times (on the clock, of the CPU) between the steps, in a fresh interpreter."""
+    """Return pairs (clock, CPU time) between the steps, in seconds, of a fresh interpreter."""
     steps = [f"{step.format(ranks=n_ranks)}; times += now()" for step in STEPS.values()]
     code = "\n".join([NOW, *steps, "print(*times)"])
     child = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -39,14 +39,13 @@ def resnet50_shapes():
 
 
 def measure_model(peers, seconds):
-    """Time one all_reduce of the parameters of ResNet-50, and of one vector of as many numbers."""
-    import theano
-
+    """Time one all_reduce of ResNet-50's parameters, and one of a vector of as many numbers."""
     import synkhronos as synk
+    from synkhronos._host import library
 
-    params = [theano.shared(np.zeros(shape, "float32")) for shape in resnet50_shapes()]
+    params = [library.shared(np.zeros(shape, "float32")) for shape in resnet50_shapes()]
     size = sum(param.get_value(borrow=True).size for param in params)
-    flat = theano.shared(np.zeros(size, "float32"))
+    flat = library.shared(np.zeros(size, "float32"))
     calls = {
         "variables": lambda: synk.all_reduce(params, op="sum"),
         "flat": lambda: synk.all_reduce(flat, op="sum"),
@@ -58,20 +57,19 @@ def measure_model(peers, seconds):
 
 
 def measure_scatter(n_ranks, gigabytes, seconds):
-    """Time scattering a Data, and copying its parts, in parallel, to memory touched before."""
-    import theano
-
+    """Time a scatter of a Data, and parallel copies of its parts to memory whose pages exist."""
     import synkhronos as synk
+    from synkhronos._host import library
 
     data = synk.data(dtype="float32", shape=(int(gigabytes * 1e9) // 4 // n_ranks * n_ranks,))
     data.data.fill(1)
-    vector = theano.shared(np.zeros(1, "float32"))
+    vector = library.shared(np.zeros(1, "float32"))
     sources = np.split(data.data, n_ranks)
     targets = [np.full_like(source, 0) for source in sources]
     with ThreadPoolExecutor(n_ranks) as pool:
         calls = {
             "scatter": lambda: synk.scatter(vector, data),
-            # NumPy copies without the lock of the interpreter.
+            # NumPy copies without the interpreter's lock, so threads are enough.
             "memcpy": lambda: list(pool.map(np.copyto, targets, sources)),
         }
         times = _take_turns(calls, seconds)
@@ -79,10 +77,13 @@ def measure_scatter(n_ranks, gigabytes, seconds):
 
 
 def _take_turns(calls, seconds):
-    """Return the median time of each call; of those that return the times of ranks, of the last."""
+    """Return the median time of each call.
+
+    Where a call returns times of each rank, its time is that of the slowest rank's last.
+    """
     times = {name: [] for name in calls}
     end = _clock() + seconds
-    repetition = -1  # the first is not counted
+    repetition = -1  # the first is not timed
     while repetition < REPETITIONS or _clock() < end:
         for name, call in calls.items():
             begin = _clock()
@@ -97,7 +98,7 @@ def _take_turns(calls, seconds):
 
 
 def model_text(model):
-    """Return what to print."""
+    """Return the results of :func:`measure_model` as text."""
     ms = {name: 1e3 * seconds for name, seconds in model["seconds"].items()}
     ratio = ms["variables"] / ms["flat"]
     lines = [f"all_reduce of ResNet-50, {model['n_numbers']:,} numbers"]
@@ -110,7 +111,7 @@ def model_text(model):
 
 
 def scatter_text(results):
-    """Return what to print."""
+    """Return the results of :func:`measure_scatter` as text."""
     scatter, copy = (results["seconds"][name] for name in ("scatter", "memcpy"))
     size = results["bytes"] / 1e9
     return (

@@ -1,16 +1,17 @@
 """Networks to train, in plain Theano: a multilayer perceptron, a small CNN, a small ResNet."""
 
 import numpy as np
-import theano
-import theano.tensor as T
 from theano.tensor.nnet import bn
 from theano.tensor.signal.pool import pool_2d
+
+from synkhronos._host import library
+from synkhronos._host import tensor as T
 
 CLASSES = 10
 
 
 class Network:
-    """A classifier, of float32, with random weights that depend on nothing.
+    """A classifier, of float32, with the same random weights each time.
 
     Attributes
     ----------
@@ -38,14 +39,14 @@ class Network:
         self.loss = T.nnet.categorical_crossentropy(probabilities, self.y).mean()
 
     def rows(self, count):
-        """Return as many random rows, and their classes."""
+        """Return `count` random rows, and their classes."""
         random = np.random.RandomState(2)
         x = random.rand(count, *self.shape).astype("float32")
         return x, random.randint(0, CLASSES, count).astype("int32")
 
     @property
     def n_numbers(self):
-        """How many numbers are trained."""
+        """The number of elements of all parameters."""
         return sum(param.get_value(borrow=True).size for param in self.params)
 
     def _build(self, x):
@@ -56,7 +57,7 @@ class Network:
         return self._param(values)
 
     def _param(self, values):
-        self.params.append(theano.shared(np.asarray(values, "float32"), f"p{len(self.params)}"))
+        self.params.append(library.shared(np.asarray(values, "float32"), f"p{len(self.params)}"))
         return self.params[-1]
 
     def _dense(self, x, n_in, n_out):
@@ -114,7 +115,7 @@ class ResNet(Network):
         weights = self._weights(n_out, n_in, size, size, fan_in=n_in * size * size)
         x = T.nnet.conv2d(x, weights, border_mode="half", subsample=(stride, stride))
         scale, shift = self._param(np.ones(n_out)), self._param(np.zeros(n_out))
-        running = [theano.shared(np.zeros(n_out, "float32")) for _ in range(2)]
+        running = [library.shared(np.zeros(n_out, "float32")) for _ in range(2)]
         channels = ("x", 0, "x", "x")
         x, _, _, mean, variance = bn.batch_normalization_train(
             x,

@@ -1,4 +1,4 @@
-"""What the command lines of benchmarks share."""
+"""Types of command line options, and checks of the machine, for all benchmarks."""
 
 import argparse
 import importlib.util
@@ -9,14 +9,14 @@ from pathlib import Path
 
 
 def count(text):
-    """Return a number that is at least 1."""
+    """Return the integer that a text gives, at least 1."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a number from 1 on, got {text!r}")
     return int(text)
 
 
 def positive(text):
-    """Return a number above zero."""
+    """Return the number above zero that a text gives."""
     try:
         number = float(text)
     except ValueError:
@@ -42,7 +42,7 @@ def names(known, what):
 
 
 def can_plot(file):
-    """Return whether there is what draws `file`, if one is asked for; else say what is missing."""
+    """Return whether `file`, if given, can be drawn; if not, print what is missing."""
     if file and importlib.util.find_spec("matplotlib") is None:
         print("--plot needs matplotlib: pip install matplotlib", file=sys.stderr)
         return False
@@ -50,8 +50,8 @@ def can_plot(file):
 
 
 def busy_cores(seconds=0.5):
-    """Return how many cores all processes of this machine use while this one sleeps."""
-    # The line "cpu" of proc(5): fields 4 and 5 are idle; the two last are counted in others.
+    """Return the number of cores that all processes of this machine use while this one sleeps."""
+    # The line "cpu" of proc(5): fields 4 and 5 are idle time. The two last are part of others.
     before = [int(field) for field in Path("/proc/stat").read_text().split()[1:9]]
     time.sleep(seconds)
     after = [int(field) for field in Path("/proc/stat").read_text().split()[1:9]]

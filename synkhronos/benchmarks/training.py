@@ -1,12 +1,12 @@
-"""A step of training: serial Theano with one thread and with all, and 1 to n ranks.
+"""The time of a step of training: serial Theano with one thread and with all, and 1 to n ranks.
 
 Every system trains the same network with the same minibatches, picked at random from the same rows,
-by descent with momentum; each is a process of its own, and they take turns in rounds. Times are
-those of a step, from the call to its return: the median of the round that other programs disturbed
-least. The shares are those of the master's time, measured apart from the times: compute is Theano's
-function, collectives the reduction of gradients and of the loss, waiting what the ranks wait for
-one another in the reduction and at the finish barrier, input the rows that are picked, and call the
-rest.
+by descent with momentum. Each system is a process of its own, and they take turns in rounds. Times
+are those of a step, from the call to its return: the median of the round that other programs
+disturbed least. The shares are those of the master's time, measured in other steps than the times:
+compute is Theano's function; collectives the reduction of gradients and of the loss; waiting the
+time that ranks wait for one another in the reduction and at the finish barrier; input the picking
+of rows; and call the rest.
 """
 
 import argparse
@@ -24,18 +24,18 @@ from synkhronos.benchmarks import options
 from synkhronos.benchmarks.networks import NETWORKS
 
 BATCH = 512
-MINIBATCHES = 8  # that the rows are enough for
+MINIBATCHES = 8  # the data set has as many rows as this many minibatches
 RATE = 0.01
 ROUNDS = 10
-FIRST = 4  # steps of each system that are compared, and not timed
-TOLERANCE = 1e-3  # of their losses, relative
+FIRST = 4  # steps of each system whose losses are compared; they are not timed
+TOLERANCE = 1e-3  # relative, of these losses
 SHARES = ("compute", "collectives", "waiting", "input", "call")
 
 _clock = time.perf_counter
 
 
 class BenchError(Exception):
-    """A system failed, or computed something else."""
+    """A system failed, or computed another result than serial Theano."""
 
 
 def add_arguments(parser):
@@ -72,7 +72,7 @@ def main(args) -> int:
     """Measure, print, and return the exit status."""
     from synkhronos import _devices
 
-    if not options.can_plot(args.plot):  # told now, not after minutes
+    if not options.can_plot(args.plot):  # checked before the measurements, which take minutes
         return 1
     cores = _devices.usable_cores()
     most = args.ranks or cores
@@ -102,7 +102,7 @@ def main(args) -> int:
 
 
 def measure(name, most, batch, seconds, cores):
-    """Return what one network takes in each system."""
+    """Return the time of a step of one network, and its shares, in each system."""
     serial = {"serial, 1 thread": 1, f"serial, {cores} threads": cores}
     jobs = {label: ("serial", threads) for label, threads in serial.items()}
     for n in range(1, most + 1):
@@ -127,7 +127,7 @@ def _take_turns(name, jobs, systems, seconds):
         counts[label] = max(1, int(seconds / ROUNDS / once))
     for _ in range(ROUNDS):
         for label, system in systems.items():
-            steps = system.ask("times", 1 + counts[label])[1:]  # the first finds it asleep
+            steps = system.ask("times", 1 + counts[label])[1:]  # the first finds the ranks asleep
             times[label].append(statistics.median(steps))
     network = NETWORKS[name]()
     found = {"title": network.title, "numbers": int(network.n_numbers), "systems": {}}
@@ -144,24 +144,24 @@ def _take_turns(name, jobs, systems, seconds):
 
 
 class _System:
-    """A process that trains, when asked to."""
+    """A process that trains when the benchmark asks for steps."""
 
     def __init__(self, label, *job):
         self._label = label
-        # A new interpreter: what fork() copies must not hold the sessions of others.
+        # A new interpreter: a forked one would copy the state of sessions.
         context = multiprocessing.get_context("spawn")
         self._pipe, end = context.Pipe()
         self._process = context.Process(target=_be_system, args=(end, *job), daemon=False)
         self._process.start()
         end.close()
         try:
-            self._hear()  # that it has compiled: the next one finds that in Theano's cache
+            self._hear()  # Wait until it has compiled: the next system finds the code in the cache.
         except BaseException:
             self.close()
             raise
 
     def ask(self, what, count):
-        """Return what as many steps yield: their losses, times, or shares."""
+        """Take `count` steps and return their losses, times, or shares."""
         with contextlib.suppress(OSError):
             self._pipe.send((what, count))
         return self._hear()
@@ -216,13 +216,13 @@ def _timed(step):
 @contextlib.contextmanager
 def _stepping(form, number, name, batch):
     """Yield a function that takes one step."""
-    import theano
     from threadpoolctl import threadpool_limits
 
     import synkhronos as synk
+    from synkhronos._host import library
     from synkhronos.extensions import rules, train, updates
 
-    theano.config.floatX = "float32"  # what Theano adds to the graph is of this type
+    library.config.floatX = "float32"  # the dtype of constants that Theano adds to the graph
     network = NETWORKS[name]()
     random = np.random.RandomState(3)
     rows = network.rows(MINIBATCHES * batch)
@@ -235,7 +235,7 @@ def _stepping(form, number, name, batch):
     if form == "serial":
         step = rules.momentum(*arguments, RATE)
         step.update(network.averages)
-        function = theano.function(inputs, network.loss, updates=step)
+        function = library.function(inputs, network.loss, updates=step)
         buffers = [np.empty((batch, *array.shape[1:]), array.dtype) for array in rows]
 
         def serial():
@@ -262,7 +262,7 @@ def _stepping(form, number, name, batch):
 
 
 def shares(step, count):
-    """Return how the master's time divides among `SHARES`, over as many steps."""
+    """Return the shares of the master's time, named as in `SHARES`, over `count` steps."""
     import synkhronos as synk
 
     with synk.profile() as recorded:
@@ -279,7 +279,7 @@ def shares(step, count):
 
 
 def network_text(found, batch, cores):
-    """Return what to print of one network."""
+    """Return the results of one network as text."""
     systems = found["systems"]
     one, many = (s["seconds"] for s in systems.values() if s["form"] == "serial")
     lines = [
@@ -299,7 +299,7 @@ def network_text(found, batch, cores):
 
 
 def plot(results, path):
-    """Draw examples per second of each system, and the shares of those with ranks."""
+    """Draw rows per second of each system, and the shares of systems with ranks."""
     from matplotlib.figure import Figure
 
     networks = results["networks"].values()

@@ -4,12 +4,13 @@
                                            much: its own share, to all ranks ──▶ meet
 
 Boxes lie in a scratch home of each rank, where all others see them. A function may compute right
-there what is to be reduced: see `Exchanges.landing_place`.
+there what is to be reduced: see `SharedArrays.landing_place`.
 """
 
 import numpy as np
 
-from synkhronos import _blocks, _gpuarrays
+from synkhronos import _blocks, _host
+from synkhronos.comm import Arrays
 
 # Each rank reduces everything for itself, up to so many ranks and bytes: it reads the arrays of
 # all. For more, ranks share the work, which takes a second meeting.
@@ -18,47 +19,22 @@ _LITTLE = 1 << 17
 _PLANS = 64  # lists of views that are kept
 
 
-class Exchanges:
+class SharedArrays(Arrays):
     """One rank's part in them."""
 
     def __init__(self, worker, homes):
         self._worker = worker
         self._gate = worker.gate
         self._homes = homes
-        self._has_devices = any(device != "cpu" for device in worker.devices)
         self._shares = {}  # (key of the home, who weighs) -> its version, arrays, plan
         self._exchanges = 0, 0  # the number of the call, and how many there were in it
 
-    def forget_exchanges(self):
+    def close(self):
         """Drop the views of other ranks' memory."""
         self._shares.clear()
 
     def exchange(self, arrays, ops, weights, targets):
-        """Reduce arrays that every rank has computed, into arrays of its own.
-
-        Parameters
-        ----------
-        arrays : list of numpy.ndarray or pygpu.gpuarray.GpuArray
-            Contiguous or not.
-        ops : tuple of str
-        weights : tuple of int
-            How many rows each rank computed from. Who has none only takes part.
-        targets : list of numpy.ndarray, pygpu.gpuarray.GpuArray or None
-            A target may be its array. None asks for any array, valid until the next exchange.
-
-        Returns
-        -------
-        list of numpy.ndarray or pygpu.gpuarray.GpuArray
-            The targets. In place of None arrays that are valid until the next exchange.
-
-        Raises
-        ------
-        ValueError
-            On every rank, when shapes differ.
-        """
-        n_ranks = self._worker.n_ranks
-        if n_ranks == 1 and not self._has_devices:
-            return [_copy(array, target) for array, target in zip(arrays, targets)]
+        """Reduce arrays that every rank has computed, into arrays of its own."""
         weighing = [rank for rank, weight in enumerate(weights) if weight]
         equal = len({weights[rank] for rank in weighing}) == 1
         divisor = len(weighing) if equal else sum(weights)
@@ -120,8 +96,8 @@ class Exchanges:
         """
         own = list(boxes)
         for position, (array, op, box) in enumerate(zip(arrays, ops, boxes)):
-            if _gpuarrays.is_on_device(array):
-                _gpuarrays.read(array, box)
+            if _host.is_on_device(array):
+                _host.copy_from_device(array, box)
                 array = box
             if op == "avg" and factor != 1:
                 np.multiply(array, box.dtype.type(factor), box, dtype=box.dtype)
@@ -180,10 +156,10 @@ class Exchanges:
 
 def reduce_whole(op, sources, target, divisor):
     """Reduce arrays into a target of the same shape, wherever it is; return it."""
-    if _gpuarrays.is_on_device(target):
+    if _host.is_on_device(target):
         whole = np.empty(target.shape, sources[0].dtype)
         reduce_whole(op, sources, whole, divisor)
-        _gpuarrays.write(target, whole.astype(target.dtype, copy=False))
+        _host.copy_to_device(target, whole.astype(target.dtype, copy=False))
         return target
     if not (target.flags.c_contiguous and target.dtype == sources[0].dtype):
         whole = np.empty(target.shape, sources[0].dtype)

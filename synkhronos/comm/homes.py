@@ -11,15 +11,14 @@ Theano or ``set_value`` has put another array into the variable, `bring_home` co
 A log tells the state, not events: who misses an entry in a call that fails reads it in the next.
 """
 
-import mmap
 import pickle
 import weakref
 from typing import NamedTuple, Tuple
 
 import numpy as np
 
-from synkhronos import _gpuarrays, _theano
-from synkhronos._shm import SegmentRef
+from synkhronos import _host
+from synkhronos._shm import SegmentRef, is_in_a_segment
 
 _ALIGN = 64  # bytes of a cache line: no two ranks write to one of them
 _HEADER = 8  # bytes before each entry of a log, with its length
@@ -54,8 +53,8 @@ class _Home:
 class Homes:
     """The homes of one rank, and its view of all others'."""
 
-    def __init__(self, worker):
-        self._worker = worker
+    def __init__(self, worker, memory):
+        self._worker, self._memory = worker, memory
         self._own = {}
         self._unposted = set()
         self._retired = []
@@ -79,9 +78,9 @@ class Homes:
         variables, own = self._worker.variables, self._own
         moved, copied = [], []
         for key in keys:
-            value = _theano.peek(variables[key])
+            value = _host.peek(variables[key])
             home = own.get(key)
-            if _gpuarrays.is_on_device(value):
+            if _host.is_on_device(value):
                 copied.append((key, value))
             elif home is None or value is not home.arrays[0]:
                 moved.append((key, value))
@@ -91,14 +90,14 @@ class Homes:
             self._build({key: (_layout(value),) for key, value in copied})
             for key, value in copied:
                 [array] = self.room_for(key, (_layout(value),))
-                _gpuarrays.read(value, array)
+                _host.copy_from_device(value, array)
 
     def copy_back(self, keys) -> None:
         """Give the variables that live on a device what is in their homes."""
         for key in keys:
             variable = self._worker.variables[key]
-            if _theano.lives_on_device(variable):
-                _theano.replace(variable, self._own[key].arrays[0])
+            if _host.lives_on_device(variable):
+                _host.replace(variable, self._own[key].arrays[0])
 
     def _move_in(self, moved):
         self._leave_lent([key for key, _ in moved])
@@ -113,13 +112,13 @@ class Homes:
                 home.arrays[0] = value  # another view of the same memory, as some ops make
                 continue
             home.arrays[0][...] = value
-            _theano.replace(variable, home.arrays[0])
+            _host.replace(variable, home.arrays[0])
 
     def _leave_lent(self, keys):
         """Leave homes that other variables' values are in, as after an update that swaps two."""
         lent = set()
         for key, variable in self._worker.variables.items():
-            value, home = _theano.peek(variable), self._own.get(key)
+            value, home = _host.peek(variable), self._own.get(key)
             for array in (value, getattr(value, "base", None)):
                 if home is None or array is not home.arrays[0]:
                     lent.add(id(array))
@@ -131,11 +130,11 @@ class Homes:
     def new_value(self, key, shape):
         """Give a variable a value of another shape, of any contents; return the array."""
         variable, home = self._worker.variables[key], self._own.get(key)
-        if home is not None and home.arrays[0] is not _theano.peek(variable):
+        if home is not None and home.arrays[0] is not _host.peek(variable):
             self._leave_lent([key])
         layout = ((np.dtype(variable.dtype).str, tuple(shape)),)
         [value] = self.room_for(key, layout)
-        _theano.replace(variable, value)
+        _host.replace(variable, value)
         return value
 
     def replace_home(self, key, shape):
@@ -152,7 +151,7 @@ class Homes:
         return self.new_value(key, shape)
 
     def _is_lent(self, home):
-        values = map(_theano.peek, self._worker.variables.values())
+        values = map(_host.peek, self._worker.variables.values())
         return any(
             array is home.arrays[0]
             for value in values
@@ -181,7 +180,7 @@ class Homes:
                 if home is not None:
                     self._retired.append(home)
         if sizes:
-            segment, begin = self._worker.segments.create(sum(sizes.values())), 0
+            segment, begin = self._memory.create(sum(sizes.values())), 0
             for key, nbytes in sizes.items():
                 self._own[key] = _Home(segment, begin, nbytes)
                 begin += nbytes
@@ -206,9 +205,9 @@ class Homes:
         """Drop everything; variables that are left keep their values, in memory of their own."""
         self.begin()
         for variable in list(self._worker.variables.values()):
-            value = _theano.peek(variable)
-            if is_in_shared_memory(value):
-                _theano.replace(variable, value.copy())
+            value = _host.peek(variable)
+            if is_in_a_segment(value):
+                _host.replace(variable, value.copy())
         self._own.clear()
         self._spares.clear()
         for others in self._others:
@@ -281,7 +280,7 @@ class Homes:
     def _attach(self, place):
         segment = self._attached.get(place.segment)
         if segment is None:
-            segment = self._worker.segments.open(place.segment)
+            segment = self._memory.open(place.segment)
             self._attached[place.segment] = segment
         return segment, [segment.array(*array) for array in place.arrays]
 
@@ -318,13 +317,6 @@ def _round_up(nbytes):
 
 def _room(layout):
     return max(sum(_round_up(_nbytes(*each)) for each in layout), _ALIGN)
-
-
-def is_in_shared_memory(value) -> bool:
-    """Whether an array is a view of a segment."""
-    while isinstance(value, np.ndarray):
-        value = value.base
-    return isinstance(value, mmap.mmap)
 
 
 def _is_there(value, home):

@@ -24,108 +24,147 @@ import hashlib
 
 import numpy as np
 
-from synkhronos import _gpuarrays, _theano
+from synkhronos import _host
 from synkhronos._blocks import OPS
 from synkhronos._process import interrupts_held
-from synkhronos.comm.shared import SharedMemory
+from synkhronos.comm import Communicator
+from synkhronos.comm.composition import ArraysOver, OutputsOver, VariablesOver
 
 _DTYPES = ("int8", "int32", "int64", "uint64", "float16", "float32", "float64")
 _LARGEST = 2**31 - 1  # elements of an array: libgpuarray counts in C's int
 
 
-class Nccl(SharedMemory):
-    """One rank's end of a clique."""
-
-    can_join = True
+class _Clique:
+    """One rank's membership in NCCL's clique, and how the ranks agree to use it."""
 
     def __init__(self, worker):
-        super().__init__(worker)
-        self._clique = None
-
-    def make_clique_id(self) -> bytes:
-        """Return what the ranks of a new clique know one another by; raises without NCCL."""
-        from pygpu.collectives import GpuCommCliqueId
-
-        return bytes(GpuCommCliqueId(_gpuarrays.context()).comm_id)
+        self._gate, self._worker = worker.gate, worker
+        self.comm = None  # of NCCL, between `join` and `leave`
 
     def join(self, clique_id):
-        """Become a member of the clique; returns when all ranks have."""
+        """Become a member; returns when all ranks are."""
         from pygpu.collectives import GpuComm, GpuCommCliqueId
 
         # It takes a buffer that can be written to.
-        clique = GpuCommCliqueId(_gpuarrays.context(), comm_id=bytearray(clique_id))
+        clique = GpuCommCliqueId(_host.device_context(), comm_id=bytearray(clique_id))
         self._gate.meet()
-        self._clique = GpuComm(clique, self._worker.n_ranks, self._worker.rank)
+        self.comm = GpuComm(clique, self._worker.n_ranks, self._worker.rank)
 
-    def leave(self):
-        """Go the way through shared memory from now on."""
-        self._clique = None
+    def run(self, rounds, verb):
+        """Reduce, if all ranks are to do the same; return whether it was done."""
+        if not self.agree([each.description for each in rounds], verb):
+            return False
+        with self.all_together():
+            for each in rounds:
+                each.enqueue(self.comm)
+        self.wait_for([each.result for each in rounds])
+        for each in rounds:
+            each.finish()
+        return True
 
-    # Values of shared variables.
+    def agree(self, described, verb):
+        """Vote and meet; return whether all ranks are to do the same, and something."""
+        if self.comm is None:
+            return False
+        ballot = 0
+        if described:
+            text = repr((verb, described))
+            ballot = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
+        return self._gate.agree(ballot) and ballot != 0
 
-    def all_reduce(self, keys, op, nccl=True):
+    @contextlib.contextmanager
+    def all_together(self):
+        """Meet, and let no Ctrl-C come before everything is enqueued.
+
+        It may have come before: then the master does not meet, and nobody enqueues anything.
+        """
+        with interrupts_held():
+            self._gate.meet()
+            yield
+
+    def wait_for(self, arrays):
+        """Wait until this rank's device has the arrays, and then for the other ranks."""
+        if not self._worker.is_master:
+            for array in arrays:
+                array.sync()
+        self._gate.meet()
+
+
+class NcclVariables(VariablesOver):
+    """Values of shared variables: those that all ranks hold alike, on their GPUs, stay there."""
+
+    def __init__(self, worker, clique, base):
+        super().__init__(base)
+        self._worker, self._clique = worker, clique
+
+    def all_reduce(self, keys, op):
         """Replace each variable, on all ranks, with the reduction of all."""
-        arrays = self._arrays(keys, nccl)
-        rounds = [_Round(array, op, array, 1, self._worker.n_ranks) for array in arrays or ()]
-        if not self._run(rounds, "all_reduce"):
+        arrays = self._arrays(keys)
+        rounds = [_Round(array, op, array, 1, self._worker.n_ranks) for array in arrays]
+        if not self._clique.run(rounds, "all_reduce"):
             return super().all_reduce(keys, op)
         return None
 
-    def reduce(self, keys, op, root, nccl=True):
+    def reduce(self, keys, op, root):
         """Replace each variable of the rank `root` with the reduction of all."""
         # NCCL's own reduce was seen to hang between GPUs that are linked directly (2017).
-        arrays = self._arrays(keys, nccl) or ()
-        targets = [_gpuarrays.empty_like(array) for array in arrays]
+        arrays = self._arrays(keys)
+        targets = [_host.empty_like(array) for array in arrays]
         rounds = [
             _Round(array, op, target, 1, self._worker.n_ranks)
             for array, target in zip(arrays, targets)
         ]
-        if not self._run(rounds, "reduce"):
+        if not self._clique.run(rounds, "reduce"):
             return super().reduce(keys, op, root)
         if self._worker.rank == root:
             self._replace(keys, targets)
         return None
 
-    def broadcast(self, keys, root, nccl=True):
+    def broadcast(self, keys, root):
         """Replace each variable with the value on rank `root`."""
-        arrays = self._arrays(keys, nccl) or ()
+        arrays = self._arrays(keys)
         source = -1 if self._worker.rank == root else root
-        if not self._agree(_describe(arrays), f"broadcast {root}"):
+        if not self._clique.agree(_describe(arrays), f"broadcast {root}"):
             super().broadcast(keys, root)
             return
-        with self._all_together():
+        with self._clique.all_together():
             for array in arrays:
-                self._clique.broadcast(array, source)
-        self._wait_for(arrays)
+                self._clique.comm.broadcast(array, source)
+        self._clique.wait_for(arrays)
 
-    def all_gather(self, keys, nccl=True):
+    def all_gather(self, keys):
         """Replace each variable with the values of all ranks, joined along axis 0."""
-        arrays = self._arrays(keys, nccl) or ()
+        arrays = self._arrays(keys)
         n_ranks = self._worker.n_ranks
-        joined = [_gpuarrays.empty((n_ranks * len(a), *a.shape[1:]), a.dtype) for a in arrays]
-        if not self._agree(_describe(arrays), "all_gather"):
+        joined = [_host.empty_on_device((n_ranks * len(a), *a.shape[1:]), a.dtype) for a in arrays]
+        if not self._clique.agree(_describe(arrays), "all_gather"):
             return super().all_gather(keys)
-        with self._all_together():
+        with self._clique.all_together():
             for array, target in zip(arrays, joined):
-                self._clique.all_gather(array, target, nd_up=0)
-        self._wait_for(joined)
+                self._clique.comm.all_gather(array, target, nd_up=0)
+        self._clique.wait_for(joined)
         self._replace(keys, joined)
         return None
 
-    def _arrays(self, keys, nccl):
-        """Return the values of variables, if NCCL may and can take them all."""
-        arrays = [_theano.peek(self._worker.variables[key]) for key in keys]
-        wanted = nccl and self._clique is not None
-        return arrays if wanted and all(map(_fits, arrays)) else None
+    def _arrays(self, keys):
+        """Return the values of variables if NCCL can take them all, else none."""
+        arrays = [_host.peek(self._worker.variables[key]) for key in keys]
+        return arrays if self._clique.comm is not None and all(map(_fits, arrays)) else []
 
     def _replace(self, keys, arrays):
         for key, array in zip(keys, arrays):
-            _theano.replace(self._worker.variables[key], array)
+            _host.replace(self._worker.variables[key], array)
 
-    # Inside a function.
+
+class NcclArrays(ArraysOver):
+    """Arrays that ranks reduce inside of a function: those on GPUs stay there."""
+
+    def __init__(self, worker, clique, base):
+        super().__init__(base)
+        self._worker, self._clique = worker, clique
 
     def exchange(self, arrays, ops, weights, targets):
-        """Reduce arrays that every rank has computed, as `SharedMemory.exchange` does."""
+        """Reduce arrays that every rank has computed, some on the GPUs."""
         weighing = [weight for weight in weights if weight]
         equal = len(set(weighing)) == 1
         divisor = len(weighing) if equal else sum(weights)
@@ -133,13 +172,13 @@ class Nccl(SharedMemory):
         # A rank without rows has a neutral element for sums only.
         summed = ("avg", "sum") if len(weighing) < len(weights) else OPS
         fast = []
-        if self._clique is not None:
+        if self._clique.comm is not None:
             fast = [i for i, (a, op) in enumerate(zip(arrays, ops)) if _fits(a) and op in summed]
         rounds = [
             _Round(arrays[i], ops[i], targets[i], min(mine, 1) if equal else mine, divisor)
             for i in fast
         ]
-        if not self._run(rounds, f"exchange {fast}"):
+        if not self._clique.run(rounds, f"exchange {fast}"):
             fast = []
         rest = [i for i in range(len(arrays)) if i not in fast]
         results = list(targets)
@@ -154,31 +193,27 @@ class Nccl(SharedMemory):
         """Return None: positions count all arrays, not only those that go through memory."""
         return None
 
+
+class NcclOutputs(OutputsOver):
+    """Outputs of functions: arrays on GPUs are reduced there."""
+
+    def __init__(self, worker, clique, base):
+        super().__init__(base)
+        self._worker, self._gate, self._clique = worker, worker.gate, clique
+
     def reduces(self, dtype, ndim, mode):
-        """Whether outputs of this kind are worth keeping on the device, for `reduce_outputs`."""
+        """Return whether outputs of this kind are worth keeping on the device, for `reduce`."""
         return (
-            self._clique is not None
+            self._clique.comm is not None
             and ndim > 0
             and dtype in _DTYPES
             and mode not in (None, "gather")
             and (mode != "avg" or np.dtype(dtype).kind == "f")
         )
 
-    def reduce_outputs(self, outputs, modes):
-        """Reduce a function's outputs that are on devices, to the master.
-
-        Parameters
-        ----------
-        outputs : list, or None on a rank that has not run
-        modes : list of str or None
-
-        Returns
-        -------
-        dict
-            Position -> reduced value: a host array on the master, None on workers. Those that are
-            not in it are left to be reduced by the master.
-        """
-        if self._clique is None:
+    def reduce(self, outputs, modes):
+        """Reduce those outputs of a function that are on devices, to the master."""
+        if self._clique.comm is None:
             return {}
         self._gate.meet()  # all have told how many rows they computed
         rows = [self._gate.rows_of(rank) for rank in range(self._worker.n_ranks)]
@@ -187,58 +222,58 @@ class Nccl(SharedMemory):
             for position, (output, mode) in enumerate(zip(outputs or (), modes))
             if _fits(output) and self.reduces(str(output.dtype), output.ndim, mode)
         ]
-        targets = [_gpuarrays.empty_like(outputs[position]) for position in chosen]
+        targets = [_host.empty_like(outputs[position]) for position in chosen]
         rounds = [
             _Round(outputs[i], modes[i], target, rows[self._worker.rank], sum(rows))
             for i, target in zip(chosen, targets)
         ]
-        if not self._run(rounds, f"outputs {chosen}"):
+        if not self._clique.run(rounds, f"outputs {chosen}"):
             return {}
         if not self._worker.is_master:
             return dict.fromkeys(chosen)
         return {position: np.asarray(target) for position, target in zip(chosen, targets)}
 
-    # Between ranks.
 
-    def _run(self, rounds, verb):
-        """Reduce, if all ranks are to do the same; return whether it was done."""
-        if not self._agree([each.description for each in rounds], verb):
-            return False
-        with self._all_together():
-            for each in rounds:
-                each.enqueue(self._clique)
-        self._wait_for([each.result for each in rounds])
-        for each in rounds:
-            each.finish()
-        return True
+class NcclCommunicator(Communicator):
+    """One rank's end of a clique, on top of the transport that does all else."""
 
-    def _agree(self, described, verb):
-        """Vote and meet; return whether all ranks are to do the same, and something."""
-        if self._clique is None:
-            return False
-        ballot = 0
-        if described:
-            text = repr((verb, described))
-            ballot = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
-        self._gate.cast_ballot(ballot)
-        self._gate.meet()
-        return ballot != 0 and self._gate.is_unanimous()
+    def __init__(self, clique, base, **parts):
+        super().__init__(base.memory, base=base, **parts)
+        self._clique = clique
 
-    @contextlib.contextmanager
-    def _all_together(self):
-        """Meet, and let no Ctrl-C come before everything is enqueued.
+    def introduction(self):
+        """Return what the ranks of a new clique know one another by; raise without NCCL."""
+        from pygpu.collectives import GpuCommCliqueId
 
-        It may have come before: then the master does not meet, and nobody enqueues anything.
-        """
-        with interrupts_held():
-            self._gate.meet()
-            yield
+        return bytes(GpuCommCliqueId(_host.device_context()).comm_id)
 
-    def _wait_for(self, arrays):
-        if not self._worker.is_master:
-            for array in arrays:
-                array.sync()
-        self._gate.meet()
+    def join(self, introduction):
+        """Become a member of the clique; returns when all ranks have."""
+        self._clique.join(introduction)
+
+    def leave(self):
+        """Use the transport underneath from now on."""
+        self._clique.comm = None
+
+    def forget(self, functions, variables):
+        """Drop what belongs to functions and shared variables that are no more."""
+        self.base.forget(functions, variables)
+
+    def close(self):
+        """Drop everything."""
+        self.base.close()
+
+
+def connect(worker, base) -> Communicator:
+    """Return this rank's communicator, on top of another."""
+    clique = _Clique(worker)
+    return NcclCommunicator(
+        clique,
+        base,
+        variables=NcclVariables(worker, clique, base.variables),
+        outputs=NcclOutputs(worker, clique, base.outputs),
+        arrays=NcclArrays(worker, clique, base.arrays),
+    )
 
 
 class _Round:
@@ -259,7 +294,7 @@ class _Round:
         if weight != 1 and (op == "avg" or weight == 0):
             self._source = self._source if is_half else array.copy()
             if weight:
-                _gpuarrays.scale(self._source, weight)
+                _host.scale_on_device(self._source, weight)
             else:
                 self._source[...] = 0
 
@@ -270,7 +305,7 @@ class _Round:
     def finish(self):
         """Have the target hold the result."""
         if self._op == "avg":
-            _gpuarrays.scale(self.result, 1 / self._divisor)
+            _host.scale_on_device(self.result, 1 / self._divisor)
         if self.result is not self._target:
             self._target[...] = self.result
 
@@ -281,7 +316,7 @@ def _describe(arrays):
 
 def _fits(array):
     return (
-        _gpuarrays.is_on_device(array)
+        _host.is_on_device(array)
         and array.ndim > 0
         and 0 < array.size <= _LARGEST
         and str(array.dtype) in _DTYPES

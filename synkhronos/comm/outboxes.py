@@ -11,6 +11,7 @@ from typing import NamedTuple, Tuple
 import numpy as np
 
 from synkhronos._shm import SegmentRef
+from synkhronos.comm import Outputs
 from synkhronos.errors import SessionError
 
 _ALIGN = 64
@@ -24,18 +25,13 @@ class Layout(NamedTuple):
     parts: Tuple[Tuple[str, Tuple[int, ...], int], ...]  # dtype, shape, offset
 
 
-class Outboxes:
+class SharedOutputs(Outputs):
     """One rank's outboxes, and on the master its views of all others."""
 
-    def __init__(self, worker):
-        self._worker = worker
+    def __init__(self, memory):
+        self._memory = memory
         self._outboxes = {}  # key -> (segment, views), of this rank
         self._inboxes = {}  # (key, rank) -> (segment ref, views), on the master
-        self.kept = self.reduced = ()
-
-    def keep(self, outputs, reduced=()):
-        """Hold on to the master's own outputs of this call, and to which are reduced already."""
-        self.kept, self.reduced = outputs, reduced
 
     def deposit(self, key, parts):
         """Copy the parts into the outbox; return the layout if it is a new one."""
@@ -62,21 +58,18 @@ class Outboxes:
             offset += -(-part.nbytes // _ALIGN) * _ALIGN
         if segment is None or segment.ref.nbytes < offset:
             # Some room to grow: the last minibatch of an epoch is not the only one of its size.
-            segment = self._worker.segments.create(offset + offset // 4)
+            segment = self._memory.create(offset + offset // 4)
         layout = Layout(key, segment.ref, tuple(places))
         return layout, segment, _views(segment, layout)
 
-    def take_note(self, rank, answer):
-        """Learn, on the master, where the outputs of a worker are from now on.
-
-        Returns whether the answer was about that.
-        """
+    def hear(self, rank, answer):
+        """Note, on the master, where the outputs of a worker lie from now on."""
         if not isinstance(answer, Layout):
             return False
         old = self._inboxes.get((answer.key, rank))
         if old is not None and old[0] != answer.segment:
-            self._worker.segments.forget([old[0]])
-        segment = self._worker.segments.attach(answer.segment)
+            self._memory.forget([old[0]])
+        segment = self._memory.attach(answer.segment)
         self._inboxes[answer.key, rank] = answer.segment, _views(segment, answer)
         return True
 
@@ -91,7 +84,7 @@ class Outboxes:
         """Drop what belongs to function `key`."""
         self._outboxes.pop(key, None)
         for inbox in [inbox for inbox in self._inboxes if inbox[0] == key]:
-            self._worker.segments.forget([self._inboxes.pop(inbox)[0]])
+            self._memory.forget([self._inboxes.pop(inbox)[0]])
 
     def close(self):
         """Drop everything."""

@@ -10,37 +10,54 @@ are, `exchanges` for reductions inside a function, and `outboxes` for the output
 
 import numpy as np
 
-from synkhronos import _blocks, _gpuarrays, _theano
-from synkhronos.comm import Communicator
-from synkhronos.comm.exchanges import Exchanges, reduce_whole
+from synkhronos import _blocks, _host, _shm
+from synkhronos._partition import take_rows
+from synkhronos.comm import Communicator, Memory, Variables
+from synkhronos.comm.exchanges import SharedArrays, reduce_whole
 from synkhronos.comm.homes import Homes
-from synkhronos.comm.outboxes import Outboxes
+from synkhronos.comm.outboxes import SharedOutputs
 
 _PLANS = 64  # lists of views that are kept
 
 
-class SharedMemory(Outboxes, Exchanges, Communicator):
-    """One rank's end: its homes and outboxes, and its views of all others'."""
+class SharedMemory(_shm.Segments, Memory):
+    """Segments of shared memory, which all ranks map."""
 
-    def __init__(self, worker):
-        Outboxes.__init__(self, worker)
-        Exchanges.__init__(self, worker, Homes(worker))
+    def fetch(self, reference, rows=None, buffer=None):
+        """Return a view of the array, or some of its rows."""
+        array = self.attach(reference.segment).array(reference.dtype, reference.shape)
+        return array if rows is None else take_rows(array, rows, buffer)
+
+    def forget(self, references):
+        """Drop the maps of segments, which may be named by references to their arrays."""
+        super().forget([getattr(each, "segment", each) for each in references])
+
+    def holds(self, array):
+        """Return whether an array is a view of a segment."""
+        return _shm.is_in_a_segment(array)
+
+    def mapped_by(self, pid):
+        """Return the bytes of each segment that a process has mapped."""
+        return _shm.mapped_by(pid)
+
+
+class SharedVariables(Variables):
+    """Values of shared variables, each of which lies in a home that all ranks map."""
+
+    def __init__(self, worker, homes):
+        self._worker, self._gate, self._homes = worker, worker.gate, homes
+        self._has_devices = any(device != "cpu" for device in worker.devices)
         self._plans = {}
 
     def close(self):
         """Drop everything; the variables that are left keep their values."""
-        super().close()
         self._plans.clear()
-        self.forget_exchanges()
         self._homes.close()
 
-    def forget_variables(self, keys):
+    def forget(self, keys):
         """Drop what belongs to these variables."""
         self._plans.clear()
-        self.forget_exchanges()
         self._homes.forget(keys)
-
-    # Values of shared variables.
 
     def expose(self, keys):
         """Have the master see the values; it may do so after the finish barrier."""
@@ -65,28 +82,28 @@ class SharedMemory(Outboxes, Exchanges, Communicator):
         if rows is None:
             self._give(key, array)
             return
-        if _theano.lives_on_device(variable):
-            _theano.replace(variable, _rows_of(array, rows))
+        if _host.lives_on_device(variable):
+            _host.replace(variable, take_rows(array, rows))
             return
         target = self._homes.new_value(key, (len(rows), *array.shape[1:]))
         if isinstance(rows, range) and rows.step > 0:
-            target[...] = array[rows.start : rows.stop : rows.step]
+            target[...] = take_rows(array, rows)
         else:
             if np.may_share_memory(array, target):
                 array = array.copy()
-            np.take(array, rows, axis=0, out=target, mode="clip")
+            take_rows(array, rows, target)
 
     def _meet(self, keys):
         self.expose(keys)
         self._gate.meet()
         self._homes.hear()
 
-    def all_reduce(self, keys, op, nccl=True):
+    def all_reduce(self, keys, op):
         """Replace each variable, on all ranks, with the reduction of all."""
         self._meet(keys)
         return self._reduce(keys, op, None)
 
-    def reduce(self, keys, op, root, nccl=True):
+    def reduce(self, keys, op, root):
         """Replace each variable of the rank `root` with the reduction of all."""
         self._meet(keys)
         return self._reduce(keys, op, root)
@@ -140,7 +157,7 @@ class SharedMemory(Outboxes, Exchanges, Communicator):
         reduce_whole(op, values, result, len(values))
         return result
 
-    def broadcast(self, keys, root, nccl=True):
+    def broadcast(self, keys, root):
         """Replace each variable with the value on rank `root`."""
         mine = self._worker.rank == root
         if mine:
@@ -156,12 +173,12 @@ class SharedMemory(Outboxes, Exchanges, Communicator):
 
     def _give(self, key, value):
         variable = self._worker.variables[key]
-        if _theano.lives_on_device(variable):
-            _theano.replace(variable, value)
+        if _host.lives_on_device(variable):
+            _host.replace(variable, value)
         else:
             self._homes.new_value(key, value.shape)[...] = value
 
-    def all_gather(self, keys, nccl=True):
+    def all_gather(self, keys):
         """Replace each variable with the values of all ranks, joined along axis 0."""
         self._meet(keys)
         values = [self._homes.values(key) for key in keys]
@@ -170,20 +187,14 @@ class SharedMemory(Outboxes, Exchanges, Communicator):
                 return _mismatch(position, each)
         for key, each in zip(keys, values):
             variable = self._worker.variables[key]
-            if _theano.lives_on_device(variable):
-                _theano.replace(variable, _gpuarrays.join(each, variable.dtype))
+            if _host.lives_on_device(variable):
+                _host.replace(variable, _host.join_on_device(each, variable.dtype))
                 continue
             rows = sum(len(value) for value in each)
             joined = self._homes.replace_home(key, (rows, *each[0].shape[1:]))
             np.concatenate(each, out=joined)
         # Who is done leaves its old home as it was: others may still read it.
         return None
-
-
-def _rows_of(array, rows):
-    if isinstance(rows, range) and rows.step > 0:
-        return array[rows.start : rows.stop : rows.step]
-    return np.take(array, rows, axis=0, mode="clip")
 
 
 def _first_unequal(values):
@@ -196,3 +207,26 @@ def _first_unequal(values):
 
 def _mismatch(position, values):
     return position, [value.shape for value in values]
+
+
+class SharedCommunicator(Communicator):
+    """One rank's end of shared memory."""
+
+    def forget(self, functions, variables):
+        """Drop what belongs to functions and shared variables that are no more."""
+        super().forget(functions, variables)
+        if variables:
+            self.arrays.close()  # its views may be of what has gone
+
+
+def connect(worker, on_release) -> Communicator:
+    """Return this rank's communicator; see `Segments` for `on_release`."""
+    # A rank's memory goes with it: a rank that can't open it waits for the news of a death.
+    memory = SharedMemory(on_release, lambda: worker.gate.check_alive(milliseconds=1000))
+    homes = Homes(worker, memory)
+    return SharedCommunicator(
+        memory,
+        SharedVariables(worker, homes),
+        SharedOutputs(memory),
+        SharedArrays(worker, homes),
+    )

@@ -1,1 +1,1 @@
-"""Ready-made parts for training: imported by those who use them."""
+"""Ready-made parts for training; `import synkhronos` does not import them."""

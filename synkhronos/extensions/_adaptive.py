@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Sequence
 
-import theano.tensor as T
-
 from synkhronos._hints import LossOrGrads, Scalar, SharedVariable, Updates
+from synkhronos._host import tensor as T
 from synkhronos.extensions._precision import (
     counter,
     like,
@@ -26,7 +25,7 @@ def adagrad(
     learning_rate: Scalar = 1.0,
     epsilon: Scalar = 1e-6,
 ) -> Updates:
-    r"""Divide by the root of the sum of all squared gradients so far.
+    r"""Divide each gradient by the root of the sum of its squares so far.
 
     :math:`a \leftarrow a + g^2`, :math:`p \leftarrow p - \eta g / \sqrt{a + \epsilon}`.
 
@@ -73,7 +72,7 @@ def rmsprop(
     rho: Scalar = 0.9,
     epsilon: Scalar = 1e-6,
 ) -> Updates:
-    r"""Divide by the root of the running mean of squared gradients.
+    r"""Divide each gradient by the root of the running mean of its squares.
 
     :math:`a \leftarrow \rho a + (1-\rho) g^2`,
     :math:`p \leftarrow p - \eta g / \sqrt{a + \epsilon}`.
@@ -120,7 +119,7 @@ def adadelta(
     rho: Scalar = 0.95,
     epsilon: Scalar = 1e-6,
 ) -> Updates:
-    r"""Step by as much as the steps before, in units of the gradient.
+    r"""Scale each gradient so that the step is as large as the steps before it.
 
     :math:`a \leftarrow \rho a + (1-\rho) g^2`,
     :math:`s = g \sqrt{d + \epsilon} / \sqrt{a + \epsilon}`,
@@ -229,7 +228,7 @@ def adamax(
     beta2: Scalar = 0.999,
     epsilon: Scalar = 1e-8,
 ) -> Updates:
-    r"""Divide the running mean of gradients by the largest of late.
+    r"""Divide the running mean of gradients by the decaying maximum of their absolute values.
 
     At step t, from 1 on: :math:`m \leftarrow \beta_1 m + (1-\beta_1) g`,
     :math:`u \leftarrow \max(\beta_2 u, |g|)`,

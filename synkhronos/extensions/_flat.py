@@ -1,4 +1,7 @@
-"""Variables in one flat vector, and gradients in shared variables: see `updates`."""
+"""Flat vectors that hold the elements of several variables; gradients in shared variables.
+
+`updates` exports the public functions.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,12 @@ import sys
 from typing import Sequence
 
 import numpy as np
-import theano
-import theano.tensor as T
 
 from synkhronos import ops
 from synkhronos._checks import whole_number
 from synkhronos._hints import SharedVariable, Variable
+from synkhronos._host import fix_axes, library, shared_zeros
+from synkhronos._host import tensor as T
 from synkhronos.extensions._gradients import (
     check_loss,
     check_params,
@@ -23,7 +26,7 @@ from synkhronos.extensions._gradients import (
 
 
 def vars_flat_size(shared_vars: Sequence[SharedVariable]) -> int:
-    """Return how many elements shared variables have together.
+    """Return the number of elements that shared variables have together.
 
     Raises
     ------
@@ -50,14 +53,14 @@ def flatten_vars(
     variables : list of tensor variables, or of pairs (tensor variable, number of elements)
         Pairs where `into` is given.
     into : vector, optional
-        What to write them into, one after another. The expression is a chain of
-        ``T.set_subtensor``: as the update of `into`, Theano evaluates it in place, and the vector
-        stays where it is in memory. Without it the result is a new vector.
+        The vector that the elements are written into, one variable after another. The expression
+        is a chain of ``T.set_subtensor``: as the update of `into`, Theano evaluates it in place,
+        and the vector stays where it is in memory. Without `into` the result is a new vector.
 
     Raises
     ------
     TypeError
-        For what is no list of tensor variables, or no pairs where `into` is given.
+        For anything but a list of tensor variables, or of pairs where `into` is given.
 
     Examples
     --------
@@ -98,7 +101,7 @@ def unflatten_vars(flat: Variable, shared_vars: Sequence[SharedVariable]) -> lis
     Raises
     ------
     TypeError
-        For a `flat` that is no tensor variable, and what is no list of shared variables.
+        For a `flat` that is no tensor variable, and anything but a list of shared variables.
 
     Examples
     --------
@@ -114,7 +117,7 @@ def unflatten_vars(flat: Variable, shared_vars: Sequence[SharedVariable]) -> lis
         shape = _shape(variable)
         size = int(np.prod(shape, dtype=np.int64))
         part = flat[begin : begin + size].reshape(shape, ndim=len(shape))
-        parts.append(T.cast(T.patternbroadcast(part, variable.broadcastable), variable.dtype))
+        parts.append(T.cast(fix_axes(part, variable), variable.dtype))
         begin += size
     return parts
 
@@ -122,22 +125,22 @@ def unflatten_vars(flat: Variable, shared_vars: Sequence[SharedVariable]) -> lis
 def flat_unflat_grads(
     loss: Variable, params: Sequence[SharedVariable]
 ) -> tuple[SharedVariable, Variable, list[Variable]]:
-    """Return a shared vector for the gradients, what to update it with, and its parts.
+    """Return a shared vector for the gradients, the expression of its update, and its parts.
 
     Parameters
     ----------
     loss : scalar
         A mean over rows.
     params : list of shared variables
-        They keep their shapes; the vector has the dtype that holds all of theirs.
+        The shapes must not change later. The vector has the dtype that holds all of theirs.
 
     Returns
     -------
     flat_shared : shared vector
         Zeros, named ``flat_grad_s``.
     flat_grad : vector
-        The update of `flat_shared`: the gradients, written into it in place, times what each rank
-        weighs (:func:`synkhronos.ops.rank_weight`).
+        The update of `flat_shared`: the gradients, written into it in place, times the weight of
+        the rank (:func:`synkhronos.ops.rank_weight`).
     unflat_grads : list of tensor variables
         The parts of `flat_shared`, in the shapes of `params`.
 
@@ -156,7 +159,7 @@ def flat_unflat_grads(
     """
     params = check_params(params)
     dtype = np.result_type(*[param.dtype for param in params])
-    flat = theano.shared(np.zeros(vars_flat_size(params), dtype), "flat_grad_s")
+    flat = library.shared(np.zeros(vars_flat_size(params), dtype), "flat_grad_s")
     pairs = [(g, vars_flat_size([p])) for g, p in zip(_weighted_grads(loss, params), params)]
     return flat, flatten_vars(pairs, into=flat), unflatten_vars(flat, params)
 
@@ -164,9 +167,9 @@ def flat_unflat_grads(
 def nonflat_grads(
     loss: Variable, params: Sequence[SharedVariable]
 ) -> tuple[list[SharedVariable], list[Variable]]:
-    """Return a shared variable for the gradient of each parameter, and what to update it with.
+    """Return a shared variable for the gradient of each parameter, and its update's expression.
 
-    The latter are weighted as in :func:`flat_unflat_grads`.
+    The gradients are weighted as in :func:`flat_unflat_grads`.
 
     Raises
     ------
@@ -183,12 +186,7 @@ def nonflat_grads(
     """
     params = check_params(params)
     shareds = [
-        theano.shared(
-            np.zeros(_shape(param), param.dtype),
-            f"{param.name or 'param'}_grad_s",
-            broadcastable=param.broadcastable,
-        )
-        for param in params
+        shared_zeros(param, param.dtype, f"{param.name or 'param'}_grad_s") for param in params
     ]
     return shareds, _weighted_grads(loss, params)
 

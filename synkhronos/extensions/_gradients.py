@@ -1,19 +1,18 @@
-"""What is to be trained, checked: a loss or its gradients, the parameters, their updates."""
+"""Gradients of a loss, and checks of losses, parameters and updates."""
 
 from __future__ import annotations
 
 from typing import Sequence
 
 import numpy as np
-import theano
-import theano.tensor as T
 
 from synkhronos._checks import count, shown
-from synkhronos._hints import Scalar, Variable
+from synkhronos._hints import Scalar, SharedVariable, Variable
+from synkhronos._host import tensor as T
 
 
 def gradients(loss_or_grads, params):
-    """Return pairs (parameter, its gradient), in the parameter's dtype.
+    """Return pairs (parameter, its gradient in the parameter's dtype).
 
     Parameters
     ----------
@@ -53,7 +52,7 @@ def derive(loss, params):
 
 def check_loss(loss):
     """Return the loss; raise TypeError if it is no scalar of floats."""
-    if not isinstance(loss, theano.Variable):
+    if not isinstance(loss, Variable):
         raise TypeError(f"loss must be a scalar variable, got {loss!r}.")
     if getattr(loss, "ndim", None) != 0 or np.dtype(loss.dtype).kind != "f":
         raise TypeError(
@@ -63,7 +62,7 @@ def check_loss(loss):
 
 
 def check_updates(name, updates):
-    """Return updates as a list of pairs; raise for what is not, and for a variable with two."""
+    """Return updates as a list of pairs; raise for anything else, and a variable that has two."""
     updates = list(updates.items()) if hasattr(updates, "items") else updates
     if not isinstance(updates, (list, tuple)):
         raise TypeError(
@@ -76,9 +75,9 @@ def check_updates(name, updates):
                 f"{name} must be pairs (shared variable, expression), got {pair!r} among them."
             )
         target, value = pair
-        if not isinstance(target, theano.compile.SharedVariable):
+        if not isinstance(target, SharedVariable):
             raise TypeError(f"{name} must update shared variables, got {target!r} among them.")
-        if not isinstance(value, theano.Variable) and np.asarray(value).dtype.kind not in "biufc":
+        if not isinstance(value, Variable) and np.asarray(value).dtype.kind not in "biufc":
             raise TypeError(
                 f"{name} gives {target} the value {shown(value)}, which is no expression."
             )
@@ -89,7 +88,7 @@ def check_updates(name, updates):
 
 
 def check_params(params):
-    """Return the parameters as a list; raise for what can't be trained."""
+    """Return the parameters as a list; raise for variables that can't be trained."""
     params = check_shareds("params", params)
     for param in params:
         if np.dtype(getattr(param, "dtype", "O")).kind != "f":
@@ -106,7 +105,7 @@ def check_shareds(name, variables):
     """Return an argument as a list of shared variables; raise TypeError for anything else."""
     variables = _as_list(name, variables, "shared variables")
     for variable in variables:
-        if not isinstance(variable, theano.compile.SharedVariable):
+        if not isinstance(variable, SharedVariable):
             raise TypeError(f"{name} must be a list of shared variables, got {variable!r} in it.")
     return variables
 
@@ -120,28 +119,28 @@ def check_variables(name, variables):
 
 
 def check_tensor(name, variable, kind="a tensor variable", where=""):
-    """Return a variable that has dtype and dimensions; raise TypeError for anything else."""
-    if not isinstance(variable, theano.Variable) or not hasattr(variable, "ndim"):
+    """Return a variable that has a dtype and axes; raise TypeError for anything else."""
+    if not isinstance(variable, Variable) or not hasattr(variable, "ndim"):
         raise TypeError(f"{name} must be {kind}, got {variable!r}{where}.")
     return variable
 
 
 def check_number(name, value):
     """Return a number or a scalar variable; raise TypeError for anything else."""
-    number = value if isinstance(value, theano.Variable) else np.asarray(value)
+    number = value if isinstance(value, Variable) else np.asarray(value)
     if getattr(number, "ndim", None) != 0 or np.dtype(number.dtype).kind not in "iuf":
         raise TypeError(f"{name} must be a number or a scalar variable, got {shown(value)}.")
     return value
 
 
 def _as_list(name, values, kind):
-    if isinstance(values, theano.Variable) or not hasattr(values, "__iter__"):
+    if isinstance(values, Variable) or not hasattr(values, "__iter__"):
         raise TypeError(f"{name} must be a list of {kind}, got {values!r}.")
     return list(values)
 
 
 def clip_by_global_norm(grads: Sequence[Variable], max_norm: Scalar) -> list[Variable]:
-    r"""Scale gradients down together, where their common norm is larger than it may be.
+    r"""Scale all gradients by one factor if their common norm is above `max_norm`.
 
     .. math:: g_i \leftarrow g_i \min(1, c / \lVert g \rVert), \quad
         \lVert g \rVert^2 = \sum_i \sum g_i^2
@@ -161,7 +160,7 @@ def clip_by_global_norm(grads: Sequence[Variable], max_norm: Scalar) -> list[Var
     Raises
     ------
     TypeError
-        For what is no list of tensor variables, and a norm that is no number or scalar.
+        For anything but a list of tensor variables, and a norm that is no number or scalar.
     ValueError
         For a norm that is not above zero.
 
@@ -179,9 +178,9 @@ def clip_by_global_norm(grads: Sequence[Variable], max_norm: Scalar) -> list[Var
     """
     grads = check_variables("grads", grads)
     check_number("max_norm", max_norm)
-    if not isinstance(max_norm, theano.Variable) and not max_norm > 0:
+    if not isinstance(max_norm, Variable) and not max_norm > 0:
         raise ValueError(f"max_norm must be above zero, got {max_norm!r}.")
-    # Half precision would overflow where a gradient has a norm of 256.
+    # In half precision the square of a norm of 256 would overflow.
     wide = np.result_type("float32", *[grad.dtype for grad in grads]).name
     norm = T.sqrt(sum(T.sqr(T.cast(grad, wide)).sum() for grad in grads))
     limit = T.cast(max_norm, wide)

@@ -1,8 +1,8 @@
-"""Which Keras models can't run on ranks: they are refused, in a sentence."""
+"""Checks that refuse Keras models that can't run on ranks."""
 
 
 def check_model(model):
-    """Raise for what is no compiled model of Keras on Theano."""
+    """Raise for anything but a compiled model of Keras on Theano."""
     try:
         from keras import backend
         from keras.models import Model
@@ -25,7 +25,7 @@ def check_model(model):
 
 
 def check_parts(model):
-    """Raise for what ranks that see some rows each would compute otherwise."""
+    """Refuse models whose result changes when each rank sees only part of the rows."""
     name = f"The model {model.name!r}"
     for function in getattr(model, "loss_functions", []):
         if getattr(function, "reduction", None) == "sum":

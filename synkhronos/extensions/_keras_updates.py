@@ -1,28 +1,31 @@
-"""The updates of a Keras model's functions, such that all ranks compute the same ones.
+"""The updates of a Keras model's functions, made equal on all ranks.
 
 running averages ──▶ averaged
 optimizer ─────────▶ step
 metrics ───────────▶ added_up
 """
 
-import theano.tensor as T
-
 from synkhronos import ops
+from synkhronos._host import tensor as T
 from synkhronos.extensions import train
 
 
 def averaged(updates):
-    """Return a model's updates, such as running averages, averaged; counts of steps are equal."""
+    """Return a model's updates, such as running averages, averaged over the ranks.
+
+    Integers, such as counts of steps, are equal on all ranks already.
+    """
     first = {}
     for variable, value in updates:
-        first.setdefault(variable, value)  # Keras drops the later ones, of layers that are shared
+        # A shared layer has several updates of a variable. Keras keeps the first.
+        first.setdefault(variable, value)
     floats = [(v, value) for v, value in first.items() if v.dtype.startswith("float")]
     others = [(v, value) for v, value in first.items() if not v.dtype.startswith("float")]
     return [*train.average_updates(floats).items(), *others]
 
 
 def step(model):
-    """Return the updates of the optimizer, with gradients that are averaged over the ranks."""
+    """Return the updates of the optimizer, with gradients averaged over the ranks."""
     params = model._collected_trainable_weights
     if not params:
         return model.optimizer.get_updates(loss=model.total_loss, params=[])
@@ -30,7 +33,7 @@ def step(model):
 
 
 def metrics_of(model):
-    """Return all metrics of a model, those of its layers and outputs too."""
+    """Return all metrics of a model, with those of its layers and outputs."""
     return model._get_training_eval_metrics()
 
 
@@ -39,9 +42,9 @@ def added_up(model):
     fed = {*model._feed_inputs, *model._feed_targets, *model._feed_sample_weights}
     updates = {}
     for metric in metrics_of(model):
-        # Of several updates of a state Keras takes the first.
+        # Where a state has several updates, Keras takes the first.
         added = {state: _added(metric, state, value) for state, value in reversed(metric.updates)}
-        # One that counts minibatches takes the mean of each, as the loss of an output does.
+        # A metric that counts minibatches (the loss of an output does) adds a mean of each.
         op = "sum" if all(_depends_on(fed, number) for number in added.values()) else "avg"
         for state, number in added.items():
             if _depends_on(fed, number):
@@ -51,7 +54,7 @@ def added_up(model):
 
 
 def _added(metric, state, value):
-    """Return what an update adds to a state."""
+    """Return the number that an update adds to a state."""
     operands = list(value.owner.inputs) if value.owner else []
     if state not in operands or value.owner.op != T.add:
         raise ValueError(
@@ -64,7 +67,7 @@ def _added(metric, state, value):
 
 
 def _depends_on(inputs, variable):
-    """Whether a variable is computed from some inputs, and not just the size of one number."""
+    """Return whether a variable depends on the values of inputs, not only on their shapes."""
     pending, seen = [variable], set()
     while pending:
         variable = pending.pop()
@@ -73,6 +76,6 @@ def _depends_on(inputs, variable):
         if variable.owner and variable not in seen:
             seen.add(variable)
             op, operands = variable.owner.op, variable.owner.inputs
-            # Keras has a size as the sum of ones, filled into that shape.
+            # Keras computes a size as the sum of ones that are filled into that shape.
             pending += operands[1:] if op == T.fill and operands[0].ndim == 0 else operands
     return False

@@ -1,9 +1,9 @@
-"""What update rules compute in: hyperparameters and state, precise enough for them."""
+"""The precision of update rules: dtypes of their hyperparameters and state."""
 
 import numpy as np
-import theano
-import theano.tensor as T
 
+from synkhronos._host import Variable, library, shared_zeros
+from synkhronos._host import tensor as T
 from synkhronos.extensions._gradients import gradients
 
 
@@ -13,7 +13,7 @@ def wide(variable):
 
 
 def wide_gradients(loss_or_grads, params):
-    """Return pairs (parameter, its gradient), in the dtype to compute in."""
+    """Return pairs (parameter, its gradient in the dtype to compute in)."""
     return [(p, T.cast(grad, wide(p))) for p, grad in gradients(loss_or_grads, params)]
 
 
@@ -23,24 +23,19 @@ def like(param, value):
 
 
 def state_of(param, what):
-    """Return a shared variable of zeros that is like a parameter."""
-    value = param.get_value(borrow=True)
-    return theano.shared(
-        np.zeros(value.shape, wide(param)),
-        f"{param.name or 'param'}_{what}",
-        broadcastable=param.broadcastable,
-    )
+    """Return a shared variable of zeros with the shape of a parameter."""
+    return shared_zeros(param, wide(param), f"{param.name or 'param'}_{what}")
 
 
 def counter(pairs):
-    """Return a shared variable that is to count the steps."""
+    """Return a shared variable, at zero, to count the steps."""
     dtype = np.result_type("float32", *[param.dtype for param, _ in pairs])
-    return theano.shared(np.zeros((), dtype), "time")
+    return library.shared(np.zeros((), dtype), "time")
 
 
 def number(value, variable):
-    """Return a hyperparameter in the dtype that a variable is computed with."""
-    if isinstance(value, theano.Variable):
+    """Return a hyperparameter in the dtype to compute in with a variable."""
+    if isinstance(value, Variable):
         if getattr(value, "ndim", None) != 0:
             raise TypeError(f"Hyperparameters must be scalars, got {value} of type {value.type}.")
         return T.cast(value, wide(variable))
@@ -52,13 +47,13 @@ def number(value, variable):
 
 
 def small_number(value, variable):
-    """Return a hyperparameter that must not vanish in the dtype that it is computed with."""
+    """Return a hyperparameter, raised where the dtype to compute in would round it to zero."""
     given, tiny = number(value, variable), np.finfo(wide(variable)).tiny
-    is_number = not isinstance(value, theano.Variable)
+    is_number = not isinstance(value, Variable)
     return number(tiny, variable) if is_number and 0 < value < tiny else given
 
 
 def running_mean(mean, value, rho):
-    """Return the next value of a mean in which the last has the weight rho."""
+    """Return the next value of a mean: the last mean has the weight rho, `value` the rest."""
     rho = number(rho, mean)
     return rho * mean + (1 - rho) * value

@@ -1,14 +1,14 @@
-"""Training functions of two steps, and a collective between them: see `train`, which has them."""
+"""Training functions of two steps, with a collective between them; `train` exports them."""
 
 from __future__ import annotations
 
 from typing import Any, Callable, Sequence
 
 import numpy as np
-import theano
 
 from synkhronos import collectives, functions
 from synkhronos._hints import SharedVariable, TwoStepRule, Variable
+from synkhronos._host import library
 from synkhronos.extensions._gradients import check_tensor
 
 
@@ -46,8 +46,8 @@ def make_train_function(
     SessionError
         Before :func:`synkhronos.fork`.
     TypeError
-        For an `x` or `y` that is no tensor variable, an `update_rule` of one step or that is none,
-        and arguments that don't fit the rule.
+        For an `x` or `y` that is no tensor variable, an `update_rule` of one step or that is no
+        rule, and arguments that don't fit the rule.
     ValueError
         As the rule.
 
@@ -92,7 +92,7 @@ def make_train_function_theano(
     *args: Any,
     **kwargs: Any,
 ) -> Callable[..., np.ndarray]:
-    """Return what :func:`make_train_function` would, for one process and without ranks.
+    """Return a function as of :func:`make_train_function`, for one process without ranks.
 
     Parameters
     ----------
@@ -120,8 +120,8 @@ def make_train_function_theano(
     (1.0, [0.25, 0.25])
     """
     grad_updates, param_updates, _ = _two_steps(x, y, update_rule, loss, params, args, kwargs)
-    compute = theano.function([x, y], loss, updates=grad_updates)
-    update = theano.function([], updates=param_updates)
+    compute = library.function([x, y], loss, updates=grad_updates)
+    update = library.function([], updates=param_updates)
 
     def train_minibatch(x_data, y_data):
         value = compute(x_data, y_data)

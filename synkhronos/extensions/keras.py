@@ -4,10 +4,10 @@
               ◀── loss, metrics, progress bar ◀── the same step of the optimizer on every rank
 
 Keras 2.3 does all its work in three functions of a model, which it makes when it first needs them.
-:func:`parallelize` has them made by :func:`synkhronos.function`; all else stays as it is.
+:func:`parallelize` makes Keras build them with :func:`synkhronos.function`; all else stays.
 
-Keras is imported when a model comes, not with this module: it picks its backend then, writes its
-settings to the user's home, and sets Theano's floatX.
+This module does not import Keras until a function is called: an import of Keras picks its backend,
+writes its settings to the user's home, and sets Theano's floatX.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ import importlib.util
 import weakref
 from typing import TYPE_CHECKING
 
-import theano
-
 from synkhronos import collectives, functions
-from synkhronos import session as _session
-from synkhronos._theano import is_array_variable, is_random_state, peek
+from synkhronos._current import current
+from synkhronos._host import is_array_variable, is_random_state, library, peek
 from synkhronos.extensions._keras_checks import check_model, check_parts
 from synkhronos.extensions._keras_updates import added_up, averaged, metrics_of, step
 
@@ -39,10 +37,10 @@ FUNCTIONS = ("train", "test", "predict")
 
 
 def parallelize(model: Model) -> Model:
-    """Have a Keras model train, evaluate and predict on all ranks.
+    """Make a Keras model train, evaluate and predict on all ranks.
 
     Its ``fit``, ``fit_generator``, ``train_on_batch``, ``evaluate``, ``predict`` and so on are
-    called as before, and return what they would in one process, up to rounding: losses and
+    called as before, and return the results of one process, up to rounding: losses and
     gradients are averaged over all rows of a minibatch, metrics count them all. Weights and
     settings that the script changes, in a callback or by ``load_weights``, are sent to the ranks
     with the next call.
@@ -50,7 +48,7 @@ def parallelize(model: Model) -> Model:
     Parameters
     ----------
     model : keras.models.Model
-        Compiled, whose loss is a mean over rows. It may be compiled again; it stays parallel.
+        Compiled, with a loss that is a mean over rows. It may be compiled again; it stays parallel.
 
     Returns
     -------
@@ -66,16 +64,16 @@ def parallelize(model: Model) -> Model:
     RuntimeError
         For a model that is not compiled, and where Keras has another backend than Theano.
     ValueError
-        For what ranks can't do apart as one process does; here, or when Keras needs the function:
-        losses and activity regularizers that add up rows, recurrent layers that keep states from
-        one minibatch to the next, inputs or targets that are not fed, metrics that do anything but
-        add to their counts.
+        For a model whose result changes when each rank sees only part of the rows; here, or when
+        Keras needs the function: losses and activity regularizers that add up rows, recurrent
+        layers that keep states from one minibatch to the next, inputs or targets that are not fed,
+        metrics that do anything but add to their counts.
 
     Notes
     -----
     A batch normalisation normalises with the mean and variance of its rank's rows; its running
-    averages, those that ``evaluate`` and ``predict`` use, are averaged over the ranks. Dropout
-    draws numbers of its own on each rank.
+    averages, which ``evaluate`` and ``predict`` use, are averaged over the ranks. Each rank draws
+    dropout masks of its own.
 
     Examples
     --------
@@ -92,7 +90,7 @@ def parallelize(model: Model) -> Model:
     {'loss': [1.0]}
     >>> synk.close()
     """
-    _session.current("parallelize()")
+    current("parallelize()")
     check_model(model)
     if model.built:
         check_parts(model)
@@ -103,7 +101,7 @@ def parallelize(model: Model) -> Model:
 
 
 def restore(model: Model) -> Model:
-    """Have a model that was made parallel train in this process alone, as before.
+    """Undo :func:`parallelize`: the model runs in this process alone, as before.
 
     Parameters
     ----------
@@ -140,12 +138,12 @@ def restore(model: Model) -> Model:
 
 
 def broadcast(model: Model) -> None:
-    """Give every rank the master's weights, optimizer state and settings of a parallel model.
+    """Send a parallel model's weights, optimizer state and settings from the master to all ranks.
 
-    Calls of the model do it for variables that have a new value. Call it where they can't see one:
-    after a function that is not parallel has changed weights in place (such as the training of
-    another model that shares layers with this one), and, on devices, after ``set_weights`` or
-    ``load_weights``.
+    Calls of the model do so for variables that have a new value. Call this function where they
+    can't see a new value: after a function that is not parallel has changed weights in place (such
+    as the training of another model that shares layers with this one), and, on devices, after
+    ``set_weights`` or ``load_weights``.
 
     Parameters
     ----------
@@ -179,14 +177,14 @@ def broadcast(model: Model) -> None:
 
 
 class _Parallel:
-    """What makes the functions of one model, and keeps its variables equal on all ranks."""
+    """Makes the functions of one model, and keeps its variables equal on all ranks."""
 
     def __init__(self, model):
         self._model = model
         self._seen = {}  # shared variable -> reference to the value that all ranks have
 
     def make_train_function(self):
-        """Make the function that takes a step of training, unless it is there."""
+        """Make the function that takes a step of training, unless it exists."""
         model = self._model
         if not self._must_make("train"):
             return
@@ -200,21 +198,19 @@ class _Parallel:
         model.train_function = self._function("train", [model.total_loss], updates)
 
     def make_test_function(self):
-        """Make the function that evaluates, unless it is there."""
+        """Make the function that evaluates, unless it exists."""
         if self._must_make("test"):
             model = self._model
             model.test_function = self._function("test", [model.total_loss], added_up(model))
 
     def make_predict_function(self):
-        """Make the function that predicts, unless it is there."""
+        """Make the function that predicts, unless it exists."""
         if self._must_make("predict"):
             outputs = [(output, "gather") for output in self._model.outputs]
             self._model.predict_function = self._function("predict", outputs, [])
 
     def _must_make(self, name):
-        session = _session.current(
-            f"The model {self._model.name!r} is parallel, which restore() ends; it"
-        )
+        session = current(f"The model {self._model.name!r} is parallel, which restore() ends; it")
         made = getattr(self._model, f"{name}_function", None)
         if isinstance(made, _Function) and made.session is session:
             return False
@@ -241,12 +237,12 @@ class _Parallel:
             on_unused_input="ignore",
             **getattr(model, "_function_kwargs", {}),
         )
-        return _Function(self, compiled, metrics, _session.current("The model"))
+        return _Function(self, compiled, metrics, current("The model"))
 
     def send_new(self, variables):
-        """Broadcast those variables whose value is another array than all ranks are known to have.
+        """Broadcast the variables that have another array than the one that all ranks have.
 
-        Whatever sets a variable gives it a new array, in Theano's host memory at least.
+        Setting a variable gives it a new array, in Theano's host memory at least.
         """
         seen = self._seen
         new = [v for v in variables if v not in seen or seen[v]() is not peek(v)]
@@ -259,11 +255,11 @@ class _Parallel:
             self._seen[variable] = _reference(peek(variable))
 
     def forget(self):
-        """Have the next call send everything, as ranks may have come out of step."""
+        """Make the next call send everything, as ranks may have different values."""
         self._seen.clear()
 
     def send_all(self):
-        """Broadcast all variables of the functions that are made."""
+        """Broadcast all variables of the functions that exist."""
         self.forget()
         for name in FUNCTIONS:
             made = getattr(self._model, f"{name}_function", None)
@@ -273,18 +269,18 @@ class _Parallel:
 
 
 class _Function:
-    """A function as Keras calls it: a list of arrays in, and a list of the loss and metrics out."""
+    """A function as Keras calls it: it takes a list of arrays, and returns loss and metrics."""
 
     def __init__(self, parallel, compiled, metrics, session):
         self.session = session
-        # What ranks draw at random has to differ.
+        # Random states stay as they are: each rank must draw other numbers.
         self.variables = [
             v for v in compiled.get_shared() if is_array_variable(v) and not is_random_state(v)
         ]
         self._parallel = parallel
         self._compiled = compiled
-        # As Keras does: of the states after the updates, which are the same on all ranks.
-        self._metrics = theano.function([], metrics) if metrics else list
+        # Metrics come from the states after the updates, as in Keras: equal on all ranks.
+        self._metrics = library.function([], metrics) if metrics else list
 
     def __call__(self, inputs):
         try:
@@ -298,10 +294,10 @@ class _Function:
 
 
 def _reference(value):
-    """Return a function that returns the value as long as it exists; it keeps no memory."""
+    """Return a function that returns the value as long as it exists, and keeps no array alive."""
     try:
         return weakref.ref(value)
-    except TypeError:  # a number of NumPy's, as some operations leave it for a 0-d array
+    except TypeError:  # a NumPy scalar, which some operations return instead of a 0-d array
         return lambda: value
 
 

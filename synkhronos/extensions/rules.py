@@ -2,15 +2,15 @@ r"""Update rules: from a loss, or its gradients, to the updates of a Theano func
 
     rule(loss_or_grads, params, ...) ──▶ OrderedDict: shared variable -> expression
 
-Called as Lasagne's rules are, and with the same mathematics, but without Lasagne. A rule knows
-nothing of ranks: given gradients that are averaged over them, it trains on all
-(:func:`~synkhronos.extensions.train.average_gradients`), and
-:mod:`~synkhronos.extensions.updates` wraps each of them for training in two steps.
+Rules are called as Lasagne's are, with the same mathematics, but need no Lasagne. A rule knows
+nothing of ranks: given gradients that are averaged over the ranks, it trains on all of them
+(:func:`~synkhronos.extensions.train.average_gradients`).
+:mod:`~synkhronos.extensions.updates` wraps each rule for training in two steps.
 
-In what follows :math:`p` is a parameter, :math:`g` its gradient, :math:`\eta` the learning rate.
-All operations are element by element. What a rule keeps of a parameter, such as its velocity,
-starts at zero and has the parameter's shape and dtype, but single precision where the parameter has
-half, in which 0.999 would be one. Hyperparameters are numbers or scalar variables.
+In the formulas :math:`p` is a parameter, :math:`g` its gradient, :math:`\eta` the learning rate.
+All operations are element by element. The state that a rule keeps for a parameter, such as its
+velocity, starts at zero. It has the parameter's shape and dtype, but single precision where the
+parameter has half, in which 0.999 would be one. Hyperparameters are numbers or scalar variables.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def sgd(
     params: Sequence[SharedVariable],
     learning_rate: Scalar,
 ) -> Updates:
-    r"""Stochastic gradient descent: :math:`p \leftarrow p - \eta g`.
+    r"""Step down the gradient: :math:`p \leftarrow p - \eta g`.
 
     Parameters
     ----------
     loss_or_grads : scalar variable, or list of tensor variables
-        What to minimize, or its gradients, one for each parameter.
+        The loss to minimize, or its gradients, one for each parameter.
     params : list of shared variables of floats
     learning_rate : float or scalar variable
 
@@ -62,8 +62,8 @@ def sgd(
         For a loss that is no scalar of floats, parameters that are no shared variables of floats,
         and hyperparameters that are no numbers or scalars.
     ValueError
-        For no parameters or one twice, one that the loss does not depend on, and more or fewer
-        gradients than parameters.
+        For no parameters, the same one twice, one that the loss does not depend on, and more or
+        fewer gradients than parameters.
 
     Examples
     --------
@@ -182,7 +182,7 @@ def apply_momentum(
     ----------
     updates : OrderedDict, or list of (shared variable, expression)
     params : list of shared variables, optional
-        Which of the variables in `updates` get one; all of them by default.
+        The variables in `updates` that get a velocity; all of them by default.
     momentum : float or scalar variable
 
     Returns

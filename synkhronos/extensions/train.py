@@ -5,10 +5,11 @@ r"""Training functions from a loss, its parameters and an update rule.
                           synk.all_reduce(vector) ──▶ rule ──▶ params
 
 Both train as serial Theano does on the same rows, and leave the same bits on all ranks. (With
-``num_slices`` the first takes the step for each slice and averages the results, which is the serial
-step only for rules that are linear in the gradient, such as ``sgd`` and ``momentum``.) The first,
-of one function, takes any rule: Lasagne's, an optimizer of Keras, those of
-:mod:`~synkhronos.extensions.rules`, your own. The second, of two, is that of the 2017 package.
+``num_slices``, ``make_train_step`` takes the step for each slice and averages the results, which
+equals the serial step only for rules that are linear in the gradient, such as ``sgd`` and
+``momentum``.) ``make_train_step`` makes one function and takes any rule: Lasagne's, an optimizer of
+Keras, those of :mod:`~synkhronos.extensions.rules`, your own. ``make_train_function`` makes two
+functions, as in the 2017 package.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from collections import OrderedDict
 from typing import Any, Sequence
 
 import numpy as np
-import theano
-import theano.tensor as T
 
 from synkhronos import functions, ops
 from synkhronos._checks import whole_number
 from synkhronos._hints import Output, Rule, Scalar, SharedVariable, Updates, UpdatesLike, Variable
+from synkhronos._host import float_dtype, library
+from synkhronos._host import tensor as T
 from synkhronos.extensions._gradients import (
     check_number,
     check_params,
@@ -61,21 +62,21 @@ def make_train_step(
     Parameters
     ----------
     inputs : list of theano variable
-        What is scattered along axis 0, such as x and y.
+        Inputs that are scattered along axis 0, such as x and y.
     loss : scalar variable
         A mean over rows.
     params : list of shared variables
     update_rule : callable or object
-        ``rule(grads, params, ...)``, which returns updates, as Lasagne's rules do; or an object
-        with ``get_updates(loss, params)``, as the optimizers of Keras have it.
+        ``rule(grads, params, ...)`` that returns updates, as Lasagne's rules do; or an object with
+        a method ``get_updates(loss, params)``, such as an optimizer of Keras.
     *args, **kwargs
         For the rule.
     max_norm : float, optional
         Clip the gradients, averaged over all ranks, to this global norm.
     outputs : list of variable or (variable, mode), optional
-        What to return after the loss.
+        Outputs to return after the loss.
     averages : list of (shared variable, expression) or OrderedDict, optional
-        Running statistics to keep in step: see :func:`average_updates`.
+        Running statistics to keep equal on all ranks: see :func:`average_updates`.
     options : dict, optional
         Keywords for :func:`synkhronos.function`, such as ``bcast_inputs`` or ``givens``.
 
@@ -83,8 +84,8 @@ def make_train_step(
     -------
     synkhronos.functions.Function
         ``step(*inputs, batch=...)`` returns the loss over all rows, or a list of it and `outputs`.
-        With ``num_slices`` every slice takes the step by itself, and the results are averaged: for
-        rules that are linear in the gradient, without `max_norm`, that is the same step.
+        With ``num_slices`` the step is taken for each slice, and the results are averaged: the
+        same step only for rules that are linear in the gradient, without `max_norm`.
 
     Raises
     ------
@@ -124,7 +125,9 @@ def make_train_step(
             "own, build the function from parallel_updates."
         )
     if not isinstance(outputs, (list, tuple, type(None))):
-        raise TypeError(f"outputs must be a list of what to return beside the loss, got {outputs}.")
+        raise TypeError(
+            f"outputs must be a list of outputs to return beside the loss, got {outputs}."
+        )
     updates = parallel_updates(loss, params, update_rule, *args, max_norm=max_norm, **kwargs)
     averages = check_updates("averages", {} if averages is None else averages)
     updates = [*updates.items(), *average_updates(averages).items()]
@@ -156,7 +159,7 @@ def parallel_updates(
     Raises
     ------
     TypeError
-        For an `update_rule` that is none, or is one of :mod:`synkhronos.extensions.updates`, or
+        For an `update_rule` that is no rule, is one of :mod:`synkhronos.extensions.updates`, or
         returns no updates, for arguments to an object that has settings of its own, and as
         :func:`average_gradients`.
     ValueError
@@ -192,7 +195,7 @@ def parallel_updates(
                 f"{type(update_rule).__name__} are its own."
             )
         for param in params:
-            # Keras gives its own variables this, and its optimizers make their state of that shape.
+            # Keras's optimizers give their state this shape. Keras sets it on its own variables.
             if not hasattr(param, "_keras_shape"):
                 param._keras_shape = param.get_value(borrow=True).shape
         updates = update_rule.get_updates(loss=_loss_with(grads, params), params=params)
@@ -211,9 +214,9 @@ def average_gradients(
 ) -> list[Variable]:
     """Return the gradients of a loss, averaged over all rows on all ranks.
 
-    In a :func:`synkhronos.function` they are those of serial Theano on the same rows, up to
-    rounding, and the same on every rank; all of them take one round. Elsewhere they are plain
-    gradients.
+    In a :func:`synkhronos.function` the gradients equal those of serial Theano on the same rows, up
+    to rounding, and are the same on every rank; one round averages all of them. Elsewhere they are
+    plain gradients.
 
     Parameters
     ----------
@@ -226,7 +229,8 @@ def average_gradients(
     Returns
     -------
     list of tensor variables
-        For an update rule, as in ``lasagne.updates.adam(average_gradients(loss, params), params)``.
+        Pass them to an update rule:
+        ``lasagne.updates.adam(average_gradients(loss, params), params)``.
 
     Raises
     ------
@@ -234,8 +238,8 @@ def average_gradients(
         For a loss that is no scalar of floats, parameters that are no shared variables of floats,
         and a norm that is no number or scalar.
     ValueError
-        For no parameters or one twice, one that the loss does not depend on, and a norm that is not
-        above zero.
+        For no parameters, the same one twice, one that the loss does not depend on, and a norm that
+        is not above zero.
 
     Examples
     --------
@@ -250,10 +254,10 @@ def average_gradients(
 
 
 def average_updates(updates: UpdatesLike) -> Updates:
-    """Return updates whose new values are averaged over the ranks, weighted with their rows.
+    """Return updates with new values that are averaged over all rows on all ranks.
 
-    For running statistics, such as those of a batch normalisation, which every rank would otherwise
-    keep of its own rows. In the function that trains they cost no round of their own.
+    Use it for running statistics, such as those of a batch normalisation: without it each rank's
+    describe its own rows. In the function that trains they take no round of their own.
 
     Parameters
     ----------
@@ -266,7 +270,7 @@ def average_updates(updates: UpdatesLike) -> Updates:
     Raises
     ------
     TypeError
-        For what is no pairs of a shared variable and an expression.
+        For anything but pairs of a shared variable and an expression.
     ValueError
         For a variable that is updated twice.
 
@@ -293,24 +297,24 @@ def average_updates(updates: UpdatesLike) -> Updates:
 def warm_up(rate: Scalar, factor: Scalar, steps: int) -> Variable:
     r"""Return a learning rate that grows in a straight line, for large minibatches.
 
-    It is `rate` in the first step, and `factor` times that after `steps` of them: the linear
-    scaling rule with gradual warm-up, where `factor` says how many times larger the minibatch is
-    than the one that `rate` was found for.
+    It is `rate` in the first step and `factor` times `rate` after `steps` steps: the linear scaling
+    rule with gradual warm-up. `factor` is the size of the minibatch divided by the size of the
+    smaller one that `rate` was found for.
 
     Parameters
     ----------
     rate : float
-        Of the smaller minibatch.
+        The learning rate for the smaller minibatch.
     factor : float
         Often the number of ranks.
     steps : int
-        Minibatches until the full rate is reached, at least 1; those of five epochs in the paper.
+        Minibatches until the full rate is reached, at least 1; the paper takes five epochs.
 
     Returns
     -------
     scalar variable of floatX
-        For any rule. It counts by itself the calls of all functions that it is used in: the counter
-        is a shared variable with a default update, the same on all ranks.
+        For any rule. It counts the calls of all functions that use it: the counter is a shared
+        variable with a default update, the same on all ranks.
 
     Raises
     ------
@@ -333,15 +337,15 @@ def warm_up(rate: Scalar, factor: Scalar, steps: int) -> Variable:
     """
     check_number("rate", rate)
     check_number("factor", factor)
-    steps = whole_number("steps", steps, 1, 1 << 53)  # as far as the counter counts
-    # Of floats, as slices average what they all count.
-    step = theano.shared(np.zeros(()), "warm_up_step")
+    steps = whole_number("steps", steps, 1, 1 << 53)  # a float64 counts no further
+    # A float, because updates of slices are averaged, and integers can't be.
+    step = library.shared(np.zeros(()), "warm_up_step")
     step.default_update = step + 1
-    done = T.minimum(T.cast(step, theano.config.floatX) / steps, 1)
-    return T.cast(rate * (1 + (factor - 1) * done), theano.config.floatX)
+    done = T.minimum(T.cast(step, float_dtype()) / steps, 1)
+    return T.cast(rate * (1 + (factor - 1) * done), float_dtype())
 
 
 def _loss_with(grads, params):
-    """Return a scalar that has these gradients, whatever computes them, for rules that derive."""
-    parts = [(p * theano.gradient.disconnected_grad(g)).sum() for p, g in zip(params, grads)]
+    """Return a surrogate loss with exactly these gradients, for optimizers that differentiate."""
+    parts = [(p * library.gradient.disconnected_grad(g)).sum() for p, g in zip(params, grads)]
     return sum(parts)

@@ -13,13 +13,13 @@ Every rule returns ``(grad_updates, param_updates, grad_shared)``::
     synk.all_reduce(grad_shared)
     update()
 
-`loss` must be a mean over rows. Each rank's gradients are weighted with its rows, so the average
-over the ranks is that over all rows, also where these do not divide evenly. One vector costs one
-round whatever the number of parameters, and it never moves: the gradients are written into it where
-it lies in shared memory.
+`loss` must be a mean over rows. Each rank's gradients are weighted with its number of rows, so the
+average over the ranks equals that over all rows, also where rows do not divide evenly. One vector
+takes one round for any number of parameters. It never moves: the gradients are written into it
+where it lies in shared memory.
 
-The mathematics is that of :mod:`synkhronos.extensions.rules`; the names and what they return are
-those of the 2017 package.
+The mathematics is that of :mod:`synkhronos.extensions.rules`; names and results are those of the
+2017 package.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ __all__ = [
 def sgd_nonflat(
     loss: Variable, params: Sequence[SharedVariable], learning_rate: Scalar
 ) -> tuple[UpdatePairs, UpdatePairs, list[SharedVariable]]:
-    """Stochastic gradient descent with one shared variable for each gradient, in a list.
+    """Step down the gradient, with one shared variable for each gradient, in a list.
 
     Parameters
     ----------
@@ -109,8 +109,8 @@ def apply_momentum(
     param_updates : list of (shared variable, expression)
     momentum : float or scalar variable
     params : list of shared variables, optional
-        Which variables get one; by default all of `param_updates`, so name them after rules that
-        also update what they keep, such as :func:`adam`.
+        The variables that get a velocity; by default all of `param_updates`. Give them after rules
+        that also update state of their own, such as :func:`adam`.
 
     Returns
     -------
@@ -166,7 +166,7 @@ def _in_two_steps(rule, after):
 
     @functools.wraps(rule, assigned=("__name__", "__qualname__"))
     def two_steps(loss: Variable, params, *args, **kwargs) -> TwoSteps:
-        # A wrong argument is told of here, before the gradients are derived.
+        # Checked before the gradients are derived, which takes long.
         try:
             signature.bind(loss, params, *args, **kwargs)
         except TypeError as error:

@@ -6,9 +6,11 @@ import importlib.util
 import inspect
 import os
 import re
+import runpy
 import signal
 import tempfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -28,7 +30,7 @@ from synkhronos.inputs import Data
 from synkhronos.profiling import Profile
 
 X = np.arange(5.0)
-PAGE = Path(__file__).parents[2] / "docs" / "bad_input.rst"
+CONF = Path(__file__).parents[2] / "docs" / "conf.py"
 HAS_KERAS = importlib.util.find_spec("keras") is not None
 
 
@@ -276,7 +278,7 @@ def test_in_a_broken_session(no_session):
         use_rightly(use, known)
 
 
-# The table is complete, and its page is that of today.
+# The table is complete, and the documentation shows it.
 
 
 def public():
@@ -345,10 +347,25 @@ def test_the_table_names_nothing_that_is_gone():
     assert set(bad_input.ANY_VALUE) <= everything
 
 
-def test_the_page_is_that_of_the_table():
-    assert PAGE.read_text() == bad_input.page(), (
-        "make it anew: python tests/support/bad_input.py > docs/bad_input.rst"
-    )
+def test_the_page_has_a_row_for_every_refused_argument():
+    shown = {}
+    for table in bad_input.tables().split(".. list-table:: ``")[1:]:
+        name, _, rows = table.partition("``")
+        assert name not in shown, f"{name} has two tables"
+        shown[name] = set(re.findall(r"   \* - ``(\S+)``\n     - .+\n     - (\w+Error): ", rows))
+    there = {}
+    for case in CASES:
+        there.setdefault(case.use.name, set()).add((case.argument, case.error))
+    assert shown == there
+
+
+def test_the_documentation_appends_the_tables_to_their_page():
+    conf = runpy.run_path(str(CONF))
+    assert conf["BAD_INPUT"].samefile(bad_input.__file__)
+    page, other = ["Introduction"], ["Introduction"]
+    conf["add_tables"](Mock(), "bad_input", page)
+    conf["add_tables"](Mock(), "failure", other)
+    assert page == [f"Introduction\n\n{bad_input.tables()}"] and other == ["Introduction"]
 
 
 def test_no_case_is_there_twice():

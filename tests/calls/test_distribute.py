@@ -14,7 +14,7 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
-from synkhronos import _theano
+from synkhronos import _host
 from synkhronos import session as _session
 
 LAYOUTS = [Layout(3), Layout(2, master=1)]
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("ranks")
 def dumped(monkeypatch):
     """Record what is sent: (number of functions, known variables, new variables)."""
     sent = []
-    real = _theano.dump
+    real = _host.dump
 
     def dump(functions, known, new, portable=False):
         pickled = real(functions, known, new, portable)
@@ -35,7 +35,7 @@ def dumped(monkeypatch):
 
     synk.distribute()
     gc.collect()
-    monkeypatch.setattr(_theano, "dump", dump)
+    monkeypatch.setattr(_host, "dump", dump)
     return sent
 
 

@@ -729,11 +729,11 @@ def test_picked_rows_go_to_a_buffer_that_is_kept(ranks):
     f = function([x, y], [of_all_ranks(address, x), of_all_ranks(address, y)])
     d = synk.data(np.random.randn(40, 3))
     first = f(d, d, batch=list(range(40)))
-    segments = len(ranks.session.segments._own)
+    segments = len(ranks.session.comm.memory._own)
     assert (first[0] != first[1]).all()
     for batch in (np.arange(40)[::-1], [3] * ranks.n, slice(None, None, -1), [0, 39] * ranks.n):
         np.testing.assert_array_equal(f(d, d, batch=batch), first)
-    assert len(ranks.session.segments._own) == segments
+    assert len(ranks.session.comm.memory._own) == segments
     sliced = f(d, d, batch=np.arange(40), num_slices=4)
     np.testing.assert_array_equal(sliced, np.repeat(first, 4, axis=1))
 

@@ -67,7 +67,8 @@ def test_values_that_were_replaced(n, master):
         inside = s.get_value(borrow=True)
         synk.broadcast(s)
         s.get_value(borrow=True)[:] = 7
-        assert inside.tolist() == [1, 1, 1]
+        # One rank leaves values where they are; more move them to shared memory.
+        assert inside.tolist() == ([7, 7, 7] if n == 1 else [1, 1, 1])
         assert synk.get_value(master, s).tolist() == [7, 7, 7]
         m = theano.shared(np.zeros((2, 3)))
         m.set_value(np.asfortranarray(np.arange(6.0).reshape(2, 3)), borrow=True)
@@ -402,7 +403,7 @@ def test_ctrl_c_at_any_time(no_session, n):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("when", range(1, 5))
-@pytest.mark.parametrize("name", ["_Home.lay_out", "_theano.replace", "Homes._settle"])
+@pytest.mark.parametrize("name", ["_Home.lay_out", "_host.replace", "Homes._settle"])
 def test_ctrl_c_while_values_are_brought_home(no_session, monkeypatch, name, when):
     owner, name = name.split(".")
     synk.fork(2)

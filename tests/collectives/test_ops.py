@@ -12,7 +12,7 @@ from theano.ifelse import ifelse
 from theano.tensor import raw_random
 
 import synkhronos as synk
-from synkhronos import _graph
+from synkhronos._host.theano import graph
 
 MODES = [None, "FAST_COMPILE", theano.Mode("py", None), theano.Mode("vm", "fast_run")]
 RANDOM = np.random.RandomState(0)
@@ -50,7 +50,7 @@ def reduces(f):
     return [
         node.op
         for node in f._compiled.maker.fgraph.toposort()
-        if isinstance(node.op, _graph.AllReduce)
+        if isinstance(node.op, graph.AllReduce)
     ]
 
 

@@ -11,7 +11,7 @@ from support.layouts import IS_MIXED, Layout
 from theano.tensor.sharedvar import tensor_constructor as tensor_shared
 
 import synkhronos as synk
-from synkhronos import _gpuarrays, _theano
+from synkhronos import _host
 from synkhronos import session as _session
 
 RANDOM = np.random.RandomState(0)
@@ -26,7 +26,7 @@ def is_on_device(s):
     [key] = _session._Current.session.registry.keys_of([s])
 
     def look():
-        return float(_gpuarrays.is_on_device(_theano.peek(worker().variables[key])))
+        return float(_host.is_on_device(_host.peek(worker().variables[key])))
 
     return [bool(x) for x in on_ranks(look)]
 
@@ -173,7 +173,7 @@ def test_outputs_and_inputs_of_device_types(ranks):
     f = synk.function([x], [((x * 2).transfer(None), "gather"), (x.sum(), "sum")])
     values = np.arange(3 * ranks.n, dtype="float32")
     twice, total = f(values)
-    assert _gpuarrays.is_on_device(twice) and isinstance(total, np.ndarray)
+    assert _host.is_on_device(twice) and isinstance(total, np.ndarray)
     np.testing.assert_array_equal(np.asarray(twice), 2 * values)
     assert total == values.sum()
 
@@ -185,7 +185,7 @@ def test_device_outputs_of_ragged_parts(ranks):
     f = synk.function([x], (T.outer(x, x).transfer(None), "gather"))
     parts = f(np.ones(3 * ranks.n + 1, "float32"))
     assert [np.asarray(part).shape[0] for part in parts][-1] == 4
-    assert all(map(_gpuarrays.is_on_device, parts))
+    assert all(map(_host.is_on_device, parts))
 
 
 def test_what_is_given_in_the_middle(ranks):

@@ -15,7 +15,7 @@ from support.leaks import nothing_left
 from support.waiting import wait_until
 
 import synkhronos as synk
-from synkhronos import SessionError, WorkerDied, _master, _theano, session
+from synkhronos import SessionError, WorkerDied, _host, _master, session
 
 pytestmark = pytest.mark.faults
 
@@ -125,7 +125,7 @@ def test_close_while_a_thread_computes_for_long(no_session, monkeypatch):
     """The session is given back when that thread has come out of it."""
     monkeypatch.setattr(_master, "QUIT_SECONDS", 0.2)
     errors, computes, may_go_on = [], threading.Event(), threading.Event()
-    real, others = _theano.run, psutil.Process().children()
+    real, others = _host.run, psutil.Process().children()
 
     def compute(*args):
         if threading.current_thread() is thread:
@@ -143,7 +143,7 @@ def test_close_while_a_thread_computes_for_long(no_session, monkeypatch):
         synk.fork(3)
         calls = [CALLS["function"](3)]
         thread = threading.Thread(target=work)
-        monkeypatch.setattr(_theano, "run", compute)
+        monkeypatch.setattr(_host, "run", compute)
         thread.start()
         computes.wait(BOUND)
         synk.close()

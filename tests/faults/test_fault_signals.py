@@ -27,15 +27,15 @@ from support.waiting import wait_until
 import synkhronos as synk
 from synkhronos import (
     _gate,
+    _host,
     _master,
     _reports,
-    _theano,
     session,
 )
-from synkhronos._gate import Gate
+from synkhronos._gate import SharedGate as Gate
 from synkhronos._master import Session
 from synkhronos._process import ForkedProcess
-from synkhronos.comm.shared import SharedMemory
+from synkhronos.comm.shared import SharedVariables
 
 pytestmark = pytest.mark.faults
 
@@ -79,15 +79,15 @@ def continued_once_said(log, words, pid, times=1):
 
 STOPS = [
     ("function", Gate, "next_command", "after", "finish its part"),
-    ("function", _theano, "run", "before", "finish its part"),
+    ("function", _host, "run", "before", "finish its part"),
     ("function", Gate, "worker_finish", "before", "finish its part"),
     ("growing outputs", Gate, "_put_reply", "after", "finish its part"),
     ("failing function", Gate, "abort", "before", "finish its part"),
     ("exchange", Gate, "meet", "before", "come to a reduction"),
     ("exchange", Gate, "meet", "after", ""),  # with four ranks they meet once more
-    ("all_reduce", SharedMemory, "expose", "before", "come to a reduction"),
+    ("all_reduce", SharedVariables, "expose", "before", "come to a reduction"),
     ("all_reduce", Gate, "meet", "after", "finish its part"),
-    ("distribute", _theano, "load", "before", "finish its part"),
+    ("distribute", _host, "load", "before", "finish its part"),
 ]
 
 
@@ -288,7 +288,7 @@ TWICE = [
     ("fork", (Session, "_start_workers"), (Session, "release")),
     ("close", (_master, "join_all"), (session, "_end_current")),
     ("close", (Gate, "start"), (Session, "release")),
-    ("function", (_theano, "run"), (Gate, "abort")),
+    ("function", (_host, "run"), (Gate, "abort")),
     ("function", (Gate, "finish"), (Gate, "abort")),
     ("function", (Gate, "finish"), (Gate, "drain")),
     ("exchange", (Gate, "meet"), (Gate, "abort")),
@@ -340,7 +340,7 @@ GROUP = [
     ("fork", ForkedProcess, "__init__", "after"),
     ("fork", Gate, "finish", "before"),
     ("function", Gate, "start", "after"),
-    ("function", _theano, "run", "before"),
+    ("function", _host, "run", "before"),
     ("function", Gate, "finish", "before"),
     ("large exchange", Gate, "meet", "before"),
     ("all_reduce", Gate, "meet", "after"),

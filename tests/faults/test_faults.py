@@ -28,17 +28,17 @@ from support.leaks import nothing_left
 from support.waiting import wait_until
 
 import synkhronos as synk
-from synkhronos import WorkerDied, _blocks, _reports, _theano
-from synkhronos._gate import Gate
+from synkhronos import WorkerDied, _blocks, _host, _reports
+from synkhronos._gate import SharedGate as Gate
 from synkhronos._master import Session
 from synkhronos._process import ForkedProcess
 from synkhronos._replica import Replica
 from synkhronos._shm import Segment, Segments
 from synkhronos.comm import exchanges
-from synkhronos.comm.exchanges import Exchanges
+from synkhronos.comm.exchanges import SharedArrays
 from synkhronos.comm.homes import Homes
-from synkhronos.comm.outboxes import Outboxes
-from synkhronos.comm.shared import SharedMemory
+from synkhronos.comm.outboxes import SharedOutputs
+from synkhronos.comm.shared import SharedMemory, SharedVariables
 
 pytestmark = pytest.mark.faults
 
@@ -46,44 +46,44 @@ pytestmark = pytest.mark.faults
 POINTS = [
     ("function", Gate, "next_command", "after"),
     ("function", Replica, "_my_rows", "before"),
-    ("function", Replica, "_take", "after"),
-    ("function", _theano, "run", "before"),
-    ("function", _theano, "run", "after"),
-    ("function", Outboxes, "deposit", "before"),
-    ("function", Outboxes, "deposit", "after"),
+    ("function", SharedMemory, "fetch", "after"),
+    ("function", _host, "run", "before"),
+    ("function", _host, "run", "after"),
+    ("function", SharedOutputs, "deposit", "before"),
+    ("function", SharedOutputs, "deposit", "after"),
     ("function", Gate, "worker_finish", "before"),
-    ("sliced function", _theano, "replace", "before"),
+    ("sliced function", _host, "replace", "before"),
     ("growing outputs", Segments, "create", "after"),
     ("growing outputs", Gate, "_put_reply", "before"),
     ("growing outputs", Gate, "_put_reply", "after"),
-    ("picked rows", _theano, "lend", "before"),
+    ("picked rows", _host, "lend", "before"),
     ("failing function", _reports, "describe", "before"),
     ("failing function", Gate, "abort", "before"),
     ("failing function", Gate, "abort", "after"),
-    ("exchange", Exchanges, "_fill", "before"),
+    ("exchange", SharedArrays, "_fill", "before"),
     ("exchange", Gate, "meet", "before"),
     ("exchange", Gate, "_wake_all", "before"),
     ("exchange", Gate, "meet", "after"),
     ("exchange", exchanges, "reduce_whole", "before"),
-    ("large exchange", Exchanges, "_fill", "after"),
-    ("large exchange", Exchanges, "_plan_of_shares", "before"),
+    ("large exchange", SharedArrays, "_fill", "after"),
+    ("large exchange", SharedArrays, "_plan_of_shares", "before"),
     ("large exchange", _blocks, "reduce_block", "before"),
     ("large exchange", _blocks, "reduce_block", "after"),
-    ("all_reduce", SharedMemory, "expose", "before"),
+    ("all_reduce", SharedVariables, "expose", "before"),
     ("all_reduce", Gate, "meet", "before"),
     ("all_reduce", Gate, "meet", "after"),
     ("all_reduce", _blocks, "reduce_block", "after"),
-    ("all_reduce", SharedMemory, "all_reduce", "after"),
+    ("all_reduce", SharedVariables, "all_reduce", "after"),
     ("reduce", Gate, "meet", "after"),
     ("all_gather", Homes, "values", "before"),
     ("all_gather", Homes, "replace_home", "after"),
     ("broadcast", Gate, "meet", "before"),
-    ("broadcast", SharedMemory, "_give", "before"),
-    ("scatter", SharedMemory, "assign", "after"),
+    ("broadcast", SharedVariables, "_give", "before"),
+    ("scatter", SharedVariables, "assign", "after"),
     ("gather", Homes, "post", "before"),
     ("gather", Homes, "bring_home", "after"),
-    ("distribute", _theano, "load", "before"),
-    ("distribute", _theano, "load", "after"),
+    ("distribute", _host, "load", "before"),
+    ("distribute", _host, "load", "after"),
 ]
 
 
@@ -175,7 +175,7 @@ def test_a_worker_killed_before_its_memory_is_mapped(no_session, monkeypatch, ra
 
 @pytest.mark.parametrize("blow", [15, 11, 6, 7, 1], ids=lambda s: signal.Signals(s).name)
 def test_a_worker_ended_by_another_signal(no_session, monkeypatch, blow):
-    set_point(monkeypatch, _theano, "run", "before", faults.hit_by(blow))
+    set_point(monkeypatch, _host, "run", "before", faults.hit_by(blow))
     with bounded():
         synk.fork(2)
         call = CALLS["function"](2)
@@ -269,7 +269,7 @@ MASTER_POINTS = [
     ("function", Gate, "start", "before"),
     ("function", Gate, "_wake_all", "before"),
     ("function", Gate, "start", "after"),
-    ("function", _theano, "run", "before"),
+    ("function", _host, "run", "before"),
     ("function", Gate, "finish", "before"),
     ("function", Gate, "finish", "after"),
     ("growing outputs", Gate, "_take_reply", "before"),

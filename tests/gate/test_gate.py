@@ -15,9 +15,9 @@ from support.waiting import wait_until
 
 from synkhronos import _gate, _reports
 from synkhronos._cells import DONE
-from synkhronos._crossing import Aborted
-from synkhronos._gate import Gate
+from synkhronos._gate import SharedGate as Gate
 from synkhronos._process import ForkedProcess
+from synkhronos.comm import Aborted
 from synkhronos.errors import RemoteTraceback, SessionError, WorkerDied, WorkerError
 
 

@@ -20,7 +20,7 @@ from support.gate_model import RUNS, Rank, Run, explore
 from support.leaks import nothing_left
 
 from synkhronos import _cells, _gate
-from synkhronos._gate import Gate
+from synkhronos._gate import SharedGate as Gate
 
 
 def in_its_tier(run):

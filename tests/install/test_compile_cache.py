@@ -11,7 +11,7 @@ import theano
 import theano.tensor as T
 from theano.gof import cc, cmodule, compilelock
 
-import synkhronos._theano  # noqa: F401  mends the cache
+import synkhronos._host.theano.host  # noqa: F401  mends the cache
 
 COMPILE = """
 import numpy as np
@@ -19,7 +19,7 @@ import theano
 import theano.tensor as T
 from theano.gof import cmodule
 
-import synkhronos._theano
+import synkhronos._host.theano.host
 
 compiled = []
 compile_str = cmodule.GCC_compiler.compile_str

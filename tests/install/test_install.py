@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from synkhronos import _import_support
+from synkhronos._host.theano import import_support
 
 ROOT = Path(__file__).parents[2]
-SOURCE = Path(_import_support.__file__)
+SOURCE = Path(import_support.__file__)
 
 needs_installation = pytest.mark.skipif(
     importlib.util.find_spec("_synkhronos_import_support") is None,
@@ -73,7 +73,7 @@ PRINT_LDFLAGS = "import theano; print(theano.config.blas.ldflags)"
 
 @needs_installation
 def test_plain_import_gets_default_flags_and_writes_no_rc(home):
-    expected = _import_support.default_flags()["blas.ldflags"]
+    expected = import_support.default_flags()["blas.ldflags"]
     assert expected
     assert python(PRINT_LDFLAGS, home) == expected + "\n"
     assert [path.name for path in home.iterdir()] == [".theano"]
@@ -201,7 +201,7 @@ def test_theanorc_wins(home_with):
 def test_theanorc_without_ldflags_gets_them(home_with):
     home = home_with("[blas]\ncheck_openmp = False\n[global]\nfloatX = float32\n")
     code = "import theano; print(theano.config.floatX, theano.config.blas.ldflags)"
-    assert python(code, home) == f"float32 {_import_support.find_blas()[0]}\n"
+    assert python(code, home) == f"float32 {import_support.find_blas()[0]}\n"
 
 
 @needs_installation
@@ -215,7 +215,7 @@ def test_file_of_theanorc_variable_wins(home, tmp_path):
 @needs_installation
 @pytest.mark.slow("imports Theano in a new interpreter")
 def test_folder_with_a_space_links(home_with, tmp_path):
-    flags, origin = _import_support.find_blas()
+    flags, origin = import_support.find_blas()
     if origin != "SciPy's wheel":
         pytest.skip("SciPy has no library of its own here: install its wheel")
     folder, library = shlex.split(flags)
@@ -230,17 +230,17 @@ def test_folder_with_a_space_links(home_with, tmp_path):
 
 
 def test_source_tree_supports_theano_without_an_installation(home):
-    code = f"{FORGET}\nsys.path.insert(0, {str(SOURCE.parents[1])!r})\nimport synkhronos\n"
-    expected = _import_support.find_blas()[0]
+    code = f"{FORGET}\nsys.path.insert(0, {str(SOURCE.parents[3])!r})\nimport synkhronos\n"
+    expected = import_support.find_blas()[0]
     assert python(code + PRINT_LDFLAGS, home) == expected + "\n"
 
 
 def test_install_is_idempotent_across_copies(monkeypatch):
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    _import_support.install()
+    import_support.install()
     before = list(sys.meta_path)
     runpy.run_path(str(SOURCE))["install"]()
-    _import_support.install()
+    import_support.install()
     assert sys.meta_path == before
 
 
@@ -256,7 +256,7 @@ def test_interpreters_pay_for_no_import(home):
 
 def test_defaults_keep_a_percent_sign(monkeypatch):
     flags = {"blas.ldflags": "-L/100%/lib -lopenblas"}
-    monkeypatch.setattr(_import_support, "default_flags", lambda: flags)
+    monkeypatch.setattr(import_support, "default_flags", lambda: flags)
     # set_defaults() writes it; monkeypatch puts back what was there before.
     monkeypatch.setitem(sys.modules, "theano.scan_module.scan_perform_ext", None)
     theano_configparser = types.SimpleNamespace(
@@ -264,7 +264,7 @@ def test_defaults_keep_a_percent_sign(monkeypatch):
         theano_cfg=configparser.ConfigParser(),
         theano_raw_cfg=configparser.RawConfigParser(),
     )
-    _import_support.set_defaults(theano_configparser)
+    import_support.set_defaults(theano_configparser)
     for config in theano_configparser.theano_cfg, theano_configparser.theano_raw_cfg:
         assert config.get("blas", "ldflags") == flags["blas.ldflags"]
 
@@ -281,18 +281,18 @@ def test_defaults_keep_a_percent_sign(monkeypatch):
 def test_blas_without_the_wheel_of_scipy(monkeypatch, system, expected):
     monkeypatch.setattr("importlib.machinery.PathFinder.find_spec", lambda name: None)
     monkeypatch.setattr("ctypes.util.find_library", system.get)
-    assert _import_support.find_blas() == expected
+    assert import_support.find_blas() == expected
 
 
 @pytest.mark.parametrize("version", [(2, 7), (3, 7), (3, 12), (3, 13), (4, 0)])
 def test_other_pythons_get_a_sentence(version):
     with pytest.raises(ImportError, match=r"needs Python 3\.8, 3\.9, 3\.10 or 3\.11, but this is"):
-        _import_support.check_python(version)
+        import_support.check_python(version)
 
 
 @pytest.mark.parametrize("version", [(3, 8, 0), (3, 9), (3, 10), (3, 11, 7)])
 def test_supported_pythons_pass(version):
-    _import_support.check_python(version)
+    import_support.check_python(version)
 
 
 @pytest.fixture(scope="module")
@@ -355,7 +355,7 @@ def test_pth_of_the_wheel_supports_theano(source_tree, tmp_path, home):
     """
     found, ldflags = python(textwrap.dedent(code) + PRINT_LDFLAGS, home).splitlines()
     assert found == str(tmp_path / "_synkhronos_import_support.py")
-    assert ldflags == _import_support.find_blas()[0]
+    assert ldflags == import_support.find_blas()[0]
 
 
 @needs_setup

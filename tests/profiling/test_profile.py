@@ -6,6 +6,7 @@ import logging
 import re
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,15 +14,13 @@ import theano
 import theano.tensor as T
 from support.helpers import Call, function, on_ranks, worker
 from support.layouts import ON_DEVICES
-from support.profiles import instrumented, of, total
+from support.profiles import nothing_records, of, recorders, the_session, total
 from support.waiting import wait_until
 
 import synkhronos as synk
-from synkhronos import SessionError, SharedMemoryFull, WorkerError, _recorder
-from synkhronos import session as _session
+from synkhronos import SessionError, SharedMemoryFull, WorkerError
 from synkhronos._cells import DONE, MET
-from synkhronos._replica import Replica
-from synkhronos._timeline import NAMES
+from synkhronos._timeline import NAMES, REST
 
 AHEAD = 0.02  # seconds
 
@@ -123,7 +122,7 @@ def test_waiting_inside_a_reduction_is_told_apart(ranks):
 
 
 def last_rank():
-    return _session._Current.session.n_ranks - 1
+    return the_session().n_ranks - 1
 
 
 COLLECTIVES = {
@@ -354,41 +353,38 @@ def test_a_call_that_raises_is_recorded_and_the_next_too(ranks):
         own = calls[calls["rank"] == rank]
         # What is refused in the master reaches no worker.
         assert len(own) == (3 if rank == ranks.master else 2)
+        assert own["compute"][0] > 0  # also on the rank that raised
     line = next(line for line in recorded.summary().splitlines() if line.startswith("fails"))
     assert line.split()[1:3] == ["3", "2"]
 
 
 def test_a_block_left_by_an_exception_ends_the_profile(ranks):
     f = total()
-    before = instrumented()
     with pytest.raises(ZeroDivisionError), synk.profile() as recorded:
         f(np.ones((8, 3)))
         raise ZeroDivisionError
-    assert instrumented() == before
+    assert nothing_records(the_session())
     f(np.ones((8, 3)))
     assert len(of(recorded, "total")) == ranks.n
     assert "ended" in repr(recorded)
 
 
-def test_without_a_profile_nothing_is_replaced(ranks):
+def test_without_a_profile_no_rank_records(ranks):
     def count():
-        found = {**vars(worker().gate), **vars(worker().comm)}
-        own = {"on_answer", "_fence"}  # what these objects hold anyway
-        wrapped = [
-            function
-            for owner in (Replica, *_recorder.COLLECTIVES)
-            for function in vars(owner).values()
-            if getattr(function, "__module__", None) == "synkhronos._recorder"
-        ]
-        return len([n for n in found if callable(found[n]) and n not in own]) + len(wrapped)
+        return len([each for each in recorders(worker()) if each is not None])
 
-    before = instrumented()
     assert on_ranks(count) == [0] * ranks.n
     with synk.profile():
-        assert all(on_ranks(count))
-        assert instrumented() != before
-    assert instrumented() == before
+        assert on_ranks(count) == [2] * ranks.n
+        assert the_session().recording is not None
     assert on_ranks(count) == [0] * ranks.n
+    assert nothing_records(the_session())
+
+
+def test_every_part_is_recorded_somewhere_and_no_other():
+    sources = [path.read_text() for path in Path(synk.__file__).parent.rglob("*.py")]
+    places = [re.findall(r'recorder\.(?:span|mark)\("(\w+)"\)', source) for source in sources]
+    assert {part for parts in places for part in parts} == {*NAMES} - {REST}
 
 
 def test_only_one_profile_is_recorded(ranks):

@@ -12,11 +12,23 @@ from support import interrupts
 from support.faults import BOUND, bounded, pids_by_rank
 from support.interrupts import SOME_AND_EVERY_LINE, interrupt_at_line
 from support.leaks import nothing_left
-from support.profiles import instrumented, methods, of, total
+from support.profiles import nothing_records, of, recorders, the_session, total
 from support.waiting import wait_until
 
 import synkhronos as synk
-from synkhronos import SessionError, _process, _recorder, _recording, profiling
+from synkhronos import (
+    SessionError,
+    _current,
+    _gate,
+    _master,
+    _process,
+    _recorder,
+    _recording,
+    _replica,
+    _worker,
+    functions,
+    profiling,
+)
 
 pytestmark = pytest.mark.faults
 
@@ -32,11 +44,20 @@ def is_in_finalizer(frame):
     return False
 
 
+PROFILES = (profiling, _recording, _recorder, _worker, _process)
+RECORDED = (functions, _current, _master, _gate, _replica)  # some of what takes time
+
+
 @pytest.fixture
 def lines_of_profiles(monkeypatch):
-    modules = (profiling, _recording, _recorder, _process)
-    monkeypatch.setattr(interrupts, "FILES", {module.__file__ for module in modules})
+    monkeypatch.setattr(interrupts, "FILES", {module.__file__ for module in PROFILES})
     monkeypatch.setattr(interrupts, "is_in_finalizer", is_in_finalizer)
+
+
+@pytest.fixture
+def lines_of_recorded_calls(lines_of_profiles, monkeypatch):
+    files = {module.__file__ for module in (*PROFILES, *RECORDED)}
+    monkeypatch.setattr(interrupts, "FILES", files)
 
 
 def works():
@@ -58,18 +79,18 @@ def profiled(call):
 
 
 @SOME_AND_EVERY_LINE
-def test_ctrl_c_at_lines_of_a_profile(no_session, other_thread, lines_of_profiles, stride):
+def test_ctrl_c_at_lines_of_a_profile(no_session, other_thread, lines_of_recorded_calls, stride):
     synk.fork(2)
     call = works()
     call()
-    before, pids, line = instrumented(), pids_by_rank(), 0
+    session, pids, line = the_session(), pids_by_rank(), 0
     while interrupt_at_line(line, lambda: profiled(call)):
-        assert methods() == before[1], line
+        assert recorders(session.worker) == [None, None], line
         call()
         profiled(call)
-        assert instrumented() == before, line
+        assert nothing_records(session), line
         line += stride
-    assert line > 70
+    assert line > 200
     assert pids_by_rank() == pids
     synk.close()
 
@@ -78,16 +99,16 @@ def test_ctrl_c_at_lines_of_a_profile(no_session, other_thread, lines_of_profile
 def test_close_after_ctrl_c_at_lines_of_a_profile(
     no_session, other_thread, lines_of_profiles, stride
 ):
-    before, came_to_it, line = methods(), True, 0
+    came_to_it, line = True, 0
     while came_to_it:
         with nothing_left():
             synk.fork(2)
-            call = works()
+            session, call = the_session(), works()
             call()
             came_to_it = interrupt_at_line(line, lambda call=call: profiled(call))
             synk.close()
-            assert methods() == before, line
-            del call
+            assert nothing_records(session), line
+            del session, call
         line += STEP * stride
     assert line > 70
 
@@ -97,19 +118,19 @@ def test_ctrl_c_at_lines_of_a_close_that_saves(
     no_session, other_thread, lines_of_profiles, monkeypatch, tmp_path, stride
 ):
     monkeypatch.setenv("SYNKHRONOS_PROFILE", str(tmp_path / "summary.txt"))
-    before, came_to_it, line = methods(), True, 0
+    came_to_it, line = True, 0
     while came_to_it:
         with nothing_left():
             synk.fork(2)
-            call = works()
+            session, call = the_session(), works()
             call()
             came_to_it = interrupt_at_line(line, synk.close)
             if synk.status().state != "no session":
                 synk.close()
-            assert methods() == before, line
+            assert nothing_records(session), line
             assert "all_reduce()" in (tmp_path / "summary.txt").read_text()
             (tmp_path / "summary.txt").unlink()
-            del call
+            del session, call
         line += STEP * stride
     assert line > 20
 
@@ -120,7 +141,7 @@ def test_ctrl_c_ends_the_wait_for_a_stopped_worker(no_session, when):
     synk.fork(2)
     call = works()
     call()
-    before, pid = instrumented(), pids_by_rank()[1]
+    session, pid = the_session(), pids_by_rank()[1]
 
     def stop():
         os.kill(pid, signal.SIGSTOP)
@@ -132,11 +153,11 @@ def test_ctrl_c_ends_the_wait_for_a_stopped_worker(no_session, when):
         with synk.profile():
             call()
             stop()
-    assert methods() == before[1]
+    assert recorders(session.worker) == [None, None]
     os.kill(pid, signal.SIGCONT)
     call()
     profiled(call)
-    assert instrumented() == before
+    assert nothing_records(session)
     synk.close()
 
 

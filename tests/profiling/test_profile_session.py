@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import theano.tensor as T
 from support.helpers import Call, function, until
-from support.profiles import instrumented, methods, of, total
+from support.profiles import nothing_records, of, the_session, total
 from support.waiting import wait_until
 from support.watched import WATCHED
 
@@ -30,13 +30,12 @@ def test_without_a_session_there_is_no_profile(no_session):
 
 @pytest.mark.parametrize("n, master", [(1, 0), (3, 1)])
 def test_close_inside_keeps_what_was_recorded(no_session, n, master, tmp_path):
-    before = methods()
     synk.fork(n, master_rank=master)
-    f = total()
+    session, f = the_session(), total()
     with synk.profile() as recorded:
         f(np.ones((8, 3)))
         synk.close()
-        assert methods() == before
+        assert nothing_records(session)
         assert len(of(recorded, "total")) == n
     assert len(of(recorded, "total")) == n
     assert of(recorded, "total")["compute"].all()
@@ -52,7 +51,7 @@ def test_a_closed_session_that_a_call_is_still_in_records_no_more(
     no_session, monkeypatch, tmp_path
 ):
     monkeypatch.setattr(_master, "QUIT_SECONDS", 0.1)
-    before, come, go_on = methods(), tmp_path / "come", tmp_path / "go on"
+    come, go_on = tmp_path / "come", tmp_path / "go on"
     hold = until(go_on)
 
     def wait(x):
@@ -62,7 +61,7 @@ def test_a_closed_session_that_a_call_is_still_in_records_no_more(
         return x
 
     synk.fork(2)
-    x = T.dvector("x")
+    first, x = the_session(), T.dvector("x")
     f = function([x], (Call(wait)(x), "gather"), name="long")
     f(np.ones(8))
 
@@ -76,7 +75,7 @@ def test_a_closed_session_that_a_call_is_still_in_records_no_more(
         thread.start()
         wait_until(come.exists, 60)
         synk.close()
-        assert methods() == before
+        assert nothing_records(first)
     assert len(of(recorded, "long")) == 2
     synk.fork(2)
     with synk.profile() as second:
@@ -85,7 +84,7 @@ def test_a_closed_session_that_a_call_is_still_in_records_no_more(
         thread.join(60)
         assert not thread.is_alive()
         total("at last")(np.ones((8, 3)))
-    assert methods() == before
+    assert nothing_records(first) and nothing_records(the_session())
     assert len(of(second, "after")) == len(of(second, "at last")) == 2
     synk.close()
 
@@ -149,13 +148,12 @@ def test_after_an_interrupted_end_the_next_profile_begins(no_session, monkeypatc
     synk.fork(2)
     f = total()
     f(np.ones((8, 3)))
-    session = _session._Current.session
+    session = the_session()
 
     def interrupted():
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    before = instrumented()
     with pytest.raises(KeyboardInterrupt), synk.profile() as recorded:
         f(np.ones((8, 3)))
         monkeypatch.setattr(session, "settle", interrupted)
@@ -163,7 +161,7 @@ def test_after_an_interrupted_end_the_next_profile_begins(no_session, monkeypatc
     assert len(of(recorded, "total")) == 2
     with synk.profile() as second:
         f(np.ones((8, 3)))
-    assert instrumented() == before
+    assert nothing_records(session)
     assert len(second.calls) == 2
     assert len(of(recorded, "total")) == 2
 

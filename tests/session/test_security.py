@@ -227,7 +227,7 @@ UNPICKLED = {
     ("_gate", "_take_reply"): "answers",
     ("_gate", "raise_errors"): "errors",
     ("_commands", "run"): "random states",
-    ("_theano", "load"): "functions",
+    ("_host.theano.pickling", "load"): "functions",
     ("comm.homes", "_read"): "places",
     ("values", "get_value"): "random states",
 }

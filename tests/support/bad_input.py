@@ -1,13 +1,10 @@
-"""What every public callable refuses: the table of test_bad_input.py, and of docs/bad_input.rst.
-
-    python tests/support/bad_input.py > docs/bad_input.rst
+"""What every public callable refuses: test_bad_input.py makes these calls, docs/conf.py shows them.
 
 Each line has a way to call something rightly, and what is wrong in place of one argument. The texts
 are evaluated with the names that `names` of test_bad_input.py makes.
 """
 
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Dict
 
 CASES = []
@@ -960,7 +957,7 @@ for name, (error, phrase) in KERAS.items():
         "model", error, ("3", phrase), ("None", phrase), ("'model'", phrase)
     )
 
-# Seen from outside.
+# Profiling.
 
 PROFILE = Use("synk.profile", {"room": "100"}, "result is not None")
 PROFILE.refuses("room", TypeError, ("2.5", "room must be an integer"), ("True", "room must be"))
@@ -1024,77 +1021,48 @@ PASSED_ON = {
 }
 EXCEPTIONS = ("SessionError", "SharedMemoryFull", "WorkerDied", "WorkerError")
 
-PAGE = """\
-What is refused
-===============
-
-.. This page is made by tests/bad_input.py: see there.
-
-A wrong argument is refused before anything is launched: no rank has done anything, what there was
-is as before, and the next call works. The error is a ``TypeError`` for the wrong kind and a
-``ValueError`` for a wrong value; its message says which argument it is or what came, and what is
-expected. The lines below are tests: each was called like this, with all other arguments right, and
-raised an error with these words in its message.
-
-In them ``x`` is a vector, ``X`` the array ``[0, 1, 2, 3, 4]``, and ``s``, ``t``, ``w``, ``m``,
-``i`` and ``number`` are shared variables: vectors, a matrix, a vector of integers and a number;
-``anything`` is a shared variable that is no array, ``n`` the number of ranks, ``loss`` depends on
-``w``, ``d`` is a Data, and ``f`` and ``picked`` are functions, the latter with sliceable shared
-variables; ``recorded`` is a profile.
-
-Before :func:`~synkhronos.fork`, and after :func:`~synkhronos.close`, everything that needs workers
-raises ``SessionError``; so do functions and Data of a session that was closed. When a worker has
-died they raise ``WorkerDied`` until the session is closed. :doc:`failure` tells more.
-
-"""
 TITLES = {
     "synk.fork": "Sessions",
     "synk.function": "Functions",
     "synk.data": "Data",
     "synk.broadcast": "Collectives",
-    "synk.profile": "Seen from outside",
+    "synk.profile": "Profiling",
     "synk.ops.all_reduce": "Operations of graphs",
     "rules.sgd": "Rules: synkhronos.extensions.rules",
     "updates.sgd": "Rules in two steps: synkhronos.extensions.updates",
     "train.make_train_step": "Training: synkhronos.extensions.train",
     "keras.parallelize": "Keras: synkhronos.extensions.keras",
 }
+AT_MOST = 3  # values in a row
 
 
-def page():
-    """Return the page of the documentation."""
-    order = list(dict.fromkeys(case.use.name for case in CASES))
+def tables():
+    """Return the tables of docs/bad_input.rst, one for each callable.
+
+    A row has an argument, some values that it refuses with the same message, and this message: of
+    all messages of an argument, the most frequent TypeError and the most frequent ValueError.
+    """
     modules = ("synk.ops", "rules", "updates", "train", "keras")
 
-    def section(name):
-        starts = [module for module in modules if name.startswith(module + ".")]
-        return (modules.index(starts[0]) + 1 if starts else 0, order.index(name))
+    def module(case):
+        starts = [name for name in modules if case.use.name.startswith(name + ".")]
+        return modules.index(starts[0]) + 1 if starts else 0
 
-    lines = [PAGE]
-    cases = sorted(CASES, key=lambda case: section(case.use.name))
-    for name, group in groupby(cases, key=lambda case: case.use.name):
+    refused = {}  # name: argument: error: message: values
+    for case in sorted(CASES, key=module):
+        errors = refused.setdefault(case.use.name, {}).setdefault(case.argument, {})
+        values = errors.setdefault(case.error, {}).setdefault(case.phrase, [])
+        values.append(f"``{case.given}``" if case.given else "nothing")
+    lines = []
+    for name, arguments in refused.items():
         if name in TITLES:
-            lines.append(f"\n{TITLES[name]}\n{'-' * len(TITLES[name])}\n\n")
-        lines.append(f".. list-table:: ``{name}``\n   :header-rows: 1\n   :widths: 16 26 12 46\n\n")
-        rows = [("argument", "given", "raises", "the message has")]
-        last = None
-        for case in sorted(
-            group, key=lambda case: list(_arguments(cases, name)).index(case.argument)
-        ):
-            shown = "" if case.argument == last else f"``{case.argument}``"
-            last = case.argument
-            given = f"``{case.given}``" if case.given else "nothing"
-            rows.append((shown, given, case.error, case.phrase.replace("*", "\\*")))
-        for row in rows:
-            cells = [f"- {cell}".rstrip() for cell in row]
-            lines.append("   * " + "\n     ".join(cells) + "\n")
-        lines.append("\n")
-    return "".join(lines).rstrip() + "\n"
-
-
-def _arguments(cases, name):
-    return dict.fromkeys(case.argument for case in cases if case.use.name == name)
-
-
-if __name__ == "__main__":
-    print(page(), end="")
+            lines += [TITLES[name], "-" * len(TITLES[name]), ""]
+        lines += [f".. list-table:: ``{name}``", "   :header-rows: 1", "   :widths: 18 32 50", ""]
+        rows = [("argument", "refused, for example", "error")]
+        for argument, errors in arguments.items():
+            for error, messages in sorted(errors.items()):
+                message, values = max(messages.items(), key=lambda item: len(item[1]))
+                shown, message = ", ".join(values[:AT_MOST]), message.replace("*", "\\*")
+                rows.append((f"``{argument}``", shown, f"{error}: {message}"))
+        lines += ["   * " + "\n     ".join(f"- {cell}" for cell in row) for row in rows] + [""]
+    return "\n".join(lines)

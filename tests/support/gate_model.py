@@ -1,6 +1,6 @@
 """A model of the gate, and all that can happen to it.
 
-`Rank` says what `synkhronos._gate.Gate` does, method by method and in the same order, but yields
+`Rank` does as `synkhronos._gate.SharedGate`, method by method and in the same order, but yields
 each access to a shared cell, a pipe or a process, so that the explorer can put what other ranks do
 in between: see `explorer`. Around it are the ranks' lives: workers run what they are sent until the
 master, which makes a few calls, has ended.

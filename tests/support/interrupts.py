@@ -8,6 +8,7 @@ import weakref
 import pytest
 
 from synkhronos import (
+    _current,
     _garbage,
     _gate,
     _master,
@@ -24,6 +25,7 @@ FILES = {
     module.__file__
     for module in (
         session,
+        _current,
         _master,
         _garbage,
         _process,

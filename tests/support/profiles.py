@@ -2,12 +2,8 @@
 
 import theano.tensor as T
 
-from support.helpers import function, worker
-from synkhronos import _recorder, collectives
+from support.helpers import function
 from synkhronos import session as _session
-from synkhronos._replica import Replica
-from synkhronos._staging import StagedInput
-from synkhronos.functions import Function
 
 STRANGE = ["two\nlines", "tab\tand\x1b[31m", "lone \ud800", "$\\frac{", "", "x" * 5000, "größe"]
 
@@ -22,16 +18,15 @@ def of(recorded, name):
     return calls[calls["name"] == name]
 
 
-def methods():
-    """Return those of all classes of which a profile replaces some, on this rank."""
-    classes = [Replica, Function, StagedInput, *_recorder.COLLECTIVES, collectives]
-    return [dict(vars(each)) for each in classes]
+def the_session():
+    return _session._Current.session
 
 
-def instrumented():
-    """Return all that has other methods on this rank while a profile is on."""
-    session, own = _session._Current.session, worker()
-    found = [*vars(own.gate), *vars(own.comm)]
-    if session is not None:
-        found += [*vars(session), *vars(session.registry)]
-    return sorted(found), methods()
+def recorders(own):
+    """Return what a rank records with: only Nones, unless a profile is on."""
+    return [own.recorder, own.gate.recorder]
+
+
+def nothing_records(session):
+    """Return whether nothing of a profile is left on the master."""
+    return session.recording is None and recorders(session.worker) == [None, None]

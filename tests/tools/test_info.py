@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from synkhronos import _cuda_libraries, _devices, _import_support, _info
+from synkhronos import _cuda_libraries, _devices, _info
 from synkhronos.__main__ import main, theanorc
 from synkhronos._cuda_libraries import NEEDED, Opened
+from synkhronos._host.theano import import_support
 
 NAMES = [
     "Python",
@@ -106,7 +107,7 @@ def test_blas_without_theano():
 
 
 def test_origin_of_the_flags(monkeypatch):
-    monkeypatch.setattr(_import_support, "find_blas", lambda: ("-lfound", "the system"))
+    monkeypatch.setattr(import_support, "find_blas", lambda: ("-lfound", "the system"))
     monkeypatch.delenv("THEANO_FLAGS", raising=False)
     assert _info.ldflags_origin("-lfound") == "the system"
     assert _info.ldflags_origin("-lmine") == ".theanorc"
@@ -332,7 +333,7 @@ def test_colours_are_for_terminals():
 def test_theanorc_prints(capsys):
     assert main(["theanorc", "-"]) == 0
     assert capsys.readouterr().out == theanorc()
-    assert f"[blas]\nldflags = {_import_support.find_blas()[0]}\n" in theanorc()
+    assert f"[blas]\nldflags = {import_support.find_blas()[0]}\n" in theanorc()
 
 
 def test_theanorc_refuses_to_overwrite(tmp_path, capsys):
@@ -360,7 +361,7 @@ def test_theanorc_where_nothing_can_be_written(tmp_path, capsys):
 
 def test_theanorc_serves_a_theano_without_the_import_support(home, tmp_path, monkeypatch):
     flags = {"blas.ldflags": "-L/100%/lib -lfoo"}
-    monkeypatch.setattr(_import_support, "default_flags", lambda: flags)
+    monkeypatch.setattr(import_support, "default_flags", lambda: flags)
     (tmp_path / "rc").write_text(theanorc())
     code = (
         "import sys; sys.meta_path[:] = "

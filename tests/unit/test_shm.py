@@ -11,7 +11,9 @@ import pytest
 from support.leaks import descriptors, names_in_shared_memory, nothing_left
 
 from synkhronos import _shm
-from synkhronos._shm import ArrayRef, GrowingArray, Segments
+from synkhronos._shm import ArrayRef
+from synkhronos._staging import GrowingArray
+from synkhronos.comm.shared import SharedMemory as Segments
 from synkhronos.errors import SharedMemoryFull
 
 
@@ -36,7 +38,7 @@ def test_a_segment_is_zero_and_has_no_name(segments):
     segment = segments.create(1000)
     assert names_in_shared_memory() == before
     np.testing.assert_array_equal(segment.array("u1", (1000,)), 0)
-    assert len(segment.bytes()) == segment.ref.nbytes == 1000
+    assert segment.ref.nbytes == 1000
 
 
 def test_views_share_the_memory(segments):
@@ -76,7 +78,7 @@ def test_attaching_reaches_the_same_memory_and_maps_once(segments):
     assert theirs is not mine
     assert other.attach(mine.ref) is theirs
     mine.array("f8", (10,))[3] = 5
-    array = other.array(mine.array_ref("f8", (10,)))
+    array = other.fetch(mine.reference("f8", (10,)))
     assert array[3] == 5
     array[4] = 6
     assert mine.array("f8", (10,))[4] == 6
@@ -98,11 +100,11 @@ def test_forget_drops_the_attachment(segments):
 def test_another_process_reaches_it_by_the_ref_alone(segments):
     segment = segments.create(800)
     segment.array("f8", (100,))[...] = np.arange(100)
-    ref = segment.array_ref("float64", (10, 10))
+    ref = segment.reference("float64", (10, 10))
     code = (
-        "from synkhronos._shm import *\n"
+        "from synkhronos._shm import *\nfrom synkhronos.comm.shared import SharedMemory\n"
         f"ref = ArrayRef(SegmentRef(*{tuple(ref.segment)}), {ref.dtype!r}, {ref.shape!r})\n"
-        "a = Segments().array(ref); print(a.sum()); a[0, 0] = -1"
+        "a = SharedMemory().fetch(ref); print(a.sum()); a[0, 0] = -1"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "4950.0", done.stderr
@@ -111,8 +113,8 @@ def test_another_process_reaches_it_by_the_ref_alone(segments):
 
 def test_refs_are_values(segments):
     segment = segments.create(8)
-    assert segment.array_ref("f8", [1]) == ArrayRef(segment.ref, "<f8", (1,))
-    assert hash(segment.array_ref("f8", (1,))) == hash(segment.array_ref(np.float64, [1]))
+    assert segment.reference("f8", [1]) == ArrayRef(segment.ref, "<f8", (1,))
+    assert hash(segment.reference("f8", (1,))) == hash(segment.reference(np.float64, [1]))
 
 
 def test_a_reused_descriptor_is_another_segment(segments):

@@ -1,15 +1,15 @@
-"""How Theano compiles all-reduces: fused, in place, and where the arrays lie.
+"""Optimizations of graphs that all-reduce: fused, in place, and in shared memory.
 
     as it is written   Dot22 ──▶ an array ──▶ AllReduce ──▶ another ──▶ Elemwise
     fused, in place    Dot22 ──▶ an array ──▶ AllReduce of all  ──▶ Elemwise
                                      └─copy─▶ shared memory ─copy─┘
     lent               Landing, Gemm ──▶ shared memory, reduced ──▶ Elemwise
 
-What lands in shared memory is what a product of matrices computes, as the gradients of dense layers
-are. What is lent stays where it was reduced: it is valid until the next time, so nothing may hold
-it that outlives a run of the function, such as an output, a new value of a shared variable, or a
-view of one. Both only in a function of one AllReduce, which knows the one that comes next for its
-own.
+A product of matrices, such as the gradient of a dense layer, can be computed in shared memory: it
+lands there. A result that is lent stays in the memory where it was reduced. It is valid until the
+next run, so nothing may hold it that outlives a run of the function, such as an output, a new value
+of a shared variable, or a view of one. Both are done only in functions with one AllReduce: then the
+next reduction is that of the same node.
 """
 
 import numpy as np
@@ -17,8 +17,8 @@ from theano import gof
 from theano.compile import mode as modes
 from theano.tensor import TensorType, blas, constant
 
-from synkhronos import _gpuarrays
-from synkhronos._graph import AllReduce, Landing
+from synkhronos._host.theano import devices
+from synkhronos._host.theano.graph import AllReduce, Landing
 
 
 class _Fuse(gof.Optimizer):
@@ -50,7 +50,7 @@ class _Fuse(gof.Optimizer):
 
 @gof.local_optimizer([AllReduce])
 def _in_place(node):
-    # Only where Theano looks after who destroys what.
+    # Only in graphs in which Theano tracks the operations that destroy their inputs.
     if (
         isinstance(node.op, AllReduce)
         and not node.op.inplace
@@ -62,7 +62,7 @@ def _in_place(node):
 
 
 class _Lend(gof.Optimizer):
-    """Lends what may be lent, and lets products land there."""
+    """Lends the outputs that may be lent, and lets products land in the same memory."""
 
     def add_requirements(self, fgraph):
         fgraph.attach_feature(gof.toolbox.ReplaceValidate())
@@ -83,12 +83,12 @@ class _Lend(gof.Optimizer):
 
 
 def _is_plain(variable):
-    # Half precision is reduced in single.
+    # Half precision is reduced in single precision, so not in its own memory.
     return type(variable.type) is TensorType and variable.dtype != "float16"
 
 
 def _outlives(variable):
-    """Whether an output of the function may be this array, or lie in its memory."""
+    """Return whether an output of the function may be this array, or share its memory."""
     for client, position in variable.clients:
         if client == "output":
             return True
@@ -100,7 +100,7 @@ def _outlives(variable):
 
 
 def _land(x, position):
-    """Return the same product, in a landing place; or what it is, if that is no product."""
+    """Return the same product, computed in a landing place; return `x` if it is no product."""
     op = getattr(x.owner, "op", None)
     if len(x.clients) > 1 or not isinstance(op, (blas.Dot22, blas.Dot22Scalar)):
         return x
@@ -111,8 +111,9 @@ def _land(x, position):
     return product if product.type == x.type else x
 
 
-# Fused when the graph is simplified, so that no simplification can take away a dependence; before
-# elementwise expressions are, at 49. In place after those, which may use the same buffers, at 75.
+# Fused after the graph is simplified, so that no simplification can remove a dependence, and before
+# elementwise expressions are fused, at 49. In place after elementwise operations, which may use the
+# same buffers, at 75.
 modes.optdb.register("synkhronos_fuse_all_reduce", _Fuse(), 48.9, "synkhronos")
 modes.optdb.register(
     "synkhronos_all_reduce_in_place",
@@ -120,12 +121,17 @@ modes.optdb.register(
     80,
     "synkhronos",
 )
-# After all that works in place.
+# After all optimizations that work in place.
 modes.optdb.register("synkhronos_lend", _Lend(), 200, "synkhronos")
 
 
-def move_to_device():
-    """Have Theano's backend for devices, which this rank has opened, take AllReduces along."""
+def open_device(device: str, rank: int, threads: int) -> None:
+    """Open the device of this rank, and let Theano's backend move AllReduces to it."""
+    devices.open_device(device, rank, threads)
+    _lift_all_reduces()
+
+
+def _lift_all_reduces():
     from theano.gpuarray import opt
     from theano.gpuarray.basic_ops import as_gpuarray_variable
 
@@ -137,15 +143,15 @@ def move_to_device():
 
 
 def mode_for(outputs, mode):
-    """Return the mode to compile for ranks with: where something is all-reduced, one that fuses.
+    """Return the mode to compile for ranks with; with all-reduces, a mode that fuses them.
 
-    Raises ``TypeError`` for an AllReduce inside a scan, which the chain could not hold.
+    Raises ``TypeError`` for an AllReduce inside a scan: it can't be part of the chain.
     """
     reduces = _reduces(outputs)
-    if _gpuarrays.kind() != "cpu":
+    if devices.device_kind() != "cpu":
         mode = modes.get_mode(mode)
         if type(mode.linker) is gof.PerformLinker or not getattr(mode.linker, "c_thunks", True):
-            # As in FAST_COMPILE: it runs Python only, and operations on devices have none.
+            # A mode such as FAST_COMPILE runs Python code only; operations on devices have none.
             mode = modes.Mode("vm", mode.provided_optimizer)
     if not reduces:
         return mode
@@ -160,7 +166,7 @@ def _reduces(outputs):
     for variable in _ancestors(outputs):
         op = getattr(variable.owner, "op", None)
         found = found or isinstance(op, AllReduce)
-        # The graphs inside of a scan, and of an OpFromGraph, which may be made part of this one.
+        # The graphs inside of a scan and of an OpFromGraph; the latter may become part of this one.
         inner = getattr(op, "outputs", None) or getattr(op, "local_outputs", None) or ()
         if inner and _reduces([v for v in inner if isinstance(v, gof.Variable)]):
             if not getattr(op, "is_inline", False):
@@ -173,7 +179,7 @@ def _reduces(outputs):
 
 
 def _ancestors(outputs):
-    """Return all variables that these are computed from, and with them their default updates."""
+    """Return all variables that the outputs and default updates are computed from."""
     found = gof.graph.ancestors(outputs)
     default = [v.default_update for v in found if getattr(v, "default_update", None) is not None]
     return found + gof.graph.ancestors(default)

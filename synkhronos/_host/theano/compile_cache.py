@@ -1,8 +1,9 @@
-"""What makes Theano find in its compile cache all that it has compiled before.
+"""Changes to Theano's compile cache, so that processes find all modules that were compiled before.
 
-Theano 1.0.5 compiles some modules again in every process, half a second to a second each. With them
-in the cache a function is compiled, and sent to a worker, about ten times faster. And of processes
-that start while others compile, some delete modules that others go on to use.
+Theano 1.0.5 compiles some modules again in every process, half a second to a second each. With
+these modules in the cache a function is compiled, and sent to a worker, about ten times faster.
+Theano also lets a process that starts while another compiles delete modules that the other one
+still uses.
 """
 
 import contextlib
@@ -14,18 +15,18 @@ import pickle
 from theano.gof import cc, cmodule, op
 
 
-def find_every_module_again() -> None:
-    """Mend the keys of Theano's cache that no other process has, or finds half written."""
-    _let_empty_props_say_nothing()
-    _hash_external_code_the_same_everywhere()
+def fix_cache_keys() -> None:
+    """Fix the keys of Theano's cache that differ between processes, and write keys in one step."""
+    _accept_empty_props()
+    _hash_external_code_without_seed()
     cmodule.KeyData.save_pkl = _save_pkl
     cmodule.KeyData.add_key = _add_key
     cmodule.ModuleCache.check_key = _check_key
 
 
-def _let_empty_props_say_nothing():
-    # The __props__ of each op are a part of its module's version, and an empty part is taken to
-    # mean that the op does not say its version: Shape, Alloc, Dot22 and others.
+def _accept_empty_props():
+    # The __props__ of each op are a part of its module's version. Theano takes an empty part to
+    # mean that the op has no version, so Shape, Alloc, Dot22 and others are never found.
     original = cc.CLinker.cmodule_key_
 
     @functools.wraps(original)
@@ -44,9 +45,9 @@ def _let_empty_props_say_nothing():
     cc.CLinker.cmodule_key_ = cmodule_key_
 
 
-def _hash_external_code_the_same_everywhere():
+def _hash_external_code_without_seed():
     # The version of an op whose C code is in a file, such as DimShuffle, is Python's hash of that
-    # code, and each process has its own seed for the hash of strings.
+    # code, but each process hashes strings with a seed of its own.
     @functools.wraps(op.COp.c_code_cache_version)
     def c_code_cache_version(self):
         version = (hashlib.sha256("\0".join(self.func_codes).encode()).hexdigest(),)
@@ -58,15 +59,15 @@ def _hash_external_code_the_same_everywhere():
 
 
 def _save_pkl(self):
-    # In one step: a process that starts reads it without the lock, and deletes the module of a file
-    # that ends too early.
-    written = f"{self.key_pkl}.new"  # by one process at a time, which holds the lock
+    # Replaced in one step: a process that starts reads the file without the lock, and deletes the
+    # module if the file is incomplete.
+    written = f"{self.key_pkl}.new"  # only the process that holds the lock writes it
     try:
         with open(written, "wb") as file:
             pickle.dump(self, file, pickle.HIGHEST_PROTOCOL)
         os.replace(written, self.key_pkl)
     except FileNotFoundError:
-        pass  # somebody has cleared the cache; what this process has loaded it can use
+        pass  # The cache was cleared. Modules that this process has loaded stay usable.
     except pickle.PicklingError:
         for name in (written, self.key_pkl):
             with contextlib.suppress(FileNotFoundError):
@@ -75,12 +76,12 @@ def _save_pkl(self):
 
 
 def _add_key(self, key, save_pkl=True):
-    # It may be there already: where the last attempt to add it ended in an exception.
+    # The key may be there already, if the last attempt to add it raised.
     self.keys.add(key)
     if save_pkl:
         self.save_pkl()
 
 
 def _check_key(self, key, key_pkl, original=cmodule.ModuleCache.check_key):
-    if os.path.exists(key_pkl):  # else, as above
+    if os.path.exists(key_pkl):  # the file is absent if the cache was cleared
         original(self, key, key_pkl)

@@ -3,11 +3,11 @@
     grads ──▶ AllReduce, AllReduce, ... ──▶ updates           as the user writes it
     grads ──▶ one AllReduce of all of them ──▶ updates        as it is compiled for ranks
 
-Why all ranks reduce in the same order: of the AllReduces of a graph those of one level, between
-which no path leads, become one node, and each level has an input that was computed from the level
-before. So the nodes that are left form a chain, and no schedule can run them in another order. In a
-node they are in the order in which they were made, also where ranks on other kinds of devices have
-compiled the graph for themselves.
+All ranks must reduce in the same order. The AllReduces of one level, between which no path leads,
+become one node, and each level has an input that was computed from the level before. So the nodes
+form a chain, and no schedule can run them in another order. In a node the reductions have the order
+in which they were made, also where ranks on other kinds of devices compile the graph for
+themselves.
 """
 
 import contextlib
@@ -20,41 +20,47 @@ from theano.gradient import DisconnectedType, grad_undefined
 from theano.tensor import TensorType, as_tensor_variable, dscalar
 from theano.tensor.type import values_eq_approx_always_true
 
-from synkhronos import _gpuarrays
+from synkhronos._host.theano import devices
 
 # Set while a rank runs its part of a call. Elsewhere, as in a plain Theano function or another
-# thread, there is nobody to reduce with, and one rank that has all rows.
+# thread, there is no other rank to reduce with, and one rank has all rows.
 _call = contextvars.ContextVar("synkhronos call", default=None)
 _serials = itertools.count()
 
 
 class _Call:
-    """What the operations ask for while a rank runs."""
+    """The state of a running call: the communicator, and the weights of the ranks."""
 
-    def __init__(self, comm, weights, rank):
+    def __init__(self, comm, weights, rank, recorder):
         self.landing_place = comm.landing_place
         self.weight = weights[rank] * len(weights) / sum(weights)
         self.failures = []
-        self._comm, self._weights = comm, weights
+        self._comm, self._weights, self._recorder = comm, weights, recorder
 
     def reduce(self, arrays, ops, targets):
         """Return the reduced arrays; see `Communicator.exchange`."""
         try:
-            return self._comm.exchange(arrays, ops, self._weights, targets)
+            if self._recorder is None:
+                return self._comm.exchange(arrays, ops, self._weights, targets)
+            with self._recorder.span("reduce") as span:
+                results = self._comm.exchange(arrays, ops, self._weights, targets)
+                span.moved(*arrays)
+                return results
         except BaseException as error:
             self.failures.append(error)
             raise
 
 
 @contextlib.contextmanager
-def reducing(comm, weights, rank):
-    """Have AllReduces reduce with a communicator for a while."""
-    call = _Call(comm, weights, rank)
+def reducing(comm, weights, rank, recorder=None):
+    """Send AllReduces through a communicator inside a with block."""
+    call = _Call(comm, weights, rank, recorder)
     token = _call.set(call)
     try:
         yield
     except BaseException:
-        if call.failures:  # Theano raises one of its own, without what an exception of ours carries
+        # Theano raises another exception in its place, without the attributes of ours.
+        if call.failures:
             raise call.failures[0] from None
         raise
     finally:
@@ -62,10 +68,10 @@ def reducing(comm, weights, rank):
 
 
 class AllReduce(gof.Op):
-    """Reduces each input with those of the other ranks; outside of a call, the identity.
+    """Reduces each input over the ranks; outside of a call, the identity.
 
-    Each has a serial number, by which the ranks tell it from all others. Those outputs that are
-    lent stay where the ranks reduce them, until the next time: see `_rewriting`.
+    Each reduction has a serial number, which identifies it on all ranks. Outputs that are `lent`
+    stay in the memory where the ranks reduce them, valid until the next run: see `rewriting`.
     """
 
     __props__ = ("ops", "serials", "inplace", "lent")
@@ -106,13 +112,13 @@ class AllReduce(gof.Op):
             else:
                 kept = storage[0]
                 fits = kept is not None and kept.shape == x.shape
-                target = kept if fits else _gpuarrays.empty_like(x)
+                target = kept if fits else devices.empty_like(x)
             targets.append(target)
         for storage, result in zip(output_storage, call.reduce(inputs, self.ops, targets)):
             storage[0] = result
 
     def do_constant_folding(self, node):
-        """Return that a reduction of constants is none: their sum depends on the ranks."""
+        """Return False: a reduction of constants is no constant, it depends on the ranks."""
         return False
 
     def infer_shape(self, node, shapes):
@@ -120,12 +126,12 @@ class AllReduce(gof.Op):
         return shapes
 
     def connection_pattern(self, node):
-        """Each output depends on its own input alone."""
+        """Return which input each output depends on: its own alone."""
         everything = range(len(node.inputs))
         return [[i == j for j in everything] for i in everything]
 
     def grad(self, inputs, gradients):
-        """Return the all-reduced gradients: of an average the average, of a sum the sum."""
+        """Return the all-reduced gradients: averaged for an average, summed for a sum."""
         results = []
         for position, (x, g, op) in enumerate(zip(inputs, gradients, self.ops)):
             if isinstance(g.type, DisconnectedType):
@@ -152,7 +158,7 @@ def all_reduce(x, op):
 
 
 class RankWeight(gof.Op):
-    """A number: what this rank weighs, where on average ranks weigh 1."""
+    """The weight of this rank, a number. The mean over the ranks is 1."""
 
     __props__ = ()
 
@@ -161,23 +167,28 @@ class RankWeight(gof.Op):
         return gof.Apply(self, [], [dscalar()])
 
     def perform(self, node, inputs, output_storage):
-        """Ask the call that runs."""
+        """Store the weight in the running call; outside of a call, 1."""
         call = _call.get()
         output_storage[0][0] = np.asarray(1.0 if call is None else call.weight)
 
     def do_constant_folding(self, node):
-        """Return that it is no constant, though it has no inputs."""
+        """Return False: it is no constant, although it has no inputs."""
         return False
 
     def infer_shape(self, node, shapes):
-        """Return that it has no axes."""
+        """Return an empty shape: it has no axes."""
         return [()]
 
 
-class Landing(gof.Op):
-    """An array of any contents for a product of matrices, in shared memory if there is a place.
+def rank_weight():
+    """Return a RankWeight's output."""
+    return RankWeight()()
 
-    `position` is that of the product among the inputs of the AllReduce.
+
+class Landing(gof.Op):
+    """An array, of any contents, for a product of matrices, in shared memory if possible.
+
+    `position` is the position of the product among the inputs of the AllReduce.
     """
 
     __props__ = ("position",)
@@ -188,14 +199,14 @@ class Landing(gof.Op):
     def make_node(self, x, y):
         """Return the node, for the product of two matrices."""
         output = TensorType(x.dtype, (False, False))()
-        # As Theano's AllocEmpty: what it holds is nothing to be checked.
+        # As in Theano's AllocEmpty: the contents are arbitrary, so Theano's checks skip them.
         output.tag.nan_guard_mode_check = False
         output.tag.values_eq_approx = values_eq_approx_always_true
         output.type.filter_checks_isfinite = False
         return gof.Apply(self, [x, y], [output])
 
     def perform(self, node, inputs, output_storage):
-        """Ask the call that runs."""
+        """Store an array in the running call's shared memory; without one, a plain array."""
         x, y = inputs
         shape, call, place = (x.shape[0], y.shape[1]), _call.get(), None
         if call is not None:
@@ -208,11 +219,11 @@ class Landing(gof.Op):
 
 
 def _lives_on_device(x):
-    return isinstance(x, gof.Variable) and _gpuarrays.is_device_type(x.type)
+    return isinstance(x, gof.Variable) and devices.is_device_type(x.type)
 
 
 def communicates(function) -> bool:
-    """Whether ranks reduce while they run a compiled function, or ask what they weigh."""
+    """Return whether a compiled function reduces over the ranks, or uses a rank's weight."""
     return any(
         isinstance(node.op, (AllReduce, RankWeight)) for node in function.maker.fgraph.apply_nodes
     )

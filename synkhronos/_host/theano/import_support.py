@@ -8,12 +8,12 @@ This module gives it better defaults while it is being imported, in memory only:
                         set_defaults()                fills in the options that both left open
                         theano.configdefaults         takes the flags from there, as ever
 
-Two libraries of models that end where Theano ends are helped in the same way: Lasagne 0.1, the one
-on PyPI, imports ``theano.tensor.signal.downsample``, which Theano 1.0 no longer has, and Keras 2.3
-takes names from ``collections`` that Python 3.10 has moved to ``collections.abc``.
+It helps two libraries of models in the same way: Lasagne 0.1, the release on PyPI, imports
+``theano.tensor.signal.downsample``, which Theano 1.0 no longer has. Keras 2.3 takes names from
+``collections`` that Python 3.10 has moved to ``collections.abc``.
 
-What the .pth file imports is an installed copy of this file, ``_synkhronos_import_support``. It
-runs at the start of every interpreter of the environment, so it imports only ``sys`` at first.
+The .pth file imports an installed copy of this file, ``_synkhronos_import_support``. The copy runs
+at the start of every interpreter of the environment, so it imports only ``sys`` at first.
 """
 
 import sys
@@ -22,7 +22,7 @@ PYTHONS = ((3, 8), (3, 11))
 
 
 def check_python(version=sys.version_info):
-    """Raise ImportError where Theano 1.0.5 cannot run."""
+    """Raise ImportError for a Python that cannot run Theano 1.0.5."""
     if not PYTHONS[0] <= tuple(version[:2]) <= PYTHONS[1]:
         raise ImportError(
             "Synkhronos needs Python 3.8, 3.9, 3.10 or 3.11, but this is Python {}.{}: Theano "
@@ -39,7 +39,7 @@ def install():
 
 
 class TheanoFinder:
-    """Wait for a few modules: prepare for some, finish others when they have executed."""
+    """Changes a few modules as they are imported: before, after, or in place of their code."""
 
     def find_spec(self, name, path=None, target=None):
         """Return None for all but the modules in `PREPARERS`, `FINISHERS` and `SUBSTITUTES`."""
@@ -66,7 +66,7 @@ class TheanoFinder:
 
 
 def set_defaults(configparser):
-    """Add to Theano's parsed .theanorc what the user's files and THEANO_FLAGS leave open."""
+    """Add defaults to Theano's parsed .theanorc where neither files nor THEANO_FLAGS set a flag."""
     if sys.version_info >= (3, 11):
         # The C code of scan does not compile, and fails loudly; without it scan loops in Python.
         sys.modules["theano.scan_module.scan_perform_ext"] = None
@@ -82,7 +82,7 @@ def set_defaults(configparser):
 
 
 def split_like_a_shell(blas):
-    """Let ``blas.ldflags`` quote a path that contains spaces, which Theano would split there."""
+    """Allow quoted paths with spaces in ``blas.ldflags``: Theano would split them at the spaces."""
     import shlex
 
     class ShellWords(str):
@@ -96,10 +96,10 @@ def split_like_a_shell(blas):
 
 
 def wait_in_silence(compilelock):
-    """Look often whether another process that compiles has ended, and say so only after a while.
+    """Poll the lock of Theano's compile cache often, and print about the wait only after a while.
 
-    Theano looks every few seconds, and prints who it waits for. Ranks that compile at the same time
-    wait for one another often, and mostly for less than a second.
+    Theano polls every few seconds, and prints which process holds the lock. Ranks that compile at
+    the same time wait for one another often, and mostly for less than a second.
     """
     import time
 
@@ -109,7 +109,7 @@ def wait_in_silence(compilelock):
         end = time.monotonic() + QUIET_SECONDS
         while _is_held(tmp_dir) and time.monotonic() < end:
             time.sleep(0.02)
-        if time.monotonic() < end:  # yet a third process may be faster
+        if time.monotonic() < end:  # free now, but a third process may take it first
             kwargs = {"min_wait": 0.02, "max_wait": 0.05, "verbosity": 0, **kwargs}
         return original(tmp_dir, **kwargs)
 
@@ -117,7 +117,7 @@ def wait_in_silence(compilelock):
 
 
 def _is_held(tmp_dir):
-    """Return whether another process, which runs on this machine, holds the lock."""
+    """Return whether another running process of this machine holds the lock."""
     import os
 
     try:
@@ -130,7 +130,7 @@ def _is_held(tmp_dir):
 
 
 def restore_collections(keras):
-    """Give ``collections`` the names of its abstract classes back."""
+    """Restore the names of the abstract classes in ``collections``."""
     import collections
     from collections import abc
 
@@ -140,7 +140,7 @@ def restore_collections(keras):
 
 
 def fill_downsample(downsample):
-    """Pool under the names of the function and its arguments that Lasagne 0.1 uses."""
+    """Define pooling with the names of function and arguments that Lasagne 0.1 uses."""
     from theano.tensor.signal import pool
 
     def max_pool_2d(input, ds, ignore_border=None, st=None, padding=(0, 0), mode="max"):
@@ -154,7 +154,7 @@ def _nothing(module):
 
 
 def _spec_of_substitute(name):
-    """Return the spec of a module that is nowhere, if there is a substitute for it."""
+    """Return the spec of a module that no finder has, or None if there is no substitute."""
     from importlib.machinery import ModuleSpec
 
     class Loader:
@@ -170,12 +170,12 @@ FINISHERS = {
     "theano.gof.compilelock": wait_in_silence,
     "theano.tensor.blas": split_like_a_shell,
 }
-QUIET_SECONDS = 30.0  # of waiting for another process that compiles
+QUIET_SECONDS = 30.0  # a wait for the lock prints nothing for this long
 SUBSTITUTES = {"theano.tensor.signal.downsample": fill_downsample}
 
 
 def section_and_option(name):
-    """Return where a flag stands in a .theanorc, such as ("blas", "ldflags")."""
+    """Return the section and option of a flag in a .theanorc, such as ("blas", "ldflags")."""
     section, _, option = name.rpartition(".")
     return section or "global", option
 
@@ -184,18 +184,18 @@ def default_flags():
     """Return the Theano flags, name to value, that fit this environment."""
     return {
         "blas.ldflags": find_blas()[0],
-        # What imports Theano's backend must not open a device: each rank opens its own.
+        # Importing Theano must not open a device: each rank opens its own.
         "device": "cpu",
         "force_device": "True",
         # Theano 1.0.5 knows cuDNN 5 to 7. It would take a newer one, and then fail.
         "dnn.enabled": "False",
-        # Ranks that compile at the same time wait for one another: seconds between two looks.
+        # Ranks that compile at the same time wait for one another: seconds between two polls.
         "compile.wait": "1",
     }
 
 
 def find_blas():
-    """Return the linker flags of the best BLAS here, and where it is from.
+    """Return the linker flags of the best BLAS here, and its origin.
 
     The first of: OpenBLAS inside SciPy's wheel, as fast as NumPy's own; a system OpenBLAS; any
     system BLAS. The flags are empty if there is none: Theano then calls NumPy.

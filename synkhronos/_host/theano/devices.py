@@ -2,8 +2,8 @@
 
     shared memory ──▶ write ──▶ GpuArray ──▶ read ──▶ shared memory
 
-A device is opened once, by the rank that it is bound to and after the fork; before that nothing
-here touches one, and on CPU ranks nothing here is imported but NumPy.
+The rank that a device is bound to opens it once, after the fork. Before that nothing here opens a
+device, and on CPU ranks this module imports NumPy only.
 """
 
 import functools
@@ -14,7 +14,7 @@ import numpy as np
 
 from synkhronos.errors import SessionError
 
-# The optimizations that put an operation on the device which OpenCL has no working kernel for.
+# Optimizations that move an operation to the device. OpenCL has no working kernel for these.
 _NOT_ON_OPENCL = (
     "local_gpua_cumop",
     "local_gpua_scan_to_gpua",
@@ -22,13 +22,13 @@ _NOT_ON_OPENCL = (
     "local_gpua_crossentropysoftmax1hotwithbiasdx",
 )
 
-# The devices that this process has tried to open: a fact of the process, which can't be undone. It
-# starts threads even where it fails.
+# The devices that this process has tried to open. An attempt can't be undone: even one that fails
+# starts threads, so the process must not fork afterwards.
 _tried = set()
 
 
 def refuse_open_device() -> None:
-    """Raise if this process has opened a device: a process forked from it could not use any."""
+    """Raise if this process has opened a device: processes forked from it could not use any."""
     backend = sys.modules.get("theano.gpuarray")
     opened = {*_tried}
     if backend is not None and backend.pygpu:
@@ -42,10 +42,10 @@ def refuse_open_device() -> None:
         )
 
 
-def import_backend():
-    """Import Theano's backend for devices, which opens none.
+def import_device_backend():
+    """Import Theano's backend for devices; this opens no device.
 
-    Raises ImportError where pygpu is missing.
+    Raises ImportError if pygpu is missing.
     """
     try:
         import pygpu  # noqa: F401
@@ -63,33 +63,33 @@ def open_device(device: str, rank: int, threads: int) -> None:
     """Open the device of this rank: shared variables and computations move to it from now on."""
     if device.startswith("opencl"):
         _prepare_pocl(rank, threads)
-    backend = import_backend()
+    backend = import_device_backend()
     _tried.add(device)
     try:
         backend.use(device)
     except Exception as error:
         reason = error.args[0] if error.args else error
-        if isinstance(reason, bytes):  # as pygpu's exceptions have it
+        if isinstance(reason, bytes):  # pygpu's messages are bytes
             reason = reason.decode(errors="replace")
         raise RuntimeError(
             f"The device {device} can't be opened: {type(error).__name__}: {reason}. "
             "`synkhronos info` counts the devices, and says what is missing."
         ) from error
     if device.startswith("opencl"):
-        _avoid_what_opencl_lacks()
+        _work_around_opencl()
 
 
 def _prepare_pocl(rank, threads):
-    """Have PoCL, which makes OpenCL devices of CPU cores, work in several processes at a time."""
-    # It takes all cores for each process.
+    """Let several processes use PoCL, which makes OpenCL devices of CPU cores, at a time."""
+    # By default PoCL starts a thread for every core in each process.
     os.environ.setdefault("POCL_MAX_PTHREAD_COUNT", str(threads))
-    # Of processes that build the same kernel at the same time, in one cache, some fail.
+    # If processes build the same kernel at the same time, in one cache, some of them fail.
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     os.environ.setdefault("POCL_CACHE_DIR", os.path.join(caches, "pocl", f"synkhronos-{rank}"))
 
 
-def _avoid_what_opencl_lacks():
-    """Leave to the CPU what has no OpenCL kernel, and mend the kernels that can be mended."""
+def _work_around_opencl():
+    """Leave operations without an OpenCL kernel on the CPU, and fix kernels that can be fixed."""
     from theano import scalar
     from theano.compile.mode import optdb
     from theano.gpuarray import opt
@@ -99,7 +99,7 @@ def _avoid_what_opencl_lacks():
             [optimization] = database.__db__[name]
             for tag in ("fast_run", "fast_compile"):
                 database.__db__[tag].discard(optimization)
-    # CLBlast adds 0 times what is in the result of a product with a vector, which may be NaN.
+    # CLBlast adds 0 times the old contents of a matrix-vector product's result. 0 times NaN is NaN.
     optdb.add_tags("local_gpua_alloc_empty_to_zeros", "fast_run", "fast_compile")
     _keep_half_precision_on_host(opt, "local_gpua_careduce")
     # PoCL has no nan(""), and Theano ends the process when a kernel can't be built.
@@ -115,7 +115,7 @@ def _keep_half_precision_on_host(opt, name):
 
 def _unless_half_precision(transform):
     def wrapper(first, *rest):
-        # One database gives a node, the other an operation, a context, inputs and outputs.
+        # One database passes a node, the other an operation, a context, inputs and outputs.
         inputs = rest[1] if rest else first.inputs
         if any(getattr(x, "dtype", None) == "float16" for x in inputs):
             return None
@@ -131,31 +131,31 @@ def _replace_in_code(op, old, new):
         return c_code(self, *args, **kwargs).replace(old, new)
 
     def next_version(self):
-        # What was compiled without this must not be taken from the cache.
+        # Another version, so that kernels compiled without the change are not taken from the cache.
         return (*version(self), old, new)
 
     op.c_code, op.c_code_cache_version = mended, next_version
 
 
-def kind() -> str:
-    """Return what this process has opened: ``"cuda"``, ``"opencl"`` or ``"cpu"`` for neither."""
-    opened = context()
+def device_kind() -> str:
+    """Return the kind of this process's device: ``"cuda"``, ``"opencl"``, or ``"cpu"`` for none."""
+    opened = device_context()
     return "cpu" if opened is None else opened.kind.decode()
 
 
-def context():
+def device_context():
     """Return the context of this process's device, or None."""
     backend = sys.modules.get("theano.gpuarray.type")
     return None if backend is None else backend._context_reg.get(None)
 
 
 def is_device_type(type_) -> bool:
-    """Whether variables of a Theano type hold arrays on a device."""
+    """Return whether variables of a Theano type hold arrays on a device."""
     return getattr(type_, "context_name", "cpu") != "cpu"
 
 
 def is_on_device(value) -> bool:
-    """Whether a value is an array on a device."""
+    """Return whether a value is an array on a device."""
     pygpu = sys.modules.get("pygpu")
     return pygpu is not None and isinstance(value, pygpu.gpuarray.GpuArray)
 
@@ -165,7 +165,7 @@ def to_host(value):
     return np.asarray(value) if is_on_device(value) else value
 
 
-def read(value, out) -> None:
+def copy_from_device(value, out) -> None:
     """Copy an array from the device into a host array of its shape, casting to its dtype."""
     direct = value.flags.c_contiguous and out.flags.c_contiguous and value.dtype == out.dtype
     if direct and value.size:
@@ -176,22 +176,22 @@ def read(value, out) -> None:
 
 @functools.lru_cache(maxsize=None)
 def _scaling(dtype):
-    """Return the kernel that scales arrays of a dtype; each takes memory that is not given back."""
+    """Return the kernel that scales arrays of a dtype. Cached: a kernel's memory is never freed."""
     from pygpu import elemwise
 
     arguments = [
         elemwise.arg("a", dtype, read=True, write=True),
         elemwise.arg("b", dtype, scalar=True, read=True),
     ]
-    return elemwise.GpuElemwise(context(), "a = a * b", arguments, convert_f16=True)
+    return elemwise.GpuElemwise(device_context(), "a = a * b", arguments, convert_f16=True)
 
 
-def scale(value, factor) -> None:
+def scale_on_device(value, factor) -> None:
     """Multiply an array on the device by a number, in place."""
     _scaling(value.dtype.name)(value, value.dtype.type(factor))
 
 
-def write(value, array) -> None:
+def copy_to_device(value, array) -> None:
     """Copy a host array into an array on the device, of the same shape and dtype."""
     if value.size:
         if value.flags.c_contiguous:
@@ -200,16 +200,18 @@ def write(value, array) -> None:
             value[...] = array
 
 
-def empty(shape, dtype):
+def empty_on_device(shape, dtype):
     """Return a new array on this rank's device, of any contents."""
     import pygpu
 
-    return pygpu.empty(shape, dtype=dtype, context=context())
+    return pygpu.empty(shape, dtype=dtype, context=device_context())
 
 
 def empty_like(value):
-    """Return a new array, of any contents, where this one is: on the device or the host."""
-    return empty(value.shape, value.dtype) if is_on_device(value) else np.empty_like(value)
+    """Return a new array, of any contents, like a given one: on the device or on the host."""
+    return (
+        empty_on_device(value.shape, value.dtype) if is_on_device(value) else np.empty_like(value)
+    )
 
 
 def to_device(value):
@@ -221,21 +223,21 @@ def to_device(value):
     if is_on_device(value):
         return value
 
-    return pygpu.array(value, context=context())
+    return pygpu.array(value, context=device_context())
 
 
-def join(arrays, dtype):
+def join_on_device(arrays, dtype):
     """Return host arrays joined along axis 0, on this rank's device."""
-    joined = empty((sum(map(len, arrays)), *arrays[0].shape[1:]), dtype)
+    joined = empty_on_device((sum(map(len, arrays)), *arrays[0].shape[1:]), dtype)
     at = 0
     for array in arrays:
         if array.size:
-            write(joined[at : at + len(array)], array)
+            copy_to_device(joined[at : at + len(array)], array)
         at += len(array)
     return joined
 
 
-def take(value, rows):
+def take_on_device(value, rows):
     """Return rows of an array on the device, on the device: a view of a range, else a copy."""
     import pygpu
 

@@ -1,10 +1,10 @@
-"""A function as an expression, for ranks on another kind of device than the master's.
+"""Functions as expressions, for ranks on another kind of device than the master's.
 
     compiled for the master's kind ──▶ pickled as it is ──▶ ranks of the same kind
     expression ──▶ without devices ──▶ pickled ──▶ compiled by each rank of another kind
 
-Without devices: what moves arrays to a device or from it is left out, and a placeholder stands for
-each shared variable, which is of one type on the master and of another on the rank.
+Without devices: operations that move arrays to a device or from it are left out, and a placeholder
+stands for each shared variable, because its type on the rank differs from its type on the master.
 """
 
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
@@ -16,15 +16,15 @@ from theano.gof import Constant
 from theano.gof.graph import ancestors, io_toposort
 from theano.tensor import TensorType, as_tensor_variable, constant
 
-from synkhronos import _gpuarrays
 from synkhronos._checks import sentence
+from synkhronos._host.theano import devices
 
 _ABOUT_VARIABLES = ("givens", "no_default_updates")
 _MOVES = ("HostFromGpu", "GpuFromHost", "GpuToGpu")
 
 
 class Expression(NamedTuple):
-    """What ``theano.function`` is given, with placeholders for the shared variables."""
+    """The arguments of ``theano.function``, with placeholders for the shared variables."""
 
     inputs: List[Any]
     outputs: List[Any]
@@ -33,7 +33,7 @@ class Expression(NamedTuple):
     kwargs: Dict[str, Any]
 
     def arguments(self):
-        """Return the keyword arguments of ``theano.function`` that make it, where it is now."""
+        """Return the keyword arguments of ``theano.function``, with this rank's variables."""
         givens = [
             (placeholder, as_tensor_variable(variable) if _is_array(variable) else variable)
             for placeholder, variable in self.placeholders
@@ -56,7 +56,7 @@ def without_devices(inputs, outputs, updates, kwargs) -> Expression:
     rewriter = _Rewriter()
     givens = kwargs.get("givens") or []
     pairs = list(givens.items() if hasattr(givens, "items") else givens)
-    # As in Theano, what one variable is given depends on no other that is given something.
+    # As in Theano, a given variable is not replaced inside of the values of other givens.
     given = rewriter.rewrite([variable.type.filter_variable(value) for variable, value in pairs])
     rewriter.begin_with({variable: value for (variable, _), value in zip(pairs, given)})
     values = [target.type.filter_variable(value, allow_convert=False) for target, value in updates]
@@ -72,7 +72,7 @@ def without_devices(inputs, outputs, updates, kwargs) -> Expression:
 
 
 def _is_array(variable):
-    return isinstance(variable.type, TensorType) or _gpuarrays.is_device_type(variable.type)
+    return isinstance(variable.type, TensorType) or devices.is_device_type(variable.type)
 
 
 class _Rewriter:
@@ -83,7 +83,7 @@ class _Rewriter:
         self._new = {}
 
     def begin_with(self, new):
-        """Begin anew, with some variables that stand for others; placeholders stay."""
+        """Begin anew, with `new` (variable -> its replacement); placeholders stay."""
         self._new = new
 
     def rewrite(self, variables):
@@ -112,7 +112,7 @@ class _Rewriter:
             self._new.setdefault(old, new)
 
     def _refuse_device(self, node, outputs):
-        if any(_gpuarrays.is_device_type(output.type) for output in outputs):
+        if any(devices.is_device_type(output.type) for output in outputs):
             raise TypeError(f"{node.op} only runs on devices, and not all ranks have one.")
 
     def _leaf(self, variable):
@@ -123,7 +123,7 @@ class _Rewriter:
             new = self.placeholders.get(variable)
             if new is None:
                 new = self.placeholders[variable] = _host_type(variable)(name=variable.name)
-        elif isinstance(variable, Constant) and _gpuarrays.is_device_type(variable.type):
+        elif isinstance(variable, Constant) and devices.is_device_type(variable.type):
             new = constant(np.asarray(variable.data))
         else:
             return variable
@@ -132,22 +132,22 @@ class _Rewriter:
 
 
 def _host_type(variable):
-    if _gpuarrays.is_device_type(variable.type):
+    if devices.is_device_type(variable.type):
         return TensorType(variable.dtype, variable.broadcastable)
     return variable.type
 
 
 class Value(NamedTuple):
-    """A shared variable, for a rank that has it on another kind of device."""
+    """A shared variable, for a rank that keeps it on another kind of device."""
 
     name: Optional[str]
     value: Any
-    broadcastable: Optional[Tuple[bool, ...]]  # None for what is no array
+    broadcastable: Optional[Tuple[bool, ...]]  # None if the value is no array
     is_random: bool
-    clone_of: Optional[int]  # the key of a variable that holds the very same value
+    clone_of: Optional[int]  # the key of a variable with the same container
 
     def make(self, variables):
-        """Return a variable where this rank has its variables: on its device or the host."""
+        """Return a variable on the device of this rank, or on the host."""
         if self.clone_of is not None:
             return variables[self.clone_of].clone()
         if self.broadcastable is None:
@@ -158,12 +158,12 @@ class Value(NamedTuple):
 
 
 def values_of(new, known):
-    """Return the `Value` of each new variable, by its key; both arguments are dicts of these."""
+    """Return key -> `Value` for the new variables; both arguments are dicts key -> variable."""
     holders = {id(variable.container): key for key, variable in known.items()}
     values = {}
     for key, variable in new.items():
         holder = holders.setdefault(id(variable.container), key)
-        is_clone = holder != key  # as Lasagne's batch normalization makes one
+        is_clone = holder != key  # Lasagne's batch normalization makes clones
         values[key] = Value(
             variable.name,
             None if is_clone else variable.get_value(borrow=True),

@@ -1,0 +1,109 @@
+"""Compile and call Theano functions."""
+
+import theano
+from theano.compile.mode import Mode, get_mode
+from theano.gof import Variable
+
+from synkhronos._host.theano import compile_cache, portable, rewriting
+
+compile_cache.fix_cache_keys()
+
+__all__ = ["Mode"]
+
+
+def float_dtype() -> str:
+    """Return Theano's floatX."""
+    return theano.config.floatX
+
+
+def is_mode(name) -> bool:
+    """Return whether Theano has a mode, or a linker, of this name."""
+    try:
+        get_mode(name)
+    except Exception:  # Theano raises a plain Exception
+        return False
+    return True
+
+
+def compile_function(inputs, outputs, **kwargs):
+    """Return a compiled Theano function that takes checked arrays and returns a list."""
+    givens = kwargs.get("givens") or ()
+    pairs = [
+        *(kwargs.get("updates") or ()),
+        *(givens.items() if hasattr(givens, "items") else givens),
+    ]
+    computed = [*outputs, *(value for _, value in pairs if isinstance(value, Variable))]
+    kwargs["mode"] = rewriting.mode_for(computed, kwargs.get("mode"))
+    function = theano.function(inputs, outputs, **kwargs)
+    function.trust_input = True
+    return function
+
+
+def expression_of(function, inputs, outputs, updates, kwargs):
+    """Return the expression of a compiled function, for ranks on another kind of device."""
+    updates = [*updates, *default_updates(function, updates)]
+    return portable.without_devices(inputs, outputs, updates, kwargs)
+
+
+def compile_expression(expression):
+    """Compile an expression that `expression_of` returned, for the device of this rank."""
+    return compile_function(**expression.arguments())
+
+
+def as_update(variable, value):
+    """Return the new value of an update as an expression of its shared variable's type."""
+    return variable.type.filter_variable(value, allow_convert=False)
+
+
+def shared_variables(function):
+    """Return the shared variables that a compiled function uses or updates."""
+    return function.get_shared()
+
+
+def default_updates(function, updates):
+    """Return a compiled function's default updates, as pairs, without variables of `updates`.
+
+    Variables such as random states have a ``default_update``.
+    """
+    given = {target for target, _ in updates}
+    updated = [i.variable for i in function.maker.inputs if i.implicit and i.update is not None]
+    return [(variable, variable.default_update) for variable in updated if variable not in given]
+
+
+def without_default_updates(kwargs, variables):
+    """Return keyword arguments of `compile_function` that leave out these default updates."""
+    if not variables:
+        return kwargs
+    # It is False or a list here: with True the function would have no default updates.
+    left_out = kwargs.get("no_default_updates") or []
+    return {**kwargs, "no_default_updates": [*left_out, *variables]}
+
+
+def run(function, arguments, output_subset=None):
+    """Call a compiled function; return all outputs, or those that `output_subset` numbers."""
+    try:
+        if output_subset is None:
+            return function(*arguments)
+        if _takes_subset(type(function.fn)):
+            return function(*arguments, output_subset=list(output_subset))
+        outputs = function(*arguments)
+        return [outputs[index] for index in output_subset]
+    except BaseException:
+        # Theano releases its arguments only after a call that did not raise.
+        for container in function.input_storage:
+            if container.required:
+                container.storage[0] = None
+        raise
+
+
+def _takes_subset(vm_type):
+    # The lazy virtual machines accept a subset; the plain loops take no argument at all.
+    return vm_type.__name__ in ("CVM", "Stack")
+
+
+def cast_input(variable, value, allow_downcast):
+    """Return `value` as the array that ``theano.function`` makes of it.
+
+    Raises the ``TypeError`` that ``theano.function`` raises.
+    """
+    return variable.type.filter(value, strict=False, allow_downcast=allow_downcast)

@@ -1,0 +1,111 @@
+"""Theano as the host library: each name that `synkhronos._host` lists."""
+
+import theano as library
+from numpy.random import RandomState
+from theano import tensor
+from theano.compile.mode import Mode
+from theano.compile.sharedvalue import SharedVariable
+from theano.gof import Constant, Variable
+
+from synkhronos._host.theano.devices import (
+    copy_from_device,
+    copy_to_device,
+    device_context,
+    device_kind,
+    empty_like,
+    empty_on_device,
+    import_device_backend,
+    is_on_device,
+    join_on_device,
+    refuse_open_device,
+    scale_on_device,
+    take_on_device,
+    to_device,
+    to_host,
+)
+from synkhronos._host.theano.functions import (
+    as_update,
+    cast_input,
+    compile_function,
+    default_updates,
+    expression_of,
+    float_dtype,
+    is_mode,
+    run,
+    shared_variables,
+    without_default_updates,
+)
+from synkhronos._host.theano.graph import all_reduce, communicates, rank_weight, reducing
+from synkhronos._host.theano.pickling import dump, load
+from synkhronos._host.theano.random_numbers import spread_random_state
+from synkhronos._host.theano.rewriting import open_device
+from synkhronos._host.theano.variables import (
+    cast_value,
+    fix_axes,
+    fixed_axes,
+    is_array_variable,
+    is_random_state,
+    lend,
+    lives_on_device,
+    on_device,
+    on_host,
+    peek,
+    replace,
+    replace_object,
+    shared_zeros,
+)
+
+__all__ = [
+    "Constant",
+    "Mode",
+    "RandomState",
+    "SharedVariable",
+    "Variable",
+    "all_reduce",
+    "as_update",
+    "cast_input",
+    "cast_value",
+    "communicates",
+    "compile_function",
+    "copy_from_device",
+    "copy_to_device",
+    "default_updates",
+    "device_context",
+    "device_kind",
+    "dump",
+    "empty_like",
+    "empty_on_device",
+    "expression_of",
+    "fix_axes",
+    "fixed_axes",
+    "float_dtype",
+    "import_device_backend",
+    "is_array_variable",
+    "is_mode",
+    "is_on_device",
+    "is_random_state",
+    "join_on_device",
+    "lend",
+    "library",
+    "lives_on_device",
+    "load",
+    "on_device",
+    "on_host",
+    "open_device",
+    "peek",
+    "rank_weight",
+    "reducing",
+    "refuse_open_device",
+    "replace",
+    "replace_object",
+    "run",
+    "scale_on_device",
+    "shared_variables",
+    "shared_zeros",
+    "spread_random_state",
+    "take_on_device",
+    "tensor",
+    "to_device",
+    "to_host",
+    "without_default_updates",
+]

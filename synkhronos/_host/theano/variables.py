@@ -1,0 +1,118 @@
+"""Shared variables of Theano: their types, and the values in their storage cells."""
+
+import contextlib
+
+import numpy as np
+from theano import shared
+from theano.sandbox import rng_mrg
+from theano.tensor import TensorType, patternbroadcast
+from theano.tensor.raw_random import RandomStateType
+
+from synkhronos._host.theano import devices
+
+
+def peek(variable):
+    """Return a shared variable's own value, not a copy."""
+    return variable.container.storage[0]
+
+
+def replace(variable, value) -> None:
+    """Make `value` the value of a shared variable, cast to its dtype, with no copy on the host.
+
+    A variable on a device gets a copy, in its present memory if the shape is the same.
+    """
+    storage = variable.container.storage
+    if not lives_on_device(variable):
+        storage[0] = np.asarray(value, dtype=variable.dtype)
+    elif devices.is_on_device(value):
+        storage[0] = value
+    else:
+        value = np.asarray(value, dtype=variable.dtype)
+        if storage[0].shape == value.shape:
+            devices.copy_to_device(storage[0], value)
+        else:
+            storage[0] = devices.to_device(value)
+
+
+def replace_object(variable, value) -> None:
+    """Make `value` the value of a shared variable that holds no array, such as a random state."""
+    variable.container.value = value
+
+
+@contextlib.contextmanager
+def lend(variable, rows):
+    """Make a shared variable hold some of its rows inside a with block.
+
+    Compiled functions read the value from the variable's storage cell at every call, so no other
+    function is compiled for this. A value that an update stores inside the block stays.
+    """
+    storage = variable.container.storage
+    whole = storage[0]
+    storage[0] = rows
+    try:
+        yield
+    finally:
+        if storage[0] is rows:
+            storage[0] = whole
+
+
+def fixed_axes(variable):
+    """Return for each axis of a variable whether its length is always 1 (it is broadcastable)."""
+    return variable.broadcastable
+
+
+def fix_axes(expression, variable):
+    """Return an expression with the fixed axes of a variable."""
+    return patternbroadcast(expression, variable.broadcastable)
+
+
+def shared_zeros(variable, dtype, name):
+    """Return a new shared variable of zeros, of a shared variable's shape and fixed axes."""
+    shape = variable.get_value(borrow=True).shape
+    return shared(np.zeros(shape, dtype), name, broadcastable=variable.broadcastable)
+
+
+def cast_value(variable, value):
+    """Return a value as a NumPy array of a variable's dtype and number of dimensions.
+
+    Raises Theano's exception if it can't be cast without loss. The caller checks the lengths of
+    fixed axes.
+    """
+    plain = TensorType(variable.dtype, (False,) * variable.ndim)
+    return np.asarray(plain.filter(value))
+
+
+def is_array_variable(variable) -> bool:
+    """Return whether a variable holds an array, of NumPy or on a device."""
+    return isinstance(variable.type, TensorType) or lives_on_device(variable)
+
+
+def lives_on_device(variable) -> bool:
+    """Return whether the values of a variable are on a device; 0-d and complex ones seldom are."""
+    return devices.is_device_type(variable.type)
+
+
+def on_host(variable):
+    """Return a new variable on the host for one on a device; return any other as it is."""
+    if not lives_on_device(variable):
+        return variable
+    return TensorType(variable.dtype, variable.broadcastable)(name=variable.name)
+
+
+def on_device(variable):
+    """Return a variable moved to this rank's device."""
+    return variable.transfer(None)
+
+
+def is_random_state(variable) -> bool:
+    """Return whether a shared variable holds the state of a random number generator."""
+    return isinstance(variable.type, RandomStateType) or is_mrg_state(variable)
+
+
+def is_mrg_state(variable) -> bool:
+    """Return whether a shared variable holds the state of an MRG_RandomStreams."""
+    if getattr(variable.tag, "is_rng", False):
+        return is_array_variable(variable)
+    update = getattr(variable, "default_update", None)
+    owner = getattr(update, "owner", None)
+    return owner is not None and isinstance(owner.op, rng_mrg.mrg_uniform_base)

@@ -1,0 +1,42 @@
+"""The transport that ranks have: chosen by their number and devices."""
+
+from synkhronos import _devices
+from synkhronos._gate import SharedGate
+from synkhronos.comm import Communicator, Gate, nccl, shared, single
+
+
+def make_gate(n_ranks: int, master_rank: int) -> Gate:
+    """Return the gate of a new session, in the master, before it forks."""
+    if n_ranks == 1:
+        return single.SingleGate(master_rank)
+    return SharedGate(n_ranks, master_rank, spin=n_ranks <= _devices.usable_cores())
+
+
+def kind_for(devices) -> str:
+    """Return the transport that ranks on these devices have.
+
+    >>> kind_for(["cuda0", "cuda1"]), kind_for(["cuda0", "cuda0"]), kind_for(["cpu"])
+    ('nccl', 'shared', 'single')
+    """
+    if len(devices) == 1:
+        return "single"
+    # NCCL refuses two ranks on one GPU.
+    own = all(device.startswith("cuda") for device in devices) and len({*devices}) == len(devices)
+    return "nccl" if own else "shared"
+
+
+def connect(worker, on_release=None) -> Communicator:
+    """Return this rank's communicator.
+
+    Parameters
+    ----------
+    worker : Worker
+    on_release : callable, optional
+        Takes what stands for a block of this rank's memory, and a function that gives the memory
+        back, when the last view of the block has gone. By default it is given back at once.
+    """
+    kind = kind_for(worker.devices)
+    if kind == "single":
+        return single.connect(worker)
+    base = shared.connect(worker, on_release)
+    return nccl.connect(worker, base) if kind == "nccl" else base
