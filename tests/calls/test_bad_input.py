@@ -161,6 +161,7 @@ def known(layout):
 
 @pytest.mark.layouts(Layout(2))
 class TestOnTwoRanks:
+    @pytest.mark.sample(400)
     @pytest.mark.parametrize("case", IN_SESSION, ids=str)
     def test_a_wrong_call_is_refused_and_changes_nothing(self, known, case):
         refuse_and_change_nothing(case, known)
@@ -186,6 +187,7 @@ class TestOnOneAndThreeRanks:
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.use.before_fork], ids=str)
+@pytest.mark.sample(8)
 def test_a_wrong_fork_starts_nothing(no_session, case):
     with nothing_left():
         refuse(case, names())

@@ -18,6 +18,12 @@ HERE = Path(__file__).parents[1]
 TWO = "opencl0:0,opencl0:0"
 MIX = "opencl0:0,cpu"
 MIX_OF_THREE = "opencl0:0,cpu,opencl0:0"
+# Rules are made of the same operations: a few tests of them, which take minutes each.
+SOME_RULES = [
+    "training/test_rules::test_rules",
+    "training/test_rules::test_two_steps_accumulate_slices",
+    "training/test_rules::test_warm_up_counts_calls_not_slices",
+]
 # PoCL builds each operation anew on each rank, so no suite runs on all layouts.
 CASES = [
     (
@@ -26,9 +32,9 @@ CASES = [
         ["devices/test_device_ranks", "collectives/test_collectives", "training/test_updates"],
     ),
     (TWO, 0, ["calls/test_functions", "collectives/test_ops"]),
-    (TWO, 0, ["calls/test_slices"]),
+    (TWO, 0, ["calls/test_slices", *SOME_RULES]),
     (MIX_OF_THREE, 1, ["collectives/test_collectives", "training/test_updates"]),
-    (MIX, 1, ["calls/test_distribute", "calls/test_documented_slices", "training/test_rules"]),
+    (MIX, 1, ["calls/test_distribute", "calls/test_documented_slices"]),
     (MIX, 0, ["devices/test_device_ranks", "calls/test_sliced_updates", "collectives/test_ops"]),
 ]
 NCCL = ["devices/test_device_ranks", "devices/test_nccl", "collectives/test_ops"]
@@ -51,7 +57,10 @@ def run(names, request, **variables):
     if missing():
         pytest.skip(missing())
     faulthandler.cancel_dump_traceback_later()  # what runs has its own, for each test
-    paths = [HERE / f"{name}.py" for name in names]
+    paths = []
+    for name in names:
+        file, *test = name.split("::")
+        paths.append("::".join([str(HERE / f"{file}.py"), *test]))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *paths],
         cwd=HERE.parent,

@@ -95,6 +95,7 @@ def test_cnn_with_dropout_trains_on_ranks(demo):
     assert np.isfinite(result["losses"]).all() and result["losses"][1] < 2.5
 
 
+@pytest.mark.slow("compiles a network for two scripts")
 def test_minibatches_may_be_smaller_than_the_number_of_ranks(demo):
     tiny = ["custom_mlp:0,1,0,0", "2", "2", "--data", "digits", "--rows", "7", "--ranks", "3"]
     for script in ("train_mnist_cpu_data", "train_mnist_gpu_data"):

@@ -339,6 +339,7 @@ def mistaken(old, new):
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.sample(10)
 def test_a_mistake_is_found(mistake):
     old, new, what = MISTAKES[mistake]
     rank = mistaken(old, new)

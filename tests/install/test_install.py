@@ -99,12 +99,14 @@ def test_import_prints_nothing(home):
 
 
 @needs_installation
+@pytest.mark.slow("imports Theano in a new interpreter")
 def test_import_changes_no_environment(home):
     code = "import os; before = dict(os.environ); import theano; print(before == dict(os.environ))"
     assert python(code, home) == "True\n"
 
 
 @needs_installation
+@pytest.mark.slow("imports Theano in a new interpreter")
 def test_scipy_is_not_imported_to_find_it(home):
     code = """
     import sys, _synkhronos_import_support as support
@@ -115,6 +117,7 @@ def test_scipy_is_not_imported_to_find_it(home):
 
 
 @needs_installation
+@pytest.mark.slow("imports Theano in a new interpreter")
 def test_gemm_links_the_library_of_the_flags(home):
     # Theano removes some compiled modules at its exit, so they are looked at before.
     code = """
@@ -163,6 +166,7 @@ def test_scan_works_and_pickles(home):
 
 
 @needs_installation
+@pytest.mark.slow("imports Theano in a new interpreter")
 def test_outer_product_pickles(home):
     code = """
     import pickle, theano, theano.tensor as T
@@ -179,6 +183,7 @@ def test_theano_flags_win(home):
 
 
 @needs_installation
+@pytest.mark.slow("imports Theano in a new interpreter")
 def test_theano_flags_win_over_theanorc(home_with):
     home = home_with("[blas]\nldflags = -lm\n")
     assert python(PRINT_LDFLAGS, home, THEANO_FLAGS="blas.ldflags=-lc") == "-lc\n"
@@ -192,6 +197,7 @@ def test_theanorc_wins(home_with):
 
 
 @needs_installation
+@pytest.mark.slow("imports Theano in a new interpreter")
 def test_theanorc_without_ldflags_gets_them(home_with):
     home = home_with("[blas]\ncheck_openmp = False\n[global]\nfloatX = float32\n")
     code = "import theano; print(theano.config.floatX, theano.config.blas.ldflags)"
@@ -199,6 +205,7 @@ def test_theanorc_without_ldflags_gets_them(home_with):
 
 
 @needs_installation
+@pytest.mark.slow("imports Theano in a new interpreter")
 def test_file_of_theanorc_variable_wins(home, tmp_path):
     (tmp_path / "rc").write_text("[blas]\nldflags = -lm\n")
     variable = os.pathsep.join([str(tmp_path / "rc"), str(tmp_path / "absent")])
@@ -206,6 +213,7 @@ def test_file_of_theanorc_variable_wins(home, tmp_path):
 
 
 @needs_installation
+@pytest.mark.slow("imports Theano in a new interpreter")
 def test_folder_with_a_space_links(home_with, tmp_path):
     flags, origin = import_support.find_blas()
     if origin != "SciPy's wheel":
@@ -331,6 +339,7 @@ def test_wheel_holds_every_module(source_tree, tmp_path):
 
 
 @needs_setup
+@pytest.mark.slow("imports Theano in a new interpreter")
 def test_pth_of_the_wheel_supports_theano(source_tree, tmp_path, home):
     for name, text in build(source_tree, tmp_path, "wheel").items():
         if name.startswith(("_synkhronos", "synkhronos-import")):
@@ -392,6 +401,7 @@ print(lasagne.layers.get_output_shape(layer))
 
 
 @needs_installation
+@pytest.mark.slow("imports Theano in a new interpreter")
 def test_lasagne_from_pypi_finds_the_pooling_that_it_asks_for(home):
     pytest.importorskip("lasagne")
     assert python(OLD_MODELS, home).splitlines() == [
@@ -423,6 +433,7 @@ def test_keras_finds_the_names_that_collections_had(home):
 
 
 @needs_installation
+@pytest.mark.slow("imports Theano in a new interpreter")
 def test_a_folder_named_keras_is_imported_like_any_other(home, tmp_path):
     (tmp_path / "keras").mkdir()  # with no __init__.py
     (tmp_path / "keras" / "own.py").write_text("number = 3")
@@ -437,6 +448,7 @@ def test_a_folder_named_keras_is_imported_like_any_other(home, tmp_path):
 
 
 @needs_installation
+@pytest.mark.slow("imports Theano in a new interpreter")
 def test_what_is_missing_in_theano_is_missing_still(home):
     assert (
         python(
