@@ -1,10 +1,12 @@
-"""Checks of arguments that many public functions make."""
+"""Wordings of messages, and checks of arguments that many public functions make."""
 
 import operator
+import re
 
 import numpy as np
 
 MAX_DIMENSIONS = 32  # NumPy's limit
+MOST_CHARACTERS = 80  # of a name in tables and pictures
 
 
 def count(number, noun):
@@ -88,3 +90,23 @@ def oversize_of(oversize):
     if not 1 <= number <= 2:
         raise ValueError(f"oversize must be from 1 to 2, got {shown(oversize)}.")
     return number
+
+
+def one_line(name) -> str:
+    """Return a name on one line: what can't be printed is escaped, and a long name cut.
+
+    Its end stays, too: names of functions that were given none end with the line that made them.
+    """
+    text = "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in str(name)
+    )
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    return f"{text[: MOST_CHARACTERS // 2 - 3]}...{text[-MOST_CHARACTERS // 2 :]}"
+
+
+def without_folder(name) -> str:
+    """Return a name; of one that is an absolute path and a line, the file's own name and line."""
+    text = str(name)
+    return text.rpartition("/")[2] if re.fullmatch(r"/.*:\d+", text, re.DOTALL) else text

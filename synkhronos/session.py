@@ -11,8 +11,8 @@ from typing import Optional, Sequence
 
 from synkhronos import _host, profiling
 from synkhronos._machine.devices import default_threads, resolve
+from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log
-from synkhronos._machine.processes import interrupts_held
 from synkhronos._master.current import Current as _Current
 from synkhronos._master.current import current
 from synkhronos._master.session import Session

@@ -11,33 +11,8 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
-
-
-@contextlib.contextmanager
-def interrupts_held():
-    """Delay a Ctrl-C until the end of the block.
-
-    A handler does it. A signal mask holds for one thread only, and another thread would take the
-    signal.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread gets a KeyboardInterrupt
-        return
-    if signal.getsignal(signal.SIGINT) is None:
-        yield  # the program that embeds Python handles it
-        return
-    held = []
-    previous = signal.signal(signal.SIGINT, lambda *args: held.append(args))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-        if held:
-            signal.raise_signal(signal.SIGINT)
-
 
 _LIVES = {  # letters of /proc/<pid>/stat
     "R": "running",

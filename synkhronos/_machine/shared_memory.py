@@ -24,7 +24,7 @@ from typing import Dict, NamedTuple, Optional, Tuple
 import numpy as np
 import posix_ipc
 
-from synkhronos._machine.processes import interrupts_held
+from synkhronos._machine.interrupts import interrupts_held
 from synkhronos.errors import SharedMemoryFull
 
 SHARED_MEMORY = "/dev/shm"

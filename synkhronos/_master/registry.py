@@ -5,16 +5,20 @@ function that uses it; after that it is an id. Nothing here keeps them alive: wh
 put on the session's garbage, and forgotten by the workers.
 """
 
+import collections
 import itertools
 import weakref
 from typing import Optional
 
 from synkhronos import _host
 from synkhronos._machine import devices
+from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log
 from synkhronos._rank import commands
 from synkhronos._rank.replica import PLAIN, Replica
 from synkhronos._wording import sentence
+
+AT_A_TIME = 1000  # references in one command, which must fit into the mailbox
 
 
 class Registry:
@@ -154,3 +158,47 @@ class Registry:
 def _alive(references):
     found = [reference() for reference in references]
     return [each for each in found if each is not None]
+
+
+class Garbage:
+    """References that no object of the user's needs any more, by kind.
+
+    The kinds are those of `commands.Forget`, and ``"give_back"``: functions that give a block of
+    memory back, to be called when no worker can be reading it.
+    """
+
+    def __init__(self):
+        # Finalizers add to it at any moment, in any thread; so nothing here takes a lock.
+        self._released = collections.deque()
+
+    def __bool__(self):
+        return bool(self._released)
+
+    def add(self, kind: str, ref) -> None:
+        """Keep a reference until it is collected."""
+        self._released.append((kind, ref))
+
+    def collect(self, gate, worker) -> None:
+        """Have all ranks forget what was released, or some of it where it is very much."""
+        if gate.is_open:
+            gate.drain()
+        released = list(itertools.islice(self._released, AT_A_TIME))
+        kinds = "references", "functions", "variables"
+        forget = commands.Forget(
+            **{each: tuple(ref for kind, ref in released if kind == each) for each in kinds}
+        )
+        with gate.call(forget):
+            forget.run(worker)
+        with interrupts_held():
+            for _ in released:
+                self._drop_first()
+
+    def give_back(self) -> None:
+        """Give all memory back, when there are no workers left; forget the rest."""
+        while self._released:
+            self._drop_first()
+
+    def _drop_first(self):
+        kind, value = self._released.popleft()
+        if kind == "give_back":
+            value()

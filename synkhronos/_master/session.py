@@ -9,10 +9,10 @@ import functools
 import threading
 import weakref
 
+from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log, name_rank
-from synkhronos._machine.processes import ForkedProcess, interrupts_held, join_all, kill_all
-from synkhronos._master.garbage import Garbage
-from synkhronos._master.registry import Registry
+from synkhronos._machine.processes import ForkedProcess, join_all, kill_all
+from synkhronos._master.registry import Garbage, Registry
 from synkhronos._rank import commands
 from synkhronos._rank.worker import Worker, be_worker
 from synkhronos.comm.transports import make_gate

@@ -26,7 +26,7 @@ import numpy as np
 
 from synkhronos import _host
 from synkhronos._arithmetic.blocks import OPS
-from synkhronos._machine.processes import interrupts_held
+from synkhronos._machine.interrupts import interrupts_held
 from synkhronos.comm import Communicator
 from synkhronos.comm.composition import ArraysOver, OutputsOver, VariablesOver
 

@@ -9,11 +9,9 @@ import numpy as np
 
 from synkhronos._machine.log import log
 from synkhronos._master.current import current
-from synkhronos._wording import sentence, whole_number
+from synkhronos._wording import one_line, sentence, whole_number
 from synkhronos.errors import SessionError
-from synkhronos.profiling import files
 from synkhronos.profiling import summary as _summary
-from synkhronos.profiling.names import shown
 from synkhronos.profiling.recording import Recording
 from synkhronos.profiling.timeline import REST, Timeline
 
@@ -131,8 +129,8 @@ def file_of_environment() -> Optional[Path]:
     file = os.environ.get("SYNKHRONOS_PROFILE")
     if not file:
         return None
-    path = files.check_file("SYNKHRONOS_PROFILE", file, _SUFFIXES, _KINDS)
-    files.refuse_unwritable("SYNKHRONOS_PROFILE", path)
+    path = _check_file("SYNKHRONOS_PROFILE", file, _SUFFIXES, _KINDS)
+    _refuse_unwritable("SYNKHRONOS_PROFILE", path)
     return path.absolute()  # the script may go elsewhere
 
 
@@ -272,7 +270,7 @@ class Profile:
         ['trace.json']
         >>> synk.close()
         """
-        path = files.check_file("file", file, _SUFFIXES, _KINDS)
+        path = _check_file("file", file, _SUFFIXES, _KINDS)
         if path.suffix.lower() == ".txt":
             text = self.summary() + "\n"
         else:
@@ -331,7 +329,7 @@ class Profile:
         figure = Figure(figsize=(10, 1.8 + 0.6 * self.n_ranks), layout="constrained")
         if file is not None:
             suffixes = [f".{name}" for name in figure.canvas.get_supported_filetypes()]
-            file = files.check_file("file", file, suffixes, f"one of {', '.join(sorted(suffixes))}")
+            file = _check_file("file", file, suffixes, f"one of {', '.join(sorted(suffixes))}")
         timeline = self._read()
         calls = timeline.outer_calls(self.master_rank)[-last:]
         begin = min((call.begin for call in calls), default=0)
@@ -348,7 +346,7 @@ class Profile:
             axes.axvline(left, color="0.3", linewidth=0.8)
             room = _CHARACTERS * (call.end - call.begin) // (end - begin)
             if room > 3:  # or names would lie on one another
-                name = shown(call.name)[:room]
+                name = one_line(call.name)[:room]
                 axes.annotate(name, (left, -0.5), fontsize="small", parse_math=False)
         axes.set_yticks(range(self.n_ranks), self._rank_names())
         axes.set_ylim(self.n_ranks - 0.5, -0.9)
@@ -363,3 +361,30 @@ class Profile:
         calls = len({*self.calls["call"].tolist()})
         state = "being recorded" if self._recording.is_on else "ended"
         return f"<Profile of {calls} calls on {self.n_ranks} ranks, {state}>"
+
+
+def _check_file(argument, file, suffixes, what) -> Path:
+    """Return the path of a file with one of some suffixes.
+
+    Raises ``TypeError`` for what is no path, ``ValueError`` for other suffixes, which `what` names.
+    """
+    if not isinstance(file, (str, os.PathLike)) or not isinstance(os.fspath(file), str):
+        raise TypeError(f"{argument} must be a path, got {file!r}.")
+    path = Path(file)
+    if path.suffix.lower() not in suffixes:
+        raise ValueError(f"{argument} must end in {what}, got {str(path) if file else ''!r}.")
+    return path
+
+
+def _refuse_unwritable(argument, path) -> None:
+    """Raise ``ValueError`` for a path where no file can be written, as far as that shows."""
+    folder = path.parent
+    if path.is_dir():
+        reason = "it is a folder"
+    elif not folder.is_dir():
+        reason = f"there is no folder {str(folder)!r}"
+    elif not os.access(path if path.exists() else folder, os.W_OK):
+        reason = "you may not write there"
+    else:
+        return
+    raise ValueError(f"{argument} must be a file that can be written, got {str(path)!r}: {reason}.")

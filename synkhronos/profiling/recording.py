@@ -11,12 +11,12 @@ from logging import DEBUG
 
 import numpy as np
 
+from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log
-from synkhronos._machine.processes import interrupts_held
 from synkhronos._master.session import State
+from synkhronos._wording import one_line, without_folder
 from synkhronos.errors import SessionError, SharedMemoryFull, WorkerDied
 from synkhronos.profiling import recorder
-from synkhronos.profiling.names import shown, without_folder
 from synkhronos.profiling.recorder import StartRecording, StopRecording, clock
 from synkhronos.profiling.timeline import SPAN, Part
 
@@ -109,7 +109,7 @@ class Recording:
             number = self._numbers[key] = len(self.names) - 1
         write(part, begin, end, number, 0)
         if log.isEnabledFor(DEBUG):  # or names would be looked through in each call
-            log.debug("%s took %.3f ms", shown(self.names[number]), 1e-6 * (end - begin))
+            log.debug("%s took %.3f ms", one_line(self.names[number]), 1e-6 * (end - begin))
 
     # The end.
 

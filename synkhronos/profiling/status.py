@@ -10,7 +10,7 @@ from synkhronos import _host
 from synkhronos._machine.processes import life_of
 from synkhronos._master.current import Current
 from synkhronos._master.session import State
-from synkhronos.profiling.names import shown
+from synkhronos._wording import one_line
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Status:
                 ("name", "workers have it", "shared variables"),
                 [
                     (
-                        shown(each.name),
+                        one_line(each.name),
                         "yes" if each.is_distributed else "no",
                         _list(each.shared_variables),
                     )
@@ -150,7 +150,7 @@ class Status:
                     ("name", "dtype", "shape", "size", "home"),
                     [
                         (
-                            shown(each.name or ""),
+                            one_line(each.name or ""),
                             each.dtype,
                             "" if each.shape is None else str(each.shape),
                             _amount(each.nbytes),
@@ -308,4 +308,4 @@ def _amount(nbytes):
 
 def _list(names, most=4):
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(shown, names[:most])) + more
+    return ", ".join(map(one_line, names[:most])) + more

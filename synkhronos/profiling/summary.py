@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from synkhronos.profiling.names import shown
+from synkhronos._wording import one_line
 from synkhronos.profiling.timeline import NAMES
 
 
@@ -46,7 +46,7 @@ def _functions(calls, master_rank):
         each, master = found[position], masters[position]
         ranks = [each[each["rank"] == rank] for rank in {*each["rank"].tolist()}]
         parts = [_span([1e3 * np.median(rank[name]) for rank in ranks]) for name in NAMES]
-        line = [shown(master["name"][0]), len(master), master["raised"].sum()]
+        line = [one_line(master["name"][0]), len(master), master["raised"].sum()]
         line += [f"{master['seconds'].sum():.3f}", _digits(1e3 * np.median(master["seconds"]))]
         moved = sum(np.median(rank["bytes"]) for rank in ranks)
         lines.append((*line, *parts, _digits(1e-6 * moved)))

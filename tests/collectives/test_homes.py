@@ -403,7 +403,7 @@ def test_ctrl_c_at_any_time(no_session, n):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("when", range(1, 5))
-@pytest.mark.parametrize("name", ["_Home.lay_out", "_host.replace", "Homes._settle"])
+@pytest.mark.parametrize("name", ["_Region.lay_out", "_host.replace", "Storage._settle"])
 def test_ctrl_c_while_values_are_brought_home(no_session, monkeypatch, name, when):
     owner, name = name.split(".")
     synk.fork(2)
@@ -501,9 +501,9 @@ def test_no_room_leaves_a_session_to_go_on_with(no_session):
 @pytest.mark.faults
 def test_an_error_on_one_rank_in_the_middle_of_a_collective(no_session, monkeypatch):
     """Another rank waits to meet it; it is told."""
-    from synkhronos.comm.shared.storage import Homes
+    from synkhronos.comm.shared.storage import Storage
 
-    original = Homes.bring_home
+    original = Storage.store
 
     def failing(self, keys):
         if self._worker.rank == 1 and _theano_value(self, keys) == 13:
@@ -513,7 +513,7 @@ def test_an_error_on_one_rank_in_the_middle_of_a_collective(no_session, monkeypa
     def _theano_value(self, keys):
         return self._worker.variables[keys[0]].get_value(borrow=True)[0]
 
-    monkeypatch.setattr(Homes, "bring_home", failing)
+    monkeypatch.setattr(Storage, "store", failing)
     synk.fork(3)
     s = theano.shared(np.zeros(2))
     synk.set_value(1, s, [13.0, 0.0])

@@ -33,12 +33,12 @@ from synkhronos._machine.processes import ForkedProcess
 from synkhronos._machine.shared_memory import Segment, Segments
 from synkhronos._master.session import Session
 from synkhronos._rank.replica import Replica
-from synkhronos.comm import reports, shared
-from synkhronos.comm.shared import SharedMemory, SharedVariables, arrays
+from synkhronos.comm import reports
+from synkhronos.comm.shared import SharedMemory, SharedVariables, arrays, variables
 from synkhronos.comm.shared.arrays import SharedArrays
 from synkhronos.comm.shared.gate import SharedGate as Gate
 from synkhronos.comm.shared.outputs import SharedOutputs
-from synkhronos.comm.shared.storage import Homes
+from synkhronos.comm.shared.storage import Storage
 
 pytestmark = pytest.mark.faults
 
@@ -72,16 +72,16 @@ POINTS = [
     ("all_reduce", SharedVariables, "expose", "before"),
     ("all_reduce", Gate, "meet", "before"),
     ("all_reduce", Gate, "meet", "after"),
-    ("all_reduce", shared, "reduce_block", "after"),
+    ("all_reduce", variables, "reduce_block", "after"),
     ("all_reduce", SharedVariables, "all_reduce", "after"),
     ("reduce", Gate, "meet", "after"),
-    ("all_gather", Homes, "values", "before"),
-    ("all_gather", Homes, "replace_home", "after"),
+    ("all_gather", Storage, "values", "before"),
+    ("all_gather", Storage, "new_region", "after"),
     ("broadcast", Gate, "meet", "before"),
     ("broadcast", SharedVariables, "_give", "before"),
     ("scatter", SharedVariables, "assign", "after"),
-    ("gather", Homes, "post", "before"),
-    ("gather", Homes, "bring_home", "after"),
+    ("gather", Storage, "post", "before"),
+    ("gather", Storage, "store", "after"),
     ("distribute", _host, "load", "before"),
     ("distribute", _host, "load", "after"),
 ]
@@ -278,7 +278,7 @@ MASTER_POINTS = [
     ("exchange", Gate, "meet", "after"),
     ("large exchange", arrays, "reduce_block", "after"),
     ("all_reduce", Gate, "meet", "before"),
-    ("all_reduce", shared, "reduce_block", "after"),
+    ("all_reduce", variables, "reduce_block", "after"),
     ("distribute", Gate, "_post", "after"),
     ("close", Session, "quit", "before"),
     ("close", Gate, "start", "after"),

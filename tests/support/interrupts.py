@@ -10,10 +10,9 @@ import pytest
 from synkhronos import collectives, session
 from synkhronos._calls import request
 from synkhronos._machine import processes, shared_memory
-from synkhronos._master import current, garbage, registry
+from synkhronos._master import current, registry
 from synkhronos._master import session as _master
-from synkhronos.comm import shared
-from synkhronos.comm.shared import gate, storage
+from synkhronos.comm.shared import gate, storage, variables
 
 FILES = {
     module.__file__
@@ -21,7 +20,6 @@ FILES = {
         session,
         current,
         _master,
-        garbage,
         processes,
         gate,
         registry,
@@ -29,7 +27,7 @@ FILES = {
         shared_memory,
         collectives,
         storage,
-        shared,
+        variables,
     )
 }
 

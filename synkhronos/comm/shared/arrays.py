@@ -3,7 +3,7 @@
     fill boxes, post ──▶ meet ──▶ hear ──▶ little: each rank reduces everything for itself
                                            much: its own share, to all ranks ──▶ meet
 
-Boxes lie in a scratch home of each rank, where all others see them. A function may compute right
+Boxes lie in a scratch region of each rank, where all others see them. A function may compute right
 there what is to be reduced: see `SharedArrays.landing_place`.
 """
 
@@ -23,11 +23,11 @@ _PLANS = 64  # lists of views that are kept
 class SharedArrays(Arrays):
     """One rank's part in them."""
 
-    def __init__(self, worker, homes):
+    def __init__(self, worker, storage):
         self._worker = worker
         self._gate = worker.gate
-        self._homes = homes
-        self._shares = {}  # (key of the home, who weighs) -> its version, arrays, plan
+        self._storage = storage
+        self._shares = {}  # (key of the region, who weighs) -> its version, arrays, plan
         self._exchanges = 0, 0  # the number of the call, and how many there were in it
 
     def close(self):
@@ -43,18 +43,18 @@ class SharedArrays(Arrays):
         key = self._next_scratch()
         self._exchanges = self._gate.sequence, self._exchanges[1] + 1
         if self._exchanges[1] == 1:
-            self._homes.begin()
+            self._storage.begin()
         layout = tuple((_wide(a.dtype).str, a.shape) for a in arrays)
-        home = self._homes.home_of(key)
-        if home and home.layout != layout:
+        region = self._storage.region_of(key)
+        if region and region.layout != layout:
             # Others are going to lie where these have landed.
-            arrays = [a.copy() if any(a is b for b in home.arrays) else a for a in arrays]
-        boxes = self._homes.room_for(key, layout)
+            arrays = [a.copy() if any(a is b for b in region.arrays) else a for a in arrays]
+        boxes = self._storage.room_for(key, layout)
         in_shares = len(weighing) > _ALL_READ_ALL or sum(box.nbytes for box in boxes) > _LITTLE
         own = self._fill(arrays, ops, boxes, factor, in_shares)
-        self._homes.post()
+        self._storage.post()
         self._gate.meet()
-        self._homes.hear()
+        self._storage.hear()
         if in_shares:
             plan = self._plan_of_shares(key, own, tuple(weighing))
             for position, box, blocks, others in plan:
@@ -74,11 +74,11 @@ class SharedArrays(Arrays):
 
         For functions of one exchange: in others the next might not be the one that is meant.
         """
-        home = self._homes.home_of(self._next_scratch())
+        region = self._storage.region_of(self._next_scratch())
         # A Ctrl-C may have come before it was laid out.
-        if home is None or home.layout is None or position >= len(home.arrays):
+        if region is None or region.layout is None or position >= len(region.arrays):
             return None
-        box = home.arrays[position]
+        box = region.arrays[position]
         return box if box.shape == shape and box.dtype == dtype else None
 
     def _next_scratch(self):
@@ -119,7 +119,7 @@ class SharedArrays(Arrays):
 
     def _equal_boxes(self, key):
         """Return the boxes of each rank; raise if their shapes differ."""
-        everyone = self._homes.arrays(key)
+        everyone = self._storage.arrays(key)
         shapes = [[box.shape for box in each] for each in everyone]
         if any(each != shapes[0] for each in shapes):
             raise ValueError(
@@ -133,7 +133,7 @@ class SharedArrays(Arrays):
         Each with its position, where to reduce it to, from what, and who else gets a copy.
         """
         plan = self._shares.get((key, weighing))
-        if plan is not None and plan[0] != self._homes.version:
+        if plan is not None and plan[0] != self._storage.version:
             self._shares.clear()  # views of what may be gone
             plan = None
         if plan is not None and _are(own, plan[1]):
@@ -151,7 +151,7 @@ class SharedArrays(Arrays):
         if _are(own, everyone[me]):  # these stay the same arrays
             if plan or len(self._shares) >= _PLANS:
                 self._shares.clear()
-            self._shares[key, weighing] = self._homes.version, own, blocks
+            self._shares[key, weighing] = self._storage.version, own, blocks
         return blocks
 
 

@@ -1,14 +1,15 @@
-"""Where the values of shared variables live: in shared memory, mapped by all ranks.
+"""Storage of shared variables' values: regions of shared memory, mapped by all ranks.
 
-    own      key -> home       this rank's values, which Theano works on where they are
-    boards   rank -> log       where each rank's homes are: written before a meeting, read after it
-    others   key -> arrays     the values of the other ranks, seen through their homes
+    own      key -> region    this rank's values, which Theano works on where they are
+    boards   rank -> log      where each rank's regions lie: written before a meeting, read after it
+    others   key -> arrays    the values of the other ranks, seen through their regions
 
-A variable on a device is copied into its home by every collective, and back from it.
+A variable on a device is copied into its region by every collective, and back from it.
 
-A variable gets its home with its first collective. Updates that run in place leave it there; where
-Theano or ``set_value`` has put another array into the variable, `bring_home` copies it back.
-A log tells the state, not events: who misses an entry in a call that fails reads it in the next.
+A variable gets its region with its first collective. Updates that run in place leave it there;
+where Theano or ``set_value`` has put another array into the variable, `store` copies it back.
+A log holds the state, not events: a rank that misses an entry, because a call failed, reads it in
+the next call.
 """
 
 import pickle
@@ -31,7 +32,7 @@ class Place(NamedTuple):
     arrays: Tuple[Tuple[str, Tuple[int, ...], int], ...]
 
 
-class _Home:
+class _Region:
     """Some bytes of an own segment, and the arrays that are in them now."""
 
     def __init__(self, segment, begin, nbytes):
@@ -50,8 +51,8 @@ class _Home:
         self.layout = layout
 
 
-class Homes:
-    """The homes of one rank, and its view of all others'."""
+class Storage:
+    """The regions of one rank, and its view of all others'."""
 
     def __init__(self, worker, memory):
         self._worker, self._memory = worker, memory
@@ -64,7 +65,7 @@ class Homes:
         self._others = [{} for _ in range(worker.n_ranks)]
         self._heard = [0] * worker.n_ranks
         self._attached = weakref.WeakValueDictionary()
-        self.version = 0  # changes with everything that views of homes depend on
+        self.version = 0  # changes with everything that views of regions depend on
 
     # This rank's own.
 
@@ -73,16 +74,16 @@ class Homes:
         if self._retired:
             self._retired.clear()
 
-    def bring_home(self, keys) -> None:
-        """See to it that the values of these variables are in their homes."""
+    def store(self, keys) -> None:
+        """See to it that the values of these variables are in their regions."""
         variables, own = self._worker.variables, self._own
         moved, copied = [], []
         for key in keys:
             value = _host.peek(variables[key])
-            home = own.get(key)
+            region = own.get(key)
             if _host.is_on_device(value):
                 copied.append((key, value))
-            elif home is None or value is not home.arrays[0]:
+            elif region is None or value is not region.arrays[0]:
                 moved.append((key, value))
         if moved:
             self._move_in(moved)
@@ -93,7 +94,7 @@ class Homes:
                 _host.copy_from_device(value, array)
 
     def copy_back(self, keys) -> None:
-        """Give the variables that live on a device what is in their homes."""
+        """Give the variables that live on a device what is in their regions."""
         for key in keys:
             variable = self._worker.variables[key]
             if _host.lives_on_device(variable):
@@ -103,43 +104,43 @@ class Homes:
         self._leave_lent([key for key, _ in moved])
         self._build({key: (_layout(value),) for key, value in moved})
         for key, value in moved:
-            variable, home = self._worker.variables[key], self._own[key]
+            variable, region = self._worker.variables[key], self._own[key]
             layout = (_layout(value),)
-            if home.layout != layout:
+            if region.layout != layout:
                 self._settle(key, layout)
-            elif _is_there(value, home.arrays[0]):
+            elif _is_there(value, region.arrays[0]):
                 self.version += 1
-                home.arrays[0] = value  # another view of the same memory, as some ops make
+                region.arrays[0] = value  # another view of the same memory, as some ops make
                 continue
-            home.arrays[0][...] = value
-            _host.replace(variable, home.arrays[0])
+            region.arrays[0][...] = value
+            _host.replace(variable, region.arrays[0])
 
     def _leave_lent(self, keys):
-        """Leave homes that other variables' values are in, as after an update that swaps two."""
+        """Leave regions that other variables' values are in, as after an update that swaps two."""
         lent = set()
         for key, variable in self._worker.variables.items():
-            value, home = _host.peek(variable), self._own.get(key)
+            value, region = _host.peek(variable), self._own.get(key)
             for array in (value, getattr(value, "base", None)):
-                if home is None or array is not home.arrays[0]:
+                if region is None or array is not region.arrays[0]:
                     lent.add(id(array))
         for key in keys:
-            home = self._own.get(key)
-            if home is not None and home.layout is not None and id(home.arrays[0]) in lent:
+            region = self._own.get(key)
+            if region is not None and region.layout is not None and id(region.arrays[0]) in lent:
                 self._retired.append(self._own.pop(key))
 
     def new_value(self, key, shape):
         """Give a variable a value of another shape, of any contents; return the array."""
-        variable, home = self._worker.variables[key], self._own.get(key)
-        if home is not None and home.arrays[0] is not _host.peek(variable):
+        variable, region = self._worker.variables[key], self._own.get(key)
+        if region is not None and region.arrays[0] is not _host.peek(variable):
             self._leave_lent([key])
         layout = ((np.dtype(variable.dtype).str, tuple(shape)),)
         [value] = self.room_for(key, layout)
         _host.replace(variable, value)
         return value
 
-    def replace_home(self, key, shape):
-        """Return an array for a variable's next value, while its present home can be read still."""
-        # The home before the last is free again: a variable that is gathered time and again takes
+    def new_region(self, key, shape):
+        """Return an array for a variable's next value; its present region stays readable."""
+        # The region before the last is free again: a variable that is gathered time and again takes
         # turns between two, and no memory has to be cleared for it.
         old, spare = self._own.get(key), self._spares.get(key)
         self._spares[key] = old
@@ -150,39 +151,39 @@ class Homes:
             self._own[key] = spare
         return self.new_value(key, shape)
 
-    def _is_lent(self, home):
+    def _is_lent(self, region):
         values = map(_host.peek, self._worker.variables.values())
         return any(
-            array is home.arrays[0]
+            array is region.arrays[0]
             for value in values
             for array in (value, getattr(value, "base", None))
         )
 
-    def home_of(self, key):
-        """Return this rank's home of a key, or None; one without a layout has no arrays yet."""
+    def region_of(self, key):
+        """Return this rank's region of a key, or None; one without a layout has no arrays yet."""
         return self._own.get(key)
 
     def room_for(self, key, layout):
         """Return arrays of these dtypes and shapes, of any contents, that all ranks can see."""
-        home = self._own.get(key)
-        if home is None or home.layout != layout:
+        region = self._own.get(key)
+        if region is None or region.layout != layout:
             self._build({key: layout})
             self._settle(key, layout)
         return self._own[key].arrays
 
     def _build(self, layouts):
-        """Make a new home, in one segment, for each whose own is missing or too small."""
+        """Make a new region, in one segment, for each whose own is missing or too small."""
         sizes = {}
         for key, layout in layouts.items():
-            needed, home = _room(layout), self._own.get(key)
-            if home is None or home.nbytes < needed:
+            needed, region = _room(layout), self._own.get(key)
+            if region is None or region.nbytes < needed:
                 sizes[key] = needed
-                if home is not None:
-                    self._retired.append(home)
+                if region is not None:
+                    self._retired.append(region)
         if sizes:
             segment, begin = self._memory.create(sum(sizes.values())), 0
             for key, nbytes in sizes.items():
-                self._own[key] = _Home(segment, begin, nbytes)
+                self._own[key] = _Region(segment, begin, nbytes)
                 begin += nbytes
 
     def _settle(self, key, layout):
@@ -218,7 +219,7 @@ class Homes:
     # What the ranks tell one another.
 
     def post(self) -> None:
-        """Write down where this rank's homes are, if that has changed. All ranks meet after it."""
+        """Write down where this rank's regions lie, if that has changed; all ranks meet next."""
         if not self._unposted:
             return
         gate = self._worker.gate
@@ -240,8 +241,8 @@ class Homes:
         self._unposted.clear()
 
     def _entry(self, keys):
-        homes = {key: self._own[key] for key in keys if key in self._own}
-        places = {key: home.place for key, home in homes.items() if home.layout is not None}
+        regions = {key: self._own[key] for key in keys if key in self._own}
+        places = {key: region.place for key, region in regions.items() if region.layout is not None}
         data = pickle.dumps(places, pickle.HIGHEST_PROTOCOL)
         return len(data).to_bytes(_HEADER, "little") + data
 
@@ -319,9 +320,9 @@ def _room(layout):
     return max(sum(_round_up(_nbytes(*each)) for each in layout), _ALIGN)
 
 
-def _is_there(value, home):
+def _is_there(value, region):
     return (
-        value.__array_interface__["data"][0] == home.__array_interface__["data"][0]
+        value.__array_interface__["data"][0] == region.__array_interface__["data"][0]
         and value.flags.c_contiguous
         and value.flags.writeable
     )
