@@ -27,9 +27,9 @@ _HOMES = {
         "scatter",
     ),
     "values": ("get_lengths", "get_shapes", "get_value", "set_value"),
-    "_devices": ("get_n_gpu",),
+    "_machine.devices": ("get_n_gpu",),
     "profiling": ("profile",),
-    "_status": ("status",),
+    "profiling.status": ("status",),
     "errors": ("SessionError", "SharedMemoryFull", "WorkerDied", "WorkerError"),
 }
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}

@@ -98,7 +98,7 @@ class _Version(argparse.Action):
 
 
 def _info(arguments: argparse.Namespace) -> int:
-    from synkhronos import _info as info
+    from synkhronos.tools import info
 
     if arguments.link_cuda is not None:
         return _link_cuda(arguments.link_cuda)
@@ -111,7 +111,7 @@ def _info(arguments: argparse.Namespace) -> int:
 
 
 def _link_cuda(name: str) -> int:
-    from synkhronos import _cuda_libraries as cuda
+    from synkhronos.tools.info import cuda_libraries as cuda
 
     # Absolute, because the loader and the links are used from any working folder.
     folder = Path(os.path.abspath(os.path.expanduser(name)))
@@ -171,7 +171,7 @@ def _theanorc(arguments: argparse.Namespace) -> int:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    from synkhronos.benchmarks import BENCHMARKS
+    from synkhronos.tools.bench import BENCHMARKS
 
     if arguments.name is None:
         for name, module in BENCHMARKS.items():

@@ -13,10 +13,12 @@ from typing import List, Union
 
 import numpy as np
 
-from synkhronos import _commands, _host, _operands
-from synkhronos._checks import is_bool, truth
-from synkhronos._current import call
+from synkhronos import _host
+from synkhronos._calls import collective
 from synkhronos._hints import ArrayLike, Rows, SharedVariables, Values
+from synkhronos._master.current import call
+from synkhronos._rank import commands
+from synkhronos._wording import is_bool, truth
 
 __all__ = [
     "all_gather",
@@ -65,10 +67,10 @@ def broadcast(
     >>> synk.close()
     """
     with call("broadcast()") as session:
-        variables = _operands.check_variables("broadcast", shared_vars, objects=True)
+        variables = collective.check_variables("broadcast", shared_vars, objects=True)
         given = [None] * len(variables)
         if values is not None:
-            given = _operands.check_values("broadcast", shared_vars, variables, values, none=True)
+            given = collective.check_values("broadcast", shared_vars, variables, values, none=True)
         nccl = truth("nccl", nccl)
         objects = [v for v in variables if not _host.is_array_variable(v)]
         arrays = [v for v in variables if _host.is_array_variable(v)]
@@ -79,13 +81,13 @@ def broadcast(
             if variable in objects:
                 _host.replace_object(variable, value)
             else:
-                _commands.assign(session.worker, keys[variable], value)
+                commands.assign(session.worker, keys[variable], value)
         if arrays:
             array_keys = tuple(keys[variable] for variable in arrays)
-            session.run(_commands.Broadcast(array_keys, session.master_rank, nccl))
+            session.run(commands.Broadcast(array_keys, session.master_rank, nccl))
         if objects:
             object_keys = tuple(keys[variable] for variable in objects)
-            _operands.send_objects(session, object_keys, [_host.peek(v) for v in objects], None)
+            collective.send_objects(session, object_keys, [_host.peek(v) for v in objects], None)
 
 
 def scatter(shared_vars: SharedVariables, values: ArrayLike, batch: Rows | None = None) -> None:
@@ -121,12 +123,12 @@ def scatter(shared_vars: SharedVariables, values: ArrayLike, batch: Rows | None 
     >>> synk.close()
     """
     with call("scatter()") as session:
-        variables = _operands.check_variables("scatter", shared_vars)
-        _operands.check_rows("scatter", variables)
-        given = _operands.check_values(
+        variables = collective.check_variables("scatter", shared_vars)
+        collective.check_rows("scatter", variables)
+        given = collective.check_values(
             "scatter", shared_vars, variables, values, rows_may_differ=True
         )
-        _operands.assign(session, "scatter", variables, given, batch, None)
+        collective.assign(session, "scatter", variables, given, batch, None)
 
 
 def gather(
@@ -169,16 +171,16 @@ def gather(
     >>> synk.close()
     """
     with call("gather()") as session:
-        variables = _operands.check_variables("gather", shared_vars)
+        variables = collective.check_variables("gather", shared_vars)
         if is_bool(nd_up) or not isinstance(nd_up, (int, np.integer)) or nd_up not in (0, 1):
             raise ValueError(
                 "gather() takes as nd_up 1 (stack along a new axis) or 0 (join along axis 0), got "
                 f"{nd_up!r}."
             )
         if nd_up == 0:
-            _operands.check_axis("gather(nd_up=0)", variables)
+            collective.check_axis("gather(nd_up=0)", variables)
         keys = session.registry.keys_of(variables)
-        session.run(_commands.Expose(keys))
+        session.run(commands.Expose(keys))
         results = [_put_together(session.comm.variables.values(key), nd_up) for key in keys]
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -219,11 +221,11 @@ def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> None:
     >>> synk.close()
     """
     with call("all_gather()") as session:
-        variables = _operands.check_variables("all_gather", shared_vars)
-        _operands.check_rows("all_gather", variables)
+        variables = collective.check_variables("all_gather", shared_vars)
+        collective.check_rows("all_gather", variables)
         keys = session.registry.keys_of(variables)
-        unequal = session.run(_commands.AllGather(keys, truth("nccl", nccl)))
-        _operands.raise_unequal("all_gather", variables, unequal, " beyond axis 0")
+        unequal = session.run(commands.AllGather(keys, truth("nccl", nccl)))
+        collective.raise_unequal("all_gather", variables, unequal, " beyond axis 0")
 
 
 def reduce(
@@ -268,19 +270,19 @@ def reduce(
     >>> synk.close()
     """
     with call("reduce()") as session:
-        variables, op = _operands.check_reduction("reduce", shared_vars, op)
+        variables, op = collective.check_reduction("reduce", shared_vars, op)
         keys = session.registry.keys_of(variables)
         nccl = truth("nccl", nccl)
         if truth("in_place", in_place):
-            unequal = session.run(_commands.Reduce(keys, op, session.master_rank, nccl))
-            _operands.raise_unequal("reduce", variables, unequal)
+            unequal = session.run(commands.Reduce(keys, op, session.master_rank, nccl))
+            collective.raise_unequal("reduce", variables, unequal)
             return None
-        session.run(_commands.Expose(keys))
+        session.run(commands.Expose(keys))
         results = []
         for position, key in enumerate(keys):
             result = _reduce_to_new(session, key, op)
             if not isinstance(result, np.ndarray):
-                _operands.raise_unequal("reduce", variables[position:], result)
+                collective.raise_unequal("reduce", variables[position:], result)
             results.append(result)
         return tuple(results) if isinstance(shared_vars, (list, tuple)) else results[0]
 
@@ -324,7 +326,7 @@ def all_reduce(shared_vars: SharedVariables, op: str = "avg", nccl: bool = True)
     >>> synk.close()
     """
     with call("all_reduce()") as session:
-        variables, op = _operands.check_reduction("all_reduce", shared_vars, op)
+        variables, op = collective.check_reduction("all_reduce", shared_vars, op)
         keys = session.registry.keys_of(variables)
-        unequal = session.run(_commands.Reduce(keys, op, None, truth("nccl", nccl)))
-        _operands.raise_unequal("all_reduce", variables, unequal)
+        unequal = session.run(commands.Reduce(keys, op, None, truth("nccl", nccl)))
+        collective.raise_unequal("all_reduce", variables, unequal)

@@ -6,7 +6,7 @@ import pytest
 
 collect_ignore = []
 if importlib.util.find_spec("keras") is None:
-    collect_ignore.append("extensions/keras.py")
+    collect_ignore.append("extensions/keras")
 
 
 @pytest.fixture(autouse=True)

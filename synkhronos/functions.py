@@ -10,15 +10,25 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from synkhronos import _host, _reduction, _signature
-from synkhronos._binding import Inputs
-from synkhronos._checks import count
-from synkhronos._current import current
-from synkhronos._hints import ArrayLike, Output, Rows, SharedVariable, Update, Updates, Variable
-from synkhronos._master import State
-from synkhronos._replica import SLICED, Description
-from synkhronos._request import Requests
-from synkhronos._signature import Recipe
+from synkhronos import _host
+from synkhronos._arithmetic import reduction
+from synkhronos._calls import signature
+from synkhronos._calls.arguments import Inputs
+from synkhronos._calls.request import Requests
+from synkhronos._calls.signature import Recipe
+from synkhronos._hints import (
+    ArrayLike,
+    Output,
+    Rows,
+    SharedVariable,
+    Update,
+    Updates,
+    Variable,
+)
+from synkhronos._master.current import current
+from synkhronos._master.session import State
+from synkhronos._rank.replica import SLICED, Description
+from synkhronos._wording import count
 from synkhronos.inputs import Data, data
 
 __all__ = ["Function", "distribute", "function"]
@@ -55,7 +65,7 @@ class Function:
         self._modes = tuple(outputs.modes)
         self._inputs = Inputs(session, inputs, n_scattered, recipe.allow_downcast, str(self))
         self._result_dtypes = [
-            _reduction.result_dtype(mode, getattr(variable, "dtype", None), _host.float_dtype())
+            reduction.result_dtype(mode, getattr(variable, "dtype", None), _host.float_dtype())
             for mode, variable in zip(self._modes, outputs.variables)
         ]
         self._description = Description(
@@ -184,7 +194,7 @@ class Function:
         """
         values = self._inputs.bind(args, kwargs)
         arrays = list(map(self._inputs.array, range(len(values)), values))
-        subset = _signature.check_subset(output_subset, len(self._modes), self)
+        subset = signature.check_subset(output_subset, len(self._modes), self)
         return self._outputs.pack(_host.run(self._compiled, arrays, subset), subset)
 
     def build_inputs(
@@ -315,20 +325,20 @@ def function(
     >>> synk.close()
     """
     session = current("function()")
-    inputs = _signature.check_inputs("inputs", inputs)
-    whole = _signature.check_inputs("bcast_inputs", [] if bcast_inputs is None else bcast_inputs)
-    chosen = _signature.Outputs(outputs)
-    pairs, update_modes = _signature.check_updates(updates)
-    givens = _signature.check_givens(givens)
-    _signature.check_mode(kwargs.get("mode"))
+    inputs = signature.check_inputs("inputs", inputs)
+    whole = signature.check_inputs("bcast_inputs", [] if bcast_inputs is None else bcast_inputs)
+    chosen = signature.Outputs(outputs)
+    pairs, update_modes = signature.check_updates(updates)
+    givens = signature.check_givens(givens)
+    signature.check_mode(kwargs.get("mode"))
     name = kwargs.get("name")
     # A str, for the workers get it too, who may not know a subclass.
-    name = _signature.line_of_caller() if name is None else str(name)
+    name = signature.line_of_caller() if name is None else str(name)
     keywords = {**kwargs, "givens": givens, "name": name}
     chosen.keep_on_device(session.comm.outputs.reduces)
     recipe = Recipe(inputs + whole, chosen, pairs, update_modes, keywords)
     compiled = recipe.compile_plain()
-    recipe.sliceables = _signature.check_sliceables(
+    recipe.sliceables = signature.check_sliceables(
         sliceable_shareds, _host.shared_variables(compiled), recipe.updated
     )
     return Function(session, compiled, recipe.inputs, len(inputs), chosen, recipe)

@@ -12,7 +12,12 @@ from typing import Sequence
 import numpy as np
 
 from synkhronos import _host
-from synkhronos._checks import (
+from synkhronos._arithmetic.conversion import as_array, check_dtype, check_kind, condition
+from synkhronos._hints import ArrayLike, Variable
+from synkhronos._master.current import current
+from synkhronos._master.session import State
+from synkhronos._master.staging import GrowingArray
+from synkhronos._wording import (
     MAX_DIMENSIONS,
     count,
     oversize_of,
@@ -21,11 +26,6 @@ from synkhronos._checks import (
     truth,
     whole_number,
 )
-from synkhronos._conversion import as_array, check_dtype, check_kind, condition
-from synkhronos._current import current
-from synkhronos._hints import ArrayLike, Variable
-from synkhronos._master import State
-from synkhronos._staging import GrowingArray
 
 __all__ = ["Data", "data"]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from synkhronos import _blocks, _host
+from synkhronos import _host
+from synkhronos._arithmetic import blocks
 from synkhronos._hints import Variable
 
 __all__ = ["all_reduce", "rank_weight"]
@@ -63,7 +64,7 @@ def all_reduce(x: Variable, op: str = "avg") -> Variable:
            [0.25, 0.25]])
     >>> synk.close()
     """
-    op = _blocks.parse_op(op)
+    op = blocks.parse_op(op)
     if not isinstance(x, _host.Variable) or not _host.is_array_variable(x):
         raise TypeError(
             f"all_reduce() takes a tensor variable, got {x!r}. Several are reduced one by one, "

@@ -9,13 +9,14 @@ import os
 import threading
 from typing import Optional, Sequence
 
-from synkhronos import _devices, _host, profiling
-from synkhronos._checks import count, truth, whole_number
-from synkhronos._current import Current as _Current
-from synkhronos._current import current
-from synkhronos._log import log
-from synkhronos._master import Session
-from synkhronos._process import interrupts_held
+from synkhronos import _host, profiling
+from synkhronos._machine.devices import default_threads, resolve
+from synkhronos._machine.interrupts import interrupts_held
+from synkhronos._machine.log import log
+from synkhronos._master.current import Current as _Current
+from synkhronos._master.current import current
+from synkhronos._master.session import Session
+from synkhronos._wording import count, truth, whole_number
 from synkhronos.errors import SessionError
 
 _MOST_THREADS = (1 << 31) - 1  # that BLAS and OpenMP can be told of
@@ -91,12 +92,12 @@ def _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_w
             "fork() was called while a session is there: only fork once, or close() it before."
         )
     profile_file = profiling.file_of_environment()
-    names = _devices.resolve(n_parallel, use_gpu, devices)
+    names = resolve(n_parallel, use_gpu, devices)
     _host.refuse_open_device()
     if set(names) != {"cpu"}:
         _host.import_device_backend()
     threads = (
-        _devices.default_threads(len(names))
+        default_threads(len(names))
         if threads_per_rank is None
         else whole_number("threads_per_rank", threads_per_rank, 1, _MOST_THREADS)
     )

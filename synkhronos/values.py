@@ -10,10 +10,12 @@ from typing import List, Tuple, Union
 
 import numpy as np
 
-from synkhronos import _commands, _host, _operands
-from synkhronos._checks import whole_number
-from synkhronos._current import call
+from synkhronos import _host
+from synkhronos._calls import collective
 from synkhronos._hints import RandomState, Rows, SharedVariables, Values
+from synkhronos._master.current import call
+from synkhronos._rank import commands
+from synkhronos._wording import whole_number
 
 __all__ = ["get_lengths", "get_shapes", "get_value", "set_value"]
 
@@ -56,8 +58,8 @@ def set_value(
     """
     with call("set_value()") as session:
         rank = whole_number("rank", rank, 0, session.n_ranks - 1)
-        variables = _operands.check_variables("set_value", shared_vars, objects=True)
-        given = _operands.check_values(
+        variables = collective.check_variables("set_value", shared_vars, objects=True)
+        given = collective.check_values(
             "set_value", shared_vars, variables, values, rows_may_differ=batch is not None
         )
         arrays = [i for i, v in enumerate(variables) if _host.is_array_variable(v)]
@@ -66,10 +68,10 @@ def set_value(
             raise TypeError(f"set_value() got batch, but {variables[objects[0]]} has no rows.")
         if arrays:
             chosen = [variables[i] for i in arrays]
-            _operands.assign(session, "set_value", chosen, [given[i] for i in arrays], batch, rank)
+            collective.assign(session, "set_value", chosen, [given[i] for i in arrays], batch, rank)
         if objects:
             keys = session.registry.keys_of([variables[i] for i in objects])
-            _operands.send_objects(session, keys, [given[i] for i in objects], rank)
+            collective.send_objects(session, keys, [given[i] for i in objects], rank)
 
 
 def get_value(rank: int, shared_vars: SharedVariables) -> Value | tuple[Value, ...]:
@@ -105,17 +107,17 @@ def get_value(rank: int, shared_vars: SharedVariables) -> Value | tuple[Value, .
     """
     with call("get_value()") as session:
         rank = whole_number("rank", rank, 0, session.n_ranks - 1)
-        variables = _operands.check_variables("get_value", shared_vars, objects=True)
+        variables = collective.check_variables("get_value", shared_vars, objects=True)
         keys = session.registry.keys_of(variables)
         arrays = [k for k, v in zip(keys, variables) if _host.is_array_variable(v)]
         if arrays:
-            session.run(_commands.Expose(tuple(arrays), rank))
+            session.run(commands.Expose(tuple(arrays), rank))
         results = []
         for key in keys:
             if key in arrays:
                 results.append(session.comm.variables.value_of(rank, key).copy())
             else:
-                results.append(pickle.loads(session.ask(_commands.GetObject(key, rank))[rank]))
+                results.append(pickle.loads(session.ask(commands.GetObject(key, rank))[rank]))
         return tuple(results) if isinstance(shared_vars, (list, tuple)) else results[0]
 
 
@@ -150,8 +152,8 @@ def get_lengths(shared_vars: SharedVariables) -> list[int] | tuple[list[int], ..
     >>> synk.close()
     """
     with call("get_lengths()") as session:
-        variables = _operands.check_variables("get_lengths", shared_vars)
-        _operands.check_axis("get_lengths", variables)
+        variables = collective.check_variables("get_lengths", shared_vars)
+        collective.check_axis("get_lengths", variables)
         shapes = _ask_shapes(session, variables)
         lengths = tuple([shape[0] for shape in each] for each in shapes)
         return lengths if isinstance(shared_vars, (list, tuple)) else lengths[0]
@@ -187,13 +189,13 @@ def get_shapes(shared_vars: SharedVariables) -> Shapes | tuple[Shapes, ...]:
     >>> synk.close()
     """
     with call("get_shapes()") as session:
-        shapes = _ask_shapes(session, _operands.check_variables("get_shapes", shared_vars))
+        shapes = _ask_shapes(session, collective.check_variables("get_shapes", shared_vars))
         return shapes if isinstance(shared_vars, (list, tuple)) else shapes[0]
 
 
 def _ask_shapes(session, variables):
     shapes, keys = [], session.registry.keys_of(variables)
     for begin in range(0, len(keys), _ASKED_AT_ONCE):
-        answers = session.ask(_commands.Shapes(keys[begin : begin + _ASKED_AT_ONCE]))
+        answers = session.ask(commands.Shapes(keys[begin : begin + _ASKED_AT_ONCE]))
         shapes.extend(map(list, zip(*answers)))
     return tuple(shapes)

@@ -36,7 +36,7 @@ from typing import (
 
 import numpy as np
 
-from synkhronos import _reports
+from synkhronos.comm import reports
 from synkhronos.errors import SessionError, WorkerDied
 
 Keys = Tuple[int, ...]  # of shared variables
@@ -141,11 +141,11 @@ class Gate(ABC):
         errors, self._errors = self._errors, {}
         self.check_alive()  # the memory of a rank goes with it, so others may have failed by that
         if own is not None:
-            errors[self.master_rank] = _reports.report_on(own)
+            errors[self.master_rank] = reports.report_on(own)
         if not errors:
             raise SessionError("A call was aborted, but no rank said why.")
-        raise _reports.worker_error(errors, self.n_ranks) from (
-            own if min(errors) == self.master_rank else _reports.remote_cause(errors)
+        raise reports.worker_error(errors, self.n_ranks) from (
+            own if min(errors) == self.master_rank else reports.remote_cause(errors)
         )
 
     # On every rank.

@@ -25,8 +25,8 @@ import hashlib
 import numpy as np
 
 from synkhronos import _host
-from synkhronos._blocks import OPS
-from synkhronos._process import interrupts_held
+from synkhronos._arithmetic.blocks import OPS
+from synkhronos._machine.interrupts import interrupts_held
 from synkhronos.comm import Communicator
 from synkhronos.comm.composition import ArraysOver, OutputsOver, VariablesOver
 

@@ -6,7 +6,7 @@ A reduction over one rank is the rank's own value, and its memory is private to 
 import numpy as np
 
 from synkhronos import _host
-from synkhronos._partition import take_rows
+from synkhronos._arithmetic.partition import take_rows
 from synkhronos.comm import Arrays, Communicator, Gate, Memory, Outputs, Variables
 from synkhronos.errors import SharedMemoryFull
 

@@ -1,15 +1,15 @@
 """The transport that ranks have: chosen by their number and devices."""
 
-from synkhronos import _devices
-from synkhronos._gate import SharedGate
+from synkhronos._machine.devices import usable_cores
 from synkhronos.comm import Communicator, Gate, nccl, shared, single
+from synkhronos.comm.shared.gate import SharedGate
 
 
 def make_gate(n_ranks: int, master_rank: int) -> Gate:
     """Return the gate of a new session, in the master, before it forks."""
     if n_ranks == 1:
         return single.SingleGate(master_rank)
-    return SharedGate(n_ranks, master_rank, spin=n_ranks <= _devices.usable_cores())
+    return SharedGate(n_ranks, master_rank, spin=n_ranks <= usable_cores())
 
 
 def kind_for(devices) -> str:

@@ -11,10 +11,10 @@ from typing import Sequence
 import numpy as np
 
 from synkhronos import ops
-from synkhronos._checks import whole_number
 from synkhronos._hints import SharedVariable, Variable
 from synkhronos._host import fix_axes, library, shared_zeros
 from synkhronos._host import tensor as T
+from synkhronos._wording import whole_number
 from synkhronos.extensions._gradients import (
     check_loss,
     check_params,

@@ -6,9 +6,9 @@ from typing import Sequence
 
 import numpy as np
 
-from synkhronos._checks import count, shown
 from synkhronos._hints import Scalar, SharedVariable, Variable
 from synkhronos._host import tensor as T
+from synkhronos._wording import count, shown
 
 
 def gradients(loss_or_grads, params):

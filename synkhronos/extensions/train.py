@@ -20,10 +20,18 @@ from typing import Any, Sequence
 import numpy as np
 
 from synkhronos import functions, ops
-from synkhronos._checks import whole_number
-from synkhronos._hints import Output, Rule, Scalar, SharedVariable, Updates, UpdatesLike, Variable
+from synkhronos._hints import (
+    Output,
+    Rule,
+    Scalar,
+    SharedVariable,
+    Updates,
+    UpdatesLike,
+    Variable,
+)
 from synkhronos._host import float_dtype, library
 from synkhronos._host import tensor as T
+from synkhronos._wording import whole_number
 from synkhronos.extensions._gradients import (
     check_number,
     check_params,

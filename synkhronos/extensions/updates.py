@@ -28,8 +28,15 @@ import functools
 import inspect
 from typing import Sequence
 
-from synkhronos._hints import Scalar, SharedVariable, TwoSteps, UpdatePairs, UpdatesLike, Variable
-from synkhronos.extensions import rules
+from synkhronos._hints import (
+    Scalar,
+    SharedVariable,
+    TwoSteps,
+    UpdatePairs,
+    UpdatesLike,
+    Variable,
+)
+from synkhronos.extensions import update_rules
 from synkhronos.extensions._flat import (
     flat_unflat_grads,
     flatten_vars,
@@ -92,7 +99,7 @@ def sgd_nonflat(
     """
     params = check_params(params)
     shareds, grads = nonflat_grads(loss, params)
-    updates = rules.sgd(shareds, params, learning_rate)
+    updates = update_rules.sgd(shareds, params, learning_rate)
     return list(zip(shareds, grads)), list(updates.items()), shareds
 
 
@@ -130,7 +137,7 @@ def apply_momentum(
     >>> w.get_value()  # 1 - 0.1 - (0.9 * 0.1 + 0.1)
     array([0.71])
     """
-    return list(rules.apply_momentum(param_updates, params, momentum).items())
+    return list(update_rules.apply_momentum(param_updates, params, momentum).items())
 
 
 def apply_nesterov_momentum(
@@ -156,7 +163,7 @@ def apply_nesterov_momentum(
     >>> dict(apply_nesterov_momentum([(w, w - 0.1)]))[w].eval()  # 1 - 0.9 * 0.1 - 0.1
     array([0.81])
     """
-    return list(rules.apply_nesterov_momentum(param_updates, params, momentum).items())
+    return list(update_rules.apply_nesterov_momentum(param_updates, params, momentum).items())
 
 
 def _in_two_steps(rule, after):
@@ -226,11 +233,11 @@ array([ 2., 20.])
 {after}
 """
 
-sgd = _in_two_steps(rules.sgd, after="[0.8, 8.0]")
-momentum = _in_two_steps(rules.momentum, after="[0.8, 8.0]")
-nesterov_momentum = _in_two_steps(rules.nesterov_momentum, after="[0.62, 6.2]")
-adagrad = _in_two_steps(rules.adagrad, after="[0.9, 9.9]")
-rmsprop = _in_two_steps(rules.rmsprop, after="[0.6838, 9.6838]")
-adadelta = _in_two_steps(rules.adadelta, after="[0.9996, 9.9996]")
-adam = _in_two_steps(rules.adam, after="[0.9, 9.9]")
-adamax = _in_two_steps(rules.adamax, after="[0.9, 9.9]")
+sgd = _in_two_steps(update_rules.sgd, after="[0.8, 8.0]")
+momentum = _in_two_steps(update_rules.momentum, after="[0.8, 8.0]")
+nesterov_momentum = _in_two_steps(update_rules.nesterov_momentum, after="[0.62, 6.2]")
+adagrad = _in_two_steps(update_rules.adagrad, after="[0.9, 9.9]")
+rmsprop = _in_two_steps(update_rules.rmsprop, after="[0.6838, 9.6838]")
+adadelta = _in_two_steps(update_rules.adadelta, after="[0.9996, 9.9996]")
+adam = _in_two_steps(update_rules.adam, after="[0.9, 9.9]")
+adamax = _in_two_steps(update_rules.adamax, after="[0.9, 9.9]")

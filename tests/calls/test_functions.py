@@ -14,7 +14,7 @@ from support.layouts import Layout
 
 import synkhronos as synk
 from synkhronos import session as _session
-from synkhronos._checks import count
+from synkhronos._wording import count
 
 pytestmark = pytest.mark.usefixtures("ranks")
 

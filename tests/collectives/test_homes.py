@@ -20,9 +20,9 @@ from support.waiting import wait_until
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
-from synkhronos import WorkerDied, _cells, _gate
+from synkhronos import WorkerDied
 from synkhronos import session as _session
-from synkhronos.comm import exchanges, homes
+from synkhronos.comm.shared import arrays, gate, gate_memory, storage
 
 MEGABYTE = 1 << 20
 
@@ -255,7 +255,7 @@ def test_places_that_only_the_master_heard_of(no_session):
 
 
 def test_more_news_than_a_board_can_hold(no_session, monkeypatch):
-    monkeypatch.setattr(_cells, "BOARD", 4000)
+    monkeypatch.setattr(gate_memory, "BOARD", 4000)
     synk.fork(3)
     variables = [theano.shared(np.ones(1)) for _ in range(5)]
     for turn in range(1, 40):
@@ -276,7 +276,7 @@ def test_more_news_than_a_board_can_hold(no_session, monkeypatch):
 
 
 def test_an_answer_too_long_leaves_the_variables_as_they_were(no_session, monkeypatch):
-    monkeypatch.setattr(_gate, "REPLY", 2000)
+    monkeypatch.setattr(gate, "REPLY", 2000)
     synk.fork(3)
     s, t = theano.shared(np.arange(3.0)), theano.shared(np.ones(1))
     synk.all_reduce([s, t], "sum")
@@ -403,7 +403,7 @@ def test_ctrl_c_at_any_time(no_session, n):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("when", range(1, 5))
-@pytest.mark.parametrize("name", ["_Home.lay_out", "_host.replace", "Homes._settle"])
+@pytest.mark.parametrize("name", ["_Region.lay_out", "_host.replace", "Storage._settle"])
 def test_ctrl_c_while_values_are_brought_home(no_session, monkeypatch, name, when):
     owner, name = name.split(".")
     synk.fork(2)
@@ -419,8 +419,8 @@ def test_ctrl_c_while_values_are_brought_home(no_session, monkeypatch, name, whe
             raise KeyboardInterrupt
         return original(*args)
 
-    original = getattr(getattr(homes, owner), name)
-    monkeypatch.setattr(getattr(homes, owner), name, interrupted)
+    original = getattr(getattr(storage, owner), name)
+    monkeypatch.setattr(getattr(storage, owner), name, interrupted)
     with pytest.raises(KeyboardInterrupt):
         synk.broadcast(variables)
     monkeypatch.undo()
@@ -501,9 +501,9 @@ def test_no_room_leaves_a_session_to_go_on_with(no_session):
 @pytest.mark.faults
 def test_an_error_on_one_rank_in_the_middle_of_a_collective(no_session, monkeypatch):
     """Another rank waits to meet it; it is told."""
-    from synkhronos.comm.homes import Homes
+    from synkhronos.comm.shared.storage import Storage
 
-    original = Homes.bring_home
+    original = Storage.store
 
     def failing(self, keys):
         if self._worker.rank == 1 and _theano_value(self, keys) == 13:
@@ -513,7 +513,7 @@ def test_an_error_on_one_rank_in_the_middle_of_a_collective(no_session, monkeypa
     def _theano_value(self, keys):
         return self._worker.variables[keys[0]].get_value(borrow=True)[0]
 
-    monkeypatch.setattr(Homes, "bring_home", failing)
+    monkeypatch.setattr(Storage, "store", failing)
     synk.fork(3)
     s = theano.shared(np.zeros(2))
     synk.set_value(1, s, [13.0, 0.0])
@@ -545,7 +545,7 @@ def test_calls_of_ops_between_collectives(no_session):
 
 @LAYOUTS
 def test_gathering_time_and_again(n, master):
-    """A variable whose homes take turns keeps what others have taken from them."""
+    """A variable whose storage take turns keeps what others have taken from them."""
     with forked(Layout(n, master)):
         s, t = theano.shared(np.zeros((1, 2)), "s"), theano.shared(np.zeros((1, 2)), "t")
         swap = function([], updates=[(s, t), (t, s)])
@@ -607,7 +607,7 @@ def test_a_ctrl_c_at_any_line_leaves_nothing_half_done(verb, stride):
         while True:
             synk.broadcast([s, t], [np.full((5, 3), 1.0), np.full((2, 3), 2.0)])
             move()
-            interrupted = interrupt_at(line, calls[verb], homes)
+            interrupted = interrupt_at(line, calls[verb], storage)
             for value in (3.0 + line, 4.0 + line):
                 for shape in ((5, 3), (1, 6), (2, 3), (10, 3)):
                     synk.broadcast([s, t], [np.full(shape, value), np.full((5, 3), -value)])
@@ -631,7 +631,7 @@ def test_a_ctrl_c_at_any_line_of_an_exchange_leaves_nothing_half_done(stride):
         while True:
             # Of another shape each time, so that the place for it is laid out anew.
             a, b = np.full((4, 150), 1.0 + line), np.ones((4, 130 + line))
-            interrupted = interrupt_at(line, functools.partial(f, a, b), homes, exchanges)
+            interrupted = interrupt_at(line, functools.partial(f, a, b), storage, arrays)
             for width in (130 + line, 300, 7):
                 np.testing.assert_array_equal(
                     f(a, np.ones((4, width))), np.full((150, width), 4 * (1.0 + line))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from synkhronos import _cuda_libraries as cuda
 from synkhronos.__main__ import main
+from synkhronos.tools.info import cuda_libraries as cuda
 
 # Opening one ends the process where CRASH is set; NVRTC compiles where STATUS is 0.
 SOURCE = """

@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from synkhronos import _devices
-from synkhronos._devices import count, default_threads, get_n_gpu, resolve, usable_cores
+from synkhronos._machine import devices as _devices
+from synkhronos._machine.devices import count, default_threads, get_n_gpu, resolve, usable_cores
 
 needs_pygpu = pytest.mark.skipif(
     importlib.util.find_spec("pygpu") is None, reason="pygpu is not installed"
@@ -181,7 +181,7 @@ def test_without_pygpu_nothing_is_counted():
 
 @needs_pygpu
 def test_counting_imports_no_pygpu_here():
-    code = "from synkhronos import _devices; import sys; _devices.get_n_gpu(); "
+    code = "from synkhronos._machine import devices; import sys; devices.get_n_gpu(); "
     code += "assert 'pygpu' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 

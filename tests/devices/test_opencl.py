@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from synkhronos import _devices
+from synkhronos._machine.devices import probe
 
 HERE = Path(__file__).parents[1]
 TWO = "opencl0:0,opencl0:0"
@@ -48,7 +48,7 @@ pytestmark = [
 @functools.lru_cache(maxsize=None)
 def missing():
     """Return why there is no OpenCL device, or nothing."""
-    count, problem = _devices.probe("opencl")
+    count, problem = probe("opencl")
     return "" if count else f"no OpenCL device ({problem or 'it counts 0'}): run `make opencl`"
 
 

@@ -18,7 +18,7 @@ from theano import configparser
 
 import synkhronos as synk
 from synkhronos import session
-from synkhronos.benchmarks.models import resnet50_shapes
+from synkhronos.tools.bench.models import resnet50_shapes
 
 DEMOS = Path(__file__).parents[2] / "demos"
 TINY = ["--depth", "8", "--width", "2", "--size", "8", "--classes", "3"]

@@ -98,15 +98,16 @@ def test_a_long_wait_is_told_of(script):
         BEGIN
         + """
 import logging, sys
-from synkhronos import _process, _reports
+from synkhronos._machine import processes
+from synkhronos.comm import reports
 
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 pid = current("a test").worker_pids[0]
 limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
-_reports.Patience(0, waited=1).wait_for({1: pid}, in_a_meeting=False)
+reports.Patience(0, waited=1).wait_for({1: pid}, in_a_meeting=False)
 resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-assert f(d)[1] == 3 and _process.life_of(pid) in ("running", "sleeping")
+assert f(d)[1] == 3 and processes.life_of(pid) in ("running", "sleeping")
 """
     )
     assert ", unknown) to finish its part" in done.stdout

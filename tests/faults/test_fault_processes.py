@@ -15,7 +15,8 @@ from support.leaks import nothing_left
 from support.waiting import wait_until
 
 import synkhronos as synk
-from synkhronos import SessionError, WorkerDied, _host, _master, session
+from synkhronos import SessionError, WorkerDied, _host, session
+from synkhronos._master import session as _master
 
 pytestmark = pytest.mark.faults
 
@@ -239,7 +240,7 @@ ENDINGS = {  # how, and the exit status
     "an error at exit": ("atexit.register(lambda: 1 / 0)", 0),
     "a call at exit": ("atexit.register(lambda: print(f(d)))", 0),
     "a stopped worker": (
-        "synk._master.QUIT_SECONDS = 0.5\nos.kill(pids[0], signal.SIGSTOP)",
+        "synk._master.session.QUIT_SECONDS = 0.5\nos.kill(pids[0], signal.SIGSTOP)",
         0,
     ),
     "a killed worker": ("os.kill(pids[1], signal.SIGKILL)\ntime.sleep(0.2)\nf(d)", 1),

@@ -25,17 +25,13 @@ from support.leaks import nothing_left
 from support.waiting import wait_until
 
 import synkhronos as synk
-from synkhronos import (
-    _gate,
-    _host,
-    _master,
-    _reports,
-    session,
-)
-from synkhronos._gate import SharedGate as Gate
-from synkhronos._master import Session
-from synkhronos._process import ForkedProcess
-from synkhronos.comm.shared import SharedVariables
+from synkhronos import _host, session
+from synkhronos._machine.processes import ForkedProcess
+from synkhronos._master import session as _master
+from synkhronos._master.session import Session
+from synkhronos.comm import reports
+from synkhronos.comm.shared import SharedVariables, gate
+from synkhronos.comm.shared.gate import SharedGate as Gate
 
 pytestmark = pytest.mark.faults
 
@@ -45,8 +41,8 @@ pytestmark = pytest.mark.faults
 
 @pytest.fixture
 def impatient(monkeypatch, caplog):
-    monkeypatch.setattr(_gate, "_HEARTBEAT_MS", 20)
-    monkeypatch.setattr(_gate, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(gate, "_HEARTBEAT_MS", 20)
+    monkeypatch.setattr(gate, "PATIENCE_SECONDS", 0.2)
     caplog.set_level(logging.WARNING, "synkhronos")
     return caplog
 
@@ -114,8 +110,8 @@ def test_a_worker_stopped_at(
 
 
 def test_the_log_tells_of_a_long_wait_less_and_less_often(no_session, monkeypatch, impatient):
-    monkeypatch.setattr(_gate, "_HEARTBEAT_MS", 10)
-    monkeypatch.setattr(_gate, "PATIENCE_SECONDS", 0.02)
+    monkeypatch.setattr(gate, "_HEARTBEAT_MS", 10)
+    monkeypatch.setattr(gate, "PATIENCE_SECONDS", 0.02)
     synk.fork(2)
     call = CALLS["function"](2)
     call()
@@ -135,15 +131,15 @@ def test_the_log_tells_of_a_long_wait_less_and_less_often(no_session, monkeypatc
 
 def test_a_short_wait_is_not_told_of(no_session, monkeypatch, caplog):
     looks = []
-    wait_for = _reports.Patience.wait_for
+    wait_for = reports.Patience.wait_for
 
     def look(*args, **kwargs):
         looks.append(args)
         wait_for(*args, **kwargs)
 
-    monkeypatch.setattr(_reports.Patience, "wait_for", look)
-    monkeypatch.setattr(_gate, "_HEARTBEAT_MS", 20)
-    monkeypatch.setattr(_gate, "PATIENCE_SECONDS", 2 * BOUND)
+    monkeypatch.setattr(reports.Patience, "wait_for", look)
+    monkeypatch.setattr(gate, "_HEARTBEAT_MS", 20)
+    monkeypatch.setattr(gate, "PATIENCE_SECONDS", 2 * BOUND)
     caplog.set_level(logging.WARNING, "synkhronos")
     synk.fork(2)
     call = CALLS["function"](2)

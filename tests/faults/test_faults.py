@@ -28,17 +28,17 @@ from support.leaks import nothing_left
 from support.waiting import wait_until
 
 import synkhronos as synk
-from synkhronos import WorkerDied, _blocks, _host, _reports
-from synkhronos._gate import SharedGate as Gate
-from synkhronos._master import Session
-from synkhronos._process import ForkedProcess
-from synkhronos._replica import Replica
-from synkhronos._shm import Segment, Segments
-from synkhronos.comm import exchanges
-from synkhronos.comm.exchanges import SharedArrays
-from synkhronos.comm.homes import Homes
-from synkhronos.comm.outboxes import SharedOutputs
-from synkhronos.comm.shared import SharedMemory, SharedVariables
+from synkhronos import WorkerDied, _host
+from synkhronos._machine.processes import ForkedProcess
+from synkhronos._machine.shared_memory import Segment, Segments
+from synkhronos._master.session import Session
+from synkhronos._rank.replica import Replica
+from synkhronos.comm import reports
+from synkhronos.comm.shared import SharedMemory, SharedVariables, arrays, variables
+from synkhronos.comm.shared.arrays import SharedArrays
+from synkhronos.comm.shared.gate import SharedGate as Gate
+from synkhronos.comm.shared.outputs import SharedOutputs
+from synkhronos.comm.shared.storage import Storage
 
 pytestmark = pytest.mark.faults
 
@@ -57,31 +57,31 @@ POINTS = [
     ("growing outputs", Gate, "_put_reply", "before"),
     ("growing outputs", Gate, "_put_reply", "after"),
     ("picked rows", _host, "lend", "before"),
-    ("failing function", _reports, "describe", "before"),
+    ("failing function", reports, "describe", "before"),
     ("failing function", Gate, "abort", "before"),
     ("failing function", Gate, "abort", "after"),
     ("exchange", SharedArrays, "_fill", "before"),
     ("exchange", Gate, "meet", "before"),
     ("exchange", Gate, "_wake_all", "before"),
     ("exchange", Gate, "meet", "after"),
-    ("exchange", exchanges, "reduce_whole", "before"),
+    ("exchange", arrays, "reduce_whole", "before"),
     ("large exchange", SharedArrays, "_fill", "after"),
     ("large exchange", SharedArrays, "_plan_of_shares", "before"),
-    ("large exchange", _blocks, "reduce_block", "before"),
-    ("large exchange", _blocks, "reduce_block", "after"),
+    ("large exchange", arrays, "reduce_block", "before"),
+    ("large exchange", arrays, "reduce_block", "after"),
     ("all_reduce", SharedVariables, "expose", "before"),
     ("all_reduce", Gate, "meet", "before"),
     ("all_reduce", Gate, "meet", "after"),
-    ("all_reduce", _blocks, "reduce_block", "after"),
+    ("all_reduce", variables, "reduce_block", "after"),
     ("all_reduce", SharedVariables, "all_reduce", "after"),
     ("reduce", Gate, "meet", "after"),
-    ("all_gather", Homes, "values", "before"),
-    ("all_gather", Homes, "replace_home", "after"),
+    ("all_gather", Storage, "values", "before"),
+    ("all_gather", Storage, "new_region", "after"),
     ("broadcast", Gate, "meet", "before"),
     ("broadcast", SharedVariables, "_give", "before"),
     ("scatter", SharedVariables, "assign", "after"),
-    ("gather", Homes, "post", "before"),
-    ("gather", Homes, "bring_home", "after"),
+    ("gather", Storage, "post", "before"),
+    ("gather", Storage, "store", "after"),
     ("distribute", _host, "load", "before"),
     ("distribute", _host, "load", "after"),
 ]
@@ -276,9 +276,9 @@ MASTER_POINTS = [
     ("failing function", Gate, "raise_errors", "before"),
     ("exchange", Gate, "meet", "before"),
     ("exchange", Gate, "meet", "after"),
-    ("large exchange", _blocks, "reduce_block", "after"),
+    ("large exchange", arrays, "reduce_block", "after"),
     ("all_reduce", Gate, "meet", "before"),
-    ("all_reduce", _blocks, "reduce_block", "after"),
+    ("all_reduce", variables, "reduce_block", "after"),
     ("distribute", Gate, "_post", "after"),
     ("close", Session, "quit", "before"),
     ("close", Gate, "start", "after"),

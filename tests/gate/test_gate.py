@@ -13,11 +13,11 @@ import pytest
 from support.leaks import nothing_left
 from support.waiting import wait_until
 
-from synkhronos import _gate, _reports
-from synkhronos._cells import DONE
-from synkhronos._gate import SharedGate as Gate
-from synkhronos._process import ForkedProcess
-from synkhronos.comm import Aborted
+from synkhronos._machine.processes import ForkedProcess
+from synkhronos.comm import Aborted, reports
+from synkhronos.comm.shared import gate as _gate
+from synkhronos.comm.shared.gate import SharedGate as Gate
+from synkhronos.comm.shared.gate_memory import DONE
 from synkhronos.errors import RemoteTraceback, SessionError, WorkerDied, WorkerError
 
 
@@ -420,10 +420,10 @@ def test_reports_fit_whatever_is_raised():
             raise RuntimeError("no words")
 
     for error in (ValueError("\N{SNOWMAN}" * 10**6), Silent(), KeyboardInterrupt(), ValueError()):
-        described = _reports.describe(error, 1 << 16)
+        described = reports.describe(error, 1 << 16)
         assert len(described) <= 1 << 16
         assert pickle.loads(described)["type"] == type(error).__name__
-    assert pickle.loads(_reports.describe(Silent(), 1 << 16))["message"]
+    assert pickle.loads(reports.describe(Silent(), 1 << 16))["message"]
 
 
 @pytest.mark.parametrize(
@@ -443,6 +443,6 @@ def test_how_it_ended_is_told(exitcode, words):
         pid = 4321
 
     Process.exitcode = exitcode
-    died = _reports.worker_died(2, Process)
+    died = reports.worker_died(2, Process)
     assert words in str(died) and "rank 2" in str(died) and "4321" in str(died)
     assert (died.rank, died.exitcode) == (2, exitcode)

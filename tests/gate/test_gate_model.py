@@ -19,8 +19,9 @@ from support.explorer import CHOOSE, FENCE, NOTE, PEEK, POLL, READ, WAKE, WOKEN,
 from support.gate_model import RUNS, Rank, Run, explore
 from support.leaks import nothing_left
 
-from synkhronos import _cells, _gate
-from synkhronos._gate import SharedGate as Gate
+from synkhronos.comm.shared import gate as _gate
+from synkhronos.comm.shared import gate_memory
+from synkhronos.comm.shared.gate import SharedGate as Gate
 
 
 def in_its_tier(run):
@@ -350,11 +351,16 @@ def test_a_mistake_is_found(mistake):
 
 # That the model is one of the gate: both read and write the same cells in the same order.
 
-CELLS = {_cells.SEQUENCE: "SEQUENCE", _cells.SLOT: "SLOT", _cells.LENGTH: "LENGTH"}
-CELLS[_cells.ABORT] = "ABORT"
-LINE = {_cells.DONE: "DONE", _cells.ASLEEP: "ASLEEP", _cells.REPLY_KIND: "KIND", _cells.MET: "MET"}
+CELLS = {gate_memory.SEQUENCE: "SEQUENCE", gate_memory.SLOT: "SLOT", gate_memory.LENGTH: "LENGTH"}
+CELLS[gate_memory.ABORT] = "ABORT"
+LINE = {
+    gate_memory.DONE: "DONE",
+    gate_memory.ASLEEP: "ASLEEP",
+    gate_memory.REPLY_KIND: "KIND",
+    gate_memory.MET: "MET",
+}
 for each_rank in range(2):
-    CELLS.update({_cells.LINE * (each_rank + 1) + i: (n, each_rank) for i, n in LINE.items()})
+    CELLS.update({gate_memory.LINE * (each_rank + 1) + i: (n, each_rank) for i, n in LINE.items()})
 
 
 class Steps:

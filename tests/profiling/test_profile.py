@@ -19,8 +19,8 @@ from support.waiting import wait_until
 
 import synkhronos as synk
 from synkhronos import SessionError, SharedMemoryFull, WorkerError
-from synkhronos._cells import DONE, MET
-from synkhronos._timeline import NAMES, REST
+from synkhronos.comm.shared.gate_memory import DONE, MET
+from synkhronos.profiling.timeline import NAMES, REST
 
 AHEAD = 0.02  # seconds
 

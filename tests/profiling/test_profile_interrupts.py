@@ -16,19 +16,13 @@ from support.profiles import nothing_records, of, recorders, the_session, total
 from support.waiting import wait_until
 
 import synkhronos as synk
-from synkhronos import (
-    SessionError,
-    _current,
-    _gate,
-    _master,
-    _process,
-    _recorder,
-    _recording,
-    _replica,
-    _worker,
-    functions,
-    profiling,
-)
+from synkhronos import SessionError, functions, profiling
+from synkhronos._machine import processes
+from synkhronos._master import current
+from synkhronos._master import session as _master
+from synkhronos._rank import replica, worker
+from synkhronos.comm.shared import gate
+from synkhronos.profiling import recorder, recording
 
 pytestmark = pytest.mark.faults
 
@@ -44,8 +38,8 @@ def is_in_finalizer(frame):
     return False
 
 
-PROFILES = (profiling, _recording, _recorder, _worker, _process)
-RECORDED = (functions, _current, _master, _gate, _replica)  # some of what takes time
+PROFILES = (profiling, recording, recorder, worker, processes)
+RECORDED = (functions, current, _master, gate, replica)  # some of what takes time
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from support.layouts import Layout, forked
 from support.profiles import STRANGE, of, total
 
 import synkhronos as synk
-from synkhronos._names import MOST, shown, without_folder
+from synkhronos._wording import MOST_CHARACTERS, one_line, without_folder
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +25,14 @@ def ranks():
 
 @given(st.text())
 def test_what_is_shown_is_one_short_line_that_can_be_printed(name):
-    assert shown(name).isprintable() and len(shown(name)) <= MOST
-    if name.isprintable() and len(name) <= MOST:
-        assert shown(name) == name
+    assert one_line(name).isprintable() and len(one_line(name)) <= MOST_CHARACTERS
+    if name.isprintable() and len(name) <= MOST_CHARACTERS:
+        assert one_line(name) == name
 
 
 def test_of_a_long_name_the_begin_and_the_end_are_shown():
-    assert shown("a" * MOST) == "a" * MOST
-    name = shown("begin" + "a" * MOST + "end")
+    assert one_line("a" * MOST_CHARACTERS) == "a" * MOST_CHARACTERS
+    name = one_line("begin" + "a" * MOST_CHARACTERS + "end")
     assert name.startswith("begin") and name.endswith("end") and "a...a" in name
 
 
@@ -75,7 +75,7 @@ def test_strange_names_break_no_table(ranks, tmp_path, name):
         f(np.ones((8, 3)))
     lines = recorded.summary().splitlines()
     assert len(lines) == 3 + 2 + 3 + ranks.n
-    assert lines[4].startswith(f"{shown(name)} ") and lines[4].split()[-13] == "1"
+    assert lines[4].startswith(f"{one_line(name)} ") and lines[4].split()[-13] == "1"
     recorded.save(tmp_path / "summary.txt")
     assert (tmp_path / "summary.txt").read_text("utf-8") == recorded.summary() + "\n"
     recorded.save(tmp_path / "trace.json")
@@ -96,7 +96,7 @@ def test_strange_names_break_no_status(ranks, name):
     titles = repr(now).count("\n\n")
     entries = len(now.ranks) + len(now.data) + len(now.functions) + len(now.shared_variables)
     assert repr(now).count("\n") == 3 * titles + entries
-    if shown(name):
-        assert repr(now).count(shown(name)) >= 3
-        assert now._repr_html_().count(html.escape(shown(name))) >= 3
+    if one_line(name):
+        assert repr(now).count(one_line(name)) >= 3
+        assert now._repr_html_().count(html.escape(one_line(name))) >= 3
     del data, f

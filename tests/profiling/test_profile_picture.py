@@ -11,8 +11,8 @@ import pytest
 from support.profiles import STRANGE, of, total
 
 import synkhronos as synk
-from synkhronos._names import shown
-from synkhronos._timeline import NAMES
+from synkhronos._wording import one_line
+from synkhronos.profiling.timeline import NAMES
 
 pytest.importorskip("matplotlib")
 
@@ -56,7 +56,7 @@ def test_strange_names_break_no_picture(ranks, tmp_path, name):
     with synk.profile() as recorded:
         f(np.ones((8, 3)))
     figure = recorded.plot(tmp_path / "picture.svg", last=1)
-    assert shown(name) in [text.get_text() for text in figure.axes[0].texts]
+    assert one_line(name) in [text.get_text() for text in figure.axes[0].texts]
 
 
 def test_a_wrong_file_is_refused_before_anything_is_drawn(ranks, tmp_path, monkeypatch):

@@ -17,10 +17,11 @@ from support.waiting import wait_until
 from support.watched import WATCHED
 
 import synkhronos as synk
-from synkhronos import SessionError, WorkerDied, _master
+from synkhronos import SessionError, WorkerDied
 from synkhronos import session as _session
-from synkhronos._timeline import NAMES
+from synkhronos._master import session as _master
 from synkhronos.profiling import Profile
+from synkhronos.profiling.timeline import NAMES
 
 
 def test_without_a_session_there_is_no_profile(no_session):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from synkhronos._timeline import SPAN, Part, Timeline
+from synkhronos.profiling.timeline import SPAN, Part, Timeline
 
 DAY = 86_400 * 10**9  # nanoseconds
 

@@ -26,9 +26,11 @@ from support.sources import MODULES
 from support.watched import WATCHED
 
 import synkhronos as synk
-from synkhronos import _cuda_libraries, _devices, _info, _shm
 from synkhronos.__main__ import main
-from synkhronos.benchmarks import scaling
+from synkhronos._machine import devices, shared_memory
+from synkhronos.tools import info
+from synkhronos.tools.bench import scaling
+from synkhronos.tools.info import cuda_libraries
 
 ROOT = Path(__file__).parents[2]
 NOBODY = 65534
@@ -63,7 +65,7 @@ def memory(request, monkeypatch):
 
 @pytest.mark.parametrize("umask", [0, 0o022, 0o777])
 def test_memory_is_for_its_user_whatever_the_umask_is(memory, umask):
-    segments = _shm.Segments()
+    segments = shared_memory.Segments()
     before = os.umask(umask)
     try:
         ref = segments.create(100).ref
@@ -79,7 +81,7 @@ def test_memory_is_for_its_user_whatever_the_umask_is(memory, umask):
 def test_names_of_the_fallback_can_not_be_guessed_or_taken(monkeypatch):
     monkeypatch.delattr(os, "O_TMPFILE")
     made = []
-    create = _shm.posix_ipc.SharedMemory
+    create = shared_memory.posix_ipc.SharedMemory
 
     def watched(name, flags, mode):
         memory = create(name, flags, mode=mode)
@@ -87,9 +89,9 @@ def test_names_of_the_fallback_can_not_be_guessed_or_taken(monkeypatch):
         made.append((name, flags, stat.S_IMODE(path.stat().st_mode), path))
         return memory
 
-    monkeypatch.setattr(_shm.posix_ipc, "SharedMemory", watched)
+    monkeypatch.setattr(shared_memory.posix_ipc, "SharedMemory", watched)
     with nothing_left():
-        segments = _shm.Segments()
+        segments = shared_memory.Segments()
         some = [segments.create(10) for _ in range(20)]
         del some
     names = {name for name, _, _, _ in made}
@@ -101,13 +103,13 @@ def test_names_of_the_fallback_can_not_be_guessed_or_taken(monkeypatch):
 @pytest.mark.parametrize("kind", ["file", "link"])
 def test_a_name_that_is_there_is_not_used(monkeypatch, tmp_path, kind):
     monkeypatch.delattr(os, "O_TMPFILE")
-    monkeypatch.setattr(_shm.secrets, "token_hex", lambda n: f"taken-{os.getpid()}")
+    monkeypatch.setattr(shared_memory.secrets, "token_hex", lambda n: f"taken-{os.getpid()}")
     path, other = Path(f"/dev/shm/synkhronos-taken-{os.getpid()}"), tmp_path / "other"
     other.write_text("kept")
     path.write_text("kept") if kind == "file" else path.symlink_to(other)
     try:
-        with pytest.raises(_shm.posix_ipc.ExistentialError):
-            _shm.Segments().create(10)
+        with pytest.raises(shared_memory.posix_ipc.ExistentialError):
+            shared_memory.Segments().create(10)
         assert path.read_text() == other.read_text() == "kept"
     finally:
         path.unlink()
@@ -223,12 +225,11 @@ def test_no_socket_and_no_file_is_opened_by_a_session(script, tmp_path, fallback
 
 # Where there is an Unpickler, and what it is given; docs/security.rst lists the same.
 UNPICKLED = {
-    ("_gate", "next_command"): "commands",
-    ("_gate", "_take_reply"): "answers",
-    ("_gate", "raise_errors"): "errors",
-    ("_commands", "run"): "random states",
+    ("comm.shared.gate", "next_command"): "commands",
+    ("comm.shared.gate", "_take_reply"): "answers",
+    ("_rank.commands", "run"): "random states",
     ("_host.theano.pickling", "load"): "functions",
-    ("comm.homes", "_read"): "places",
+    ("comm.shared.storage", "_read"): "places",
     ("values", "get_value"): "random states",
 }
 
@@ -386,7 +387,7 @@ def test_a_folder_of_links_is_for_its_user_to_write_to(tmp_path):
     library.write_bytes(Path(sys.executable).resolve().read_bytes()[:64])
     before = os.umask(0)
     try:
-        assert _cuda_libraries.link(tmp_path / "links", {"libcuda": library})
+        assert cuda_libraries.link(tmp_path / "links", {"libcuda": library})
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "links").stat().st_mode) == 0o755
@@ -406,11 +407,11 @@ def test_modules_in_the_working_folder_are_not_run(tmp_path, monkeypatch):
     for name in ("json", "statistics", "ctypes", "pygpu", "dataclasses", "shlex", "theano"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(_info.importlib.util, "find_spec", lambda name: True)
-    _cuda_libraries.probe()
-    _devices.probe("cuda")
-    _info.check_pygpu()
-    assert _info.probe_theano()[0]["theano"] == theano.__version__
+    monkeypatch.setattr(info.importlib.util, "find_spec", lambda name: True)
+    cuda_libraries.probe()
+    devices.probe("cuda")
+    info.check_pygpu()
+    assert info.probe_theano()[0]["theano"] == theano.__version__
     assert not (tmp_path / "ran").exists()
 
 

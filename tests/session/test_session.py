@@ -21,8 +21,9 @@ from support.leaks import nothing_left
 from support.waiting import wait_until
 
 import synkhronos as synk
-from synkhronos import SessionError, _gate
+from synkhronos import SessionError
 from synkhronos import session as _session
+from synkhronos.comm.shared import gate
 
 pytestmark = pytest.mark.usefixtures("no_session")
 
@@ -553,7 +554,7 @@ def test_what_is_released_during_the_last_call_is_given_back_by_close():
 
 @pytest.mark.slow("makes a function of 200 outputs")
 def test_outputs_that_cant_be_announced_are_an_error_each_time(monkeypatch):
-    monkeypatch.setattr(_gate, "REPLY", 1024)
+    monkeypatch.setattr(gate, "REPLY", 1024)
     synk.fork(2)
     x = T.dvector("x")
     many = function([x], [(x + i, "gather") for i in range(200)])

@@ -20,7 +20,7 @@ import synkhronos as synk
 from support.helpers import Call, function
 from support.waiting import TEST_SECONDS, end_after
 from synkhronos import WorkerError
-from synkhronos._process import ForkedProcess
+from synkhronos._machine.processes import ForkedProcess
 
 SIZE = 50_000  # of shared variables: more than a block of a reduction
 BOUND = 20  # seconds that any of it may take on a busy machine

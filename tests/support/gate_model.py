@@ -1,9 +1,9 @@
 """A model of the gate, and all that can happen to it.
 
-`Rank` does as `synkhronos._gate.SharedGate`, method by method and in the same order, but yields
-each access to a shared cell, a pipe or a process, so that the explorer can put what other ranks do
-in between: see `explorer`. Around it are the ranks' lives: workers run what they are sent until the
-master, which makes a few calls, has ended.
+`Rank` does as `synkhronos.comm.shared.gate.SharedGate`, method by method and in the same order, but
+yields each access to a shared cell, a pipe or a process, so that the explorer can put the steps of
+other ranks in between: see `explorer`. Around it are the ranks' lives: workers run what they are
+sent until the master, which makes a few calls, has ended.
 
 In a call each rank may raise, leave without meeting the others, or meet them; a worker may fail to
 read a new command. The master may be interrupted at every step, and any rank may die at every step.

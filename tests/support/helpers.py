@@ -43,7 +43,7 @@ def on_ranks(do, **kwargs):
 def worker():
     """Return the Worker of the rank that this is called on."""
     from synkhronos import session
-    from synkhronos._worker import Worker
+    from synkhronos._rank.worker import Worker
 
     if session._Current.session is not None:
         return session._Current.session.worker

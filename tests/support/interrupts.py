@@ -7,35 +7,27 @@ import weakref
 
 import pytest
 
-from synkhronos import (
-    _current,
-    _garbage,
-    _gate,
-    _master,
-    _process,
-    _registry,
-    _request,
-    _shm,
-    collectives,
-    session,
-)
-from synkhronos.comm import homes, shared
+from synkhronos import collectives, session
+from synkhronos._calls import request
+from synkhronos._machine import processes, shared_memory
+from synkhronos._master import current, registry
+from synkhronos._master import session as _master
+from synkhronos.comm.shared import gate, storage, variables
 
 FILES = {
     module.__file__
     for module in (
         session,
-        _current,
+        current,
         _master,
-        _garbage,
-        _process,
-        _gate,
-        _registry,
-        _request,
-        _shm,
+        processes,
+        gate,
+        registry,
+        request,
+        shared_memory,
         collectives,
-        homes,
-        shared,
+        storage,
+        variables,
     )
 }
 

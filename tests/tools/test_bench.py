@@ -16,7 +16,7 @@ import pytest
 from support.leaks import nothing_left
 from support.waiting import wait_until
 
-from synkhronos.benchmarks import call, collectives, models, peers, scaling, training
+from synkhronos.tools.bench import call, collectives, models, peers, scaling, training
 
 
 def test_bench_call_prints_every_figure():

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from synkhronos import _cuda_libraries, _devices, _info
 from synkhronos.__main__ import main, theanorc
-from synkhronos._cuda_libraries import NEEDED, Opened
 from synkhronos._host.theano import import_support
+from synkhronos._machine import devices as _devices
+from synkhronos.tools import info as _info
+from synkhronos.tools.info import cuda_libraries
+from synkhronos.tools.info.cuda_libraries import NEEDED, Opened
 
 NAMES = [
     "Python",
@@ -195,8 +197,8 @@ def absent(name):
 def no_probes(monkeypatch):
     """Have no libraries of CUDA, whatever this machine has."""
     nothing = {name: absent(name) for name in opened()}
-    monkeypatch.setattr(_cuda_libraries, "probe", lambda: nothing)
-    monkeypatch.setattr(_cuda_libraries, "find", dict)
+    monkeypatch.setattr(cuda_libraries, "probe", lambda: nothing)
+    monkeypatch.setattr(cuda_libraries, "find", dict)
 
 
 def test_no_pygpu(monkeypatch, no_probes):
@@ -385,9 +387,9 @@ def benchmark(monkeypatch, tmp_path):
         "def main(args): print('slept', args.seconds); return 3\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    package = types.ModuleType("synkhronos.benchmarks")
+    package = types.ModuleType("synkhronos.tools.bench")
     package.BENCHMARKS = {"nap": "nap_benchmark"}
-    monkeypatch.setitem(sys.modules, "synkhronos.benchmarks", package)
+    monkeypatch.setitem(sys.modules, "synkhronos.tools.bench", package)
     yield
     sys.modules.pop("nap_benchmark", None)
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synkhronos import _blocks
+from synkhronos._arithmetic.blocks import BLOCK, OPS, parse_op, reduce_block, shares
 
 SIZES = st.lists(
     st.tuples(
@@ -19,7 +19,7 @@ SIZES = st.lists(
 @given(SIZES, st.integers(1, 9))
 @settings(max_examples=200, deadline=None)
 def test_shares_cover_every_element_once(sizes, n_ranks):
-    blocks = [block for rank in range(n_ranks) for block in _blocks.shares(sizes, n_ranks, rank)]
+    blocks = [block for rank in range(n_ranks) for block in shares(sizes, n_ranks, rank)]
     assert blocks == sorted(blocks)
     position, at = 0, 0
     for where, begin, end in blocks:
@@ -27,7 +27,7 @@ def test_shares_cover_every_element_once(sizes, n_ranks):
             assert at == sizes[position][0]
             position, at = position + 1, 0
         assert begin == at and begin < end
-        assert (end - begin) * sizes[position][1] <= _blocks.BLOCK
+        assert (end - begin) * sizes[position][1] <= BLOCK
         at = end
     for elements, _ in sizes[position + 1 :]:
         assert elements == 0
@@ -41,7 +41,7 @@ def test_shares_are_even(sizes, n_ranks):
     for rank in range(n_ranks):
         mine = sum(
             (end - begin) * sizes[position][1]
-            for position, begin, end in _blocks.shares(sizes, n_ranks, rank)
+            for position, begin, end in shares(sizes, n_ranks, rank)
         )
         assert abs(mine - total / n_ranks) <= 2 * 16
 
@@ -64,18 +64,18 @@ def test_reduce_block(dtype, n):
     digits = 1e-3 if dtype == "float16" else 1e-6
     for op, result in expected.items():
         out = np.empty(50, dtype)
-        _blocks.reduce_block(op, sources, out, n)
+        reduce_block(op, sources, out, n)
         np.testing.assert_allclose(out, result.astype(dtype), rtol=digits)
         for source, was in zip(sources, kept):
             np.testing.assert_array_equal(source, was)
         first = sources[0].copy()
-        _blocks.reduce_block(op, [first, *sources[1:]], first, n)
+        reduce_block(op, [first, *sources[1:]], first, n)
         np.testing.assert_array_equal(first, out)
 
 
 def test_names_of_operations():
-    for op in _blocks.OPS:
-        assert _blocks.parse_op(op) == _blocks.parse_op("c_" + op) == op
+    for op in OPS:
+        assert parse_op(op) == parse_op("c_" + op) == op
     for op in ("", "c_", "mean", "c_c_sum", "SUM", None, 3, ["sum"], b"sum"):
         with pytest.raises(ValueError, match="op must be one of avg, sum, prod, min, max; got"):
-            _blocks.parse_op(op)
+            parse_op(op)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from synkhronos._checks import count, oversize_of, shape_of, shown, truth, whole_number
+from synkhronos._wording import count, oversize_of, shape_of, shown, truth, whole_number
 
 
 @pytest.mark.parametrize("number, text", [(0, "0 rows"), (1, "1 row"), (2, "2 rows")])

@@ -1,157 +1,73 @@
-"""Layers only look down: what each module imports, at any place in it, lies below it."""
+"""The rooms of the package, computed from its sources: imports look down, and never in a circle."""
 
 import ast
-from pathlib import Path
+import re
 
 import pytest
+from support.sources import MODULES
 
-import synkhronos
-
-PACKAGE = Path(synkhronos.__file__).parent
-
-# From the ground up. A module may import those of the layers below; those of one layer, each other
-# in the order in which they are listed.
-LAYERS = [
-    [
-        "errors",
-        "_checks",
-        "_conversion",
-        "_partition",
-        "_blocks",
-        "_reduction",
-        "_selection",
-        "_host.theano.import_support",
-        "_cuda_libraries",
-        "_log",
-        "_names",
-        "_files",
-        "_timeline",
-        "_summary",
-    ],
-    [
-        "_process",
-        "_reports",
-        "_theano_probe",
-        "_host",
-        "_host.theano",
-        "_host.theano.devices",
-        "_host.theano.graph",
-        "_host.theano.rewriting",
-        "_host.theano.portable",
-        "_host.theano.compile_cache",
-        "_host.theano.variables",
-        "_host.theano.functions",
-        "_host.theano.pickling",
-        "_host.theano.random_numbers",
-        "_host.theano.host",
-        "_hints",
-        "_devices",
-        "_shm",
-        "comm",
-        "_recorder",
-        "_staging",
-        "_cells",
-        "_gate",
-    ],
-    [
-        "comm.composition",
-        "comm.single",
-        "comm.outboxes",
-        "comm.homes",
-        "comm.exchanges",
-        "comm.shared",
-        "comm.nccl",
-        "comm.transports",
-        "_outputs",
-        "_replica",
-        "_commands",
-    ],
-    ["_worker"],
-    ["_registry", "_garbage", "_master", "_current"],
-    # Data is made in a session, the current one.
-    ["inputs", "_signature", "_binding", "_request", "_operands"],
-    ["functions", "collectives", "values", "ops", "_status"],
-    ["_recording", "profiling", "session"],
-    [
-        "extensions",
-        "extensions._gradients",
-        "extensions._precision",
-        "extensions._adaptive",
-        "extensions.rules",
-        "extensions._flat",
-        "extensions.updates",
-        "extensions._two_steps",
-        "extensions.train",
-        "extensions._keras_checks",
-        "extensions._keras_updates",
-        "extensions.keras",
-    ],
-    ["_info", "function_module", "data_module"],
+# From the ground up. A module imports modules of its own floor and of the floors below it.
+FLOORS = [
+    ["errors", "_wording"],
+    ["_arithmetic"],
+    ["_machine"],
+    ["_host"],
+    ["_hints"],
+    ["comm"],
+    ["_rank"],
+    ["_master"],
+    ["inputs"],
+    ["_calls"],
+    ["functions", "collectives", "values", "ops"],
+    ["profiling"],
+    ["session"],
+    ["extensions"],
+    ["function_module", "data_module"],
     ["__init__"],
-    [
-        "benchmarks",
-        "benchmarks.call",
-        "benchmarks.function",
-        "benchmarks.options",
-        "benchmarks.imports",
-        "benchmarks.models",
-        "benchmarks.peers",
-        "benchmarks.collectives",
-        "benchmarks.networks",
-        "benchmarks.training",
-        "benchmarks.scaling",
-        "__main__",
-    ],
+    ["tools"],
+    ["__main__"],
 ]
-ORDER = {name: place for place, name in enumerate(name for layer in LAYERS for name in layer)}
-# The only importers of what they hide.
+FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+
+# It prepares Python for Theano, so it comes before everything, and imports nothing of the package.
+BASEMENT = {"_host.theano.import_support"}
+
+# The only importers of what they hide: modules, or all of a folder.
 ONLY = {
     "theano": {
-        "_host.theano.devices",
-        "_host.theano.graph",
-        "_host.theano.rewriting",
-        "_host.theano.portable",
-        "_host.theano.compile_cache",
-        "_host.theano.variables",
-        "_host.theano.functions",
-        "_host.theano.pickling",
-        "_host.theano.random_numbers",
-        "_host.theano.host",
-        "_host.theano.import_support",
-        "_theano_probe",
-        "_info",
-        "benchmarks.networks",  # pooling and batch normalization, which no other host has
+        "_host.theano",
+        "tools.bench.networks",  # pooling and batch normalization, which no other host has
     },
-    "pygpu": {"_host.theano.devices", "comm.nccl", "_theano_probe", "_devices", "_info"},
-    "posix_ipc": {"_shm", "_info"},
-    "mpi4py": {"comm.mpi", "benchmarks.peers"},
-    "torch": {"benchmarks.peers"},
-    "keras": {"extensions.keras", "extensions._keras_checks"},
-    "matplotlib": {
-        "profiling",
-        "benchmarks.collectives",
-        "benchmarks.training",
-        "benchmarks.scaling",
-    },
-    "threadpoolctl": {
-        "_devices",
-        "_info",
-        "_theano_probe",
-        "benchmarks.function",
-        "benchmarks.training",
-    },
-    "multiprocessing": {"benchmarks.call", "benchmarks.training"},
+    "pygpu": {"_host.theano", "comm.nccl", "_machine.devices", "tools.info"},
+    "posix_ipc": {"_machine.shared_memory", "tools.info"},
+    "mpi4py": {"comm.mpi", "tools.bench.peers"},
+    "torch": {"tools.bench.peers"},
+    "keras": {"extensions.keras"},
+    "matplotlib": {"profiling", "tools.bench"},
+    "threadpoolctl": {"_machine.devices", "tools"},
+    "multiprocessing": {"tools.bench"},
 }
 
+# What only ranks of one machine can use, and who may assume that they share it.
+OF_ONE_MACHINE = {"os.getpid", "os.kill", "os.fork", "mmap", "signal"}
+ON_ONE_MACHINE = {
+    "_machine",
+    "comm.shared",
+    "comm.reports",
+    "_rank.worker",  # in its own process
+    "_host.theano.import_support",
+    "profiling.status",
+    "session",
+    "tools",
+    "__main__",
+}
 
-def modules():
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        name = ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
-        yield name, ast.parse(path.read_text())
+SPEAK = {"__main__", "tools", "_host.theano.import_support", "_host.theano.probe"}
 
 
-MODULES = {name: tree for name, tree in modules() if name != "conftest"}
+def is_in(name, rooms):
+    """Return whether a module is one of these, or in a folder of them."""
+    return any(name == room or name.startswith(f"{room}.") for room in rooms)
 
 
 def imports(name):
@@ -163,6 +79,10 @@ def imports(name):
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{name} has a relative import"
             found += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", None) == "import_module":
+            text = ast.unparse(node.args[0]) if hasattr(ast, "unparse") else ""
+            if re.match(r"'synkhronos\.[\w.]+'$", text):
+                found.append(ast.literal_eval(text))
     return found
 
 
@@ -178,47 +98,81 @@ def own_imports(name):
     return found - {name}
 
 
-def test_every_module_has_its_layer():
-    assert set(MODULES) <= set(ORDER)
-    assert {"session", "functions", "inputs", "_gate", "_shm", "comm.shared"} <= set(MODULES)
+def circles():
+    """Return the groups of modules that import one another (Tarjan's algorithm)."""
+    order, lowest, stack, found = {}, {}, [], []
+
+    def visit(name):
+        order[name] = lowest[name] = len(order)
+        stack.append(name)
+        for other in own_imports(name):
+            if other not in order:
+                visit(other)
+                lowest[name] = min(lowest[name], lowest[other])
+            elif other in stack:
+                lowest[name] = min(lowest[name], order[other])
+        if lowest[name] == order[name]:
+            group = []
+            while not group or group[-1] != name:
+                group.append(stack.pop())
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for name in MODULES:
+        if name not in order:
+            visit(name)
+    return found
+
+
+def test_no_modules_import_one_another():
+    assert circles() == []
+
+
+def test_a_circle_would_be_found(monkeypatch):
+    added = ast.parse("def late():\n    from synkhronos import functions")
+    monkeypatch.setitem(MODULES, "_wording", added)
+    assert any({"_wording", "functions"} <= set(group) for group in circles())
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_imports_look_down(name):
-    for other in own_imports(name):
-        assert ORDER[other] < ORDER[name], f"{name} imports {other}"
+    for other in own_imports(name) - BASEMENT:
+        above, below = name.split(".")[0], other.split(".")[0]
+        assert FLOOR_OF[below] <= FLOOR_OF[above], f"{name} imports {other}"
+    if name in BASEMENT:
+        assert not own_imports(name)
+
+
+def test_at_most_twelve_rooms_stand_beside_the_public_modules():
+    public = {"session", "functions", "inputs", "collectives", "values", "ops", "errors"}
+    public |= {"function_module", "data_module", "__init__", "__main__"}
+    rooms = {name.split(".")[0] for name in MODULES} - public
+    assert rooms == {room for floor in FLOORS for room in floor} - public
+    assert len(rooms) <= 12
 
 
 def test_the_parser_sees_what_is_there():
-    assert own_imports("functions") >= {"_current", "inputs", "_request", "_reduction"}
-    assert own_imports("comm") == {"_reports", "errors"}
-    assert "_worker" in own_imports("_master") and "errors" in own_imports("session")
+    assert own_imports("functions") >= {"_master.current", "inputs", "_calls.request"}
+    assert own_imports("comm") == {"comm.reports", "errors"}
+    assert "_rank.worker" in own_imports("_master.session")
+    assert own_imports("comm.transports") >= {"comm.single", "comm.shared", "comm.nccl"}
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_what_is_hidden_is_imported_in_one_place(name):
     for full in imports(name):
         top = full.split(".")[0]
-        assert name in ONLY.get(top, {name}), f"{name} imports {full}"
+        assert is_in(name, ONLY.get(top, {name})), f"{name} imports {full}"
 
 
-SPEAK = (
-    "__main__",
-    "_info",
-    "_host.theano.import_support",
-    "_theano_probe",
-    "benchmarks",
-    "benchmarks.call",
-    "benchmarks.function",
-    "benchmarks.options",
-    "benchmarks.imports",
-    "benchmarks.collectives",
-    "benchmarks.training",
-    "benchmarks.scaling",
-)
+@pytest.mark.parametrize("name", MODULES)
+def test_only_comm_follows_references(name):
+    if not is_in(name, {"comm.shared", "_machine.shared_memory"}):
+        names = {getattr(node, "id", getattr(node, "attr", "")) for node in ast.walk(MODULES[name])}
+        assert not names & {"SegmentRef", "ArrayRef", "Segments"}
 
 
-@pytest.mark.parametrize("name", sorted(set(MODULES) - set(SPEAK)))
+@pytest.mark.parametrize("name", [name for name in MODULES if not is_in(name, SPEAK)])
 def test_no_print_in_the_library(name):
     calls = [node for node in ast.walk(MODULES[name]) if isinstance(node, ast.Call)]
     assert not [c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "print"]
@@ -237,41 +191,25 @@ def lines_of_code(tree):
         for node in ast.walk(tree)
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node)
     }
-    return {
-        line
-        for node in ast.walk(tree)
-        if hasattr(node, "lineno") and not isinstance(node, ast.Expr) and id(node) not in docstrings
-        for line in (
-            [node.lineno] if hasattr(node, "body") else range(node.lineno, node.end_lineno + 1)
-        )
-    }
+    found = set()
+    for node in ast.walk(tree):
+        if (
+            hasattr(node, "lineno")
+            and not isinstance(node, ast.Expr)
+            and id(node) not in docstrings
+        ):
+            end = node.lineno if hasattr(node, "body") else node.end_lineno
+            found.update(range(node.lineno, end + 1))
+    return found
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", [name for name in MODULES if not is_in(name, ON_ONE_MACHINE)])
 def test_only_the_ranks_of_one_machine_know_that_they_share_it(name):
-    shares_machine = {"os.getpid", "os.kill", "os.fork", "mmap", "signal"}
-    allowed = {
-        "session",
-        "_gate",
-        "_cells",
-        "_worker",
-        "_shm",
-        "_process",
-        "_reports",
+    used = {
+        f"{node.value.id}.{node.attr}"
+        for node in ast.walk(MODULES[name])
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
     }
-    if name not in allowed | {
-        "_host.theano.import_support",
-        "_info",
-        "_status",
-        "benchmarks.call",
-        "benchmarks.function",
-        "benchmarks.peers",
-        "__main__",
-        "_devices",
-    }:
-        used = {
-            f"{node.value.id}.{node.attr}"
-            for node in ast.walk(MODULES[name])
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-        }
-        assert not shares_machine & (used | {full.split(".")[0] for full in imports(name)})
+    assert not OF_ONE_MACHINE & (used | {full.split(".")[0] for full in imports(name)})
+    strings = [n.value for n in ast.walk(MODULES[name]) if isinstance(n, ast.Constant)]
+    assert not [each for each in strings if isinstance(each, str) and each.startswith("/proc")]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synkhronos._partition import edges, ranks_with_rows, share
+from synkhronos._arithmetic.partition import edges, ranks_with_rows, share
 
 rows = st.integers(0, 10**12)
 parts = st.integers(1, 300)

@@ -6,15 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from synkhronos import _reduction
-from synkhronos._reduction import combine, parse_mode, result_dtype
+from synkhronos._arithmetic import reduction
+from synkhronos._arithmetic.reduction import combine, parse_mode, result_dtype
 
 f64, f32, f16 = np.dtype("float64"), np.dtype("float32"), np.dtype("float16")
 
 PARTS = [np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[5.0, -6.0], [0.5, 8.0]])]
 
 
-@pytest.mark.parametrize("mode", _reduction.MODES)
+@pytest.mark.parametrize("mode", reduction.MODES)
 def test_modes_with_and_without_the_prefix_are_the_same(mode):
     assert parse_mode(mode) == parse_mode("c_" + mode) == mode
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.helpers import nameless
 
-from synkhronos._selection import select_each, select_rows
+from synkhronos._arithmetic.selection import select_each, select_rows
 
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from support.leaks import descriptors, names_in_shared_memory, nothing_left
 
-from synkhronos import _shm
-from synkhronos._shm import ArrayRef
-from synkhronos._staging import GrowingArray
+from synkhronos._machine import shared_memory
+from synkhronos._machine.shared_memory import ArrayRef
+from synkhronos._master.staging import GrowingArray
 from synkhronos.comm.shared import SharedMemory as Segments
 from synkhronos.errors import SharedMemoryFull
 
@@ -102,7 +102,8 @@ def test_another_process_reaches_it_by_the_ref_alone(segments):
     segment.array("f8", (100,))[...] = np.arange(100)
     ref = segment.reference("float64", (10, 10))
     code = (
-        "from synkhronos._shm import *\nfrom synkhronos.comm.shared import SharedMemory\n"
+        "from synkhronos._machine.shared_memory import *\n"
+        "from synkhronos.comm.shared import SharedMemory\n"
         f"ref = ArrayRef(SegmentRef(*{tuple(ref.segment)}), {ref.dtype!r}, {ref.shape!r})\n"
         "a = SharedMemory().fetch(ref); print(a.sum()); a[0, 0] = -1"
     )
@@ -167,7 +168,7 @@ def test_other_failures_pass_and_leave_no_descriptor(segments, monkeypatch):
     def fail(*args):
         raise OSError(errno.EIO, "broken")
 
-    monkeypatch.setattr(_shm.os, "posix_fallocate", fail)
+    monkeypatch.setattr(shared_memory.os, "posix_fallocate", fail)
     with pytest.raises(OSError, match="broken"):
         segments.create(1000)
 
@@ -216,8 +217,8 @@ def test_growing_0d_and_free(segments):
 
 
 def test_without_unnamed_files_posix_ipc_makes_a_segment(monkeypatch, tmp_path):
-    monkeypatch.setattr(_shm, "SHARED_MEMORY", str(tmp_path / "missing"))
-    fd = _shm._open_unnamed()
+    monkeypatch.setattr(shared_memory, "SHARED_MEMORY", str(tmp_path / "missing"))
+    fd = shared_memory._open_unnamed()
     try:
         assert os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/shm/synkhronos-")
         assert not [name for name in os.listdir("/dev/shm") if name.startswith("synkhronos-")]

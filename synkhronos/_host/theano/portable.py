@@ -16,8 +16,8 @@ from theano.gof import Constant
 from theano.gof.graph import ancestors, io_toposort
 from theano.tensor import TensorType, as_tensor_variable, constant
 
-from synkhronos._checks import sentence
 from synkhronos._host.theano import devices
+from synkhronos._wording import sentence
 
 _ABOUT_VARIABLES = ("givens", "no_default_updates")
 _MOVES = ("HostFromGpu", "GpuFromHost", "GpuToGpu")

@@ -1,0 +1,1 @@
+"""Pure arithmetic: which rows, which parts, how they are reduced; no processes, no host library."""

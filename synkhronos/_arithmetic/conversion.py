@@ -1,0 +1,86 @@
+"""Conversion of values of many kinds to arrays of a dtype, without loss unless asked for."""
+
+import contextlib
+import numbers
+import warnings
+
+import numpy as np
+
+from synkhronos._wording import count, shown, truth
+
+_KINDS = "biufc"  # dtypes of bools, signed and unsigned integers, floats, complex numbers
+
+
+def check_dtype(dtype):
+    """Return a dtype of numbers or bools; raise TypeError for anything else."""
+    try:
+        dtype = np.dtype(dtype)
+    except TypeError:
+        raise TypeError(f"dtype must be the name of a NumPy dtype, got {dtype!r}.") from None
+    if dtype.kind not in _KINDS:
+        raise TypeError(f"dtype must be one of numbers or bools, got {dtype}.")
+    return dtype.newbyteorder("=")
+
+
+def as_array(value, dtype, force_cast, what):
+    """Return a list or scalar as an array, of `dtype` if given; raise if that loses values."""
+    with warnings.catch_warnings():
+        # NumPy warns of rows of unequal length. They make an array of objects, refused below.
+        warnings.simplefilter("ignore")
+        array = np.asarray(value)
+    check_kind(array, value, what)
+    if dtype is None or force_cast:
+        return array
+    if array.dtype.kind == "f" and np.dtype(dtype).kind in "iu":
+        # NumPy makes floats of unsigned 64-bit integers among smaller ones.
+        objects = np.array(value, object)
+        if all(isinstance(item, numbers.Integral) for item in objects.flat):
+            with contextlib.suppress(OverflowError):
+                cast = objects.astype(dtype)
+                if (cast == objects).all():
+                    return cast
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPy warns of lost values, which are checked below
+        cast = array.astype(dtype)
+        same = cast.astype(array.dtype) == array
+    if array.dtype.kind in "fc" and _KINDS.index(cast.dtype.kind) >= _KINDS.index(array.dtype.kind):
+        same = np.isfinite(cast) | ~np.isfinite(array)  # fractions are rounded
+    if not same.all():
+        wrong = array[~same].flat[0].item()
+        raise TypeError(
+            f"{what} is of dtype {cast.dtype}, which can't hold {wrong!r}. Cast it yourself, or "
+            "pass force_cast=True."
+        )
+    return cast
+
+
+def check_kind(array, value, what):
+    """Raise TypeError for an array, made of `value`, that holds anything but numbers or bools."""
+    if array.dtype.kind not in _KINDS:
+        wanted = "numbers or bools in rows of one length"
+        if array.size and all(isinstance(item, numbers.Integral) for item in array.flat):
+            wanted = "numbers or bools, no integers of more than 64 bits"
+        raise TypeError(f"{what} must hold {wanted}, got {shown(value)}, of dtype {array.dtype}.")
+    if np.ma.is_masked(value):
+        raise TypeError(f"{what} can't hold the masked items of the value: see its filled().")
+
+
+def condition(value, dtype, ndim, force_cast, what):
+    """Return a value as an array that NumPy can cast up to `dtype`, or any if `force_cast`."""
+    force_cast = truth("force_cast", force_cast)
+    if not isinstance(value, np.ndarray):
+        value = as_array(value, dtype, force_cast, what)
+    check_kind(value, value, what)
+    if value.ndim != ndim:
+        raise TypeError(
+            f"{what} has {count(ndim, 'dimension')}, but the value has {value.ndim}, shape "
+            f"{value.shape}."
+        )
+    if value.dtype == dtype or force_cast:
+        return value
+    if np.promote_types(value.dtype, dtype) != dtype:
+        raise TypeError(
+            f"{what} is of dtype {dtype}, to which {value.dtype} can't be cast up. Cast it "
+            "yourself, or pass force_cast=True."
+        )
+    return value

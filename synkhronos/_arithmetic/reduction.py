@@ -1,0 +1,154 @@
+"""Reduction of the parts that the ranks computed to one result.
+
+``sum prod min max`` combine element by element. ``avg`` weights each part with the number of rows
+that it was computed from, so that it equals the mean over all rows. ``gather`` joins along axis 0
+in rank order (0-d parts are stacked; parts that differ beyond axis 0 stay apart, in a list).
+``None`` takes the first part as it is.
+"""
+
+import functools
+
+import numpy as np
+
+from synkhronos._arithmetic.blocks import OPS, UFUNCS, plain_name
+
+MODES = (*OPS, "gather")
+
+
+def parse_mode(mode):
+    """Return the plain mode: the name without the prefix ``c_``, which asks for the CPU.
+
+    Raises ``ValueError`` for anything that is not a mode.
+    """
+    if mode is None:
+        return None
+    plain = plain_name(mode, MODES)
+    if plain is None:
+        raise ValueError(
+            f"{mode!r} is not a reduce mode. Expected one of {', '.join(MODES)}, the same with "
+            "the prefix 'c_' (reduced by the CPU), or None."
+        )
+    return plain
+
+
+def result_dtype(mode, dtype, float_dtype):
+    """Return the dtype of a reduced output: that of its parts, but a float for averages."""
+    if mode is None:
+        return None
+    dtype = np.dtype(dtype)
+    return np.dtype(float_dtype) if mode == "avg" and dtype.kind not in "fc" else dtype
+
+
+def combine(mode, parts, weights, dtype):
+    """Reduce the parts of one output, in rank order, to one array.
+
+    Parameters
+    ----------
+    mode : str or None
+        A plain mode, see :data:`MODES`.
+    parts : list of numpy.ndarray
+        One for each rank that computed, at least one. The result is a new array, or the first.
+    weights : list of int
+        The number of rows behind each part; only their ratios matter.
+    dtype : numpy.dtype
+        The dtype of the result, see `result_dtype`.
+
+    Raises
+    ------
+    ValueError
+        If the shapes differ. The message begins with its verb: the caller puts the output's name
+        before it.
+    """
+    if mode is None:
+        return parts[0]
+    if mode == "gather":
+        return _gather(parts)
+    if len(parts) == 1:
+        return parts[0].astype(dtype, copy=False)
+    shape = parts[0].shape
+    for part in parts:
+        if part.shape != shape:
+            raise ValueError(
+                f"can't be reduced with {mode!r}: the ranks computed different shapes, "
+                f"{[part.shape for part in parts]}. Reduce over axis 0 in the graph, or use the "
+                "mode 'gather'."
+            )
+    # Half precision is combined in single: its 11 bits would lose a rank's whole contribution.
+    wide = np.dtype(np.float32) if dtype == np.float16 else dtype
+    if parts[0].dtype is not wide:
+        parts = [part.astype(wide) for part in parts]
+    if mode == "avg":
+        # Divided last: rows and their sums are often exact where their ratios are not.
+        parts = [part * wide.type(weight) for part, weight in zip(parts, weights)]
+        return np.asarray(functools.reduce(np.add, parts) / wide.type(sum(weights)), dtype)
+    return np.asarray(functools.reduce(UFUNCS[mode], parts), dtype)
+
+
+def _gather(parts):
+    if parts[0].ndim == 0:
+        return np.array(parts, dtype=parts[0].dtype)
+    if len({part.shape[1:] for part in parts}) > 1:
+        return [part.copy() for part in parts]  # copied, because their memory is used again
+    return np.concatenate(parts)
+
+
+class Accumulator:
+    """Reduces the values of one output over slices, as they come.
+
+    Parameters
+    ----------
+    mode : str or None
+        A plain mode; None keeps the last slice's value.
+    rows : int
+        The number of rows of all slices together.
+    what : str
+        The output or update, for messages.
+    """
+
+    def __init__(self, mode, rows, what):
+        self._mode, self._rows, self._what = mode, rows, what
+        self._total = None
+
+    def add(self, value, rows):
+        """Add the value of a slice that has `rows` rows."""
+        if self._mode == "gather":
+            self._total = [value] if self._total is None else [*self._total, value]
+            return
+        if self._mode == "avg":
+            value = value * _weight_type(value.dtype)(rows)
+        elif self._mode is not None and value.dtype == np.float16:
+            value = value.astype(np.float32)
+        if self._total is None or self._mode is None:
+            self._total = value
+        elif np.shape(self._total) != np.shape(value):
+            raise ValueError(
+                f"{self._what} can't be reduced with {self._mode!r}: the slices gave different "
+                f"shapes, {np.shape(self._total)} and {np.shape(value)}. Reduce over axis 0 in the "
+                "graph, or use the mode 'gather'."
+            )
+        else:
+            self._total = UFUNCS[self._mode](self._total, value)
+
+    def result(self):
+        """Return the reduced value."""
+        if self._mode is None:
+            return self._total  # of any type, because it is not reduced
+        if self._mode == "gather":
+            shapes = [part.shape for part in self._total]
+            if len({shape[1:] for shape in shapes}) > 1:
+                # A rank deposits one array for an output, so it can't return a list of parts.
+                raise ValueError(
+                    f"{self._what} can't be gathered: the slices gave shapes that differ beyond "
+                    f"axis 0, {shapes}. Call the function without num_slices."
+                )
+            return _gather(self._total)
+        if self._mode == "avg":
+            self._total = self._total / _weight_type(self._total.dtype)(self._rows)
+        return np.asarray(self._total)
+
+
+def _weight_type(dtype):
+    # Half precision is summed in single, and integers in double.
+    if dtype.kind in "fc" and dtype != np.float16:
+        return dtype.type
+    return np.float32 if dtype == np.float16 else np.float64

@@ -1,0 +1,118 @@
+"""From the arguments of a call to arrays in shared memory: bound, checked, cast, staged."""
+
+import numpy as np
+
+from synkhronos import _host
+from synkhronos._calls import signature
+from synkhronos._master.staging import StagedInput
+from synkhronos._wording import count, sentence
+from synkhronos.inputs import Data
+
+
+class Inputs:
+    """The inputs of one function, and the shared memory kept for plain arrays given for them."""
+
+    def __init__(self, session, variables, n_scattered, allow_downcast, owner):
+        self._session = session
+        self._owner = owner  # the function's name, for messages
+        self.variables = tuple(variables)
+        # A scalar can't be scattered: it goes whole to every rank, wherever it was listed.
+        self.is_scattered = tuple(
+            position < n_scattered and variable.ndim > 0
+            for position, variable in enumerate(variables)
+        )
+        self._dtypes = tuple(np.dtype(variable.dtype) for variable in variables)
+        self._has_fixed = tuple(any(_host.fixed_axes(variable)) for variable in variables)
+        self._allow_downcast = allow_downcast
+        self._staged = {}
+
+    def bind(self, args, kwargs):
+        """Return one value for each input, in order."""
+        given = len(args) + len(kwargs)
+        if given != len(self.variables):
+            raise TypeError(
+                f"{self._owner} takes {count(len(self.variables), 'input')} ({self}), got {given}."
+            )
+        if not kwargs:
+            return args
+        values = list(args) + [None] * len(kwargs)
+        positions = {v.name: i for i, v in enumerate(self.variables) if v.name is not None}
+        for name, value in kwargs.items():
+            if name not in positions:
+                raise ValueError(f"{self._owner} has no input {name!r}. It takes: {self}.")
+            if positions[name] < len(args):
+                raise ValueError(f"{self._owner} got input {name!r} twice: by position and name.")
+            values[positions[name]] = value
+        return values
+
+    def locate(self, position, value):
+        """Return what stands for the value of one input in shared memory, after checking it."""
+        if type(value) is Data:
+            self._check_data(position, value)
+            return value._ref(self._session)
+        value = self.cast(position, value)
+        staged = self._staged.get(position)
+        if staged is None:
+            staged = self._staged[position] = StagedInput(
+                self._session, self._dtypes[position], value.ndim
+            )
+        return staged.put(value)
+
+    def array(self, position, value):
+        """Return the array that the value of one input is or becomes, for the master alone."""
+        if type(value) is not Data:
+            return self.cast(position, value)
+        self._check_data(position, value)
+        return value.data
+
+    def cast(self, position, value):
+        """Return a value as the array that ``theano.function`` would make of it."""
+        variable = self.variables[position]
+        try:
+            return _host.cast_input(variable, value, self._allow_downcast)
+        except Exception as error:
+            if value is None:
+                raise TypeError(f"{self.what(position)} takes {variable.type}, got None.") from None
+            if isinstance(value, _host.Variable):
+                raise TypeError(
+                    f"{self.what(position)} takes {variable.type}, got the variable {value} in "
+                    "place of a value."
+                ) from None
+            # Theano's own checks stumble in many ways over what is no array.
+            raise TypeError(
+                f"{self.what(position)} takes {variable.type}, got "
+                f"{signature.describe_value(value)}: {sentence(error)}"
+            ) from error
+
+    def _check_data(self, position, value):
+        variable, array = self.variables[position], value._store.array
+        if array.dtype != self._dtypes[position] or array.ndim != variable.ndim:
+            raise TypeError(
+                f"{self.what(position)} takes {variable.type}, got {value}. A Data is never "
+                "cast: make it with data(value, var=variable)."
+            )
+        if self._has_fixed[position]:
+            self._check_broadcastable(position, array.shape)
+
+    def _check_broadcastable(self, position, shape):
+        pattern = _host.fixed_axes(self.variables[position])
+        if any(fixed and length != 1 for fixed, length in zip(pattern, shape)):
+            raise TypeError(
+                f"{self.what(position)} is broadcastable ({pattern}): it must have length 1 there, "
+                f"got shape {shape}."
+            )
+
+    def release(self):
+        """Let go of the memory kept for plain arrays."""
+        self._staged.clear()
+
+    def name_of(self, position):
+        """Return the name of an input, or its number."""
+        return str(self.variables[position].name or f"input {position}")
+
+    def what(self, position):
+        """Return how an error message begins that is about one input."""
+        return f"Input {self.variables[position].name or position!r} of {self._owner}"
+
+    def __str__(self):
+        return ", ".join(map(self.name_of, range(len(self.variables))))

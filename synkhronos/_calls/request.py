@@ -1,0 +1,216 @@
+"""From the arguments of a call to the one command that all ranks run, everything checked.
+
+values ──▶ locate     where each lies in shared memory
+batch ───▶ select     which rows of the scattered inputs
+batch_s ─▶ pick       which rows of the sliceable shareds, rank by rank
+"""
+
+import numbers
+
+import numpy as np
+
+from synkhronos import _host
+from synkhronos._arithmetic import partition
+from synkhronos._arithmetic.selection import ANY_LENGTH, select_each, select_rows
+from synkhronos._calls import signature
+from synkhronos._master.staging import StagedInput
+from synkhronos._rank import commands
+from synkhronos._rank.replica import BATCH, SPLIT, WHOLE
+from synkhronos._wording import count, is_bool, shown
+
+
+class Requests:
+    """Makes the commands of one function; repeats the last one for a call that repeats it."""
+
+    def __init__(self, session, key, inputs, description, owner):
+        self._session, self._key = session, key
+        self._inputs, self._description = inputs, description
+        self._owner = owner  # the function's name, for messages
+        self._indices = {}
+        self._last = None, None, None  # what asked for it if that was plain, what it says, itself
+
+    def make(self, make_ready, values, output_subset, batch, batch_s, num_slices):
+        """Return the command for a call, after checking all that the master can check.
+
+        Parameters
+        ----------
+        make_ready : callable
+            Given the number of slices, sees to it that all ranks have the code that it takes.
+        """
+        session, inputs, modes = self._session, self._inputs, self._description.output_modes
+        num_slices = self.check_slices(num_slices)
+        subset = signature.check_subset(output_subset, len(modes), self._owner)
+        refs = tuple(map(inputs.locate, range(len(values)), values))
+        make_ready(num_slices)
+        # A plain call that repeats the last one repeats its message, too.
+        plain = batch is None and batch_s is None and not self._description.sliceables
+        asked = (refs, subset, num_slices) if plain else None
+        last_asked, last_said, last = self._last
+        if plain and asked == last_asked:
+            return last
+        rows, selection, kinds = self._select(values, refs, batch)
+        counts = None
+        if rows is not None:
+            edges = partition.edges(rows, session.n_ranks)
+            counts = [end - begin for begin, end in zip(edges, edges[1:])]
+        picked, counts = self._pick(batch_s, counts)
+        said = refs, subset, num_slices, selection, picked, kinds
+        if picked is None and not self._description.sliceables and said == last_said:
+            return last
+        master = source = session.master_rank
+        source_of_nothing = -1
+        if counts is not None:
+            busy = [rank for rank, count in enumerate(counts) if count]
+            if not busy:
+                source_of_nothing = master
+            elif master not in busy:
+                source = busy[0]
+        chosen = range(len(modes)) if subset is None else subset
+        command = commands.RunFunction(
+            function=self._key,
+            inputs=refs,
+            kinds=kinds,
+            rows=rows,
+            selection=selection,
+            picked=picked,
+            num_slices=num_slices,
+            combined=tuple(i for i, out in enumerate(chosen) if modes[out] is not None),
+            source=source,
+            source_of_nothing=source_of_nothing,
+            output_subset=subset,
+            counts=self._counts_for_all(counts),
+        )
+        self._last = asked, said, command
+        return command
+
+    def release(self):
+        """Let go of the memory kept for indices."""
+        self._indices.clear()
+
+    def check_slices(self, num_slices):
+        """Return the number of slices as an int; raise for what is not one, or can't be done."""
+        try:
+            if is_bool(num_slices) or not isinstance(num_slices, (numbers.Real, np.ndarray)):
+                raise ValueError
+            number = int(num_slices)
+            if number != num_slices or number < 1:
+                raise ValueError
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError(
+                f"num_slices must be an integer >= 1, got {shown(num_slices)}."
+            ) from None
+        if number == 1:
+            return 1
+        if not any(self._inputs.is_scattered) and not self._description.sliceables:
+            raise ValueError(
+                f"num_slices={number}, but {self._owner} has nothing to slice: neither scattered "
+                "inputs nor sliceable_shareds."
+            )
+        for variable, mode in self._description.updates:
+            if not _host.is_array_variable(variable):
+                raise ValueError(
+                    f"num_slices={number}, but the update of {variable}, of type {variable.type}, "
+                    "can't be accumulated over the slices: it is no tensor."
+                )
+            if mode == "avg" and np.dtype(variable.dtype).kind not in "fc":
+                raise ValueError(
+                    f"num_slices={number}, but the update of {variable}, of dtype {variable.dtype},"
+                    " would be averaged over the slices. Give it a mode: (variable, expression, "
+                    "'sum')."
+                )
+            if mode == "gather" and (variable.ndim == 0 or _host.fixed_axes(variable)[0]):
+                raise ValueError(
+                    f"num_slices={number}, but the update of {variable}, of type {variable.type}, "
+                    "would be gathered over the slices: it can't have more than one row."
+                )
+        return number
+
+    def _select(self, values, refs, batch):
+        """Return the number of selected rows, which they are, and what ranks take of each input."""
+        scattered = [i for i, split in enumerate(self._inputs.is_scattered) if split]
+        lengths = {i: refs[i].shape[0] for i in scattered}
+        kinds = [SPLIT if split else WHOLE for split in self._inputs.is_scattered]
+        if not scattered:
+            if batch is not None:
+                select_rows("batch", batch, ANY_LENGTH)
+            return None, None, tuple(kinds)
+        if batch is None:
+            if len(set(lengths.values())) > 1:
+                given = ", ".join(f"{self._inputs.name_of(i)!r} {lengths[i]}" for i in scattered)
+                raise ValueError(
+                    f"The scattered inputs of {self._owner} must have the same length along axis 0,"
+                    f" got: {given}. With batch= they may differ."
+                )
+            return lengths[scattered[0]], None, tuple(kinds)
+        minibatches = [i for i in scattered if getattr(values[i], "minibatch", False)]
+        others = [i for i in scattered if i not in minibatches]
+        selected = select_rows("batch", batch, min(lengths[i] for i in others or minibatches))
+        for i in scattered:
+            if _host.fixed_axes(self._inputs.variables[i])[0] and len(selected) != 1:
+                raise ValueError(
+                    f"{self._inputs.what(i)} is broadcastable along axis 0: it has exactly one row,"
+                    f" but batch selects {len(selected)}."
+                )
+        for i in minibatches:
+            kinds[i] = BATCH
+            if lengths[i] < len(selected):
+                raise ValueError(
+                    f"{self._inputs.what(i)} is a minibatch of {count(lengths[i], 'row')}, but "
+                    f"batch selects {len(selected)}."
+                )
+        return len(selected), self._send("batch", selected), tuple(kinds)
+
+    def _pick(self, batch_s, counts):
+        """Return the rows of the sliceable shareds for each rank, and how many each computes."""
+        sliceables = self._description.sliceables
+        if not sliceables:
+            if batch_s is not None:
+                raise TypeError(f"batch_s was given, but {self._owner} has no sliceable_shareds.")
+            return None, counts
+        lengths = self._session.ask(commands.Lengths(self._key))
+        for rank, each in enumerate(lengths):
+            if len(set(each)) > 1 and batch_s is None:
+                raise ValueError(
+                    f"The sliceable_shareds of {self._owner} must have the same length on a rank, "
+                    f"got {each} on rank {rank}. With batch_s= they may differ."
+                )
+        shortest = [min(each) for each in lengths]
+        picks = select_each("batch_s", batch_s, shortest)
+        picked_counts = [len(rows) for rows in picks]
+        for variable in sliceables:
+            if _host.fixed_axes(variable)[0] and max(picked_counts) != 1:
+                raise ValueError(
+                    f"The sliceable {variable} of {self._owner} is broadcastable along axis 0: it "
+                    f"has exactly one row, but batch_s selects {picked_counts} on the ranks."
+                )
+        if counts is not None and counts != picked_counts:
+            raise ValueError(
+                f"{self._owner} has scattered inputs and sliceable_shareds: they must have equally "
+                f"many rows on each rank, got {counts} and {picked_counts}."
+            )
+        if batch_s is None:
+            return None, picked_counts
+        if all(rows is picks[0] for rows in picks):
+            return (self._send("batch_s", picks[0]),) * len(picks), picked_counts
+        sent = [self._send(f"batch_s {rank}", rows) for rank, rows in enumerate(picks)]
+        return tuple(sent), picked_counts
+
+    def _counts_for_all(self, counts):
+        """Return the rows of each rank, where they must know: those who reduce with one another."""
+        if counts is None or not self._description.communicates:
+            return None
+        if self._description.sliceables and not all(counts) and any(counts):
+            raise ValueError(
+                f"{self._owner} reduces over the ranks while it runs, so each needs rows of the "
+                f"sliceable_shareds; in rank order they have {list(counts)}."
+            )
+        return tuple(counts)
+
+    def _send(self, name, rows):
+        """Return rows as a message holds them: a range, or a reference to indices."""
+        if isinstance(rows, range):
+            return rows
+        staged = self._indices.get(name)
+        if staged is None:
+            staged = self._indices[name] = StagedInput(self._session, np.int64, 1)
+        return staged.put(rows)

@@ -1,0 +1,1 @@
+"""The operating system's part: processes, interrupts, shared memory, devices, the log."""

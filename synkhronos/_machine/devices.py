@@ -1,0 +1,258 @@
+"""Find the devices of this machine, and choose one for each rank.
+
+A process of its own runs whatever could open a GPU, and ends at once.
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import math
+import operator
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Sequence
+
+from synkhronos import _wording
+from synkhronos._machine.log import log
+
+_MOST_PROCESSES = 1 << 22  # of one Linux system
+DEVICE_NAME = re.compile(r"cpu|cuda\d*|opencl\d+:\d+")
+EXAMPLES = "such as 'cpu', 'cuda0' or 'opencl0:0'"
+VARIABLE = "SYNKHRONOS_DEVICES"
+
+COUNT_DEVICES = """
+import sys
+from pygpu import gpuarray
+kind = sys.argv[1]
+platforms = 1 if kind == "cuda" else gpuarray.count_platforms(kind)
+print(sum(gpuarray.count_devices(kind, platform) for platform in range(platforms)))
+"""
+
+
+def kind(device: str) -> str:
+    """Return the kind of a device: ``"cpu"``, ``"cuda"`` or ``"opencl"``.
+
+    >>> kind("opencl0:1")
+    'opencl'
+    """
+    return device.rstrip("0123456789:")
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use: its affinity, within its CPU quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, math.ceil(min(cores or 1, _cpu_quota())))
+
+
+def _cpu_quota(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> float:
+    """Return the number of cores that the control groups (v2, v1) allow; infinity if unlimited."""
+    quotas = []
+    try:
+        groups = dict(line.split(":", 2)[1:] for line in Path(proc).read_text().splitlines())
+        # In a container the path may be the host's, so folders that don't exist here are skipped.
+        group = Path(root, groups.get("", "/").strip("/"))
+        for folder in (group, *group.parents):
+            if (folder / "cpu.max").exists():
+                quotas.append((folder / "cpu.max").read_text().split())
+        v1 = Path(root, "cpu")
+        if (v1 / "cpu.cfs_quota_us").exists():
+            quotas.append([(v1 / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")])
+        limits = [int(quota) / int(period) for quota, period in quotas if quota != "max"]
+    except (OSError, ValueError):
+        return math.inf
+    return min((limit for limit in limits if limit > 0), default=math.inf)
+
+
+def default_threads(n_ranks: int) -> int:
+    """Return the number of BLAS and OpenMP threads that each of `n_ranks` ranks gets."""
+    return max(1, usable_cores() // n_ranks)
+
+
+def python_command(code: str, *arguments: str) -> list[str]:
+    """Return the command that runs code in another interpreter.
+
+    The interpreter imports nothing from the working folder. ``-c`` would put that first on the
+    path, and a ``json.py`` in it would run in place of Python's.
+    """
+    return [sys.executable, "-c", f"import sys; sys.path.remove('')\n{code}", *arguments]
+
+
+def probe(kind: str, timeout: float = 60.0) -> tuple[int, str]:
+    """Return the number of devices of `kind` ("cuda", "opencl") that pygpu finds, and any error."""
+    command = python_command(COUNT_DEVICES, kind)
+    try:
+        child = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
+        )
+    except subprocess.TimeoutExpired:
+        return 0, f"no answer within {timeout:g} s"
+    if child.returncode:
+        lines = child.stderr.strip().splitlines() or [f"exit status {child.returncode}"]
+        return 0, lines[-1]
+    return int(child.stdout.split()[-1]), ""
+
+
+def count(kind: str) -> int:
+    """Return the number of devices of `kind` ("cuda" or "opencl"); 0 without pygpu."""
+    return probe(kind)[0]
+
+
+def get_n_gpu() -> int:
+    """Count the CUDA devices of this machine, without opening one in this process.
+
+    Returns
+    -------
+    int
+        The number of CUDA devices, 0 without a driver.
+
+    Raises
+    ------
+    ImportError
+        If pygpu, the GPU library of Theano, cannot be imported.
+
+    Examples
+    --------
+    >>> import synkhronos as synk
+    >>> from contextlib import suppress
+    >>> n_gpu = 0
+    >>> with suppress(ImportError):  # without pygpu
+    ...     n_gpu = synk.get_n_gpu()
+    >>> n_gpu >= 0
+    True
+    """
+    n_gpu, problem = probe("cuda")
+    if re.match(r"(ModuleNotFound|Import)Error", problem):
+        raise ImportError(
+            f"get_n_gpu() asks pygpu, the GPU library of Theano, which cannot be imported here "
+            f"({problem}). `synkhronos info` says how to install it; CPU ranks work without it."
+        )
+    return n_gpu
+
+
+def resolve(
+    n_parallel: int | None = None,
+    use_gpu: bool | None = None,
+    devices: Sequence[str] | None = None,
+) -> tuple[str, ...]:
+    """Return the device of each rank.
+
+    The first of these that is given decides: `devices`, the environment variable SYNKHRONOS_DEVICES
+    (names with commas), `use_gpu`. Without them all CUDA devices are used, or else all cores. The
+    other arguments must agree.
+
+    >>> resolve(devices=["cpu", "cpu"])
+    ('cpu', 'cpu')
+    >>> resolve(3, use_gpu=False)
+    ('cpu', 'cpu', 'cpu')
+    """
+    n_parallel = _check_n_parallel(n_parallel)
+    if use_gpu not in (None, True, False):
+        raise TypeError(f"use_gpu must be True, False or None, got {use_gpu!r}.")
+    if devices is not None:
+        names, source = _check_devices(devices), "devices"
+    elif os.environ.get(VARIABLE, "").strip():
+        names = _check_names(os.environ[VARIABLE].split(","), VARIABLE)
+        source = VARIABLE
+    elif use_gpu:
+        return _choose_gpus(n_parallel)
+    else:
+        n_gpu = 0 if use_gpu is False else _count_default_gpus()
+        if n_gpu:
+            return _first_gpus(n_parallel, n_gpu)
+        return ("cpu",) * (usable_cores() if n_parallel is None else n_parallel)
+    if n_parallel not in (None, len(names)):
+        raise ValueError(
+            f"n_parallel={n_parallel}, but {source} names {len(names)} ({', '.join(names)}): "
+            "give one of them, or the same number."
+        )
+    if use_gpu is not None and any((name != "cpu") != use_gpu for name in names):
+        raise ValueError(f"use_gpu={use_gpu}, but {source} names {', '.join(names)}.")
+    return names
+
+
+def _choose_gpus(n_parallel: int | None) -> tuple[str, ...]:
+    n_gpu = get_n_gpu()
+    if n_gpu == 0:
+        raise RuntimeError(
+            "use_gpu=True, but this machine has no CUDA device that pygpu can use: "
+            f"{probe('cuda')[1] or 'it counts 0'}. `synkhronos info` says more; "
+            "use_gpu=False runs on CPU cores."
+        )
+    return _first_gpus(n_parallel, n_gpu)
+
+
+def _first_gpus(n_parallel, n_gpu):
+    if n_parallel is not None and n_parallel > n_gpu:
+        raise ValueError(
+            f"n_parallel={n_parallel}, but this machine has "
+            f"{_wording.count(n_gpu, 'CUDA device')}. "
+            'For more ranks name their devices, such as devices=["cuda0", "cuda0"], or take CPU '
+            "cores: use_gpu=False."
+        )
+    return tuple(f"cuda{rank}" for rank in range(n_parallel or n_gpu))
+
+
+def _count_default_gpus(pattern: str = "/dev/nvidia[0-9]*") -> int:
+    """Count the CUDA devices. pygpu is asked only if the driver has made device files."""
+    if not glob.glob(pattern) or importlib.util.find_spec("pygpu") is None:
+        return 0
+    n_gpu, problem = probe("cuda")
+    if n_gpu == 0:
+        log.warning(
+            "there is an NVIDIA GPU, but pygpu can't use it (%s): ranks run on CPU cores. "
+            "`synkhronos info` says what is missing.",
+            problem or "it counts none",
+        )
+    return n_gpu
+
+
+def _check_n_parallel(n_parallel: object) -> int | None:
+    if n_parallel is None:
+        return None
+    try:
+        number = None if _wording.is_bool(n_parallel) else operator.index(n_parallel)
+    except TypeError:
+        number = None
+    if number is None:
+        raise TypeError(f"n_parallel must be an integer or None, got {n_parallel!r}.")
+    if number < 1:
+        raise ValueError(f"n_parallel must be at least 1, the master's own rank, got {number}.")
+    if number > _MOST_PROCESSES:
+        raise ValueError(
+            f"n_parallel must be at most {_MOST_PROCESSES}, the processes of a machine, got "
+            f"{_wording.shown(number)}."
+        )
+    return number
+
+
+def _check_devices(devices: object) -> tuple[str, ...]:
+    if not isinstance(devices, (list, tuple)):
+        raise TypeError(
+            f'devices must be a list of names, such as ["cpu", "cpu"], got {devices!r}.'
+        )
+    for name in devices:
+        if not isinstance(name, str):
+            raise TypeError(f"devices must hold names {EXAMPLES}, got {name!r}.")
+    return _check_names(devices, "devices")
+
+
+def _check_names(names: Sequence[str], source: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in names)
+    if not names:
+        raise ValueError(f"{source} is empty: it needs the name of one device for each rank.")
+    for name in names:
+        if not DEVICE_NAME.fullmatch(name):
+            raise ValueError(f"{source}: {name!r} is not the name of a device, {EXAMPLES}.")
+    return names
+
+
+def limit_threads(threads: int):
+    """Limit the BLAS and OpenMP threads of this process; return an object that can restore them."""
+    # Each BLAS has its own call for it, and NumPy and SciPy bring a BLAS each.
+    from threadpoolctl import threadpool_limits
+
+    return threadpool_limits(limits=threads)

@@ -1,0 +1,201 @@
+"""Forked processes, each with a sentinel that becomes readable when the process ends.
+
+``multiprocessing.Process`` is not used: when a process that the user forks from the master exits,
+its interpreter would end the workers.
+"""
+
+import contextlib
+import fcntl
+import io
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+
+_LIVES = {  # letters of /proc/<pid>/stat
+    "R": "running",
+    "S": "sleeping",
+    "D": "waiting for the system",
+    "T": "stopped",
+    "t": "stopped by a debugger",
+}
+
+
+def life_of(pid: int) -> str:
+    """Return the state of a process as a word: "running", "stopped", ..., "ended" or "gone".
+
+    It is "unknown" if this process can't read it, because no descriptors are left, for example.
+    """
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            letter = stat.read().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "gone"
+    except OSError:
+        return "unknown"
+    return _LIVES.get(letter, "ended")
+
+
+def make_pipe():
+    """Return the two ends of a pipe, with descriptors above 2.
+
+    0, 1 and 2 are free in a process that was started without standard streams. Code that uses or
+    replaces a standard stream by its number must not hit the pipe.
+    """
+    ends = os.pipe()
+    if min(ends) > 2:
+        return ends
+    try:
+        return tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in ends)
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+@contextlib.contextmanager
+def _logging_held(seconds=1.0):
+    """Hold the locks of the log's handlers, for the time of a fork.
+
+    If another thread wrote to the log during the fork, the child would inherit the locked buffer of
+    the log's file, and wait for it for ever: logging renews its own locks in a child, but a file's
+    buffer has one that no fork renews.
+    """
+    logger, held, own = logging.getLogger("synkhronos"), [], os.getpid()
+    try:
+        while logger is not None:
+            for handler in logger.handlers:
+                if handler.lock is not None and handler.lock.acquire(timeout=seconds):
+                    held.append(handler.lock)
+            logger = logger.parent if logger.propagate else None
+        yield
+    finally:
+        if os.getpid() == own:  # in the child, logging has replaced the locks
+            for lock in held:
+                lock.release()
+
+
+class ForkedProcess:
+    """A child process that runs `target` and then ends, without this process's atexit handlers.
+
+    Attributes
+    ----------
+    pid : int
+    sentinel : int
+        A descriptor that becomes readable when the process has ended.
+    exitcode : int or None
+        The exit status, or minus the signal that ended it; None while it runs, or if other code
+        has waited for it.
+    """
+
+    def __init__(self, target):
+        _flush_streams()  # the child inherits buffered text, and could print it again
+        self.sentinel, held_by_child = make_pipe()
+        self.exitcode = None
+        self._ended = False
+        # A Ctrl-C would kill the child before it can ignore SIGINT. The mask is inherited.
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with _logging_held():
+                self.pid = os.fork()
+            if self.pid == 0:
+                _run_and_exit(target, self.sentinel, [held_by_child])
+        except OSError:
+            os.close(self.sentinel)
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+            os.close(held_by_child)
+
+    def is_alive(self) -> bool:
+        """Return whether the process runs; reap it if it has ended."""
+        if not self._ended:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:
+                self._ended = True
+                return False
+            if pid:
+                self._ended = True
+                signalled = os.WIFSIGNALED(status)
+                self.exitcode = -os.WTERMSIG(status) if signalled else os.WEXITSTATUS(status)
+        return not self._ended
+
+    def join(self, seconds: float) -> bool:
+        """Wait at most `seconds` for the process to end; return whether it has ended."""
+        end = time.monotonic() + seconds
+        while self.is_alive() and time.monotonic() < end:
+            time.sleep(0.001)
+        return self._ended
+
+    def send(self, signum: int) -> None:
+        """Send the process a signal, if it still runs."""
+        if self.is_alive():
+            os.kill(self.pid, signum)
+
+    def close(self) -> None:
+        """Close the sentinel."""
+        os.close(self.sentinel)
+
+
+def join_all(processes, seconds: float) -> None:
+    """Wait for all processes to end, at most `seconds` together."""
+    end = time.monotonic() + seconds
+    for process in processes:
+        process.join(end - time.monotonic())
+
+
+def kill_all(processes, seconds: float) -> None:
+    """Kill the processes that run, and wait at most `seconds` for their end."""
+    for process in processes:
+        process.send(signal.SIGKILL)
+    join_all(processes, seconds)
+
+
+def _run_and_exit(target, sentinel, held):
+    exitcode = 1
+    try:
+        os.close(sentinel)
+        # The sentinel becomes readable when all copies of `held` are closed, so children of this
+        # process close theirs: otherwise they would hide its end.
+        os.register_at_fork(after_in_child=lambda: held and os.close(held.pop()))
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)  # only the master reads from the terminal
+        if nothing:
+            os.close(nothing)
+        _renew_streams()
+        target()
+        exitcode = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        try:
+            _flush_streams()
+        finally:
+            os._exit(exitcode)
+
+
+def _flush_streams():
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with contextlib.suppress(OSError, ValueError):  # a broken pipe, a closed stream
+                stream.flush()
+
+
+def _renew_streams():
+    """Replace stdout and stderr: the parent's may hold unprinted text, and locks of its threads."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if type(stream) is not io.TextIOWrapper:
+            continue  # replaced by the user's program, as in a notebook
+        with contextlib.suppress(OSError, ValueError):  # a closed stream
+            renewed = open(  # noqa: SIM115
+                stream.fileno(),
+                "w",
+                1 if stream.line_buffering else -1,
+                stream.encoding,
+                stream.errors,
+                closefd=False,
+            )
+            setattr(sys, name, renewed)

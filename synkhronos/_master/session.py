@@ -1,0 +1,244 @@
+"""The master's side of the workers, from fork to close.
+
+Everything that needs workers goes through `Session.run`.
+"""
+
+import contextlib
+import enum
+import functools
+import threading
+import weakref
+
+from synkhronos._machine.interrupts import interrupts_held
+from synkhronos._machine.log import log, name_rank
+from synkhronos._machine.processes import ForkedProcess, join_all, kill_all
+from synkhronos._master.registry import Garbage, Registry
+from synkhronos._rank import commands
+from synkhronos._rank.worker import Worker, be_worker
+from synkhronos.comm.transports import make_gate
+from synkhronos.errors import SessionError, WorkerDied
+
+_NOT_RECORDED = contextlib.nullcontext()
+QUIT_SECONDS = 5.0  # how long an idle worker may take to end before it is made to
+
+
+class State(enum.Enum):
+    """What a session can do."""
+
+    OPEN = "every call"
+    BROKEN = "refuse, with the death of a worker as the reason; close"
+    CLOSED = "refuse"
+
+
+class Session:
+    """The master's side of the workers, from fork to close."""
+
+    def __init__(self, devices, threads, master_rank, profile_workers):
+        self.state = State.OPEN
+        self.devices = devices
+        self.n_ranks = len(devices)
+        self.master_rank = master_rank
+        self.lock = threading.RLock()  # keeps other threads out of a call
+        self.inside = threading.Lock()  # is taken in a call
+        self._death = None
+        self._processes = {}
+        self.garbage = Garbage()
+        self._answers = {}
+        self.staged = {}  # shared memory that collectives keep for plain values
+        self.recording = None  # of a profile
+        self.registry = Registry(self)
+        self.gate = make_gate(self.n_ranks, master_rank)
+        self.worker = Worker(master_rank, self.gate, devices, threads, self._on_release)
+        # Weak: a variable lives as long as the user's reference or a function of the user's.
+        self.worker.variables = weakref.WeakValueDictionary()
+        self.gate.on_answer = self._hear
+        try:
+            self._start_workers(threads, profile_workers)
+        except BaseException:
+            self.end()
+            self.release()
+            raise
+
+    def begin(self) -> None:
+        """Have all ranks take their devices."""
+        self.run(commands.Ready())
+        self._connect_devices()
+        log.info("ranks on %s; the master is rank %d", ", ".join(self.devices), self.master_rank)
+
+    def _start_workers(self, threads, profile):
+        for rank in range(self.n_ranks):
+            if rank == self.master_rank:
+                continue
+            worker = functools.partial(be_worker, rank, self.gate, self.devices, threads, profile)
+            process = self._processes[rank] = ForkedProcess(worker)
+            self.gate.watch(rank, process)
+
+    def _connect_devices(self):
+        """Have the ranks' devices reduce with one another, where they can; else say so, once."""
+        if set(self.devices) == {"cpu"}:
+            return
+        if self.comm.base is not self.comm:
+            try:
+                self.run(commands.Join(self.comm.introduction()))
+                return
+            except Exception as error:
+                log.warning("NCCL can't be used (see `synkhronos info`): %s", error)
+                self.run(commands.Leave())
+        log.info("arrays of devices travel between ranks through shared memory")
+
+    @property
+    def worker_pids(self):
+        """The process ids of the workers, in rank order."""
+        return [process.pid for process in self._processes.values()]
+
+    @property
+    def comm(self):
+        """The master's communicator."""
+        return self.worker.comm
+
+    def require_open(self) -> None:
+        """Raise unless the session is open."""
+        if self.state is State.BROKEN:
+            raise WorkerDied(*self._death)
+        if self.state is State.CLOSED:
+            raise SessionError(
+                "This object belongs to a Synkhronos session that was closed. Make it again after "
+                "the next synkhronos.fork()."
+            )
+
+    def refuse_nesting(self) -> None:
+        """Raise if this thread, which holds `lock`, is in a call already.
+
+        Every call does ``with lock: refuse_nesting(); with inside: ...``. These are C locks in
+        with statements: nothing else is both taken and given back whenever a Ctrl-C comes.
+        """
+        if self.inside.locked():
+            raise SessionError(
+                "Synkhronos was called while it was in the middle of another call, from a signal "
+                "handler or a finalizer. Call it after that call has returned."
+            )
+
+    @contextlib.contextmanager
+    def call(self, name: str):
+        """Enter a call of that name, which other threads wait for; yield this session."""
+        recording = self.recording
+        if recording is None:
+            self.require_open()  # before the lock: a call of a closed session may hold it
+        with self.lock, _NOT_RECORDED if recording is None else recording.call(name):
+            self.require_open()
+            self.refuse_nesting()
+            with self.inside:
+                self.settle()
+                yield self
+
+    def settle(self) -> None:
+        """Wait until the workers are out of a call that was interrupted.
+
+        Before inputs are staged: a worker could still be reading those of that call.
+        """
+        if self.gate.is_open:
+            try:
+                self.gate.drain()
+            except WorkerDied as death:
+                self._break(death)
+                raise
+
+    def run(self, command):
+        """Run one command on every rank, between the barriers; return the master's own answer."""
+        self.require_open()
+        try:
+            if self.garbage:
+                self.garbage.collect(self.gate, self.worker)
+            with self.gate.call(command):
+                return command.run(self.worker)
+        except WorkerDied as death:
+            self._break(death)
+            raise
+        except BaseException:
+            self.worker.results.drop()  # outputs may be views of what the caller wants to be rid of
+            raise
+
+    def ask(self, command) -> list:
+        """Run one command on every rank; return the answers, None too, in rank order."""
+        self._answers = {}
+        self._answers[self.master_rank] = self.run(command)
+        return [self._answers.get(rank) for rank in range(self.n_ranks)]
+
+    def _hear(self, rank, answer):
+        if not self.comm.outputs.hear(rank, answer):
+            self._answers[rank] = answer
+
+    def _break(self, death):
+        self.worker.results.drop()
+        if self.state is not State.OPEN:
+            self.require_open()  # another thread has closed it: that is why workers are gone
+        # Not the exception itself, here and in the log: its frames would keep the user's arrays.
+        self.state, self._death = State.BROKEN, (str(death), death.rank, death.exitcode)
+        log.error("%s", self._death[0])
+        kill_all(self._processes.values(), 1)
+
+    def _on_release(self, ref, give_back):
+        if self.state is State.OPEN and self.gate.is_open:
+            self.garbage.add("give_back", give_back)  # workers may be reading it
+        else:
+            give_back()
+        self.garbage.add("references", ref)
+
+    @contextlib.contextmanager
+    def free(self):
+        """Hold the session, if no call is in it, and say whether that is so.
+
+        A call may be of another thread, or of this one, where a signal handler closes the session.
+        """
+        with interrupts_held():
+            is_held = self.lock.acquire(blocking=False)
+            try:
+                yield is_held and not self.inside.locked()
+            finally:
+                if is_held:
+                    self.lock.release()
+
+    def quit(self) -> None:
+        """Refuse calls from now on; have idle workers end by themselves, and wait for that.
+
+        Workers in a call are killed, and a thread that waits for them in there is waited for.
+        """
+        with self.free() as is_free:
+            is_idle = is_free and self.state is State.OPEN and not self.gate.is_open
+            self.state = State.CLOSED
+            if is_idle:
+                with contextlib.suppress(WorkerDied):
+                    self.gate.start(commands.Quit())
+        if is_idle:
+            join_all(self._processes.values(), QUIT_SECONDS)
+        elif not is_free:
+            kill_all(self._processes.values(), QUIT_SECONDS)
+            if self.lock.acquire(timeout=QUIT_SECONDS):
+                self.lock.release()
+
+    def end(self) -> None:
+        """End the workers that are left; be no rank any more. Safe to call in any state."""
+        self.state = State.CLOSED
+        kill_all(self._processes.values(), QUIT_SECONDS)
+        self.worker.unbind()
+        if self.recording is not None:
+            self.recording.close()
+
+    def release(self) -> None:
+        """Give all memory and descriptors back, after the end."""
+        for process in self._processes.values():
+            process.close()
+        self.comm.close()
+        self.worker.replicas.clear()
+        self.registry.release()
+        self.staged.clear()
+        self.garbage.give_back()
+        self.gate.close()
+
+    def leave_in_child(self) -> None:
+        """Give up the session in a process that the user forked from the master."""
+        if self.recording is not None:
+            self.recording.leave()
+        self.state = State.CLOSED
+        name_rank(None)
+        self.gate.close_in_child()

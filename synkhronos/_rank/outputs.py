@@ -1,0 +1,114 @@
+"""The outputs of a call: every rank hands its own over, and the master makes the results of them.
+
+    every rank   hand_over   workers deposit parts with the communicator, the master keeps its own
+    the master   combine     after the finish barrier
+
+Each output that a call asks for is one of three kinds:
+
+=========  =====================================================================================
+reduced    the ranks have reduced it where it was, on their devices; the master keeps the result
+combined   the master combines the parts of all ranks, by the mode of the output
+own        of mode None: it is the result of one rank alone, the source of the request
+=========  =====================================================================================
+"""
+
+from synkhronos import _host
+from synkhronos._arithmetic import reduction
+from synkhronos._wording import sentence
+
+
+class Results:
+    """One rank's outputs of the last call, and on the master the results of all ranks."""
+
+    def __init__(self, worker):
+        self._worker = worker
+        self.drop()
+
+    def drop(self) -> None:
+        """Let go of the master's outputs, which may be views of the user's arrays."""
+        self._kept, self._reduced = (), {}
+
+    def hand_over(self, key, request, description, outputs):
+        """Hand over this rank's outputs of function `key`; None from a rank that has not run.
+
+        Returns what the master must be told before it can collect them, or None.
+        """
+        worker, reduced = self._worker, {}
+        if description.on_device:
+            reduced = self._reduce(request, description, outputs)
+        if outputs is None:
+            return None
+        if worker.is_master:
+            self._kept, self._reduced = outputs, reduced
+            return None
+        parts = outputs
+        if worker.rank != request.source:
+            parts = [outputs[i] for i in request.combined if i not in reduced]
+        return self._deposit(key, parts) if parts else None
+
+    def _reduce(self, request, description, outputs):
+        worker, modes = self._worker, description.output_modes
+        if request.output_subset is not None:
+            modes = [modes[output] for output in request.output_subset]
+        recorder = worker.recorder
+        if recorder is None:
+            return worker.comm.outputs.reduce(outputs, modes)
+        with recorder.span("reduce"):
+            return worker.comm.outputs.reduce(outputs, modes)
+
+    def _deposit(self, key, parts):
+        worker = self._worker
+        recorder = worker.recorder
+        if recorder is None:
+            return worker.comm.outputs.deposit(key, parts)
+        with recorder.span("reduce") as span:
+            answer = worker.comm.outputs.deposit(key, parts)
+            span.moved(*parts)
+            return answer
+
+    def combine(self, request, modes, dtypes, what):
+        """Return the results of a call, on the master, after the finish barrier.
+
+        Parameters
+        ----------
+        request : RunFunction
+        modes, dtypes : list
+            The mode of each output of the function, and the dtype of its result.
+        what : Function
+            For messages.
+        """
+        gate, master = self._worker.gate, self._worker.rank
+        rows = [gate.rows_of(rank) for rank in range(gate.n_ranks)]
+        ranks = [rank for rank, computed in enumerate(rows) if computed >= 0]
+        weights = [rows[rank] for rank in ranks]
+        chosen = request.output_subset
+        if chosen is None:
+            chosen = range(len(modes))
+        results = []
+        number = 0  # of the output among the combined ones, by which workers deposit their parts
+        for position, output in enumerate(chosen):
+            if position in self._reduced:
+                results.append(self._reduced[position])
+                continue
+            if modes[output] is None:
+                parts = [self._part(request, request.source, position, None)]
+            else:
+                parts = [self._part(request, rank, position, number) for rank in ranks]
+                number += 1
+            try:
+                result = reduction.combine(modes[output], parts, weights, dtypes[output])
+            except ValueError as error:
+                raise ValueError(f"Output {output} of {what} {sentence(error)}") from None
+            # A worker's part is a view of memory that the next call overwrites.
+            is_view = len(parts) == 1 and result is parts[0] and request.source != master
+            results.append(result.copy() if is_view else result)
+        self.drop()
+        return results
+
+    def _part(self, request, rank, position, number):
+        """Return one rank's part of the output at `position` of those asked for."""
+        worker = self._worker
+        if rank == worker.rank:
+            return _host.to_host(self._kept[position])
+        parts = worker.comm.outputs.collect(request.function, rank)
+        return parts[position if rank == request.source else number]

@@ -1,0 +1,241 @@
+"""One rank's copy of one function: select the rows, run slice by slice, hand the outputs over."""
+
+import contextlib
+from typing import NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from synkhronos import _host
+from synkhronos._arithmetic import partition
+from synkhronos._arithmetic.partition import take_rows
+from synkhronos._arithmetic.reduction import Accumulator
+
+WHOLE, SPLIT, BATCH = range(3)  # what a rank takes of an input: all, its share, its share in order
+PLAIN, SLICED = "plain", "sliced"
+
+
+class Description(NamedTuple):
+    """What the ranks know of a function beside its code."""
+
+    output_modes: Tuple
+    updates: Tuple  # (shared variable, mode) of what is accumulated over slices
+    sliceables: Tuple  # the shared variables that `batch_s` and slices select rows of
+    communicates: bool = False  # whether ranks reduce with one another while they run it
+    on_device: bool = False  # whether there are outputs that ranks reduce on their devices
+
+
+class _Slice(NamedTuple):
+    """What a rank computes at a time."""
+
+    rows: Optional[range]
+    weights: Optional[Tuple[int, ...]]  # rows of each rank, where they reduce with one another
+
+
+class Replica:
+    """The compiled Theano functions of one synkhronos function, on one rank.
+
+    The variant ``plain`` is what ``theano.function`` made; ``sliced`` returns the values of the
+    updates after the outputs, instead of applying them, so that they can be accumulated.
+    """
+
+    def __init__(self, key, description):
+        self._key = key
+        self.variants = {}
+        self.description = description
+        self._buffers = {}
+
+    def run(self, worker, request):
+        """Compute this rank's part of a request; see `RunFunction` for what it says.
+
+        Returns
+        -------
+        tuple or None
+            On a worker, what the master must be told of its outputs.
+        """
+        rows = self._my_rows(worker, request)
+        computed = 1 if rows is None else len(rows)
+        idle = computed == 0 and worker.rank != request.source_of_nothing
+        # Others would wait for a rank that stays away from a function in which they reduce.
+        outputs = None
+        if not idle or self.description.communicates:
+            outputs = self._run_slices(worker, request, rows)
+        worker.gate.report_rows(-1 if idle else max(computed, 1))
+        return worker.results.hand_over(
+            self._key, request, self.description, None if idle else outputs
+        )
+
+    def _my_rows(self, worker, request):
+        """Return positions in the selection that this rank computes; None if there is none."""
+        if request.rows is not None:
+            return range(*partition.share(request.rows, worker.n_ranks, worker.rank))
+        if self.description.sliceables:
+            if request.picked is not None:
+                return range(len(unpack(worker, request.picked[worker.rank])))
+            return range(len(_host.peek(self.description.sliceables[0])))
+        return None
+
+    def _slices(self, worker, request, rows):
+        """Return what this rank computes, one after another: no slice is empty, unless all are."""
+        counts, n_slices = request.counts, request.num_slices
+        if counts is None:
+            # More slices than rows are one for each row: the rest would be empty.
+            edges = partition.edges(len(rows), min(n_slices, len(rows)))
+            return [_Slice(rows[a:b], None) for a, b in zip(edges, edges[1:])]
+        # All ranks make as many, so that none is missed by the others when they reduce.
+        if not any(counts):
+            return [_Slice(rows, worker.equal_weights)]
+        each = [partition.edges(count, min(n_slices, max(counts))) for count in counts]
+        mine = each[worker.rank]
+        # Who has no rows borrows one, to compute something: its weight is 0.
+        spare = rows[:1] or range(1)
+        slices = []
+        for i in range(len(mine) - 1):
+            weights = tuple([edges[i + 1] - edges[i] for edges in each])
+            slices.append(_Slice(rows[mine[i] : mine[i + 1]] or spare, weights))
+        return slices
+
+    def _run_slices(self, worker, request, rows):
+        if request.counts is None and (request.num_slices == 1 or not rows):  # as in most calls
+            whole = _Slice(rows, worker.equal_weights)
+            return self._run_rows(worker, request, whole, PLAIN, request.output_subset)
+        slices = self._slices(worker, request, rows)
+        # All ranks that reduce with one another run the same variant, whatever rows each has.
+        something = any(request.counts) if request.counts else rows
+        if request.num_slices == 1 or not something:
+            return self._run_rows(worker, request, slices[0], PLAIN, request.output_subset)
+        description = self.description
+        subset = request.output_subset
+        chosen = range(len(description.output_modes)) if subset is None else subset
+        variant = PLAIN
+        outputs = [
+            Accumulator(description.output_modes[i], len(rows), f"Output {i}") for i in chosen
+        ]
+        # What is reduced over the ranks weighs as many rows as all of them have.
+        everything = sum(request.counts) if request.counts else len(rows)
+        updates = [
+            Accumulator(mode, everything, f"The update of {target}")
+            for target, mode in description.updates
+        ]
+        if updates:
+            variant = SLICED
+            if subset is not None:
+                first = len(description.output_modes)
+                subset = (*subset, *range(first, first + len(updates)))
+        for each in slices:
+            values = self._run_rows(worker, request, each, variant, subset)
+            n_mine = n_all = len(each.rows)
+            if each.weights:
+                n_mine, n_all = each.weights[worker.rank], sum(each.weights)
+            if n_mine:
+                for total, value in zip(outputs, values):
+                    total.add(_host.to_host(value), n_mine)
+            for total, value in zip(updates, values[len(outputs) :]):
+                total.add(_host.to_host(value), n_all)
+        results = [total.result() for total in updates]
+        values = [total.result() for total in outputs] if len(rows) else []
+        for (variable, _), result in zip(description.updates, results):
+            _host.replace(variable, result)
+        return values
+
+    def _run_rows(self, worker, request, each, variant, subset):
+        recorder = worker.recorder
+        if recorder is None:
+            return self._compute(worker, request, each, variant, subset)
+        with recorder.span("compute"):
+            return self._compute(worker, request, each, variant, subset)
+
+    def _compute(self, worker, request, each, variant, subset):
+        recorder = worker.recorder
+        if recorder is None:
+            arguments = self._arguments(worker, request, each.rows)
+        else:
+            with recorder.span("rows"):
+                arguments = self._arguments(worker, request, each.rows)
+        if not (self.description.sliceables or self.description.communicates):
+            return _host.run(self.variants[variant], arguments, subset)
+        with contextlib.ExitStack() as stack:
+            if self.description.sliceables:
+                stack.enter_context(self._only(worker, request, each.rows))
+            if self.description.communicates:
+                reducing = _host.reducing(
+                    worker.comm.arrays, each.weights, worker.rank, worker.recorder
+                )
+                stack.enter_context(reducing)
+            return _host.run(self.variants[variant], arguments, subset)
+
+    def _arguments(self, worker, request, rows):
+        selection = request.selection
+        if selection is not None:
+            selection = unpack(worker, selection)
+        arguments = []
+        for position, (ref, kind) in enumerate(zip(request.inputs, request.kinds)):
+            if kind == WHOLE:
+                array = worker.fetch(ref)
+            elif kind == BATCH or selection is None:
+                array = worker.fetch(ref, rows)
+            else:
+                array = self._fetch(worker, position, ref, selection[rows.start : rows.stop])
+            arguments.append(array)
+        return arguments
+
+    def _fetch(self, worker, position, ref, rows):
+        """Return selected rows of an input: a view of a range that goes forward, else a copy."""
+        buffer, recorder = self._buffer(position, rows, ref), worker.recorder
+        if recorder is None:
+            return worker.fetch(ref, rows, buffer)
+        with recorder.span("rows") as span:
+            array = worker.fetch(ref, rows, buffer)
+            if buffer is not None:
+                span.moved(array)
+            return array
+
+    def _take(self, worker, slot, value, rows):
+        """Return rows of a shared variable's value."""
+        recorder = worker.recorder
+        if recorder is None:
+            return self._rows_of(slot, value, rows)
+        with recorder.span("rows") as span:
+            taken = self._rows_of(slot, value, rows)
+            if not _is_forward(rows):
+                span.moved(taken)
+            return taken
+
+    def _rows_of(self, slot, value, rows):
+        if _host.is_on_device(value):
+            return _host.take_on_device(value, rows)
+        return take_rows(value, rows, self._buffer(slot, rows, value))
+
+    def _buffer(self, slot, rows, array):
+        """Return the buffer that is kept for copies of rows of an array, None for a view."""
+        if _is_forward(rows):
+            return None
+        buffer, shape = self._buffers.get(slot), tuple(array.shape[1:])
+        if buffer is None or len(buffer) < len(rows) or buffer.shape[1:] != shape:
+            buffer = self._buffers[slot] = np.empty((len(rows), *shape), array.dtype)
+        return buffer[: len(rows)]
+
+    @contextlib.contextmanager
+    def _only(self, worker, request, rows):
+        """Have the sliceable shared variables hold only the rows that are to be used."""
+        picked = request.picked
+        if picked is not None:
+            picked = unpack(worker, picked[worker.rank])
+        # Together with scattered inputs the positions are those of this rank's share.
+        first = self._my_rows(worker, request).start
+        with contextlib.ExitStack() as stack:
+            for number, variable in enumerate(self.description.sliceables):
+                value = _host.peek(variable)
+                chosen = range(len(value)) if picked is None else picked
+                chosen = chosen[rows.start - first : rows.stop - first]
+                taken = self._take(worker, -1 - number, value, chosen)
+                stack.enter_context(_host.lend(variable, taken))
+            yield
+
+
+def unpack(worker, selection):
+    """Return the rows of a selection in a message: a range, or an array of indices."""
+    return selection if isinstance(selection, range) else worker.fetch(selection)
+
+
+def _is_forward(rows):
+    return isinstance(rows, range) and rows.step > 0

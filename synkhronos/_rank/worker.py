@@ -1,0 +1,127 @@
+"""One rank's life: wait at the start barrier, run the command, arrive at the finish barrier.
+
+The master has a Worker too, and runs the same commands with it; only `main` is not for it.
+"""
+
+import cProfile
+import gc
+import os
+import signal
+
+from synkhronos import _host
+from synkhronos._machine.devices import kind, limit_threads
+from synkhronos._machine.log import log, name_rank
+from synkhronos._rank.outputs import Results
+from synkhronos._wording import count
+from synkhronos.comm import Aborted
+from synkhronos.comm.transports import connect
+
+
+class Worker:
+    """The state of one rank: its device, communicator, shared variables and functions."""
+
+    def __init__(self, rank, gate, devices, threads, on_release=None):
+        self.rank = rank
+        self.gate = gate
+        self.devices = devices
+        self.threads = threads
+        self.equal_weights = (1,) * gate.n_ranks
+        self.comm = connect(self, on_release)
+        self.fetch = self.comm.memory.fetch  # an array that a command refers to, or some rows
+        self.results = Results(self)
+        self.replicas = {}
+        self.variables = {}
+        self.running = True
+        self.recorder = None  # or a Recorder, while a profile is on
+        self._limits = None
+        name_rank(rank)
+
+    @property
+    def n_ranks(self) -> int:
+        """The number of ranks, the master included."""
+        return self.gate.n_ranks
+
+    @property
+    def device(self) -> str:
+        """The name of this rank's device."""
+        return self.devices[self.rank]
+
+    @property
+    def is_like_master(self) -> bool:
+        """Whether functions that the master has compiled run on this rank's device."""
+        return kind(self.device) == kind(self.devices[self.gate.master_rank])
+
+    @property
+    def is_master(self) -> bool:
+        """Whether this is the rank that the user's script runs in."""
+        return self.rank == self.gate.master_rank
+
+    def bind(self) -> None:
+        """Take the device, and no more than this rank's part of the cores."""
+        self._limits = limit_threads(self.threads)
+        if self.device != "cpu":
+            _host.open_device(self.device, self.rank, self.threads)
+        log.info(
+            "process %d on %s, with %s", os.getpid(), self.device, count(self.threads, "thread")
+        )
+
+    def unbind(self) -> None:
+        """Give the cores back, and be no rank any more."""
+        name_rank(None)
+        if self._limits is not None:
+            self._limits.restore_original_limits()
+
+    def main(self, profile: bool) -> None:
+        """Be a worker process, until told to quit."""
+        # Ctrl-C goes to every process of the terminal; only the master's script may answer it.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.environ["OMP_NUM_THREADS"] = str(self.threads)
+        self.gate.become_worker(self.rank)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGIO})
+        if profile:
+            profiler = cProfile.Profile()
+            profiler.runcall(self._loop)
+            profiler.dump_stats(f"synk_worker_{self.rank}.prof")
+        else:
+            self._loop()
+
+    def record(self, recorder) -> None:
+        """Record what this rank does from now on with a Recorder; with None, no more."""
+        self.recorder = self.gate.recorder = recorder
+
+    def _loop(self):
+        while self.running:
+            reply = error = None
+            try:
+                reply = self._next_command().run(self)
+            except Aborted:
+                pass
+            except BaseException as caught:
+                error = caught
+            try:
+                self._finish(reply, error)
+            except BaseException as unsent:  # a message may do anything when it is read
+                self.comm.close()  # the master has not heard where the outputs are
+                self._finish(error=unsent)
+            del reply, error
+
+    def _next_command(self):
+        recorder = self.recorder
+        if recorder is None:
+            return self.gate.next_command()
+        with recorder.span("start"):
+            return self.gate.next_command()
+
+    def _finish(self, reply=None, error=None):
+        recorder = self.recorder
+        if recorder is not None:
+            # Before it arrives: after that the master may have begun the next call.
+            recorder.mark("finish")
+        self.gate.worker_finish(reply, error)
+
+
+def be_worker(rank, gate, devices, threads, profile):
+    """Be the process of one rank that is not the master's."""
+    gc.freeze()  # the master's objects stay shared with it, and out of the way of `Forget`
+    Worker(rank, gate, devices, threads).main(profile)

@@ -1,0 +1,112 @@
+"""Wordings of messages, and checks of arguments that many public functions make."""
+
+import operator
+import re
+
+import numpy as np
+
+MAX_DIMENSIONS = 32  # NumPy's limit
+MOST_CHARACTERS = 80  # of a name in tables and pictures
+
+
+def count(number, noun):
+    """Return a number of things in words: "1 row", "2 rows"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def shown(value, length=80):
+    """Return the representation of any value, shortened, for a message."""
+    text = repr(value)
+    return text if len(text) <= length else f"{text[:length]}..."
+
+
+def sentence(error):
+    """Return the message of an exception, with a full stop at its end."""
+    text = str(error).strip() or type(error).__name__
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def is_bool(value):
+    """Return whether a value is a bool; bools are refused as numbers."""
+    return isinstance(value, (bool, np.bool_))
+
+
+def truth(name, value):
+    """Return whether an argument counts as true; raise TypeError if bool() refuses it."""
+    try:
+        return bool(value)
+    except Exception:  # arrays of several items raise ValueError
+        raise TypeError(f"{name} must be True or False, got {shown(value)}.") from None
+
+
+def whole_number(name, value, lowest, highest=None):
+    """Return an argument as an int, from `lowest` to `highest`.
+
+    Raises ``TypeError`` for anything but an integer, ``ValueError`` for one beyond the limits.
+    """
+    try:
+        if is_bool(value):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {shown(value)}.") from None
+    if number < lowest or (highest is not None and number > highest):
+        limits = f"from {lowest} to {highest}" if highest is not None else f"at least {lowest}"
+        raise ValueError(f"{name} must be {limits}, got {shown(number)}.")
+    return number
+
+
+def shape_of(shape):
+    """Return an argument `shape` as a tuple of int.
+
+    Raises ``TypeError`` for anything but a sequence of integers, ``ValueError`` for a sequence that
+    is too long.
+    """
+    try:
+        # Sets and bytes hold integers too, and a symbolic variable looks like any sequence.
+        if not isinstance(shape, (list, tuple, range, np.ndarray)) or any(map(is_bool, shape)):
+            raise TypeError
+        lengths = tuple(operator.index(n) for n in shape)
+    except TypeError:
+        raise TypeError(f"shape must be a sequence of integers, got {shown(shape)}.") from None
+    if len(lengths) > MAX_DIMENSIONS:
+        raise ValueError(
+            f"shape must have at most {MAX_DIMENSIONS} dimensions, got {len(lengths)}: "
+            f"{shown(shape)}."
+        )
+    return lengths
+
+
+def oversize_of(oversize):
+    """Return an argument `oversize` as a float from 1 to 2."""
+    try:
+        if is_bool(oversize) or isinstance(oversize, (str, bytes)):
+            raise TypeError
+        number = float(oversize)
+    except (TypeError, ValueError):
+        raise TypeError(f"oversize must be a number from 1 to 2, got {shown(oversize)}.") from None
+    except OverflowError:
+        number = float("inf")
+    if not 1 <= number <= 2:
+        raise ValueError(f"oversize must be from 1 to 2, got {shown(oversize)}.")
+    return number
+
+
+def one_line(name) -> str:
+    """Return a name on one line: what can't be printed is escaped, and a long name cut.
+
+    Its end stays, too: names of functions that were given none end with the line that made them.
+    """
+    text = "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in str(name)
+    )
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    return f"{text[: MOST_CHARACTERS // 2 - 3]}...{text[-MOST_CHARACTERS // 2 :]}"
+
+
+def without_folder(name) -> str:
+    """Return a name; of one that is an absolute path and a line, the file's own name and line."""
+    text = str(name)
+    return text.rpartition("/")[2] if re.fullmatch(r"/.*:\d+", text, re.DOTALL) else text

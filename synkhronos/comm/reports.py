@@ -1,0 +1,121 @@
+"""Reports of a rank that raised, of a worker that ended, and of a long wait."""
+
+import pickle
+import signal
+import socket
+import time
+import traceback
+
+from synkhronos._machine.log import log
+from synkhronos._machine.processes import life_of
+from synkhronos.errors import RemoteTraceback, WorkerDied, WorkerError
+
+
+def report_on(error: BaseException, limit: int = 1 << 16) -> dict:
+    """Return the report on an exception for a WorkerError; pickled it has at most `limit` bytes."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    try:
+        message = "".join([str(error)])  # a subclass of str might not unpickle
+    except Exception:
+        message = "(its message could not be read)"
+    return {
+        "type": _shorten(type(error).__name__, 200),
+        "message": _shorten(message, limit // 16),
+        "traceback": _shorten(text, limit // 8),
+        "host": socket.gethostname(),
+    }
+
+
+def describe(error: BaseException, limit: int) -> bytes:
+    """Return the report on an exception, pickled, in at most `limit` bytes."""
+    return pickle.dumps(report_on(error, limit), pickle.HIGHEST_PROTOCOL)
+
+
+def _shorten(text, limit):
+    # `limit` counts characters, of up to four bytes each; describe() leaves room for that.
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit // 2]}\n[... {len(text) - limit} characters ...]\n{text[-limit // 2 :]}"
+
+
+def _how_it_ended(exitcode):
+    if exitcode is None:
+        return "is gone"
+    if exitcode >= 0:
+        return f"ended by itself with exit status {exitcode}"
+    try:
+        name = signal.Signals(-exitcode).name
+    except ValueError:
+        name = f"signal {-exitcode}"
+    cause = {
+        "SIGKILL": "by somebody, or by the kernel because memory ran out",
+        "SIGSEGV": "by a crash in compiled code",
+        "SIGBUS": "by a crash in compiled code or lost shared memory",
+        "SIGABRT": "by a failed check in compiled code",
+        "SIGTERM": "by somebody",
+    }.get(name, "by a signal")
+    return f"was killed {cause} ({name})"
+
+
+def worker_error(reports, n_ranks) -> WorkerError:
+    """Return one exception for the reports (rank -> report) of all ranks that raised."""
+    rank = min(reports)
+    report = reports[rank]
+    others = ", ".join(
+        f"rank {other} {reports[other]['type']}" for other in sorted(reports) if other != rank
+    )
+    return WorkerError(
+        f"Rank {rank} of {n_ranks} on {report['host']} raised {report['type']}: "
+        f"{report['message']}{f' (and {others})' if others else ''}",
+        rank,
+        report["host"],
+        report["type"],
+        report["traceback"],
+    )
+
+
+def remote_cause(reports) -> RemoteTraceback:
+    """Return the cause of a WorkerError: the lowest rank's traceback, from another process."""
+    return RemoteTraceback(reports[min(reports)]["traceback"])
+
+
+def worker_died(rank, process) -> WorkerDied:
+    """Return the exception for a worker process that has ended."""
+    return WorkerDied(
+        f"Worker rank {rank} (process {process.pid}) {_how_it_ended(process.exitcode)}. The "
+        "session has ended: close() and fork() to begin again.",
+        rank,
+        process.exitcode,
+    )
+
+
+class Patience:
+    """Warns of a long wait: after `seconds`, then at doubling intervals.
+
+    Parameters
+    ----------
+    seconds : float
+    waited : float
+        The seconds that the call has waited before.
+    """
+
+    def __init__(self, seconds: float, waited: float):
+        self._seconds = self._next = seconds
+        self._begin = time.monotonic() - waited
+
+    def wait_for(self, processes, in_a_meeting: bool) -> None:
+        """Warn, if it is time, naming the ranks that the call waits for (rank -> process id)."""
+        waited = time.monotonic() - self._begin
+        if waited < self._next:
+            return
+        self._next = 2 * waited
+        ranks = " and ".join(
+            f"rank {rank} (process {pid}, {life_of(pid)})" for rank, pid in processes.items()
+        )
+        what = "come to a reduction with the other ranks" if in_a_meeting else "finish its part"
+        log.warning("a call has waited %.0f s for %s to %s", waited, ranks, what)
+
+    def end(self) -> None:
+        """Log the end of the wait, if there was a warning."""
+        if self._next > self._seconds:
+            log.warning("the call goes on after %.0f s", time.monotonic() - self._begin)

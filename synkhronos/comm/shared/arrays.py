@@ -1,0 +1,191 @@
+"""Reductions inside a function: every rank has computed arrays, and goes on with those of all.
+
+    fill boxes, post ──▶ meet ──▶ hear ──▶ little: each rank reduces everything for itself
+                                           much: its own share, to all ranks ──▶ meet
+
+Boxes lie in a scratch region of each rank, where all others see them. A function may compute right
+there what is to be reduced: see `SharedArrays.landing_place`.
+"""
+
+import numpy as np
+
+from synkhronos import _host
+from synkhronos._arithmetic.blocks import cut, reduce_block
+from synkhronos.comm import Arrays
+
+# Each rank reduces everything for itself, up to so many ranks and bytes: it reads the arrays of
+# all. For more, ranks share the work, which takes a second meeting.
+_ALL_READ_ALL = 3
+_LITTLE = 1 << 17
+_PLANS = 64  # lists of views that are kept
+
+
+class SharedArrays(Arrays):
+    """One rank's part in them."""
+
+    def __init__(self, worker, storage):
+        self._worker = worker
+        self._gate = worker.gate
+        self._storage = storage
+        self._shares = {}  # (key of the region, who weighs) -> its version, arrays, plan
+        self._exchanges = 0, 0  # the number of the call, and how many there were in it
+
+    def close(self):
+        """Drop the views of other ranks' memory."""
+        self._shares.clear()
+
+    def exchange(self, arrays, ops, weights, targets):
+        """Reduce arrays that every rank has computed, into arrays of its own."""
+        weighing = [rank for rank, weight in enumerate(weights) if weight]
+        equal = len({weights[rank] for rank in weighing}) == 1
+        divisor = len(weighing) if equal else sum(weights)
+        factor = 1 if equal else weights[self._worker.rank] or 1
+        key = self._next_scratch()
+        self._exchanges = self._gate.sequence, self._exchanges[1] + 1
+        if self._exchanges[1] == 1:
+            self._storage.begin()
+        layout = tuple((_wide(a.dtype).str, a.shape) for a in arrays)
+        region = self._storage.region_of(key)
+        if region and region.layout != layout:
+            # Others are going to lie where these have landed.
+            arrays = [a.copy() if any(a is b for b in region.arrays) else a for a in arrays]
+        boxes = self._storage.room_for(key, layout)
+        in_shares = len(weighing) > _ALL_READ_ALL or sum(box.nbytes for box in boxes) > _LITTLE
+        own = self._fill(arrays, ops, boxes, factor, in_shares)
+        self._storage.post()
+        self._gate.meet()
+        self._storage.hear()
+        if in_shares:
+            plan = self._plan_of_shares(key, own, tuple(weighing))
+            for position, box, blocks, others in plan:
+                reduce_block(ops[position], blocks, box, divisor)
+                for other in others:
+                    other[...] = box
+            self._gate.meet()
+            return [_copy(box, target) for box, target in zip(boxes, targets)]
+        sources = zip(*[self._equal_boxes(key)[rank] for rank in weighing])
+        return [
+            reduce_whole(op, each, np.empty_like(each[0]) if target is None else target, divisor)
+            for op, each, target in zip(ops, sources, targets)
+        ]
+
+    def landing_place(self, position, shape, dtype):
+        """Return an array to compute the one at a position of the next exchange in, or None.
+
+        For functions of one exchange: in others the next might not be the one that is meant.
+        """
+        region = self._storage.region_of(self._next_scratch())
+        # A Ctrl-C may have come before it was laid out.
+        if region is None or region.layout is None or position >= len(region.arrays):
+            return None
+        box = region.arrays[position]
+        return box if box.shape == shape and box.dtype == dtype else None
+
+    def _next_scratch(self):
+        """Return where the next exchange is; begin to count anew in a new call."""
+        sequence, count = self._exchanges
+        if sequence != self._gate.sequence:
+            self._exchanges = self._gate.sequence, 0
+            count = 0
+        # In turns: who is ahead may fill one while others read the other.
+        return f"scratch {count % 2}"
+
+    def _fill(self, arrays, ops, boxes, factor, in_shares):
+        """Put arrays into boxes, where all ranks see them; return where this rank has its own.
+
+        In shares its own share of large arrays stays out, as it is read where it is.
+        """
+        own = list(boxes)
+        for position, (array, op, box) in enumerate(zip(arrays, ops, boxes)):
+            if _host.is_on_device(array):
+                _host.copy_from_device(array, box)
+                array = box
+            if op == "avg" and factor != 1:
+                np.multiply(array, box.dtype.type(factor), box, dtype=box.dtype)
+            elif array is box:
+                pass  # it has landed there
+            elif in_shares and _is_like(box, array) and box.nbytes > _LITTLE:
+                own[position] = array
+            else:
+                box[...] = array
+        if any(array is not box for array, box in zip(own, boxes)):
+            pairs = list(zip(boxes, own))
+            for rank in range(self._worker.n_ranks):
+                if rank != self._worker.rank:
+                    for position, (box, block) in cut(pairs, self._worker.n_ranks, rank):
+                        if own[position] is not boxes[position]:
+                            box[...] = block
+        return own
+
+    def _equal_boxes(self, key):
+        """Return the boxes of each rank; raise if their shapes differ."""
+        everyone = self._storage.arrays(key)
+        shapes = [[box.shape for box in each] for each in everyone]
+        if any(each != shapes[0] for each in shapes):
+            raise ValueError(
+                f"all_reduce got arrays of different shapes on the ranks: in rank order, {shapes}."
+            )
+        return everyone
+
+    def _plan_of_shares(self, key, own, weighing):
+        """Return the blocks of this rank's share.
+
+        Each with its position, where to reduce it to, from what, and who else gets a copy.
+        """
+        plan = self._shares.get((key, weighing))
+        if plan is not None and plan[0] != self._storage.version:
+            self._shares.clear()  # views of what may be gone
+            plan = None
+        if plan is not None and _are(own, plan[1]):
+            return plan[2]
+        everyone, me = self._equal_boxes(key), self._worker.rank
+        others = [boxes for rank, boxes in enumerate(everyone) if rank != me]
+        sources = [everyone[rank] for rank in weighing if rank != me]
+        if me in weighing:
+            sources.insert(0, own)  # first, as the result may lie where it is
+        values = list(zip(everyone[me], *others, *sources))
+        blocks = [
+            (position, box, rest[len(others) :], rest[: len(others)])
+            for position, (box, *rest) in cut(values, self._worker.n_ranks, me)
+        ]
+        if _are(own, everyone[me]):  # these stay the same arrays
+            if plan or len(self._shares) >= _PLANS:
+                self._shares.clear()
+            self._shares[key, weighing] = self._storage.version, own, blocks
+        return blocks
+
+
+def reduce_whole(op, sources, target, divisor):
+    """Reduce arrays into a target of the same shape, wherever it is; return it."""
+    if _host.is_on_device(target):
+        whole = np.empty(target.shape, sources[0].dtype)
+        reduce_whole(op, sources, whole, divisor)
+        _host.copy_to_device(target, whole.astype(target.dtype, copy=False))
+        return target
+    if not (target.flags.c_contiguous and target.dtype == sources[0].dtype):
+        whole = np.empty(target.shape, sources[0].dtype)
+        reduce_whole(op, sources, whole, divisor)
+        target[...] = whole
+        return target
+    for _, (out, *blocks) in cut([[target, *sources]], 1, 0):
+        reduce_block(op, blocks, out, divisor)
+    return target
+
+
+def _is_like(box, array):
+    return array.flags.c_contiguous and array.dtype == box.dtype
+
+
+def _are(arrays, others):
+    return all(array is other for array, other in zip(arrays, others))
+
+
+def _copy(array, target):
+    """Return the target, with the values of an array; or the array if there is no target."""
+    if target is None or target is array:
+        return array
+    return reduce_whole("sum", [array], target, 1)
+
+
+def _wide(dtype):
+    return np.dtype(np.float32) if dtype == np.float16 else dtype

@@ -1,0 +1,328 @@
+"""Storage of shared variables' values: regions of shared memory, mapped by all ranks.
+
+    own      key -> region    this rank's values, which Theano works on where they are
+    boards   rank -> log      where each rank's regions lie: written before a meeting, read after it
+    others   key -> arrays    the values of the other ranks, seen through their regions
+
+A variable on a device is copied into its region by every collective, and back from it.
+
+A variable gets its region with its first collective. Updates that run in place leave it there;
+where Theano or ``set_value`` has put another array into the variable, `store` copies it back.
+A log holds the state, not events: a rank that misses an entry, because a call failed, reads it in
+the next call.
+"""
+
+import pickle
+import weakref
+from typing import NamedTuple, Tuple
+
+import numpy as np
+
+from synkhronos import _host
+from synkhronos._machine.shared_memory import SegmentRef, is_in_a_segment
+
+_ALIGN = 64  # bytes of a cache line: no two ranks write to one of them
+_HEADER = 8  # bytes before each entry of a log, with its length
+
+
+class Place(NamedTuple):
+    """Where arrays lie in a segment: the dtype, shape and offset of each."""
+
+    segment: SegmentRef
+    arrays: Tuple[Tuple[str, Tuple[int, ...], int], ...]
+
+
+class _Region:
+    """Some bytes of an own segment, and the arrays that are in them now."""
+
+    def __init__(self, segment, begin, nbytes):
+        self.segment, self.begin, self.nbytes = segment, begin, nbytes
+        self.layout, self.arrays = None, [None]
+
+    def lay_out(self, layout):
+        """Have it hold arrays of these dtypes and shapes, one after another."""
+        places, offset = [], self.begin
+        for dtype, shape in layout:
+            places.append((dtype, shape, offset))
+            offset += _round_up(_nbytes(dtype, shape))
+        arrays = [self.segment.array(*place) for place in places]
+        self.layout = None  # until all is there: a Ctrl-C may come in between
+        self.place, self.arrays = Place(self.segment.ref, tuple(places)), arrays
+        self.layout = layout
+
+
+class Storage:
+    """The regions of one rank, and its view of all others'."""
+
+    def __init__(self, worker, memory):
+        self._worker, self._memory = worker, memory
+        self._own = {}
+        self._unposted = set()
+        self._retired = []
+        self._spares = {}
+        self._written = 0, 0  # the generation of the log, and its length
+        # rank -> key -> (segment, arrays), or the place where they are until they are asked for
+        self._others = [{} for _ in range(worker.n_ranks)]
+        self._heard = [0] * worker.n_ranks
+        self._attached = weakref.WeakValueDictionary()
+        self.version = 0  # changes with everything that views of regions depend on
+
+    # This rank's own.
+
+    def begin(self) -> None:
+        """Begin a command: what the last one gave up is read by nobody any more."""
+        if self._retired:
+            self._retired.clear()
+
+    def store(self, keys) -> None:
+        """See to it that the values of these variables are in their regions."""
+        variables, own = self._worker.variables, self._own
+        moved, copied = [], []
+        for key in keys:
+            value = _host.peek(variables[key])
+            region = own.get(key)
+            if _host.is_on_device(value):
+                copied.append((key, value))
+            elif region is None or value is not region.arrays[0]:
+                moved.append((key, value))
+        if moved:
+            self._move_in(moved)
+        if copied:
+            self._build({key: (_layout(value),) for key, value in copied})
+            for key, value in copied:
+                [array] = self.room_for(key, (_layout(value),))
+                _host.copy_from_device(value, array)
+
+    def copy_back(self, keys) -> None:
+        """Give the variables that live on a device what is in their regions."""
+        for key in keys:
+            variable = self._worker.variables[key]
+            if _host.lives_on_device(variable):
+                _host.replace(variable, self._own[key].arrays[0])
+
+    def _move_in(self, moved):
+        self._leave_lent([key for key, _ in moved])
+        self._build({key: (_layout(value),) for key, value in moved})
+        for key, value in moved:
+            variable, region = self._worker.variables[key], self._own[key]
+            layout = (_layout(value),)
+            if region.layout != layout:
+                self._settle(key, layout)
+            elif _is_there(value, region.arrays[0]):
+                self.version += 1
+                region.arrays[0] = value  # another view of the same memory, as some ops make
+                continue
+            region.arrays[0][...] = value
+            _host.replace(variable, region.arrays[0])
+
+    def _leave_lent(self, keys):
+        """Leave regions that other variables' values are in, as after an update that swaps two."""
+        lent = set()
+        for key, variable in self._worker.variables.items():
+            value, region = _host.peek(variable), self._own.get(key)
+            for array in (value, getattr(value, "base", None)):
+                if region is None or array is not region.arrays[0]:
+                    lent.add(id(array))
+        for key in keys:
+            region = self._own.get(key)
+            if region is not None and region.layout is not None and id(region.arrays[0]) in lent:
+                self._retired.append(self._own.pop(key))
+
+    def new_value(self, key, shape):
+        """Give a variable a value of another shape, of any contents; return the array."""
+        variable, region = self._worker.variables[key], self._own.get(key)
+        if region is not None and region.arrays[0] is not _host.peek(variable):
+            self._leave_lent([key])
+        layout = ((np.dtype(variable.dtype).str, tuple(shape)),)
+        [value] = self.room_for(key, layout)
+        _host.replace(variable, value)
+        return value
+
+    def new_region(self, key, shape):
+        """Return an array for a variable's next value; its present region stays readable."""
+        # The region before the last is free again: a variable that is gathered time and again takes
+        # turns between two, and no memory has to be cleared for it.
+        old, spare = self._own.get(key), self._spares.get(key)
+        self._spares[key] = old
+        if spare is None or spare is old or self._is_lent(spare):
+            self._own.pop(key, None)
+        else:
+            spare.layout = None  # to be told of anew
+            self._own[key] = spare
+        return self.new_value(key, shape)
+
+    def _is_lent(self, region):
+        values = map(_host.peek, self._worker.variables.values())
+        return any(
+            array is region.arrays[0]
+            for value in values
+            for array in (value, getattr(value, "base", None))
+        )
+
+    def region_of(self, key):
+        """Return this rank's region of a key, or None; one without a layout has no arrays yet."""
+        return self._own.get(key)
+
+    def room_for(self, key, layout):
+        """Return arrays of these dtypes and shapes, of any contents, that all ranks can see."""
+        region = self._own.get(key)
+        if region is None or region.layout != layout:
+            self._build({key: layout})
+            self._settle(key, layout)
+        return self._own[key].arrays
+
+    def _build(self, layouts):
+        """Make a new region, in one segment, for each whose own is missing or too small."""
+        sizes = {}
+        for key, layout in layouts.items():
+            needed, region = _room(layout), self._own.get(key)
+            if region is None or region.nbytes < needed:
+                sizes[key] = needed
+                if region is not None:
+                    self._retired.append(region)
+        if sizes:
+            segment, begin = self._memory.create(sum(sizes.values())), 0
+            for key, nbytes in sizes.items():
+                self._own[key] = _Region(segment, begin, nbytes)
+                begin += nbytes
+
+    def _settle(self, key, layout):
+        self._unposted.add(key)  # first: a Ctrl-C may come in between
+        self.version += 1
+        self._own[key].lay_out(layout)
+
+    def forget(self, keys) -> None:
+        """Drop variables that are no more."""
+        self.begin()
+        for key in keys:
+            self._own.pop(key, None)
+            self._spares.pop(key, None)
+            self._unposted.discard(key)
+            for others in self._others:
+                others.pop(key, None)
+        self.version += 1
+
+    def close(self) -> None:
+        """Drop everything; variables that are left keep their values, in memory of their own."""
+        self.begin()
+        for variable in list(self._worker.variables.values()):
+            value = _host.peek(variable)
+            if is_in_a_segment(value):
+                _host.replace(variable, value.copy())
+        self._own.clear()
+        self._spares.clear()
+        for others in self._others:
+            others.clear()
+        self._heard = [0] * len(self._heard)  # a worker that goes on reads the logs again
+        self.version += 1
+
+    # What the ranks tell one another.
+
+    def post(self) -> None:
+        """Write down where this rank's regions lie, if that has changed; all ranks meet next."""
+        if not self._unposted:
+            return
+        gate = self._worker.gate
+        generation, end = self._written
+        log = _log(gate.boards[self._worker.rank], generation)
+        entry = self._entry(self._unposted)
+        if end + len(entry) > len(log):
+            # A new log, of all that holds now. Who is late may still be reading the old one.
+            entry = self._entry(self._own)
+            generation, end = generation + 1, 0
+            log = _log(gate.boards[self._worker.rank], generation)
+            if len(entry) > len(log):
+                raise ValueError(
+                    f"{len(self._own)} shared variables are more than can be told of at a time."
+                )
+        log[end : end + len(entry)] = entry
+        self._written = generation, end + len(entry)
+        gate.post_news(generation << 32 | end + len(entry))
+        self._unposted.clear()
+
+    def _entry(self, keys):
+        regions = {key: self._own[key] for key in keys if key in self._own}
+        places = {key: region.place for key, region in regions.items() if region.layout is not None}
+        data = pickle.dumps(places, pickle.HIGHEST_PROTOCOL)
+        return len(data).to_bytes(_HEADER, "little") + data
+
+    def hear(self) -> None:
+        """Read what the other ranks have written. All ranks have met before it."""
+        gate = self._worker.gate
+        for rank, heard in enumerate(self._heard):
+            news = gate.news(rank)
+            if news != heard and rank != self._worker.rank:
+                self.version += 1  # first: what is read makes views of before wrong
+                self._read(rank, news, _log(gate.boards[rank], news >> 32))
+                self._heard[rank] = news
+
+    def _read(self, rank, news, log):
+        generation, end = news >> 32, news & 0xFFFFFFFF
+        heard = self._heard[rank]
+        at = heard & 0xFFFFFFFF
+        if heard >> 32 != generation:
+            at = 0
+            self._others[rank].clear()
+        while at < end:
+            length = int.from_bytes(log[at : at + _HEADER], "little")
+            at += _HEADER
+            # Attached when asked for: what an old entry tells of may be gone by now.
+            self._others[rank].update(pickle.loads(log[at : at + length]))
+            at += length
+
+    def _arrays_of(self, rank, key):
+        if rank == self._worker.rank:
+            return self._own[key].arrays
+        found = self._others[rank][key]
+        if isinstance(found, Place):
+            found = self._others[rank][key] = self._attach(found)
+        return found[1]
+
+    def _attach(self, place):
+        segment = self._attached.get(place.segment)
+        if segment is None:
+            segment = self._memory.open(place.segment)
+            self._attached[place.segment] = segment
+        return segment, [segment.array(*array) for array in place.arrays]
+
+    def arrays(self, key):
+        """Return the list of arrays of each rank, in rank order."""
+        return [self._arrays_of(rank, key) for rank in range(self._worker.n_ranks)]
+
+    def value_of(self, rank, key):
+        """Return the value of a variable on one rank."""
+        return self._arrays_of(rank, key)[0]
+
+    def values(self, key):
+        """Return the value of a variable on each rank, in rank order."""
+        return [arrays[0] for arrays in self.arrays(key)]
+
+
+def _log(board, generation):
+    """Return the half of a board that a log of this generation is written to."""
+    half = len(board) // 2
+    return board[half:] if generation % 2 else board[:half]
+
+
+def _layout(value):
+    return value.dtype.str, value.shape
+
+
+def _nbytes(dtype, shape):
+    return int(np.dtype(dtype).itemsize * np.prod(shape, dtype=np.int64))
+
+
+def _round_up(nbytes):
+    return -(-nbytes // _ALIGN) * _ALIGN
+
+
+def _room(layout):
+    return max(sum(_round_up(_nbytes(*each)) for each in layout), _ALIGN)
+
+
+def _is_there(value, region):
+    return (
+        value.__array_interface__["data"][0] == region.__array_interface__["data"][0]
+        and value.flags.c_contiguous
+        and value.flags.writeable
+    )

@@ -1,0 +1,186 @@
+"""Values of shared variables: each rank works on those of all ranks, where they lie.
+
+    store, post ──▶ meet ──▶ hear ──▶ reduce or copy        ──▶ finish barrier of the call
+    every rank      where    the rank's own share
+    its own values  all are  of every rank's array
+
+Nothing is sent: a value is read from the region of the rank that has it. See `storage`.
+"""
+
+import numpy as np
+
+from synkhronos import _host
+from synkhronos._arithmetic.blocks import BLOCK, cut, reduce_block
+from synkhronos._arithmetic.partition import take_rows
+from synkhronos.comm import Variables
+from synkhronos.comm.shared.arrays import reduce_whole
+
+_PLANS = 64  # lists of views that are kept
+
+
+class SharedVariables(Variables):
+    """Values of shared variables, each of which lies in a region that all ranks map."""
+
+    def __init__(self, worker, storage):
+        self._worker, self._gate, self._storage = worker, worker.gate, storage
+        self._has_devices = any(device != "cpu" for device in worker.devices)
+        self._plans = {}
+
+    def close(self):
+        """Drop everything; the variables that are left keep their values."""
+        self._plans.clear()
+        self._storage.close()
+
+    def forget(self, keys):
+        """Drop what belongs to these variables."""
+        self._plans.clear()
+        self._storage.forget(keys)
+
+    def expose(self, keys):
+        """Have the master see the values; it may do so after the finish barrier."""
+        self._storage.begin()
+        self._storage.store(keys)
+        self._storage.post()
+
+    def values(self, key):
+        """Return, on the master, what every rank has exposed, in rank order."""
+        self._storage.hear()
+        return self._storage.values(key)
+
+    def value_of(self, rank, key):
+        """Return, on the master, what one rank has exposed."""
+        self._storage.hear()
+        return self._storage.value_of(rank, key)
+
+    def assign(self, key, array, rows=None):
+        """Give this rank's variable a value, or some of its rows: a range or indices."""
+        self._storage.begin()
+        variable = self._worker.variables[key]
+        if rows is None:
+            self._give(key, array)
+            return
+        if _host.lives_on_device(variable):
+            _host.replace(variable, take_rows(array, rows))
+            return
+        target = self._storage.new_value(key, (len(rows), *array.shape[1:]))
+        if isinstance(rows, range) and rows.step > 0:
+            target[...] = take_rows(array, rows)
+        else:
+            if np.may_share_memory(array, target):
+                array = array.copy()
+            take_rows(array, rows, target)
+
+    def _meet(self, keys):
+        self.expose(keys)
+        self._gate.meet()
+        self._storage.hear()
+
+    def all_reduce(self, keys, op):
+        """Replace each variable, on all ranks, with the reduction of all."""
+        self._meet(keys)
+        return self._reduce(keys, op, None)
+
+    def reduce(self, keys, op, root):
+        """Replace each variable of the rank `root` with the reduction of all."""
+        self._meet(keys)
+        return self._reduce(keys, op, root)
+
+    def _reduce(self, keys, op, root):
+        plan = self._plans.get((keys, root))
+        if plan is None or plan[0] != self._storage.version:
+            values = [self._storage.values(key) for key in keys]
+            unequal = _first_unequal(values)
+            if unequal is not None:
+                return unequal
+            if plan or len(self._plans) >= _PLANS:
+                self._plans.clear()  # views of what may be gone
+            plan = self._storage.version, self._plan(values, root)
+            self._plans[keys, root] = plan
+        divisor = self._worker.n_ranks
+        for sources, out, copies in plan[1]:
+            reduce_block(op, sources, out, divisor)
+            for copy in copies:
+                copy[...] = out
+        if self._has_devices:
+            self._gate.meet()
+            self._storage.copy_back(keys if root in (None, self._worker.rank) else ())
+        return None
+
+    def _plan(self, values, root):
+        """Return the blocks that this rank reduces: sources, where to, and who gets a copy."""
+        buffers = {}
+        blocks = []
+        for _, sources in cut(values, self._worker.n_ranks, self._worker.rank):
+            if root is None:
+                out, copies = sources[0], sources[1:]
+            elif root == 0:
+                out, copies = sources[0], []
+            else:
+                # The root's own value is needed until its turn comes.
+                dtype = sources[0].dtype
+                if dtype not in buffers:
+                    buffers[dtype] = np.empty(BLOCK, np.uint8).view(dtype)
+                out, copies = buffers[dtype][: sources[0].size], [sources[root]]
+            blocks.append((sources, out, copies))
+        return blocks
+
+    def reduce_to_new(self, key, op):
+        """Return, on the master, the reduction of what all ranks have exposed, or a mismatch."""
+        values = self.values(key)
+        unequal = _first_unequal([values])
+        if unequal is not None:
+            return unequal
+        result = np.empty(values[0].shape, values[0].dtype)
+        reduce_whole(op, values, result, len(values))
+        return result
+
+    def broadcast(self, keys, root):
+        """Replace each variable with the value on rank `root`."""
+        mine = self._worker.rank == root
+        if mine:
+            self.expose(keys)
+        else:
+            self._storage.begin()
+        self._gate.meet()
+        self._storage.hear()
+        if mine:
+            return
+        for key in keys:
+            self._give(key, self._storage.value_of(root, key))
+
+    def _give(self, key, value):
+        variable = self._worker.variables[key]
+        if _host.lives_on_device(variable):
+            _host.replace(variable, value)
+        else:
+            self._storage.new_value(key, value.shape)[...] = value
+
+    def all_gather(self, keys):
+        """Replace each variable with the values of all ranks, joined along axis 0."""
+        self._meet(keys)
+        values = [self._storage.values(key) for key in keys]
+        for position, each in enumerate(values):
+            if len({value.shape[1:] for value in each}) > 1:
+                return _mismatch(position, each)
+        for key, each in zip(keys, values):
+            variable = self._worker.variables[key]
+            if _host.lives_on_device(variable):
+                _host.replace(variable, _host.join_on_device(each, variable.dtype))
+                continue
+            rows = sum(len(value) for value in each)
+            joined = self._storage.new_region(key, (rows, *each[0].shape[1:]))
+            np.concatenate(each, out=joined)
+        # Who is done leaves its old region as it was: others may still read it.
+        return None
+
+
+def _first_unequal(values):
+    for position, each in enumerate(values):
+        shape = each[0].shape
+        if any(value.shape != shape for value in each):
+            return _mismatch(position, each)
+    return None
+
+
+def _mismatch(position, values):
+    return position, [value.shape for value in values]

@@ -1,0 +1,310 @@
+"""Keras models whose fit, evaluate and predict run on all ranks.
+
+    model.fit ──▶ minibatch ──▶ rows to ranks ──▶ loss ──▶ gradients ──▶ ops.all_reduce
+              ◀── loss, metrics, progress bar ◀── the same step of the optimizer on every rank
+
+Keras 2.3 does all its work in three functions of a model, which it makes when it first needs them.
+:func:`parallelize` makes Keras build them with :func:`synkhronos.function`; all else stays.
+
+This module does not import Keras until a function is called: an import of Keras picks its backend,
+writes its settings to the user's home, and sets Theano's floatX.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import weakref
+from typing import TYPE_CHECKING
+
+from synkhronos import collectives, functions
+from synkhronos._host import is_array_variable, is_random_state, library, peek
+from synkhronos._master.current import current
+from synkhronos.extensions.keras.checks import check_model, check_parts
+from synkhronos.extensions.keras.updates import added_up, averaged, metrics_of, step
+
+if importlib.util.find_spec("keras") is None:
+    raise ImportError(
+        "synkhronos.extensions.keras needs Keras 2.3, the last one with Theano: "
+        "pip install 'synkhronos[demos]'"
+    )
+
+if TYPE_CHECKING:
+    from keras.models import Model
+
+__all__ = ["broadcast", "parallelize", "restore"]
+
+FUNCTIONS = ("train", "test", "predict")
+
+
+def parallelize(model: Model) -> Model:
+    """Make a Keras model train, evaluate and predict on all ranks.
+
+    Its ``fit``, ``fit_generator``, ``train_on_batch``, ``evaluate``, ``predict`` and so on are
+    called as before, and return the results of one process, up to rounding: losses and
+    gradients are averaged over all rows of a minibatch, metrics count them all. Weights and
+    settings that the script changes, in a callback or by ``load_weights``, are sent to the ranks
+    with the next call.
+
+    Parameters
+    ----------
+    model : keras.models.Model
+        Compiled, with a loss that is a mean over rows. It may be compiled again; it stays parallel.
+
+    Returns
+    -------
+    keras.models.Model
+        The same one.
+
+    Raises
+    ------
+    SessionError
+        Before :func:`synkhronos.fork`.
+    TypeError
+        For anything but a model of Keras.
+    RuntimeError
+        For a model that is not compiled, and where Keras has another backend than Theano.
+    ValueError
+        For a model whose result changes when each rank sees only part of the rows; here, or when
+        Keras needs the function: losses and activity regularizers that add up rows, recurrent
+        layers that keep states from one minibatch to the next, inputs or targets that are not fed,
+        metrics that do anything but add to their counts.
+
+    Notes
+    -----
+    A batch normalisation normalises with the mean and variance of its rank's rows; its running
+    averages, which ``evaluate`` and ``predict`` use, are averaged over the ranks. Each rank draws
+    dropout masks of its own.
+
+    Examples
+    --------
+    >>> import keras, numpy as np
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> layer = keras.layers.Dense(1, kernel_initializer="zeros", input_shape=(3,))
+    >>> model = keras.models.Sequential([layer])
+    >>> model.compile("sgd", "mse")
+    >>> model = parallelize(model)
+    >>> history = model.fit(np.eye(3), np.ones(3), batch_size=3, verbose=0)
+    >>> history.history
+    {'loss': [1.0]}
+    >>> synk.close()
+    """
+    current("parallelize()")
+    check_model(model)
+    if model.built:
+        check_parts(model)
+    parallel = _Parallel(model)
+    for name in FUNCTIONS:
+        setattr(model, f"_make_{name}_function", getattr(parallel, f"make_{name}_function"))
+    return model
+
+
+def restore(model: Model) -> Model:
+    """Undo :func:`parallelize`: the model runs in this process alone, as before.
+
+    Parameters
+    ----------
+    model : keras.models.Model
+
+    Returns
+    -------
+    keras.models.Model
+        The same one. Its optimizer begins anew, as it does when a model is compiled.
+
+    Raises
+    ------
+    ValueError
+        For anything but a model that :func:`parallelize` was given.
+
+    Examples
+    --------
+    >>> import keras, numpy as np
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> model = keras.models.Sequential([keras.layers.Dense(1, input_shape=(3,))])
+    >>> model.compile("sgd", "mse")
+    >>> _ = parallelize(model).predict(np.eye(3))
+    >>> synk.close()
+    >>> restore(model).predict(np.eye(3)).shape  # needs no workers any more
+    (3, 1)
+    """
+    _parallel_of(model, "restore()")
+    for name in FUNCTIONS:
+        delattr(model, f"_make_{name}_function")
+        setattr(model, f"{name}_function", None)
+    return model
+
+
+def broadcast(model: Model) -> None:
+    """Send a parallel model's weights, optimizer state and settings from the master to all ranks.
+
+    Calls of the model do so for variables that have a new value. Call this function where they
+    can't see a new value: after a function that is not parallel has changed weights in place (such
+    as the training of another model that shares layers with this one), and, on devices, after
+    ``set_weights`` or ``load_weights``.
+
+    Parameters
+    ----------
+    model : keras.models.Model
+        After :func:`parallelize`.
+
+    Raises
+    ------
+    ValueError
+        For anything but a model that :func:`parallelize` was given.
+    SessionError
+        After :func:`synkhronos.close`.
+
+    Examples
+    --------
+    >>> import keras, numpy as np
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> model = keras.models.Sequential([keras.layers.Dense(1, input_shape=(3,))])
+    >>> model.compile("sgd", "mse")
+    >>> _ = parallelize(model).predict(np.eye(3))
+    >>> [weights, bias] = model.weights
+    >>> weights.set_value(np.ones((3, 1), "float32"))
+    >>> broadcast(model)
+    >>> synk.get_value(1, weights).tolist()
+    [[1.0], [1.0], [1.0]]
+    >>> synk.close()
+    """
+    _parallel_of(model, "broadcast()").send_all()
+
+
+class _Parallel:
+    """Makes the functions of one model, and keeps its variables equal on all ranks."""
+
+    def __init__(self, model):
+        self._model = model
+        self._seen = {}  # shared variable -> reference to the value that all ranks have
+
+    def make_train_function(self):
+        """Make the function that takes a step of training, unless it exists."""
+        model = self._model
+        if not self._must_make("train"):
+            return
+        model._check_trainable_weights_consistency()
+        # Keras keeps the optimizer's state until the model is compiled again.
+        state = [] if model.train_function is None else model.optimizer.get_weights()
+        updates = [*averaged(model.updates), *step(model), *added_up(model)]
+        if state:
+            model.optimizer.set_weights(state)
+        self._seen.clear()
+        model.train_function = self._function("train", [model.total_loss], updates)
+
+    def make_test_function(self):
+        """Make the function that evaluates, unless it exists."""
+        if self._must_make("test"):
+            model = self._model
+            model.test_function = self._function("test", [model.total_loss], added_up(model))
+
+    def make_predict_function(self):
+        """Make the function that predicts, unless it exists."""
+        if self._must_make("predict"):
+            outputs = [(output, "gather") for output in self._model.outputs]
+            self._model.predict_function = self._function("predict", outputs, [])
+
+    def _must_make(self, name):
+        session = current(f"The model {self._model.name!r} is parallel, which restore() ends; it")
+        made = getattr(self._model, f"{name}_function", None)
+        if isinstance(made, _Function) and made.session is session:
+            return False
+        if name != "predict" and not hasattr(self._model, f"{name}_function"):
+            raise RuntimeError("The model was not compiled: call model.compile() first.")
+        check_parts(self._model)
+        return True
+
+    def _function(self, name, outputs, updates):
+        from keras import backend
+
+        model, metrics = self._model, []
+        inputs = list(model._feed_inputs)
+        if name != "predict":
+            inputs += [*model._feed_targets, *model._feed_sample_weights]
+            metrics = [m._call_result for m in metrics_of(model) if hasattr(m, "_call_result")]
+        compiled = functions.function(
+            inputs,
+            outputs,
+            bcast_inputs=[backend.learning_phase()] if model._uses_dynamic_learning_phase() else [],
+            updates=updates,
+            name=f"{name}_function of {model.name}",
+            allow_input_downcast=True,
+            on_unused_input="ignore",
+            **getattr(model, "_function_kwargs", {}),
+        )
+        return _Function(self, compiled, metrics, current("The model"))
+
+    def send_new(self, variables):
+        """Broadcast the variables that have another array than the one that all ranks have.
+
+        Setting a variable gives it a new array, in Theano's host memory at least.
+        """
+        seen = self._seen
+        new = [v for v in variables if v not in seen or seen[v]() is not peek(v)]
+        if new:
+            collectives.broadcast(new)
+
+    def remember(self, variables):
+        """Remember that all ranks have the values that these variables have now."""
+        for variable in variables:
+            self._seen[variable] = _reference(peek(variable))
+
+    def forget(self):
+        """Make the next call send everything, as ranks may have different values."""
+        self._seen.clear()
+
+    def send_all(self):
+        """Broadcast all variables of the functions that exist."""
+        self.forget()
+        for name in FUNCTIONS:
+            made = getattr(self._model, f"{name}_function", None)
+            if isinstance(made, _Function):
+                self.send_new(made.variables)
+                self.remember(made.variables)
+
+
+class _Function:
+    """A function as Keras calls it: it takes a list of arrays, and returns loss and metrics."""
+
+    def __init__(self, parallel, compiled, metrics, session):
+        self.session = session
+        # Random states stay as they are: each rank must draw other numbers.
+        self.variables = [
+            v for v in compiled.get_shared() if is_array_variable(v) and not is_random_state(v)
+        ]
+        self._parallel = parallel
+        self._compiled = compiled
+        # Metrics come from the states after the updates, as in Keras: equal on all ranks.
+        self._metrics = library.function([], metrics) if metrics else list
+
+    def __call__(self, inputs):
+        try:
+            self._parallel.send_new(self.variables)
+            outputs = self._compiled(*inputs)
+            self._parallel.remember(self.variables)
+        except BaseException:
+            self._parallel.forget()
+            raise
+        return [*outputs, *self._metrics()]
+
+
+def _reference(value):
+    """Return a function that returns the value as long as it exists, and keeps no array alive."""
+    try:
+        return weakref.ref(value)
+    except TypeError:  # a NumPy scalar, which some operations return instead of a 0-d array
+        return lambda: value
+
+
+def _parallel_of(model, caller):
+    parallel = getattr(getattr(model, "_make_train_function", None), "__self__", None)
+    if not isinstance(parallel, _Parallel):
+        raise ValueError(
+            f"{caller} takes a model that parallelize() was given before, got {model}."
+        )
+    return parallel

@@ -1,0 +1,390 @@
+"""What the time of calls goes to, on each rank: recorded, read as a table, picture or trace."""
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, ContextManager, Optional, Union
+
+import numpy as np
+
+from synkhronos._machine.log import log
+from synkhronos._master.current import current
+from synkhronos._wording import one_line, sentence, whole_number
+from synkhronos.errors import SessionError
+from synkhronos.profiling import summary as _summary
+from synkhronos.profiling.recording import Recording
+from synkhronos.profiling.timeline import REST, Timeline
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Profile", "profile"]
+
+_ROOM = 1 << 17  # spans of each rank
+# In pictures: waits are orange, and what is left of a call is grey, behind its parts.
+_COLOURS = {
+    "stage": "C9",
+    "start": "#fdd0a2",
+    "rows": "C4",
+    "compute": "C0",
+    "reduce": "C2",
+    "meet": "#fd8d3c",
+    "finish": "#fdae6b",
+    REST: "0.85",
+}
+_CHARACTERS = 100  # of names, along a picture
+_SUFFIXES = (".json", ".txt")
+_KINDS = ".json (a trace) or .txt (the summary)"
+
+
+def profile(room: int = _ROOM) -> ContextManager["Profile"]:
+    """Record what the time of calls goes to on each rank, in the block of a ``with``.
+
+    Functions may have been made before, or be made inside. The recording ends with the block or
+    with :func:`~synkhronos.close`, and can be read after both. Calls outside of it do not pay for
+    it.
+
+    Parameters
+    ----------
+    room : int
+        How many parts of calls each rank may record, of 40 bytes of shared memory each; a call has
+        about ten. What comes after is dropped, and counted: see :attr:`Profile.dropped`.
+
+    Returns
+    -------
+    context manager
+        Of a :class:`~synkhronos.profiling.Profile`, readable at any time, also in the block.
+
+    Raises
+    ------
+    SessionError
+        Before :func:`~synkhronos.fork`, while another profile is being recorded, and when the
+        context is entered a second time.
+    TypeError, ValueError
+        When `room` is no integer from 1 on.
+    SharedMemoryFull
+        When there is no room in shared memory.
+
+    Examples
+    --------
+    >>> import numpy as np, theano.tensor as T
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> x = T.vector("x", "float64")
+    >>> f = synk.function([x], x.sum(), name="total")
+    >>> with synk.profile() as recorded:
+    ...     for _ in range(3):
+    ...         total = f(np.arange(5.0))
+    >>> synk.close()
+    >>> calls = recorded.calls[recorded.calls["name"] == "total"]
+    >>> calls["rank"].tolist()
+    [0, 1, 0, 1, 0, 1]
+    >>> bool((calls["compute"] < calls["seconds"]).all())
+    True
+    """
+    room = whole_number("room", room, 1)
+    return _Recorded(Recording(current("profile()"), room))
+
+
+class _Recorded:
+    """The block in which a profile is recorded."""
+
+    _recording = None
+
+    def __init__(self, recording):
+        self._recording = recording
+        self._was_entered = False
+
+    def __enter__(self):
+        if self._was_entered:
+            raise SessionError(
+                "A profile was entered a second time: each records one with block. Call "
+                "synkhronos.profile() again for another."
+            )
+        self._was_entered = True
+        try:
+            self._recording.begin()
+            return Profile(self._recording)
+        except BaseException:
+            self._recording.give_up()
+            raise
+
+    def __exit__(self, *error):
+        try:
+            self._recording.end()
+        finally:  # a Ctrl-C may have come before it did anything
+            self._recording.end()
+
+    def __del__(self):
+        if self._recording is not None:
+            self._recording.end()  # where a Ctrl-C came before the first line of `__exit__`
+
+
+def file_of_environment() -> Optional[Path]:
+    """Return the path that SYNKHRONOS_PROFILE names, if any; raise for one that can't be written.
+
+    `fork` asks for it, before it starts anything.
+    """
+    file = os.environ.get("SYNKHRONOS_PROFILE")
+    if not file:
+        return None
+    path = _check_file("SYNKHRONOS_PROFILE", file, _SUFFIXES, _KINDS)
+    _refuse_unwritable("SYNKHRONOS_PROFILE", path)
+    return path.absolute()  # the script may go elsewhere
+
+
+def record_until_close(session, path: Path) -> None:
+    """Record a session from now on; write the file when it is closed."""
+
+    def save():
+        try:
+            Profile(recording).save(path)
+        except Exception as error:  # of a session that ends all the same
+            log.error("the profile was not saved: %s", sentence(error))
+        else:
+            log.info("the profile is in %s", path)
+
+    recording = Recording(session, _ROOM, save)
+    recording.begin()
+
+
+class Profile:
+    """What the time of calls went to; made by :func:`profile`.
+
+    The parts of a call, on each rank:
+
+    ===========  ===============================================================================
+    part         what it is
+    ===========  ===============================================================================
+    ``stage``    the master copies arrays, lists and numbers into shared memory
+    ``start``    a worker waits for the command, from the begin of the call on, while the master
+                 checks and stages what it was given; the master sends it
+    ``rows``     the rank's rows of the inputs are selected
+    ``compute``  Theano's function
+    ``reduce``   collectives, ``ops.all_reduce`` inside functions, and outputs of functions
+    ``meet``     waiting for other ranks in a reduction
+    ``finish``   waiting for other ranks at the end of the call; on a worker until it has returned
+    ``rest``     all else
+    ===========  ===============================================================================
+
+    Attributes
+    ----------
+    n_ranks : int
+    master_rank : int
+    devices : tuple of str
+        One for each rank.
+    """
+
+    def __init__(self, recording):
+        session = recording.session
+        self.n_ranks, self.master_rank = session.n_ranks, session.master_rank
+        self.devices = tuple(session.devices)
+        self._recording = recording
+        self._timeline = None
+
+    def _read(self):
+        """Return the timeline until now."""
+        if self._timeline is not None:
+            return self._timeline
+        is_over = self._recording.is_over
+        timeline = Timeline(self._recording.read()[0], self._recording.names, self.master_rank)
+        if is_over:
+            self._timeline = timeline
+        return timeline
+
+    @property
+    def dropped(self) -> list:
+        """How many parts of calls each rank had no room for; those of the last calls."""
+        return self._recording.read()[1]
+
+    @property
+    def calls(self) -> np.ndarray:
+        """One record for each call and rank, in the order of the calls.
+
+        Fields: ``call``, its number; ``name``, of the function or collective, cut to 200 letters;
+        ``function``, a number that tells functions of the same name apart; ``rank``; ``raised``,
+        whether the call did; ``begin``, in seconds of CLOCK_MONOTONIC; ``seconds``; the seconds of
+        each part; and ``bytes``, which the rank has copied or reduced. Sending a function to the
+        workers is a call of its own, ``distribute()``, also where it happens inside of another:
+        none of its seconds are the other's.
+        """
+        return self._read().table()
+
+    def summary(self) -> str:
+        """Return a table of all functions and collectives, and one of all ranks, as text.
+
+        The first has the medians of a call's milliseconds; where ranks differ, the least and the
+        greatest of them. The second has the sums of all calls.
+
+        Examples
+        --------
+        >>> import theano
+        >>> import synkhronos as synk
+        >>> synk.fork(2)
+        2
+        >>> with synk.profile() as recorded:
+        ...     synk.broadcast(theano.shared(1.0))
+        >>> synk.close()
+        >>> print(recorded.summary())
+        2 calls on 2 ranks in ... s
+        <BLANKLINE>
+        milliseconds of a call (medians; of the ranks, the lowest and highest)
+                      calls  raised  total s  ms  stage  start  ...
+        ...
+        """
+        return _summary.text(self.calls, self._rank_names(), self.master_rank, self.dropped)
+
+    def _rank_names(self):
+        masters = [", master" if rank == self.master_rank else "" for rank in range(self.n_ranks)]
+        return [f"rank {r} ({self.devices[r]}{masters[r]})" for r in range(self.n_ranks)]
+
+    def save(self, file: Union[str, os.PathLike]) -> None:
+        """Write a trace, or the summary.
+
+        Parameters
+        ----------
+        file : str or path
+            ``.json`` is a trace in the trace-event format, which https://ui.perfetto.dev and
+            chrome://tracing open: a track for each rank, calls with their parts inside, in
+            microseconds of CLOCK_MONOTONIC. ``.txt`` is the summary.
+
+        Raises
+        ------
+        TypeError, ValueError
+            When `file` is no path, or has another suffix.
+        OSError
+            When it can't be written.
+
+        Examples
+        --------
+        >>> import os, tempfile, theano
+        >>> import synkhronos as synk
+        >>> synk.fork(2)
+        2
+        >>> with synk.profile() as recorded:
+        ...     synk.broadcast(theano.shared(1.0))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     recorded.save(f"{folder}/trace.json")
+        ...     os.listdir(folder)
+        ['trace.json']
+        >>> synk.close()
+        """
+        path = _check_file("file", file, _SUFFIXES, _KINDS)
+        if path.suffix.lower() == ".txt":
+            text = self.summary() + "\n"
+        else:
+            trace = {
+                "traceEvents": self._read().events("synkhronos", self._rank_names()),
+                "displayTimeUnit": "ms",
+                "otherData": {"dropped": self.dropped},
+            }
+            text = json.dumps(trace)
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+    def plot(self, file: Optional[Union[str, os.PathLike]] = None, last: int = 5) -> "Figure":
+        """Draw what each rank did in the last calls, along the time.
+
+        Parameters
+        ----------
+        file : str or path, optional
+            Where to write the picture, in any format that Matplotlib knows: ``.png``, ``.svg``, ...
+        last : int
+            How many calls; the whole record if it has no more.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+
+        Raises
+        ------
+        ImportError
+            Without Matplotlib.
+        TypeError, ValueError
+            When `file` is no path, or of no format that Matplotlib knows; when `last` is no integer
+            from 1 on.
+        OSError
+            When the file can't be written.
+
+        Examples
+        --------
+        >>> import theano
+        >>> import synkhronos as synk
+        >>> synk.fork(2)
+        2
+        >>> with synk.profile() as recorded:
+        ...     synk.broadcast(theano.shared(1.0))
+        >>> synk.close()
+        >>> [axes] = recorded.plot().axes
+        >>> axes.get_xlabel()
+        'ms'
+        """
+        last = whole_number("last", last, 1)
+        try:
+            from matplotlib.figure import Figure
+            from matplotlib.patches import Patch
+        except ImportError as error:
+            raise ImportError("Profile.plot() needs Matplotlib: pip install matplotlib.") from error
+
+        figure = Figure(figsize=(10, 1.8 + 0.6 * self.n_ranks), layout="constrained")
+        if file is not None:
+            suffixes = [f".{name}" for name in figure.canvas.get_supported_filetypes()]
+            file = _check_file("file", file, suffixes, f"one of {', '.join(sorted(suffixes))}")
+        timeline = self._read()
+        calls = timeline.outer_calls(self.master_rank)[-last:]
+        begin = min((call.begin for call in calls), default=0)
+        end = max((call.end for call in calls), default=0)
+        axes = figure.subplots()
+        for rank, boxes in enumerate(timeline.boxes):
+            for box in boxes:
+                if begin <= box.begin < end:
+                    colour = _COLOURS[REST if box.is_call else box.name]
+                    left, width = 1e-6 * (box.begin - begin), 1e-6 * (box.end - box.begin)
+                    axes.barh(rank, width, 0.8, left, color=colour)
+        for call in calls:
+            left = 1e-6 * (call.begin - begin)
+            axes.axvline(left, color="0.3", linewidth=0.8)
+            room = _CHARACTERS * (call.end - call.begin) // (end - begin)
+            if room > 3:  # or names would lie on one another
+                name = one_line(call.name)[:room]
+                axes.annotate(name, (left, -0.5), fontsize="small", parse_math=False)
+        axes.set_yticks(range(self.n_ranks), self._rank_names())
+        axes.set_ylim(self.n_ranks - 0.5, -0.9)
+        axes.set_xlabel("ms")
+        handles = [Patch(color=colour, label=name) for name, colour in _COLOURS.items()]
+        figure.legend(handles=handles, loc="outside lower center", ncols=8, fontsize="small")
+        if file is not None:
+            figure.savefig(file, dpi=110)
+        return figure
+
+    def __repr__(self):
+        calls = len({*self.calls["call"].tolist()})
+        state = "being recorded" if self._recording.is_on else "ended"
+        return f"<Profile of {calls} calls on {self.n_ranks} ranks, {state}>"
+
+
+def _check_file(argument, file, suffixes, what) -> Path:
+    """Return the path of a file with one of some suffixes.
+
+    Raises ``TypeError`` for what is no path, ``ValueError`` for other suffixes, which `what` names.
+    """
+    if not isinstance(file, (str, os.PathLike)) or not isinstance(os.fspath(file), str):
+        raise TypeError(f"{argument} must be a path, got {file!r}.")
+    path = Path(file)
+    if path.suffix.lower() not in suffixes:
+        raise ValueError(f"{argument} must end in {what}, got {str(path) if file else ''!r}.")
+    return path
+
+
+def _refuse_unwritable(argument, path) -> None:
+    """Raise ``ValueError`` for a path where no file can be written, as far as that shows."""
+    folder = path.parent
+    if path.is_dir():
+        reason = "it is a folder"
+    elif not folder.is_dir():
+        reason = f"there is no folder {str(folder)!r}"
+    elif not os.access(path if path.exists() else folder, os.W_OK):
+        reason = "you may not write there"
+    else:
+        return
+    raise ValueError(f"{argument} must be a file that can be written, got {str(path)!r}: {reason}.")

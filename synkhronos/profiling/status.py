@@ -1,0 +1,311 @@
+"""What there is right now: looked up in this process and in /proc, without a word to a worker."""
+
+import html
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional, Tuple
+
+from synkhronos import _host
+from synkhronos._machine.processes import life_of
+from synkhronos._master.current import Current
+from synkhronos._master.session import State
+from synkhronos._wording import one_line
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """One rank.
+
+    Attributes
+    ----------
+    rank : int
+    device : str
+    pid : int
+    is_master : bool
+    process : str
+        "running", "sleeping" (waiting, for a command too), "waiting for the system", "stopped" (by
+        a signal), "stopped by a debugger", "ended", "gone" (and waited for), or "unknown" where the
+        system did not tell.
+    resident : int or None
+        Bytes of memory that the process has in use, those that it shares with others included; None
+        where the system did not tell.
+    shared : int or None
+        Bytes of the session's shared memory that this rank has mapped, whoever made them; None
+        where the system did not tell.
+    """
+
+    rank: int
+    device: str
+    pid: int
+    is_master: bool
+    process: str
+    resident: Optional[int]
+    shared: Optional[int]
+
+
+@dataclass(frozen=True)
+class FunctionStatus:
+    """One function: its name, whether the workers have it, and its shared variables."""
+
+    name: str
+    is_distributed: bool
+    shared_variables: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ArrayStatus:
+    """One Data, or the master's value of one shared variable that the workers have.
+
+    Attributes
+    ----------
+    name : str or None
+    dtype : str
+        The kind of the variable, where it holds no array.
+    shape : tuple of int or None
+    nbytes : int
+    home : str
+        "shared memory", "private memory" or "device".
+    """
+
+    name: Optional[str]
+    dtype: str
+    shape: Optional[Tuple[int, ...]]
+    nbytes: int
+    home: str
+
+
+@dataclass(frozen=True)
+class Status:
+    """What there is at one moment; made by :func:`status`, and shown as tables.
+
+    Attributes
+    ----------
+    state : str
+        "no session", "open", "in a call", "interrupted" (the workers may still be in a call that
+        the master has left), or "broken" (a worker died).
+    master_rank : int or None
+    commands : int
+        How many commands the workers were sent; a call is one, or a few.
+    shared : int or None
+        Bytes of shared memory that the session has in use, however many ranks have mapped them;
+        None where the system did not tell it of a rank.
+    ranks : tuple of RankStatus
+    functions : tuple of FunctionStatus
+    data : tuple of ArrayStatus
+    shared_variables : tuple of ArrayStatus
+    """
+
+    state: str
+    master_rank: Optional[int] = None
+    commands: int = 0
+    shared: Optional[int] = 0
+    ranks: Tuple[RankStatus, ...] = ()
+    functions: Tuple[FunctionStatus, ...] = ()
+    data: Tuple[ArrayStatus, ...] = ()
+    shared_variables: Tuple[ArrayStatus, ...] = ()
+
+    def _headline(self):
+        if not self.ranks:
+            return f"Synkhronos: {self.state}"
+        ranks = f"{len(self.ranks)} rank{'s' * (len(self.ranks) > 1)}"
+        used = f"shared memory: {_amount(self.shared)}; commands sent: {self.commands:,}"
+        return f"Synkhronos: {self.state}; {ranks}; {used}"
+
+    def _tables(self):
+        """Yield the title, the names of the columns and the rows of each table."""
+        if self.ranks:
+            yield (
+                "Ranks",
+                ("rank", "device", "pid", "process", "resident", "shared"),
+                [
+                    (
+                        f"{each.rank}, master" if each.is_master else str(each.rank),
+                        each.device,
+                        str(each.pid),
+                        each.process,
+                        _amount(each.resident),
+                        _amount(each.shared),
+                    )
+                    for each in self.ranks
+                ],
+            )
+        if self.functions:
+            yield (
+                "Functions",
+                ("name", "workers have it", "shared variables"),
+                [
+                    (
+                        one_line(each.name),
+                        "yes" if each.is_distributed else "no",
+                        _list(each.shared_variables),
+                    )
+                    for each in self.functions
+                ],
+            )
+        for title, arrays in (("Data", self.data), ("Shared variables", self.shared_variables)):
+            if arrays:
+                yield (
+                    title,
+                    ("name", "dtype", "shape", "size", "home"),
+                    [
+                        (
+                            one_line(each.name or ""),
+                            each.dtype,
+                            "" if each.shape is None else str(each.shape),
+                            _amount(each.nbytes),
+                            each.home,
+                        )
+                        for each in arrays
+                    ],
+                )
+
+    def __repr__(self):
+        lines = [self._headline()]
+        for title, columns, rows in self._tables():
+            widths = [max(map(len, column)) for column in zip(columns, *rows)]
+            lines += ["", title]
+            for row in (columns, *rows):
+                lines.append("  " + "  ".join(map(str.ljust, row, widths)).rstrip())
+        return "\n".join(lines)
+
+    def _repr_html_(self):
+        parts = [f"<p>{html.escape(self._headline())}</p>"]
+        for title, columns, rows in self._tables():
+            head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+            body = "".join(
+                "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+                for row in rows
+            )
+            parts.append(
+                f"<table><caption>{html.escape(title)}</caption><thead><tr>{head}</tr></thead>"
+                f"<tbody>{body}</tbody></table>"
+            )
+        return "".join(parts)
+
+
+def status() -> Status:
+    """Return what there is now: ranks, memory, functions, Data and shared variables.
+
+    It reads what this process knows and what the system tells of the others. It asks no worker and
+    waits for none, so it can be called at any time: without a session, after a worker's death, and
+    from another thread while a call is under way.
+
+    Returns
+    -------
+    Status
+        Shown as tables, in a notebook too; its attributes have the figures.
+
+    Examples
+    --------
+    >>> import synkhronos as synk
+    >>> synk.status()
+    Synkhronos: no session
+    >>> synk.fork(2)
+    2
+    >>> d = synk.data([[1.0, 2.0]], name="d")
+    >>> now = synk.status()
+    >>> now.state, [rank.device for rank in now.ranks], now.data[0].shape
+    ('open', ['cpu', 'cpu'], (1, 2))
+    >>> now
+    Synkhronos: open; 2 ranks; shared memory: 0.0 MB; commands sent: 1
+    ...
+    >>> synk.close()
+    """
+    session = Current.session
+    if session is None:
+        return Status("no session")
+    pids = session.worker_pids
+    pids.insert(session.master_rank, os.getpid())
+    segments = {}
+    ranks = tuple([_rank(session, rank, pid, segments) for rank, pid in enumerate(pids)])
+    functions = session.registry.functions()
+    used = [variable for function in functions for variable in function.get_shared()]
+    variables = dict.fromkeys([*used, *session.registry.variables()])
+    return Status(
+        _state(session),
+        session.master_rank,
+        session.gate.sequence,
+        None if any(rank.shared is None for rank in ranks) else sum(segments.values()),
+        ranks,
+        tuple([_function(session, function) for function in functions]),
+        tuple([_data(session, data) for data in session.registry.data()]),
+        tuple([_variable(session, each) for each in variables]),
+    )
+
+
+def _state(session):
+    if session.state is State.BROKEN:
+        return "broken"
+    if session.inside.locked():
+        return "in a call"
+    return "interrupted" if session.gate.is_open else "open"
+
+
+def _rank(session, rank, pid, segments):
+    """Look at one rank; add the segments that it has mapped."""
+    process, resident = _process(pid)
+    own = {} if process in ("ended", "gone") else session.comm.memory.mapped_by(pid)
+    segments.update(own or {})
+    return RankStatus(
+        rank,
+        session.devices[rank],
+        pid,
+        rank == session.master_rank,
+        process,
+        resident,
+        None if own is None else sum(own.values()),
+    )
+
+
+def _process(pid):
+    """Return what a process does, in a word, and how much memory it has in use."""
+    try:
+        # After the name, in brackets: the state and the parent; see proc(5).
+        parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+        life = life_of(pid)
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return "gone", 0
+    except OSError:  # such as: no descriptors left
+        return "unknown", None
+    if os.getpid() not in (pid, int(parent)):
+        return "gone", 0  # the number is another's by now
+    return life, pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _function(session, function):
+    used = tuple([_name(each) or str(each) for each in function.get_shared()])
+    is_distributed = not session.registry.is_pending(function._key)
+    return FunctionStatus(str(function.name), is_distributed, used)
+
+
+def _name(owner):
+    return None if owner.name is None else str(owner.name)
+
+
+def _data(session, data):
+    array = data.data
+    home = "shared memory" if session.comm.memory.holds(array) else "private memory"
+    return ArrayStatus(_name(data), array.dtype.name, array.shape, array.nbytes, home)
+
+
+def _variable(session, variable):
+    value = _host.peek(variable)
+    if not _host.is_array_variable(variable):
+        return ArrayStatus(_name(variable), str(variable.type), None, 0, "private memory")
+    if _host.lives_on_device(variable):
+        home = "device"
+    else:
+        home = "shared memory" if session.comm.memory.holds(value) else "private memory"
+    nbytes = value.size * value.dtype.itemsize
+    return ArrayStatus(_name(variable), variable.dtype, tuple(value.shape), nbytes, home)
+
+
+def _amount(nbytes):
+    return "unknown" if nbytes is None else f"{1e-6 * nbytes:,.1f} MB"
+
+
+def _list(names, most=4):
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(one_line, names[:most])) + more

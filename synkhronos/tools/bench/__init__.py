@@ -1,0 +1,10 @@
+"""Benchmarks, run as ``synkhronos bench NAME``; a run measures all systems that it compares."""
+
+BENCHMARKS = {
+    "call": "synkhronos.tools.bench.call",
+    "collectives": "synkhronos.tools.bench.collectives",
+    "function": "synkhronos.tools.bench.function",
+    "import": "synkhronos.tools.bench.imports",
+    "scaling": "synkhronos.tools.bench.scaling",
+    "training": "synkhronos.tools.bench.training",
+}

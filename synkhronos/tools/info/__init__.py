@@ -1,0 +1,359 @@
+"""Checks of this machine, with advice, for ``synkhronos info``.
+
+Each function here checks one thing and returns a `Check`, or several. A child process runs all that
+may crash or open a device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Sequence
+
+from synkhronos._host.theano import import_support
+from synkhronos._machine import devices as _devices
+from synkhronos.tools.info import cuda_libraries
+from synkhronos.tools.info.cuda_libraries import Opened
+
+OK, MISSING, BROKEN = "ok", "missing", "broken"
+COLOURS = {OK: "\033[32m", MISSING: "\033[33m", BROKEN: "\033[31m"}
+MIB = 2**20
+SMALL_SHM = 256 * MIB
+
+REINSTALL = "reinstall it in this environment: pip install --force-reinstall synkhronos"
+INSTALL_PYGPU = (
+    "only GPUs need it. Debian 12 has it for Python 3.11. In a checkout: make opencl. "
+    "By hand: apt-get install python3-pygpu, ln -s /usr/lib/python3/dist-packages/pygpu {folder}, "
+    "pip install mako"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One line of the table. The exit status is 1 if something essential is not ok."""
+
+    name: str
+    status: str
+    found: str
+    advice: str = ""
+    essential: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether Synkhronos cannot work because of this."""
+        return self.essential and self.status != OK
+
+
+def checks() -> list[Check]:
+    """Run all checks, which takes some seconds, and return them in the order of the table."""
+    facts, error = probe_theano()
+    return [
+        check_python(),
+        check_theano(facts, error),
+        *check_versions(facts),
+        check_compiler(facts),
+        check_blas(facts, error),
+        check_cores(),
+        check_shm(),
+        check_cache(facts),
+        *check_gpus(),
+    ]
+
+
+def table(results: list[Check], colour: bool) -> str:
+    """Return the checks as text, with the advice of a check indented below it.
+
+    >>> print(table([Check("pygpu", MISSING, "not installed", "install it")], colour=False))
+    pygpu           missing  not installed
+                             -> install it
+    """
+    lines = []
+    for check in results:
+        status = f"{check.status:7}"
+        if colour:
+            status = f"{COLOURS[check.status]}{status}\033[0m"
+        lines.append(f"{check.name:15} {status}  {check.found}")
+        if check.advice:
+            lines.append(f"{'':24} -> {check.advice}")
+    return "\n".join(lines)
+
+
+def as_json(results: list[Check]) -> str:
+    """Return the checks as a JSON object."""
+    ok = not any(check.failed for check in results)
+    return json.dumps({"ok": ok, "checks": [dataclasses.asdict(c) for c in results]}, indent=2)
+
+
+def probe_theano(timeout: float = 300.0) -> tuple[dict, str]:
+    """Return what a child process reports about Theano, and the error that ended it early."""
+    script = Path(import_support.__file__).with_name("probe.py").read_text()
+    command = _devices.python_command(script, import_support.__file__)
+    try:
+        child = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
+        )
+        stdout, error = child.stdout, _last_line(child.stderr) if child.returncode else ""
+        if child.returncode and not error:
+            error = f"the process ended with exit status {child.returncode}"
+    except subprocess.TimeoutExpired as expired:
+        stdout, error = expired.stdout or "", f"no answer within {timeout:g} s"
+    facts: dict = {}
+    for line in (stdout.decode() if isinstance(stdout, bytes) else stdout).splitlines():
+        # Theano and g++ also print on stdout when a compilation fails.
+        if line.startswith("{"):
+            facts.update(json.loads(line))
+    return facts, error
+
+
+def _last_line(text: str) -> str:
+    """Return the last line of a traceback that names the error, shortened."""
+    lines = [line for line in text.splitlines() if line and not line[0].isspace()]
+    # Theano adds lines such as "Apply node that caused the error" after some errors.
+    errors = [line for line in lines if line.split(":")[0].endswith(("Error", "Exception"))]
+    line = (errors or lines or [""])[-1]
+    return line if len(line) <= 300 else line[:300] + " ..."
+
+
+def check_python() -> Check:
+    """Check that this version of Python can run Theano."""
+    found = f"{platform.python_version()} ({sys.executable})"
+    try:
+        import_support.check_python()
+    except ImportError as error:
+        return Check("Python", BROKEN, found, str(error), essential=True)
+    return Check("Python", OK, found, essential=True)
+
+
+def check_theano(facts: dict, error: str) -> Check:
+    """Check that Theano imports."""
+    if "theano" not in facts:
+        missing = "No module named 'theano'" in error
+        advice = (
+            "pip install Theano==1.0.5, or install synkhronos with pip, which brings it"
+            if missing
+            else f"if THEANO_FLAGS or .theanorc are not the cause, {REINSTALL}"
+        )
+        status = MISSING if missing else BROKEN
+        return Check("Theano", status, error, advice, essential=True)
+    found = f"{facts['theano']} ({facts['theano_path']})"
+    if facts["theano"] != "1.0.5":
+        return Check("Theano", BROKEN, found, "pip install Theano==1.0.5", essential=True)
+    flags = f", floatX={facts['floatX']}, device={facts['device']}"
+    return Check("Theano", OK, found + flags, essential=True)
+
+
+def check_versions(facts: dict) -> list[Check]:
+    """Name the NumPy and SciPy that Theano imports; without Theano, those that are installed."""
+    results = []
+    for name, label in (("numpy", "NumPy"), ("scipy", "SciPy")):
+        version = facts.get(name) or _installed_version(name)
+        if version:
+            results.append(Check(label, OK, version, essential=True))
+        else:
+            results.append(Check(label, MISSING, "not installed", REINSTALL, essential=True))
+    return results
+
+
+def _installed_version(name: str) -> str | None:
+    from importlib import metadata
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def check_compiler(facts: dict) -> Check:
+    """Compile a file that includes Python.h, with the compiler that Theano calls."""
+    name = facts.get("cxx", "g++")
+    path = shutil.which(name)
+    if path is None:
+        no_gxx = shutil.which("g++") is None
+        found = "no g++ on the PATH" if no_gxx else f"Theano's flag cxx is {name!r}"
+        advice = "Theano is too slow to be of use without it: apt-get install g++ (Debian, Ubuntu)"
+        return Check("C++ compiler", MISSING, found, advice, essential=True)
+    version = subprocess.run([path, "-dumpfullversion"], capture_output=True, text=True).stdout
+    found = f"{name} {version.strip()}"
+    include = "-I" + sysconfig.get_path("include")
+    child = subprocess.run(
+        [path, include, "-x", "c++", "-fsyntax-only", "-"],
+        input="#include <Python.h>\n",
+        capture_output=True,
+        text=True,
+    )
+    if child.returncode:
+        error = next((line for line in child.stderr.splitlines() if "error" in line), "it failed")
+        advice = "install Python's headers: apt-get install python3-dev (Debian, Ubuntu)"
+        return Check("C++ compiler", BROKEN, f"{found}: {error}", advice, essential=True)
+    return Check("C++ compiler", OK, found, essential=True)
+
+
+def check_blas(facts: dict, error: str) -> Check:
+    """Check the speed of Theano's matrix product; name the flags it links with and their origin."""
+    if "ldflags" not in facts:
+        return Check("BLAS", BROKEN, "not known without Theano", "see Theano", essential=True)
+    flags = facts["ldflags"]
+    found = f"{flags} (from {ldflags_origin(flags)})" if flags else "none"
+    if "gflops" not in facts:
+        advice = "check blas.ldflags in THEANO_FLAGS and .theanorc, and the C++ compiler above"
+        return Check("BLAS", BROKEN, f"{error}; {found}", advice, essential=True)
+    theano, numpy = facts["gflops"]["theano"], facts["gflops"]["numpy"]
+    found = f"Theano {theano:.0f}, NumPy {numpy:.0f} GFLOP/s in float32; {found}"
+    if not facts["cxx"]:
+        return Check("BLAS", MISSING, f"not linked; {found}", "see C++ compiler")
+    if not flags:
+        advice = "Theano calls NumPy, which is slower: install SciPy as a wheel, with pip"
+        return Check("BLAS", MISSING, found, advice)
+    if theano < numpy / 2:
+        advice = "should reach NumPy's speed: remove blas.ldflags from your flags, or try again"
+        return Check("BLAS", BROKEN, found, advice, essential=True)
+    return Check("BLAS", OK, found, essential=True)
+
+
+def ldflags_origin(flags: str) -> str:
+    """Return the name of the file or variable that these flags come from."""
+    if "blas.ldflags=" in os.environ.get("THEANO_FLAGS", ""):
+        return "THEANO_FLAGS"
+    default, origin = import_support.find_blas()
+    return origin if flags == default else ".theanorc"
+
+
+def check_cores() -> Check:
+    """Count the cores that this process may use."""
+    usable = _devices.usable_cores()
+    threads = ", ".join(
+        f"{name}={os.environ[name]}"
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        if name in os.environ
+    )
+    found = f"{usable} of {os.cpu_count()} usable" + (f", {threads}" if threads else "")
+    return Check("Cores", OK, found)
+
+
+def check_shm(path: str = "/dev/shm") -> Check:
+    """Check that segments can be made, and that there is memory for data."""
+    name = "Shared memory"
+    try:
+        with tempfile.TemporaryFile(dir=path, prefix="synkhronos-info-") as probe:
+            probe.write(b"x")
+            probe.flush()
+        stat = os.statvfs(path)
+    except OSError as error:
+        advice = f"mount a tmpfs on {path} that this user may write to"
+        return Check(name, BROKEN, f"{path}: {error}", advice, essential=True)
+    size, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+    found = f"{path}: {size // MIB} MiB, {free // MIB} MiB free"
+    if free < SMALL_SHM:
+        advice = (
+            "all data of a session is there; in Docker, start the container with --shm-size=2g"
+            if size < SMALL_SHM
+            else f"all data of a session is there: delete what others left in {path}"
+        )
+        return Check(name, MISSING, found + ", which is little", advice)
+    return Check(name, OK, found, essential=True)
+
+
+def check_cache(facts: dict) -> Check:
+    """Check that Theano can write to its compile cache."""
+    if "cache" not in facts:
+        return Check("Compile cache", BROKEN, "not known without Theano", "see Theano")
+    if not facts["cache_writable"]:
+        advice = "name a folder that can be written: THEANO_FLAGS=base_compiledir=..."
+        return Check("Compile cache", BROKEN, facts["cache"], advice, essential=True)
+    return Check("Compile cache", OK, facts["cache"], essential=True)
+
+
+def check_gpus() -> list[Check]:
+    """Check pygpu, the libraries that it opens, and the devices that it counts."""
+    opened = cuda_libraries.probe()
+    found = cuda_libraries.find()
+    pygpu = check_pygpu()
+    libraries = check_libraries("CUDA libraries", cuda_libraries.NEEDED, opened, found)
+    nccl = check_libraries("NCCL", ["libnccl"], opened, found)
+    if pygpu.status == OK:
+        cuda_advice = "see CUDA libraries" if libraries.advice else "no NVIDIA GPU is visible here"
+        opencl_advice = (
+            "in a checkout: make opencl. By hand: apt-get install pocl-opencl-icd "
+            "ocl-icd-opencl-dev libclblast-dev (Debian)"
+        )
+        devices = [
+            check_devices("CUDA devices", "cuda", cuda_advice),
+            check_devices("OpenCL devices", "opencl", opencl_advice),
+        ]
+    else:
+        devices = [
+            Check(name, MISSING, "not known without pygpu", "see pygpu")
+            for name in ("CUDA devices", "OpenCL devices")
+        ]
+    return [pygpu, libraries, *devices, nccl]
+
+
+def check_pygpu() -> Check:
+    """Import pygpu, in a child process: pygpu may be built for another Python, or NumPy."""
+    install = INSTALL_PYGPU.format(folder=shlex.quote(sysconfig.get_path("purelib")))
+    if importlib.util.find_spec("pygpu") is None:
+        return Check("pygpu", MISSING, "not installed", install)
+    command = _devices.python_command("import pygpu; print(pygpu.__version__, pygpu.__file__)")
+    child = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if child.returncode == 0:
+        version, path = child.stdout.strip().split(maxsplit=1)
+        return Check("pygpu", OK, f"{version} ({Path(path).parent})")
+    problem = _last_line(child.stderr) or f"importing it ends with status {child.returncode}"
+    if "No module named 'mako'" in problem:
+        return Check("pygpu", BROKEN, problem, "pygpu imports it: pip install mako")
+    return Check("pygpu", BROKEN, problem, f"reinstall it: {install}")
+
+
+def check_devices(name: str, kind: str, advice: str) -> Check:
+    """Count the devices of one kind that pygpu sees."""
+    number, problem = _devices.probe(kind)
+    if number:
+        return Check(name, OK, str(number))
+    return Check(name, MISSING, problem or "0", advice)
+
+
+def check_libraries(
+    label: str, names: Sequence[str], opened: dict[str, Opened], found: dict[str, Path]
+) -> Check:
+    """Name the libraries that open by libgpuarray's names, and the files of the others."""
+    libraries = [opened[name] for name in names]
+    newer = cuda_libraries.newer_than_driver(opened) if "libnvrtc" in names else ""
+    states = [_library_state(library, found) for library in libraries] + ([newer] if newer else [])
+    text = "; ".join(states)
+    failed = [library for library in libraries if library.error]
+    if not failed and not newer:
+        return Check(label, OK, text)
+    install = [library.name for library in failed if library.name not in found]
+    if newer and "libnvrtc" not in install:
+        install.append("libnvrtc")
+    folder = cuda_libraries.default_folder()
+    steps = [cuda_libraries.how_to_install(install, opened["libcuda"].version)] if install else []
+    steps += [cuda_libraries.link_command(folder), cuda_libraries.export_command(folder)]
+    advice = ", then ".join(steps)
+    if "libcuda" in install:
+        advice = f"only NVIDIA GPUs need them: {advice}"
+    elif "libnccl" in install:
+        advice = f"only several NVIDIA GPUs need it: {advice}"
+    broken = newer or any(not library.absent for library in failed)
+    return Check(label, BROKEN if broken else MISSING, text, advice)
+
+
+def _library_state(library: Opened, found: dict[str, Path]) -> str:
+    name = f"{library.name}.so"
+    if not library.error:
+        return (
+            f"{name} (CUDA {library.version[0]}.{library.version[1]})" if library.version else name
+        )
+    if not library.absent:
+        return f"{name} does not work: {library.error}"
+    return f"no {name}, but {found[library.name]}" if library.name in found else f"no {name}"
