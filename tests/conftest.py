@@ -10,7 +10,7 @@ import threading
 import zlib
 
 import pytest
-from support import layouts
+from support import compiling, layouts
 from support.leaks import names_in_shared_memory, nothing_left, wait_for_names_to_go
 from support.tiers import beyond_the_sample
 from support.waiting import Watch
@@ -147,6 +147,13 @@ def little_to_collect():
     """Have garbage collections look only at what the tests of this file make: there are many."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def quickly_compiled():
+    """Compile functions that name no mode without a C compiler."""
+    with compiling.quickly():
+        yield
 
 
 @pytest.fixture
