@@ -136,9 +136,9 @@ def make_train_step(
         raise TypeError(
             f"outputs must be a list of outputs to return beside the loss, got {outputs}."
         )
-    updates = parallel_updates(loss, params, update_rule, *args, max_norm=max_norm, **kwargs)
+    trained = parallel_updates(loss, params, update_rule, *args, max_norm=max_norm, **kwargs)
     averages = check_updates("averages", {} if averages is None else averages)
-    updates = [*updates.items(), *average_updates(averages).items()]
+    updates = [*trained.items(), *average_updates(averages).items()]
     updates = check_updates("What the update rule returns and averages", updates)
     returned = loss if outputs is None else [loss, *outputs]
     return functions.function(inputs, returned, updates=updates, **(options or {}))
@@ -192,8 +192,9 @@ def parallel_updates(
     params = check_params(params)
     if getattr(update_rule, "__module__", None) == "synkhronos.extensions.updates":
         raise TypeError(
-            f"update_rule must take gradients: use synkhronos.extensions.rules."
-            f"{update_rule.__name__}. The rules of extensions.updates are for make_train_function."
+            "update_rule must take gradients: use synkhronos.extensions.rules."
+            f"{getattr(update_rule, '__name__', '')}. The rules of extensions.updates are for "
+            "make_train_function."
         )
     grads = average_gradients(loss, params, max_norm)
     if hasattr(update_rule, "get_updates"):

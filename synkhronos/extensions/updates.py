@@ -26,13 +26,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import Sequence
+from typing import Any, Callable, Sequence
 
 from synkhronos._hints import (
     Scalar,
     SharedVariable,
+    TwoStepRule,
     TwoSteps,
     UpdatePairs,
+    Updates,
     UpdatesLike,
     Variable,
 )
@@ -166,13 +168,13 @@ def apply_nesterov_momentum(
     return list(update_rules.apply_nesterov_momentum(param_updates, params, momentum).items())
 
 
-def _in_two_steps(rule, after):
+def _in_two_steps(rule: Callable[..., Updates], after: str) -> TwoStepRule:
     """Return a rule in two steps, whose example ends with the values `after`."""
     signature = inspect.signature(rule)
     first, *others = signature.parameters.values()
 
     @functools.wraps(rule, assigned=("__name__", "__qualname__"))
-    def two_steps(loss: Variable, params, *args, **kwargs) -> TwoSteps:
+    def two_steps(loss: Variable, params: Any, *args: Any, **kwargs: Any) -> TwoSteps:
         # Checked before the gradients are derived, which takes long.
         try:
             signature.bind(loss, params, *args, **kwargs)
@@ -183,19 +185,18 @@ def _in_two_steps(rule, after):
         updates = rule(grads, params, *args, **kwargs)
         return [(flat, flat_grad)], list(updates.items()), flat
 
-    own = two_steps.__annotations__
+    made: Any = two_steps  # a callable, as which it has no __signature__ to be set
+    own = {name: made.__annotations__[name] for name in ("loss", "return")}
     parameters = [first.replace(name="loss", annotation=own["loss"]), *others]
-    two_steps.__signature__ = signature.replace(
-        parameters=parameters, return_annotation=own["return"]
-    )
-    two_steps.__annotations__ = {**{p.name: p.annotation for p in parameters}, **own}
-    two_steps.__doc__ = _DOCUMENTATION.format(
-        summary=inspect.getdoc(rule).split("\n\nParameters\n", 1)[0],
+    made.__signature__ = signature.replace(parameters=parameters, return_annotation=own["return"])
+    made.__annotations__ = {**{p.name: p.annotation for p in parameters}, **own}
+    made.__doc__ = _DOCUMENTATION.format(
+        summary=(inspect.getdoc(rule) or "").split("\n\nParameters\n", 1)[0],
         name=rule.__name__,
         after=after,
     )
-    del two_steps.__wrapped__
-    return two_steps
+    del made.__wrapped__
+    return made
 
 
 _DOCUMENTATION = """{summary}
