@@ -1,6 +1,7 @@
 """Fixtures that all tests share: sessions, their layouts, and the proof that nothing is left."""
 
 import gc
+import itertools
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import threading
 import zlib
 
 import pytest
-from support import layouts
+from support import compiling, layouts
 from support.leaks import names_in_shared_memory, nothing_left, wait_for_names_to_go
 from support.tiers import beyond_the_sample
 from support.waiting import Watch
@@ -17,6 +18,7 @@ from support.waiting import Watch
 import synkhronos as synk
 from synkhronos import session as _session
 
+COMPILE_MUCH = {"calls", "collectives", "docs", "stress", "training"}  # folders
 collect_ignore = []
 if not layouts.ON_DEVICES:
     collect_ignore.append("devices/test_device_ranks.py")
@@ -45,6 +47,20 @@ def pytest_collection_modifyitems(config, items):
     keep(config, items, {item for item in items if is_on_its_layout(item)})
     for item in beyond_the_sample(items):
         item.add_marker(pytest.mark.thorough)
+    items[:] = compiling_by_turns(items)
+
+
+def compiling_by_turns(items):
+    """Put files that compile much between others, in the order that they have.
+
+    Theano compiles one operation at a time, in whatever process: where two processes test, one
+    would wait for the other.
+    """
+    files = [list(each) for _, each in itertools.groupby(items, lambda item: item.path)]
+    much = [each for each in files if each[0].path.parent.name in COMPILE_MUCH]
+    little = [each for each in files if each not in much]
+    by_turns = itertools.zip_longest(much, little, fillvalue=())
+    return [item for pair in by_turns for each in pair for item in each]
 
 
 def keep_one_of_each_test(config, items):
@@ -131,6 +147,13 @@ def little_to_collect():
     """Have garbage collections look only at what the tests of this file make: there are many."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def quickly_compiled():
+    """Compile functions that name no mode without a C compiler."""
+    with compiling.quickly():
+        yield
 
 
 @pytest.fixture

@@ -58,7 +58,6 @@ NAMES = {
     "refuse_open_device": "Raise if this process has opened a device.",
     "import_device_backend": "Import the library that opens devices, or raise ImportError.",
     "open_device": "Open the device of this rank.",
-    "device_kind": "Return the kind of the open device, 'cpu' for none.",
     "device_context": "Return the context of the open device, None for none.",
     "is_on_device": "Return whether a value is an array on a device.",
     "to_host": "Return a value, copied to the host if it is on a device.",

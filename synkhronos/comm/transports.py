@@ -1,4 +1,6 @@
-"""The transport that ranks have: chosen by their number and devices."""
+"""The transports that ranks have: chosen by their number and devices."""
+
+from typing import Tuple
 
 from synkhronos._machine.devices import usable_cores
 from synkhronos.comm import Communicator, Gate, nccl, shared, single
@@ -12,17 +14,16 @@ def make_gate(n_ranks: int, master_rank: int) -> Gate:
     return SharedGate(n_ranks, master_rank, spin=n_ranks <= usable_cores())
 
 
-def kind_for(devices) -> str:
-    """Return the transport that ranks on these devices have.
+def kinds_for(devices) -> Tuple[str, ...]:
+    """Return the transports that ranks on these devices have, each on top of the one before.
 
-    >>> kind_for(["cuda0", "cuda1"]), kind_for(["cuda0", "cuda0"]), kind_for(["cpu"])
-    ('nccl', 'shared', 'single')
+    >>> kinds_for(["cpu"]), kinds_for(["cuda0", "cuda0"]), kinds_for(["cuda0", "cuda1"])
+    (('single',), ('shared',), ('shared', 'nccl'))
     """
-    if len(devices) == 1:
-        return "single"
+    base = "single" if len(devices) == 1 else "shared"
     # NCCL refuses two ranks on one GPU.
     own = all(device.startswith("cuda") for device in devices) and len({*devices}) == len(devices)
-    return "nccl" if own else "shared"
+    return (base, "nccl") if own else (base,)
 
 
 def connect(worker, on_release=None) -> Communicator:
@@ -35,8 +36,6 @@ def connect(worker, on_release=None) -> Communicator:
         Takes what stands for a block of this rank's memory, and a function that gives the memory
         back, when the last view of the block has gone. By default it is given back at once.
     """
-    kind = kind_for(worker.devices)
-    if kind == "single":
-        return single.connect(worker)
-    base = shared.connect(worker, on_release)
-    return nccl.connect(worker, base) if kind == "nccl" else base
+    kinds = kinds_for(worker.devices)
+    base = single.connect(worker) if kinds[0] == "single" else shared.connect(worker, on_release)
+    return nccl.connect(worker, base) if "nccl" in kinds else base

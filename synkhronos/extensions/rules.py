@@ -1,27 +1,4 @@
-"""Re-export :mod:`synkhronos.extensions.update_rules` under the name that it had before."""
+"""Update rules, under the name that :mod:`synkhronos.extensions.update_rules` had before."""
 
-from synkhronos.extensions.update_rules import (
-    adadelta,
-    adagrad,
-    adam,
-    adamax,
-    apply_momentum,
-    apply_nesterov_momentum,
-    momentum,
-    nesterov_momentum,
-    rmsprop,
-    sgd,
-)
-
-__all__ = [
-    "adadelta",
-    "adagrad",
-    "adam",
-    "adamax",
-    "apply_momentum",
-    "apply_nesterov_momentum",
-    "momentum",
-    "nesterov_momentum",
-    "rmsprop",
-    "sgd",
-]
+from synkhronos.extensions.update_rules import *  # noqa: F403
+from synkhronos.extensions.update_rules import __all__  # noqa: F401

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from support import bad_input
+from support import bad_input, compiling
 from support.bad_input import CASES
 from support.helpers import function
 from support.layouts import Layout, forked
@@ -155,7 +155,8 @@ def refuse_and_change_nothing(case, known):
 
 @pytest.fixture(scope="class")
 def known(layout):
-    with in_session(layout) as known:
+    # Some names have no argument for the mode: nothing here is about compiled code.
+    with compiling.quickly(), in_session(layout) as known:
         yield known
 
 

@@ -40,6 +40,7 @@ def load(name):
     return module
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 @pytest.mark.parametrize("n", [1, 2, 3])
 @pytest.mark.parametrize("name", PASSED)
 def test_a_lesson_passes_its_own_tests(no_session, capsys, name, n):
@@ -70,6 +71,7 @@ def test_a_lesson_says_what_is_wrong_with_its_ranks(no_session, capsys, name, ar
     assert said in f"{end.value.code} {capsys.readouterr().err}"
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 @pytest.mark.parametrize("name", PASSED)
 def test_a_lesson_runs_on_the_devices_that_are_named(no_session, capsys, name):
     assert load(name).main(["--devices", "cpu,cpu"])["ranks"] == 2

@@ -80,9 +80,11 @@ class GpuComm:
 
 def install():
     """Have sessions on any devices of their own use it, from the next fork on."""
-    from synkhronos import comm
+    from synkhronos.comm import transports
 
     module = types.ModuleType("pygpu.collectives")
     module.GpuComm, module.GpuCommCliqueId = GpuComm, GpuCommCliqueId
     sys.modules["pygpu.collectives"] = module
-    comm.kind_for = lambda devices: "nccl" if "cpu" not in devices else "shared"
+    transports.kinds_for = lambda devices: (
+        ("shared", "nccl") if "cpu" not in devices else ("shared",)
+    )

@@ -19,6 +19,7 @@ from support.waiting import wait_until
 from synkhronos.tools.bench import call, collectives, models, peers, scaling, training
 
 
+@pytest.mark.slow("measures calls for seconds")
 def test_bench_call_prints_every_figure():
     command = [sys.executable, "-m", "synkhronos", "bench", "call", "--json"]
     options = ["--calls", "200", "--idle", "0.5", "--megabytes", "8"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from support import gallery
+from support import compiling, gallery
 from support.layouts import ON_DEVICES, Layout, forked
 
 import synkhronos as synk
@@ -47,7 +47,8 @@ def keras(home):
 
         keras.backend.set_floatx("float32")
         theano.config.floatX = "float32"
-        yield keras
+        with compiling.quickly():
+            yield keras
         theano.config.floatX = before
 
 
@@ -565,7 +566,8 @@ def test_the_example_of_the_documentation(script, home):
     page = Path(__file__).parents[2] / "docs" / "keras.rst"
     [example, *_] = re.findall(r"code-block:: python\n\n(.*?)\n\S", page.read_text(), re.DOTALL)
     code = re.sub("^    ", "", example, flags=re.MULTILINE)
-    done = script(code, env={"KERAS_HOME": str(home)})
+    env = {"KERAS_HOME": str(home), "THEANO_FLAGS": "mode=FAST_COMPILE"}
+    done = script(code, env=env)
     assert "2 ranks" in done.stdout and "accuracy" in done.stdout
 
 

@@ -387,6 +387,7 @@ def test_half_precision_does_not_divide_by_zero():
         assert w.get_value().tolist() == [1, 1]
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 def test_warm_up_counts_calls_not_slices(ranks):
     inputs, params, loss = model("float64")
     rate = train.warm_up(0.1, 2, 4)
