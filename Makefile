@@ -39,17 +39,18 @@ test-all: venv ## run these and all others: all parameters, OpenCL, thousands of
 test-rest: venv ## run what test-all has and test has not
 	$(py) -m pytest -m "$(rest)" $(PYTEST_ARGS)
 
-lint: venv ## check style and spelling
+lint: venv ## check style, spelling and type hints
 	$(py) -m ruff check .
 	$(py) -m ruff format --check .
 	$(py) -m codespell_lib
+	$(py) -m mypy
 
 docs: venv ## build the documentation into docs/_build/html
 	$(py) -m sphinx -W --keep-going -q -b html $(SPHINX_ARGS) docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
 clean: ## remove what was built, but for .venv
-	rm -rf build dist *.egg-info docs/_build .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist *.egg-info docs/_build .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -path ./.venv -prune -o -name __pycache__ -exec rm -rf {} +
 
 distclean: clean ## remove .venv too

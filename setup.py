@@ -58,7 +58,7 @@ EXTRAS = {
         "vermin",
     ],
     "docs": ["sphinx", "furo"],
-    "lint": ["ruff", "codespell"],
+    "lint": ["ruff", "codespell", "mypy"],
 }
 EXTRAS["dev"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
 
@@ -78,6 +78,7 @@ setup(
         "Topic :: Scientific/Engineering",
     ],
     packages=find_packages(include=["synkhronos", "synkhronos.*"]),
+    package_data={"synkhronos": ["py.typed"]},
     cmdclass={"build_py": BuildWithImportSupport},
     python_requires=">=3.8,<3.12",
     install_requires=[

@@ -6,6 +6,7 @@ and no device opened; Theano is imported with the first name that is used.
 """
 
 import importlib
+from typing import TYPE_CHECKING, Any, List
 
 from synkhronos._host.theano import import_support
 
@@ -14,7 +15,8 @@ import_support.install()
 
 __version__ = "0.1.0"
 
-_HOMES = {
+# The module that defines each public name: `__getattr__` imports it when the name is first used.
+_PUBLIC = {
     "session": ("fork", "close"),
     "functions": ("function", "distribute"),
     "inputs": ("data",),
@@ -32,20 +34,46 @@ _HOMES = {
     "profiling.status": ("status",),
     "errors": ("SessionError", "SharedMemoryFull", "WorkerDied", "WorkerError"),
 }
-_NAMES = {name: home for home, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
 
-__all__ = sorted([*_NAMES, "ops"])
+__all__ = sorted([*_MODULE_OF, "ops"])
+
+# Type checkers and editors don't run __getattr__, and with one in sight they take any name.
+if TYPE_CHECKING:
+    from synkhronos import ops as ops
+    from synkhronos._machine.devices import get_n_gpu as get_n_gpu
+    from synkhronos.collectives import all_gather as all_gather
+    from synkhronos.collectives import all_reduce as all_reduce
+    from synkhronos.collectives import broadcast as broadcast
+    from synkhronos.collectives import gather as gather
+    from synkhronos.collectives import reduce as reduce
+    from synkhronos.collectives import scatter as scatter
+    from synkhronos.errors import SessionError as SessionError
+    from synkhronos.errors import SharedMemoryFull as SharedMemoryFull
+    from synkhronos.errors import WorkerDied as WorkerDied
+    from synkhronos.errors import WorkerError as WorkerError
+    from synkhronos.functions import distribute as distribute
+    from synkhronos.functions import function as function
+    from synkhronos.inputs import data as data
+    from synkhronos.profiling import profile as profile
+    from synkhronos.profiling.status import status as status
+    from synkhronos.session import close as close
+    from synkhronos.session import fork as fork
+    from synkhronos.values import get_lengths as get_lengths
+    from synkhronos.values import get_shapes as get_shapes
+    from synkhronos.values import get_value as get_value
+    from synkhronos.values import set_value as set_value
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name == "ops":
+            return importlib.import_module("synkhronos.ops")
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'synkhronos' has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"synkhronos.{_MODULE_OF[name]}"), name)
+        globals()[name] = value
+        return value
 
 
-def __getattr__(name):
-    if name == "ops":
-        return importlib.import_module("synkhronos.ops")
-    if name not in _NAMES:
-        raise AttributeError(f"module 'synkhronos' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"synkhronos.{_NAMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__():
+def __dir__() -> List[str]:
     return sorted({*globals(), *__all__})

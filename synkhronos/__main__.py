@@ -123,8 +123,8 @@ def _link_cuda(name: str) -> int:
         return 2
     for link, path in links.items():
         print(f"{folder / link} -> {path}")
-    path = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":")
-    opened = cuda.probe({**os.environ, "LD_LIBRARY_PATH": path})
+    searched = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":")
+    opened = cuda.probe({**os.environ, "LD_LIBRARY_PATH": searched})
     for library in opened.values():
         if library.error and library.name in found:
             print(f"{library.name}.so does not work: {library.error}")
@@ -174,8 +174,8 @@ def _bench(arguments: argparse.Namespace) -> int:
     from synkhronos.tools.bench import BENCHMARKS
 
     if arguments.name is None:
-        for name, module in BENCHMARKS.items():
-            print(f"  {name:12} {_summary(module)}")
+        for name, module_name in BENCHMARKS.items():
+            print(f"  {name:12} {_summary(module_name)}")
         return 0
     if arguments.name not in BENCHMARKS:
         names = ", ".join(BENCHMARKS)
@@ -191,7 +191,9 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 def _summary(module: str) -> str:
     """Return the first line of a module's docstring without importing it, which takes seconds."""
-    source = Path(importlib.util.find_spec(module).origin).read_text(encoding="utf-8")
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None
+    source = Path(spec.origin).read_text(encoding="utf-8")
     return (ast.get_docstring(ast.parse(source)) or "").split("\n")[0]
 
 

@@ -319,13 +319,17 @@ def data(
         shape = shape_of(shape)
     force_cast = truth("force_cast", force_cast)
     what = f"Data {name!r}" if name else "This Data"
-    if isinstance(value, np.ndarray):
+    given: np.ndarray | Data | None
+    if value is None or isinstance(value, Data):
+        given = value
+    elif isinstance(value, np.ndarray):
         check_kind(value, value, what)
-    elif value is not None and not isinstance(value, Data):
-        value = as_array(value, dtype, force_cast, what)
-    if value is not None:
-        dtype = value.dtype if dtype is None else dtype
-        ndim = value.ndim if ndim is None else ndim
+        given = value
+    else:
+        given = as_array(value, dtype, force_cast, what)
+    if given is not None:
+        dtype = given.dtype if dtype is None else dtype
+        ndim = given.ndim if ndim is None else ndim
     elif shape is not None and ndim is None:
         ndim = len(shape)
     if dtype is None or ndim is None:
@@ -336,20 +340,20 @@ def data(
     dtype = check_dtype(dtype)
     ndim = whole_number("ndim", ndim, 0, MAX_DIMENSIONS)
     oversize = oversize_of(oversize)
-    if value is not None:
+    if given is not None:
         # Checked before memory is allocated, so that an error leaves none behind.
-        value = condition(_plain(value), dtype, ndim, force_cast, what)
-        if shape not in (None, value.shape):
+        given = condition(_plain(given), dtype, ndim, force_cast, what)
+        if shape not in (None, given.shape):
             raise ValueError(
-                f"shape={shown(shape)} was given beside a value of shape {value.shape}, which "
+                f"shape={shown(shape)} was given beside a value of shape {given.shape}, which "
                 "says it already: leave shape out, or reshape the value."
             )
     with session.lock:
         session.refuse_nesting()
         with session.inside:
             new = Data(session, dtype, ndim, minibatch, name)
-            if value is not None:
-                new.set_value(value, force_cast=True, oversize=oversize)
+            if given is not None:
+                new.set_value(given, force_cast=True, oversize=oversize)
             elif shape is not None:
                 new.set_shape(shape, oversize)
     return new

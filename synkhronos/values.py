@@ -194,7 +194,8 @@ def get_shapes(shared_vars: SharedVariables) -> Shapes | tuple[Shapes, ...]:
 
 
 def _ask_shapes(session, variables):
-    shapes, keys = [], session.registry.keys_of(variables)
+    shapes: list[list[tuple[int, ...]]] = []
+    keys = session.registry.keys_of(variables)
     for begin in range(0, len(keys), _ASKED_AT_ONCE):
         answers = session.ask(commands.Shapes(keys[begin : begin + _ASKED_AT_ONCE]))
         shapes.extend(map(list, zip(*answers)))

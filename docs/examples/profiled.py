@@ -7,7 +7,7 @@ import theano
 import theano.tensor as T
 
 import synkhronos as synk
-from synkhronos.extensions import rules, train
+from synkhronos.extensions import train, update_rules
 
 random = np.random.RandomState(0)
 x, y = T.fmatrix("x"), T.ivector("y")
@@ -18,7 +18,9 @@ for n_in, n_out in ((784, 512), (512, 10)):
 loss = T.nnet.categorical_crossentropy(T.nnet.softmax(layer), y).mean()
 
 synk.fork(2)
-step = train.make_train_step([x, y], loss, params, rules.momentum, 0.01, options={"name": "step"})
+step = train.make_train_step(
+    [x, y], loss, params, update_rules.momentum, 0.01, options={"name": "step"}
+)
 validate = synk.function([x, y], loss, name="validate")
 pixels = synk.data(random.normal(size=(4096, 784)).astype("float32"))
 labels = synk.data(random.randint(0, 10, 4096).astype("int32"))

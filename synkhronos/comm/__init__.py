@@ -27,6 +27,7 @@ from typing import (
     Hashable,
     Iterable,
     List,
+    Literal,
     Optional,
     Protocol,
     Sequence,
@@ -230,7 +231,7 @@ class Crossing:
     def __enter__(self) -> None:
         self._gate.start(self._command)
 
-    def __exit__(self, kind, error, trace) -> bool:
+    def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> Literal[False]:
         gate = self._gate
         if error is None:
             gate.finish()
@@ -492,7 +493,12 @@ class Communicator:
     base: "Communicator"
 
     def __init__(
-        self, memory: Memory, variables: Variables, outputs: Outputs, arrays: Arrays, base=None
+        self,
+        memory: Memory,
+        variables: Variables,
+        outputs: Outputs,
+        arrays: Arrays,
+        base: Optional["Communicator"] = None,
     ):
         self.memory, self.variables = memory, variables
         self.outputs, self.arrays = outputs, arrays

@@ -8,8 +8,8 @@ Both train as serial Theano does on the same rows, and leave the same bits on al
 ``num_slices``, ``make_train_step`` takes the step for each slice and averages the results, which
 equals the serial step only for rules that are linear in the gradient, such as ``sgd`` and
 ``momentum``.) ``make_train_step`` makes one function and takes any rule: Lasagne's, an optimizer of
-Keras, those of :mod:`~synkhronos.extensions.rules`, your own. ``make_train_function`` makes two
-functions, as in the 2017 package.
+Keras, those of :mod:`~synkhronos.extensions.update_rules`, your own. ``make_train_function`` makes
+two functions, as in the 2017 package.
 """
 
 from __future__ import annotations
@@ -111,12 +111,12 @@ def make_train_step(
     --------
     >>> import numpy as np, theano, theano.tensor as T
     >>> import synkhronos as synk
-    >>> from synkhronos.extensions import rules, train
+    >>> from synkhronos.extensions import train, update_rules
     >>> synk.fork(2)
     2
     >>> x, y, w = T.dmatrix("x"), T.dvector("y"), theano.shared(np.zeros(2), "w")
     >>> loss = ((T.dot(x, w) - y) ** 2).mean()
-    >>> step = train.make_train_step([x, y], loss, [w], rules.adam, learning_rate=0.1)
+    >>> step = train.make_train_step([x, y], loss, [w], update_rules.adam, learning_rate=0.1)
     >>> float(step([[1, 2], [3, 4], [5, 6]], [1, 1, 1]))
     1.0
     >>> synk.gather(w).round(3)
@@ -136,9 +136,9 @@ def make_train_step(
         raise TypeError(
             f"outputs must be a list of outputs to return beside the loss, got {outputs}."
         )
-    updates = parallel_updates(loss, params, update_rule, *args, max_norm=max_norm, **kwargs)
+    trained = parallel_updates(loss, params, update_rule, *args, max_norm=max_norm, **kwargs)
     averages = check_updates("averages", {} if averages is None else averages)
-    updates = [*updates.items(), *average_updates(averages).items()]
+    updates = [*trained.items(), *average_updates(averages).items()]
     updates = check_updates("What the update rule returns and averages", updates)
     returned = loss if outputs is None else [loss, *outputs]
     return functions.function(inputs, returned, updates=updates, **(options or {}))
@@ -177,11 +177,11 @@ def parallel_updates(
     --------
     >>> import numpy as np, theano, theano.tensor as T
     >>> import synkhronos as synk
-    >>> from synkhronos.extensions import rules
+    >>> from synkhronos.extensions import update_rules
     >>> synk.fork(2)
     2
     >>> x, w = T.dvector("x"), theano.shared(0.0, "w")
-    >>> updates = parallel_updates(((w - x) ** 2).mean(), [w], rules.sgd, learning_rate=0.5)
+    >>> updates = parallel_updates(((w - x) ** 2).mean(), [w], update_rules.sgd, learning_rate=0.5)
     >>> f = synk.function([x], updates=updates)
     >>> f([10, 20, 60])
     []
@@ -192,8 +192,9 @@ def parallel_updates(
     params = check_params(params)
     if getattr(update_rule, "__module__", None) == "synkhronos.extensions.updates":
         raise TypeError(
-            f"update_rule must take gradients: use synkhronos.extensions.rules."
-            f"{update_rule.__name__}. The rules of extensions.updates are for make_train_function."
+            "update_rule must take gradients: use synkhronos.extensions.rules."
+            f"{getattr(update_rule, '__name__', '')}. The rules of extensions.updates are for "
+            "make_train_function."
         )
     grads = average_gradients(loss, params, max_norm)
     if hasattr(update_rule, "get_updates"):

@@ -18,21 +18,23 @@ average over the ranks equals that over all rows, also where rows do not divide 
 takes one round for any number of parameters. It never moves: the gradients are written into it
 where it lies in shared memory.
 
-The mathematics is that of :mod:`synkhronos.extensions.rules`; names and results are those of the
-2017 package.
+The mathematics is that of :mod:`synkhronos.extensions.update_rules`; names and results are those of
+the 2017 package.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from typing import Sequence
+from typing import Any, Callable, Sequence
 
 from synkhronos._hints import (
     Scalar,
     SharedVariable,
+    TwoStepRule,
     TwoSteps,
     UpdatePairs,
+    Updates,
     UpdatesLike,
     Variable,
 )
@@ -85,7 +87,7 @@ def sgd_nonflat(
     Raises
     ------
     TypeError, ValueError
-        As :func:`~synkhronos.extensions.rules.sgd`.
+        As :func:`~synkhronos.extensions.update_rules.sgd`.
 
     Examples
     --------
@@ -109,7 +111,9 @@ def apply_momentum(
     *,
     params: Sequence[SharedVariable] | None = None,
 ) -> UpdatePairs:
-    """Give the steps of a rule a velocity: :func:`synkhronos.extensions.rules.apply_momentum`.
+    """Give the steps of a rule a velocity.
+
+    See :func:`synkhronos.extensions.update_rules.apply_momentum`.
 
     Parameters
     ----------
@@ -126,7 +130,7 @@ def apply_momentum(
     Raises
     ------
     TypeError, ValueError
-        As :func:`synkhronos.extensions.rules.apply_momentum`.
+        As :func:`synkhronos.extensions.update_rules.apply_momentum`.
 
     Examples
     --------
@@ -148,13 +152,13 @@ def apply_nesterov_momentum(
 ) -> UpdatePairs:
     """Give the steps of a rule a velocity that looks ahead.
 
-    See :func:`synkhronos.extensions.rules.apply_nesterov_momentum`; arguments and result are those
-    of :func:`apply_momentum`.
+    See :func:`synkhronos.extensions.update_rules.apply_nesterov_momentum`; arguments and result are
+    those of :func:`apply_momentum`.
 
     Raises
     ------
     TypeError, ValueError
-        As :func:`synkhronos.extensions.rules.apply_momentum`.
+        As :func:`synkhronos.extensions.update_rules.apply_momentum`.
 
     Examples
     --------
@@ -166,13 +170,13 @@ def apply_nesterov_momentum(
     return list(update_rules.apply_nesterov_momentum(param_updates, params, momentum).items())
 
 
-def _in_two_steps(rule, after):
+def _in_two_steps(rule: Callable[..., Updates], after: str) -> TwoStepRule:
     """Return a rule in two steps, whose example ends with the values `after`."""
     signature = inspect.signature(rule)
     first, *others = signature.parameters.values()
 
     @functools.wraps(rule, assigned=("__name__", "__qualname__"))
-    def two_steps(loss: Variable, params, *args, **kwargs) -> TwoSteps:
+    def two_steps(loss: Variable, params: Any, *args: Any, **kwargs: Any) -> TwoSteps:
         # Checked before the gradients are derived, which takes long.
         try:
             signature.bind(loss, params, *args, **kwargs)
@@ -183,19 +187,18 @@ def _in_two_steps(rule, after):
         updates = rule(grads, params, *args, **kwargs)
         return [(flat, flat_grad)], list(updates.items()), flat
 
-    own = two_steps.__annotations__
+    made: Any = two_steps  # a callable, as which it has no __signature__ to be set
+    own = {name: made.__annotations__[name] for name in ("loss", "return")}
     parameters = [first.replace(name="loss", annotation=own["loss"]), *others]
-    two_steps.__signature__ = signature.replace(
-        parameters=parameters, return_annotation=own["return"]
-    )
-    two_steps.__annotations__ = {**{p.name: p.annotation for p in parameters}, **own}
-    two_steps.__doc__ = _DOCUMENTATION.format(
-        summary=inspect.getdoc(rule).split("\n\nParameters\n", 1)[0],
+    made.__signature__ = signature.replace(parameters=parameters, return_annotation=own["return"])
+    made.__annotations__ = {**{p.name: p.annotation for p in parameters}, **own}
+    made.__doc__ = _DOCUMENTATION.format(
+        summary=(inspect.getdoc(rule) or "").split("\n\nParameters\n", 1)[0],
         name=rule.__name__,
         after=after,
     )
-    del two_steps.__wrapped__
-    return two_steps
+    del made.__wrapped__
+    return made
 
 
 _DOCUMENTATION = """{summary}
@@ -205,7 +208,7 @@ Parameters
 loss : scalar variable
     A mean over rows.
 params, ...
-    As in :func:`synkhronos.extensions.rules.{name}`.
+    As in :func:`synkhronos.extensions.update_rules.{name}`.
 
 Returns
 -------
@@ -218,7 +221,7 @@ grad_shared : shared vector
 Raises
 ------
 TypeError, ValueError
-    As :func:`synkhronos.extensions.rules.{name}`.
+    As :func:`synkhronos.extensions.update_rules.{name}`.
 
 Examples
 --------

@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, ContextManager, Optional, Union
+from typing import TYPE_CHECKING, Any, ContextManager, Optional, Sequence, Union
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from synkhronos.profiling.timeline import REST, Timeline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from synkhronos._master.session import Session
 
 __all__ = ["Profile", "profile"]
 
@@ -90,7 +92,7 @@ def profile(room: int = _ROOM) -> ContextManager["Profile"]:
 class _Recorded:
     """The block in which a profile is recorded."""
 
-    _recording = None
+    _recording: Any = None
 
     def __init__(self, recording):
         self._recording = recording
@@ -134,7 +136,7 @@ def file_of_environment() -> Optional[Path]:
     return path.absolute()  # the script may go elsewhere
 
 
-def record_until_close(session, path: Path) -> None:
+def record_until_close(session: "Session", path: Path) -> None:
     """Record a session from now on; write the file when it is closed."""
 
     def save():
@@ -363,7 +365,7 @@ class Profile:
         return f"<Profile of {calls} calls on {self.n_ranks} ranks, {state}>"
 
 
-def _check_file(argument, file, suffixes, what) -> Path:
+def _check_file(argument: str, file: Any, suffixes: Sequence[str], what: str) -> Path:
     """Return the path of a file with one of some suffixes.
 
     Raises ``TypeError`` for what is no path, ``ValueError`` for other suffixes, which `what` names.
@@ -376,7 +378,7 @@ def _check_file(argument, file, suffixes, what) -> Path:
     return path
 
 
-def _refuse_unwritable(argument, path) -> None:
+def _refuse_unwritable(argument: str, path: Path) -> None:
     """Raise ``ValueError`` for a path where no file can be written, as far as that shows."""
     folder = path.parent
     if path.is_dir():

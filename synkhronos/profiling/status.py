@@ -4,7 +4,7 @@ import html
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional, Tuple
+from typing import Dict, Hashable, Optional, Tuple
 
 from synkhronos import _host
 from synkhronos._machine.processes import life_of
@@ -217,7 +217,7 @@ def status() -> Status:
         return Status("no session")
     pids = session.worker_pids
     pids.insert(session.master_rank, os.getpid())
-    segments = {}
+    segments: Dict[Hashable, int] = {}
     ranks = tuple([_rank(session, rank, pid, segments) for rank, pid in enumerate(pids)])
     functions = session.registry.functions()
     used = [variable for function in functions for variable in function.get_shared()]

@@ -1,7 +1,11 @@
 """Importing the package lists its names, and does nothing else."""
 
+import ast
 import importlib
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -48,11 +52,59 @@ def test_a_name_that_is_not_there_is_an_attribute_error():
         synk.no_such_name  # noqa: B018
 
 
-def test_names_are_those_of_their_homes():
-    for home, names in synk._HOMES.items():
-        module = importlib.import_module(f"synkhronos.{home}")
+def test_names_are_those_of_their_modules():
+    for module_name, names in synk._PUBLIC.items():
+        module = importlib.import_module(f"synkhronos.{module_name}")
         for name in names:
             assert getattr(synk, name) is getattr(module, name)
+
+
+def test_type_checkers_see_each_name_in_its_module():
+    tree = ast.parse(Path(synk.__file__).read_text(encoding="utf-8"))
+    (checked,) = [node for node in tree.body if isinstance(node, ast.If)]
+    assert ast.dump(checked.test) == ast.dump(ast.parse("TYPE_CHECKING").body[0].value)
+    seen = {}
+    for node in checked.body:
+        for alias in node.names:
+            assert alias.asname == alias.name  # otherwise checkers take the name for private
+            seen[alias.name] = node.module
+    modules = {name: f"synkhronos.{module}" for name, module in synk._MODULE_OF.items()}
+    assert seen == {**modules, "ops": "synkhronos"}
+
+
+USE = """
+import synkhronos as synk
+reveal_type(synk.fork(2))
+reveal_type(synk.ops)
+with synk.profile() as recorded:
+    reveal_type(recorded)
+synk.fork("two")
+synk.no_such_name
+"""
+
+
+@pytest.mark.slow("runs mypy over the package")
+def test_mypy_finds_names_and_mistakes(tmp_path):
+    pytest.importorskip("mypy")
+    (tmp_path / "use.py").write_text(USE)
+    options = ["--config-file=", "--follow-imports=silent", "--ignore-missing-imports"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, "use.py"],
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": str(Path(synk.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    lines = done.stdout.splitlines()
+    for line, said in [
+        (3, 'Revealed type is "int"'),
+        (4, 'Revealed type is "types.ModuleType"'),
+        (6, 'Revealed type is "synkhronos.profiling.Profile"'),
+        (7, 'Argument 1 to "fork" has incompatible type "str"'),
+        (8, 'Module has no attribute "no_such_name"'),
+    ]:
+        assert [each for each in lines if each.startswith(f"use.py:{line}:") and said in each]
+    assert "Found 2 errors" in lines[-1]
 
 
 def test_the_modules_of_2017_hold_what_they_held(script):

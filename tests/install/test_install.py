@@ -336,6 +336,7 @@ def test_wheel_holds_every_module(source_tree, tmp_path):
     files = build(source_tree, tmp_path, "wheel")
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "synkhronos").rglob("*.py")}
     assert modules - set(files) == {"synkhronos/conftest.py"}  # which is for tests only
+    assert "synkhronos/py.typed" in files  # tells type checkers that the package has type hints
 
 
 @needs_setup

@@ -1028,7 +1028,7 @@ TITLES = {
     "synk.broadcast": "Collectives",
     "synk.profile": "Profiling",
     "synk.ops.all_reduce": "Operations of graphs",
-    "rules.sgd": "Rules: synkhronos.extensions.rules",
+    "rules.sgd": "Rules: synkhronos.extensions.update_rules",
     "updates.sgd": "Rules in two steps: synkhronos.extensions.updates",
     "train.make_train_step": "Training: synkhronos.extensions.train",
     "keras.parallelize": "Keras: synkhronos.extensions.keras",

@@ -8,7 +8,7 @@ from support.helpers import MODE, function
 from support.layouts import IS_MIXED, ON_DEVICES, Layout
 
 import synkhronos as synk
-from synkhronos.extensions import rules, train, updates
+from synkhronos.extensions import rules, train, update_rules, updates
 
 RANDOM = np.random.RandomState(0)
 V = theano.shared(1.0, "v")
@@ -408,3 +408,9 @@ def test_unknown_hyperparameter():
     for rule in (updates.adam, rules.adam):
         with pytest.raises(TypeError, match="moment"):
             rule(w, [w], moment=3)
+
+
+def test_rules_have_their_former_module_too():
+    assert rules.__all__ == update_rules.__all__
+    for name in rules.__all__:
+        assert getattr(rules, name) is getattr(update_rules, name)

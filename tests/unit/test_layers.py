@@ -4,7 +4,7 @@ import ast
 import re
 
 import pytest
-from support.sources import MODULES
+from support.sources import MODULES, PACKAGE
 
 # From the ground up. A module imports modules of its own floor and of the floors below it.
 FLOORS = [
@@ -213,3 +213,21 @@ def test_only_the_ranks_of_one_machine_know_that_they_share_it(name):
     assert not OF_ONE_MACHINE & (used | {full.split(".")[0] for full in imports(name)})
     strings = [n.value for n in ast.walk(MODULES[name]) if isinstance(n, ast.Constant)]
     assert not [each for each in strings if isinstance(each, str) and each.startswith("/proc")]
+
+
+DEVELOPMENT = (PACKAGE.parent / "docs" / "development.rst").read_text(encoding="utf-8")
+
+
+def has_only_a_docstring(path):
+    return len(ast.parse(path.read_text(encoding="utf-8")).body) == 1
+
+
+def test_the_map_of_the_package_names_each_module_once():
+    """A folder's __init__.py without code is not in the map, nor is what only tests need."""
+    [shown] = re.findall(r"^Map of the package\n-+\n(.*?)^[^\n]+\n-+\n", DEVELOPMENT, re.M | re.S)
+    named = re.findall(r"^``([\w/]+\.py)`` ", shown, re.M)
+    there = {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*.py")}
+    expected = {name for name, path in there.items() if not has_only_a_docstring(path)}
+    assert sorted(named) == sorted(expected - {"conftest.py"})
+    for name in re.findall(r"([\w/]+\.py)\b", DEVELOPMENT):
+        assert name in there or (PACKAGE.parent / name).exists(), name
