@@ -1,4 +1,4 @@
-"""The transport that ranks have: chosen by their number and devices."""
+"""Choice of the transport, by the number of ranks and their devices."""
 
 from synkhronos._machine.devices import usable_cores
 from synkhronos.comm import Communicator, Gate, nccl, shared, single
@@ -13,7 +13,7 @@ def make_gate(n_ranks: int, master_rank: int) -> Gate:
 
 
 def kind_for(devices) -> str:
-    """Return the transport that ranks on these devices have.
+    """Return the name of the transport for ranks on these devices.
 
     >>> kind_for(["cuda0", "cuda1"]), kind_for(["cuda0", "cuda0"]), kind_for(["cpu"])
     ('nccl', 'shared', 'single')
@@ -32,8 +32,8 @@ def connect(worker, on_release=None) -> Communicator:
     ----------
     worker : Worker
     on_release : callable, optional
-        Takes what stands for a block of this rank's memory, and a function that gives the memory
-        back, when the last view of the block has gone. By default it is given back at once.
+        Called when the last view of a block of this rank's memory has gone, with a hashable that
+        names the block and a function that frees the memory. By default it is freed at once.
     """
     kind = kind_for(worker.devices)
     if kind == "single":
