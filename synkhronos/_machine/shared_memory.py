@@ -55,8 +55,8 @@ def _lack_of_descriptors_explained():
         if error.errno == errno.ENFILE:
             whose = "This machine has no file descriptor left"
         raise SharedMemoryFull(
-            f"{whose}. Each Data takes two in the master and one in a worker, and so does what "
-            "else is in shared memory. Free some Data (free_memory()), or raise the limit "
+            f"{whose}. Each Data takes two in the master and one in a worker, and so does all "
+            "else in shared memory. Free some Data (free_memory()), or raise the limit "
             "(ulimit -n) and start again."
         ) from error
 

@@ -159,7 +159,7 @@ class Replica:
             return _host.run(self.variants[variant], arguments, subset)
         with contextlib.ExitStack() as stack:
             if self.description.sliceables:
-                stack.enter_context(self._only(worker, request, each.rows))
+                stack.enter_context(self._lend_rows(worker, request, each.rows))
             if self.description.communicates:
                 reducing = _host.reducing(
                     worker.comm.arrays, each.weights, worker.rank, worker.recorder
@@ -222,7 +222,7 @@ class Replica:
         return buffer[: len(rows)]
 
     @contextlib.contextmanager
-    def _only(self, worker, request, rows):
+    def _lend_rows(self, worker, request, rows):
         """Replace the values of the sliceable shared variables with some rows, in a context."""
         picked = request.picked
         if picked is not None:

@@ -58,7 +58,7 @@ class _Clique:
         """Reduce, if all ranks are going to reduce the same; return whether this was done."""
         if not self.agree([each.description for each in rounds], verb):
             return False
-        with self.all_together():
+        with self.enqueuing():
             for each in rounds:
                 each.enqueue(self.comm)
         self.wait_for([each.result for each in rounds])
@@ -77,7 +77,7 @@ class _Clique:
         return self._gate.agree(ballot) and ballot != 0
 
     @contextlib.contextmanager
-    def all_together(self):
+    def enqueuing(self):
         """Meet, and hold back a Ctrl-C until everything is enqueued.
 
         After a Ctrl-C before that, the master does not come to the meeting, so the workers leave
@@ -132,7 +132,7 @@ class NcclVariables(VariablesOver):
         if not self._clique.agree(_describe(arrays), f"broadcast {root}"):
             super().broadcast(keys, root)
             return
-        with self._clique.all_together():
+        with self._clique.enqueuing():
             for array in arrays:
                 self._clique.comm.broadcast(array, source)
         self._clique.wait_for(arrays)
@@ -144,7 +144,7 @@ class NcclVariables(VariablesOver):
         joined = [_host.empty_on_device((n_ranks * len(a), *a.shape[1:]), a.dtype) for a in arrays]
         if not self._clique.agree(_describe(arrays), "all_gather"):
             return super().all_gather(keys)
-        with self._clique.all_together():
+        with self._clique.enqueuing():
             for array, target in zip(arrays, joined):
                 self._clique.comm.all_gather(array, target, nd_up=0)
         self._clique.wait_for(joined)

@@ -51,7 +51,8 @@ class SharedArrays(Arrays):
         layout = tuple((_wide(a.dtype).str, a.shape) for a in arrays)
         region = self._storage.region_of(key)
         if region and region.layout != layout:
-            # These arrays were computed in boxes of the old layout, and would be overwritten.
+            # Some arrays may have been computed in boxes of the old layout, whose memory the new
+            # boxes take.
             arrays = [a.copy() if any(a is b for b in region.arrays) else a for a in arrays]
         boxes = self._storage.room_for(key, layout)
         in_shares = len(weighing) > _ALL_READ_ALL or sum(box.nbytes for box in boxes) > _LITTLE
@@ -144,7 +145,7 @@ class SharedArrays(Arrays):
         if plan is not None and plan[0] != self._storage.version:
             self._shares.clear()  # its views may be of freed memory
             plan = None
-        if plan is not None and _are(own, plan[1]):
+        if plan is not None and _are_same(own, plan[1]):
             return plan[2]
         everyone, me = self._equal_boxes(key), self._worker.rank
         others = [boxes for rank, boxes in enumerate(everyone) if rank != me]
@@ -156,7 +157,7 @@ class SharedArrays(Arrays):
             (position, box, rest[len(others) :], rest[: len(others)])
             for position, (box, *rest) in cut(values, self._worker.n_ranks, me)
         ]
-        if _are(own, everyone[me]):  # else `own` has arrays of the function, new in each call
+        if _are_same(own, everyone[me]):  # else `own` has arrays of the function, new in each call
             if plan or len(self._shares) >= _PLANS:
                 self._shares.clear()
             self._shares[key, weighing] = self._storage.version, own, blocks
@@ -184,7 +185,7 @@ def _is_like(box, array):
     return array.flags.c_contiguous and array.dtype == box.dtype
 
 
-def _are(arrays, others):
+def _are_same(arrays, others):
     return all(array is other for array, other in zip(arrays, others))
 
 

@@ -64,7 +64,7 @@ from synkhronos.errors import SessionError
 
 SPINS = 2000  # looks at a cell, 50 ns each: about 100 microseconds
 YIELDS = 20  # looks with more ranks than cores, between which another rank gets the core
-MAX_SLOTS = 1024
+MAX_SLOTS = 1024  # commands that each worker keeps
 _HEARTBEAT_MS = 1000  # a sleeper looks again this often, even if no rank wakes it
 PATIENCE_SECONDS = 10.0  # after this time the master logs which ranks it waits for
 
@@ -72,8 +72,8 @@ PATIENCE_SECONDS = 10.0  # after this time the master logs which ranks it waits 
 class SharedGate(Notices, Gate):
     """The gate of the ranks of one machine: the master makes it before it forks the workers.
 
-    Memory, pipes and fence are inherited, so a rank that is forked later has the same ones. The
-    memory outlives the processes that die, and goes with the last one.
+    All ranks inherit its memory and its pipes. The memory is freed when the last process that has
+    it has ended.
     """
 
     def __init__(self, n_ranks: int, master_rank: int, spin: bool):

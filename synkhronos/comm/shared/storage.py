@@ -124,7 +124,7 @@ class Storage:
             layout = (_layout(value),)
             if region.layout != layout:
                 self._settle(key, layout)
-            elif _is_there(value, region.arrays[0]):
+            elif _is_same_memory(value, region.arrays[0]):
                 self.version += 1
                 region.arrays[0] = value  # a new view of the same memory: some ops make one
                 continue
@@ -258,7 +258,8 @@ class Storage:
             log = _log(gate.boards[self._worker.rank], generation)
             if len(entry) > len(log):
                 raise ValueError(
-                    f"{len(self._own)} shared variables are more than can be told of at a time."
+                    f"{len(self._own)} shared variables are more than can be told to other ranks "
+                    "at a time."
                 )
         # In this order: the entry, then its announcement. After a Ctrl-C in between, the next
         # command writes the entry once more, because its keys are still in `_unposted`.
@@ -347,7 +348,7 @@ def _room(layout):
     return max(sum(_round_up(_nbytes(*each)) for each in layout), _ALIGN)
 
 
-def _is_there(value, region):
+def _is_same_memory(value, region):
     return (
         value.__array_interface__["data"][0] == region.__array_interface__["data"][0]
         and value.flags.c_contiguous
