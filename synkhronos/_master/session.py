@@ -31,7 +31,7 @@ class State(enum.Enum):
 
 
 class Session:
-    """A session on the master: its workers, and the memory that is theirs and its own."""
+    """The master's side of one session: its workers, its own rank, and its state."""
 
     def __init__(self, devices, threads, master_rank, profile_workers):
         self.state = State.OPEN

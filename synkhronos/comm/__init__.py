@@ -247,7 +247,7 @@ class Crossing:
 class Reference(Protocol):
     """Stands for an array in messages: any rank can fetch the array with it, or some rows.
 
-    It doesn't keep the memory alive: the rank that has made the block does. Two references are
+    It need not keep the memory alive: the rank that has made the block does. Two references are
     equal only if they stand for the same memory, dtype and shape.
     """
 
@@ -475,7 +475,7 @@ class Arrays(ABC):
         """Return memory for the array at a position of the next exchange, or None.
 
         A function that computes the array there saves a copy. The memory is valid until that
-        exchange.
+        exchange has ended.
         """
         return None
 

@@ -47,7 +47,7 @@ class SharedArrays(Arrays):
         key = self._next_scratch()
         self._exchanges = self._gate.sequence, self._exchanges[1] + 1
         if self._exchanges[1] == 1:
-            self._storage.begin()
+            self._storage.begin()  # the last call has ended on all ranks
         layout = tuple((_wide(a.dtype).str, a.shape) for a in arrays)
         region = self._storage.region_of(key)
         if region and region.layout != layout:
