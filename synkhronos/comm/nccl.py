@@ -5,7 +5,7 @@
                  is going to reduce                  in the meeting, where it sees a death
 
 Arrays that all ranks have with the same shape, in a dtype that NCCL knows, stay on the devices. All
-others go through the base, shared memory; so do all arrays before `join`.
+others go through the base; so do all arrays before `join`.
 
 NCCL has no way out for a rank if another rank does not come: its kernel spins for ever. Therefore:
 

@@ -1,4 +1,4 @@
-"""Choice of the transport, by the number of ranks and their devices."""
+"""The transport that ranks have: chosen by their number and devices."""
 
 from synkhronos._machine.devices import usable_cores
 from synkhronos.comm import Communicator, Gate, nccl, shared, single
@@ -13,7 +13,7 @@ def make_gate(n_ranks: int, master_rank: int) -> Gate:
 
 
 def kind_for(devices) -> str:
-    """Return the name of the transport for ranks on these devices.
+    """Return the transport that ranks on these devices have.
 
     >>> kind_for(["cuda0", "cuda1"]), kind_for(["cuda0", "cuda0"]), kind_for(["cpu"])
     ('nccl', 'shared', 'single')
