@@ -91,10 +91,13 @@ class ForkedProcess:
 
     def __init__(self, target):
         _flush_streams()  # the child inherits buffered text, and could print it again
+        # The child alone keeps the write end, and never writes. The kernel closes it when the
+        # child ends, however it ends; then the read end is readable.
         self.sentinel, held_by_child = make_pipe()
         self.exitcode = None
         self._ended = False
-        # A Ctrl-C would kill the child before it can ignore SIGINT. The mask is inherited.
+        # A Ctrl-C would kill the child before it can ignore SIGINT. The child inherits the mask,
+        # and unblocks SIGINT itself.
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with _logging_held():
@@ -131,11 +134,12 @@ class ForkedProcess:
 
     def send(self, signum: int) -> None:
         """Send the process a signal, if it still runs."""
+        # Only after waitpid: the system may give the id of a reaped process to another one.
         if self.is_alive():
             os.kill(self.pid, signum)
 
     def close(self) -> None:
-        """Close the sentinel."""
+        """Close the sentinel; no wait may use it after that."""
         os.close(self.sentinel)
 
 

@@ -3,10 +3,21 @@
     create: open without a name -> reserve -> map     (the owner)
     attach: open the owner's descriptor -> map        (any rank that was sent a SegmentRef)
 
-A segment has no name, so nothing can be left in ``/dev/shm``, whatever kills us. Where the system
-can't do that, posix_ipc makes one with a name that is taken away at once.
-Other ranks reach it through the descriptor that its owner keeps open, ``/proc/<pid>/fd/<fd>``. The
-memory is given back when the owner's last view goes, also while others still have it mapped.
+A segment has no name, so nothing is left in ``/dev/shm``, however its processes end. If the system
+can't make one without a name, posix_ipc makes a named segment, and the name is removed at once.
+
+Lifetimes:
+
+=============  =================================================================================
+owner          the process that has created the segment. It keeps the descriptor open for as
+               long as it has a view: other ranks open ``/proc/<pid>/fd/<fd>`` to attach it
+memory         is freed when the owner truncates the file, after its last view has gone; see
+               ``on_release``. A rank that still has the segment mapped must not read it any
+               more (``SIGBUS``)
+maps           of other ranks exist for as long as these ranks keep the `Segment` or a view
+owner's death  closes the descriptor, so that no rank can attach the segment any more. The kernel
+               frees the memory when the last map has gone
+=============  =================================================================================
 """
 
 import contextlib
@@ -33,8 +44,8 @@ _serials = itertools.count()
 
 
 @contextlib.contextmanager
-def _descriptors_told():
-    """Say it in words where there is no descriptor left."""
+def _lack_of_descriptors_explained():
+    """Raise SharedMemoryFull, with advice, in place of an OSError for lack of descriptors."""
     try:
         yield
     except OSError as error:
@@ -44,8 +55,8 @@ def _descriptors_told():
         if error.errno == errno.ENFILE:
             whose = "This machine has no file descriptor left"
         raise SharedMemoryFull(
-            f"{whose}. Each Data takes two in the master and one in a worker, and so does what "
-            "else is in shared memory. Free some Data (free_memory()), or raise the limit "
+            f"{whose}. Each Data takes two in the master and one in a worker, and so does all "
+            "else in shared memory. Free some Data (free_memory()), or raise the limit "
             "(ulimit -n) and start again."
         ) from error
 
@@ -55,16 +66,16 @@ def _limit():
 
 
 class SegmentRef(NamedTuple):
-    """What travels in place of a segment. The serial tells apart uses of one descriptor."""
+    """Stands for a segment in messages; valid for as long as the owner keeps its descriptor."""
 
-    pid: int
-    fd: int
-    serial: int
+    pid: int  # of the owner
+    fd: int  # the owner's descriptor
+    serial: int  # the system uses the number of a closed descriptor again for the next segment
     nbytes: int
 
 
 class ArrayRef(NamedTuple):
-    """What travels in place of an array that begins where its segment begins."""
+    """Stands in messages for an array that begins where its segment begins."""
 
     segment: SegmentRef
     dtype: str
@@ -76,6 +87,8 @@ class Segment:
 
     def __init__(self, ref: SegmentRef, memory: mmap.mmap):
         self.ref = ref
+        # Views hold this map, not the Segment: it is unmapped when the Segment and all views
+        # have gone.
         self._memory = memory
 
     @classmethod
@@ -86,33 +99,33 @@ class Segment:
             try:
                 return cls(ref, mmap.mmap(fd, ref.nbytes))
             finally:
-                os.close(fd)
+                os.close(fd)  # the map has a duplicate of its own
 
     def array(self, dtype, shape, offset=0) -> np.ndarray:
-        """Return a view. It keeps the memory alive for as long as it lives."""
+        """Return a view, which keeps the memory mapped for as long as it exists."""
         return np.ndarray(shape, dtype, self._memory, offset)
 
     def reference(self, dtype, shape) -> ArrayRef:
-        """Return what stands for `array(dtype, shape)` on other ranks."""
+        """Return the reference that stands for ``array(dtype, shape)`` in messages."""
         return ArrayRef(self.ref, np.dtype(dtype).str, tuple(shape))
 
 
 class Segments:
-    """The segments that one rank knows: its own, and those of others that it has attached.
+    """The segments of one rank: those that it has created, and those that it has attached.
 
     Parameters
     ----------
     on_release : callable, optional
-        Called with the SegmentRef and a function that gives the memory back, when the last view
-        of an own segment has gone. It runs wherever the garbage collector does. By default the
-        memory is given back at once.
+        Called with the SegmentRef and a function that frees the memory, when the last view
+        of a segment that this rank has created is gone. Finalizers call it, at any moment and in
+        any thread. By default the memory is freed at once.
     on_lost : callable, optional
-        Called when the segment of another rank can't be opened, to raise what is behind it.
+        Called if the segment of another rank can't be opened; it may raise the cause.
     """
 
     def __init__(self, on_release=None, on_lost=None):
-        self._own = weakref.WeakValueDictionary()
-        self._attached = {}
+        self._own = weakref.WeakValueDictionary()  # weak: the creator's views own the memory
+        self._attached = {}  # mapped until `forget`
         self._on_release = on_release or (lambda ref, give_back: give_back())
         self._on_lost = on_lost or (lambda: None)
 
@@ -125,7 +138,8 @@ class Segments:
             When the machine has no room for it, or no descriptor.
         """
         nbytes = max(nbytes, 1)
-        with _descriptors_told(), interrupts_held():  # or a descriptor could be lost
+        with _lack_of_descriptors_explained(), interrupts_held():
+            # A Ctrl-C before the finalizer exists would lose the descriptor and the memory.
             fd = _reserve(nbytes)
             try:
                 memory = mmap.mmap(fd, nbytes)
@@ -134,29 +148,29 @@ class Segments:
                 raise
             ref = SegmentRef(os.getpid(), fd, next(_serials), nbytes)
             segment = self._own[ref] = Segment(ref, memory)
-            # Views hold the map, not the Segment, so the map's end is the end of the last view.
+            # Runs when the map is deallocated, which is after the last view has gone.
             end = weakref.finalize(memory, _release, ref, self._on_release)
-            end.atexit = False
+            end.atexit = False  # at exit the kernel frees all
         return segment
 
     def attach(self, ref: SegmentRef) -> Segment:
-        """Return the segment that `ref` stands for, mapping it on first sight."""
+        """Return the segment that `ref` stands for: mapped once, and kept until `forget`."""
         segment = self._attached.get(ref) or self._own.get(ref)
         if segment is None:
             segment = self._attached[ref] = self.open(ref)
         return segment
 
     def open(self, ref: SegmentRef) -> Segment:
-        """Map the segment of another rank; whoever holds on to it is the caller's to know."""
+        """Map the segment of another rank. It is not cached here: the caller keeps it alive."""
         try:
-            with _descriptors_told():
+            with _lack_of_descriptors_explained():
                 return Segment.attach(ref)
         except OSError:
             self._on_lost()
             raise
 
     def forget(self, refs) -> None:
-        """Drop attachments whose owner has released them."""
+        """Drop segments that their owners have released; views that are left keep them mapped."""
         for ref in refs:
             self._attached.pop(ref, None)
 
@@ -174,7 +188,8 @@ _MAPPED = re.compile(r"/dev/shm/(#|synkhronos-)\S* \(deleted\)")
 def mapped_by(pid: int) -> Optional[Dict[int, int]]:
     """Return the bytes of each segment that a process has mapped, by the number of its inode.
 
-    A map keeps its file open, so it is looked for there. None where the system does not tell.
+    A map keeps its file open, so the process's open files are searched. None if the system does
+    not show them.
     """
     found: Dict[int, int] = {}
     try:
@@ -188,14 +203,14 @@ def mapped_by(pid: int) -> Optional[Dict[int, int]]:
             if _MAPPED.fullmatch(os.readlink(path)):
                 found[path.stat().st_ino] = path.stat().st_size
         except OSError:
-            continue  # closed by now
+            continue  # the process has closed it since
     return found
 
 
 def _open_unnamed() -> int:
     """Return the descriptor of a new, empty piece of shared memory that has no name."""
     try:
-        # On Linux it never has one, so that not even a SIGKILL just now could leave it behind.
+        # On Linux the file never has a name, so that even a SIGKILL here leaves nothing behind.
         flags = os.O_TMPFILE | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
         return os.open(SHARED_MEMORY, flags, 0o600)
     except AttributeError:
@@ -206,15 +221,17 @@ def _open_unnamed() -> int:
     created = posix_ipc.SharedMemory(
         "/synkhronos-" + secrets.token_hex(16), posix_ipc.O_CREX, mode=0o600
     )
-    created.unlink()
+    created.unlink()  # a SIGKILL between these two lines leaves the segment in /dev/shm
     return created.fd
 
 
 def _reserve(nbytes: int) -> int:
     fd = _open_unnamed()
     try:
-        os.fchmod(fd, 0o600)  # whatever the umask has left of it: other ranks open it by its mode
-        # Untouched pages would be handed out later or not at all (SIGBUS): take them all now.
+        # The umask may have taken permissions away, which other ranks need to open the segment.
+        os.fchmod(fd, 0o600)
+        # Reserve all pages now: the system would otherwise provide each page at its first use, and
+        # send SIGBUS to the process if none is left.
         os.posix_fallocate(fd, 0, nbytes)
     except (OSError, OverflowError) as error:
         os.close(fd)
@@ -237,12 +254,12 @@ def _reserve(nbytes: int) -> int:
 
 
 def _release(ref: SegmentRef, on_release) -> None:
-    # A forked child inherits the object but not the ownership.
+    # A process that the user forks from the owner inherits the object, but doesn't own the memory.
     if ref.pid == os.getpid():
-        with interrupts_held():
+        with interrupts_held():  # Python prints and drops what a finalizer raises
             on_release(ref, lambda: _give_back(ref.fd))
 
 
 def _give_back(fd: int) -> None:
-    os.ftruncate(fd, 0)  # returns the pages now, though other ranks have them mapped
-    os.close(fd)
+    os.ftruncate(fd, 0)  # frees the pages, even if other ranks still have them mapped
+    os.close(fd)  # from now on the number may stand for another file: see the serial

@@ -1,1 +1,1 @@
-"""The master's side of the workers: the current session, and what the workers have."""
+"""The master's side of a session: its state, and the objects that the workers have."""

@@ -1,4 +1,4 @@
-"""The session that is current: the only state of the package."""
+"""The current session: the only mutable state at module level."""
 
 import threading
 from typing import ContextManager, List, Optional
@@ -8,22 +8,22 @@ from synkhronos.errors import SessionError
 
 
 class Current:
-    """Hold the session that public functions use; `session` begins and ends it."""
+    """Holds the session that public functions use; `synkhronos.session` begins and ends it."""
 
     session: Optional[Session] = None
-    closed: List[Session] = []  # noqa: RUF012 - that calls are still in
-    lock = threading.RLock()  # is taken where one begins or ends
+    closed: List[Session] = []  # noqa: RUF012 - with memory to free after a call that is still in
+    lock = threading.RLock()  # held while a session begins or ends
 
 
 def current(caller: str) -> Session:
-    """Return the open session, or raise SessionError, saying what `caller` needs."""
+    """Return the open session, or raise SessionError with the name of its `caller`."""
     session = _session_for(caller)
     session.require_open()
     return session
 
 
 def call(name: str) -> ContextManager[Session]:
-    """Return a context in which the current session is in a call of that name."""
+    """Return a context for a call of that name in the current session."""
     return _session_for(name).call(name)
 
 

@@ -1,8 +1,9 @@
-"""Which functions and shared variables there are, and which of them the workers have.
+"""Registry of functions and shared variables: which there are, and which the workers have.
 
-A function is sent when it is distributed or first called, and a shared variable with the first
-function that uses it; after that it is an id. Nothing here keeps them alive: what the user drops is
-put on the session's garbage, and forgotten by the workers.
+The master sends a function when it is distributed or first called, and a shared variable with the
+first function that uses it; after that only its key. The registry has weak references: when the
+user drops a function or a variable, its finalizer adds the key to the session's garbage, and the
+ranks forget it before the next command.
 """
 
 import collections
@@ -18,7 +19,7 @@ from synkhronos._rank import commands
 from synkhronos._rank.replica import PLAIN, Replica
 from synkhronos._wording import sentence
 
-AT_A_TIME = 1000  # references in one command, which must fit into the mailbox
+AT_A_TIME = 1000  # references in one command: it must fit into the mailbox
 
 
 class Registry:
@@ -30,18 +31,19 @@ class Registry:
         self._functions = weakref.WeakValueDictionary()
         self._data = weakref.WeakValueDictionary()
         self._pending = {}  # key of a function -> its variants that the workers lack
-        # Key of a function -> how it is made, for other kinds of devices. Weak: what the user's
-        # operations hold may be what holds the function.
+        # Key of a function -> how to compile it for other kinds of devices. Weak: the user's
+        # operations, which a recipe holds, may hold the function.
         self._recipes = weakref.WeakValueDictionary()
         self._is_mixed = len({devices.kind(device) for device in session.devices}) > 1
         self._variable_keys = weakref.WeakKeyDictionary()
 
     def add_function(self, function, compiled, description, recipe) -> int:
-        """Register a function of the master's; it is sent with the next `distribute`."""
+        """Register a function; the next `distribute` sends it. Return its key."""
         key = next(self._keys)
         self._session.worker.replicas[key] = Replica(key, description)
         self._recipes[key] = recipe
         self._functions[key] = function
+        # Keeps the registry and the session alive, until the user drops the function.
         weakref.finalize(function, self._drop_function, key).atexit = False
         self.add_variant(key, PLAIN, compiled)
         return key
@@ -52,18 +54,20 @@ class Registry:
         self._pending.setdefault(key, []).append(variant)
 
     def _drop_function(self, key):
+        # Runs as a finalizer, at any moment: each step is one atomic operation of a dict or deque.
         self._session.worker.replicas.pop(key, None)
         self._pending.pop(key, None)
         self._session.garbage.add("functions", key)
 
     def is_pending(self, key: int) -> bool:
-        """Whether the workers lack this function."""
+        """Return whether the workers lack this function."""
         return key in self._pending
 
     def distribute(self, only: Optional[int] = None) -> None:
         """Send the workers all functions that they lack, or one, with the variables they lack.
 
-        One by one, so that what can't be sent is named, and keeps no other from being sent.
+        Functions are sent one by one. So an error names the function that can't be sent, and the
+        functions before it have arrived.
         """
         self._session.require_open()
         for key in [only] if only is not None else list(self._pending):
@@ -84,7 +88,7 @@ class Registry:
         log.info("distributed %s, %d bytes", name, nbytes)
 
     def keys_of(self, variables) -> tuple:
-        """Return the keys of shared variables, after sending the workers those that they lack."""
+        """Return the keys of shared variables; first send the workers those that they lack."""
         keys = self._variable_keys
         if any(variable not in keys for variable in variables):
             self._ship({}, variables, "A shared variable")
@@ -121,8 +125,11 @@ class Registry:
                 f"{sentence(error)}"
             ) from error
         memory = self._session.comm.memory
+        # This frame alone holds the blocks: their memory is freed on return.
         parcels = [memory.wrap(data) for data in (pickled, portable) if data]
         self._session.run(commands.LoadFunctions(*[reference for _, reference in parcels]))
+        # Only now is it certain that the workers have them. After a Ctrl-C before this line, the
+        # next call sends the variables again, with new keys.
         for key, variable in new.items():
             self._variable_keys[variable] = key
             self._session.worker.variables[key] = variable
@@ -130,8 +137,6 @@ class Registry:
             forgotten.atexit = False
             _host.spread_random_state(variable, self._session.master_rank)
         return len(pickled)
-
-    # What the user has. Other threads may add to it meanwhile, so it is copied in one step.
 
     def functions(self) -> list:
         """Return all functions."""
@@ -142,7 +147,7 @@ class Registry:
         self._data[next(self._keys)] = data
 
     def data(self) -> list:
-        """Return all Data."""
+        """Return all Data that exist."""
         return _alive(self._data.valuerefs())
 
     def variables(self) -> list:
@@ -150,36 +155,38 @@ class Registry:
         return _alive(self._variable_keys.keyrefs())
 
     def release(self) -> None:
-        """Have all functions let go of the shared memory that they keep."""
+        """Free the shared memory that functions keep for plain inputs."""
         for function in self.functions():
             function._release()
 
 
 def _alive(references):
+    # `references` is a copy, made in one step: other threads may add to the registry meanwhile.
     found = [reference() for reference in references]
     return [each for each in found if each is not None]
 
 
 class Garbage:
-    """References that no object of the user's needs any more, by kind.
+    """References that no object of the user needs any more, by kind.
 
-    The kinds are those of `commands.Forget`, and ``"give_back"``: functions that give a block of
-    memory back, to be called when no worker can be reading it.
+    The kinds are those of `commands.Forget`, and ``"give_back"``: functions that free a block of
+    memory. They wait here until no worker can be reading the block.
     """
 
     def __init__(self):
-        # Finalizers add to it at any moment, in any thread; so nothing here takes a lock.
+        # Finalizers add to it at any moment, in any thread, so no method takes a lock: a finalizer
+        # in the middle of one would wait for it for ever.
         self._released = collections.deque()
 
     def __bool__(self):
         return bool(self._released)
 
     def add(self, kind: str, ref) -> None:
-        """Keep a reference until it is collected."""
+        """Keep a reference until `collect`."""
         self._released.append((kind, ref))
 
     def collect(self, gate, worker) -> None:
-        """Have all ranks forget what was released, or some of it where it is very much."""
+        """Run `Forget` on all ranks, for at most AT_A_TIME references that were released."""
         if gate.is_open:
             gate.drain()
         released = list(itertools.islice(self._released, AT_A_TIME))
@@ -189,12 +196,14 @@ class Garbage:
         )
         with gate.call(forget):
             forget.run(worker)
+        # Only now: after a Ctrl-C in the command, the next one forgets them (again), which does no
+        # harm. All workers have ended every call that could read the memory.
         with interrupts_held():
             for _ in released:
                 self._drop_first()
 
     def give_back(self) -> None:
-        """Give all memory back, when there are no workers left; forget the rest."""
+        """Free all memory, after the last worker has ended; drop all references."""
         while self._released:
             self._drop_first()
 

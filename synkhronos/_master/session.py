@@ -1,6 +1,6 @@
-"""The master's side of the workers, from fork to close.
+"""A session on the master, from fork to close.
 
-Everything that needs workers goes through `Session.run`.
+Every command to the workers goes through `Session.run`.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ from synkhronos.comm.transports import make_gate
 from synkhronos.errors import SessionError, WorkerDied
 
 _NOT_RECORDED = contextlib.nullcontext()
-QUIT_SECONDS = 5.0  # how long an idle worker may take to end before it is made to
+QUIT_SECONDS = 5.0  # an idle worker that has not ended by itself after this time is killed
 
 
 class State(enum.Enum):
-    """What a session can do."""
+    """The state of a session; each value says what the session still does."""
 
     OPEN = "every call"
     BROKEN = "refuse, with the death of a worker as the reason; close"
@@ -31,25 +31,25 @@ class State(enum.Enum):
 
 
 class Session:
-    """The master's side of the workers, from fork to close."""
+    """The master's side of one session: its workers, its own rank, and its state."""
 
     def __init__(self, devices, threads, master_rank, profile_workers):
         self.state = State.OPEN
         self.devices = devices
         self.n_ranks = len(devices)
         self.master_rank = master_rank
-        self.lock = threading.RLock()  # keeps other threads out of a call
-        self.inside = threading.Lock()  # is taken in a call
+        self.lock = threading.RLock()  # held in a call; calls of other threads wait for it
+        self.inside = threading.Lock()  # held in a call; shows a nested call of the same thread
         self._death = None
         self._processes = {}
         self.garbage = Garbage()
         self._answers = {}
         self.staged = {}  # shared memory that collectives keep for plain values
-        self.recording = None  # of a profile
+        self.recording = None  # a Recording while a profile is on
         self.registry = Registry(self)
         self.gate = make_gate(self.n_ranks, master_rank)
         self.worker = Worker(master_rank, self.gate, devices, threads, self._on_release)
-        # Weak: a variable lives as long as the user's reference or a function of the user's.
+        # Weak: the user's references and functions keep the variables alive.
         self.worker.variables = weakref.WeakValueDictionary()
         self.gate.on_answer = self._hear
         try:
@@ -60,7 +60,7 @@ class Session:
             raise
 
     def begin(self) -> None:
-        """Have all ranks take their devices."""
+        """Wait until all ranks have started and opened their devices."""
         self.run(commands.Ready())
         self._connect_devices()
         log.info("ranks on %s; the master is rank %d", ", ".join(self.devices), self.master_rank)
@@ -74,7 +74,7 @@ class Session:
             self.gate.watch(rank, process)
 
     def _connect_devices(self):
-        """Have the ranks' devices reduce with one another, where they can; else say so, once."""
+        """Connect the ranks' devices with one another, or log once that this is not possible."""
         if set(self.devices) == {"cpu"}:
             return
         if self.comm.base is not self.comm:
@@ -109,8 +109,8 @@ class Session:
     def refuse_nesting(self) -> None:
         """Raise if this thread, which holds `lock`, is in a call already.
 
-        Every call does ``with lock: refuse_nesting(); with inside: ...``. These are C locks in
-        with statements: nothing else is both taken and given back whenever a Ctrl-C comes.
+        Every call does ``with lock: refuse_nesting(); with inside: ...``. Only ``with`` on a C lock
+        can't be split by a KeyboardInterrupt, which would leave the lock held for ever.
         """
         if self.inside.locked():
             raise SessionError(
@@ -120,10 +120,10 @@ class Session:
 
     @contextlib.contextmanager
     def call(self, name: str):
-        """Enter a call of that name, which other threads wait for; yield this session."""
+        """Enter a call of that name, when other threads' calls have ended; yield this session."""
         recording = self.recording
         if recording is None:
-            self.require_open()  # before the lock: a call of a closed session may hold it
+            self.require_open()  # before the lock, which a call of a closed session may still hold
         with self.lock, _NOT_RECORDED if recording is None else recording.call(name):
             self.require_open()
             self.refuse_nesting()
@@ -134,7 +134,7 @@ class Session:
     def settle(self) -> None:
         """Wait until the workers are out of a call that was interrupted.
 
-        Before inputs are staged: a worker could still be reading those of that call.
+        Call it before inputs are staged: a worker may still be reading the inputs of that call.
         """
         if self.gate.is_open:
             try:
@@ -155,11 +155,11 @@ class Session:
             self._break(death)
             raise
         except BaseException:
-            self.worker.results.drop()  # outputs may be views of what the caller wants to be rid of
+            self.worker.results.drop()  # they may be views, which would keep the user's arrays
             raise
 
     def ask(self, command) -> list:
-        """Run one command on every rank; return the answers, None too, in rank order."""
+        """Run one command on every rank; return the answers, some of them None, in rank order."""
         self._answers = {}
         self._answers[self.master_rank] = self.run(command)
         return [self._answers.get(rank) for rank in range(self.n_ranks)]
@@ -171,24 +171,27 @@ class Session:
     def _break(self, death):
         self.worker.results.drop()
         if self.state is not State.OPEN:
-            self.require_open()  # another thread has closed it: that is why workers are gone
-        # Not the exception itself, here and in the log: its frames would keep the user's arrays.
+            self.require_open()  # raises: another thread has closed it, and so ended the workers
+        # Neither here nor in the log the exception itself: its frames would keep the user's arrays.
         self.state, self._death = State.BROKEN, (str(death), death.rank, death.exitcode)
         log.error("%s", self._death[0])
         kill_all(self._processes.values(), 1)
 
     def _on_release(self, ref, give_back):
+        # A finalizer, when the master's last view of a block has gone. Between calls no worker
+        # reads the block, so it is freed at once; workers drop their maps with the next command.
         if self.state is State.OPEN and self.gate.is_open:
-            self.garbage.add("give_back", give_back)  # workers may be reading it
+            self.garbage.add("give_back", give_back)  # workers may still be reading the block
         else:
             give_back()
         self.garbage.add("references", ref)
 
     @contextlib.contextmanager
     def free(self):
-        """Hold the session, if no call is in it, and say whether that is so.
+        """Hold the session in a context, if no call is in it; yield whether that is so.
 
-        A call may be of another thread, or of this one, where a signal handler closes the session.
+        The call may be one of another thread; or of this thread, if a signal handler or a finalizer
+        closes the session.
         """
         with interrupts_held():
             is_held = self.lock.acquire(blocking=False)
@@ -199,9 +202,9 @@ class Session:
                     self.lock.release()
 
     def quit(self) -> None:
-        """Refuse calls from now on; have idle workers end by themselves, and wait for that.
+        """Refuse calls from now on; tell idle workers to end, and wait for their end.
 
-        Workers in a call are killed, and a thread that waits for them in there is waited for.
+        Workers in a call are killed; then the thread in that call gets time to leave it.
         """
         with self.free() as is_free:
             is_idle = is_free and self.state is State.OPEN and not self.gate.is_open
@@ -217,7 +220,7 @@ class Session:
                 self.lock.release()
 
     def end(self) -> None:
-        """End the workers that are left; be no rank any more. Safe to call in any state."""
+        """Kill the workers that are left, and restore this process. Safe to call in any state."""
         self.state = State.CLOSED
         kill_all(self._processes.values(), QUIT_SECONDS)
         self.worker.unbind()
@@ -225,7 +228,10 @@ class Session:
             self.recording.close()
 
     def release(self) -> None:
-        """Give all memory and descriptors back, after the end."""
+        """Free all memory and descriptors, after `end`.
+
+        No worker is left and no call is in the session, so nothing reads the memory any more.
+        """
         for process in self._processes.values():
             process.close()
         self.comm.close()
@@ -236,7 +242,7 @@ class Session:
         self.gate.close()
 
     def leave_in_child(self) -> None:
-        """Give up the session in a process that the user forked from the master."""
+        """Abandon the session in a process that the user forked from the master, which keeps it."""
         if self.recording is not None:
             self.recording.leave()
         self.state = State.CLOSED

@@ -1,4 +1,4 @@
-"""Arrays in memory that all ranks can fetch from, kept from one call to the next."""
+"""Arrays of the master in memory that all ranks can fetch from, kept from call to call."""
 
 import math
 import sys
@@ -11,7 +11,7 @@ from synkhronos.comm import Block, Memory, Reference
 
 
 class _State(NamedTuple):
-    """A growing array at one time; whole, so that no Ctrl-C can leave half of a new one."""
+    """The state of a growing array, replaced as a whole: a Ctrl-C leaves the old or the new one."""
 
     block: Optional[Block]
     allocated: int
@@ -20,10 +20,11 @@ class _State(NamedTuple):
 
 
 class GrowingArray:
-    """A typed array in memory that all ranks see, whose allocation is kept when it shrinks.
+    """A typed array in memory that all ranks can fetch from; it keeps the memory when it shrinks.
 
-    Its own arithmetic is that of a flat allocation: the items of a new shape are the first ones
-    of the old allocation, and growing beyond it copies what was there.
+    The items of a new shape are the first items of the old memory, in flat order. If the array
+    grows beyond its memory, they are copied to a new block. The old block is freed when the last
+    view of it has gone; a view that the user still has keeps it.
     """
 
     def __init__(self, memory: Memory, dtype, ndim: int):
@@ -39,23 +40,23 @@ class GrowingArray:
 
     @property
     def ref(self) -> Optional[Reference]:
-        """The reference to the array for messages; None while it has no memory."""
+        """The reference to the array for commands; None while the array has no memory."""
         return self._state.ref
 
     @property
     def allocated(self) -> int:
-        """The number of items that there is memory for."""
+        """The number of items that the memory has room for."""
         return self._state.allocated
 
     def resize(self, shape, oversize=1.0, keep=True) -> None:
         """Give the array another shape; with `keep` the old items stay.
 
-        If it must be allocated anew, it gets room for `oversize` times as many items.
+        New memory, if it needs any, gets room for `oversize` times as many items.
         """
         block, allocated, _, _ = self._state
         items = math.prod(shape)
         if math.prod(n for n in shape if n) * self._dtype.itemsize > sys.maxsize:
-            # NumPy has none either, though it may take no memory at all.
+            # NumPy refuses such a shape too, even if a 0 in it means that it takes no memory.
             raise ValueError(
                 f"No array of {self._dtype} can have the shape {shown(tuple(shape))}: it is beyond "
                 "what memory can hold."
@@ -70,14 +71,17 @@ class GrowingArray:
         self._state = _State(block, allocated, array, block.reference(self._dtype, shape))
 
     def free(self) -> None:
-        """Let the memory go (as soon as no view of it is left)."""
+        """Drop the memory; it is freed when no view of it is left."""
         self._state = _State(None, 0, np.zeros((0,) * self._ndim, self._dtype), None)
         if not self._ndim:
-            self.resize(())  # a number is never without its memory
+            self.resize(())  # an array of 0 dimensions has one item always, so it needs memory
 
 
 class StagedInput:
-    """Shared memory that a function keeps for plain arrays given for one of its inputs."""
+    """Memory that a function keeps for the plain arrays that are given for one of its inputs.
+
+    The function owns it. A worker reads it in a call only, so the next call may overwrite it.
+    """
 
     def __init__(self, session, dtype, ndim):
         self._worker = session.worker
@@ -85,11 +89,11 @@ class StagedInput:
 
     @property
     def nbytes(self):
-        """The size of the memory that it keeps."""
+        """The size of the memory."""
         return self._store.allocated * self._store.array.itemsize
 
     def put(self, array):
-        """Copy the array in; return what stands for it on other ranks."""
+        """Copy an array in; return the reference to it for commands."""
         recorder = self._worker.recorder
         if recorder is None:
             return self._copy(array)

@@ -1,1 +1,1 @@
-"""One rank's life: wait for a command, run it, hand its outputs over."""
+"""One rank's life: wait for a command, run it, hand over the outputs."""

@@ -1,7 +1,8 @@
-"""What the master tells the ranks: frozen messages, each of which knows how to run itself.
+"""Commands: frozen messages from the master to the ranks, each with a method that runs it.
 
-They carry references to shared memory, never data. Every rank runs the same message, the master
-too. What `run` returns on a worker is sent to the master as its answer.
+Commands carry references to memory, never data. The master keeps that memory until the command has
+ended on all ranks. Every rank runs the same command, the master too. The result of `run` on a
+worker is sent to the master as its answer, if it is not None.
 """
 
 import gc
@@ -14,12 +15,12 @@ from synkhronos._arithmetic import partition
 from synkhronos._rank.replica import Replica, unpack
 from synkhronos.comm import Reference
 
-Selection = Union[range, Reference]  # of rows; a reference is to their indices
+Selection = Union[range, Reference]  # of rows: a range, or a reference to their indices
 
 
 @dataclass(frozen=True)
 class Ready:
-    """Take the device: whoever reaches the finish barrier has started up."""
+    """Open the devices: when a rank reaches the finish barrier, it has started up."""
 
     def run(self, worker):
         """Bind this rank to its device."""
@@ -28,7 +29,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Join:
-    """Begin to use a transport that the ranks must be introduced to."""
+    """Begin to use a transport that needs an id of the group of ranks."""
 
     introduction: bytes
 
@@ -39,25 +40,26 @@ class Join:
 
 @dataclass(frozen=True)
 class Leave:
-    """Use the transport underneath, because a rank could not join."""
+    """Go back to the base of the transport, because a rank could not join."""
 
     def run(self, worker):
-        """Leave the other ranks."""
+        """Use the base from now on."""
         worker.comm.leave()
 
 
 @dataclass(frozen=True)
 class LoadFunctions:
-    """Take new functions, and the shared variables among theirs that are new."""
+    """Load new functions, and those of their shared variables that the workers lack."""
 
     pickled: Reference
     portable: Optional[Reference] = None  # for ranks on another kind of device than the master's
 
     def run(self, worker):
-        """Unpickle them; the master has them already."""
+        """Unpickle the functions; the master has them already."""
         if worker.is_master:
             return
         data = worker.fetch(self.pickled if worker.is_like_master else self.portable).tobytes()
+        # `data` is a copy. The master frees the memory after this command.
         worker.comm.memory.forget([ref for ref in (self.pickled, self.portable) if ref])
         functions, new = _host.load(data, worker.variables)
         for key in new:
@@ -73,25 +75,25 @@ class RunFunction:
 
     function: int
     inputs: Tuple[Reference, ...]
-    kinds: Tuple[int, ...]  # what a rank takes of each input, see `_replica`
-    rows: Optional[int]  # None where nothing is scattered
+    kinds: Tuple[int, ...]  # which rows a rank takes of each input: see the constants of `replica`
+    rows: Optional[int]  # of the scattered inputs; None if no input is scattered
     selection: Optional[Selection]  # the rows of scattered inputs; None for all
     picked: Optional[Tuple[Selection, ...]]  # the rows of sliceable shareds, for each rank
     num_slices: int
     combined: Tuple[int, ...]  # the positions of the outputs that the master combines
-    source: int  # the rank whose own result stands where nothing is reduced
-    source_of_nothing: int  # the rank that runs though it has no rows; -1 for none
+    source: int  # the rank whose own results are those of outputs that are not reduced
+    source_of_nothing: int  # the rank that runs even without rows; -1 for none
     output_subset: Optional[Tuple[int, ...]] = None
-    counts: Optional[Tuple[int, ...]] = None  # rows of each rank, where ranks reduce as they run
+    counts: Optional[Tuple[int, ...]] = None  # rows of each rank, if ranks reduce inside of it
 
     def run(self, worker):
-        """Return the new layout of this rank's outputs, where it has changed."""
+        """Run the function; return the new layout of this rank's outputs, if it has changed."""
         return worker.replicas[self.function].run(worker, self)
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tell how long the sliceable shared variables of a function are on this rank."""
+    """Ask each rank for the lengths of a function's sliceable shared variables."""
 
     function: int
 
@@ -107,10 +109,10 @@ def _variables(worker, command):
 
 
 class _Collective:
-    """A command that works on the values of shared variables, `keys`, of all ranks."""
+    """A command on the values of shared variables, `keys`, of all ranks."""
 
     def run(self, worker):
-        """Take part, and return what `_work` does."""
+        """Take part in the collective; return the answer for the master."""
         recorder = worker.recorder
         if recorder is None:
             return self._work(worker)
@@ -126,14 +128,14 @@ class _Collective:
 
 @dataclass(frozen=True)
 class Broadcast(_Collective):
-    """Give shared variables the value that one rank has, everywhere."""
+    """Replace shared variables, on all ranks, with the values of one rank."""
 
     keys: Tuple[int, ...]
     root: int
-    between_devices: bool = True  # else through the memory of hosts, here and below
+    between_devices: bool = True  # else through the memory of the host, here and below
 
     def _work(self, worker):
-        """Copy from the root."""
+        """Copy the values of the root."""
         _variables(worker, self).broadcast(self.keys, self.root)
 
 
@@ -147,7 +149,7 @@ class Reduce(_Collective):
     between_devices: bool = True
 
     def _work(self, worker):
-        """Return, on the master, what did not fit."""
+        """Return, on the master, the mismatch if shapes differ."""
         variables = _variables(worker, self)
         if self.root is None:
             unequal = variables.all_reduce(self.keys, self.op)
@@ -164,20 +166,20 @@ class AllGather(_Collective):
     between_devices: bool = True
 
     def _work(self, worker):
-        """Return, on the master, what did not fit."""
+        """Return, on the master, the mismatch if shapes differ."""
         unequal = _variables(worker, self).all_gather(self.keys)
         return unequal if worker.is_master else None
 
 
 @dataclass(frozen=True)
 class Expose(_Collective):
-    """Have the master see the values of shared variables, of all ranks or one."""
+    """Show the master the values of shared variables, of all ranks or one."""
 
     keys: Tuple[int, ...]
     rank: Optional[int] = None
 
     def _work(self, worker):
-        """Bring them to where the master can read them."""
+        """Put the values where the master can read them."""
         if self._concerns(worker):
             worker.comm.variables.expose(self.keys)
 
@@ -187,7 +189,7 @@ class Expose(_Collective):
 
 @dataclass(frozen=True)
 class Assign:
-    """Give shared variables of one rank a value, or those of each rank its share."""
+    """Set shared variables of one rank, or scatter values over the ranks."""
 
     keys: Tuple[int, ...]
     values: Tuple[Reference, ...]
@@ -212,7 +214,7 @@ class Assign:
 
 
 def assign(worker, key, array, rows=None):
-    """Give a shared variable of this rank a value, or some of its rows: a range or indices."""
+    """Copy an array, or some of its rows (a range or indices), into a shared variable."""
     recorder = worker.recorder
     if recorder is None:
         worker.comm.variables.assign(key, array, rows)
@@ -227,25 +229,25 @@ def assign(worker, key, array, rows=None):
 
 @dataclass(frozen=True)
 class Shapes:
-    """Tell the shapes of shared variables on this rank."""
+    """Ask each rank for the shapes of shared variables."""
 
     keys: Tuple[int, ...]
 
     def run(self, worker):
-        """Return them."""
+        """Return their shapes on this rank."""
         return [_host.peek(worker.variables[key]).shape for key in self.keys]
 
 
 @dataclass(frozen=True)
 class SetObject:
-    """Give shared variables that hold no arrays, such as random states, a value."""
+    """Set shared variables that hold other objects than arrays, such as random states."""
 
     keys: Tuple[int, ...]
     pickled: Reference
     rank: Optional[int]  # None for all
 
     def run(self, worker):
-        """Unpickle it, for each rank an object of its own."""
+        """Unpickle the values: each rank gets objects of its own."""
         data = worker.fetch(self.pickled).tobytes()
         if self.rank in (None, worker.rank):
             for key, value in zip(self.keys, pickle.loads(data)):
@@ -255,13 +257,13 @@ class SetObject:
 
 @dataclass(frozen=True)
 class GetObject:
-    """Tell what a shared variable that holds no array has, on one rank or all."""
+    """Ask one rank or all for the value of a shared variable that holds no array."""
 
     key: int
     rank: Optional[int] = None
 
     def run(self, worker):
-        """Return it pickled."""
+        """Return the value, pickled."""
         if self.rank in (None, worker.rank):
             return pickle.dumps(_host.peek(worker.variables[self.key]))
         return None
@@ -269,14 +271,14 @@ class GetObject:
 
 @dataclass(frozen=True)
 class Forget:
-    """Let go of what the master has released."""
+    """Drop memory, functions and shared variables that the master has released."""
 
     references: Tuple[Hashable, ...]
     functions: Tuple[int, ...]
     variables: Tuple[int, ...]
 
     def run(self, worker):
-        """Drop all that is named, and what belongs to it."""
+        """Drop them, with all memory and views that belong to them."""
         worker.comm.memory.forget(self.references)
         for key in self.functions:
             worker.replicas.pop(key, None)
@@ -284,12 +286,12 @@ class Forget:
             worker.variables.pop(key, None)
         worker.comm.forget(self.functions, self.variables)
         if (self.functions or self.variables) and not worker.is_master:
-            gc.collect()  # compiled functions are cycles, and an idle worker seldom collects
+            gc.collect()  # compiled functions are cycles; an idle worker seldom collects by itself
 
 
 @dataclass(frozen=True)
 class Quit:
-    """Leave the loop: the session is closing."""
+    """End the workers, because the session is closing."""
 
     def run(self, worker):
         """Make this the last command."""

@@ -1,4 +1,4 @@
-"""The outputs of a call: every rank hands its own over, and the master makes the results of them.
+"""The outputs of a call: each rank hands over its own, and the master combines them to results.
 
     every rank   hand_over   workers deposit parts with the communicator, the master keeps its own
     the master   combine     after the finish barrier
@@ -6,9 +6,9 @@
 Each output that a call asks for is one of three kinds:
 
 =========  =====================================================================================
-reduced    the ranks have reduced it where it was, on their devices; the master keeps the result
+reduced    the ranks have reduced it on their devices; the master keeps the result
 combined   the master combines the parts of all ranks, by the mode of the output
-own        of mode None: it is the result of one rank alone, the source of the request
+own        its mode is None: the result is that of one rank, the source of the request
 =========  =====================================================================================
 """
 
@@ -25,13 +25,14 @@ class Results:
         self.drop()
 
     def drop(self) -> None:
-        """Let go of the master's outputs, which may be views of the user's arrays."""
+        """Drop the master's outputs: as views they may keep the user's arrays alive."""
         self._kept, self._reduced = (), {}
 
     def hand_over(self, key, request, description, outputs):
-        """Hand over this rank's outputs of function `key`; None from a rank that has not run.
+        """Hand over this rank's outputs of function `key`; `outputs` is None if it has not run.
 
-        Returns what the master must be told before it can collect them, or None.
+        Returns the answer that the master must hear before it can collect them, or None. The master
+        keeps its own outputs until `combine` or `drop`.
         """
         worker, reduced = self._worker, {}
         if description.on_device:
@@ -75,7 +76,7 @@ class Results:
         modes, dtypes : list
             The mode of each output of the function, and the dtype of its result.
         what : Function
-            For messages.
+            Named in error messages.
         """
         gate, master = self._worker.gate, self._worker.rank
         rows = [gate.rows_of(rank) for rank in range(gate.n_ranks)]
@@ -85,7 +86,7 @@ class Results:
         if chosen is None:
             chosen = range(len(modes))
         results = []
-        number = 0  # of the output among the combined ones, by which workers deposit their parts
+        number = 0  # of the output among the combined ones: workers deposit parts in this order
         for position, output in enumerate(chosen):
             if position in self._reduced:
                 results.append(self._reduced[position])
@@ -99,7 +100,7 @@ class Results:
                 result = reduction.combine(modes[output], parts, weights, dtypes[output])
             except ValueError as error:
                 raise ValueError(f"Output {output} of {what} {sentence(error)}") from None
-            # A worker's part is a view of memory that the next call overwrites.
+            # A worker's part is a view of memory that the next call overwrites: copy it.
             is_view = len(parts) == 1 and result is parts[0] and request.source != master
             results.append(result.copy() if is_view else result)
         self.drop()

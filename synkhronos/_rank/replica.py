@@ -1,4 +1,4 @@
-"""One rank's copy of one function: select the rows, run slice by slice, hand the outputs over."""
+"""One rank's copy of one function: select rows, run slice by slice, hand over the outputs."""
 
 import contextlib
 from typing import NamedTuple, Optional, Tuple
@@ -10,52 +10,55 @@ from synkhronos._arithmetic import partition
 from synkhronos._arithmetic.partition import take_rows
 from synkhronos._arithmetic.reduction import Accumulator
 
-WHOLE, SPLIT, BATCH = range(3)  # what a rank takes of an input: all, its share, its share in order
+# The rows that a rank takes of an input. WHOLE: all. SPLIT: the rows that its share of the
+# selection names. BATCH: its share of the rows, which are the selected ones already.
+WHOLE, SPLIT, BATCH = range(3)
 PLAIN, SLICED = "plain", "sliced"
 
 
 class Description(NamedTuple):
-    """What the ranks know of a function beside its code."""
+    """The facts about a function that ranks need beside its code."""
 
     output_modes: Tuple
-    updates: Tuple  # (shared variable, mode) of what is accumulated over slices
-    sliceables: Tuple  # the shared variables that `batch_s` and slices select rows of
-    communicates: bool = False  # whether ranks reduce with one another while they run it
-    on_device: bool = False  # whether there are outputs that ranks reduce on their devices
+    updates: Tuple  # (shared variable, mode) for each update that is accumulated over slices
+    sliceables: Tuple  # the shared variables from which `batch_s` and slices select rows
+    communicates: bool = False  # whether ranks reduce inside of the function
+    on_device: bool = False  # whether it has outputs that ranks reduce on their devices
 
 
 class _Slice(NamedTuple):
-    """What a rank computes at a time."""
+    """The part of its rows that a rank computes at a time."""
 
     rows: Optional[range]
-    weights: Optional[Tuple[int, ...]]  # rows of each rank, where they reduce with one another
+    weights: Optional[Tuple[int, ...]]  # rows of each rank, if ranks reduce inside of the function
 
 
 class Replica:
     """The compiled Theano functions of one synkhronos function, on one rank.
 
-    The variant ``plain`` is what ``theano.function`` made; ``sliced`` returns the values of the
-    updates after the outputs, instead of applying them, so that they can be accumulated.
+    The variant ``plain`` is the function as ``theano.function`` has compiled it; ``sliced`` returns
+    the values of the updates after the outputs, instead of applying them, so that they can be
+    accumulated.
     """
 
     def __init__(self, key, description):
         self._key = key
         self.variants = {}
         self.description = description
-        self._buffers = {}
+        self._buffers = {}  # kept from call to call; arguments of a function are views of them
 
     def run(self, worker, request):
-        """Compute this rank's part of a request; see `RunFunction` for what it says.
+        """Compute this rank's part of a request, a `RunFunction`.
 
         Returns
         -------
         tuple or None
-            On a worker, what the master must be told of its outputs.
+            On a worker, the answer that the master must hear before it can collect the outputs.
         """
         rows = self._my_rows(worker, request)
         computed = 1 if rows is None else len(rows)
         idle = computed == 0 and worker.rank != request.source_of_nothing
-        # Others would wait for a rank that stays away from a function in which they reduce.
+        # In a function that communicates an idle rank runs too: the others wait for it to reduce.
         outputs = None
         if not idle or self.description.communicates:
             outputs = self._run_slices(worker, request, rows)
@@ -65,7 +68,7 @@ class Replica:
         )
 
     def _my_rows(self, worker, request):
-        """Return positions in the selection that this rank computes; None if there is none."""
+        """Return positions in the selection: this rank's share. None if no rows are selected."""
         if request.rows is not None:
             return range(*partition.share(request.rows, worker.n_ranks, worker.rank))
         if self.description.sliceables:
@@ -75,18 +78,19 @@ class Replica:
         return None
 
     def _slices(self, worker, request, rows):
-        """Return what this rank computes, one after another: no slice is empty, unless all are."""
+        """Return the slices that this rank computes in turn: none is empty, unless all are."""
         counts, n_slices = request.counts, request.num_slices
         if counts is None:
-            # More slices than rows are one for each row: the rest would be empty.
+            # At most one slice for each row: others would be empty.
             edges = partition.edges(len(rows), min(n_slices, len(rows)))
             return [_Slice(rows[a:b], None) for a, b in zip(edges, edges[1:])]
-        # All ranks make as many, so that none is missed by the others when they reduce.
+        # All ranks have the same number of slices, because all reduce once in each.
         if not any(counts):
             return [_Slice(rows, worker.equal_weights)]
         each = [partition.edges(count, min(n_slices, max(counts))) for count in counts]
         mine = each[worker.rank]
-        # Who has no rows borrows one, to compute something: its weight is 0.
+        # In place of an empty slice this rank computes one row, with weight 0: its own first, or,
+        # if it has none, the first of all.
         spare = rows[:1] or range(1)
         slices = []
         for i in range(len(mine) - 1):
@@ -99,7 +103,7 @@ class Replica:
             whole = _Slice(rows, worker.equal_weights)
             return self._run_rows(worker, request, whole, PLAIN, request.output_subset)
         slices = self._slices(worker, request, rows)
-        # All ranks that reduce with one another run the same variant, whatever rows each has.
+        # Ranks that reduce with one another run the same variant, even those without rows.
         something = any(request.counts) if request.counts else rows
         if request.num_slices == 1 or not something:
             return self._run_rows(worker, request, slices[0], PLAIN, request.output_subset)
@@ -110,7 +114,7 @@ class Replica:
         outputs = [
             Accumulator(description.output_modes[i], len(rows), f"Output {i}") for i in chosen
         ]
-        # What is reduced over the ranks weighs as many rows as all of them have.
+        # An update that has been reduced over the ranks has the weight of the rows of all ranks.
         everything = sum(request.counts) if request.counts else len(rows)
         updates = [
             Accumulator(mode, everything, f"The update of {target}")
@@ -155,7 +159,7 @@ class Replica:
             return _host.run(self.variants[variant], arguments, subset)
         with contextlib.ExitStack() as stack:
             if self.description.sliceables:
-                stack.enter_context(self._only(worker, request, each.rows))
+                stack.enter_context(self._lend_rows(worker, request, each.rows))
             if self.description.communicates:
                 reducing = _host.reducing(
                     worker.comm.arrays, each.weights, worker.rank, worker.recorder
@@ -179,7 +183,7 @@ class Replica:
         return arguments
 
     def _fetch(self, worker, position, ref, rows):
-        """Return selected rows of an input: a view of a range that goes forward, else a copy."""
+        """Return rows of an input: a view if they are a forward range, else a copy in a buffer."""
         buffer, recorder = self._buffer(position, rows, ref), worker.recorder
         if recorder is None:
             return worker.fetch(ref, rows, buffer)
@@ -190,7 +194,7 @@ class Replica:
             return array
 
     def _take(self, worker, slot, value, rows):
-        """Return rows of a shared variable's value."""
+        """Return rows of a shared variable's value: a view or a copy, as `_fetch` does."""
         recorder = worker.recorder
         if recorder is None:
             return self._rows_of(slot, value, rows)
@@ -206,7 +210,10 @@ class Replica:
         return take_rows(value, rows, self._buffer(slot, rows, value))
 
     def _buffer(self, slot, rows, array):
-        """Return the buffer that is kept for copies of rows of an array, None for a view."""
+        """Return the buffer for a copy of rows of an array; None for rows that need no copy.
+
+        Its contents are valid until the next slice or call, which use the buffer again.
+        """
         if _is_forward(rows):
             return None
         buffer, shape = self._buffers.get(slot), tuple(array.shape[1:])
@@ -215,12 +222,12 @@ class Replica:
         return buffer[: len(rows)]
 
     @contextlib.contextmanager
-    def _only(self, worker, request, rows):
-        """Have the sliceable shared variables hold only the rows that are to be used."""
+    def _lend_rows(self, worker, request, rows):
+        """Replace the values of the sliceable shared variables with some rows, in a context."""
         picked = request.picked
         if picked is not None:
             picked = unpack(worker, picked[worker.rank])
-        # Together with scattered inputs the positions are those of this rank's share.
+        # With scattered inputs the positions begin with this rank's share, not with 0.
         first = self._my_rows(worker, request).start
         with contextlib.ExitStack() as stack:
             for number, variable in enumerate(self.description.sliceables):
@@ -233,7 +240,7 @@ class Replica:
 
 
 def unpack(worker, selection):
-    """Return the rows of a selection in a message: a range, or an array of indices."""
+    """Return the rows of a selection in a command: a range, or an array of indices."""
     return selection if isinstance(selection, range) else worker.fetch(selection)
 
 

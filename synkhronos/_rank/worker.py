@@ -1,6 +1,6 @@
 """One rank's life: wait at the start barrier, run the command, arrive at the finish barrier.
 
-The master has a Worker too, and runs the same commands with it; only `main` is not for it.
+The master has a Worker too, and runs the same commands with it; it doesn't use `main`.
 """
 
 import cProfile
@@ -27,12 +27,12 @@ class Worker:
         self.threads = threads
         self.equal_weights = (1,) * gate.n_ranks
         self.comm = connect(self, on_release)
-        self.fetch = self.comm.memory.fetch  # an array that a command refers to, or some rows
+        self.fetch = self.comm.memory.fetch  # returns an array that a command refers to
         self.results = Results(self)
         self.replicas = {}
         self.variables = {}
         self.running = True
-        self.recorder = None  # or a Recorder, while a profile is on
+        self.recorder = None  # a Recorder while a profile is on
         self._limits = None
         name_rank(rank)
 
@@ -57,7 +57,7 @@ class Worker:
         return self.rank == self.gate.master_rank
 
     def bind(self) -> None:
-        """Take the device, and no more than this rank's part of the cores."""
+        """Open the device, and limit the threads to this rank's part of the cores."""
         self._limits = limit_threads(self.threads)
         if self.device != "cpu":
             _host.open_device(self.device, self.rank, self.threads)
@@ -66,18 +66,20 @@ class Worker:
         )
 
     def unbind(self) -> None:
-        """Give the cores back, and be no rank any more."""
+        """Restore the limits of threads, and log without a rank from now on."""
         name_rank(None)
         if self._limits is not None:
             self._limits.restore_original_limits()
 
     def main(self, profile: bool) -> None:
-        """Be a worker process, until told to quit."""
+        """Run commands in a worker process, until `Quit`."""
         # Ctrl-C goes to every process of the terminal; only the master's script may answer it.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.environ["OMP_NUM_THREADS"] = str(self.threads)
         self.gate.become_worker(self.rank)
+        # SIGINT is blocked since before the fork. The master's program may block SIGIO, which must
+        # arrive here: it ends this process when the master has died.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGIO})
         if profile:
             profiler = cProfile.Profile()
@@ -87,7 +89,7 @@ class Worker:
             self._loop()
 
     def record(self, recorder) -> None:
-        """Record what this rank does from now on with a Recorder; with None, no more."""
+        """Set the Recorder of this rank; None ends the recording."""
         self.recorder = self.gate.recorder = recorder
 
     def _loop(self):
@@ -101,10 +103,11 @@ class Worker:
                 error = caught
             try:
                 self._finish(reply, error)
-            except BaseException as unsent:  # a message may do anything when it is read
-                self.comm.close()  # the master has not heard where the outputs are
+            except BaseException as unsent:  # pickling may run code of the user's
+                # The master has not heard of new layouts of outputs, so all are laid out anew.
+                self.comm.close()
                 self._finish(error=unsent)
-            del reply, error
+            del reply, error  # not kept while this rank waits: tracebacks keep arrays alive
 
     def _next_command(self):
         recorder = self.recorder
@@ -116,12 +119,14 @@ class Worker:
     def _finish(self, reply=None, error=None):
         recorder = self.recorder
         if recorder is not None:
-            # Before it arrives: after that the master may have begun the next call.
+            # Before the arrival: after it the master may have begun the next call.
             recorder.mark("finish")
         self.gate.worker_finish(reply, error)
 
 
 def be_worker(rank, gate, devices, threads, profile):
-    """Be the process of one rank that is not the master's."""
-    gc.freeze()  # the master's objects stay shared with it, and out of the way of `Forget`
+    """Run the life of one worker, in its own process."""
+    # The collector doesn't touch the master's objects, so their pages stay shared with the master,
+    # and the collections of `Forget` are short.
+    gc.freeze()
     Worker(rank, gate, devices, threads).main(profile)

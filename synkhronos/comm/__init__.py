@@ -1,22 +1,22 @@
-"""How the ranks meet and exchange arrays: the interfaces, implemented once for each transport.
+"""Communication between ranks: the interfaces that each transport implements.
 
     start ══▶ every rank runs the command ══▶ finish          Gate
-              ├─ fetch(reference, rows)                       Memory     inputs, and what is sent
+              ├─ fetch(reference, rows)                       Memory     arrays in a command
               ├─ broadcast, reduce, all_reduce, all_gather    Variables  values of shared variables
-              ├─ exchange(arrays)                             Arrays     inside of a function
-              └─ deposit(parts) ──▶ collect                   Outputs    of a function
+              ├─ exchange(arrays)                             Arrays     reductions in a function
+              └─ deposit(parts) ──▶ collect                   Outputs    outputs of a function
 
 ===========  =====================  ==========================================================
 transport    ranks                  what it does
 ===========  =====================  ==========================================================
 ``single``   one                    everything, with no other process
 ``shared``   of one machine         everything, in shared memory; arrays on devices are copied there
-``nccl``     each on its own GPU    arrays that all ranks hold alike stay on the devices; for all
-                                    else it uses the transport that it is composed with
+``nccl``     each on its own GPU    reduces arrays on the devices, if all ranks have them with the
+                                    same shape and dtype; for all else it uses another transport
 ===========  =====================  ==========================================================
 
 Every rank calls the same methods in the same order, unless a method says otherwise.
-`synkhronos.comm.transports` chooses.
+`synkhronos.comm.transports` chooses the transport.
 """
 
 from abc import ABC, abstractmethod
@@ -53,6 +53,10 @@ class Aborted(Exception):
 class Gate(ABC):
     """The start and finish barriers of calls, and meetings of all ranks inside of a call.
 
+    The master uses `call`, or `start` and `finish`; a worker uses `become_worker` once, and then
+    `next_command` and `worker_finish` in turns. All ranks use `abort`, `meet`, `agree` and
+    `report_rows` in a call.
+
     Attributes
     ----------
     n_ranks : int
@@ -76,25 +80,23 @@ class Gate(ABC):
         self.rank = master_rank
         self.on_answer = lambda rank, answer: None
         self.recorder = None
-        self._errors: Dict[int, Dict[str, str]] = {}  # rank -> report on what it raised
-
-    # On the master.
+        self._errors: Dict[int, Dict[str, str]] = {}  # rank -> report on the error that it raised
 
     def call(self, command: Any) -> "Crossing":
-        """Return a context in which all ranks run `command`: the only crossing.
+        """Return a context for one call: on entry the workers begin to run `command`.
 
-        Leaving it is the finish barrier, also when the master raises. Errors of any rank come
-        out of it as WorkerError.
+        The master runs its part inside of the context. The exit is the finish barrier, also if
+        the master raises; it raises the errors of all ranks as one WorkerError.
         """
         return Crossing(self, command)
 
     def start(self, command: Any) -> None:
-        """Send the workers into `command`.
+        """Pass the start barrier: the workers begin to run `command`.
 
         Raises
         ------
         WorkerDied
-            When a worker is gone; then nothing has been launched.
+            If a worker is gone; then no rank has begun.
         """
         recorder = self.recorder
         if recorder is None:
@@ -119,7 +121,7 @@ class Gate(ABC):
     def _finish(self) -> None: ...
 
     def drain(self) -> None:
-        """Wait until the workers are out of a call that the master left early."""
+        """Abort a call that the master left early, and wait until the workers have ended it."""
         self.abort()
         self.finish()
 
@@ -134,13 +136,14 @@ class Gate(ABC):
 
     @property
     def has_errors(self) -> bool:
-        """Whether a rank raised in the last call, and nothing has been raised for it yet."""
+        """Whether a rank raised in the last call, and the master hasn't raised its error yet."""
         return bool(self._errors)
 
     def raise_errors(self, own: Optional[BaseException] = None) -> None:
-        """Raise the errors of all ranks as one WorkerError; `own` is the master's."""
+        """Raise the errors of all ranks as one WorkerError; `own` is the master's error."""
         errors, self._errors = self._errors, {}
-        self.check_alive()  # the memory of a rank goes with it, so others may have failed by that
+        # A death comes first: other ranks may have failed because a dead rank's memory has gone.
+        self.check_alive()
         if own is not None:
             errors[self.master_rank] = reports.report_on(own)
         if not errors:
@@ -148,8 +151,6 @@ class Gate(ABC):
         raise reports.worker_error(errors, self.n_ranks) from (
             own if min(errors) == self.master_rank else reports.remote_cause(errors)
         )
-
-    # On every rank.
 
     @property
     @abstractmethod
@@ -161,14 +162,14 @@ class Gate(ABC):
         """Tell every rank to leave the call that is under way."""
 
     def meet(self) -> None:
-        """Wait inside a call until every rank has come to its meeting of the same number.
+        """Wait inside a call until every rank has come to this meeting: its n-th of the call.
 
         Raises
         ------
         Aborted
-            When a rank has raised, or the master left.
+            If a rank has raised, or the master has left the call.
         SessionError
-            When a rank has left the call without coming.
+            If a rank has ended its part of the call without coming to this meeting.
         """
         recorder = self.recorder
         if recorder is None:
@@ -186,13 +187,11 @@ class Gate(ABC):
 
     @abstractmethod
     def report_rows(self, rows: int) -> None:
-        """Tell from how many rows this rank computed; -1 says that it did not run."""
+        """Publish the number of rows that this rank computed from; -1 if it did not run."""
 
     @abstractmethod
     def rows_of(self, rank: int) -> int:
-        """Return the number that a rank reported in the last call."""
-
-    # On workers.
+        """Return the number of rows that `rank` reported in the last call."""
 
     @abstractmethod
     def become_worker(self, rank: int) -> None:
@@ -202,22 +201,20 @@ class Gate(ABC):
     def next_command(self) -> Any:
         """Wait at the start barrier; return the next command.
 
-        Its own errors are reported like those of a command.
+        The worker reports an error of this method like one of a command.
         """
 
     @abstractmethod
     def worker_finish(self, reply: Any = None, error: Optional[BaseException] = None) -> None:
         """Arrive at the finish barrier, with an answer for the master or an exception."""
 
-    # The end.
-
     @abstractmethod
     def close_in_child(self) -> None:
-        """Let go of the gate in a process that the user forked from the master."""
+        """Close what keeps workers alive, in a process that the user forked from the master."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close every descriptor; workers that are left die of it."""
+        """Close every descriptor; it ends the workers that are left."""
 
 
 class Crossing:
@@ -235,14 +232,14 @@ class Crossing:
         gate = self._gate
         if error is None:
             gate.finish()
-            if gate._errors:  # not by its property: this is in every call
+            if gate._errors:  # not `has_errors`: each call pays for this line
                 gate.raise_errors()
             return False
         gate.abort()
         if not isinstance(error, Exception):
-            return False  # Ctrl-C: out at once; the next start waits for the workers
+            return False  # Ctrl-C: leave at once; the next start waits for the workers
         if isinstance(error, WorkerDied):
-            return False
+            return False  # a dead worker never reaches the finish barrier
         gate.finish()
         gate.raise_errors(None if isinstance(error, Aborted) else error)
         return False
@@ -251,7 +248,8 @@ class Crossing:
 class Reference(Protocol):
     """Stands for an array in messages: any rank can fetch the array with it, or some rows.
 
-    Two references are equal only if they stand for the same memory, dtype and shape.
+    It need not keep the memory alive: the rank that has made the block does. Two references are
+    equal only if they stand for the same memory, dtype and shape.
     """
 
     @property
@@ -264,17 +262,21 @@ class Reference(Protocol):
 
 
 class Block(Protocol):
-    """A piece of memory that this rank has made, and that all ranks can read and write."""
+    """A piece of memory that this rank has made, and that all ranks can read and write.
+
+    The memory is freed when the block and its views have gone on the rank that has made it. Other
+    ranks must not use their views from then on: see `Memory.forget`.
+    """
 
     def array(self, dtype: Any, shape: Sequence[int], offset: int = 0) -> np.ndarray:
-        """Return a view. It keeps the memory alive for as long as it lives."""
+        """Return a view, which keeps the memory alive for as long as it exists."""
 
     def reference(self, dtype: Any, shape: Sequence[int]) -> Reference:
-        """Return what stands for ``array(dtype, shape)`` in messages."""
+        """Return the reference that stands for ``array(dtype, shape)`` in messages."""
 
 
 class Memory(ABC):
-    """The memory that commands refer to: arrays of the master's, for all ranks to fetch."""
+    """The memory of arrays that commands refer to: the master makes them, all ranks fetch them."""
 
     @abstractmethod
     def create(self, nbytes: int) -> Block:
@@ -283,13 +285,13 @@ class Memory(ABC):
         Raises
         ------
         SharedMemoryFull
-            When the machine has no room for it.
+            If the machine has no room for it.
         """
 
     def wrap(self, data: bytes) -> Tuple[Block, Reference]:
         """Make a block that holds these bytes; return it, and a reference to the bytes.
 
-        The block must be kept until all ranks have fetched them.
+        The caller keeps the block until all ranks have fetched the bytes.
         """
         block = self.create(len(data))
         block.array(np.uint8, (len(data),))[...] = np.frombuffer(data, np.uint8)
@@ -304,50 +306,52 @@ class Memory(ABC):
     ) -> np.ndarray:
         """Return the array that a reference stands for, or some of its rows.
 
-        It is a view where ranks share memory, but for rows in the order of indices: those are
-        copied, into `buffer` if there is one.
+        It is a view where ranks share memory, except for rows in the order of indices: these are
+        copied, into `buffer` if there is one. A view is valid until the end of the command, or
+        for as long as the master keeps the array.
         """
 
     @abstractmethod
     def forget(self, references: Iterable[Hashable]) -> None:
-        """Drop what belongs to references that the master has released."""
+        """Drop this rank's access to arrays that the master has released, so that they can go."""
 
     @abstractmethod
     def holds(self, array: np.ndarray) -> bool:
-        """Return whether an array is a view of memory that other ranks can have, too."""
+        """Return whether an array is a view of memory that other ranks can access, too."""
 
     @abstractmethod
     def mapped_by(self, pid: int) -> Optional[Dict[Hashable, int]]:
-        """Return the bytes of each block that a process on this machine has in use.
+        """Return the bytes of each block that a process on this machine has mapped.
 
-        None where the system does not tell.
+        None if the system does not show them.
         """
 
 
 class Variables(ABC):
     """The values of shared variables, which are named by their keys.
 
-    Verbs that need equal shapes return None, or, with nothing changed, a Mismatch.
+    A method that needs equal shapes on all ranks returns None; if shapes differ, it changes no
+    value and returns a Mismatch.
     """
 
     @abstractmethod
     def expose(self, keys: Keys) -> None:
-        """Show the master these variables' values of this rank, after the finish barrier."""
+        """Put this rank's values where the master can read them after the finish barrier."""
 
     @abstractmethod
     def values(self, key: int) -> List[np.ndarray]:
-        """Return, on the master, a variable's exposed value on each rank: views.
+        """Return, on the master, the values of a variable that all ranks have exposed: views.
 
-        They are valid until the next command.
+        They are valid until the next command, which may replace or move the values.
         """
 
     @abstractmethod
     def value_of(self, rank: int, key: int) -> np.ndarray:
-        """Return, on the master, a variable's value on one rank that has exposed it: a view."""
+        """Return, on the master, the value that one rank has exposed: a view, see `values`."""
 
     @abstractmethod
     def assign(self, key: int, array: np.ndarray, rows: Optional[Rows] = None) -> None:
-        """Give this rank's variable a value, or some of its rows."""
+        """Copy an array, or some of its rows, into this rank's variable."""
 
     @abstractmethod
     def broadcast(self, keys: Keys, root: int) -> None:
@@ -367,28 +371,28 @@ class Variables(ABC):
 
     @abstractmethod
     def all_gather(self, keys: Keys) -> Optional[Mismatch]:
-        """Replace each variable, on all ranks, with the values of all joined along axis 0."""
+        """Replace each variable, on all ranks, with the values of all ranks joined on axis 0."""
 
     @abstractmethod
     def forget(self, keys: Keys) -> None:
-        """Drop what belongs to these variables."""
+        """Drop the memory and the views that belong to these variables."""
 
     @abstractmethod
     def close(self) -> None:
-        """Drop everything; the variables that are left keep their values."""
+        """Drop all memory and views; the variables that are left keep their values."""
 
 
 class Outputs(ABC):
-    """The outputs of functions, from the workers to the master."""
+    """The way of functions' outputs from the workers to the master."""
 
     def reduces(self, dtype: str, ndim: int, mode: Optional[str]) -> bool:
-        """Return whether outputs of this kind are worth keeping on the device, for `reduce`."""
+        """Return whether `reduce` can take outputs of this kind, so that they stay on devices."""
         return False
 
     def reduce(
         self, outputs: Optional[List[Any]], modes: Sequence[Optional[str]]
     ) -> Dict[int, Optional[np.ndarray]]:
-        """Reduce those outputs over the ranks that can be reduced where they are.
+        """Reduce over the ranks those outputs that can stay on their devices for it.
 
         Parameters
         ----------
@@ -398,16 +402,16 @@ class Outputs(ABC):
         Returns
         -------
         dict
-            Position -> the reduced array on the master, None on workers. The other outputs are
-            left for the master to combine.
+            Position -> the reduced array on the master, None on workers. The master combines
+            the outputs that are not in it.
         """
         return {}
 
     @abstractmethod
     def deposit(self, key: int, parts: Sequence[np.ndarray]) -> Any:
-        """Hand over a worker's parts of the outputs of function `key`.
+        """Copy a worker's parts of the outputs of function `key` to where the master reads them.
 
-        Returns what the master must `hear` before it can `collect` them, or None.
+        Returns the answer that the master must `hear` before it can `collect` them, or None.
         """
 
     @abstractmethod
@@ -416,19 +420,22 @@ class Outputs(ABC):
 
     @abstractmethod
     def collect(self, key: int, rank: int) -> Sequence[np.ndarray]:
-        """Return the parts that `rank` deposited in the last call: views, valid until the next."""
+        """Return the parts that `rank` deposited in the last call of function `key`.
+
+        They are views, valid until the next call: that overwrites them.
+        """
 
     @abstractmethod
     def forget(self, key: int) -> None:
-        """Drop what belongs to function `key`."""
+        """Drop the memory and the views that belong to function `key`."""
 
     @abstractmethod
     def close(self) -> None:
-        """Drop everything."""
+        """Drop all memory and views."""
 
 
 class Arrays(ABC):
-    """Arrays that every rank computes inside of a function, and that the ranks reduce there."""
+    """Reductions over the ranks inside of a function, of arrays that every rank computes there."""
 
     @abstractmethod
     def exchange(
@@ -446,30 +453,36 @@ class Arrays(ABC):
             Contiguous or not.
         ops : tuple of str
         weights : tuple of int
-            The number of rows that each rank computed from. A rank without rows only takes part.
+            The number of rows that each rank computed from. The arrays of a rank without rows
+            don't count.
         targets : list of numpy.ndarray, pygpu.gpuarray.GpuArray or None
-            A target may be its array. None asks for any array, valid until the next exchange.
+            Where the results go. A target may be the array itself; None stands for any array.
 
         Returns
         -------
         list of numpy.ndarray or pygpu.gpuarray.GpuArray
-            The targets. In place of None arrays that are valid until the next exchange.
+            The targets; in place of None, arrays that are valid until the next exchange, which
+            may use their memory again.
 
         Raises
         ------
         ValueError
-            On every rank, when shapes differ.
+            On every rank, if shapes differ.
         """
 
     def landing_place(
         self, position: int, shape: Tuple[int, ...], dtype: np.dtype
     ) -> Optional[np.ndarray]:
-        """Return an array to compute the one at a position of the next exchange in, or None."""
+        """Return memory for the array at a position of the next exchange, or None.
+
+        A function that computes the array there saves a copy. The memory is valid until that
+        exchange has ended.
+        """
         return None
 
     @abstractmethod
     def close(self) -> None:
-        """Drop everything."""
+        """Drop all views."""
 
 
 class Communicator:
@@ -482,8 +495,8 @@ class Communicator:
     outputs : Outputs
     arrays : Arrays
     base : Communicator
-        The transport that this one is composed with, which can do everything; itself for a
-        transport that stands alone.
+        The transport that this one uses for what it does not do itself; a transport that does
+        everything is its own base.
     """
 
     memory: Memory
@@ -505,24 +518,24 @@ class Communicator:
         self.base = self if base is None else base
 
     def introduction(self) -> Optional[bytes]:
-        """Return, on the master, what the ranks must be told to `join`; None if nothing is."""
+        """Return, on the master, the bytes that all ranks need to `join`, or None."""
         return None
 
     def join(self, introduction: bytes) -> None:
-        """Begin to use this transport; returns when all ranks have joined."""
+        """Begin to use this transport; return when all ranks have joined."""
 
     def leave(self) -> None:
-        """Use the transport underneath from now on, because a rank could not join."""
+        """Use the base from now on, because a rank could not join."""
 
     def forget(self, functions: Keys, variables: Keys) -> None:
-        """Drop what belongs to functions and shared variables that are no more."""
+        """Drop the memory and the views of functions and shared variables that are no more."""
         for key in functions:
             self.outputs.forget(key)
         if variables:
             self.variables.forget(variables)
 
     def close(self) -> None:
-        """Drop everything; the variables that are left keep their values."""
+        """Drop all memory and views; the variables that are left keep their values."""
         self.outputs.close()
         self.arrays.close()
         self.variables.close()

@@ -1,28 +1,28 @@
-"""A transport on top of another one: what it does not do itself, the transport underneath does."""
+"""Composition of two transports: the upper one inherits here all methods that the base does."""
 
 from synkhronos.comm import Arrays, Outputs, Variables
 
 
 class VariablesOver(Variables):
-    """Values of shared variables as the transport underneath has them."""
+    """Values of shared variables, all by the base."""
 
     def __init__(self, base: Variables):
         self._base = base
 
     def expose(self, keys):
-        """Show the master the values of this rank, after the finish barrier."""
+        """Put this rank's values where the master can read them after the finish barrier."""
         self._base.expose(keys)
 
     def values(self, key):
-        """Return, on the master, a variable's exposed value on each rank."""
+        """Return, on the master, the values of a variable that all ranks have exposed."""
         return self._base.values(key)
 
     def value_of(self, rank, key):
-        """Return, on the master, a variable's exposed value on one rank."""
+        """Return, on the master, the value that one rank has exposed."""
         return self._base.value_of(rank, key)
 
     def assign(self, key, array, rows=None):
-        """Give this rank's variable a value, or some of its rows."""
+        """Copy an array, or some of its rows, into this rank's variable."""
         self._base.assign(key, array, rows)
 
     def broadcast(self, keys, root):
@@ -42,26 +42,26 @@ class VariablesOver(Variables):
         return self._base.reduce_to_new(key, op)
 
     def all_gather(self, keys):
-        """Replace each variable, on all ranks, with the values of all joined along axis 0."""
+        """Replace each variable, on all ranks, with the values of all ranks joined on axis 0."""
         return self._base.all_gather(keys)
 
     def forget(self, keys):
-        """Drop what belongs to these variables."""
+        """Drop the memory and the views that belong to these variables."""
         self._base.forget(keys)
 
     def close(self):
-        """Drop everything."""
+        """Drop all memory and views."""
         self._base.close()
 
 
 class OutputsOver(Outputs):
-    """Outputs of functions as the transport underneath carries them."""
+    """Outputs of functions, all by the base."""
 
     def __init__(self, base: Outputs):
         self._base = base
 
     def deposit(self, key, parts):
-        """Hand over a worker's parts of the outputs of a function."""
+        """Copy a worker's parts of the outputs to where the master reads them."""
         return self._base.deposit(key, parts)
 
     def hear(self, rank, answer):
@@ -73,16 +73,16 @@ class OutputsOver(Outputs):
         return self._base.collect(key, rank)
 
     def forget(self, key):
-        """Drop what belongs to a function."""
+        """Drop the memory and the views that belong to a function."""
         self._base.forget(key)
 
     def close(self):
-        """Drop everything."""
+        """Drop all memory and views."""
         self._base.close()
 
 
 class ArraysOver(Arrays):
-    """Reductions inside of functions as the transport underneath makes them."""
+    """Reductions inside of functions, all by the base."""
 
     def __init__(self, base: Arrays):
         self._base = base
@@ -92,9 +92,9 @@ class ArraysOver(Arrays):
         return self._base.exchange(arrays, ops, weights, targets)
 
     def landing_place(self, position, shape, dtype):
-        """Return an array to compute the one at a position of the next exchange in, or None."""
+        """Return memory for the array at a position of the next exchange, or None."""
         return self._base.landing_place(position, shape, dtype)
 
     def close(self):
-        """Drop everything."""
+        """Drop all memory and views."""
         self._base.close()

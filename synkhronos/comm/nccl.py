@@ -4,15 +4,19 @@
                  on what each rank                   workers: the master waits for them
                  is going to reduce                  in the meeting, where it sees a death
 
-What all ranks hold alike, in a dtype that NCCL knows, stays on the devices. All else goes the exact
-way, through shared memory; and so does everything before `join`.
+Arrays that all ranks have with the same shape, in a dtype that NCCL knows, stay on the devices. All
+others go through the base; so do all arrays before `join`.
 
-NCCL has no way out for a rank whose peer does not come: its kernel spins. So nothing is enqueued
-before all ranks have met, with everything checked and allocated; from there on a Ctrl-C waits; and
-the master, which must tell the user, never waits for its own device before it has heard that the
-workers are done. When a worker is killed in between, the master is told by the gate and kills the
-others, whose kernels the driver ends. What is left is the master's own kernel: its device is of no
-use until the process ends. Nor is the clique left before, which would wait for the others.
+NCCL has no way out for a rank if another rank does not come: its kernel spins for ever. Therefore:
+
+- No rank enqueues anything before all ranks have met, with everything checked and allocated.
+- From that meeting until everything is enqueued, a Ctrl-C waits.
+- The master, which must report deaths to the user, waits for its own device only after it has met
+  the workers, whose devices have finished.
+
+If a worker is killed in between, the gate tells the master, which kills the other workers; the
+driver ends their kernels. The master's own kernel spins on, so its device can't be used until the
+process ends. The clique too is kept until then: leaving it would wait for the other ranks.
 
 References
 ----------
@@ -35,26 +39,26 @@ _LARGEST = 2**31 - 1  # elements of an array: libgpuarray counts in C's int
 
 
 class _Clique:
-    """One rank's membership in NCCL's clique, and how the ranks agree to use it."""
+    """One rank's membership in NCCL's clique, and the votes on whether to use it."""
 
     def __init__(self, worker):
         self._gate, self._worker = worker.gate, worker
-        self.comm = None  # of NCCL, between `join` and `leave`
+        self.comm = None  # NCCL's communicator, between `join` and `leave`
 
     def join(self, clique_id):
-        """Become a member; returns when all ranks are."""
+        """Become a member; return when all ranks are members."""
         from pygpu.collectives import GpuComm, GpuCommCliqueId
 
-        # It takes a buffer that can be written to.
+        # GpuCommCliqueId takes writable buffers only.
         clique = GpuCommCliqueId(_host.device_context(), comm_id=bytearray(clique_id))
         self._gate.meet()
         self.comm = GpuComm(clique, self._worker.n_ranks, self._worker.rank)
 
     def run(self, rounds, verb):
-        """Reduce, if all ranks are to do the same; return whether it was done."""
+        """Reduce, if all ranks are going to reduce the same; return whether this was done."""
         if not self.agree([each.description for each in rounds], verb):
             return False
-        with self.all_together():
+        with self.enqueuing():
             for each in rounds:
                 each.enqueue(self.comm)
         self.wait_for([each.result for each in rounds])
@@ -63,7 +67,7 @@ class _Clique:
         return True
 
     def agree(self, described, verb):
-        """Vote and meet; return whether all ranks are to do the same, and something."""
+        """Vote and meet; return whether all ranks describe the same arrays, and at least one."""
         if self.comm is None:
             return False
         ballot = 0
@@ -73,17 +77,18 @@ class _Clique:
         return self._gate.agree(ballot) and ballot != 0
 
     @contextlib.contextmanager
-    def all_together(self):
-        """Meet, and let no Ctrl-C come before everything is enqueued.
+    def enqueuing(self):
+        """Meet, and hold back a Ctrl-C until everything is enqueued.
 
-        It may have come before: then the master does not meet, and nobody enqueues anything.
+        After a Ctrl-C before that, the master does not come to the meeting, so the workers leave
+        the call at the meeting, and no rank enqueues anything.
         """
         with interrupts_held():
             self._gate.meet()
             yield
 
     def wait_for(self, arrays):
-        """Wait until this rank's device has the arrays, and then for the other ranks."""
+        """Wait until the devices of all workers have finished these arrays."""
         if not self._worker.is_master:
             for array in arrays:
                 array.sync()
@@ -91,14 +96,14 @@ class _Clique:
 
 
 class NcclVariables(VariablesOver):
-    """Values of shared variables: those that all ranks hold alike, on their GPUs, stay there."""
+    """Values of shared variables: NCCL reduces those that fit, the base all others."""
 
     def __init__(self, worker, clique, base):
         super().__init__(base)
         self._worker, self._clique = worker, clique
 
     def all_reduce(self, keys, op):
-        """Replace each variable, on all ranks, with the reduction of all."""
+        """Replace each variable, on all ranks, with the reduction over all ranks."""
         arrays = self._arrays(keys)
         rounds = [_Round(array, op, array, 1, self._worker.n_ranks) for array in arrays]
         if not self._clique.run(rounds, "all_reduce"):
@@ -106,8 +111,8 @@ class NcclVariables(VariablesOver):
         return None
 
     def reduce(self, keys, op, root):
-        """Replace each variable of the rank `root` with the reduction of all."""
-        # NCCL's own reduce was seen to hang between GPUs that are linked directly (2017).
+        """Replace each variable of rank `root` with the reduction over all ranks."""
+        # All ranks reduce, because NCCL's own reduce hung between GPUs with a direct link (2017).
         arrays = self._arrays(keys)
         targets = [_host.empty_like(array) for array in arrays]
         rounds = [
@@ -121,25 +126,25 @@ class NcclVariables(VariablesOver):
         return None
 
     def broadcast(self, keys, root):
-        """Replace each variable with the value on rank `root`."""
+        """Replace each variable, on all ranks, with the value on rank `root`."""
         arrays = self._arrays(keys)
         source = -1 if self._worker.rank == root else root
         if not self._clique.agree(_describe(arrays), f"broadcast {root}"):
             super().broadcast(keys, root)
             return
-        with self._clique.all_together():
+        with self._clique.enqueuing():
             for array in arrays:
                 self._clique.comm.broadcast(array, source)
         self._clique.wait_for(arrays)
 
     def all_gather(self, keys):
-        """Replace each variable with the values of all ranks, joined along axis 0."""
+        """Replace each variable, on all ranks, with the values of all ranks joined on axis 0."""
         arrays = self._arrays(keys)
         n_ranks = self._worker.n_ranks
         joined = [_host.empty_on_device((n_ranks * len(a), *a.shape[1:]), a.dtype) for a in arrays]
         if not self._clique.agree(_describe(arrays), "all_gather"):
             return super().all_gather(keys)
-        with self._clique.all_together():
+        with self._clique.enqueuing():
             for array, target in zip(arrays, joined):
                 self._clique.comm.all_gather(array, target, nd_up=0)
         self._clique.wait_for(joined)
@@ -147,7 +152,7 @@ class NcclVariables(VariablesOver):
         return None
 
     def _arrays(self, keys):
-        """Return the values of variables if NCCL can take them all, else none."""
+        """Return the values of variables, or an empty list if NCCL can't take them all."""
         arrays = [_host.peek(self._worker.variables[key]) for key in keys]
         return arrays if self._clique.comm is not None and all(map(_fits, arrays)) else []
 
@@ -157,19 +162,19 @@ class NcclVariables(VariablesOver):
 
 
 class NcclArrays(ArraysOver):
-    """Arrays that ranks reduce inside of a function: those on GPUs stay there."""
+    """Reductions inside of functions: NCCL reduces arrays that fit, the base all others."""
 
     def __init__(self, worker, clique, base):
         super().__init__(base)
         self._worker, self._clique = worker, clique
 
     def exchange(self, arrays, ops, weights, targets):
-        """Reduce arrays that every rank has computed, some on the GPUs."""
+        """Reduce arrays that every rank has computed, into arrays of its own."""
         weighing = [weight for weight in weights if weight]
         equal = len(set(weighing)) == 1
         divisor = len(weighing) if equal else sum(weights)
         mine = weights[self._worker.rank]
-        # A rank without rows has a neutral element for sums only.
+        # A rank without rows contributes a neutral element, which is known (zero) for sums only.
         summed = ("avg", "sum") if len(weighing) < len(weights) else OPS
         fast = []
         if self._clique.comm is not None:
@@ -195,14 +200,14 @@ class NcclArrays(ArraysOver):
 
 
 class NcclOutputs(OutputsOver):
-    """Outputs of functions: arrays on GPUs are reduced there."""
+    """Outputs of functions: NCCL reduces arrays that fit, the master combines all others."""
 
     def __init__(self, worker, clique, base):
         super().__init__(base)
         self._worker, self._gate, self._clique = worker, worker.gate, clique
 
     def reduces(self, dtype, ndim, mode):
-        """Return whether outputs of this kind are worth keeping on the device, for `reduce`."""
+        """Return whether `reduce` can take outputs of this kind, so that they stay on devices."""
         return (
             self._clique.comm is not None
             and ndim > 0
@@ -212,10 +217,10 @@ class NcclOutputs(OutputsOver):
         )
 
     def reduce(self, outputs, modes):
-        """Reduce those outputs of a function that are on devices, to the master."""
+        """Reduce the outputs that are on devices; the master gets the results."""
         if self._clique.comm is None:
             return {}
-        self._gate.meet()  # all have told how many rows they computed
+        self._gate.meet()  # after it, the row counts of all ranks can be read
         rows = [self._gate.rows_of(rank) for rank in range(self._worker.n_ranks)]
         chosen = [
             position
@@ -235,37 +240,38 @@ class NcclOutputs(OutputsOver):
 
 
 class NcclCommunicator(Communicator):
-    """One rank's end of a clique, on top of the transport that does all else."""
+    """One rank's end of a clique, composed with a base."""
 
     def __init__(self, clique, base, **parts):
         super().__init__(base.memory, base=base, **parts)
         self._clique = clique
 
     def introduction(self):
-        """Return what the ranks of a new clique know one another by; raise without NCCL."""
+        """Return the id of a new clique, which all ranks must join with; raise without NCCL."""
         from pygpu.collectives import GpuCommCliqueId
 
         return bytes(GpuCommCliqueId(_host.device_context()).comm_id)
 
     def join(self, introduction):
-        """Become a member of the clique; returns when all ranks have."""
+        """Become a member of the clique; return when all ranks are members."""
         self._clique.join(introduction)
 
     def leave(self):
-        """Use the transport underneath from now on."""
+        """Use the base from now on."""
+        # No kernel of the clique runs: this follows a `join` that failed on a rank.
         self._clique.comm = None
 
     def forget(self, functions, variables):
-        """Drop what belongs to functions and shared variables that are no more."""
+        """Drop the memory and the views of functions and shared variables that are no more."""
         self.base.forget(functions, variables)
 
     def close(self):
-        """Drop everything."""
+        """Drop all memory and views of the base."""
         self.base.close()
 
 
 def connect(worker, base) -> Communicator:
-    """Return this rank's communicator, on top of another."""
+    """Return this rank's communicator, composed with `base`."""
     clique = _Clique(worker)
     return NcclCommunicator(
         clique,
@@ -277,10 +283,11 @@ def connect(worker, base) -> Communicator:
 
 
 class _Round:
-    """One array to be reduced; what it takes is allocated before the ranks vote.
+    """One array to be reduced. All memory for it is allocated here, before the ranks vote.
 
-    Temporary arrays may be dropped when it is finished: all operations of a device are in one
-    stream, Theano's default (``gpuarray.single_stream``).
+    Temporary arrays may go as soon as `finish` has returned, though the device may still work on
+    them: all operations of a device are in one stream, Theano's default
+    (``gpuarray.single_stream``), so their memory is used again only after that.
     """
 
     def __init__(self, array, op, target, weight, divisor):
@@ -289,7 +296,7 @@ class _Round:
         self._source, self.result = array, target
         is_half = array.dtype == np.float16
         if is_half:
-            # Its 11 bits would lose a rank's whole contribution.
+            # In half precision, 11 bits, a sum could lose a rank's whole contribution.
             self._source = self.result = array.astype("float32")
         if weight != 1 and (op == "avg" or weight == 0):
             self._source = self._source if is_half else array.copy()
@@ -299,11 +306,11 @@ class _Round:
                 self._source[...] = 0
 
     def enqueue(self, clique):
-        """Begin; returns before it is done."""
+        """Begin the reduction; return before the device has done it."""
         clique.all_reduce(self._source, "sum" if self._op == "avg" else self._op, self.result)
 
     def finish(self):
-        """Have the target hold the result."""
+        """Divide if it is an average, and store the result in the target."""
         if self._op == "avg":
             _host.scale_on_device(self.result, 1 / self._divisor)
         if self.result is not self._target:

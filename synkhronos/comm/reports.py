@@ -1,4 +1,4 @@
-"""Reports of a rank that raised, of a worker that ended, and of a long wait."""
+"""Messages about a rank that raised, a worker that ended, and a long wait."""
 
 import pickle
 import signal
@@ -15,7 +15,7 @@ def report_on(error: BaseException, limit: int = 1 << 16) -> dict:
     """Return the report on an exception for a WorkerError; pickled it has at most `limit` bytes."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
-        message = "".join([str(error)])  # a subclass of str might not unpickle
+        message = "".join([str(error)])  # a plain str: a subclass might not unpickle elsewhere
     except Exception:
         message = "(its message could not be read)"
     return {
@@ -32,7 +32,7 @@ def describe(error: BaseException, limit: int) -> bytes:
 
 
 def _shorten(text, limit):
-    # `limit` counts characters, of up to four bytes each; describe() leaves room for that.
+    # `limit` is in characters, of up to four bytes each; report_on() leaves room for that.
     if len(text) <= limit:
         return text
     return f"{text[: limit // 2]}\n[... {len(text) - limit} characters ...]\n{text[-limit // 2 :]}"
@@ -75,7 +75,7 @@ def worker_error(reports, n_ranks) -> WorkerError:
 
 
 def remote_cause(reports) -> RemoteTraceback:
-    """Return the cause of a WorkerError: the lowest rank's traceback, from another process."""
+    """Return the cause of a WorkerError: the traceback of the lowest rank that raised."""
     return RemoteTraceback(reports[min(reports)]["traceback"])
 
 
@@ -90,13 +90,13 @@ def worker_died(rank, process) -> WorkerDied:
 
 
 class Patience:
-    """Warns of a long wait: after `seconds`, then at doubling intervals.
+    """Warn of a long wait: after `seconds`, then at doubling intervals.
 
     Parameters
     ----------
     seconds : float
     waited : float
-        The seconds that the call has waited before.
+        The seconds that the call has already waited.
     """
 
     def __init__(self, seconds: float, waited: float):
@@ -104,7 +104,7 @@ class Patience:
         self._begin = time.monotonic() - waited
 
     def wait_for(self, processes, in_a_meeting: bool) -> None:
-        """Warn, if it is time, naming the ranks that the call waits for (rank -> process id)."""
+        """Warn, if it is time, with the ranks that the call waits for: rank -> process id."""
         waited = time.monotonic() - self._begin
         if waited < self._next:
             return

@@ -1,6 +1,7 @@
 """One rank, and no other process: the plainest transport.
 
-A reduction over one rank is the rank's own value, and its memory is private to the process.
+The reduction over one rank is the rank's own value, and its memory is private to the process. An
+array lives as long as a reference to it, so there is nothing to give back.
 """
 
 import numpy as np
@@ -26,7 +27,7 @@ class SingleGate(Gate):
 
     @property
     def is_open(self):
-        """Whether the master left a call early and has begun no other since."""
+        """Whether the master left the last call early."""
         return self._sequence != self._finished
 
     @property
@@ -41,18 +42,18 @@ class SingleGate(Gate):
         """Return: no other rank is in the call."""
 
     def _meet(self):
-        pass  # all ranks are there
+        pass  # the only rank has come
 
     def agree(self, ballot):
-        """Return that all ranks agree."""
+        """Return True: the only rank agrees with itself."""
         return True
 
     def report_rows(self, rows):
-        """Tell from how many rows this rank computed."""
+        """Keep the number of rows that this rank computed from."""
         self._rows = rows
 
     def rows_of(self, rank):
-        """Return the number that was reported in the last call."""
+        """Return the number of rows that was reported in the last call."""
         return self._rows
 
     def become_worker(self, rank):
@@ -62,14 +63,14 @@ class SingleGate(Gate):
     next_command = worker_finish = become_worker
 
     def close_in_child(self):
-        """Return: nothing is shared."""
+        """Return: no process but the master holds the gate."""
 
     def close(self):
         """Return: nothing is open."""
 
 
 class _Reference:
-    """An array itself. Equal to no other, so that a repeated call is known by it."""
+    """An array itself. Equal to itself only, so that equal references mean the same array."""
 
     __slots__ = ("array",)
 
@@ -91,7 +92,7 @@ class _Block:
     def __init__(self, nbytes):
         try:
             self._bytes = np.zeros(max(nbytes, 1), np.uint8)
-        except (MemoryError, ValueError) as error:  # the latter beyond what NumPy can count
+        except (MemoryError, ValueError) as error:  # ValueError: NumPy can't count so many
             raise SharedMemoryFull(f"No room for {nbytes:,} bytes of memory.") from error
 
     def array(self, dtype, shape, offset=0):
@@ -117,22 +118,22 @@ class SingleMemory(Memory):
         """Return: an array lives as long as its references."""
 
     def holds(self, array):
-        """Return that no array can be had by other ranks."""
+        """Return False: there are no other ranks."""
         return False
 
     def mapped_by(self, pid):
-        """Return that no block is shared."""
+        """Return no blocks: none is shared."""
         return {}
 
 
 class SingleVariables(Variables):
-    """Values of shared variables, where they are."""
+    """Values of shared variables, which stay where they are."""
 
     def __init__(self, worker):
         self._worker = worker
 
     def expose(self, keys):
-        """Return: the master has the values."""
+        """Return: the master reads the variables themselves."""
 
     def values(self, key):
         """Return the one value, in a list."""
@@ -148,20 +149,20 @@ class SingleVariables(Variables):
         _host.replace(self._worker.variables[key], np.array(chosen))
 
     def broadcast(self, keys, root):
-        """Return: all ranks have the root's values."""
+        """Return: the only rank is the root."""
 
     def reduce(self, keys, op, root):
-        """Return: a value is its own reduction."""
+        """Return: the reduction of one value is the value."""
 
     def all_reduce(self, keys, op):
-        """Return: a value is its own reduction."""
+        """Return: the reduction of one value is the value."""
 
     def reduce_to_new(self, key, op):
         """Return a copy of the value."""
         return np.array(self.value_of(0, key))
 
     def all_gather(self, keys):
-        """Return: a value alone is joined already."""
+        """Return: one value joined is the value."""
 
     def forget(self, keys):
         """Return: nothing is kept beside the variables."""
@@ -171,7 +172,7 @@ class SingleVariables(Variables):
 
 
 class SingleOutputs(Outputs):
-    """There are no workers to hear from."""
+    """Outputs of workers, of which there are none."""
 
     def deposit(self, key, parts):
         """Raise: there are no workers."""
@@ -180,7 +181,7 @@ class SingleOutputs(Outputs):
     collect = deposit
 
     def hear(self, rank, answer):
-        """Return that no answer is expected."""
+        """Return False: no answer is from `deposit`."""
         return False
 
     def forget(self, key):
@@ -191,10 +192,10 @@ class SingleOutputs(Outputs):
 
 
 class SingleArrays(Arrays):
-    """The reduction of one rank's array is the array."""
+    """Reductions inside of functions: the reduction of one rank's array is the array."""
 
     def exchange(self, arrays, ops, weights, targets):
-        """Copy each array into its target, if that is another one."""
+        """Copy each array into its target, unless the target is the array."""
         results = []
         for array, target in zip(arrays, targets):
             if target is None:

@@ -33,8 +33,8 @@ def connect(worker, on_release=None) -> Communicator:
     ----------
     worker : Worker
     on_release : callable, optional
-        Takes what stands for a block of this rank's memory, and a function that gives the memory
-        back, when the last view of the block has gone. By default it is given back at once.
+        Called when the last view of a block of this rank's memory has gone, with a hashable that
+        names the block and a function that frees the memory. By default it is freed at once.
     """
     kinds = kinds_for(worker.devices)
     base = single.connect(worker) if kinds[0] == "single" else shared.connect(worker, on_release)

@@ -1,8 +1,8 @@
-"""Ranks of one machine: every rank works on the arrays of all others where they are.
+"""The transport of ranks on one machine: each rank reads and writes the arrays of all others.
 
 =============  =================================================================================
 `gate`         the barriers, in cells of memory that the ranks inherit (`gate_memory`)
-`storage`      where the values of shared variables lie, in segments that all ranks map
+`storage`      segments for the values of shared variables, and logs that tell where these lie
 `variables`    collectives on these values
 `arrays`       reductions inside of functions, in segments too
 `outputs`      outputs of functions, from workers to the master
@@ -19,15 +19,19 @@ from synkhronos.comm.shared.variables import SharedVariables
 
 
 class SharedMemory(shared_memory.Segments, Memory):
-    """Segments of shared memory, which all ranks map."""
+    """Segments of shared memory; for their lifetimes see `synkhronos._machine.shared_memory`."""
 
     def fetch(self, reference, rows=None, buffer=None):
-        """Return a view of the array, or some of its rows."""
+        """Return a view of the array, or some of its rows.
+
+        The segment stays mapped until `forget`. A view is valid until the master releases the
+        segment, which it does between commands only.
+        """
         array = self.attach(reference.segment).array(reference.dtype, reference.shape)
         return array if rows is None else take_rows(array, rows, buffer)
 
     def forget(self, references):
-        """Drop the maps of segments, which may be named by references to their arrays."""
+        """Drop segments that the master has released: references to them, or to arrays in them."""
         super().forget([getattr(each, "segment", each) for each in references])
 
     def holds(self, array):
@@ -43,15 +47,16 @@ class SharedCommunicator(Communicator):
     """One rank's end of shared memory."""
 
     def forget(self, functions, variables):
-        """Drop what belongs to functions and shared variables that are no more."""
+        """Drop the memory and the views of functions and shared variables that are no more."""
         super().forget(functions, variables)
         if variables:
-            self.arrays.close()  # its views may be of what has gone
+            self.arrays.close()  # its views may be of memory that has gone with them
 
 
 def connect(worker, on_release) -> Communicator:
     """Return this rank's communicator; see `Segments` for `on_release`."""
-    # A rank's memory goes with it: a rank that can't open it waits for the news of a death.
+    # A segment can't be opened if its owner has died. The master may learn of the death a moment
+    # later, and waits for that, so that it reports the death and not the failed open.
     memory = SharedMemory(on_release, lambda: worker.gate.check_alive(milliseconds=1000))
     storage = Storage(worker, memory)
     return SharedCommunicator(

@@ -1,10 +1,13 @@
-"""Reductions inside a function: every rank has computed arrays, and goes on with those of all.
+"""Reductions inside of a function: ranks compute arrays, reduce them, and go on with the results.
 
-    fill boxes, post ──▶ meet ──▶ hear ──▶ little: each rank reduces everything for itself
-                                           much: its own share, to all ranks ──▶ meet
+    fill boxes, post ──▶ meet ──▶ hear ──▶ little: each rank reduces all arrays for itself
+                                           much: each rank reduces a share, for all ──▶ meet
 
-Boxes lie in a scratch region of each rank, where all others see them. A function may compute right
-there what is to be reduced: see `SharedArrays.landing_place`.
+A box is memory for one array of this rank, in a scratch region that all other ranks map. A function
+may compute an array in its box, which saves a copy: see `SharedArrays.landing_place`.
+
+A box is valid until the next exchange that uses its region. The exchanges of a call take two
+regions in turns: when a rank fills one of them, all ranks have met since it was read.
 """
 
 import numpy as np
@@ -13,25 +16,26 @@ from synkhronos import _host
 from synkhronos._arithmetic.blocks import cut, reduce_block
 from synkhronos.comm import Arrays
 
-# Each rank reduces everything for itself, up to so many ranks and bytes: it reads the arrays of
-# all. For more, ranks share the work, which takes a second meeting.
+# Up to so many ranks and bytes, each rank reads the arrays of all ranks and reduces them for
+# itself. Beyond that the ranks share the work, which takes a second meeting.
 _ALL_READ_ALL = 3
 _LITTLE = 1 << 17
 _PLANS = 64  # lists of views that are kept
 
 
 class SharedArrays(Arrays):
-    """One rank's part in them."""
+    """One rank's part in reductions inside of functions."""
 
     def __init__(self, worker, storage):
         self._worker = worker
         self._gate = worker.gate
         self._storage = storage
-        self._shares = {}  # (key of the region, who weighs) -> its version, arrays, plan
-        self._exchanges = 0, 0  # the number of the call, and how many there were in it
+        # (key of the region, ranks that weigh) -> version of the storage, arrays, plan
+        self._shares = {}
+        self._exchanges = 0, 0  # the number of the call, and of the exchanges in it
 
     def close(self):
-        """Drop the views of other ranks' memory."""
+        """Drop the views of other ranks' memory, which keep it mapped."""
         self._shares.clear()
 
     def exchange(self, arrays, ops, weights, targets):
@@ -43,11 +47,12 @@ class SharedArrays(Arrays):
         key = self._next_scratch()
         self._exchanges = self._gate.sequence, self._exchanges[1] + 1
         if self._exchanges[1] == 1:
-            self._storage.begin()
+            self._storage.begin()  # the last call has ended on all ranks
         layout = tuple((_wide(a.dtype).str, a.shape) for a in arrays)
         region = self._storage.region_of(key)
         if region and region.layout != layout:
-            # Others are going to lie where these have landed.
+            # Some arrays may have been computed in boxes of the old layout, whose memory the new
+            # boxes take.
             arrays = [a.copy() if any(a is b for b in region.arrays) else a for a in arrays]
         boxes = self._storage.room_for(key, layout)
         in_shares = len(weighing) > _ALL_READ_ALL or sum(box.nbytes for box in boxes) > _LITTLE
@@ -70,30 +75,31 @@ class SharedArrays(Arrays):
         ]
 
     def landing_place(self, position, shape, dtype):
-        """Return an array to compute the one at a position of the next exchange in, or None.
+        """Return the box for the array at a position of the next exchange, or None.
 
-        For functions of one exchange: in others the next might not be the one that is meant.
+        Only for functions with one exchange: in others the next one might not be that of the array.
         """
         region = self._storage.region_of(self._next_scratch())
-        # A Ctrl-C may have come before it was laid out.
+        # A Ctrl-C can leave a region without a layout.
         if region is None or region.layout is None or position >= len(region.arrays):
             return None
         box = region.arrays[position]
         return box if box.shape == shape and box.dtype == dtype else None
 
     def _next_scratch(self):
-        """Return where the next exchange is; begin to count anew in a new call."""
+        """Return the key of the next exchange's region; in a new call, begin with the first."""
         sequence, count = self._exchanges
         if sequence != self._gate.sequence:
             self._exchanges = self._gate.sequence, 0
             count = 0
-        # In turns: who is ahead may fill one while others read the other.
+        # In turns: a rank that is ahead fills one region while others still read the other.
         return f"scratch {count % 2}"
 
     def _fill(self, arrays, ops, boxes, factor, in_shares):
-        """Put arrays into boxes, where all ranks see them; return where this rank has its own.
+        """Copy arrays into boxes; return, for each, the array or box that this rank reads itself.
 
-        In shares its own share of large arrays stays out, as it is read where it is.
+        If ranks reduce in shares, only this rank reads its share of its array. So of a large array
+        that share is not copied, but read from the array itself.
         """
         own = list(boxes)
         for position, (array, op, box) in enumerate(zip(arrays, ops, boxes)):
@@ -103,7 +109,7 @@ class SharedArrays(Arrays):
             if op == "avg" and factor != 1:
                 np.multiply(array, box.dtype.type(factor), box, dtype=box.dtype)
             elif array is box:
-                pass  # it has landed there
+                pass  # the function has computed it there
             elif in_shares and _is_like(box, array) and box.nbytes > _LITTLE:
                 own[position] = array
             else:
@@ -128,27 +134,30 @@ class SharedArrays(Arrays):
         return everyone
 
     def _plan_of_shares(self, key, own, weighing):
-        """Return the blocks of this rank's share.
+        """Return the blocks of this rank's share of the reduction.
 
-        Each with its position, where to reduce it to, from what, and who else gets a copy.
+        For each block: the position of its array, the view of this rank's box for the result, the
+        views of the ranks that weigh, and the views of the other ranks' boxes that get a copy.
+        Plans are kept from call to call, to save the time of making the views. A plan is valid
+        until the storage's version changes: its views may be of freed memory after that.
         """
         plan = self._shares.get((key, weighing))
         if plan is not None and plan[0] != self._storage.version:
-            self._shares.clear()  # views of what may be gone
+            self._shares.clear()  # its views may be of freed memory
             plan = None
-        if plan is not None and _are(own, plan[1]):
+        if plan is not None and _are_same(own, plan[1]):
             return plan[2]
         everyone, me = self._equal_boxes(key), self._worker.rank
         others = [boxes for rank, boxes in enumerate(everyone) if rank != me]
         sources = [everyone[rank] for rank in weighing if rank != me]
         if me in weighing:
-            sources.insert(0, own)  # first, as the result may lie where it is
+            sources.insert(0, own)  # first: `reduce_block` may write the result to the first only
         values = list(zip(everyone[me], *others, *sources))
         blocks = [
             (position, box, rest[len(others) :], rest[: len(others)])
             for position, (box, *rest) in cut(values, self._worker.n_ranks, me)
         ]
-        if _are(own, everyone[me]):  # these stay the same arrays
+        if _are_same(own, everyone[me]):  # else `own` has arrays of the function, new in each call
             if plan or len(self._shares) >= _PLANS:
                 self._shares.clear()
             self._shares[key, weighing] = self._storage.version, own, blocks
@@ -156,7 +165,7 @@ class SharedArrays(Arrays):
 
 
 def reduce_whole(op, sources, target, divisor):
-    """Reduce arrays into a target of the same shape, wherever it is; return it."""
+    """Reduce arrays into a target of the same shape, on a device or not; return the target."""
     if _host.is_on_device(target):
         whole = np.empty(target.shape, sources[0].dtype)
         reduce_whole(op, sources, whole, divisor)
@@ -176,7 +185,7 @@ def _is_like(box, array):
     return array.flags.c_contiguous and array.dtype == box.dtype
 
 
-def _are(arrays, others):
+def _are_same(arrays, others):
     return all(array is other for array, other in zip(arrays, others))
 
 

@@ -1,21 +1,34 @@
-"""The start and finish barriers, and what crosses them.
+"""The start and finish barriers of ranks on one machine, in shared cells.
 
     master                          shared cells                    worker
     start(command) ── payload, slot, SEQUENCE = n ──▶  wakes        next_command()
     runs its part                                                   runs its part
-    finish()       ◀── reply, DONE[rank] = n ─────────  wakes       finish(reply | error)
+    finish()       ◀── reply, DONE[rank] = n ─────────  wakes       worker_finish(reply, error)
 
-A wait first spins on a cell (for about 100 microseconds; with more ranks than cores a few times,
-leaving the core to others in between) and then sleeps in ``poll``: on a pipe of its own that a
-signaller writes to when it sees the sleeper's flag, and on what tells of a death: the sentinels of
-the workers, or the master's end of a pipe. So a wait ends with the answer or with the death, and an
-idle rank uses no CPU.
+A waiting rank first spins on a cell: for about 100 microseconds, or, with more ranks than cores,
+for a few looks between which it leaves the core to other ranks. Then it sleeps in ``poll``: on a
+pipe of its own, to which another rank writes if it sees the sleeper's flag, and on descriptors that
+become readable with a death: the sentinels of the workers, or the pipe that the master holds open.
+So a wait ends with the answer or with the death, and an idle rank uses no CPU.
 
-A command is pickled into the mailbox the first time; after that its slot number is enough.
+The order of stores and loads:
 
-A rank that raises sets ABORT, which every wait inside a call looks at; all ranks still reach the
-finish barrier. If the master leaves early (Ctrl-C), the call stays open and the next start waits
-for the workers to come out of it: nothing is torn down, and nothing can get out of step.
+- Data first, then the cell that announces it: command before SEQUENCE, reply before DONE, arrays
+  before MET. A rank that loads the cell and then the data finds the data, because x86 keeps the
+  order of stores, and that of loads.
+- A rank that announces something stores the cell, crosses the fence, and loads ASLEEP. A rank that
+  goes to sleep stores ASLEEP, crosses the fence, and loads the cell. So at least one of the two
+  sees the store of the other, and no wake-up is lost.
+
+The master pickles a command into the mailbox once; for later calls of it the slot number is enough.
+
+A rank that raises sets ABORT, and every wait inside of the call checks ABORT; all ranks still reach
+the finish barrier. If the master leaves the call early (Ctrl-C), the call stays open, and the next
+start first waits until the workers have ended it. So master and workers always agree on which call
+is the next.
+
+`tests/support/gate_model.py` has a model of this file, method by method, which tests explore: a
+change here is a change there.
 """
 
 import contextlib
@@ -51,13 +64,17 @@ from synkhronos.errors import SessionError
 
 SPINS = 2000  # looks at a cell, 50 ns each: about 100 microseconds
 YIELDS = 20  # looks with more ranks than cores, between which another rank gets the core
-MAX_SLOTS = 1024
-_HEARTBEAT_MS = 1000  # a sleeper looks again this often, whatever happens
-PATIENCE_SECONDS = 10.0  # after which the master says whom it waits for
+MAX_SLOTS = 1024  # commands that each worker keeps
+_HEARTBEAT_MS = 1000  # a sleeper looks again this often, even if no rank wakes it
+PATIENCE_SECONDS = 10.0  # after this time the master logs which ranks it waits for
 
 
 class SharedGate(Notices, Gate):
-    """The gate of the ranks of one machine: made by the master before it forks."""
+    """The gate of the ranks of one machine: the master makes it before it forks the workers.
+
+    All ranks inherit its memory and its pipes. The memory is freed when the last process that has
+    it has ended.
+    """
 
     def __init__(self, n_ranks: int, master_rank: int, spin: bool):
         super().__init__(n_ranks, master_rank)
@@ -65,23 +82,24 @@ class SharedGate(Notices, Gate):
         self._worker_ranks = tuple(r for r in range(n_ranks) if r != master_rank)
         memory = Memory(n_ranks)
         self._cells, self._mailbox, self._replies = memory.cells, memory.mailbox, memory.replies
-        # Where each rank writes what all others may read between two meetings of a call.
+        # Each rank writes to its own board before a meeting; all others read it after the meeting.
         self.boards = memory.boards
         pipes = make_pipes(2 * n_ranks)
         self._wake_pipes = pipes[:n_ranks]
         for end in (end for pipe in self._wake_pipes for end in pipe):
             os.set_blocking(end, False)
-        # Nobody writes to these; end of file is the master's death. One for each rank, because
-        # the process to signal is a property of the open pipe.
+        # No rank writes to these. The master alone holds their write ends, so their end of file is
+        # the master's death. One pipe for each rank, because the process to signal (F_SETOWN) is a
+        # property of the open pipe.
         self._life_pipes = pipes[n_ranks:]
         self._fence = Fence()
         self._poll = select.poll()
         self._poll.register(self._wake_pipes[master_rank][0], select.POLLIN)
         self._deaths = select.poll()
-        self._processes = {}
-        self._slots = {}
-        self._finished = 0  # the last call that all workers are known to be out of
-        self._last = None, 0
+        self._processes = {}  # rank -> process, on the master
+        self._slots = {}  # command -> its slot number, for commands that all workers have
+        self._last = None, 0  # the last command and its slot: found without hashing the command
+        self._finished = 0  # the number of the last call that all workers have finished
 
     def _wait(self, cell, value, abort=None):
         """Wait until the cell has reached `value`, or until the call `abort` is aborted."""
@@ -98,7 +116,7 @@ class SharedGate(Notices, Gate):
         try:
             while True:
                 cells[asleep] = 1
-                self._fence()  # the signaller writes first and reads the flag after: so must we
+                self._fence()  # the flag is stored before the cell is loaded, see the top
                 if cells[cell] >= value:
                     if patience:
                         patience.end()
@@ -114,24 +132,24 @@ class SharedGate(Notices, Gate):
                     pids = {rank: self._processes[rank].pid for rank in late}
                     patience.wait_for(pids, in_a_meeting=kind == MET)
         finally:
-            cells[asleep] = 0
+            cells[asleep] = 0  # a flag that a Ctrl-C here leaves set costs needless writes only
 
     def _sleep(self):
-        """Sleep until something happens or for a heartbeat; return whether something did."""
+        """Sleep until a rank wakes this one or a process ends; return False after a heartbeat."""
         happened = self._poll.poll(_HEARTBEAT_MS)
         for fd, _ in happened:
             if fd == self._wake_pipes[self.rank][0]:
                 with contextlib.suppress(BlockingIOError):
                     os.read(fd, 4096)
             elif fd == self._life_pipes[self.rank][0]:
-                os._exit(1)  # the master is gone: nobody is left to report to
+                os._exit(1)  # the master is gone: no process is left to report to
             else:
                 self.check_alive()
         return bool(happened)
 
     def _wake(self, rank):
         if self._cells[self._line(rank) + ASLEEP]:
-            with contextlib.suppress(BlockingIOError):  # full: it has been woken many times
+            with contextlib.suppress(BlockingIOError):  # a full pipe wakes the rank, too
                 os.write(self._wake_pipes[rank][1], b"\0")
 
     def _wake_all(self):
@@ -141,13 +159,15 @@ class SharedGate(Notices, Gate):
 
     def abort(self):
         """Tell every rank to leave the call that is under way."""
+        # The number of the call, so that the next call need not clear it.
         self._cells[ABORT] = self._cells[SEQUENCE]
         self._wake_all()
 
     def _meet(self):
         cells, sequence = self._cells, self._cells[SEQUENCE]
         mine = self._line(self.rank) + MET
-        # Numbered within the call, so that nothing is left of one in which only some met.
+        # The number begins anew with each call, beyond all numbers of calls before: if only some
+        # ranks came to the meetings of an aborted call, their counts agree again in the next one.
         number = max(cells[mine], sequence << 20) + 1
         cells[mine] = number
         self._wake_all()
@@ -156,8 +176,10 @@ class SharedGate(Notices, Gate):
                 self._wait(self._line(rank) + MET, number, sequence)
 
     def _check_not_left(self, cell, value, sequence):
+        """Raise if the rank of a cell has left the call without coming to the meeting."""
         done = cell - MET + DONE
-        # Looked at in this order: a rank meets, or raises, before it leaves.
+        # A rank stores MET or ABORT before DONE. So DONE is loaded first: MET and ABORT, loaded
+        # after it, are up to date if it says that the rank has left.
         if self._cells[done] >= sequence and self._cells[cell] < value:
             if self._cells[ABORT] == sequence:
                 raise Aborted
@@ -173,9 +195,9 @@ class SharedGate(Notices, Gate):
         self._sequence = 0
         self._commands = {}
         self.close_in_child()
-        # The kernel itself ends a worker whose master is gone, in the middle of a computation
-        # too: end of file raises SIGIO, whose default is to terminate. A child that the user
-        # forks from the master must not keep the pipe open: see close_in_child.
+        # The kernel itself ends a worker whose master is gone, even in the middle of a computation:
+        # end of file of the pipe raises SIGIO, whose default action is to terminate. All write ends
+        # but the master's must be closed for that: see close_in_child.
         life = self._life_pipes[rank][0]
         signal.signal(signal.SIGIO, signal.SIG_DFL)
         fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
@@ -183,17 +205,18 @@ class SharedGate(Notices, Gate):
         self._poll = select.poll()
         self._poll.register(self._wake_pipes[rank][0], select.POLLIN)
         self._poll.register(life, select.POLLIN)
-        if self._poll.poll(0):
+        if self._poll.poll(0):  # the master may have died before SIGIO was set up
             self._sleep()
 
     def next_command(self):
         """Wait at the start barrier; return the next command.
 
-        What it raises is reported like an error of the command, which could not be read.
+        An error here, from a command that can't be unpickled, is reported like one of the command.
         """
         cells = self._cells
         self._wait(SEQUENCE, self._sequence + 1)
         self._sequence = cells[SEQUENCE]
+        # The master stores these before SEQUENCE, and again only after this rank's DONE.
         slot, length = cells[SLOT], cells[LENGTH]
         if length:
             self._commands[slot] = pickle.loads(self._mailbox[:length])
@@ -207,6 +230,7 @@ class SharedGate(Notices, Gate):
             self.abort()
         elif reply is not None:
             self._put_reply(ANSWER, pickle.dumps(reply, pickle.HIGHEST_PROTOCOL))
+        # Last: from here on the master may read the reply, return, and start the next call.
         cells[line + DONE] = self._sequence
         self._fence()
         self._wake(self.master_rank)
@@ -215,12 +239,16 @@ class SharedGate(Notices, Gate):
         line = self._line(self.rank)
         if len(data) > REPLY:
             raise SessionError(f"An answer of {len(data)} bytes is too long for a worker to send.")
+        # The master has read the previous reply before it started this call.
         self._replies[self.rank][: len(data)] = data
         self._cells[line + REPLY_LENGTH] = len(data)
         self._cells[line + REPLY_KIND] = kind
 
     def watch(self, rank: int, process) -> None:
-        """Have every wait of the master end when this worker's process does."""
+        """End every wait of the master when this worker's process ends.
+
+        The process must keep its sentinel open until the gate is used no more.
+        """
         self._processes[rank] = process
         for poll in (self._poll, self._deaths):
             poll.register(process.sentinel, select.POLLIN)
@@ -231,7 +259,7 @@ class SharedGate(Notices, Gate):
         if self.is_open:
             self.drain()
         if self._errors:
-            self._errors.clear()  # of a call that was interrupted before they were raised
+            self._errors.clear()  # from a call in which a Ctrl-C came before they were raised
         cells = self._cells
         known, slot = self._last
         length = 0
@@ -239,16 +267,22 @@ class SharedGate(Notices, Gate):
             slot = self._slots.get(command)
             if slot is None:
                 slot, length = self._post(command)
+        # After a Ctrl-C before SEQUENCE is stored, no worker looks at the other cells, and the next
+        # start stores them again. After a Ctrl-C behind it the call is open, see `is_open`.
         cells[SLOT], cells[LENGTH] = slot, length
         cells[SEQUENCE] += 1
-        # Only now: had we been interrupted earlier, the slot would stand for nothing.
+        # Only now do the workers have the command. If it were in `_slots` before, a Ctrl-C could
+        # leave it there, and a later call would send a slot number that the workers don't know.
         if command is not known:
             self._slots[command] = slot
             self._last = command, slot
         self._wake_all()
 
     def _post(self, command):
-        """Put a new command into the mailbox; return its slot and length."""
+        """Put a new command into the mailbox; return its slot and length.
+
+        No worker reads the mailbox meanwhile: all have finished the call before.
+        """
         payload = pickle.dumps(command, pickle.HIGHEST_PROTOCOL)
         if len(payload) > MAILBOX:
             raise SessionError(f"A command of {len(payload)} bytes is too long to send.")
@@ -258,6 +292,8 @@ class SharedGate(Notices, Gate):
         return len(self._slots), len(payload)
 
     def _forget_slots(self):
+        # The workers keep their commands until a new command comes for the slot. First `_last`,
+        # which is looked at first: a Ctrl-C may come in between.
         self._last = None, 0
         self._slots.clear()
 
@@ -270,17 +306,18 @@ class SharedGate(Notices, Gate):
             self._wait(line + DONE, sequence)
             if cells[line + REPLY_KIND]:
                 self._take_reply(rank, line)
+        # After all replies: a finish that a Ctrl-C has interrupted is repeated by the next start.
         self._finished = sequence
 
     def _take_reply(self, rank, line):
         cells = self._cells
         data = pickle.loads(self._replies[rank][: cells[line + REPLY_LENGTH]])
         if cells[line + REPLY_KIND] == ERROR:
-            self._forget_slots()  # a command that could not be read must be sent again
+            self._forget_slots()  # the worker may not have the command, so it must be sent again
             self._errors[rank] = data
         else:
             self.on_answer(rank, data)
-        cells[line + REPLY_KIND] = NO_REPLY
+        cells[line + REPLY_KIND] = NO_REPLY  # last: a reply is taken again rather than lost
 
     @property
     def is_open(self) -> bool:
@@ -293,20 +330,23 @@ class SharedGate(Notices, Gate):
         return self._cells[SEQUENCE]
 
     def check_alive(self, milliseconds: int = 0) -> None:
-        """Raise WorkerDied if a worker is gone; on the master, others have no workers."""
+        """Raise WorkerDied if a worker is gone, or goes in that time; the master knows them all."""
         ended = {fd for fd, _ in self._deaths.poll(milliseconds)}
         for rank, process in self._processes.items():
             if process.sentinel in ended:
-                process.join(1)  # the sentinel closes a moment before the exit status is there
+                process.join(1)  # the exit status arrives a moment after the sentinel has closed
                 raise reports.worker_died(rank, process)
 
     def close_in_child(self) -> None:
-        """Let go of the master's end of the life pipes, in a process that is not the master."""
+        """Close the master's ends of the life pipes, in a process that is not the master."""
         for _, write_end in self._life_pipes:
             os.close(write_end)
 
     def close(self) -> None:
-        """Close every descriptor; workers that are left die of it."""
+        """Close every descriptor; it ends the workers that are left.
+
+        The memory stays mapped for as long as this object exists.
+        """
         for pipe in (*self._life_pipes, *self._wake_pipes):
             for end in pipe:
                 os.close(end)

@@ -1,11 +1,12 @@
-"""What the processes of a gate share from before the fork: cells, buffers and pipes.
+"""Memory, pipes and locks of a gate: the master makes them, and the workers inherit them.
 
-    cells     the master's, then one cache line for each rank: numbers, written by one rank each
+    cells     the master's, then one cache line for each rank: integers, each written by one rank
     mailbox   the master's new command
     replies   one buffer for each rank: its answer or its error
-    boards    one for each rank, of what it tells all others
+    boards    one buffer for each rank, in which it tells all others where its arrays are
 
-Anonymous memory, which pages that nobody writes to take nothing of.
+The memory is an anonymous map, made before the fork. Pages that no rank writes to take no memory.
+It is freed when the last process that has inherited it has ended or dropped it.
 """
 
 import mmap
@@ -14,19 +15,23 @@ import threading
 
 from synkhronos._machine.processes import make_pipe
 
-MAILBOX = 1 << 20
-REPLY = 1 << 16
-BOARD = 1 << 21
+MAILBOX = 1 << 20  # bytes
+REPLY = 1 << 16  # bytes for each rank
+BOARD = 1 << 21  # bytes for each rank
 
-# Cells of the master, then those of a rank in its line.
+# The master's cells: the number of the last call, the slot of its command, the command's length in
+# the mailbox (0 for a command that the workers know), and the number of the last aborted call,
+# which is the one cell that any rank writes.
 SEQUENCE, SLOT, LENGTH, ABORT = range(4)
+# A rank's cells: the last call that it has finished, whether it sleeps, its reply, the rows that it
+# has computed, its last meeting, how far its board is written, and its vote.
 DONE, ASLEEP, REPLY_KIND, REPLY_LENGTH, ROWS, MET, NEWS, BALLOT = range(8)
-LINE = 8
+LINE = 8  # cells of a rank, 64 bytes: ranks that write to one cache line slow each other down
 NO_REPLY, ANSWER, ERROR = range(3)
 
 
 class Memory:
-    """The shared cells and buffers of one gate."""
+    """The shared cells and buffers of one gate. Views of them keep the memory mapped."""
 
     def __init__(self, n_ranks: int):
         size = 8 * LINE * (n_ranks + 1)
@@ -41,17 +46,18 @@ class Memory:
 
 
 class Notices:
-    """What each rank says of itself in a cell, for others to read when they have met it."""
+    """Cells in which each rank tells the others something: they read it after a meeting."""
 
     def _line(self, rank):
         return LINE * (rank + 1)
 
     def post_news(self, news: int) -> None:
-        """Say how far this rank's board is written; every change is one to a larger number."""
+        """Tell how far this rank's board is written: a larger number with every change."""
+        # Stored after the board is written: a rank that reads the number finds the entries.
         self._cells[self._line(self.rank) + NEWS] = news
 
     def news(self, rank: int) -> int:
-        """Return what that rank has posted."""
+        """Return the last number that `rank` has posted."""
         return self._cells[self._line(rank) + NEWS]
 
     def report_rows(self, rows: int) -> None:
@@ -59,13 +65,14 @@ class Notices:
         self._cells[self._line(self.rank) + ROWS] = rows
 
     def rows_of(self, rank: int) -> int:
-        """Return what that rank reported in the last call."""
+        """Return the number that `rank` reported in the last call."""
         return self._cells[self._line(rank) + ROWS]
 
     def agree(self, ballot: int) -> bool:
         """Meet, and return whether the ballots of all ranks are the same.
 
-        The ranks must meet once more before the next ballot.
+        The ranks must meet once more before the next ballot: the first rank to leave this meeting
+        would otherwise overwrite its ballot before the others have read it.
         """
         self._cells[self._line(self.rank) + BALLOT] = ballot
         self.meet()
@@ -73,36 +80,47 @@ class Notices:
         return len(ballots) == 1
 
     def hindmost(self, ranks, kind: int, value: int) -> list:
-        """Return those ranks whose cells of a kind are below a value, and who hold up the rest."""
+        """Return those of `ranks` that hold up the others in a wait for cells to reach a value.
+
+        Parameters
+        ----------
+        ranks : iterable of int
+        kind : int
+            Which cell of each rank is waited for: DONE or MET.
+        value : int
+        """
         cells, begin = self._cells, self._cells[SEQUENCE] << 20
         met = {
             rank: max(cells[self._line(rank) + MET], begin)
             for rank in ranks
             if cells[self._line(rank) + kind] < value
         }
-        # Who has come to more meetings of the call waits for those who have come to fewer.
+        # A rank that has come to more meetings of the call waits for the ranks with fewer.
         fewest = min(met.values(), default=begin)
         return [rank for rank in met if met[rank] == fewest]
 
 
 class Fence:
-    """Orders a rank's write of one cell before its next read of another, for all ranks.
+    """Order a rank's store to one cell before its next load of another, for all ranks.
 
-    Taking a lock is an atomic read-modify-write, a full memory barrier on x86.
+    A processor may delay a store past a later load, x86 too. Then a rank that stores its ASLEEP
+    flag and loads a cell, and one that stores the cell and loads the flag, can miss each other, and
+    the first sleeps on. Taking a lock is an atomic read-modify-write: on x86 a full memory barrier,
+    whichever lock it is. Each process takes its own copy of the lock, so no rank waits for another.
     """
 
     def __init__(self):
         self._lock = threading.Lock()
 
     def __call__(self):
-        """Take the lock and give it back."""
-        # "with", because between two calls a Ctrl-C could leave the lock taken for ever.
+        """Take the lock and release it."""
+        # Not acquire() and release(): a Ctrl-C between the two would leave the lock taken for ever.
         with self._lock:
             pass
 
 
 def make_pipes(count):
-    """Return so many pipes, or none."""
+    """Return `count` pipes; if one can't be made, close the others and raise."""
     pipes = []
     try:
         while len(pipes) < count:

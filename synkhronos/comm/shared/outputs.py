@@ -1,9 +1,13 @@
-"""Outputs of functions cross from the workers to the master through shared memory.
+"""Outputs of functions, copied from the workers to the master through shared memory.
 
-Each worker has an outbox for each function: a segment of its own, laid out for the dtypes and
-shapes of the last call. While they stay the same a deposit is a copy and nothing is said; when they
-change, the worker announces the new layout with its answer. The master reads the outboxes after the
-finish barrier, so no rank waits for another inside the call.
+Each worker has a buffer for each function: a segment of its own, laid out for the dtypes and shapes
+of the last call. While these stay the same, the worker only copies its outputs there. If they
+change, it also sends the new layout with its answer. The master reads the buffers after the finish
+barrier, so no rank waits for another inside of the call.
+
+A worker writes to a buffer in calls of its function only, so the master's views are valid until the
+next call. The worker owns the segment; it drops it when the function is forgotten, or replaces it
+by a larger one, and the master drops its map when it hears of that.
 """
 
 from typing import NamedTuple, Tuple
@@ -18,7 +22,7 @@ _ALIGN = 64
 
 
 class Layout(NamedTuple):
-    """Where the parts of one function's outputs lie in a worker's outbox."""
+    """The places of the parts of one function's outputs in a worker's buffer."""
 
     key: int
     segment: SegmentRef
@@ -26,23 +30,23 @@ class Layout(NamedTuple):
 
 
 class SharedOutputs(Outputs):
-    """One rank's outboxes, and on the master its views of all others."""
+    """One rank's buffers for outputs, and on the master views of all other ranks' buffers."""
 
     def __init__(self, memory):
         self._memory = memory
-        self._outboxes = {}  # key -> (segment, views), of this rank
-        self._inboxes = {}  # (key, rank) -> (segment ref, views), on the master
+        self._buffers = {}  # key -> (segment, views), of this rank
+        self._received = {}  # (key, rank) -> (segment ref, views), on the master
 
     def deposit(self, key, parts):
-        """Copy the parts into the outbox; return the layout if it is a new one."""
+        """Copy the parts into this rank's buffer; return its layout if it is a new one."""
         parts = [np.asarray(part) for part in parts]
-        segment, views = self._outboxes.get(key, (None, ()))
+        segment, views = self._buffers.get(key, (None, ()))
         layout = None
         if len(views) != len(parts) or any(
             view.shape != part.shape or view.dtype != part.dtype for view, part in zip(views, parts)
         ):
             layout, segment, views = self._lay_out(key, segment, parts)
-            self._outboxes[key] = segment, views
+            self._buffers[key] = segment, views
         for view, part in zip(views, parts):
             view[...] = part
         return layout
@@ -57,38 +61,40 @@ class SharedOutputs(Outputs):
             places.append((part.dtype.str, part.shape, offset))
             offset += -(-part.nbytes // _ALIGN) * _ALIGN
         if segment is None or segment.ref.nbytes < offset:
-            # Some room to grow: the last minibatch of an epoch is not the only one of its size.
+            # Room to grow: outputs of the next calls may be a little larger, and a new segment
+            # takes time. No rank reads the old one now: the master has ended the call before.
             segment = self._memory.create(offset + offset // 4)
         layout = Layout(key, segment.ref, tuple(places))
         return layout, segment, _views(segment, layout)
 
     def hear(self, rank, answer):
-        """Note, on the master, where the outputs of a worker lie from now on."""
+        """Keep views, on the master, of a worker's buffer with a new layout."""
         if not isinstance(answer, Layout):
             return False
-        old = self._inboxes.get((answer.key, rank))
+        old = self._received.get((answer.key, rank))
         if old is not None and old[0] != answer.segment:
+            # The worker has dropped the old segment already; here it would stay mapped.
             self._memory.forget([old[0]])
         segment = self._memory.attach(answer.segment)
-        self._inboxes[answer.key, rank] = answer.segment, _views(segment, answer)
+        self._received[answer.key, rank] = answer.segment, _views(segment, answer)
         return True
 
     def collect(self, key, rank):
         """Return the parts that `rank` deposited in the last call: views, valid until the next."""
         try:
-            return self._inboxes[key, rank][1]
+            return self._received[key, rank][1]
         except KeyError:
             raise SessionError("The session was closed in the middle of a call.") from None
 
     def forget(self, key):
-        """Drop what belongs to function `key`."""
-        self._outboxes.pop(key, None)
-        for inbox in [inbox for inbox in self._inboxes if inbox[0] == key]:
-            self._memory.forget([self._inboxes.pop(inbox)[0]])
+        """Drop the buffer of function `key`, and views of other ranks' buffers for it."""
+        self._buffers.pop(key, None)
+        for place in [place for place in self._received if place[0] == key]:
+            self._memory.forget([self._received.pop(place)[0]])
 
     def close(self):
-        """Drop everything."""
-        for key in {*self._outboxes, *(key for key, _ in self._inboxes)}:
+        """Drop all buffers and views."""
+        for key in {*self._buffers, *(key for key, _ in self._received)}:
             self.forget(key)
 
 

@@ -1,15 +1,21 @@
 """Storage of shared variables' values: regions of shared memory, mapped by all ranks.
 
     own      key -> region    this rank's values, which Theano works on where they are
-    boards   rank -> log      where each rank's regions lie: written before a meeting, read after it
-    others   key -> arrays    the values of the other ranks, seen through their regions
+    boards   rank -> log      the places of each rank's regions: written before a meeting,
+                              read after it
+    others   key -> arrays    views of the other ranks' values, in their regions
 
-A variable on a device is copied into its region by every collective, and back from it.
+A variable gets its region with its first collective. Updates that run in place leave the value
+there; if Theano or ``set_value`` has put another array into the variable, `store` copies it into
+the region. Each collective copies the value of a variable on a device into its region, and back.
 
-A variable gets its region with its first collective. Updates that run in place leave it there;
-where Theano or ``set_value`` has put another array into the variable, `store` copies it back.
-A log holds the state, not events: a rank that misses an entry, because a call failed, reads it in
-the next call.
+Lifetimes: a region that this rank replaces stays readable until its next command, because other
+ranks may still read it in this one: see `Storage.begin`. The memory of a segment is freed when the
+last region in it has gone, with all views. Views of other ranks' regions are valid as long as
+`version` stays the same.
+
+A log holds the present places, not events: a rank that has missed an entry, because a call failed,
+reads it in the next call.
 """
 
 import pickle
@@ -26,56 +32,66 @@ _HEADER = 8  # bytes before each entry of a log, with its length
 
 
 class Place(NamedTuple):
-    """Where arrays lie in a segment: the dtype, shape and offset of each."""
+    """The place of arrays in a segment: the dtype, shape and offset of each."""
 
     segment: SegmentRef
     arrays: Tuple[Tuple[str, Tuple[int, ...], int], ...]
 
 
 class _Region:
-    """Some bytes of an own segment, and the arrays that are in them now."""
+    """A part of a segment that this rank owns, and the arrays that are in it now."""
 
     def __init__(self, segment, begin, nbytes):
+        # The regions that were made together share one segment. They keep its memory alive.
         self.segment, self.begin, self.nbytes = segment, begin, nbytes
-        self.layout, self.arrays = None, [None]
+        self.layout, self.arrays = None, [None]  # no layout: `arrays` is not to be used
 
     def lay_out(self, layout):
-        """Have it hold arrays of these dtypes and shapes, one after another."""
+        """Divide the region into arrays of these dtypes and shapes, one after another."""
         places, offset = [], self.begin
         for dtype, shape in layout:
             places.append((dtype, shape, offset))
             offset += _round_up(_nbytes(dtype, shape))
         arrays = [self.segment.array(*place) for place in places]
-        self.layout = None  # until all is there: a Ctrl-C may come in between
+        self.layout = None  # a Ctrl-C before the last line leaves a region without a layout
         self.place, self.arrays = Place(self.segment.ref, tuple(places)), arrays
         self.layout = layout
 
 
 class Storage:
-    """The regions of one rank, and its view of all others'."""
+    """The regions of one rank, and its views of the regions of all other ranks.
+
+    Attributes
+    ----------
+    version : int
+        Changes with every change of a region, of this rank or another. Views of regions, and
+        plans with such views, are valid as long as it stays the same.
+    """
 
     def __init__(self, worker, memory):
         self._worker, self._memory = worker, memory
-        self._own = {}
-        self._unposted = set()
-        self._retired = []
-        self._spares = {}
-        self._written = 0, 0  # the generation of the log, and its length
-        # rank -> key -> (segment, arrays), or the place where they are until they are asked for
+        self._own = {}  # key -> region of this rank
+        self._unposted = set()  # keys of regions whose places are not in the log yet
+        self._retired = []  # regions that this command has replaced
+        self._spares = {}  # key -> the region before the present one, see `new_region`
+        self._written = 0, 0  # the generation of this rank's log, and its length
+        # rank -> key -> (segment, arrays), or their Place until they are first asked for
         self._others = [{} for _ in range(worker.n_ranks)]
-        self._heard = [0] * worker.n_ranks
+        self._heard = [0] * worker.n_ranks  # generation and length of each log, as far as read
+        # Weak: a segment stays mapped for as long as `_others` has an array in it.
         self._attached = weakref.WeakValueDictionary()
-        self.version = 0  # changes with everything that views of regions depend on
-
-    # This rank's own.
+        self.version = 0
 
     def begin(self) -> None:
-        """Begin a command: what the last one gave up is read by nobody any more."""
+        """Begin a command: drop the regions that the last one replaced.
+
+        Other ranks may have read them until the finish barrier of that command.
+        """
         if self._retired:
             self._retired.clear()
 
     def store(self, keys) -> None:
-        """See to it that the values of these variables are in their regions."""
+        """Copy the values of these variables into their regions, if they aren't there."""
         variables, own = self._worker.variables, self._own
         moved, copied = [], []
         for key in keys:
@@ -94,7 +110,7 @@ class Storage:
                 _host.copy_from_device(value, array)
 
     def copy_back(self, keys) -> None:
-        """Give the variables that live on a device what is in their regions."""
+        """Copy the regions of those variables that live on a device into the variables."""
         for key in keys:
             variable = self._worker.variables[key]
             if _host.lives_on_device(variable):
@@ -108,15 +124,20 @@ class Storage:
             layout = (_layout(value),)
             if region.layout != layout:
                 self._settle(key, layout)
-            elif _is_there(value, region.arrays[0]):
+            elif _is_same_memory(value, region.arrays[0]):
                 self.version += 1
-                region.arrays[0] = value  # another view of the same memory, as some ops make
+                region.arrays[0] = value  # a new view of the same memory: some ops make one
                 continue
+            # In this order: after a Ctrl-C in between, the variable still has its old array.
             region.arrays[0][...] = value
             _host.replace(variable, region.arrays[0])
 
     def _leave_lent(self, keys):
-        """Leave regions that other variables' values are in, as after an update that swaps two."""
+        """Give up those keys' regions in which the value of another variable is.
+
+        An update that swaps two variables leaves each value in the other's region. A variable that
+        copied its value into its own region would overwrite the value of the other one.
+        """
         lent = set()
         for key, variable in self._worker.variables.items():
             value, region = _host.peek(variable), self._own.get(key)
@@ -129,7 +150,7 @@ class Storage:
                 self._retired.append(self._own.pop(key))
 
     def new_value(self, key, shape):
-        """Give a variable a value of another shape, of any contents; return the array."""
+        """Give a variable an array of that shape in its region, uninitialized; return the array."""
         variable, region = self._worker.variables[key], self._own.get(key)
         if region is not None and region.arrays[0] is not _host.peek(variable):
             self._leave_lent([key])
@@ -139,19 +160,21 @@ class Storage:
         return value
 
     def new_region(self, key, shape):
-        """Return an array for a variable's next value; its present region stays readable."""
-        # The region before the last is free again: a variable that is gathered time and again takes
-        # turns between two, and no memory has to be cleared for it.
+        """Give a variable an array in another region; its present one stays readable. Return it."""
+        # No rank reads the region before the present one any more. So a variable that is gathered
+        # again and again uses two regions in turns, and takes no new memory, which the system would
+        # have to clear.
         old, spare = self._own.get(key), self._spares.get(key)
         self._spares[key] = old
         if spare is None or spare is old or self._is_lent(spare):
             self._own.pop(key, None)
         else:
-            spare.layout = None  # to be told of anew
+            spare.layout = None  # so that its place is posted again
             self._own[key] = spare
         return self.new_value(key, shape)
 
     def _is_lent(self, region):
+        """Return whether the value of any variable is in a region."""
         values = map(_host.peek, self._worker.variables.values())
         return any(
             array is region.arrays[0]
@@ -160,11 +183,11 @@ class Storage:
         )
 
     def region_of(self, key):
-        """Return this rank's region of a key, or None; one without a layout has no arrays yet."""
+        """Return this rank's region of a key, or None. Without a layout it has no arrays yet."""
         return self._own.get(key)
 
     def room_for(self, key, layout):
-        """Return arrays of these dtypes and shapes, of any contents, that all ranks can see."""
+        """Return arrays of these dtypes and shapes in a key's region, uninitialized."""
         region = self._own.get(key)
         if region is None or region.layout != layout:
             self._build({key: layout})
@@ -172,14 +195,14 @@ class Storage:
         return self._own[key].arrays
 
     def _build(self, layouts):
-        """Make a new region, in one segment, for each whose own is missing or too small."""
+        """Make new regions, all in one segment, for keys whose region is missing or too small."""
         sizes = {}
         for key, layout in layouts.items():
             needed, region = _room(layout), self._own.get(key)
             if region is None or region.nbytes < needed:
                 sizes[key] = needed
                 if region is not None:
-                    self._retired.append(region)
+                    self._retired.append(region)  # before `_own` loses it: others may read it
         if sizes:
             segment, begin = self._memory.create(sum(sizes.values())), 0
             for key, nbytes in sizes.items():
@@ -187,12 +210,12 @@ class Storage:
                 begin += nbytes
 
     def _settle(self, key, layout):
-        self._unposted.add(key)  # first: a Ctrl-C may come in between
+        self._unposted.add(key)  # first: after a Ctrl-C below, the next command posts the place
         self.version += 1
         self._own[key].lay_out(layout)
 
     def forget(self, keys) -> None:
-        """Drop variables that are no more."""
+        """Drop the regions and views of variables that are no more."""
         self.begin()
         for key in keys:
             self._own.pop(key, None)
@@ -203,7 +226,7 @@ class Storage:
         self.version += 1
 
     def close(self) -> None:
-        """Drop everything; variables that are left keep their values, in memory of their own."""
+        """Drop all regions and views; variables that are left get copies of their values."""
         self.begin()
         for variable in list(self._worker.variables.values()):
             value = _host.peek(variable)
@@ -213,13 +236,14 @@ class Storage:
         self._spares.clear()
         for others in self._others:
             others.clear()
-        self._heard = [0] * len(self._heard)  # a worker that goes on reads the logs again
+        self._heard = [0] * len(self._heard)  # a worker that goes on reads all logs again
         self.version += 1
 
-    # What the ranks tell one another.
-
     def post(self) -> None:
-        """Write down where this rank's regions lie, if that has changed; all ranks meet next."""
+        """Write the places of this rank's regions to its log, if they have changed.
+
+        All ranks meet after it.
+        """
         if not self._unposted:
             return
         gate = self._worker.gate
@@ -227,14 +251,18 @@ class Storage:
         log = _log(gate.boards[self._worker.rank], generation)
         entry = self._entry(self._unposted)
         if end + len(entry) > len(log):
-            # A new log, of all that holds now. Who is late may still be reading the old one.
+            # Begin a new log with all present places, in the other half of the board: a rank that
+            # is late may still be reading the old log.
             entry = self._entry(self._own)
             generation, end = generation + 1, 0
             log = _log(gate.boards[self._worker.rank], generation)
             if len(entry) > len(log):
                 raise ValueError(
-                    f"{len(self._own)} shared variables are more than can be told of at a time."
+                    f"{len(self._own)} shared variables are more than can be told to other ranks "
+                    "at a time."
                 )
+        # In this order: the entry, then its announcement. After a Ctrl-C in between, the next
+        # command writes the entry once more, because its keys are still in `_unposted`.
         log[end : end + len(entry)] = entry
         self._written = generation, end + len(entry)
         gate.post_news(generation << 32 | end + len(entry))
@@ -247,12 +275,12 @@ class Storage:
         return len(data).to_bytes(_HEADER, "little") + data
 
     def hear(self) -> None:
-        """Read what the other ranks have written. All ranks have met before it."""
+        """Read the new entries in the logs of the other ranks. All ranks have met before it."""
         gate = self._worker.gate
         for rank, heard in enumerate(self._heard):
             news = gate.news(rank)
             if news != heard and rank != self._worker.rank:
-                self.version += 1  # first: what is read makes views of before wrong
+                self.version += 1  # first: the entries invalidate views of this rank
                 self._read(rank, news, _log(gate.boards[rank], news >> 32))
                 self._heard[rank] = news
 
@@ -266,7 +294,7 @@ class Storage:
         while at < end:
             length = int.from_bytes(log[at : at + _HEADER], "little")
             at += _HEADER
-            # Attached when asked for: what an old entry tells of may be gone by now.
+            # Not attached yet: the segment of an old entry may have gone since.
             self._others[rank].update(pickle.loads(log[at : at + length]))
             at += length
 
@@ -290,11 +318,11 @@ class Storage:
         return [self._arrays_of(rank, key) for rank in range(self._worker.n_ranks)]
 
     def value_of(self, rank, key):
-        """Return the value of a variable on one rank."""
+        """Return the value of a variable on one rank: a view."""
         return self._arrays_of(rank, key)[0]
 
     def values(self, key):
-        """Return the value of a variable on each rank, in rank order."""
+        """Return the value of a variable on each rank, in rank order: views."""
         return [arrays[0] for arrays in self.arrays(key)]
 
 
@@ -320,7 +348,7 @@ def _room(layout):
     return max(sum(_round_up(_nbytes(*each)) for each in layout), _ALIGN)
 
 
-def _is_there(value, region):
+def _is_same_memory(value, region):
     return (
         value.__array_interface__["data"][0] == region.__array_interface__["data"][0]
         and value.flags.c_contiguous

@@ -1,10 +1,14 @@
-"""Values of shared variables: each rank works on those of all ranks, where they lie.
+"""Collectives on the values of shared variables, in shared memory.
 
     store, post ──▶ meet ──▶ hear ──▶ reduce or copy        ──▶ finish barrier of the call
     every rank      where    the rank's own share
-    its own values  all are  of every rank's array
+    its own values  they are of every rank's array
 
-Nothing is sent: a value is read from the region of the rank that has it. See `storage`.
+No value is sent: each rank reads it in the region of the rank that has it. See `storage`.
+
+A rank writes only its own share of other ranks' values, and only between the meeting and the finish
+barrier. So a view of another rank's value is valid from the meeting until the finish barrier; the
+master may read what ranks have exposed until it starts the next command.
 """
 
 import numpy as np
@@ -19,41 +23,41 @@ _PLANS = 64  # lists of views that are kept
 
 
 class SharedVariables(Variables):
-    """Values of shared variables, each of which lies in a region that all ranks map."""
+    """Values of shared variables, each in a region of shared memory that all ranks map."""
 
     def __init__(self, worker, storage):
         self._worker, self._gate, self._storage = worker, worker.gate, storage
         self._has_devices = any(device != "cpu" for device in worker.devices)
-        self._plans = {}
+        self._plans = {}  # (keys, root) -> version of the storage, blocks
 
     def close(self):
-        """Drop everything; the variables that are left keep their values."""
+        """Drop all memory and views; the variables that are left keep their values."""
         self._plans.clear()
         self._storage.close()
 
     def forget(self, keys):
-        """Drop what belongs to these variables."""
+        """Drop the regions of these variables, and all views."""
         self._plans.clear()
         self._storage.forget(keys)
 
     def expose(self, keys):
-        """Have the master see the values; it may do so after the finish barrier."""
+        """Put this rank's values where the master can read them after the finish barrier."""
         self._storage.begin()
         self._storage.store(keys)
         self._storage.post()
 
     def values(self, key):
-        """Return, on the master, what every rank has exposed, in rank order."""
+        """Return, on the master, the values that all ranks have exposed, in rank order: views."""
         self._storage.hear()
         return self._storage.values(key)
 
     def value_of(self, rank, key):
-        """Return, on the master, what one rank has exposed."""
+        """Return, on the master, the value that one rank has exposed: a view."""
         self._storage.hear()
         return self._storage.value_of(rank, key)
 
     def assign(self, key, array, rows=None):
-        """Give this rank's variable a value, or some of its rows: a range or indices."""
+        """Copy an array, or some of its rows (a range or indices), into this rank's variable."""
         self._storage.begin()
         variable = self._worker.variables[key]
         if rows is None:
@@ -67,7 +71,7 @@ class SharedVariables(Variables):
             target[...] = take_rows(array, rows)
         else:
             if np.may_share_memory(array, target):
-                array = array.copy()
+                array = array.copy()  # rows would be overwritten before they are read
             take_rows(array, rows, target)
 
     def _meet(self, keys):
@@ -76,12 +80,12 @@ class SharedVariables(Variables):
         self._storage.hear()
 
     def all_reduce(self, keys, op):
-        """Replace each variable, on all ranks, with the reduction of all."""
+        """Replace each variable, on all ranks, with the reduction over all ranks."""
         self._meet(keys)
         return self._reduce(keys, op, None)
 
     def reduce(self, keys, op, root):
-        """Replace each variable of the rank `root` with the reduction of all."""
+        """Replace each variable of rank `root` with the reduction over all ranks."""
         self._meet(keys)
         return self._reduce(keys, op, root)
 
@@ -93,7 +97,7 @@ class SharedVariables(Variables):
             if unequal is not None:
                 return unequal
             if plan or len(self._plans) >= _PLANS:
-                self._plans.clear()  # views of what may be gone
+                self._plans.clear()  # their views may be of freed memory
             plan = self._storage.version, self._plan(values, root)
             self._plans[keys, root] = plan
         divisor = self._worker.n_ranks
@@ -102,12 +106,12 @@ class SharedVariables(Variables):
             for copy in copies:
                 copy[...] = out
         if self._has_devices:
-            self._gate.meet()
+            self._gate.meet()  # until then other ranks write to this rank's regions
             self._storage.copy_back(keys if root in (None, self._worker.rank) else ())
         return None
 
     def _plan(self, values, root):
-        """Return the blocks that this rank reduces: sources, where to, and who gets a copy."""
+        """Return the blocks that this rank reduces: sources, target, and views that get a copy."""
         buffers = {}
         blocks = []
         for _, sources in cut(values, self._worker.n_ranks, self._worker.rank):
@@ -116,7 +120,8 @@ class SharedVariables(Variables):
             elif root == 0:
                 out, copies = sources[0], []
             else:
-                # The root's own value is needed until its turn comes.
+                # `reduce_block` may write to the first source only, and the root's is a later one:
+                # so it reduces into a buffer, and copies that to the root.
                 dtype = sources[0].dtype
                 if dtype not in buffers:
                     buffers[dtype] = np.empty(BLOCK, np.uint8).view(dtype)
@@ -125,7 +130,7 @@ class SharedVariables(Variables):
         return blocks
 
     def reduce_to_new(self, key, op):
-        """Return, on the master, the reduction of what all ranks have exposed, or a mismatch."""
+        """Return, on the master, the reduction of the values that all ranks have exposed."""
         values = self.values(key)
         unequal = _first_unequal([values])
         if unequal is not None:
@@ -135,7 +140,7 @@ class SharedVariables(Variables):
         return result
 
     def broadcast(self, keys, root):
-        """Replace each variable with the value on rank `root`."""
+        """Replace each variable, on all ranks, with the value on rank `root`."""
         mine = self._worker.rank == root
         if mine:
             self.expose(keys)
@@ -156,7 +161,7 @@ class SharedVariables(Variables):
             self._storage.new_value(key, value.shape)[...] = value
 
     def all_gather(self, keys):
-        """Replace each variable with the values of all ranks, joined along axis 0."""
+        """Replace each variable, on all ranks, with the values of all ranks joined on axis 0."""
         self._meet(keys)
         values = [self._storage.values(key) for key in keys]
         for position, each in enumerate(values):
@@ -170,7 +175,7 @@ class SharedVariables(Variables):
             rows = sum(len(value) for value in each)
             joined = self._storage.new_region(key, (rows, *each[0].shape[1:]))
             np.concatenate(each, out=joined)
-        # Who is done leaves its old region as it was: others may still read it.
+        # The old region stays as it is until the next gather: other ranks may still read it.
         return None
 
 
