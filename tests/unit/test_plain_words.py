@@ -23,13 +23,9 @@ PENDING = {
     "synkhronos/_rank/commands.py",
     "synkhronos/comm/shared/gate.py",
     "synkhronos/_master/session.py",
-    "synkhronos/profiling/recorder.py",
-    "synkhronos/profiling/recording.py",
     "synkhronos/_master/registry.py",
     "synkhronos/_rank/replica.py",
     "synkhronos/_machine/shared_memory.py",
-    "synkhronos/profiling/status.py",
-    "synkhronos/profiling/timeline.py",
     "synkhronos/_rank/worker.py",
     "synkhronos/comm/__init__.py",
     "synkhronos/comm/shared/arrays.py",
@@ -41,7 +37,6 @@ PENDING = {
     "synkhronos/data_module.py",
     "synkhronos/function_module.py",
     "synkhronos/functions.py",
-    "synkhronos/profiling/__init__.py",
 }
 
 NOT_VERBS = {"have", "what", "which", "how", "who", "whose", "where", "when", "whoever"}
