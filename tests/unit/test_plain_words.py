@@ -34,9 +34,6 @@ PENDING = {
     "synkhronos/comm/shared/outputs.py",
     "synkhronos/comm/shared/variables.py",
     "synkhronos/comm/shared/__init__.py",
-    "synkhronos/data_module.py",
-    "synkhronos/function_module.py",
-    "synkhronos/functions.py",
 }
 
 NOT_VERBS = {"have", "what", "which", "how", "who", "whose", "where", "when", "whoever"}
