@@ -1,4 +1,4 @@
-"""Update rules that fit the step to each element of a parameter; `rules` has all rules."""
+"""Update rules that fit the step to each element of a parameter; `update_rules` exports all."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def adagrad(
     Parameters
     ----------
     loss_or_grads, params, learning_rate
-        As in :func:`~synkhronos.extensions.rules.sgd`.
+        As in :func:`~synkhronos.extensions.update_rules.sgd`.
     epsilon : float or scalar variable
 
     Returns
@@ -42,7 +42,7 @@ def adagrad(
     Raises
     ------
     TypeError, ValueError
-        As :func:`~synkhronos.extensions.rules.sgd`.
+        As :func:`~synkhronos.extensions.update_rules.sgd`.
 
     References
     ----------
@@ -80,7 +80,7 @@ def rmsprop(
     Parameters
     ----------
     loss_or_grads, params, learning_rate
-        As in :func:`~synkhronos.extensions.rules.sgd`.
+        As in :func:`~synkhronos.extensions.update_rules.sgd`.
     rho, epsilon : float or scalar variable
 
     Returns
@@ -90,7 +90,7 @@ def rmsprop(
     Raises
     ------
     TypeError, ValueError
-        As :func:`~synkhronos.extensions.rules.sgd`.
+        As :func:`~synkhronos.extensions.update_rules.sgd`.
 
     References
     ----------
@@ -129,7 +129,7 @@ def adadelta(
     Parameters
     ----------
     loss_or_grads, params, learning_rate
-        As in :func:`~synkhronos.extensions.rules.sgd`.
+        As in :func:`~synkhronos.extensions.update_rules.sgd`.
     rho, epsilon : float or scalar variable
 
     Returns
@@ -139,7 +139,7 @@ def adadelta(
     Raises
     ------
     TypeError, ValueError
-        As :func:`~synkhronos.extensions.rules.sgd`.
+        As :func:`~synkhronos.extensions.update_rules.sgd`.
 
     References
     ----------
@@ -181,7 +181,7 @@ def adam(
     Parameters
     ----------
     loss_or_grads, params, learning_rate
-        As in :func:`~synkhronos.extensions.rules.sgd`.
+        As in :func:`~synkhronos.extensions.update_rules.sgd`.
     beta1, beta2, epsilon : float or scalar variable
 
     Returns
@@ -191,7 +191,7 @@ def adam(
     Raises
     ------
     TypeError, ValueError
-        As :func:`~synkhronos.extensions.rules.sgd`.
+        As :func:`~synkhronos.extensions.update_rules.sgd`.
 
     References
     ----------
@@ -237,7 +237,7 @@ def adamax(
     Parameters
     ----------
     loss_or_grads, params, learning_rate
-        As in :func:`~synkhronos.extensions.rules.sgd`.
+        As in :func:`~synkhronos.extensions.update_rules.sgd`.
     beta1, beta2, epsilon : float or scalar variable
 
     Returns
@@ -247,7 +247,7 @@ def adamax(
     Raises
     ------
     TypeError, ValueError
-        As :func:`~synkhronos.extensions.rules.sgd`.
+        As :func:`~synkhronos.extensions.update_rules.sgd`.
 
     References
     ----------

@@ -147,7 +147,7 @@ def flat_unflat_grads(
     Raises
     ------
     TypeError, ValueError
-        As :func:`~synkhronos.extensions.rules.sgd`.
+        As :func:`~synkhronos.extensions.update_rules.sgd`.
 
     Examples
     --------
@@ -174,7 +174,7 @@ def nonflat_grads(
     Raises
     ------
     TypeError, ValueError
-        As :func:`~synkhronos.extensions.rules.sgd`.
+        As :func:`~synkhronos.extensions.update_rules.sgd`.
 
     Examples
     --------

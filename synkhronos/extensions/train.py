@@ -8,8 +8,8 @@ Both train as serial Theano does on the same rows, and leave the same bits on al
 ``num_slices``, ``make_train_step`` takes the step for each slice and averages the results, which
 equals the serial step only for rules that are linear in the gradient, such as ``sgd`` and
 ``momentum``.) ``make_train_step`` makes one function and takes any rule: Lasagne's, an optimizer of
-Keras, those of :mod:`~synkhronos.extensions.rules`, your own. ``make_train_function`` makes two
-functions, as in the 2017 package.
+Keras, those of :mod:`~synkhronos.extensions.update_rules`, your own. ``make_train_function`` makes
+two functions, as in the 2017 package.
 """
 
 from __future__ import annotations

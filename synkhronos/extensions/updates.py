@@ -18,8 +18,8 @@ average over the ranks equals that over all rows, also where rows do not divide 
 takes one round for any number of parameters. It never moves: the gradients are written into it
 where it lies in shared memory.
 
-The mathematics is that of :mod:`synkhronos.extensions.rules`; names and results are those of the
-2017 package.
+The mathematics is that of :mod:`synkhronos.extensions.update_rules`; names and results are those of
+the 2017 package.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def sgd_nonflat(
     Raises
     ------
     TypeError, ValueError
-        As :func:`~synkhronos.extensions.rules.sgd`.
+        As :func:`~synkhronos.extensions.update_rules.sgd`.
 
     Examples
     --------
@@ -109,7 +109,9 @@ def apply_momentum(
     *,
     params: Sequence[SharedVariable] | None = None,
 ) -> UpdatePairs:
-    """Give the steps of a rule a velocity: :func:`synkhronos.extensions.rules.apply_momentum`.
+    """Give the steps of a rule a velocity.
+
+    See :func:`synkhronos.extensions.update_rules.apply_momentum`.
 
     Parameters
     ----------
@@ -126,7 +128,7 @@ def apply_momentum(
     Raises
     ------
     TypeError, ValueError
-        As :func:`synkhronos.extensions.rules.apply_momentum`.
+        As :func:`synkhronos.extensions.update_rules.apply_momentum`.
 
     Examples
     --------
@@ -148,13 +150,13 @@ def apply_nesterov_momentum(
 ) -> UpdatePairs:
     """Give the steps of a rule a velocity that looks ahead.
 
-    See :func:`synkhronos.extensions.rules.apply_nesterov_momentum`; arguments and result are those
-    of :func:`apply_momentum`.
+    See :func:`synkhronos.extensions.update_rules.apply_nesterov_momentum`; arguments and result
+    are those of :func:`apply_momentum`.
 
     Raises
     ------
     TypeError, ValueError
-        As :func:`synkhronos.extensions.rules.apply_momentum`.
+        As :func:`synkhronos.extensions.update_rules.apply_momentum`.
 
     Examples
     --------
@@ -205,7 +207,7 @@ Parameters
 loss : scalar variable
     A mean over rows.
 params, ...
-    As in :func:`synkhronos.extensions.rules.{name}`.
+    As in :func:`synkhronos.extensions.update_rules.{name}`.
 
 Returns
 -------
@@ -218,7 +220,7 @@ grad_shared : shared vector
 Raises
 ------
 TypeError, ValueError
-    As :func:`synkhronos.extensions.rules.{name}`.
+    As :func:`synkhronos.extensions.update_rules.{name}`.
 
 Examples
 --------
