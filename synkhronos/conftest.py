@@ -24,5 +24,5 @@ def settings_of_examples(request, monkeypatch, tmp_path_factory):
         config.floatX = "float32"  # Keras sets it when it is imported
     yield
     config.mode, config.floatX = before
-    if session._Current.session is not None:  # a failed example left it open
+    if session._Current.session is not None:  # of an example that failed
         session.close()

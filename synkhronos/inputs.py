@@ -342,7 +342,7 @@ def data(
     ndim = whole_number("ndim", ndim, 0, MAX_DIMENSIONS)
     oversize = oversize_of(oversize)
     if value is not None:
-        # Check before memory is allocated, so that an error leaves none behind.
+        # Checked before memory is allocated, so that an error leaves none behind.
         value = condition(_plain(value), dtype, ndim, force_cast, what)
         if shape not in (None, value.shape):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Update rules that fit the step to each element of a parameter; `update_rules` exports all."""
+"""Update rules that fit the step to each element of a parameter; `update_rules` has all rules."""
 
 from __future__ import annotations
 

@@ -150,8 +150,8 @@ def apply_nesterov_momentum(
 ) -> UpdatePairs:
     """Give the steps of a rule a velocity that looks ahead.
 
-    See :func:`synkhronos.extensions.update_rules.apply_nesterov_momentum`; arguments and result
-    are those of :func:`apply_momentum`.
+    See :func:`synkhronos.extensions.update_rules.apply_nesterov_momentum`; arguments and result are
+    those of :func:`apply_momentum`.
 
     Raises
     ------

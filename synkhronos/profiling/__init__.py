@@ -382,7 +382,7 @@ def _check_file(argument, file, suffixes, what) -> Path:
 
 
 def _refuse_unwritable(argument, path) -> None:
-    """Raise ``ValueError`` for a path where no file can be written, if that can be seen now."""
+    """Raise ``ValueError`` for a path where no file can be written, as far as that shows."""
     folder = path.parent
     if path.is_dir():
         reason = "it is a folder"

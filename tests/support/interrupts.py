@@ -54,7 +54,7 @@ def is_in_finalizer(frame):
 def signal_at_line(number, do, signum):
     """Call `do`, and send a signal before the line of FILES with this number, from 0.
 
-    Lines are numbered in the order in which they first run. Returns whether the line was reached.
+    A line counts once, however often it runs. Returns whether it came to that line.
     """
     own, previous, lines = os.getpid(), sys.gettrace(), set()
 
