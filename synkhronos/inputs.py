@@ -171,7 +171,7 @@ class Data:
         force_cast : bool
             Cast any dtype, as ``numpy.ndarray.astype`` does.
         oversize : float
-            From 1 to 2: the factor by which allocated memory exceeds the needed memory.
+            From 1 to 2: memory that has to be allocated gets room for so many times the items.
 
         Raises
         ------
@@ -190,7 +190,7 @@ class Data:
         self._store.array[...] = value
 
     def set_length(self, length: int, oversize: float = 1) -> None:
-        """Change the length of axis 0, at least 1; the items stay in place.
+        """Change the length of axis 0, to at least 1; the memory keeps its items.
 
         Raises
         ------
@@ -287,7 +287,7 @@ def data(
     force_cast : bool
         Cast `value` even if that loses precision.
     oversize : float
-        From 1 to 2: the factor by which allocated memory exceeds the needed memory.
+        From 1 to 2: the memory gets room for so many times the items.
     name : str, optional
         Used in error messages.
 
