@@ -1,8 +1,8 @@
 """Synkhronos: data parallelism for Theano.
 
 ``import synkhronos as synk``, then :func:`fork` once, :func:`function` in place of
-``theano.function``, and :func:`close` at the end. Nothing happens on import: no process is started
-and no device opened; Theano is imported with the first name that is used.
+``theano.function``, and :func:`close` at the end. An import starts no process and opens no device;
+Theano is imported when a name is first used.
 """
 
 import importlib

@@ -13,7 +13,7 @@ __all__ = ["RandomState", "SharedVariable", "Variable"]
 
 
 class SupportsArray(Protocol):
-    """An object that NumPy makes an array of: an array, a NumPy number, a Data."""
+    """An object that NumPy can convert to an array: an array, a NumPy number, a Data."""
 
     def __array__(self, dtype=None) -> np.ndarray: ...
 

@@ -6,16 +6,16 @@ import re
 import numpy as np
 
 MAX_DIMENSIONS = 32  # NumPy's limit
-MOST_CHARACTERS = 80  # of a name in tables and pictures
+MOST_CHARACTERS = 80  # longer names are cut in tables and pictures
 
 
 def count(number, noun):
-    """Return a number of things in words: "1 row", "2 rows"."""
+    """Return a number with its noun, in the plural except for 1: "1 row", "2 rows"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def shown(value, length=80):
-    """Return the representation of any value, shortened, for a message."""
+    """Return the representation of any value for an error message, cut to `length` characters."""
     text = repr(value)
     return text if len(text) <= length else f"{text[:length]}..."
 
@@ -27,12 +27,12 @@ def sentence(error):
 
 
 def is_bool(value):
-    """Return whether a value is a bool; bools are refused as numbers."""
+    """Return whether a value is a bool, which arguments that are numbers refuse."""
     return isinstance(value, (bool, np.bool_))
 
 
 def truth(name, value):
-    """Return whether an argument counts as true; raise TypeError if bool() refuses it."""
+    """Return an argument as a bool; raise TypeError if bool() raises."""
     try:
         return bool(value)
     except Exception:  # arrays of several items raise ValueError
@@ -42,7 +42,7 @@ def truth(name, value):
 def whole_number(name, value, lowest, highest=None):
     """Return an argument as an int, from `lowest` to `highest`.
 
-    Raises ``TypeError`` for anything but an integer, ``ValueError`` for one beyond the limits.
+    Raises ``TypeError`` for anything but an integer, ``ValueError`` beyond the limits.
     """
     try:
         if is_bool(value):
@@ -63,7 +63,8 @@ def shape_of(shape):
     is too long.
     """
     try:
-        # Sets and bytes hold integers too, and a symbolic variable looks like any sequence.
+        # The types are listed because sets and bytes hold integers, and a variable of a graph can
+        # be indexed like a sequence.
         if not isinstance(shape, (list, tuple, range, np.ndarray)) or any(map(is_bool, shape)):
             raise TypeError
         lengths = tuple(operator.index(n) for n in shape)
@@ -93,9 +94,10 @@ def oversize_of(oversize):
 
 
 def one_line(name) -> str:
-    """Return a name on one line: what can't be printed is escaped, and a long name cut.
+    """Return a name on one line, with unprintable characters escaped and a long name cut.
 
-    Its end stays, too: names of functions that were given none end with the line that made them.
+    The cut is in the middle: a function without a name is named after the file and the line of its
+    creation, and the line is at the end.
     """
     text = "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
@@ -107,6 +109,6 @@ def one_line(name) -> str:
 
 
 def without_folder(name) -> str:
-    """Return a name; of one that is an absolute path and a line, the file's own name and line."""
+    """Return a name; if it is an absolute path and a line number, without the folder."""
     text = str(name)
     return text.rpartition("/")[2] if re.fullmatch(r"/.*:\d+", text, re.DOTALL) else text

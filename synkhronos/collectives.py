@@ -1,10 +1,10 @@
-"""Shared variables kept in step: the public verbs.
+"""Collectives on shared variables: broadcast, scatter, gather and reduce their values.
 
     check ──▶ keys, values in shared memory ──▶ one command ──▶ every rank's communicator
 
-Each takes one shared variable or a list of them, in one round. A variable that no function uses is
-sent to the workers, with the master's value, when it is first named. The argument ``nccl`` of the
-2017 package is accepted everywhere: it matters where all ranks have GPUs of their own.
+Each takes one shared variable, or a list of them in one round. A variable that no function uses is
+sent to the workers, with the master's value, when a collective first gets it. The argument ``nccl``
+of the 2017 package is accepted everywhere: it matters if each rank has a GPU of its own.
 """
 
 from __future__ import annotations
@@ -35,17 +35,16 @@ Gathered = Union[np.ndarray, List[np.ndarray]]
 def broadcast(
     shared_vars: SharedVariables, values: Values | None = None, nccl: bool = True
 ) -> None:
-    """Give shared variables the master's value on every rank, whatever their shapes were.
+    """Set shared variables to the master's value on every rank; shapes may change.
 
     Parameters
     ----------
     shared_vars : shared variable or list of them
-        Random states (of ``RandomStreams``) too: then all ranks draw the same numbers.
+        They may be random states (of ``RandomStreams``): then all ranks draw the same numbers.
     values : array_like, Data, or list of these with one for each variable, optional
-        Values that the master's variables get before; a None in the list keeps the present one.
+        Values that the master's variables get first; a None in the list keeps the value of one.
     nccl : bool
-        Whether NCCL may be used, where the ranks have it. Without it values go through shared
-        memory.
+        If true, ranks that have NCCL use it; else values go through shared memory.
 
     Raises
     ------
@@ -91,19 +90,19 @@ def broadcast(
 
 
 def scatter(shared_vars: SharedVariables, values: ArrayLike, batch: Rows | None = None) -> None:
-    """Give each rank its part of the rows of a value, in rank order.
+    """Set shared variables on each rank to its part of the rows of a value, in rank order.
 
-    The rows are split as those of function inputs are: the edges are ``linspace(0, rows, n + 1)``,
-    floored. With fewer rows than ranks some get none.
+    The rows are split like the rows of function inputs: the edges are ``linspace(0, rows, n + 1)``,
+    floored. With fewer rows than ranks, some ranks get none.
 
     Parameters
     ----------
     shared_vars : shared variable or list of them
-        Of at least one dimension; they take the shapes of their parts.
+        Of at least one dimension; each takes the shape of its part.
     values : array_like, Data, or list of these with one for each variable
-        Data is read where it is, by all ranks at once.
+        All ranks read a Data in place; other values are copied once.
     batch : int, slice, range, list, or array of integers or bools, optional
-        The rows to scatter, as in calls of functions; of all of `values`.
+        The rows of each value to scatter, as in calls of functions.
 
     Raises
     ------
@@ -140,15 +139,15 @@ def gather(
     ----------
     shared_vars : shared variable or list of them
     nd_up : {1, 0}
-        1 stacks them along a new axis 0; 0 joins them along the axis 0 that they have.
+        1 stacks the values along a new axis 0; 0 joins them along their own axis 0.
     nccl : bool
-        Accepted and ignored: the result is an array of the host, so it goes through shared memory.
+        Ignored: the result is an array on the host, so values go through shared memory.
 
     Returns
     -------
     numpy.ndarray, or list of numpy.ndarray
-        A list, of one array for each rank, where the shapes do not allow to put them together. For
-        more than one variable a tuple of these.
+        A list with one array for each rank, if arrays of these shapes can't be joined. For more
+        than one variable, a tuple of these.
 
     Raises
     ------
@@ -186,13 +185,14 @@ def gather(
 
 
 def _put_together(values, nd_up):
+    """Return copies of the values, stacked or joined: the next command may change the values."""
     if len({value.shape[1 - nd_up :] for value in values}) > 1:
         return [value.copy() for value in values]
     return np.stack(values) if nd_up else np.concatenate(values)
 
 
 def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> None:
-    """Replace shared variables, on every rank, with the values of all joined along axis 0.
+    """Set shared variables on every rank to the values of all ranks, joined along axis 0.
 
     Parameters
     ----------
@@ -204,7 +204,7 @@ def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> None:
     Raises
     ------
     SessionError, TypeError, ValueError
-        As :func:`broadcast`; ValueError also where shapes differ beyond axis 0. Then nothing was
+        As :func:`broadcast`; ValueError also if shapes differ beyond axis 0. Then nothing has
         changed.
 
     Examples
@@ -236,12 +236,12 @@ def reduce(
     Parameters
     ----------
     shared_vars : shared variable or list of them
-        Of the same shape on all ranks. Half precision is combined in single; integers in their own
-        type, which wraps around; bools with "or" (sum, max) and "and" (prod, min).
+        Of the same shape on all ranks. Half precision is reduced in single precision; integers in
+        their own type, which wraps around; bools with "or" (sum, max) and "and" (prod, min).
     op : {"avg", "sum", "prod", "min", "max"}
-        Every rank has the same weight in an average; integers and bools have none.
+        Every rank has the same weight in an average. Integers and bools can't be averaged.
     in_place : bool
-        Whether the master's variable gets the result. The workers' are not changed.
+        If true, the master's variable is set to the result. The workers' are not changed.
     nccl : bool
         As in :func:`broadcast`; a result that is not `in_place` goes through shared memory.
 
@@ -252,7 +252,7 @@ def reduce(
     Raises
     ------
     SessionError, TypeError, ValueError
-        As :func:`broadcast`; ValueError also where shapes differ.
+        As :func:`broadcast`; ValueError also if shapes differ.
 
     Examples
     --------
@@ -296,15 +296,15 @@ def _reduce_to_new(session, key, op):
 
 
 def all_reduce(shared_vars: SharedVariables, op: str = "avg", nccl: bool = True) -> None:
-    """Replace shared variables, on every rank, with the reduction of the values of all.
+    """Set shared variables on every rank to the reduction of the values of all ranks.
 
-    Each rank reduces a part of all arrays, where they are in shared memory, and writes the result
-    to the others; so every rank has the same bits.
+    In shared memory, each rank reduces one part of all arrays and writes the result to the other
+    ranks' arrays; so every rank has the same bits.
 
     Parameters
     ----------
     shared_vars, op, nccl
-        As in :func:`reduce`. Many small variables together cost one round.
+        As in :func:`reduce`. A list of many small variables costs one round.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""For the examples in docstrings: quickly compiled; Keras where it is, with no trace of its own."""
+"""Settings for the examples in docstrings: fast compilation, and Keras, if it is installed."""
 
 import importlib.util
 
@@ -11,7 +11,7 @@ if importlib.util.find_spec("keras") is None:
 
 @pytest.fixture(autouse=True)
 def settings_of_examples(request, monkeypatch, tmp_path_factory):
-    """Compile examples quickly, and leave the settings of Keras and Theano as they are."""
+    """Compile examples quickly; restore the settings of Keras and Theano after each."""
     from theano import config
     from theano.compile import mode
 
@@ -24,7 +24,7 @@ def settings_of_examples(request, monkeypatch, tmp_path_factory):
     if request.node.name.startswith("synkhronos.extensions.keras."):
         monkeypatch.setenv("KERAS_BACKEND", "theano")
         monkeypatch.setenv("KERAS_HOME", str(tmp_path_factory.mktemp("keras")))
-        config.floatX = "float32"  # as Keras sets it when it is imported
+        config.floatX = "float32"  # Keras sets it when it is imported
     yield
     config.mode, config.floatX, mode.instantiated_default_mode = before
     if session._Current.session is not None:  # of an example that failed

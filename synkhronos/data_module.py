@@ -1,4 +1,4 @@
-"""Where ``Data`` was in 2017; see :mod:`synkhronos.inputs`."""
+"""Re-export :mod:`synkhronos.inputs` under its name of 2017."""
 
 from synkhronos.inputs import Data, data
 

@@ -1,4 +1,4 @@
-"""Where ``Function`` was in 2017; see :mod:`synkhronos.functions`."""
+"""Re-export :mod:`synkhronos.functions` under its name of 2017."""
 
 from synkhronos.functions import Function, distribute, function
 

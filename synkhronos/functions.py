@@ -1,7 +1,9 @@
-"""In place of ``theano.function``: the same function on every rank.
+"""Functions: ``theano.function``, run on every rank.
 
-function(...)          compiled once, in the master
-f(x)                   bind -> stage -> RunFunction ==> ranks ==> combine -> outputs
+    function(...)    compiled once, in the master
+    f(x)             bind ──▶ stage ──▶ RunFunction ==> ranks ==> combine ──▶ outputs
+
+A call first sends the workers the function, if they don't have it yet.
 """
 
 from __future__ import annotations
@@ -81,17 +83,17 @@ class Function:
 
     @property
     def name(self) -> str:
-        """As given to :func:`function`, or the line that made it."""
+        """The name given to :func:`function`, or the file and line of the call that made it."""
         return self._compiled.name
 
     @property
     def output_modes(self) -> list[str | None]:
-        """How each output is reduced: a str or None."""
+        """The reduce mode of each output: a str or None."""
         return list(self._modes)
 
     @property
     def update_modes(self) -> list[str | None]:
-        """How each update is accumulated over slices: a str or None."""
+        """The mode by which each update is accumulated over slices: a str or None."""
         return list(self._recipe.update_modes)
 
     def __call__(
@@ -110,34 +112,35 @@ class Function:
         ----------
         *args, **kwargs
             One :class:`~synkhronos.inputs.Data`, array, list or scalar for each input, in the order
-            of ``inputs`` and then ``bcast_inputs``, or by the name of the variable. Data is used
-            where it is; anything else is cast as ``theano.function`` would, and copied once.
+            of ``inputs`` and then ``bcast_inputs``, or by the name of the variable. Ranks read a
+            Data in place; other values are cast as ``theano.function`` would, and copied once.
         output_subset : list of int, optional
             Compute only these outputs; they are returned in ascending order.
         batch : int, slice, range, list, or array of integers or bools, optional
-            The rows of the scattered inputs to use, selected before they are scattered: the first
-            so many, a slice, rows by number, or a mask. Inputs whose Data was made with
-            ``minibatch=True`` hold just these rows.
+            The rows of the scattered inputs to use, selected before they are scattered: a number
+            of first rows, a slice, row numbers, or a mask. A Data made with ``minibatch=True``
+            holds just these rows.
         batch_s : slice, range, list or array of integers, or a list with one of these for each rank
-            The rows of the sliceable shared variables to use, selected on each rank from its own.
+            The rows of the sliceable shared variables to use; each rank selects from its own rows.
         num_slices : int
-            Compute each rank's rows in so many parts, one after the other, to save memory. Outputs
-            and updates are accumulated by their modes; updates are applied once, at the end.
+            The number of parts in which each rank computes its rows, one after the other, to save
+            memory. Outputs and updates are accumulated by their modes; updates are applied once, at
+            the end.
 
         Returns
         -------
         numpy.ndarray or list of numpy.ndarray
-            One array where ``outputs`` was one variable, else a list. On devices, a GpuArray for an
+            One array if ``outputs`` was one variable, else a list. On devices, a GpuArray for an
             output variable of a device type, such as ``x.transfer(None)``.
 
         Raises
         ------
         TypeError, ValueError
-            For wrong arguments, before anything is launched.
+            For wrong arguments, before any rank starts to compute.
         WorkerError
-            When a rank raised; the session stays usable.
+            When a rank raised an error; the session stays usable.
         WorkerDied
-            When a worker is gone.
+            When a worker process has ended.
         """
         recording = self._session.recording
         if recording is None:
@@ -168,7 +171,7 @@ class Function:
         return self._outputs.pack(results, command.output_subset)
 
     def _make_ready(self, num_slices):
-        """Compile what a call with so many slices takes, and send the workers what they lack."""
+        """Compile the variant for this number of slices; send the workers what they lack."""
         if num_slices > 1 and self._description.updates and not self._has_sliced:
             self._session.registry.add_variant(self._key, SLICED, self._recipe.compile_sliced())
             self._has_sliced = True
@@ -182,10 +185,10 @@ class Function:
     def as_theano(
         self, *args: ArrayLike, output_subset: Sequence[int] | None = None, **kwargs: ArrayLike
     ) -> np.ndarray | list[np.ndarray]:
-        """Call the function in the master only, as ``theano.function`` would have made it.
+        """Run the function in the master only, as ``theano.function`` would have made it.
 
-        It takes arrays (or Data), applies updates to the master's shared variables only, and
-        works before `distribute` and after `close`, too.
+        It applies updates to the master's shared variables only, and works before `distribute` and
+        after `close`, too.
 
         Raises
         ------
@@ -214,12 +217,12 @@ class Function:
         force_cast, oversize
             As in :func:`~synkhronos.data`.
         minibatch : bool or list of bool
-            For all, or for each.
+            For all inputs, or one for each.
 
         Returns
         -------
         Data or tuple of Data
-            A bare Data where the function has one input.
+            One Data, not in a tuple, if the function has one input.
 
         Raises
         ------
@@ -229,7 +232,7 @@ class Function:
             For too many or too few values, unknown names, values that don't fit their variable, and
             a `minibatch` of another length.
         SharedMemoryFull
-            When there is no room.
+            When the shared memory is full.
         """
         values = self._inputs.bind(args, kwargs)
         batches = minibatch if isinstance(minibatch, (list, tuple)) else [minibatch] * len(values)
@@ -245,7 +248,7 @@ class Function:
         return made[0] if len(made) == 1 else made
 
     def _release(self) -> None:
-        """Let go of the shared memory that it keeps for plain arrays; `close` does it."""
+        """Give back the shared memory of plain arrays and of indices; `close` calls this."""
         self._inputs.release()
         self._requests.release()
 
@@ -284,25 +287,25 @@ def function(
     Parameters
     ----------
     inputs : list of theano variable
-        The inputs that are scattered along axis 0 (those without axes go whole to every rank).
+        The inputs that are scattered along axis 0 (every rank gets inputs without axes whole).
     outputs : variable, (variable, mode), or list of these, optional
-        What to compute, and how to reduce it over the ranks: ``"avg"`` (the default; each rank
-        weighs as many rows as it had, so that it equals the mean over all rows; equal weights
-        where nothing is scattered; integers and bools are averaged in floatX), ``"sum"``,
-        ``"prod"``, ``"min"``, ``"max"``, ``"gather"`` (joined along axis 0 in rank order;
-        numbers are stacked), or None (the master's own). The prefix ``c_``, as in ``"c_sum"``, asks
-        for the CPU's reduction where NCCL would do it.
+        The expressions to compute, each with the mode of its reduction over the ranks: ``"avg"``
+        (the default; a rank's weight is its number of rows, so the result is the mean over all
+        rows; equal weights if nothing is scattered; integers and bools are averaged in floatX),
+        ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, ``"gather"`` (joined along axis 0 in rank
+        order; numbers are stacked), or None (the master's own value). The prefix ``c_``, as in
+        ``"c_sum"``, asks for a reduction on the CPU where NCCL would do it.
     bcast_inputs : list of theano variable, optional
         The inputs that every rank gets whole; in calls they come after `inputs`.
     updates : list of (shared variable, expression[, mode]) or OrderedDict, optional
-        As in Theano, applied on every rank by itself. In a call with slices every slice is
-        evaluated at the original values, and the results, accumulated with the update's mode
-        (``"avg"`` by default), are applied once. So are default updates, with ``"avg"``.
+        As in Theano; each rank applies them to its own variables. In a call with slices, every
+        slice computes with the old values; the results are accumulated with the update's mode
+        (``"avg"`` by default) and applied once. Default updates are accumulated with ``"avg"``.
     givens, **kwargs
         Passed to ``theano.function``.
     sliceable_shareds : list of shared variable, optional
-        Shared variables that the function uses, whose rows ``batch_s`` and ``num_slices`` select
-        on each rank; they may not be updated by the function.
+        Shared variables whose rows ``batch_s`` and ``num_slices`` select on each rank. The
+        function must use them and may not update them.
 
     Raises
     ------
@@ -332,7 +335,7 @@ def function(
     givens = signature.check_givens(givens)
     signature.check_mode(kwargs.get("mode"))
     name = kwargs.get("name")
-    # A str, for the workers get it too, who may not know a subclass.
+    # A plain str: workers unpickle the name, and may not be able to import a subclass.
     name = signature.line_of_caller() if name is None else str(name)
     keywords = {**kwargs, "givens": givens, "name": name}
     chosen.keep_on_device(session.comm.outputs.reduces)
@@ -347,10 +350,10 @@ def function(
 def distribute() -> None:
     """Send the workers all functions that they do not have yet.
 
-    It may be called at any time, and again; it sends only what is new. Calling it is optional: a
-    function that is called is sent if it must be. A shared variable is sent once, with the master's
-    value at that moment, however many functions use it; random states are moved to a stream of
-    their own on each rank but 0.
+    It may be called at any time and again; it sends only new functions. Calling it is optional: the
+    first call of a function sends it. A shared variable is sent once, with the master's value at
+    that moment, also if several functions use it. Each rank but rank 0 moves random states to a
+    stream of its own.
 
     Raises
     ------

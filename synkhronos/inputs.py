@@ -1,8 +1,9 @@
 """Arrays in shared memory, which functions scatter without copying.
 
-    data(value) -> Data -> segment, mapped by every rank that uses it
+    data(value) ──▶ Data ──▶ a segment, mapped by every rank that uses it
 
-All ranks see what is written to a Data at once, because it is the same memory.
+All ranks see a write to a Data at once, because it is the same memory. The Data owns the segment;
+a view keeps it alive, too.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ __all__ = ["Data", "data"]
 class Data:
     """An array in shared memory, of fixed dtype and number of dimensions, that can grow.
 
-    :func:`data` and :meth:`~synkhronos.functions.Function.build_inputs` make it. It indexes and
-    converts like the NumPy array :attr:`data` that it holds. The memory is freed when the Data and
-    the last view of it are gone.
+    :func:`data` and :meth:`~synkhronos.functions.Function.build_inputs` make it. It can be indexed
+    and converted like the NumPy array :attr:`data` that it holds. The memory is freed when the Data
+    and the last view of it are gone.
 
     Attributes
     ----------
     name : str or None
-        For messages; the name of the variable, if it was made for one.
+        Used in error messages. By default the name of the variable that the Data was made for.
     minibatch : bool
-        Whether it holds just a batch: its first row is the first row of the selection.
+        Whether the Data holds just a batch: its first row is the first row of the selection.
 
     Examples
     --------
@@ -74,11 +75,11 @@ class Data:
 
     @property
     def data(self) -> np.ndarray:
-        """A view on the shared memory.
+        """The array, a view of the shared memory.
 
         After a change of shape take a new view. An older view stays readable, but if the memory was
-        allocated anew, writes to the older view don't reach the ranks. The contents can be changed
-        in every way, also as in ``d.data += 1``; to store another array call :meth:`set_value`.
+        allocated anew, writes to the older view don't reach the ranks. Items can be changed in
+        place, as in ``d.data += 1``; to store another array call :meth:`set_value`.
         """
         return self._store.array
 
@@ -123,7 +124,7 @@ class Data:
 
     @property
     def minibatch(self) -> bool:
-        """Whether it holds just a batch."""
+        """Whether the Data holds just a batch."""
         return self._minibatch
 
     def __len__(self):
@@ -149,7 +150,8 @@ class Data:
         Raises
         ------
         TypeError
-            If the dtype can't be cast up to that of the Data, or the number of dimensions differs.
+            If the dtype can't be cast up to the dtype of the Data, or the number of dimensions
+            differs.
         """
         return condition(
             _plain(input_data), self._store.array.dtype, self.ndim, force_cast, self._what()
@@ -158,25 +160,25 @@ class Data:
     def set_value(
         self, input_data: ArrayLike, force_cast: bool = False, oversize: float = 1
     ) -> None:
-        """Store an array, and take its shape; the memory is reused if it is large enough.
+        """Store an array, of any shape; the memory is used again if it is large enough.
 
         Parameters
         ----------
         input_data : array_like
-            Of the same number of dimensions, and of a dtype that can be cast up to that of the
-            Data: uint8 to int32 or float32, float32 to float64. Python lists and scalars only have
-            to hold values that the dtype can represent.
+            Its number of dimensions must be that of the Data, and its dtype one that can be cast
+            up to the dtype of the Data: uint8 to int32 or float32, float32 to float64. Python lists
+            and scalars only have to hold values that the dtype can represent.
         force_cast : bool
             Cast any dtype, as ``numpy.ndarray.astype`` does.
         oversize : float
-            From 1 to 2: how many times the needed memory to allocate, if it must be allocated.
+            From 1 to 2: memory that has to be allocated gets room for so many times the items.
 
         Raises
         ------
         SessionError
             After :func:`~synkhronos.close`.
         TypeError
-            For a value that does not fit, and an `oversize` that is no number.
+            For a value that does not fit, and an `oversize` that is not a number.
         ValueError
             For an `oversize` that is not from 1 to 2.
         SharedMemoryFull
@@ -188,12 +190,12 @@ class Data:
         self._store.array[...] = value
 
     def set_length(self, length: int, oversize: float = 1) -> None:
-        """Change the length of axis 0, at least 1; the old contents of the memory stay.
+        """Change the length of axis 0, to at least 1; the memory keeps its items.
 
         Raises
         ------
         TypeError
-            For a length that is no integer, and a Data without axes.
+            For a length that is not an integer, and a Data without axes.
         ValueError
             For a length below 1.
         SessionError, SharedMemoryFull
@@ -225,7 +227,7 @@ class Data:
         self._resize(new, oversize_of(oversize))
 
     def free_memory(self) -> None:
-        """Make it empty, and free the memory (once no view of it is left)."""
+        """Make the Data empty; its memory is freed when no view of it is left."""
         self._store.free()
 
     def _resize(self, shape, oversize, keep=True):
@@ -243,7 +245,10 @@ class Data:
         return f"Data {self._name!r}" if self._name else "This Data"
 
     def _ref(self, session):
-        """Return the reference by which other ranks of `session` find the array."""
+        """Return the reference with which the ranks of `session` fetch the array.
+
+        It is valid until the Data gets another shape or memory.
+        """
         if self._session is not session:
             self._session.require_open()
         store = self._store
@@ -268,30 +273,30 @@ def data(
     Parameters
     ----------
     value : array_like, optional
-        The first value. Without it the Data is zero, of shape `shape`, or empty.
+        The first value. Without it the Data holds zeros of shape `shape`, or is empty.
     var : theano variable, optional
-        A variable whose dtype, ndim and name are taken.
+        A variable that gives the Data its dtype, ndim and name.
     dtype : str or numpy.dtype, optional
-        By default that of `value`. If both are given, `value` is cast up to it.
+        By default the dtype of `value`. If both are given, `value` is cast up to `dtype`.
     ndim : int, optional
-        The number of dimensions; by default that of `value`, or the length of `shape`.
+        The number of dimensions; by default ``value.ndim`` or ``len(shape)``.
     shape : tuple of int, optional
         The first shape, if there is no value.
     minibatch : bool
-        Whether it will hold just a batch; see the argument ``batch`` of functions.
+        Whether the Data will hold just a batch; see the argument ``batch`` of functions.
     force_cast : bool
         Cast `value` even if that loses precision.
     oversize : float
-        From 1 to 2: how many times the needed memory to allocate.
+        From 1 to 2: the memory gets room for so many times the items.
     name : str, optional
-        For messages.
+        Used in error messages.
 
     Raises
     ------
     SessionError
         Before :func:`~synkhronos.fork`.
     TypeError
-        If dtype or ndim is not known, or the value does not fit them.
+        If dtype or ndim is missing, or the value does not fit them.
     ValueError
         For an `oversize` that is not from 1 to 2, and negative lengths.
     SharedMemoryFull

@@ -1,7 +1,9 @@
-"""Begin and end: the one session that is current.
+"""Begin and end of the session: `fork` and `close`.
 
-fork()   none ──▶ OPEN ──▶ CLOSED   close(), or the end of the interpreter
-└──▶ BROKEN ──▶ CLOSED   a worker died; then close()
+    none ── fork() ──▶ OPEN ── close(), or the end of the interpreter ──▶ CLOSED
+                        └── a worker died ──▶ BROKEN ── close() ──▶ CLOSED
+
+A process has at most one session at a time.
 """
 
 import atexit
@@ -19,7 +21,7 @@ from synkhronos._master.session import Session
 from synkhronos._wording import count, truth, whole_number
 from synkhronos.errors import SessionError
 
-_MOST_THREADS = (1 << 31) - 1  # that BLAS and OpenMP can be told of
+_MOST_THREADS = (1 << 31) - 1  # BLAS and OpenMP take the number as a C int
 
 
 def fork(
@@ -33,29 +35,30 @@ def fork(
     devices: Optional[Sequence[str]] = None,
     threads_per_rank: Optional[int] = None,
 ) -> int:
-    """Start the workers: one process for each rank but the master's own, which is this process.
+    """Start the workers: one process for each rank but the master's, which is this process.
 
     Parameters
     ----------
     n_parallel : int, optional
-        The number of ranks, the master included; 1 and more than there are cores work. By default
-        one for each CUDA device, or where there is none, for each core that this process may use.
+        The number of ranks, the master included; it may be 1, or more than there are cores. By
+        default one for each CUDA device, or without any, one for each core that this process may
+        use.
     use_gpu : bool, optional
         True asks for CUDA devices, False for CPU cores.
     master_rank : int
         The rank of this process, from 0 to ``n_parallel - 1``.
     profile_workers : bool
-        Each worker writes a cProfile, ``synk_worker_<rank>.prof``, into the working directory when
-        the session is closed.
+        If true, each worker writes a cProfile, ``synk_worker_<rank>.prof``, into the working
+        directory when the session is closed.
     max_n_var, max_dim : int
         Ignored: there is no limit on the number of variables or dimensions any more.
     devices : list of str, optional
         The device of each rank, such as ``["cpu"] * 4``, ``["cuda0", "cuda1"]`` or
-        ``["opencl0:0"] * 2``; ranks may share one, and kinds may be mixed. The environment variable
-        ``SYNKHRONOS_DEVICES=cpu,cpu`` does the same from outside.
+        ``["opencl0:0"] * 2``; ranks may share one, and kinds may be mixed. Without
+        it, the environment variable ``SYNKHRONOS_DEVICES=cpu,cpu`` names the devices, if it is set.
     threads_per_rank : int, optional
-        How many threads BLAS and OpenMP may use in each rank; by default the usable cores divided
-        by the ranks, at least 1.
+        The number of threads that BLAS and OpenMP may use in each rank; by default the usable cores
+        divided by the ranks, at least 1.
 
     Returns
     -------
@@ -65,9 +68,9 @@ def fork(
     Raises
     ------
     SessionError
-        When there is a session already, or this process has opened a device; a RuntimeError.
+        When there is a session already, or this process has opened a device. It is a RuntimeError.
     TypeError, ValueError
-        For arguments that are of the wrong kind or don't agree.
+        For arguments of the wrong kind, and arguments that contradict each other.
     ImportError
         For ranks on devices, without pygpu.
     WorkerError
@@ -104,6 +107,7 @@ def _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_w
     profile_workers = truth("profile_workers", profile_workers)
     master = whole_number("master_rank", master_rank, 0, len(names) - 1)
     try:
+        # No Ctrl-C between a worker's start and the assignment: else close() would not find it.
         with interrupts_held():
             _release_closed()
             _Current.session = Session(names, threads, master, profile_workers)
@@ -129,9 +133,9 @@ def _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_w
 def close() -> None:
     """End the session: stop the workers, and give all shared memory back.
 
-    After it :func:`fork` may be called again; objects of the closed session refuse to be used.
-    Called at the end of the interpreter, too. Without a session it does nothing but say so, in the
-    log.
+    Afterwards :func:`fork` may be called again; objects of the closed session refuse to be used.
+    The end of the interpreter closes the session, too. Without a session, ``close()`` only writes a
+    warning to the log.
 
     Examples
     --------
@@ -151,7 +155,8 @@ def close() -> None:
 
 
 def _end_current():
-    # A Ctrl-C that comes before leaves a session that can be closed.
+    """End the current session, if any; give back all closed sessions that no call is in."""
+    # A Ctrl-C before this line leaves a current session, which close() can end.
     with interrupts_held(), _Current.lock:
         if _Current.session is not None:
             _Current.session.end()
@@ -161,7 +166,11 @@ def _end_current():
 
 
 def _release_closed():
-    """Give back what closed sessions have, but for those that a call is still in."""
+    """Give back the memory and descriptors of closed sessions, except while a call is in one.
+
+    Such a call is in another thread, or below a signal handler that called close(). Its session is
+    given back by the next fork() or close(), or at the end of the interpreter.
+    """
     for session in list(_Current.closed):
         with session.free() as is_free:
             if is_free:
@@ -176,6 +185,7 @@ def _close_at_exit():
 
 
 def _leave_in_child():
+    """Forget the session in a process that the user forked: its workers belong to the master."""
     session, _Current.session, _Current.lock = _Current.session, None, threading.RLock()
     _Current.closed = []
     if session is not None:

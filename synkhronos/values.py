@@ -1,6 +1,6 @@
-"""Shared variables of single ranks: set one rank's, and ask for what ranks have.
+"""Values of shared variables on single ranks: set and get values, get lengths and shapes.
 
-As the verbs of `collectives`, each takes one shared variable or a list of them, in one round.
+Like the functions of `collectives`, each takes one shared variable, or a list of them in one round.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["get_lengths", "get_shapes", "get_value", "set_value"]
 Value = Union[np.ndarray, RandomState]
 Shapes = List[Tuple[int, ...]]
 
-_ASKED_AT_ONCE = 500  # shapes: they fit into one answer of a worker, whatever they are
+_ASKED_AT_ONCE = 500  # so many shapes, of up to 32 dimensions, fit into one answer of a worker
 
 
 def set_value(
     rank: int, shared_vars: SharedVariables, values: Values, batch: Rows | None = None
 ) -> None:
-    """Give shared variables of one rank a value, of any shape.
+    """Set shared variables on one rank to values of any shape.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ def set_value(
     shared_vars : shared variable or list of them
     values : array_like, Data, or list of these with one for each variable
     batch : int, slice, range, list, or array of integers or bools, optional
-        The rows of the values to take.
+        The rows of each value to use.
 
     Raises
     ------
@@ -122,7 +122,7 @@ def get_value(rank: int, shared_vars: SharedVariables) -> Value | tuple[Value, .
 
 
 def get_lengths(shared_vars: SharedVariables) -> list[int] | tuple[list[int], ...]:
-    """Return the lengths along axis 0 on every rank.
+    """Return the lengths of shared variables along axis 0, on every rank.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def get_lengths(shared_vars: SharedVariables) -> list[int] | tuple[list[int], ..
     Raises
     ------
     SessionError, TypeError, ValueError
-        As :func:`~synkhronos.broadcast`; TypeError also for what has no axis 0.
+        As :func:`~synkhronos.broadcast`; TypeError also for variables without axes.
 
     Examples
     --------
@@ -160,7 +160,7 @@ def get_lengths(shared_vars: SharedVariables) -> list[int] | tuple[list[int], ..
 
 
 def get_shapes(shared_vars: SharedVariables) -> Shapes | tuple[Shapes, ...]:
-    """Return the shapes on every rank.
+    """Return the shapes of shared variables, on every rank.
 
     Parameters
     ----------

@@ -64,10 +64,9 @@ def compiling_by_turns(items):
 
 
 def keep_one_of_each_test(config, items):
-    """Choose what runs on devices: one of the parameters of each test.
+    """Keep, for a run on devices, each test with one of its parameters, another for each layout.
 
-    Compiling for devices takes long. Each layout has another one; all run with
-    SYNKHRONOS_TEST_ALL=1.
+    Compilation for devices takes long. With SYNKHRONOS_TEST_ALL=1 all tests are kept.
     """
     by_test = {}
     for item in items:
@@ -87,20 +86,20 @@ def keep(config, items, chosen):
 
 
 def is_on_its_layout(item):
-    """Return whether a test that names some layouts of its file runs on one of them here."""
+    """Return whether a test has its layout here; it may name a few layouts of its file."""
     marker = item.get_closest_marker("layouts")
     return marker is None or item.callspec.params["layout"] in marker.args
 
 
 @pytest.fixture(scope="module")
 def layout(request):
-    """The layout that the tests of a file run on: each of its LAYOUTS in turn."""
+    """Return the layout of the tests of a file: each of its LAYOUTS in turn."""
     return request.param
 
 
 @pytest.fixture(scope="module")
 def ranks(layout):
-    """A session on the layout, for all tests of a file; ranks may be more than there are cores."""
+    """Yield a session on the layout, for all tests of a file."""
     with layouts.forked(layout) as session:
         yield session
 
@@ -112,7 +111,7 @@ def no_variable(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_signal_ignored():
-    """Have signals that tests send do something, also below nohup or in a script's background."""
+    """Restore the handlers of signals that nohup, or a shell's background job, ignores."""
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
     ignored = [signum for signum in usual if signal.getsignal(signum) == signal.SIG_IGN]
     for signum in ignored:
@@ -124,7 +123,7 @@ def no_signal_ignored():
 
 @pytest.fixture
 def no_session():
-    """For tests that fork themselves: no session before, and nothing left after."""
+    """Check that there is no session before the test, and nothing left after it."""
     assert _session._Current.session is None
     with nothing_left():
         yield
@@ -144,7 +143,7 @@ def nothing_left_at_all():
 
 @pytest.fixture(autouse=True, scope="module")
 def little_to_collect():
-    """Have garbage collections look only at what the tests of this file make: there are many."""
+    """Hide older objects from the garbage collector, which tests of this file call often."""
     gc.collect()
     gc.freeze()
 
@@ -158,7 +157,7 @@ def quickly_compiled():
 
 @pytest.fixture
 def other_thread():
-    """A thread that takes signals: in a program with threads no mask of the main one keeps them."""
+    """Run a second thread, which gets the signals that the main thread masks."""
     end = threading.Event()
     thread = threading.Thread(target=end.wait)
     thread.start()

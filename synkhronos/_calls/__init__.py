@@ -1,1 +1,1 @@
-"""From the arguments of a call to one command: checked, cast, put where all ranks see them."""
+"""From the arguments of a call to one command: checked, cast, put into shared memory."""

@@ -10,13 +10,18 @@ from synkhronos.inputs import Data
 
 
 class Inputs:
-    """The inputs of one function, and the shared memory kept for plain arrays given for them."""
+    """The inputs of one function, and the shared memory that plain arrays are copied into.
+
+    The memory belongs to the function and is used again by its next call. It goes with `release`,
+    or with the function.
+    """
 
     def __init__(self, session, variables, n_scattered, allow_downcast, owner):
         self._session = session
-        self._owner = owner  # the function's name, for messages
+        self._owner = owner  # the function's name, for error messages
         self.variables = tuple(variables)
-        # A scalar can't be scattered: it goes whole to every rank, wherever it was listed.
+        # A scalar can't be scattered: every rank gets it whole, also where it is listed among
+        # the scattered inputs.
         self.is_scattered = tuple(
             position < n_scattered and variable.ndim > 0
             for position, variable in enumerate(variables)
@@ -24,10 +29,10 @@ class Inputs:
         self._dtypes = tuple(np.dtype(variable.dtype) for variable in variables)
         self._has_fixed = tuple(any(_host.fixed_axes(variable)) for variable in variables)
         self._allow_downcast = allow_downcast
-        self._staged = {}
+        self._staged = {}  # position of an input -> its StagedInput
 
     def bind(self, args, kwargs):
-        """Return one value for each input, in order."""
+        """Return the arguments of a call: one value for each input, in the order of the inputs."""
         given = len(args) + len(kwargs)
         if given != len(self.variables):
             raise TypeError(
@@ -46,7 +51,10 @@ class Inputs:
         return values
 
     def locate(self, position, value):
-        """Return what stands for the value of one input in shared memory, after checking it."""
+        """Check the value of one input, copy a plain one to shared memory, return its reference.
+
+        The reference to a plain array is valid until the next call: it overwrites the copy.
+        """
         if type(value) is Data:
             self._check_data(position, value)
             return value._ref(self._session)
@@ -59,28 +67,30 @@ class Inputs:
         return staged.put(value)
 
     def array(self, position, value):
-        """Return the array that the value of one input is or becomes, for the master alone."""
+        """Return the value of one input, checked and cast, for a call in the master alone."""
         if type(value) is not Data:
             return self.cast(position, value)
         self._check_data(position, value)
         return value.data
 
     def cast(self, position, value):
-        """Return a value as the array that ``theano.function`` would make of it."""
+        """Return a value as an array, cast as ``theano.function`` casts its inputs."""
         variable = self.variables[position]
         try:
             return _host.cast_input(variable, value, self._allow_downcast)
         except Exception as error:
             if value is None:
-                raise TypeError(f"{self.what(position)} takes {variable.type}, got None.") from None
+                raise TypeError(
+                    f"{self.label(position)} takes {variable.type}, got None."
+                ) from None
             if isinstance(value, _host.Variable):
                 raise TypeError(
-                    f"{self.what(position)} takes {variable.type}, got the variable {value} in "
+                    f"{self.label(position)} takes {variable.type}, got the variable {value} in "
                     "place of a value."
                 ) from None
-            # Theano's own checks stumble in many ways over what is no array.
+            # Theano's checks raise errors of many kinds for values that are no arrays.
             raise TypeError(
-                f"{self.what(position)} takes {variable.type}, got "
+                f"{self.label(position)} takes {variable.type}, got "
                 f"{signature.describe_value(value)}: {sentence(error)}"
             ) from error
 
@@ -88,7 +98,7 @@ class Inputs:
         variable, array = self.variables[position], value._store.array
         if array.dtype != self._dtypes[position] or array.ndim != variable.ndim:
             raise TypeError(
-                f"{self.what(position)} takes {variable.type}, got {value}. A Data is never "
+                f"{self.label(position)} takes {variable.type}, got {value}. A Data is never "
                 "cast: make it with data(value, var=variable)."
             )
         if self._has_fixed[position]:
@@ -98,20 +108,20 @@ class Inputs:
         pattern = _host.fixed_axes(self.variables[position])
         if any(fixed and length != 1 for fixed, length in zip(pattern, shape)):
             raise TypeError(
-                f"{self.what(position)} is broadcastable ({pattern}): it must have length 1 there, "
-                f"got shape {shape}."
+                f"{self.label(position)} is broadcastable ({pattern}): it must have length 1 "
+                f"there, got shape {shape}."
             )
 
     def release(self):
-        """Let go of the memory kept for plain arrays."""
+        """Give the shared memory of plain arrays back."""
         self._staged.clear()
 
     def name_of(self, position):
         """Return the name of an input, or its number."""
         return str(self.variables[position].name or f"input {position}")
 
-    def what(self, position):
-        """Return how an error message begins that is about one input."""
+    def label(self, position):
+        """Return the first words of an error message about one input: its name and its function."""
         return f"Input {self.variables[position].name or position!r} of {self._owner}"
 
     def __str__(self):

@@ -1,4 +1,4 @@
-"""What the collectives are given: checked before a launch, and put where all ranks see it."""
+"""The arguments of collectives: checked before a command is sent, and put into shared memory."""
 
 import pickle
 
@@ -13,11 +13,12 @@ from synkhronos._rank import commands
 from synkhronos._wording import count, sentence, shown
 from synkhronos.inputs import Data
 
-_KEPT_BYTES = 1 << 24  # up to this size, the shared memory that values were staged in is kept
+# Shared memory that values were copied to is kept for the next collective, up to this size.
+_KEPT_BYTES = 1 << 24
 
 
 def check_variables(name, shared_vars, objects=False):
-    """Return the variables as a list; with `objects` also those that hold no arrays."""
+    """Return the variables as a list; with `objects`, random states are accepted too."""
     variables = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
     if not variables:
         raise ValueError(f"{name}() got an empty list of shared variables.")
@@ -40,12 +41,14 @@ def check_variables(name, shared_vars, objects=False):
 
 
 def check_axis(name, variables):
+    """Raise TypeError for variables without axes."""
     for variable in variables:
         if variable.ndim == 0:
             raise TypeError(f"{name} needs an axis 0, which {variable} does not have.")
 
 
 def check_rows(name, variables):
+    """Raise TypeError for variables whose number of rows can't change."""
     check_axis(f"{name}()", variables)
     for variable in variables:
         if _host.fixed_axes(variable)[0]:
@@ -56,6 +59,7 @@ def check_rows(name, variables):
 
 
 def check_reduction(name, shared_vars, op):
+    """Return the variables as a list, and the operation; raise for integers to be averaged."""
     variables = check_variables(name, shared_vars)
     op = blocks.parse_op(op)
     if op == "avg":
@@ -69,7 +73,11 @@ def check_reduction(name, shared_vars, op):
 
 
 def check_values(name, shared_vars, variables, values, none=False, rows_may_differ=False):
-    """Return one value for each variable: an array of its dtype, or a Data."""
+    """Return one value for each variable: an array of its dtype, a Data, or a RandomState.
+
+    With `none`, a value may be None; with `rows_may_differ`, only the axes after axis 0 are checked
+    against the variable's broadcastable axes.
+    """
     if isinstance(shared_vars, (list, tuple)):
         if not isinstance(values, (list, tuple)) or len(values) != len(variables):
             given = len(values) if isinstance(values, (list, tuple)) else shown(values)
@@ -105,10 +113,10 @@ def _check_value(name, variable, value, rows_may_differ):
                 value = as_array(value, variable.dtype, False, str(variable))
             elif np.ma.is_masked(value):
                 raise TypeError("a shared variable can't hold its masked items: see its filled()")
-            # Broadcastable axes are looked at below.
+            # Lengths along broadcastable axes are checked below.
             value = _host.cast_value(variable, value)
         except Exception as error:
-            # Theano's own checks stumble in many ways over what is no array.
+            # Theano's checks raise errors of many kinds for values that are no arrays.
             raise TypeError(
                 f"{name}() can't give {variable}, of type {variable.type}, the value "
                 f"{_describe(value)}: {sentence(error)}"
@@ -130,6 +138,7 @@ def _describe(value):
 
 
 def raise_unequal(name, variables, unequal, where=""):
+    """Raise ValueError if ranks found unequal shapes: (position of a variable, its shapes)."""
     if unequal is not None:
         position, shapes = unequal
         raise ValueError(
@@ -138,11 +147,8 @@ def raise_unequal(name, variables, unequal, where=""):
         )
 
 
-# What goes to the ranks.
-
-
 def assign(session, name, variables, values, batch, rank) -> None:
-    """Give variables of one rank their values, or each rank its share if `rank` is None."""
+    """Set variables on one rank; if `rank` is None, scatter the rows of the values to all ranks."""
     selections = [None] * len(values)
     if batch is not None:
         check_axis(f"{name}(batch=...)", variables)
@@ -156,6 +162,7 @@ def assign(session, name, variables, values, batch, rank) -> None:
                 )
     keys = session.registry.keys_of(variables)
     if rank == session.master_rank:
+        # The master's own variables need no command, and values no copy in shared memory.
         for key, value, selection in zip(keys, values, selections):
             commands.assign(session.worker, key, np.asarray(value), selection)
         return
@@ -165,12 +172,18 @@ def assign(session, name, variables, values, batch, rank) -> None:
         sent = tuple(_send_rows(session, staged, selection) for selection in selections)
         session.run(commands.Assign(keys, refs, sent, rank))
     finally:
+        # After a Ctrl-C workers may still read the values: the session then keeps the memory that
+        # is dropped here until they have left the call.
         for slot in staged:
             if slot in session.staged and session.staged[slot].nbytes > _KEPT_BYTES:
                 del session.staged[slot]
 
 
 def _stage(session, staged, value):
+    """Return a reference to a value; copy a plain one to shared memory, note its slot in `staged`.
+
+    The reference to a plain value is valid until the next collective: it overwrites the copy.
+    """
     if isinstance(value, Data):
         return value._ref(session)
     slot = len(staged), value.dtype, value.ndim
@@ -181,13 +194,15 @@ def _stage(session, staged, value):
 
 
 def _send_rows(session, staged, rows):
+    """Return rows as a command holds them: None for all, a range, or a reference to indices."""
     if rows is None or isinstance(rows, range):
         return rows
     return _stage(session, staged, rows)
 
 
 def send_objects(session, keys, objects, rank) -> None:
-    """Give variables that hold no arrays their values, on one rank, or on all."""
+    """Set variables that hold no arrays, on one rank, or on all if `rank` is None."""
     pickled = pickle.dumps(objects, pickle.HIGHEST_PROTOCOL)
+    # The block owns the memory: it must live until the ranks have read it.
     _block, reference = session.comm.memory.wrap(pickled)
     session.run(commands.SetObject(keys, reference, rank))

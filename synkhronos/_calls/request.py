@@ -1,8 +1,8 @@
 """From the arguments of a call to the one command that all ranks run, everything checked.
 
-values ──▶ locate     where each lies in shared memory
-batch ───▶ select     which rows of the scattered inputs
-batch_s ─▶ pick       which rows of the sliceable shareds, rank by rank
+values ──▶ locate     references to their arrays in shared memory
+batch ───▶ select     the rows of the scattered inputs
+batch_s ─▶ pick       the rows of the sliceable shareds, rank by rank
 """
 
 import numbers
@@ -20,14 +20,15 @@ from synkhronos._wording import count, is_bool, shown
 
 
 class Requests:
-    """Makes the commands of one function; repeats the last one for a call that repeats it."""
+    """Make the commands of one function; return the last one again for a call like the last."""
 
     def __init__(self, session, key, inputs, description, owner):
         self._session, self._key = session, key
         self._inputs, self._description = inputs, description
-        self._owner = owner  # the function's name, for messages
-        self._indices = {}
-        self._last = None, None, None  # what asked for it if that was plain, what it says, itself
+        self._owner = owner  # the function's name, for error messages
+        self._indices = {}  # name of an argument -> StagedInput of the rows that it selects
+        # Arguments of the last call (None unless it was plain), contents of its command, command.
+        self._last = None, None, None
 
     def make(self, make_ready, values, output_subset, batch, batch_s, num_slices):
         """Return the command for a call, after checking all that the master can check.
@@ -35,14 +36,14 @@ class Requests:
         Parameters
         ----------
         make_ready : callable
-            Given the number of slices, sees to it that all ranks have the code that it takes.
+            Takes the number of slices; sends the workers the compiled variant, if they lack it.
         """
         session, inputs, modes = self._session, self._inputs, self._description.output_modes
         num_slices = self.check_slices(num_slices)
         subset = signature.check_subset(output_subset, len(modes), self._owner)
         refs = tuple(map(inputs.locate, range(len(values)), values))
         make_ready(num_slices)
-        # A plain call that repeats the last one repeats its message, too.
+        # A command that the workers have is not pickled again, so equal calls share one.
         plain = batch is None and batch_s is None and not self._description.sliceables
         asked = (refs, subset, num_slices) if plain else None
         last_asked, last_said, last = self._last
@@ -84,11 +85,11 @@ class Requests:
         return command
 
     def release(self):
-        """Let go of the memory kept for indices."""
+        """Give the shared memory of indices back."""
         self._indices.clear()
 
     def check_slices(self, num_slices):
-        """Return the number of slices as an int; raise for what is not one, or can't be done."""
+        """Return the number of slices as an int; raise ValueError if the function can't do it."""
         try:
             if is_bool(num_slices) or not isinstance(num_slices, (numbers.Real, np.ndarray)):
                 raise ValueError
@@ -126,7 +127,11 @@ class Requests:
         return number
 
     def _select(self, values, refs, batch):
-        """Return the number of selected rows, which they are, and what ranks take of each input."""
+        """Return the number of selected rows, the rows, and the kind of each input.
+
+        The number is None if nothing is scattered, the rows are None for all; the kinds are those
+        of `synkhronos._rank.replica`.
+        """
         scattered = [i for i, split in enumerate(self._inputs.is_scattered) if split]
         lengths = {i: refs[i].shape[0] for i in scattered}
         kinds = [SPLIT if split else WHOLE for split in self._inputs.is_scattered]
@@ -148,20 +153,20 @@ class Requests:
         for i in scattered:
             if _host.fixed_axes(self._inputs.variables[i])[0] and len(selected) != 1:
                 raise ValueError(
-                    f"{self._inputs.what(i)} is broadcastable along axis 0: it has exactly one row,"
-                    f" but batch selects {len(selected)}."
+                    f"{self._inputs.label(i)} is broadcastable along axis 0: it has exactly one "
+                    f"row, but batch selects {len(selected)}."
                 )
         for i in minibatches:
             kinds[i] = BATCH
             if lengths[i] < len(selected):
                 raise ValueError(
-                    f"{self._inputs.what(i)} is a minibatch of {count(lengths[i], 'row')}, but "
+                    f"{self._inputs.label(i)} is a minibatch of {count(lengths[i], 'row')}, but "
                     f"batch selects {len(selected)}."
                 )
         return len(selected), self._send("batch", selected), tuple(kinds)
 
     def _pick(self, batch_s, counts):
-        """Return the rows of the sliceable shareds for each rank, and how many each computes."""
+        """Return the rows of the sliceable shareds and the number of rows, for each rank."""
         sliceables = self._description.sliceables
         if not sliceables:
             if batch_s is not None:
@@ -196,7 +201,7 @@ class Requests:
         return tuple(sent), picked_counts
 
     def _counts_for_all(self, counts):
-        """Return the rows of each rank, where they must know: those who reduce with one another."""
+        """Return the row counts of all ranks, if ranks reduce inside the function; else None."""
         if counts is None or not self._description.communicates:
             return None
         if self._description.sliceables and not all(counts) and any(counts):
@@ -207,7 +212,10 @@ class Requests:
         return tuple(counts)
 
     def _send(self, name, rows):
-        """Return rows as a message holds them: a range, or a reference to indices."""
+        """Return rows as a command holds them: a range, or a reference to indices.
+
+        The reference is valid until the next call that selects rows with the same argument.
+        """
         if isinstance(rows, range):
             return rows
         staged = self._indices.get(name)

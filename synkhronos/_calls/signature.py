@@ -1,4 +1,4 @@
-"""What `function` was given, checked: inputs, outputs with their modes, updates."""
+"""The arguments of `function`, checked: inputs, outputs with their modes, updates."""
 
 import sys
 from collections import OrderedDict
@@ -12,7 +12,7 @@ from synkhronos._wording import shown
 
 
 class Outputs:
-    """The outputs as given: variables, plain modes, and whether they came as a list."""
+    """The outputs of a function: variables, their reduce modes, and whether they were a list."""
 
     def __init__(self, outputs):
         self.is_list = isinstance(outputs, list)
@@ -22,14 +22,15 @@ class Outputs:
         self.variables = [variable for variable, _ in pairs]
         self.modes = [reduction.parse_mode(mode) for _, mode in pairs]
         self._by_cpu = [str(mode).startswith("c_") for _, mode in pairs]
-        # What was moved to the device on purpose stays there; a shared variable is there anyway.
+        # The user gets an array on the device only for an expression that ends on the device. A
+        # shared variable is on the device without being asked for, so the user gets a copy.
         self._given_on_device = [
             _host.lives_on_device(variable) and not isinstance(variable, _host.SharedVariable)
             for variable in self.variables
         ]
 
     def keep_on_device(self, wanted):
-        """Have outputs computed where they can be reduced, if ``wanted(dtype, ndim, mode)``."""
+        """Move outputs to the device if ``wanted(dtype, ndim, mode)``, to be reduced there."""
         self.variables = [
             _host.on_device(v)
             if hasattr(v, "dtype") and not by_cpu and wanted(v.dtype, v.ndim, mode)
@@ -43,7 +44,7 @@ class Outputs:
         return [_host.lives_on_device(variable) for variable in self.variables]
 
     def pack(self, values, subset=None):
-        """Return the values of all outputs, or a subset, in the form that they were given in."""
+        """Return the values of all outputs, or a subset: a list for a list, else one value."""
         if any(self.on_device):
             chosen = range(len(self.variables)) if subset is None else subset
             values = [
@@ -115,7 +116,7 @@ def _is_expression(value):
 
 
 def line_of_caller():
-    """Return the user's line that calls: the name, as in Theano, of a function without one."""
+    """Return the file and line of the user's call: the name of a function that got none."""
     caller = sys._getframe(2)
     while caller.f_back and caller.f_globals.get("__name__", "").startswith("synkhronos."):
         caller = caller.f_back
@@ -123,7 +124,7 @@ def line_of_caller():
 
 
 def check_givens(givens):
-    """Return the givens; raise TypeError for what can't be any."""
+    """Return the givens; raise TypeError unless they are pairs (variable, replacement)."""
     if givens is not None and not isinstance(givens, (dict, list, tuple)):
         raise TypeError(
             f"givens must be a dict or a list of pairs (variable, replacement), got {givens!r}."
@@ -140,7 +141,7 @@ def check_givens(givens):
 
 
 def check_mode(mode):
-    """Raise for what ``theano.function`` does not take as its mode."""
+    """Raise TypeError or ValueError for a mode that ``theano.function`` does not take."""
     if mode is not None and not isinstance(mode, (str, _host.Mode)):
         raise TypeError(f"mode must be a Theano mode or the name of one, got {shown(mode)}.")
     if isinstance(mode, str) and not _host.is_mode(mode):
@@ -172,14 +173,14 @@ def check_inputs(name, inputs):
 
 
 def describe_value(value):
-    """Say in a few words what was given."""
+    """Return the type of a value and what it holds, in a few words, for an error message."""
     if isinstance(value, np.ndarray):
         return f"an array of dtype {value.dtype}, shape {value.shape}"
     return f"{type(value).__name__} {str(value)[:60]}"
 
 
 def check_subset(output_subset, n_outputs, function):
-    """Return the numbers of the outputs asked for, in ascending order; None for all."""
+    """Return the positions of the selected outputs, in ascending order; None for all."""
     if output_subset is None:
         return None
     if not isinstance(output_subset, (list, tuple)) or not all(
@@ -213,19 +214,20 @@ def check_sliceables(sliceables, used, updated):
             raise ValueError(
                 f"sliceable_shareds has {variable}, which the function updates: it can't be both."
             )
-    # Each once: the rows of a variable are selected from what it holds, which they replace.
+    # Deduplicate: a second selection would index rows that are already selected.
     return list(dict.fromkeys(sliceables))
 
 
 class Recipe:
-    """All that it takes to compile the variants of a function.
+    """Arguments from which the variants of a function are compiled.
 
-    The plain variant is what ``theano.function`` makes. The sliced one returns the values of the
-    updates after the outputs; only random states are still updated by it, at every slice.
+    The plain variant is the function that ``theano.function`` makes. The sliced variant returns the
+    values of the updates after the outputs; it updates random states only, at every slice.
     """
 
     def __init__(self, inputs, outputs, updates, update_modes, kwargs):
-        # Inputs come from shared memory: what takes arrays on a device is given them from there.
+        # Inputs come from shared memory, so they are variables on the host. An input on a device
+        # is given as its transfer from there.
         self.inputs = [_host.on_host(variable) for variable in inputs]
         moved = [(v, new) for v, new in zip(inputs, self.inputs) if v is not new]
         givens = kwargs.get("givens") or ()
@@ -235,7 +237,7 @@ class Recipe:
         self.updates, self.update_modes = updates, update_modes
         self._default_updates = []
         self.sliceables = []
-        self._compiled = {}  # variant -> what it was compiled from
+        self._compiled = {}  # variant -> (outputs, updates, keyword arguments)
         self.allow_downcast = kwargs.get("allow_input_downcast")
 
     @property
@@ -280,5 +282,5 @@ class Recipe:
         return _host.compile_function(self.inputs, outputs, updates=updates, **kwargs)
 
     def expression(self, variant, compiled):
-        """Return what a variant is compiled from, for ranks on another kind of device."""
+        """Return the expression of a variant, for ranks on another kind of device."""
         return _host.expression_of(compiled, self.inputs, *self._compiled[variant])

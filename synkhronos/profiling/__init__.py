@@ -1,4 +1,4 @@
-"""What the time of calls goes to, on each rank: recorded, read as a table, picture or trace."""
+"""Profiles: the time of each part of a call, on each rank, as a table, a picture or a trace."""
 
 import json
 import os
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Profile", "profile"]
 
 _ROOM = 1 << 17  # spans of each rank
-# In pictures: waits are orange, and what is left of a call is grey, behind its parts.
+# In pictures: waits are orange, and the rest of a call is grey, behind its parts.
 _COLOURS = {
     "stage": "C9",
     "start": "#fdd0a2",
@@ -40,22 +40,24 @@ _KINDS = ".json (a trace) or .txt (the summary)"
 
 
 def profile(room: int = _ROOM) -> ContextManager["Profile"]:
-    """Record what the time of calls goes to on each rank, in the block of a ``with``.
+    """Record the time of each part of a call, on each rank, in the block of a ``with``.
 
-    Functions may have been made before, or be made inside. The recording ends with the block or
-    with :func:`~synkhronos.close`, and can be read after both. Calls outside of it do not pay for
-    it.
+    Functions may be made before the block or in it. The recording ends with the block or with
+    :func:`~synkhronos.close`, and the profile can be read after both. Calls outside of the block
+    are not recorded, and cost nothing more.
 
     Parameters
     ----------
     room : int
-        How many parts of calls each rank may record, of 40 bytes of shared memory each; a call has
-        about ten. What comes after is dropped, and counted: see :attr:`Profile.dropped`.
+        The number of parts of calls that each rank may record, at 40 bytes of shared memory for
+        each part; a call has about ten. Parts that come after these are dropped and counted: see
+        :attr:`Profile.dropped`.
 
     Returns
     -------
     context manager
-        Of a :class:`~synkhronos.profiling.Profile`, readable at any time, also in the block.
+        It gives a :class:`~synkhronos.profiling.Profile`, which can be read at any time, in the
+        block too.
 
     Raises
     ------
@@ -63,9 +65,9 @@ def profile(room: int = _ROOM) -> ContextManager["Profile"]:
         Before :func:`~synkhronos.fork`, while another profile is being recorded, and when the
         context is entered a second time.
     TypeError, ValueError
-        When `room` is no integer from 1 on.
+        When `room` is not an integer of at least 1.
     SharedMemoryFull
-        When there is no room in shared memory.
+        When the shared memory is full.
 
     Examples
     --------
@@ -90,7 +92,7 @@ def profile(room: int = _ROOM) -> ContextManager["Profile"]:
 
 
 class _Recorded:
-    """The block in which a profile is recorded."""
+    """The context manager of a profile: begin to record, and end."""
 
     _recording: Any = None
 
@@ -115,25 +117,25 @@ class _Recorded:
     def __exit__(self, *error):
         try:
             self._recording.end()
-        finally:  # a Ctrl-C may have come before it did anything
+        finally:  # a Ctrl-C may have ended the first call before it did anything
             self._recording.end()
 
     def __del__(self):
         if self._recording is not None:
-            self._recording.end()  # where a Ctrl-C came before the first line of `__exit__`
+            self._recording.end()  # if a Ctrl-C came before the first line of `__exit__`
 
 
 def file_of_environment() -> Optional[Path]:
-    """Return the path that SYNKHRONOS_PROFILE names, if any; raise for one that can't be written.
+    """Return the path that SYNKHRONOS_PROFILE names, if any; raise if it can't be written.
 
-    `fork` asks for it, before it starts anything.
+    `fork` calls this before it starts a worker.
     """
     file = os.environ.get("SYNKHRONOS_PROFILE")
     if not file:
         return None
     path = _check_file("SYNKHRONOS_PROFILE", file, _SUFFIXES, _KINDS)
     _refuse_unwritable("SYNKHRONOS_PROFILE", path)
-    return path.absolute()  # the script may go elsewhere
+    return path.absolute()  # the script may change its working directory
 
 
 def record_until_close(session: "Session", path: Path) -> None:
@@ -142,7 +144,7 @@ def record_until_close(session: "Session", path: Path) -> None:
     def save():
         try:
             Profile(recording).save(path)
-        except Exception as error:  # of a session that ends all the same
+        except Exception as error:  # close() goes on without the file
             log.error("the profile was not saved: %s", sentence(error))
         else:
             log.info("the profile is in %s", path)
@@ -152,22 +154,24 @@ def record_until_close(session: "Session", path: Path) -> None:
 
 
 class Profile:
-    """What the time of calls went to; made by :func:`profile`.
+    """Times of the parts of calls; made by :func:`profile`.
 
     The parts of a call, on each rank:
 
     ===========  ===============================================================================
-    part         what it is
+    part         what the rank does
     ===========  ===============================================================================
     ``stage``    the master copies arrays, lists and numbers into shared memory
     ``start``    a worker waits for the command, from the begin of the call on, while the master
-                 checks and stages what it was given; the master sends it
-    ``rows``     the rank's rows of the inputs are selected
-    ``compute``  Theano's function
-    ``reduce``   collectives, ``ops.all_reduce`` inside functions, and outputs of functions
-    ``meet``     waiting for other ranks in a reduction
-    ``finish``   waiting for other ranks at the end of the call; on a worker until it has returned
-    ``rest``     all else
+                 checks and stages the arguments; the master sends the command
+    ``rows``     the rank selects its rows of the inputs
+    ``compute``  the rank runs Theano's function
+    ``reduce``   the rank does its part of collectives, of ``ops.all_reduce`` inside functions,
+                 and of the reduction of outputs
+    ``meet``     the rank waits for other ranks in a reduction
+    ``finish``   the rank waits for other ranks at the end of the call; a worker, until the call
+                 has returned
+    ``rest``     everything else
     ===========  ===============================================================================
 
     Attributes
@@ -186,7 +190,7 @@ class Profile:
         self._timeline = None
 
     def _read(self):
-        """Return the timeline until now."""
+        """Return the timeline until now; keep it once the recording is over."""
         if self._timeline is not None:
             return self._timeline
         is_over = self._recording.is_over
@@ -197,27 +201,27 @@ class Profile:
 
     @property
     def dropped(self) -> list:
-        """How many parts of calls each rank had no room for; those of the last calls."""
+        """The number of parts of calls, of the last ones, that each rank had no room for."""
         return self._recording.read()[1]
 
     @property
     def calls(self) -> np.ndarray:
-        """One record for each call and rank, in the order of the calls.
+        """The calls: one record for each call and rank, in the order of the calls.
 
         Fields: ``call``, its number; ``name``, of the function or collective, cut to 200 letters;
         ``function``, a number that tells functions of the same name apart; ``rank``; ``raised``,
-        whether the call did; ``begin``, in seconds of CLOCK_MONOTONIC; ``seconds``; the seconds of
-        each part; and ``bytes``, which the rank has copied or reduced. Sending a function to the
-        workers is a call of its own, ``distribute()``, also where it happens inside of another:
-        none of its seconds are the other's.
+        whether the call raised; ``begin``, in seconds of CLOCK_MONOTONIC; ``seconds``; the seconds
+        of each part; and ``bytes``, the number that the rank copied or reduced. Sending a function
+        to the workers is a call of its own, ``distribute()``, also inside another call, whose
+        seconds do not include it.
         """
         return self._read().table()
 
     def summary(self) -> str:
         """Return a table of all functions and collectives, and one of all ranks, as text.
 
-        The first has the medians of a call's milliseconds; where ranks differ, the least and the
-        greatest of them. The second has the sums of all calls.
+        The first table has the median milliseconds of a call; where ranks differ, the lowest and
+        the highest median. The second table has sums over all calls.
 
         Examples
         --------
@@ -254,9 +258,9 @@ class Profile:
         Raises
         ------
         TypeError, ValueError
-            When `file` is no path, or has another suffix.
+            When `file` is not a path, or has another suffix.
         OSError
-            When it can't be written.
+            When the file can't be written.
 
         Examples
         --------
@@ -285,14 +289,14 @@ class Profile:
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
     def plot(self, file: Optional[Union[str, os.PathLike]] = None, last: int = 5) -> "Figure":
-        """Draw what each rank did in the last calls, along the time.
+        """Draw the parts of the last calls of each rank along an axis of time.
 
         Parameters
         ----------
         file : str or path, optional
-            Where to write the picture, in any format that Matplotlib knows: ``.png``, ``.svg``, ...
+            The file to write, in any format that Matplotlib knows: ``.png``, ``.svg``, ...
         last : int
-            How many calls; the whole record if it has no more.
+            The number of calls; all, if fewer were recorded.
 
         Returns
         -------
@@ -303,8 +307,8 @@ class Profile:
         ImportError
             Without Matplotlib.
         TypeError, ValueError
-            When `file` is no path, or of no format that Matplotlib knows; when `last` is no integer
-            from 1 on.
+            When `file` is not a path, or its format is unknown to Matplotlib; when `last` is not an
+            integer of at least 1.
         OSError
             When the file can't be written.
 
@@ -347,7 +351,7 @@ class Profile:
             left = 1e-6 * (call.begin - begin)
             axes.axvline(left, color="0.3", linewidth=0.8)
             room = _CHARACTERS * (call.end - call.begin) // (end - begin)
-            if room > 3:  # or names would lie on one another
+            if room > 3:  # else names would overlap
                 name = one_line(call.name)[:room]
                 axes.annotate(name, (left, -0.5), fontsize="small", parse_math=False)
         axes.set_yticks(range(self.n_ranks), self._rank_names())
@@ -368,7 +372,8 @@ class Profile:
 def _check_file(argument: str, file: Any, suffixes: Sequence[str], what: str) -> Path:
     """Return the path of a file with one of some suffixes.
 
-    Raises ``TypeError`` for what is no path, ``ValueError`` for other suffixes, which `what` names.
+    Raises ``TypeError`` for anything but a path, ``ValueError`` for other suffixes; `what` names
+    the suffixes in the message.
     """
     if not isinstance(file, (str, os.PathLike)) or not isinstance(os.fspath(file), str):
         raise TypeError(f"{argument} must be a path, got {file!r}.")

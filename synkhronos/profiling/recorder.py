@@ -1,15 +1,15 @@
-"""What each rank records of itself while a profile is on: when each part of a call was.
+"""The recorder of each rank: while a profile is on, it writes down when each part of a call ran.
 
     StartRecording ──▶ every rank's worker and gate have a Recorder
-    a part of a call   with recorder.span("reduce") as span:   where the work is done
+    a part of a call   with recorder.span("reduce") as span:   around the work itself
                            ...; span.moved(array)
-                   ──▶ each rank's own part of one segment, which the master reads when it likes,
-                       also when the rank is dead
-    StopRecording  ──▶ they have none
+                   ──▶ each rank's own rows of one shared array, which the master may read at any
+                       time, also after the rank's death
+    StopRecording  ──▶ every rank's worker and gate have None
 
-Without a profile the recorder is None, and each place asks for no more than that: it keeps the
-recorder in a local variable, because close() in another thread may take it away at any time. A rank
-that has no room left only counts.
+Without a profile the recorder is None, and a part of a call does nothing but look at that. It reads
+the recorder once and keeps it in a local variable, because close() in another thread may replace it
+with None at any time. A rank with no room left only counts the spans that it drops.
 """
 
 import functools
@@ -25,22 +25,22 @@ clock = time.monotonic_ns
 
 
 class Recorder:
-    """One rank's end.
+    """Writes the spans of one rank.
 
     Parameters
     ----------
     gate : Gate
-        Tells the number of the command, which is written with each span.
+        Its `sequence` is the number of the command, which is written with each span.
     memory : numpy.ndarray
-        This rank's rows, shape (1 + spans of a rank, 5), int64, zero: the first counts what was
-        dropped.
+        This rank's rows, shape (1 + spans of a rank, 5), int64, all zero. The first row counts
+        the spans that were dropped.
 
     Attributes
     ----------
     span : callable
-        Takes the name of a part of a call; returns the `Span` to do it in.
+        Takes the name of a part of a call; returns the `Span` to put around it.
     write : callable
-        Puts a span into the memory; takes what `SPAN` has.
+        Writes a span into the memory; takes the fields of `SPAN`.
     """
 
     def __init__(self, gate, memory):
@@ -68,7 +68,8 @@ class Span:
 
     def __exit__(self, kind, error, trace):
         end, part = clock(), NUMBERS[self._part]
-        # The number at the end: sending a command begins with that of the one before.
+        # The command's number is read at the end: a span that sends or receives a command begins
+        # with the number of the command before.
         self._write(part, self._begin, end, self._nbytes, self._gate.sequence)
 
     def moved(self, *arrays) -> None:
@@ -77,7 +78,7 @@ class Span:
             try:
                 self._nbytes += array.size * array.dtype.itemsize
             except AttributeError:
-                continue  # it is no array, but a random state, or a Data that is read in place
+                continue  # a random state, or a Data that is read in place: not an array
 
     def moved_rows(self, array, n_rows: int) -> None:
         """Add the size of some rows of an array."""
@@ -85,6 +86,7 @@ class Span:
 
 
 def _writer(memory):
+    """Return a function that writes spans; it keeps the memory alive."""
     spans = memoryview(memory).cast("B")
     pack, size_of_row, row = _ROW.pack_into, _ROW.size, 0
     last = len(spans) - size_of_row
@@ -101,27 +103,28 @@ def _writer(memory):
 
 
 def read(memory, rank):
-    """Return what a rank has written, dtype SPAN, and how many spans it had no room for."""
+    """Return the spans that a rank has written, dtype SPAN, and the number that it dropped."""
     spans = memory[rank, 1:].view(SPAN)[:, 0]
+    # A rank may be writing now: rows that it has not come to are zero.
     return spans[spans["part"] > 0], int(memory[rank, 0, 0])
 
 
 @dataclass(frozen=True)
 class StartRecording:
-    """Record what each rank does from now on."""
+    """Start to record, on every rank."""
 
     memory: Reference
 
     def run(self, worker):
-        """Begin, on this rank."""
+        """Give this rank a recorder, which keeps the memory alive until `StopRecording`."""
         memory = worker.fetch(self.memory)
         worker.record(Recorder(worker.gate, memory[worker.rank]))
 
 
 @dataclass(frozen=True)
 class StopRecording:
-    """Record no more."""
+    """Stop recording, on every rank."""
 
     def run(self, worker):
-        """End, on this rank."""
+        """Take this rank's recorder away."""
         worker.record(None)

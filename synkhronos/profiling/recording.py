@@ -1,8 +1,10 @@
-"""The master's side of a profile: has all ranks record, and records the calls themselves.
+"""The master's side of a profile: it tells all ranks to record, and records the calls.
 
-    begin ──▶ StartRecording ==> ranks     ... calls ...     end, or close() of the session
+    begin ──▶ StartRecording ==> ranks     ... calls ...     end ──▶ StopRecording ==> ranks
+                                                             or close() of the session
 
-As long as the session's `recording` is this one, its calls come here: see `Recording.call`.
+Between `begin` and `end` a session's `recording` is the Recording, and each call of the session
+goes through `Recording.call`.
 """
 
 import contextlib
@@ -25,13 +27,17 @@ _CALL, _RAISED = int(Part.CALL), int(Part.RAISED)
 
 
 class Recording:
-    """What the ranks of a session record, from `begin` until `end`.
+    """The spans of all ranks of a session, recorded from `begin` until `end`.
+
+    It owns the shared memory that the ranks write to. It drops that memory when no rank writes any
+    more: at the end, or, if a Ctrl-C came while it waited for the ranks, when the next recording
+    begins or the session is closed. Until then it stays the session's `recording`.
 
     Parameters
     ----------
     session : Session
     room : int
-        How many spans each rank may write.
+        The number of spans that each rank may write.
     at_close : callable, optional
         Called when the session has been closed.
     """
@@ -40,17 +46,14 @@ class Recording:
         self.session, self._at_close = session, at_close
         self._numbers = {}  # function or collective -> the number of its name
         self.names = []
-        self._write_span = None  # on the master, as long as it records
+        self._write_span = None  # the `write` of the master's recorder, while it records
         self._room = room
         self._memory = None
-        self._kept = None  # what was read at the end
-        self._is_wanted = False  # from the end of `begin` to the begin of `end`
-
-    # The begin. As long as the session's `recording` is this one, workers may write to its memory.
-    # After a Ctrl-C in a wait for the ranks the next recording, or close(), takes it back.
+        self._kept = None  # the result of `read` at the end
+        self._is_wanted = False  # True from the end of `begin` to the begin of `end`
 
     def begin(self) -> None:
-        """Have all ranks record."""
+        """Make all ranks record; raise SessionError while another profile is recorded."""
         session = self.session
         session.require_open()
         with session.lock:
@@ -58,7 +61,7 @@ class Recording:
             with session.inside:
                 session.settle()
                 if session.recording is not None:
-                    session.recording._give_way()
+                    session.recording._end_interrupted()
                 self._begin()
 
     def _begin(self):
@@ -68,38 +71,38 @@ class Recording:
             segment = session.comm.memory.create(math.prod(shape) * 8)
         except SharedMemoryFull as error:
             raise SharedMemoryFull(f"A profile of room={self._room:,}: {error}") from error
+        # Together: from here on, `end` or close() finds the memory that ranks may write to.
         with interrupts_held():
             self._memory = segment.array(np.int64, shape)
             session.recording = self
         session.run(StartRecording(segment.reference(np.int64, shape)))
         with interrupts_held():
-            session.require_open()  # a signal handler may have closed it
+            session.require_open()  # a signal handler may have closed the session
             self._write_span = session.worker.recorder.write
             self._is_wanted = True
 
-    def _give_way(self):
-        """Make room for the next recording, if the end of this one was interrupted; or refuse."""
+    def _end_interrupted(self):
+        """End a recording whose begin or end a Ctrl-C interrupted; refuse to end any other one."""
         if self._is_wanted:
             raise SessionError(
                 "A profile is being recorded already: only one can be. End its with block before; "
                 "where SYNKHRONOS_PROFILE asked for it, it ends with close()."
             )
         self.session.run(StopRecording())
-        self._let_go()
-
-    # Calls. One that another thread began may come to the lock when this recording has ended; and
-    # close(), in another thread or in a signal handler, waits for no call.
+        self._keep_and_free()
 
     def call(self, name, key=None) -> "_Call":
         """Return a context that is recorded as a call of a function or collective.
 
-        To be entered with the session's lock held: what this thread waits for another's call is not
-        part of it. Functions of the same name are told apart by their `key`.
+        The caller enters it with the session's lock held: so the wait for another thread's call is
+        not recorded as a part of this one. Functions of the same name differ in their `key`.
         """
         return _Call(self._write, name, name if key is None else key)
 
     def _write(self, part, begin, name, key):
         """Record a call that ends now."""
+        # None if the recording has ended: another thread may end it while this thread waits for the
+        # lock, and close(), in another thread or in a signal handler, waits for no call.
         end, write = clock(), self._write_span
         if write is None:
             return
@@ -108,15 +111,13 @@ class Recording:
             self.names.append(without_folder(name)[:LONGEST_NAME])
             number = self._numbers[key] = len(self.names) - 1
         write(part, begin, end, number, 0)
-        if log.isEnabledFor(DEBUG):  # or names would be looked through in each call
+        if log.isEnabledFor(DEBUG):  # else each call would escape its name
             log.debug("%s took %.3f ms", one_line(self.names[number]), 1e-6 * (end - begin))
 
-    # The end.
-
     def end(self) -> None:
-        """Record no more, on any rank; what was recorded can be read ever after."""
+        """Stop recording on all ranks; the spans can still be read afterwards."""
         session = self.session
-        if session.recording is not self:  # without the lock: finalizers come here
+        if session.recording is not self:  # before the lock: finalizers call this
             return
         with session.lock:
             if session.recording is not self or not self._is_wanted:
@@ -124,27 +125,27 @@ class Recording:
             session.refuse_nesting()
             self.give_up()
             if session.state is State.OPEN:
-                # If a Ctrl-C comes, the workers go on to write into memory that stays.
+                # If a Ctrl-C comes here, workers still write to the memory, so it is kept.
                 with session.inside, contextlib.suppress(WorkerDied):
                     session.settle()
                     session.run(StopRecording())
-            self._let_go()
+            self._keep_and_free()
 
     def give_up(self) -> None:
-        """Record no more on the master."""
+        """Stop recording on the master; workers may still write to the memory."""
         with interrupts_held():
             if self.session.recording is self:
                 self._is_wanted, self._write_span = False, None
                 self.session.worker.record(None)
 
-    def _let_go(self):
-        """Keep what was recorded, and give the memory back, which no rank writes to any more."""
+    def _keep_and_free(self):
+        """Copy the spans, and drop the shared memory."""
         with interrupts_held():
             self._kept = self.read()
             self._memory = self.session.recording = None
 
     def close(self) -> None:
-        """End with the session, whose workers are gone."""
+        """End with the session, after its workers have ended."""
         self.leave()
         if self._at_close is not None:
             self._at_close()
@@ -152,23 +153,21 @@ class Recording:
     def leave(self) -> None:
         """End in this process alone: it was forked from the master, or there are no workers."""
         self.give_up()
-        self._let_go()
-
-    # What was recorded.
+        self._keep_and_free()
 
     @property
     def is_on(self) -> bool:
-        """Whether it records."""
+        """Whether calls are recorded now."""
         return self._is_wanted
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing can be added any more."""
+        """Whether all spans have been recorded."""
         return self._kept is not None
 
     def read(self):
-        """Return the spans of each rank until now, and how many each had no room for."""
-        memory = self._memory  # is kept as long as it is read, though another thread ends it
+        """Return the spans that each rank has written until now, and the number that it dropped."""
+        memory = self._memory  # keeps it alive here, also if another thread ends the recording
         if memory is None:
             return self._kept
         found = [recorder.read(memory, rank) for rank in range(len(memory))]
@@ -176,7 +175,7 @@ class Recording:
 
 
 class _Call:
-    """A call, from its begin to its end."""
+    """The context manager of one call: record it at its end, also if it raises."""
 
     __slots__ = ("_begin", "_key", "_name", "_write")
 

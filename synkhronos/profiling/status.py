@@ -1,4 +1,4 @@
-"""What there is right now: looked up in this process and in /proc, without a word to a worker."""
+"""The status of a session: read from this process and from /proc, without asking a worker."""
 
 import html
 import os
@@ -15,7 +15,7 @@ from synkhronos._wording import one_line
 
 @dataclass(frozen=True)
 class RankStatus:
-    """One rank.
+    """The status of one rank.
 
     Attributes
     ----------
@@ -25,14 +25,14 @@ class RankStatus:
     is_master : bool
     process : str
         "running", "sleeping" (waiting, for a command too), "waiting for the system", "stopped" (by
-        a signal), "stopped by a debugger", "ended", "gone" (and waited for), or "unknown" where the
-        system did not tell.
+        a signal), "stopped by a debugger", "ended", "gone" (ended, and the master has collected its
+        exit status), or "unknown" if the system did not tell.
     resident : int or None
-        Bytes of memory that the process has in use, those that it shares with others included; None
-        where the system did not tell.
+        Bytes of memory that the process has in use, memory shared with other processes included;
+        None if the system did not tell.
     shared : int or None
-        Bytes of the session's shared memory that this rank has mapped, whoever made them; None
-        where the system did not tell.
+        Bytes of the session's shared memory that this rank has mapped, made by any rank; None if
+        the system did not tell.
     """
 
     rank: int
@@ -46,7 +46,7 @@ class RankStatus:
 
 @dataclass(frozen=True)
 class FunctionStatus:
-    """One function: its name, whether the workers have it, and its shared variables."""
+    """The status of one function: its name, whether workers have it, its shared variables."""
 
     name: str
     is_distributed: bool
@@ -55,13 +55,13 @@ class FunctionStatus:
 
 @dataclass(frozen=True)
 class ArrayStatus:
-    """One Data, or the master's value of one shared variable that the workers have.
+    """The status of one Data, or of the master's value of one shared variable.
 
     Attributes
     ----------
     name : str or None
     dtype : str
-        The kind of the variable, where it holds no array.
+        The type of the variable, if it holds no array.
     shape : tuple of int or None
     nbytes : int
     home : str
@@ -77,7 +77,7 @@ class ArrayStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """What there is at one moment; made by :func:`status`, and shown as tables.
+    """The status of a session at one moment; made by :func:`status`, and shown as tables.
 
     Attributes
     ----------
@@ -86,10 +86,10 @@ class Status:
         the master has left), or "broken" (a worker died).
     master_rank : int or None
     commands : int
-        How many commands the workers were sent; a call is one, or a few.
+        The number of commands that were sent to the workers; a call sends one, or a few.
     shared : int or None
-        Bytes of shared memory that the session has in use, however many ranks have mapped them;
-        None where the system did not tell it of a rank.
+        Bytes of shared memory that the session has in use, counted once if several ranks have
+        mapped them; None if the system did not tell it for a rank.
     ranks : tuple of RankStatus
     functions : tuple of FunctionStatus
     data : tuple of ArrayStatus
@@ -185,16 +185,16 @@ class Status:
 
 
 def status() -> Status:
-    """Return what there is now: ranks, memory, functions, Data and shared variables.
+    """Return the status of the session: ranks, memory, functions, Data and shared variables.
 
-    It reads what this process knows and what the system tells of the others. It asks no worker and
+    It reads the state of this process, and asks the system about the workers. It asks no worker and
     waits for none, so it can be called at any time: without a session, after a worker's death, and
     from another thread while a call is under way.
 
     Returns
     -------
     Status
-        Shown as tables, in a notebook too; its attributes have the figures.
+        It is shown as tables, in a notebook too; its attributes have the numbers.
 
     Examples
     --------
@@ -243,7 +243,7 @@ def _state(session):
 
 
 def _rank(session, rank, pid, segments):
-    """Look at one rank; add the segments that it has mapped."""
+    """Return the status of one rank; add the segments that it has mapped to `segments`."""
     process, resident = _process(pid)
     own = {} if process in ("ended", "gone") else session.comm.memory.mapped_by(pid)
     segments.update(own or {})
@@ -259,18 +259,19 @@ def _rank(session, rank, pid, segments):
 
 
 def _process(pid):
-    """Return what a process does, in a word, and how much memory it has in use."""
+    """Return the state of a process, in a word, and the bytes of memory that it has in use."""
     try:
-        # After the name, in brackets: the state and the parent; see proc(5).
+        # The name is in brackets and may hold any character; after it come the state and the
+        # parent; see proc(5).
         parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
         life = life_of(pid)
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except (FileNotFoundError, ProcessLookupError):
         return "gone", 0
-    except OSError:  # such as: no descriptors left
+    except OSError:  # such as no descriptors left
         return "unknown", None
     if os.getpid() not in (pid, int(parent)):
-        return "gone", 0  # the number is another's by now
+        return "gone", 0  # another process has got this number
     return life, pages * os.sysconf("SC_PAGE_SIZE")
 
 

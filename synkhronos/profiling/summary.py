@@ -12,12 +12,12 @@ def text(calls, ranks, master_rank, dropped) -> str:
     Parameters
     ----------
     calls : numpy.ndarray
-        Of a `Timeline`.
+        The table of a `Timeline`.
     ranks : list of str
-        How the ranks are called.
+        The names of the ranks.
     master_rank : int
     dropped : list of int
-        How many parts of calls each rank had no room for.
+        The number of parts of calls that each rank had no room for.
     """
     lines = [_headline(calls, len(ranks), dropped)]
     if len(calls):
@@ -38,7 +38,7 @@ def _headline(calls, n_ranks, dropped):
 
 
 def _functions(calls, master_rank):
-    """Return a line for each function or collective, and first the one that took longest."""
+    """Return a line for each function or collective, sorted by total time, longest first."""
     lines = [("", "calls", "raised", "total s", "ms", *NAMES, "MB")]
     found = [calls[calls["function"] == number] for number in {*calls["function"].tolist()}]
     masters = [each[each["rank"] == master_rank] for each in found]
@@ -73,7 +73,7 @@ def _span(numbers):
 
 
 def _align(lines):
-    """Return lines of cells as text: the first to the left, the others to the right."""
+    """Return lines of cells as text: the first column aligned left, the others right."""
     cells = [[str(cell) for cell in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*cells)]
     return [

@@ -1,10 +1,10 @@
-"""From what each rank recorded to what each call took on each rank: pure arithmetic.
+"""From the spans of each rank to the times of each call on each rank: pure arithmetic.
 
-    spans of the master ──▶ calls, one after another; a call may hold another
-    spans of a worker   ──▶ by the number of their command, to the call that sent it
+    spans of the master ──▶ calls, one after another; a call may contain another
+    spans of a worker   ──▶ by the number of their command, the call that sent the command
 
-A rank writes a span when a part of a call has ended, so any two spans of a rank are either apart or
-one inside the other. A part's own time is that of its span without those inside. All clocks are
+Parts of a call are with blocks, so of any two spans of a rank that overlap, one contains the other.
+A part's own time is the time of its span, less the time of the spans inside. All clocks are
 CLOCK_MONOTONIC, which the processes of a machine share.
 """
 
@@ -15,33 +15,33 @@ import numpy as np
 
 
 class Part(enum.IntEnum):
-    """What a span is about: a call, or a part of one."""
+    """The kinds of spans: calls, and parts of calls."""
 
     CALL = 1
     RAISED = 2  # a call that raised
-    STAGE = 3  # the master: arrays into shared memory
-    START = 4  # the master: the command to the workers; a worker: the wait for it
-    ROWS = 5  # this rank's rows of the inputs
-    COMPUTE = 6  # Theano's function
-    REDUCE = 7  # collectives, reductions inside functions, and of outputs
-    MEET = 8  # the wait for others in a reduction
-    FINISH = 9  # the wait for others at the end
+    STAGE = 3  # the master copies arrays into shared memory
+    START = 4  # the master sends the command; a worker waits for it
+    ROWS = 5  # the rank selects its rows of the inputs
+    COMPUTE = 6  # the rank runs Theano's function
+    REDUCE = 7  # collectives, reductions inside functions, reductions of outputs
+    MEET = 8  # the rank waits for others in a reduction
+    FINISH = 9  # the rank waits for others at the end of the call
 
 
 PARTS = tuple(part for part in Part if part > Part.RAISED)
 NUMBERS = {part.name.lower(): int(part) for part in PARTS}
-REST = "rest"  # what is left of a call
+REST = "rest"  # the time of a call that is in no part
 NAMES = (*NUMBERS, REST)
 
-# Times are in nanoseconds. The value is the number of bytes that were moved, or, of a call, the
-# number of its name; the command is the number of the one that the rank ran.
+# Times are in nanoseconds. The value of a part is the number of bytes that it moved; the value of a
+# call is the number of its name. The command is the number of the command that the rank ran.
 SPAN = np.dtype([(name, np.int64) for name in ("part", "begin", "end", "value", "command")])
 
-_PROCESS = 1  # numbers of processes and threads in a trace: 0 would be the kernel's
+_PROCESS = 1  # in traces, numbers of processes and threads start at 1: 0 is the kernel's
 
 
 class Box(NamedTuple):
-    """A call on one rank, or a part of one: what a picture of the time shows."""
+    """A call on one rank, or a part of one, as pictures and traces show it."""
 
     name: str
     begin: int
@@ -59,27 +59,27 @@ class _Call(NamedTuple):
 
 
 class Timeline:
-    """What all ranks did, call by call.
+    """The calls and their parts on all ranks.
 
     Parameters
     ----------
     recorded : list of numpy.ndarray
-        The spans that each rank wrote, in rank order.
+        The spans of each rank, dtype SPAN, in rank order.
     names : list of str
-        Those of functions and collectives, by number.
+        Names of functions and collectives, by number.
     master_rank : int
 
     Attributes
     ----------
     boxes : list of list of Box
-        For each rank, in the order of their begin.
+        The boxes of each rank, by the time of their begin.
     """
 
     def __init__(self, recorded, names, master_rank):
         self._names = names
-        self._call_of = {}  # number of a command -> that of the call that sent it
-        self._left = {}  # number of a command -> when the master was out of it
-        self._took = {}  # (number of a call, rank) -> nanoseconds of each part, and bytes
+        self._call_of = {}  # number of a command -> number of the call that sent it
+        self._left = {}  # number of a command -> time when the master left it
+        self._took = {}  # (number of a call, rank) -> {part: nanoseconds, "bytes": number}
         self.boxes = [[] for _ in recorded]
         spans = recorded[master_rank].tolist()
         calls = sorted((s for s in spans if s[0] <= Part.RAISED), key=lambda s: (s[1], -s[2]))
@@ -90,21 +90,25 @@ class Timeline:
                 self._call_of[command] = call
             elif part == Part.FINISH:
                 self._left[command] = end
+        # Sorted, so that of several commands in one call the last one stays.
         self._last = {call: command for command, call in sorted(self._call_of.items())}
         for rank, array in enumerate(recorded):
             if rank != master_rank:
                 self._read_worker(rank, array.tolist())
 
     def _read_worker(self, rank, spans):
+        """Add the spans of a worker to the calls; its waits have to be clipped to their calls."""
         kept, edges, left = [], {}, 0
         for part, begin, end, value, command in spans:
             call = self._call_of.get(command)
             if call is None:
-                continue
+                continue  # the master recorded no call, or dropped it
             first, last = self._calls[call].begin, self._calls[call].end
-            if part == Part.START:  # of its wait what lies in this call
+            if part == Part.START:  # clip the wait to this call
                 begin = min(max(first, left), end)
-            elif part == Part.FINISH:  # written when it arrived
+            elif part == Part.FINISH:
+                # The worker wrote it when it arrived: the wait ends when the master leaves the
+                # command, or, after the last command of a call, when the call ends.
                 end = max(begin, self._left.get(command, 0))
                 if command == self._last[call]:
                     end = max(end, last)
@@ -116,12 +120,16 @@ class Timeline:
             pass
 
     def _add(self, rank, spans, calls, edges=None):
-        """Add a rank's spans; yield the part, end, command and number of the call of each."""
+        """Add spans of a rank; yield (part, end, command, number of the call) of each part.
+
+        `calls` are the numbers of the calls to add; `edges` has the begin and end of each on this
+        rank, where they are not those of the master.
+        """
         found = [(begin, -end, part, value, command) for part, begin, end, value, command in spans]
         for number in calls:
             begin, end = edges[number] if edges else self._calls[number][1:3]
             found.append((begin, -end, Part.CALL, 0, number))
-        around = []  # (end, number of the call, entry of the time that is the span's own)
+        around = []  # the spans that contain this one: (end, number of the call, name of the part)
         for begin, end, part, value, command in sorted(found, key=lambda each: each[:3]):
             end = -end
             while around and around[-1][0] <= begin:
@@ -134,8 +142,8 @@ class Timeline:
                 title = name
                 yield part, end, command, number
             else:
-                continue  # of no call
-            if around:  # what is inside is not its own
+                continue  # in no call
+            if around:  # the time inside is not part of the outer span's own time
                 self._took[around[-1][1], rank][around[-1][2]] -= end - begin
             took = self._took.setdefault((number, rank), dict.fromkeys((*NAMES, "bytes"), 0))
             took[name] += end - begin
@@ -158,7 +166,7 @@ class Timeline:
         return np.array(rows, fields)
 
     def outer_calls(self, rank) -> list:
-        """Return the boxes of a rank's calls that are in no other call."""
+        """Return the boxes of a rank's calls that are not inside another call."""
         found = []
         for box in self.boxes[rank]:
             if box.is_call and not (found and box.begin < found[-1].end):
@@ -166,13 +174,14 @@ class Timeline:
         return found
 
     def events(self, process, ranks) -> list:
-        """Return what the ranks did as events of the trace-event format.
+        """Return the boxes of all ranks as events of the trace-event format.
 
         Parameters
         ----------
         process : str
+            The name of the process.
         ranks : list of str
-            The names of the process and of the ranks, which are its threads.
+            The names of the ranks, which are shown as its threads.
 
         References
         ----------
@@ -205,7 +214,10 @@ class Timeline:
 
 
 def _microseconds(nanoseconds):
-    """Return a time in eighths: floats have them exactly, so a reader can't round them apart."""
+    """Return a time in whole eighths of a microsecond, which floats hold exactly.
+
+    So the end of a part and the begin of the next stay equal when a reader adds them up.
+    """
     return nanoseconds // 125 / 8
 
 

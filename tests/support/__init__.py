@@ -1,1 +1,1 @@
-"""What tests share. No test imports another test."""
+"""Modules that tests share. No test imports another test."""

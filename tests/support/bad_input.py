@@ -1,7 +1,7 @@
-"""What every public callable refuses: test_bad_input.py makes these calls, docs/conf.py shows them.
+"""Bad input of every public callable: test_bad_input.py makes these calls, docs/conf.py lists them.
 
-Each line has a way to call something rightly, and what is wrong in place of one argument. The texts
-are evaluated with the names that `names` of test_bad_input.py makes.
+A use is a right call; a case replaces one of its arguments with a wrong value. Both are texts,
+evaluated with the names that `names` of test_bad_input.py makes.
 """
 
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ CASES = []
 
 @dataclass(frozen=True)
 class Use:
-    """A right call of something public, and what holds of its `result`, and after it."""
+    """A right call of a public callable, and an expression that is true after it."""
 
     name: str
     arguments: Dict[str, str]
     holds: str
-    spelled: str = ""  # where it is not the name
+    spelled: str = ""  # the expression that is called, if not the name
     before_fork: bool = False
 
     def text(self, **wrong):
@@ -31,20 +31,20 @@ class Use:
         return f"{self.spelled or self.name}({', '.join(parts)})"
 
     def refuses(self, argument, error, *pairs):
-        """Have it refuse values of an argument: pairs (text of a value, part of the message)."""
+        """Add cases for an argument: pairs (text of a wrong value, part of the error message)."""
         for given, phrase in pairs:
             CASES.append(Case(self, argument, error.__name__, given, phrase))
 
 
 @dataclass(frozen=True)
 class Case:
-    """A wrong call: of the wrong kind (TypeError), or with a wrong value (ValueError)."""
+    """A wrong call, which raises TypeError (wrong kind) or ValueError (wrong value)."""
 
     use: Use
     argument: str
     error: str
     given: str
-    phrase: str  # in the message
+    phrase: str  # a part of the error message
 
     @property
     def call(self):
@@ -56,11 +56,9 @@ class Case:
 
 
 def uses(*names, holds="True", **arguments):
-    """Return a use of each of several callables that are called alike."""
+    """Return a use for each of several callables that take the same arguments."""
     return [Use(name, arguments, holds) for name in names]
 
-
-# Sessions.
 
 FORK = Use(
     "synk.fork",
@@ -134,8 +132,6 @@ FORK.refuses(
     ("0", "threads_per_rank must be from 1 to"),
     ("2**70", "threads_per_rank must be from 1 to"),
 )
-
-# Functions.
 
 FUNCTION = Use(
     "synk.function",
@@ -358,8 +354,6 @@ BUILD.refuses(
     ("[True, False]", "minibatch must be one bool or one for each of 1 input"),
 )
 
-# Data.
-
 DATA = Use("synk.data", {"value": "X"}, "result.shape == (5,) and result[4] == 4")
 DATA.refuses(
     "value",
@@ -539,8 +533,6 @@ for use in (DATA, BUILD, SET, LENGTH, SHAPE):
         ("10**400", "oversize must be from 1 to 2"),
     )
 
-# Collectives.
-
 VALUES = "[v.tolist() for v in synk.gather(s)] == [[0, 1, 2, 3]] * n"
 BROADCAST = Use("synk.broadcast", {"shared_vars": "s", "values": "np.arange(4.0)"}, VALUES)
 SCATTER = Use(
@@ -674,8 +666,6 @@ GATHER.refuses(
     ("None", "takes as nd_up 1 (stack along a new axis) or 0"),
 )
 
-# Operations of graphs.
-
 IN_GRAPH = Use("synk.ops.all_reduce", {"x": "x"}, "result.eval({x: X}).tolist() == X.tolist()")
 IN_GRAPH.refuses(
     "x",
@@ -695,8 +685,7 @@ IN_GRAPH.refuses(
     ("x", "op must be one of avg, sum, prod, min, max"),
 )
 
-# Update rules. `loss` depends on `w`, a shared vector.
-
+# `loss` depends on `w`, a shared vector.
 NO_PARAMS = (
     (TypeError, "w", "params must be a list of shared variables"),
     (TypeError, "3", "params must be a list of shared variables"),
@@ -833,8 +822,6 @@ INTO.refuses(
     ("[(s, 2**70)]", "The number of elements in variables must be from 0"),
 )
 
-# Training.
-
 STEP = Use(
     "train.make_train_step",
     {
@@ -957,8 +944,6 @@ for name, (error, phrase) in KERAS.items():
         "model", error, ("3", phrase), ("None", phrase), ("'model'", phrase)
     )
 
-# Profiling.
-
 PROFILE = Use("synk.profile", {"room": "100"}, "result is not None")
 PROFILE.refuses("room", TypeError, ("2.5", "room must be an integer"), ("True", "room must be"))
 PROFILE.refuses("room", ValueError, ("0", "room must be at least 1, got 0"))
@@ -974,11 +959,10 @@ SAVE.refuses("file", TypeError, ("None", "file must be a path, got None"))
 PLOT.refuses("last", TypeError, ("2.5", "last must be an integer"), ("'all'", "last must be"))
 PLOT.refuses("last", ValueError, ("0", "last must be at least 1, got 0"))
 
-# Wrong states. What needs workers, by the right calls above.
-
+# Uses that raise SessionError without a session.
 NEEDS_WORKERS = (FUNCTION, DATA, *COLLECTIVES, Use("synk.distribute", {}, "result is None"))
 NEEDS_WORKERS += (STEP, PROFILE)
-# Of objects that a session has made: what works without it is not here.
+# Methods of a session's objects that raise SessionError after close().
 NEEDS_ITS_SESSION = (CALL, BUILD, SET, LENGTH, SHAPE)
 WITHOUT_WORKERS = {
     "synk.fork": "starts them; while there is a session it raises SessionError",
@@ -997,7 +981,7 @@ WITHOUT_WORKERS = {
     "keras": "see test_keras.py",
 }
 
-# Parameters that take anything, and public names that are nothing to call.
+# Parameters that take any value.
 ANY_VALUE = {
     "profile_workers": "its truth counts",
     "max_n_var": "ignored",
@@ -1033,7 +1017,7 @@ TITLES = {
     "train.make_train_step": "Training: synkhronos.extensions.train",
     "keras.parallelize": "Keras: synkhronos.extensions.keras",
 }
-AT_MOST = 3  # values in a row
+AT_MOST = 3  # values in a row of a table
 
 
 def tables():

@@ -1,4 +1,4 @@
-"""Selections for hypothesis to draw, and what NumPy makes of them and of the parts of ranks."""
+"""Selections that hypothesis draws, and the results that NumPy computes for them."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -30,7 +30,7 @@ def plain(mode):
 
 
 def reduced(mode, values, counts):
-    """Return one value for those of slices, or of ranks."""
+    """Reduce the values of slices, or of ranks, to one."""
     mode = plain(mode)
     if mode is None:
         return values[-1]

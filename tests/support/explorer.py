@@ -1,14 +1,13 @@
-"""Every interleaving of a few processes that share memory, tried out.
+"""An explorer of every interleaving of a few processes that share memory.
 
 A process is a generator: it yields each step that it takes outside its own variables, and is sent
-what comes of it. The explorer makes a finite automaton of it, in which a state is where the
-generator stands and what its variables hold, and goes breadth first through all states of all
-processes and the memory between them. Processors delay writes as those of x86 do: each process has
-a first-in-first-out buffer of stores that only itself sees, until they reach memory one by one, at
-any time.
+the result. The explorer makes a finite automaton of it, whose state is the generator's line and the
+values of its variables. Breadth first, it visits all states of all processes and the memory between
+them. Processors delay stores like x86: each process has a first-in-first-out buffer of stores, and
+no other process sees a store until it reaches memory, at any time.
 
-So that states are told apart by variables alone, what a process reads must be put into a variable,
-or be used up before the next yield.
+Only lines and variables tell states apart, so a process must put a result into a variable, or use
+it before the next yield.
 """
 
 from collections import deque
@@ -17,12 +16,12 @@ from typing import NamedTuple
 READ, WRITE, FENCE, WAKE, POLL, EMPTY_PIPE = "read", "write", "fence", "wake", "poll", "empty pipe"
 DEATHS, KILL, EXIT, CHOOSE, STEP = "look for deaths", "kill all", "exit", "choose", "step"
 NOTE, PEEK, ENDED, VIOLATED = "note", "peek", "ended", "violated"
-WOKEN, DIED = 1, 2  # what poll tells
+WOKEN, DIED = 1, 2  # bits of the result of poll
 INTERRUPT = "Ctrl-C"
 
 
 class Violation(BaseException):
-    """A property does not hold; the message ends with the way there."""
+    """A property does not hold; the message ends with the steps that lead there."""
 
 
 def read(cell):
@@ -34,22 +33,22 @@ def write(cell, value):
 
 
 def choose(*options):
-    """Go on in each of these ways; all but the first count as errors."""
+    """Continue with each of these options; all but the first count as errors."""
     return CHOOSE, options
 
 
 def note(cell, value):
-    """Write what only properties read: at once, past the buffer, and in no step of its own."""
+    """Write a cell that only properties read: at once, past the buffer, without a step."""
     return NOTE, cell, value
 
 
 def peek(cell):
-    """Read what is in memory for a property, in no step of its own."""
+    """Read a cell from memory for a property, without a step."""
     return PEEK, cell
 
 
 class Automaton:
-    """A generator's states: numbers, each with the request that it yields there."""
+    """The states of a generator, as numbers, each with the request that it yields there."""
 
     def __init__(self, program):
         self._program = program
@@ -58,7 +57,7 @@ class Automaton:
         self.first = self._reach(())
 
     def after(self, state, response):
-        """Return the state that comes after `state` where the request there has this result."""
+        """Return the state after `state`, if the request there has this result."""
         edge = state, response
         found = self._edges.get(edge)
         if found is None:
@@ -88,7 +87,7 @@ class Automaton:
 
 
 def _place(generator):
-    """Return where a generator stands: the lines and the variables of all its frames."""
+    """Return the state of a generator: the lines and the variables of all its frames."""
     frames = []
     while generator is not None:
         variables = tuple(sorted((k, _plain(v)) for k, v in generator.gi_frame.f_locals.items()))
@@ -108,12 +107,12 @@ def _plain(value):
 
 
 class State(NamedTuple):
-    """All that there is; the numbers of crashes, interrupts and errors are those still to come."""
+    """A state of all processes and memory, and the numbers of mishaps that may still come."""
 
     memory: tuple
-    places: tuple  # of each process: a state of its automaton, or None when it is gone
-    buffers: tuple  # of each process: its stores (cell, value) on their way, the oldest first
-    woken: tuple  # of each process: whether there is something in its pipe
+    places: tuple  # of each process: a state of its automaton, or None after its end
+    buffers: tuple  # of each process: its stores (cell, value) not yet in memory, the oldest first
+    woken: tuple  # of each process: whether its pipe holds anything
     crashes: int
     interrupts: int
     errors: int
@@ -129,20 +128,20 @@ class Explorer:
     cells : dict
         The first value of each cell, of the notes too.
     owners : dict
-        The process that alone writes a cell: what it reads there is no news.
+        The only process that writes a cell: it always reads its own last value there.
     master : int
-        Hears of deaths, kills and is interrupted; the others hear of its death.
+        The process that learns of deaths, kills and is interrupted; the others learn of its death.
     check_rest : callable
-        Given the requests of the processes (None of those gone) and the cells, where none of them
-        can do any more: returns what is wrong if that is not the end, else None.
+        Takes the requests of the processes (None for ended ones) and the cells, in a state where no
+        process can take a step; returns what is wrong, or None if that is a proper end.
     crashes, interrupts, errors : int
-        How many there may be.
+        The greatest number of each.
     heartbeat : bool
-        Whether a poll may also end by itself. Without it, a process that nobody wakes is stuck.
+        Whether a poll may also end by itself. If not, a process that no process wakes is stuck.
     stores : int
-        How many stores of a process may be on their way to memory.
+        The size of the buffer of stores.
     ends : bool
-        Whether to look for states from which no rest can be reached; takes twice the memory.
+        Whether to look for states that lead to no end; takes twice the memory.
     """
 
     def __init__(
@@ -174,7 +173,7 @@ class Explorer:
             errors,
         )
         self._before = {first: None}
-        self._sources = {} if ends else None  # of each state: those from which a step leads there
+        self._sources = {} if ends else None  # of each state: the states before it
         self._rests = []
         self.steps = 0
 
@@ -248,14 +247,12 @@ class Explorer:
             state = before
         raise Violation("\n".join([wrong, *reversed(lines)]))
 
-    # What can happen next.
-
     def _moves(self, state):
-        """Return (rank, what, next state, whether it is a step of a process and no mishap)."""
+        """Return the next steps: (rank, what, next state, whether it is a step and no mishap)."""
         requests = [self._request(state, rank) for rank in self._ranks()]
         for rank, request in enumerate(requests):
             if request is not None and self._is_private(state, rank, request):
-                # Nobody else can tell when it takes this step: so it is tried now only.
+                # No other process sees when this step is taken, so it is taken now only.
                 return self._settled(self._own_moves(state, rank, request))
         moves = []
         for rank, request in enumerate(requests):
@@ -265,13 +262,13 @@ class Explorer:
                 continue
             moves += self._own_moves(state, rank, request)
             if state.crashes:
-                # The stores that are lost are those that it did not come to.
+                # Its buffered stores are lost: it died before them.
                 after = self._gone(state, rank)._replace(crashes=state.crashes - 1)
                 moves.append((rank, "dies", after, False))
         return self._settled(moves)
 
     def _settled(self, moves):
-        """Add to each move the private steps after it that have one outcome."""
+        """Extend each move by the private steps with one outcome that follow it."""
         settled = []
         for rank, what, state, is_own in moves:
             request = self._request(state, rank)
@@ -320,7 +317,7 @@ class Explorer:
         return moves
 
     def _rare(self, state, rank, request):
-        """Return the outcomes (response, state) of a request of one of the other kinds."""
+        """Return the outcomes (response, state) of a request of the kinds that are rare."""
         kind = request[0]
         if kind == CHOOSE:
             first, *others = request[1]
@@ -365,7 +362,7 @@ class Explorer:
         )
 
     def _go_on(self, state, rank, response):
-        """Return the state after the process has heard the response, and made its notes."""
+        """Return the state after the process has taken the response and made its notes."""
         automaton = self._automata[rank]
         place = automaton.after(state.places[rank], response)
         memory = state.memory

@@ -1,7 +1,7 @@
-"""Faults on purpose: a signal that hits one process at one point, and what may be left of it.
+"""Faults on purpose: a signal that hits one process at one point, and calls to make around it.
 
-A point is a method or function of the library, and before or after it. Tests wrap it before they
-fork; the wrapped one looks whether its process is the one to hit, in memory that all share.
+A point is before or after a method or function of the library. Tests wrap the function before they
+fork; the wrapper reads in shared memory whether its process is to be hit.
 """
 
 import contextlib
@@ -22,17 +22,17 @@ from support.waiting import TEST_SECONDS, end_after
 from synkhronos import WorkerError
 from synkhronos._machine.processes import ForkedProcess
 
-SIZE = 50_000  # of shared variables: more than a block of a reduction
-BOUND = 20  # seconds that any of it may take on a busy machine
-HANGS = 5  # times its bound, and it will not end by itself
+SIZE = 50_000  # items of a shared variable: more than a block of a reduction
+BOUND = 20  # seconds that a call may take after a fault, on a busy machine
+HANGS = 5  # after so many times its bound, a call counts as hung
 
-# The process to hit at the point; how many were hit; then what the one that was hit wrote down.
+# The process id to hit; the number of hits; then the notes of the process that was hit.
 _cells = memoryview(mmap.mmap(-1, 8 * 64)).cast("q")
 _TARGET, _HITS, _NOTES = range(3)
 
 
 def set_point(monkeypatch, owner, name, when, blow) -> None:
-    """Have the armed process call `blow` before or after what `owner` has by that name."""
+    """Wrap a function of `owner`: the armed process calls `blow` before or after it."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -55,7 +55,7 @@ def _maybe(blow):
 
 
 def point_id(value):
-    """Return how a test that is given a part of a point is called."""
+    """Return the id of a test's parameter that is a point or a part of one."""
     if isinstance(value, tuple):
         return "-".join(map(point_id, value))
     name = getattr(value, "__name__", None) or getattr(value, "name", value)
@@ -64,7 +64,7 @@ def point_id(value):
 
 @contextlib.contextmanager
 def armed(pid):
-    """Have that process be hit, once, and see to it that it was."""
+    """Arm a process for one hit; fail unless it is hit inside."""
     _cells[_TARGET], _cells[_HITS] = pid, 0
     try:
         yield
@@ -74,12 +74,12 @@ def armed(pid):
 
 
 def hit_by(signum):
-    """Return a blow: the process sends itself a signal."""
+    """Return a `blow` by which the process sends itself a signal."""
     return lambda: os.kill(os.getpid(), signum)
 
 
 def note_children() -> None:
-    """Write down the children of this process, for `noted` of another."""
+    """Write the children of this process into shared memory, where `noted` reads them."""
     children = psutil.Process().children()
     _cells[_NOTES] = len(children)
     for position, child in enumerate(children):
@@ -96,17 +96,17 @@ def arm_this_process() -> None:
 
 
 def is_armed():
-    """Whether a process was armed, whether or not it was hit since."""
+    """Return whether a process has been armed, hit since or not."""
     return _cells[_TARGET] != 0 or _cells[_HITS] != 0
 
 
 def shared_numbers(count):
-    """Return integers that this process and those forked from now on see the same."""
+    """Return integers in memory that this process shares with those it forks from now on."""
     return np.frombuffer(mmap.mmap(-1, 8 * count), np.int64)
 
 
 def runs(pid):
-    """Whether a process runs: an orphan that has ended may wait for init to collect it."""
+    """Return whether a process runs; an ended orphan may still be a zombie."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -118,7 +118,7 @@ def is_stopped(pid):
 
 
 def pids_by_rank():
-    """Return the process of each rank of the current session."""
+    """Return the process id of each rank of the current session."""
     session = synk.session.current("a test")
     pids = list(session.worker_pids)
     pids.insert(session.master_rank, os.getpid())
@@ -127,7 +127,7 @@ def pids_by_rank():
 
 @contextlib.contextmanager
 def bounded(seconds=BOUND):
-    """Fail if what runs inside takes longer; end the tests, saying where it hangs, if it does."""
+    """Fail if the block takes longer; if it hangs, print tracebacks and end the tests."""
     begin = time.monotonic()
     end_after(HANGS * seconds)
     try:
@@ -140,7 +140,7 @@ def bounded(seconds=BOUND):
 
 @contextlib.contextmanager
 def child_process(target):
-    """Run `target` in a forked process; yield it, and see that it has gone at the end."""
+    """Run `target` in a forked process and yield the process; kill it at the end."""
     process = ForkedProcess(target)
     try:
         yield process
@@ -149,8 +149,6 @@ def child_process(target):
         process.join(BOUND)
         process.close()
 
-
-# Functions that raise.
 
 ROWS = np.arange(8.0)
 
@@ -165,15 +163,13 @@ def raise_if(condition, error):
 
 
 def checked(condition, error):
-    """Return a function whose op raises on the ranks whose rows meet the condition."""
+    """Return a function that raises on the ranks whose rows meet the condition."""
     x = T.dvector("x")
     return function([x], (Call(raise_if(condition, error))(x), "gather"), name="checked")
 
 
-# Calls of every kind: each is made for a number of ranks, and checks its results every time.
-
-
 def _function(n, **kwargs):
+    """Return a call, for n ranks, that checks its results; so do all functions in `CALLS`."""
     x = T.dvector("x")
     s = theano.shared(np.zeros(()), "s")
     f = function([x], [(2 * x, "gather"), x.sum()], updates=[(s, s + 1)])
@@ -191,7 +187,7 @@ def _sliced(n):
 
 
 def _growing(n):
-    """Outputs are larger every time, so that each worker tells the master where they are."""
+    """Return a call whose outputs grow, so that workers send the master new places of them."""
     x = T.dvector("x")
     f = function([x], (x, "gather"))
     rows, length = synk.data(np.arange(4.0**6 * n)), n
@@ -217,7 +213,7 @@ def _picked(n):
 
 
 def _failing(n):
-    """Every rank but the master's raises."""
+    """Return a call in which every worker raises."""
     master = os.getpid()
 
     def fail(rows):
@@ -254,7 +250,7 @@ def _large_exchange(n):
 
 
 def _variable(n):
-    """Return a shared variable of which each rank has its own number, many times."""
+    """Return a shared variable, and a function that fills it with a number of each rank."""
     s = theano.shared(np.zeros(SIZE), "s")
 
     def fill():
@@ -368,7 +364,7 @@ CALLS = {
 
 
 def use_a_new_session(n, what="function", **kwargs):
-    """Show that all is well after a fault: fork, call, and close."""
+    """Check that a new session works after a fault: fork, call, and close."""
     synk.fork(n, **kwargs)
     CALLS[what](n)()
     synk.close()

@@ -1,4 +1,4 @@
-"""What docs/gallery.rst says that the demos print."""
+"""Outputs of the demos as docs/gallery.rst shows them."""
 
 import contextlib
 import io
@@ -11,7 +11,7 @@ VARIES = ("$ ", "Computing with floatX=")
 
 
 def unsaid(demo, out):
-    """Return which lines of a demo's sample do not occur in its output, with any numbers."""
+    """Return the lines of a demo's sample that its output lacks, whatever the numbers are."""
     said = {masked(line) for line in [*out.splitlines(), *sentences_about_speed()]}
     return [line for line in sample(demo) if masked(line) not in said]
 
@@ -34,7 +34,7 @@ def masked(line):
 
 
 def sentences_about_speed():
-    """Return what is said of fast and of slow ranks: which of the two they are is chance."""
+    """Return the demos' sentences for fast and for slow ranks: chance decides between them."""
     from demos._reports import report_speedup
     from demos._shared import Log
 

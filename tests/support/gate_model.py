@@ -1,14 +1,14 @@
-"""A model of the gate, and all that can happen to it.
+"""A model of the gate, with every mishap that can befall it.
 
-`Rank` does as `synkhronos.comm.shared.gate.SharedGate`, method by method and in the same order, but
-yields each access to a shared cell, a pipe or a process, so that the explorer can put the steps of
-other ranks in between: see `explorer`. Around it are the ranks' lives: workers run what they are
-sent until the master, which makes a few calls, has ended.
+`Rank` does what `synkhronos.comm.shared.gate.SharedGate` does, method by method and in the same
+order, but yields each access to a shared cell, a pipe or a process, so that the explorer can put
+the steps of other ranks in between: see `explorer`. `be_master` makes a few calls and closes;
+`be_worker` runs the commands until the master has ended.
 
 In a call each rank may raise, leave without meeting the others, or meet them; a worker may fail to
 read a new command. The master may be interrupted at every step, and any rank may die at every step.
 
-What must hold is said by `expect`, with notes that no real rank sees, and by `check_rest`.
+`expect` states the properties, with notes that no real rank sees; so does `check_rest`.
 
 ``PYTHONPATH=tests python -m support.gate_model --ranks 3 --deep`` explores and prints the number of
 states.
@@ -66,12 +66,12 @@ def expect(holds, what):
 
 
 def numbered(sequence, number):
-    """Return the number of a meeting of a call."""
+    """Return a number for a meeting of a call, higher than those of all earlier ones."""
     return sequence * 16 + number
 
 
 class Rank:
-    """One rank's end of the gate."""
+    """The gate of one rank, and the rank's life around it."""
 
     def __init__(self, rank, n_ranks, master, may_leave):
         self.rank, self.n_ranks, self.master, self.may_leave = rank, n_ranks, master, may_leave
@@ -83,10 +83,8 @@ class Rank:
         self.errors = ()
         self.heard = ()
 
-    # What both ends share.
-
     def wait(self, cell, value, abort=None):
-        # One look stands for all: a rank may take any time to come to it.
+        # One read stands for the whole spin: a rank may come to it at any time.
         if (yield read(cell)) >= value:
             return
         if (yield read("ABORT")) == abort:
@@ -106,7 +104,7 @@ class Rank:
         except (
             Exception,
             KeyboardInterrupt,
-        ) as error:  # by name: that makes it a part of the state
+        ) as error:  # a variable, so that it is a part of the state
             yield write(asleep, 0)
             raise error
         yield write(asleep, 0)
@@ -161,8 +159,6 @@ class Rank:
         expect(left == sequence, "a rank that raised was said to have left")
         raise Raised
 
-    # The worker's end.
-
     def next_command(self):
         yield from self.wait("SEQUENCE", self.sequence + 1)
         self.sequence = yield read("SEQUENCE")
@@ -193,8 +189,6 @@ class Rank:
         yield write(("DONE", line), self.sequence)
         yield (FENCE,)
         yield from self.wake(self.master)
-
-    # The master's end.
 
     def start(self, command):
         if (yield (DEATHS,)):
@@ -290,8 +284,6 @@ class Rank:
         expect(errors or own, "a call was aborted, but no rank said why")
         raise WorkerError
 
-    # The ranks' lives.
-
     def body(self, command):
         sequence, _ = yield peek("STARTED")
         for turn in range(1, command.count("|") + 1):
@@ -346,7 +338,7 @@ class Rank:
             yield (KILL,)
 
     def check_call(self):
-        """Check a call that has returned."""
+        """Check that all workers have run a call that has returned."""
         sequence, _ = yield peek("STARTED")
         for rank in range(self.n_ranks):
             if rank != self.rank:
@@ -363,7 +355,7 @@ NOTES = "CAME", "LEFT", "RAN", "RAISED", "ANSWERED"
 
 
 def check_rest(requests, cells, master):
-    """Say what is wrong where nothing goes on any more: whether somebody waits for ever."""
+    """Return what is wrong in a state without a next step, such as a deadlock; else None."""
     if requests[master] is None:
         return "a worker has outlived the master" if any(requests) else None
     if requests[master][0] != ENDED:
@@ -378,12 +370,12 @@ def check_rest(requests, cells, master):
 
 
 def explore(n_ranks, commands, master=0, may_leave=False, rank=Rank, **mishaps):
-    """Visit all states of so many ranks, whose master makes a call of each command.
+    """Visit all states of `n_ranks` ranks, whose master makes a call with each command.
 
-    A command is its name and a bar for each meeting that all ranks come to in it, such as "a||".
-    Whether ranks may leave a call without meeting the others is for runs with a heartbeat: those
-    that wait for them look by themselves. Other mishaps are those of `Explorer`. Returns the
-    explorer, which has the counts.
+    A command is a name and a bar for each meeting of all ranks in it, such as "a||". `may_leave`,
+    whether ranks may leave a call without meeting the others, needs a heartbeat: ranks that wait
+    for them look by themselves. `Explorer` has the other mishaps. Returns the explorer, which has
+    the counts.
     """
     cells = dict.fromkeys((*MASTERS_CELLS, "ABORT"), 0)
     cells["STARTED"] = 0, None
@@ -405,12 +397,12 @@ def explore(n_ranks, commands, master=0, may_leave=False, rank=Rank, **mishaps):
 
 
 class Run(NamedTuple):
-    """What is explored together."""
+    """Arguments of `explore`, and the number of states that it finds."""
 
     n_ranks: int
     commands: tuple
     mishaps: dict
-    states: int = 0  # that there are: it is always explored in the same order
+    states: int = 0  # always the same: the order of exploration is fixed
 
     def __str__(self):
         mishaps = [name if n is True else f"{name} {n}" for name, n in self.mishaps.items()]

@@ -13,7 +13,7 @@ import theano.tensor as T
 import synkhronos as synk
 from support.layouts import ON_DEVICES
 
-# What operations on devices have is compiled code only.
+# Operations on devices have compiled code only, so they need a linker that runs it.
 MODE = theano.Mode("vm", "fast_compile") if ON_DEVICES else "FAST_COMPILE"
 function = functools.partial(synk.function, mode="FAST_COMPILE")
 
@@ -34,14 +34,14 @@ class Call(theano.Op):
 
 
 def on_ranks(do, **kwargs):
-    """Return ``do()`` of each rank, a number, in rank order."""
+    """Run ``do()`` on each rank; return the numbers in rank order."""
     dummy = theano.shared(np.zeros(1))
     f = function([], (Call(lambda x: [do()])(dummy), "gather"), **kwargs)
     return f().tolist()
 
 
 def worker():
-    """Return the Worker of the rank that this is called on."""
+    """Return the Worker of the rank that calls this."""
     from synkhronos import session
     from synkhronos._rank.worker import Worker
 
@@ -56,7 +56,7 @@ def worker():
 
 
 def mapped_bytes(pid):
-    """Return how many bytes of segments a process has mapped."""
+    """Return the bytes of segments that a process has mapped."""
     total = 0
     with open(f"/proc/{pid}/maps") as maps:
         for line in maps:
@@ -67,7 +67,7 @@ def mapped_bytes(pid):
 
 
 def shared_memory():
-    """Return how many bytes of shared memory the machine has in use."""
+    """Return the bytes of shared memory that the machine has in use."""
     with open("/proc/meminfo") as meminfo:
         for line in meminfo:
             if line.startswith("Shmem:"):
@@ -76,18 +76,18 @@ def shared_memory():
 
 
 def shares(x, n):
-    """Return what each rank gets of an array, written out apart from the library."""
+    """Return the rows of each rank, computed without the library."""
     edges = np.floor(np.linspace(0, len(x), n + 1)).astype(int)
     return [x[a:b] for a, b in zip(edges[:-1], edges[1:])]
 
 
 def nameless(value):
-    """Return what a value looks like, without its address: tests have the same name in each run."""
+    """Return the repr of a value without its address, so that test ids stay the same."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def until(file):
-    """Return what waits until a file is there."""
+    """Return a function of an array that waits until a file exists."""
 
     def wait(x):
         end = time.monotonic() + 60
@@ -99,10 +99,10 @@ def until(file):
 
 
 def say(request, text):
-    """Write a line to the terminal, past what pytest captures."""
+    """Write a line to the terminal, past pytest's capturing."""
     plugins = request.config.pluginmanager
     terminal = plugins.getplugin("terminalreporter")
-    if terminal is None:  # one of pytest's processes that have none
+    if terminal is None:  # in a process of pytest-xdist
         return
     with plugins.getplugin("capturemanager").global_and_fixture_disabled():
         terminal.write_line(f" {text}")

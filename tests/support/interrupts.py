@@ -1,4 +1,4 @@
-"""A signal before one line of what runs in the master, for tests that try every line."""
+"""A signal before one line of the master's code, for tests that try every line."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ FILES = {
 }
 
 
-# Of the lines to interrupt at: some in the quick tier, where each is not worth its second.
+# The quick tier interrupts at some lines only, because each takes a second.
 SOME_AND_EVERY_LINE = pytest.mark.parametrize(
     "stride",
     [
@@ -43,7 +43,7 @@ SOME_AND_EVERY_LINE = pytest.mark.parametrize(
 
 
 def is_in_finalizer(frame):
-    """Whether Python drops what is raised in this frame, Ctrl-C too."""
+    """Return whether a finalizer runs this frame: Python drops its exceptions, Ctrl-C too."""
     while frame is not None:
         if frame.f_code.co_filename == weakref.__file__:
             return True
@@ -52,7 +52,7 @@ def is_in_finalizer(frame):
 
 
 def signal_at_line(number, do, signum):
-    """Do something, with a signal before a line of FILES that it comes to, counted from 0.
+    """Call `do`, and send a signal before the line of FILES with this number, from 0.
 
     A line counts once, however often it runs. Returns whether it came to that line, and prints
     which it is: pytest shows that of a test that fails.
@@ -81,7 +81,7 @@ def signal_at_line(number, do, signum):
 
 
 def interrupt_at_line(number, do):
-    """Do something, with a Ctrl-C before a line; return whether it came to that line."""
+    """Call `do`, with a Ctrl-C before a line; return whether the line was reached."""
     try:
         came_to_it = signal_at_line(number, do, signal.SIGINT)
     except KeyboardInterrupt:

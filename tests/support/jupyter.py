@@ -1,4 +1,4 @@
-"""Jupyter for tests: its sockets and threads are in processes of their own, see kernels.py."""
+"""Jupyter for tests, with its sockets and threads in another process: see kernels.py."""
 
 import importlib.util
 import os
@@ -15,7 +15,7 @@ needs_jupyter = pytest.mark.skipif(
 
 
 def in_kernel(folder, *command):
-    """Run a command of kernels.py in a folder, which also gets what Jupyter writes into HOME."""
+    """Run a command of kernels.py in a folder, to which Jupyter also writes its HOME files."""
     names = ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR")
     env = {**os.environ, **{name: str(folder / name.lower()) for name in names}}
     env.pop("SYNKHRONOS_DEVICES", None)

@@ -1,7 +1,7 @@
 """Jupyter kernels for tests, in a process of their own: Jupyter's sockets and threads stay there.
 
 python kernels.py execute NOTEBOOK RESULT    run all cells, and write the notebook with its outputs
-python kernels.py interrupt                  interrupt calls, and print what the kernel said
+python kernels.py interrupt                  interrupt calls, and print the kernel's outputs
 python kernels.py restart HOW                restart a kernel that is "asked to end" or "killed"
 """
 
@@ -18,7 +18,7 @@ from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 
 
 class ThisPython(KernelSpecManager):
-    """Makes kernels of this interpreter, whatever kernels are installed in HOME."""
+    """Makes kernels of this interpreter, not those that are installed in HOME."""
 
     def get_kernel_spec(self, kernel_name):
         return KernelSpec(**get_kernel_dict())
@@ -53,7 +53,7 @@ NEW_FUNCTION = 'synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")([1, 2,
 
 
 class Kernel:
-    """A kernel that runs what it is given."""
+    """A running kernel."""
 
     def __init__(self):
         self.manager = KernelManager(kernel_spec_manager=ThisPython())
@@ -63,7 +63,7 @@ class Kernel:
         self._client.wait_for_ready(timeout=60)
 
     def run(self, code, interrupted=False):
-        """Run code; return the name of its error, if any, and what it showed."""
+        """Run code; return the name of its error, if any, and its outputs."""
         texts = []
 
         def hook(message):
@@ -120,7 +120,7 @@ def restart(how):
 
 
 def still_alive(processes):
-    """Give processes some time to end; return how many have not."""
+    """Wait up to 10 seconds for processes to end; return the number of those that have not."""
     deadline = time.monotonic() + 10
     while any(map(is_alive, processes)) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""What a suite runs on: the number of ranks, the master's rank, the devices, and the transport.
+"""Layouts of ranks for test suites: number, master's rank, devices and transport.
 
 A suite lists its layouts as ``LAYOUTS``, or runs on `ALL`; its fixture ``ranks`` is a session on
 each of them in turn. With SYNKHRONOS_TEST_DEVICES=opencl0:0,opencl0:0 (and
@@ -42,11 +42,11 @@ class Layout:
 
     @property
     def is_mixed(self):
-        """Whether there are ranks of two kinds of devices."""
+        """Whether the ranks' devices are of several kinds."""
         return len({device.rstrip("0123456789:") for device in self.devices}) > 1
 
     def fork(self, **kwargs):
-        """Fork as this layout says, and return the number of ranks."""
+        """Fork the ranks of this layout; return their number."""
         if self.transport == "nccl":
             from support import stand_in
 
@@ -57,7 +57,7 @@ class Layout:
 
 
 def from_environment():
-    """Return the only layout that a run has, or None if each suite has its own."""
+    """Return the layout of all suites of this run, or None if each suite has its own."""
     named = os.environ.get("SYNKHRONOS_TEST_DEVICES")
     if not named:
         return None
@@ -77,7 +77,7 @@ FEWER = [Layout(2), Layout(3, master=1), Layout(1), Layout(4)]
 
 @contextlib.contextmanager
 def forked(layout, **kwargs):
-    """Fork, and prove at the end that close() leaves nothing."""
+    """Fork; at the end close, and check that nothing is left."""
     if ONLY is not None:
         if _session._Current.session is None:
             ONLY.fork()
@@ -94,7 +94,7 @@ def forked(layout, **kwargs):
 
 
 def running(layout):
-    """Return what tests know of the current session."""
+    """Return what the fixture `ranks` gives to tests."""
     current = _session._Current.session
     assert (layout.ranks, layout.master) == (current.n_ranks, current.master_rank)
     return SimpleNamespace(n=layout.ranks, master=layout.master, layout=layout, session=current)

@@ -1,4 +1,4 @@
-"""What a session may leave behind, and the proof that it left nothing."""
+"""Checks that a session leaves no process, descriptor or name in shared memory behind."""
 
 import contextlib
 import gc
@@ -10,12 +10,12 @@ from support.waiting import wait_until
 
 
 def descriptors():
-    """Return the open descriptors of this process, and what they are."""
+    """Return {number: file} of the open descriptors of this process."""
     found = {}
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             found[int(number)] = os.readlink(f"/proc/self/fd/{number}")
-    # The descriptor of the listing itself is one of them, and gone by now.
+    # listdir() lists its own descriptor, too, which is closed by now.
     return {
         number: name for number, name in found.items() if os.path.exists(f"/proc/self/fd/{number}")
     }
@@ -27,7 +27,7 @@ def names_in_shared_memory():
 
 @contextlib.contextmanager
 def nothing_left():
-    """Fail if what runs inside leaves a process, a descriptor or a name in shared memory."""
+    """Fail if the block leaves a process, a descriptor or a name in shared memory."""
     gc.collect()
     children = set(psutil.Process().children(recursive=True))
     names, before = names_in_shared_memory(), descriptors()
@@ -42,7 +42,7 @@ def nothing_left():
 
 
 def wait_for_names_to_go(but):
-    """Wait for names in shared memory that another run on this machine has for a moment."""
+    """Wait until no other names are in shared memory: other test runs have some for a moment."""
     wait_until(
         lambda: names_in_shared_memory() <= but,
         20,

@@ -1,4 +1,4 @@
-"""Calls to profile, what of a profile is theirs, and what a profile may leave behind."""
+"""Calls to profile, their records, and checks that a profile leaves nothing behind."""
 
 import theano.tensor as T
 
@@ -23,10 +23,10 @@ def the_session():
 
 
 def recorders(own):
-    """Return what a rank records with: only Nones, unless a profile is on."""
+    """Return the recorders of a rank; all are None unless a profile is on."""
     return [own.recorder, own.gate.recorder]
 
 
 def nothing_records(session):
-    """Return whether nothing of a profile is left on the master."""
+    """Return whether no part of a profile is left on the master."""
     return session.recording is None and recorders(session.worker) == [None, None]

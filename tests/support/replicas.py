@@ -8,7 +8,7 @@ from support.helpers import function
 
 
 def put(s, parts):
-    """Give a shared variable a value of its own on each rank, in rank order."""
+    """Set a shared variable on each rank to one of `parts`, in rank order."""
     rank = theano.shared(np.zeros(1, "int64"))
     numbers = T.lvector()
     function([numbers], updates=[(rank, numbers)])(np.arange(len(parts)))

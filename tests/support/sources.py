@@ -1,4 +1,4 @@
-"""The modules of the package, as their sources say."""
+"""The syntax trees of the package's modules."""
 
 import ast
 from pathlib import Path
@@ -9,7 +9,7 @@ PACKAGE = Path(synkhronos.__file__).parent
 
 
 def modules():
-    """Yield the name of each module without that of the package, and its syntax tree."""
+    """Yield the name of each module, relative to the package, and its syntax tree."""
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
         name = ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)

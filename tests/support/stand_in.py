@@ -1,7 +1,7 @@
 """A stand-in for ``pygpu.collectives`` where there is no NCCL: it reduces through files.
 
-It checks what NCCL would be given, so that comm/nccl.py runs with real GpuArrays on OpenCL. It says
-nothing of NCCL itself.
+It checks the arguments for NCCL, so that comm/nccl.py can be tested with real GpuArrays on OpenCL.
+It does not test NCCL itself.
 """
 
 import functools
@@ -16,7 +16,7 @@ import numpy as np
 
 DTYPES = ("int8", "int32", "int64", "uint64", "float16", "float32", "float64")
 UFUNCS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
-calls = []  # the names of what this rank has been asked for
+calls = []  # the names of the collectives that this rank has called
 
 
 class GpuCommCliqueId:
@@ -40,7 +40,7 @@ class GpuComm:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def exchange(self, array):
-        """Return the arrays that all ranks have given in the call of this number."""
+        """Return the arrays of all ranks in this call, in rank order."""
         self.calls += 1
         names = [f"{self.folder}/{self.calls}-{rank}.npy" for rank in range(self.count)]
         np.save(f"{names[self.rank]}.part.npy", array)

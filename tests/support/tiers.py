@@ -1,16 +1,16 @@
-"""Which tests are in the quick tier: ``make test`` leaves out what is `slow` or `thorough`.
+"""The choice of tests for the quick tier: ``make test`` leaves out `slow` and `thorough` ones.
 
-A test with parameters is there with each value of each of them, on the first layout of its file.
-All other combinations are `thorough`, so are in ``make test-all`` only. A test that is marked
-`every` is there with all combinations on that layout, if the matrix itself has found a defect; one
-that is marked `sample` with so many, if each takes seconds.
+The quick tier has each value of each parameter of a test, on the first layout of its file. All
+other combinations are `thorough`, so only ``make test-all`` runs them. The marker `every` keeps all
+combinations on that layout, for matrices that have found a defect; the marker `sample` keeps
+some of them, for tests that take seconds each.
 """
 
 import collections
 
 
 def beyond_the_sample(items):
-    """Return those items that are a test's further combinations of parameters and layouts."""
+    """Return the items with combinations of parameters and layouts that are not sampled."""
     by_test = collections.defaultdict(list)
     for item in items:
         if hasattr(item, "callspec") and not item.get_closest_marker("slow"):
@@ -34,7 +34,7 @@ def _rest(items):
 
 
 def _values(item):
-    """Return what a test is given: a name of parameters that come together, and their values."""
+    """Return pairs (name, value) of a test's parameters; those parametrized together are one."""
     params = {name: id(value) for name, value in item.callspec.params.items() if name != "layout"}
     together = [marker.args[0] for marker in item.iter_markers("parametrize")]
     together = [names.split(",") if isinstance(names, str) else names for names in together]
@@ -45,7 +45,7 @@ def _values(item):
 
 
 def _with_each_value(rows):
-    """Return the numbers of some rows that together have all that is in any row.
+    """Return the numbers of a few rows that together have every member of any row.
 
     >>> _with_each_value([{("a", 0), ("b", 0)}, {("a", 0), ("b", 1)}, {("a", 1), ("b", 1)}])
     [0, 2]

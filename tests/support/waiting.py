@@ -5,19 +5,19 @@ import time
 
 import pytest
 
-TEST_SECONDS = 600  # that a test may take with its fixtures, or it hangs
+TEST_SECONDS = 600  # a test that takes longer, with its fixtures, counts as hung
 
 
 def end_after(seconds):
-    """End this process in so many seconds, saying where its threads are; once more: put it off."""
+    """Print tracebacks and end this process after some seconds; a new call replaces an old one."""
     faulthandler.dump_traceback_later(seconds, exit=True, file=Watch.stderr)
 
 
 class Watch:
-    """Sees to it that no test hangs for ever, nor do the examples of the documentation.
+    """Ends a test, or an example of the documentation, that hangs.
 
-    In place of pytest's `faulthandler_timeout`, which goes on waiting, and does not watch what
-    comes after an error of a test. There is only one timer.
+    pytest's `faulthandler_timeout` only prints tracebacks, and stops after an error of a test. A
+    process has only one such timer.
     """
 
     stderr = 2
@@ -34,7 +34,7 @@ class Watch:
 
 
 def wait_until(condition, seconds, what=lambda: ""):
-    """Wait until the condition holds; return how long it took, or fail, saying what there is."""
+    """Wait until the condition holds and return the seconds, or fail with the message `what()`."""
     begin = time.monotonic()
     while not condition():
         assert time.monotonic() - begin < seconds, f"not within {seconds} s {what()}"

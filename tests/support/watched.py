@@ -1,4 +1,4 @@
-"""A script that writes down what files and sockets a session opens, all through its life."""
+"""A script that logs the files and sockets that a session opens, from fork to close."""
 
 WATCHED = """
 import os, sys
@@ -10,7 +10,7 @@ def watch(event, arguments):
         os.write(log, f"{event} {arguments}\\n".encode())
     elif event == "open" and isinstance(arguments[0], str) and arguments[2] & writing:
         if arguments[0] == os.devnull or arguments[0].startswith(theano.config.base_compiledir):
-            return  # the latter is Theano's own
+            return  # Theano's own files
         os.write(log, f"open {arguments[0]} {arguments[2]}\\n".encode())
 
 import numpy as np, theano, theano.tensor as T
@@ -18,12 +18,12 @@ import synkhronos as synk
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 if os.environ["FALLBACK"]:
     del os.O_TMPFILE
-# Theano asks the compiler, once, what it can do: in files of its own.
+# Theano compiles a test program before its first function, in files of its own.
 x = T.dvector("x")
 theano.function([x], x + 1)([1.0])
 sys.addaudithook(watch)
 synk.fork(3)
-mode = theano.Mode("py", None)  # without C code, which Theano would compile in files of its own
+mode = theano.Mode("py", None)  # without C code, so that Theano writes no files of its own
 s = theano.shared(np.arange(4.0), "s")
 random = MRG_RandomStreams(1).uniform((2,))
 f = synk.function([x], [x.sum(), random.sum()], updates=[(s, s + x.sum())], mode=mode)

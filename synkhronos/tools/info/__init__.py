@@ -1,7 +1,7 @@
 """Checks of this machine, with advice, for ``synkhronos info``.
 
-Each function here checks one thing and returns a `Check`, or several. A child process runs all that
-may crash or open a device.
+Each function `check_...` checks one part of the machine and returns a `Check`, or several. Checks
+that may crash, or open a device, run in a child process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ INSTALL_PYGPU = (
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One line of the table. The exit status is 1 if something essential is not ok."""
+    """One line of the table; the exit status is 1 if an essential check failed."""
 
     name: str
     status: str
@@ -50,7 +50,7 @@ class Check:
 
     @property
     def failed(self) -> bool:
-        """Whether Synkhronos cannot work because of this."""
+        """Whether Synkhronos cannot work because of this check."""
         return self.essential and self.status != OK
 
 
@@ -95,7 +95,7 @@ def as_json(results: list[Check]) -> str:
 
 
 def probe_theano(timeout: float = 300.0) -> tuple[dict, str]:
-    """Return what a child process reports about Theano, and the error that ended it early."""
+    """Return the facts that a child process reports about Theano, and the error that ended it."""
     script = Path(import_support.__file__).with_name("probe.py").read_text()
     command = _devices.python_command(script, import_support.__file__)
     try:
@@ -109,7 +109,7 @@ def probe_theano(timeout: float = 300.0) -> tuple[dict, str]:
         stdout, error = expired.stdout or "", f"no answer within {timeout:g} s"
     facts: dict = {}
     for line in (stdout.decode() if isinstance(stdout, bytes) else stdout).splitlines():
-        # Theano and g++ also print on stdout when a compilation fails.
+        # Only lines with facts are JSON: Theano and g++ print on stdout if a compilation fails.
         if line.startswith("{"):
             facts.update(json.loads(line))
     return facts, error
@@ -199,7 +199,7 @@ def check_compiler(facts: dict) -> Check:
 
 
 def check_blas(facts: dict, error: str) -> Check:
-    """Check the speed of Theano's matrix product; name the flags it links with and their origin."""
+    """Check the speed of Theano's matrix product; name its link flags and their origin."""
     if "ldflags" not in facts:
         return Check("BLAS", BROKEN, "not known without Theano", "see Theano", essential=True)
     flags = facts["ldflags"]
@@ -257,7 +257,7 @@ def check_shm(path: str = "/dev/shm") -> Check:
         advice = (
             "all data of a session is there; in Docker, start the container with --shm-size=2g"
             if size < SMALL_SHM
-            else f"all data of a session is there: delete what others left in {path}"
+            else f"all data of a session is there: delete files that others left in {path}"
         )
         return Check(name, MISSING, found + ", which is little", advice)
     return Check(name, OK, found, essential=True)
@@ -299,7 +299,7 @@ def check_gpus() -> list[Check]:
 
 
 def check_pygpu() -> Check:
-    """Import pygpu, in a child process: pygpu may be built for another Python, or NumPy."""
+    """Import pygpu in a child process: it may be built for another Python or NumPy, and crash."""
     install = INSTALL_PYGPU.format(folder=shlex.quote(sysconfig.get_path("purelib")))
     if importlib.util.find_spec("pygpu") is None:
         return Check("pygpu", MISSING, "not installed", install)
@@ -325,7 +325,7 @@ def check_devices(name: str, kind: str, advice: str) -> Check:
 def check_libraries(
     label: str, names: Sequence[str], opened: dict[str, Opened], found: dict[str, Path]
 ) -> Check:
-    """Name the libraries that open by libgpuarray's names, and the files of the others."""
+    """Name the libraries that open by libgpuarray's names, and the files found of the others."""
     libraries = [opened[name] for name in names]
     newer = cuda_libraries.newer_than_driver(opened) if "libnvrtc" in names else ""
     states = [_library_state(library, found) for library in libraries] + ([newer] if newer else [])
