@@ -201,6 +201,7 @@ def test_no_optimizer_and_no_compiler_run_on_the_workers(ranks):
 
 
 @pytest.mark.parametrize("streams", [MRG_RandomStreams, RandomStreams])
+@pytest.mark.sample(1)
 def test_random_streams_differ_between_ranks_and_repeat_for_a_seed(ranks, streams):
     def draws(seed):
         stream = streams(seed)

@@ -117,6 +117,7 @@ def test_functions_that_take_turns(ranks):
 
 @pytest.mark.parametrize("op", ["avg", "sum", "prod", "min", "max"])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int32"])
+@pytest.mark.sample(2)
 def test_what_is_no_product_is_copied(ranks, op, dtype):
     if op == "avg" and dtype == "int32":
         pytest.skip("integers have no average")

@@ -412,6 +412,7 @@ def test_lasagne_from_pypi_finds_the_pooling_that_it_asks_for(home):
 
 
 @needs_installation
+@pytest.mark.slow("imports Keras in a new interpreter")
 def test_keras_finds_the_names_that_collections_had(home):
     pytest.importorskip("h5py")
     code = """
