@@ -231,3 +231,15 @@ def test_the_map_of_the_package_names_each_module_once():
     assert sorted(named) == sorted(expected - {"conftest.py"})
     for name in re.findall(r"([\w/]+\.py)\b", DEVELOPMENT):
         assert name in there or (PACKAGE.parent / name).exists(), name
+
+
+def test_changes_lists_names_of_modules_that_are_there():
+    changes = (PACKAGE.parent / "docs" / "changes.rst").read_text(encoding="utf-8")
+    rows = re.findall(r"^``([\w.]+)`` +(.*)$", changes, re.M)
+    assert len(rows) > 40
+    for before, now in rows:
+        names = re.findall(r"``([a-z_]+\.[\w.]+|_wording|comm|profiling)``", now)
+        assert names or now.startswith("none")
+        assert {*names} <= {*MODULES}, names
+        kept = {"comm.shared", "_master", "extensions.rules"}  # folders, and a name that stays
+        assert before not in MODULES or before in kept
