@@ -8,10 +8,10 @@ Theano is imported when a name is first used.
 import importlib
 from typing import TYPE_CHECKING, Any, List
 
-from synkhronos._host.theano import import_support
+from synkhronos._host.theano import import_support as _import_support
 
-import_support.check_python()
-import_support.install()
+_import_support.check_python()
+_import_support.install()
 
 __version__ = "0.1.0"
 

@@ -87,6 +87,7 @@ class Requests:
     def release(self):
         """Give the shared memory of indices back."""
         self._indices.clear()
+        self._last = None, None, None
 
     def check_slices(self, num_slices):
         """Return the number of slices as an int; raise ValueError if the function can't do it."""

@@ -9,7 +9,7 @@ module in the package imports Theano. `extensions` and `tools` build graphs with
 """
 
 import importlib
-from typing import Any
+from typing import Any, List
 
 NAMES = {
     # Modules and classes.
@@ -78,3 +78,7 @@ def __getattr__(name: str) -> Any:
     host = importlib.import_module(f"{__name__}.theano.host")
     globals().update({each: getattr(host, each) for each in NAMES})
     return globals()[name]
+
+
+def __dir__() -> List[str]:
+    return sorted(NAMES)

@@ -100,9 +100,12 @@ class Results:
                 result = reduction.combine(modes[output], parts, weights, dtypes[output])
             except ValueError as error:
                 raise ValueError(f"Output {output} of {what} {sentence(error)}") from None
-            # A worker's part is a view of memory that the next call overwrites: copy it.
-            is_view = len(parts) == 1 and result is parts[0] and request.source != master
-            results.append(result.copy() if is_view else result)
+            # Copy a part that is a view of memory that later calls overwrite: a worker's part, or a
+            # shared variable's old value, which an update has replaced.
+            is_part = len(parts) == 1 and result is parts[0]
+            if is_part and (request.source != master or self._worker.comm.memory.holds(result)):
+                result = result.copy()
+            results.append(result)
         self.drop()
         return results
 

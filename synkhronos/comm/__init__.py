@@ -65,6 +65,8 @@ class Gate(ABC):
         The rank of this process.
     on_answer : callable
         Takes each answer of a worker: ``on_answer(rank, answer)``. Set by the master.
+    errors : dict
+        Rank -> report on the error that it raised in the last call, until it is raised here.
     recorder : Recorder or None
         Records how long barriers and meetings take, while a profile is on.
     """
@@ -73,6 +75,7 @@ class Gate(ABC):
     master_rank: int
     rank: int
     on_answer: Callable[[int, Any], None]
+    errors: Dict[int, Dict[str, str]]
     recorder: Any
 
     def __init__(self, n_ranks: int, master_rank: int):
@@ -80,7 +83,7 @@ class Gate(ABC):
         self.rank = master_rank
         self.on_answer = lambda rank, answer: None
         self.recorder = None
-        self._errors: Dict[int, Dict[str, str]] = {}  # rank -> report on the error that it raised
+        self.errors = {}
 
     def call(self, command: Any) -> "Crossing":
         """Return a context for one call: on entry the workers begin to run `command`.
@@ -134,14 +137,9 @@ class Gate(ABC):
     def check_alive(self, milliseconds: int = 0) -> None:
         """Raise WorkerDied if a worker is gone; on workers, do nothing."""
 
-    @property
-    def has_errors(self) -> bool:
-        """Whether a rank raised in the last call, and the master hasn't raised its error yet."""
-        return bool(self._errors)
-
     def raise_errors(self, own: Optional[BaseException] = None) -> None:
         """Raise the errors of all ranks as one WorkerError; `own` is the master's error."""
-        errors, self._errors = self._errors, {}
+        errors, self.errors = self.errors, {}
         # A death comes first: other ranks may have failed because a dead rank's memory has gone.
         self.check_alive()
         if own is not None:
@@ -194,6 +192,13 @@ class Gate(ABC):
         """Return the number of rows that `rank` reported in the last call."""
 
     @abstractmethod
+    def watch(self, rank: int, process: Any) -> None:
+        """End every wait of the master when this worker's process ends.
+
+        The process must keep its sentinel open until the gate is used no more.
+        """
+
+    @abstractmethod
     def become_worker(self, rank: int) -> None:
         """Take the place of `rank`, in its own process, before the first command."""
 
@@ -232,7 +237,7 @@ class Crossing:
         gate = self._gate
         if error is None:
             gate.finish()
-            if gate._errors:  # not `has_errors`: each call pays for this line
+            if gate.errors:
                 gate.raise_errors()
             return False
         gate.abort()

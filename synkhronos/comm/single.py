@@ -4,12 +4,16 @@ The reduction over one rank is the rank's own value, and its memory is private t
 array lives as long as a reference to it, so there is nothing to give back.
 """
 
+import weakref
+
 import numpy as np
 
 from synkhronos import _host
 from synkhronos._arithmetic.partition import take_rows
 from synkhronos.comm import Arrays, Communicator, Gate, Memory, Outputs, Variables
 from synkhronos.errors import SharedMemoryFull
+
+_NO_WORKERS = "A single rank has no workers."
 
 
 class SingleGate(Gate):
@@ -56,11 +60,21 @@ class SingleGate(Gate):
         """Return the number of rows that was reported in the last call."""
         return self._rows
 
+    def watch(self, rank, process):
+        """Raise: there are no workers."""
+        raise NotImplementedError(_NO_WORKERS)
+
     def become_worker(self, rank):
         """Raise: there are no workers."""
-        raise NotImplementedError("A single rank has no workers.")
+        raise NotImplementedError(_NO_WORKERS)
 
-    next_command = worker_finish = become_worker
+    def next_command(self):
+        """Raise: there are no workers."""
+        raise NotImplementedError(_NO_WORKERS)
+
+    def worker_finish(self, reply=None, error=None):
+        """Raise: there are no workers."""
+        raise NotImplementedError(_NO_WORKERS)
 
     def close_in_child(self):
         """Return: no process but the master holds the gate."""
@@ -70,20 +84,17 @@ class SingleGate(Gate):
 
 
 class _Reference:
-    """An array itself. Equal to itself only, so that equal references mean the same array."""
+    """An array in a block. Equal to itself only, so that equal references mean the same array."""
 
-    __slots__ = ("array",)
+    __slots__ = ("_memory", "dtype", "shape")
 
-    def __init__(self, array):
-        self.array = array
-
-    @property
-    def shape(self):
-        return self.array.shape
+    def __init__(self, memory, dtype, shape):
+        # Weak: a function keeps the references of its last call, but not the user's memory.
+        self._memory, self.dtype, self.shape = weakref.ref(memory), dtype, tuple(shape)
 
     @property
-    def dtype(self):
-        return self.array.dtype
+    def array(self):
+        return np.ndarray(self.shape, self.dtype, self._memory())
 
 
 class _Block:
@@ -99,11 +110,11 @@ class _Block:
         return np.ndarray(shape, dtype, self._bytes, offset)
 
     def reference(self, dtype, shape):
-        return _Reference(self.array(dtype, shape))
+        return _Reference(self._bytes, dtype, shape)
 
 
 class SingleMemory(Memory):
-    """Memory of one process; a reference holds its array."""
+    """Memory of one process."""
 
     def create(self, nbytes):
         """Make a zero-filled block."""
@@ -115,7 +126,7 @@ class SingleMemory(Memory):
         return array if rows is None else take_rows(array, rows, buffer)
 
     def forget(self, references):
-        """Return: an array lives as long as its references."""
+        """Return: references keep no memory."""
 
     def holds(self, array):
         """Return False: there are no other ranks."""
@@ -176,9 +187,11 @@ class SingleOutputs(Outputs):
 
     def deposit(self, key, parts):
         """Raise: there are no workers."""
-        raise NotImplementedError("A single rank has no workers.")
+        raise NotImplementedError(_NO_WORKERS)
 
-    collect = deposit
+    def collect(self, key, rank):
+        """Raise: there are no workers."""
+        raise NotImplementedError(_NO_WORKERS)
 
     def hear(self, rank, answer):
         """Return False: no answer is from `deposit`."""

@@ -174,6 +174,7 @@ def count_optimizer_and_compiler():
     counted("compile", cmodule.GCC_compiler, "compile_str")
 
 
+@pytest.mark.slow("compiles in earnest")
 @pytest.mark.skipif(IS_MIXED, reason="ranks of another kind than the master's compile")
 def test_no_optimizer_and_no_compiler_run_on_the_workers(ranks):
     pid = os.getpid()

@@ -644,6 +644,7 @@ def test_compiled_code_gives_what_theano_gives(ranks):
         np.testing.assert_allclose(result, plain, rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.slow("compiles loops")
 @pytest.mark.layouts(Layout(3))
 def test_scan(ranks):
     x = T.dmatrix("x")

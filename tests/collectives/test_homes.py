@@ -79,6 +79,7 @@ def test_values_that_were_replaced(n, master):
         assert m.get_value().tolist()[0] == [0, 2, 4]
 
 
+@pytest.mark.slow("compiles updates of each kind")
 @LAYOUTS
 def test_updates_of_all_kinds(n, master):
     with forked(Layout(n, master)):

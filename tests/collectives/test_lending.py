@@ -38,6 +38,7 @@ def rows(n, dtype="float64"):
     return RANDOM.randn(n, 20).astype(dtype), RANDOM.randn(n).astype(dtype)
 
 
+@pytest.mark.slow("compiles a network twice")
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("rule", [rules.sgd, rules.momentum, rules.adam])
 @pytest.mark.sample(1)
@@ -149,6 +150,7 @@ def test_modes_that_check_values(ranks):
     assert nodes(step, graph.Landing)
 
 
+@pytest.mark.slow("compiles graphs with several all-reduces")
 def test_several_rounds(ranks):
     x = T.dvector("x")
     spread = T.outer(x, T.arange(float(WIDTH * WIDTH))).mean(axis=0)

@@ -144,6 +144,7 @@ def test_nothing_scattered(ranks):
     np.testing.assert_array_equal(synk.get_value(0, s), np.arange(3.0))  # not in place of s
 
 
+@pytest.mark.slow("compiles graphs with several all-reduces")
 def test_several_levels_and_kinds(ranks):
     x = T.dvector("x")
     mean = synk.ops.all_reduce(x.mean())

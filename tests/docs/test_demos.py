@@ -44,6 +44,7 @@ def test_demo_1_agrees_with_theano_for_any_number_of_ranks(demo, monkeypatch, ca
     assert "Basic math test passed." in capsys.readouterr().out
 
 
+@pytest.mark.slow("trains a network with all ranks, and serially")
 def test_train_digits_learns_as_serial_theano_does(demo, capsys, tmp_path):
     picture = tmp_path / "curves.png"
     found = demo("train_digits").main(

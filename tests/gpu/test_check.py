@@ -93,6 +93,7 @@ def test_cpu_ranks_pass(tmp_path):
     assert sum(passed.values()) > 40
 
 
+@pytest.mark.slow("runs the kit for GPUs on CPU cores")
 def test_failures_are_found_and_stop_nothing(own, tmp_path):
     file = tmp_path / "record.json"
     done = check("--devices", "cpu,cpu", "--only", str(own), "--json", str(file))

@@ -153,6 +153,7 @@ def test_ipython_goes_on_after_a_script_that_fails(tmp_path):
 # Jupyter; see also test_notebook.py.
 
 
+@pytest.mark.slow("starts kernels of Jupyter")
 @needs_jupyter
 @pytest.mark.parametrize("how", ["asked to end", "killed"])
 @pytest.mark.sample(1)
@@ -195,6 +196,7 @@ def test_both_have_a_session_at_once(tmp_path_factory):
 """
 
 
+@pytest.mark.slow("starts pytest with processes of its own")
 @pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="pytest-xdist is missing")
 def test_tests_run_in_parallel_with_a_session_each(tmp_path):
     for name in ("test_one.py", "test_two.py"):

@@ -33,6 +33,7 @@ print(len(compiled))
 """
 
 
+@pytest.mark.slow("compiles the same functions in two processes")
 def test_another_process_compiles_nothing_again(script):
     for seed in "1", "2":  # of the hash of strings, which differs between processes
         done = script(COMPILE, env={"PYTHONHASHSEED": seed})

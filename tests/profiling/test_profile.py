@@ -512,7 +512,8 @@ def test_the_memory_of_a_profile_is_given_back(ranks):
     before = synk.status().shared
     with synk.profile(room=100_000) as recorded:
         f(np.ones((8, 3)))
-        assert synk.status().shared >= before + ranks.n * 40 * 100_000
+        taken = ranks.n * 40 * 100_000 if ranks.n > 1 else 0  # one rank shares no memory
+        assert synk.status().shared >= before + taken
     f(np.ones((8, 3)))  # tells the workers
     gc.collect()
     assert synk.status().shared <= before

@@ -258,8 +258,8 @@ class SharedGate(Notices, Gate):
             self.check_alive()
         if self.is_open:
             self.drain()
-        if self._errors:
-            self._errors.clear()  # from a call in which a Ctrl-C came before they were raised
+        if self.errors:
+            self.errors.clear()  # from a call in which a Ctrl-C came before they were raised
         cells = self._cells
         known, slot = self._last
         length = 0
@@ -314,7 +314,7 @@ class SharedGate(Notices, Gate):
         data = pickle.loads(self._replies[rank][: cells[line + REPLY_LENGTH]])
         if cells[line + REPLY_KIND] == ERROR:
             self._forget_slots()  # the worker may not have the command, so it must be sent again
-            self._errors[rank] = data
+            self.errors[rank] = data
         else:
             self.on_answer(rank, data)
         cells[line + REPLY_KIND] = NO_REPLY  # last: a reply is taken again rather than lost
