@@ -161,12 +161,13 @@ class Function:
                     self._make_ready, values, output_subset, batch, batch_s, num_slices
                 )
                 session.run(command)
-                recorder = session.worker.recorder
+                modes, dtypes = self._modes, self._result_dtypes
+                parts, recorder = session.worker.results, session.worker.recorder
                 if recorder is None:
-                    results = self._combine(command)
+                    results = parts.combine(command, modes, dtypes, self)
                 else:
                     with recorder.span("reduce") as span:
-                        results = self._combine(command)
+                        results = parts.combine(command, modes, dtypes, self)
                         span.moved(*results)
         return self._outputs.pack(results, command.output_subset)
 
@@ -177,10 +178,6 @@ class Function:
             self._has_sliced = True
         if self._session.registry.is_pending(self._key):
             self._session.registry.distribute(self._key)
-
-    def _combine(self, command):
-        results = self._session.worker.results
-        return results.combine(command, self._modes, self._result_dtypes, self)
 
     def as_theano(
         self, *args: ArrayLike, output_subset: Sequence[int] | None = None, **kwargs: ArrayLike

@@ -176,20 +176,17 @@ class Garbage:
     def __init__(self):
         # Finalizers add to it at any moment, in any thread, so no method takes a lock: a finalizer
         # in the middle of one would wait for it for ever.
-        self._released = collections.deque()
-
-    def __bool__(self):
-        return bool(self._released)
+        self.released = collections.deque()
 
     def add(self, kind: str, ref) -> None:
         """Keep a reference until `collect`."""
-        self._released.append((kind, ref))
+        self.released.append((kind, ref))
 
     def collect(self, gate, worker) -> None:
         """Run `Forget` on all ranks, for at most AT_A_TIME references that were released."""
         if gate.is_open:
             gate.drain()
-        released = list(itertools.islice(self._released, AT_A_TIME))
+        released = list(itertools.islice(self.released, AT_A_TIME))
         kinds = "references", "functions", "variables"
         forget = commands.Forget(
             **{each: tuple(ref for kind, ref in released if kind == each) for each in kinds}
@@ -204,10 +201,10 @@ class Garbage:
 
     def give_back(self) -> None:
         """Free all memory, after the last worker has ended; drop all references."""
-        while self._released:
+        while self.released:
             self._drop_first()
 
     def _drop_first(self):
-        kind, value = self._released.popleft()
+        kind, value = self.released.popleft()
         if kind == "give_back":
             value()

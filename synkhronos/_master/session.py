@@ -18,7 +18,6 @@ from synkhronos._rank.worker import Worker, be_worker
 from synkhronos.comm.transports import make_gate
 from synkhronos.errors import SessionError, WorkerDied
 
-_NOT_RECORDED = contextlib.nullcontext()
 QUIT_SECONDS = 5.0  # an idle worker that has not ended by itself after this time is killed
 
 
@@ -118,18 +117,27 @@ class Session:
                 "handler or a finalizer. Call it after that call has returned."
             )
 
-    @contextlib.contextmanager
     def call(self, name: str):
-        """Enter a call of that name, when other threads' calls have ended; yield this session."""
+        """Return a context for a call of that name, which other threads wait for: this session."""
         recording = self.recording
-        if recording is None:
-            self.require_open()  # before the lock, which a call of a closed session may still hold
-        with self.lock, _NOT_RECORDED if recording is None else recording.call(name):
-            self.require_open()
+        return self._enter() if recording is None else self._enter_recorded(recording, name)
+
+    @contextlib.contextmanager
+    def _enter(self):
+        if self.state is not State.OPEN:
+            self.require_open()  # before the lock: a call of a closed session may hold it
+        with self.lock:
+            if self.state is not State.OPEN:
+                self.require_open()
             self.refuse_nesting()
             with self.inside:
                 self.settle()
                 yield self
+
+    @contextlib.contextmanager
+    def _enter_recorded(self, recording, name):
+        with self.lock, recording.call(name), self._enter():
+            yield self
 
     def settle(self) -> None:
         """Wait until the workers are out of a call that was interrupted.
@@ -145,9 +153,10 @@ class Session:
 
     def run(self, command):
         """Run one command on every rank, between the barriers; return the master's own answer."""
-        self.require_open()
+        if self.state is not State.OPEN:
+            self.require_open()
         try:
-            if self.garbage:
+            if self.garbage.released:
                 self.garbage.collect(self.gate, self.worker)
             with self.gate.call(command):
                 return command.run(self.worker)

@@ -103,11 +103,6 @@ class Lengths:
         return [len(_host.peek(variable)) for variable in sliceables]
 
 
-def _variables(worker, command):
-    comm = worker.comm if command.between_devices else worker.comm.base
-    return comm.variables
-
-
 class _Collective:
     """A command on the values of shared variables, `keys`, of all ranks."""
 
@@ -136,7 +131,8 @@ class Broadcast(_Collective):
 
     def _work(self, worker):
         """Copy the values of the root."""
-        _variables(worker, self).broadcast(self.keys, self.root)
+        comm = worker.comm if self.between_devices else worker.comm.base
+        comm.variables.broadcast(self.keys, self.root)
 
 
 @dataclass(frozen=True)
@@ -150,11 +146,11 @@ class Reduce(_Collective):
 
     def _work(self, worker):
         """Return, on the master, the mismatch if shapes differ."""
-        variables = _variables(worker, self)
+        comm = worker.comm if self.between_devices else worker.comm.base
         if self.root is None:
-            unequal = variables.all_reduce(self.keys, self.op)
+            unequal = comm.variables.all_reduce(self.keys, self.op)
         else:
-            unequal = variables.reduce(self.keys, self.op, self.root)
+            unequal = comm.variables.reduce(self.keys, self.op, self.root)
         return unequal if worker.is_master else None
 
 
@@ -167,7 +163,8 @@ class AllGather(_Collective):
 
     def _work(self, worker):
         """Return, on the master, the mismatch if shapes differ."""
-        unequal = _variables(worker, self).all_gather(self.keys)
+        comm = worker.comm if self.between_devices else worker.comm.base
+        unequal = comm.variables.all_gather(self.keys)
         return unequal if worker.is_master else None
 
 

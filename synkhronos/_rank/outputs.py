@@ -78,8 +78,7 @@ class Results:
         what : Function
             Named in error messages.
         """
-        gate, master = self._worker.gate, self._worker.rank
-        rows = [gate.rows_of(rank) for rank in range(gate.n_ranks)]
+        master, rows = self._worker.rank, self._worker.gate.rows()
         ranks = [rank for rank, computed in enumerate(rows) if computed >= 0]
         weights = [rows[rank] for rank in ranks]
         chosen = request.output_subset

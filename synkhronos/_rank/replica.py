@@ -143,20 +143,17 @@ class Replica:
 
     def _run_rows(self, worker, request, each, variant, subset):
         recorder = worker.recorder
-        if recorder is None:
-            return self._compute(worker, request, each, variant, subset)
-        with recorder.span("compute"):
-            return self._compute(worker, request, each, variant, subset)
+        if recorder is not None:
+            with recorder.span("compute"):
+                with recorder.span("rows"):
+                    arguments = self._arguments(worker, request, each.rows)
+                return self._compute(worker, request, each, variant, arguments, subset)
+        arguments = self._arguments(worker, request, each.rows)
+        if self.description.sliceables or self.description.communicates:
+            return self._compute(worker, request, each, variant, arguments, subset)
+        return _host.run(self.variants[variant], arguments, subset)
 
-    def _compute(self, worker, request, each, variant, subset):
-        recorder = worker.recorder
-        if recorder is None:
-            arguments = self._arguments(worker, request, each.rows)
-        else:
-            with recorder.span("rows"):
-                arguments = self._arguments(worker, request, each.rows)
-        if not (self.description.sliceables or self.description.communicates):
-            return _host.run(self.variants[variant], arguments, subset)
+    def _compute(self, worker, request, each, variant, arguments, subset):
         with contextlib.ExitStack() as stack:
             if self.description.sliceables:
                 stack.enter_context(self._lend_rows(worker, request, each.rows))
@@ -178,19 +175,22 @@ class Replica:
             elif kind == BATCH or selection is None:
                 array = worker.fetch(ref, rows)
             else:
-                array = self._fetch(worker, position, ref, selection[rows.start : rows.stop])
+                chosen = selection[rows.start : rows.stop]
+                if _is_forward(chosen):
+                    array = worker.fetch(ref, chosen)
+                else:
+                    array = self._copy(worker, position, ref, chosen)
             arguments.append(array)
         return arguments
 
-    def _fetch(self, worker, position, ref, rows):
-        """Return rows of an input: a view if they are a forward range, else a copy in a buffer."""
+    def _copy(self, worker, position, ref, rows):
+        """Return selected rows of an input, copied into a buffer."""
         buffer, recorder = self._buffer(position, rows, ref), worker.recorder
         if recorder is None:
             return worker.fetch(ref, rows, buffer)
         with recorder.span("rows") as span:
             array = worker.fetch(ref, rows, buffer)
-            if buffer is not None:
-                span.moved(array)
+            span.moved(array)
             return array
 
     def _take(self, worker, slot, value, rows):

@@ -96,32 +96,27 @@ class Worker:
         while self.running:
             reply = error = None
             try:
-                reply = self._next_command().run(self)
+                record = self.recorder is not None
+                command = self._next_recorded() if record else self.gate.next_command()
+                reply = command.run(self)
             except Aborted:
                 pass
             except BaseException as caught:
                 error = caught
+            if self.recorder is not None:
+                # Before the arrival: after it the master may have begun the next call.
+                self.recorder.mark("finish")
             try:
-                self._finish(reply, error)
+                self.gate.worker_finish(reply, error)
             except BaseException as unsent:  # pickling may run code of the user's
                 # The master has not heard of new layouts of outputs, so all are laid out anew.
                 self.comm.close()
-                self._finish(error=unsent)
+                self.gate.worker_finish(error=unsent)
             del reply, error  # not kept while this rank waits: tracebacks keep arrays alive
 
-    def _next_command(self):
-        recorder = self.recorder
-        if recorder is None:
+    def _next_recorded(self):
+        with self.recorder.span("start"):
             return self.gate.next_command()
-        with recorder.span("start"):
-            return self.gate.next_command()
-
-    def _finish(self, reply=None, error=None):
-        recorder = self.recorder
-        if recorder is not None:
-            # Before the arrival: after it the master may have begun the next call.
-            recorder.mark("finish")
-        self.gate.worker_finish(reply, error)
 
 
 def be_worker(rank, gate, devices, threads, profile):

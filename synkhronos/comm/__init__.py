@@ -93,6 +93,7 @@ class Gate(ABC):
         """
         return Crossing(self, command)
 
+    @abstractmethod
     def start(self, command: Any) -> None:
         """Pass the start barrier: the workers begin to run `command`.
 
@@ -101,32 +102,15 @@ class Gate(ABC):
         WorkerDied
             If a worker is gone; then no rank has begun.
         """
-        recorder = self.recorder
-        if recorder is None:
-            self._start(command)
-        else:
-            with recorder.span("start"):
-                self._start(command)
 
     @abstractmethod
-    def _start(self, command: Any) -> None: ...
-
     def finish(self) -> None:
         """Wait until every worker has reached the finish barrier; collect answers and errors."""
-        recorder = self.recorder
-        if recorder is None:
-            self._finish()
-        else:
-            with recorder.span("finish"):
-                self._finish()
-
-    @abstractmethod
-    def _finish(self) -> None: ...
 
     def drain(self) -> None:
         """Abort a call that the master left early, and wait until the workers have ended it."""
         self.abort()
-        self.finish()
+        _finish_recorded(self)
 
     @property
     @abstractmethod
@@ -159,6 +143,7 @@ class Gate(ABC):
     def abort(self) -> None:
         """Tell every rank to leave the call that is under way."""
 
+    @abstractmethod
     def meet(self) -> None:
         """Wait inside a call until every rank has come to this meeting: its n-th of the call.
 
@@ -169,15 +154,6 @@ class Gate(ABC):
         SessionError
             If a rank has ended its part of the call without coming to this meeting.
         """
-        recorder = self.recorder
-        if recorder is None:
-            self._meet()
-        else:
-            with recorder.span("meet"):
-                self._meet()
-
-    @abstractmethod
-    def _meet(self) -> None: ...
 
     @abstractmethod
     def agree(self, ballot: int) -> bool:
@@ -188,8 +164,8 @@ class Gate(ABC):
         """Publish the number of rows that this rank computed from; -1 if it did not run."""
 
     @abstractmethod
-    def rows_of(self, rank: int) -> int:
-        """Return the number of rows that `rank` reported in the last call."""
+    def rows(self) -> List[int]:
+        """Return the numbers that the ranks reported in the last call, in rank order."""
 
     @abstractmethod
     def watch(self, rank: int, process: Any) -> None:
@@ -231,12 +207,21 @@ class Crossing:
         self._gate, self._command = gate, command
 
     def __enter__(self) -> None:
-        self._gate.start(self._command)
+        gate = self._gate
+        recorder = gate.recorder
+        if recorder is None:
+            gate.start(self._command)
+        else:
+            with recorder.span("start"):
+                gate.start(self._command)
 
     def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> Literal[False]:
         gate = self._gate
         if error is None:
-            gate.finish()
+            if gate.recorder is None:
+                gate.finish()
+            else:
+                _finish_recorded(gate)
             if gate.errors:
                 gate.raise_errors()
             return False
@@ -245,9 +230,18 @@ class Crossing:
             return False  # Ctrl-C: leave at once; the next start waits for the workers
         if isinstance(error, WorkerDied):
             return False  # a dead worker never reaches the finish barrier
-        gate.finish()
+        _finish_recorded(gate)
         gate.raise_errors(None if isinstance(error, Aborted) else error)
         return False
+
+
+def _finish_recorded(gate: Gate) -> None:
+    recorder = gate.recorder  # which close() in another thread may take away
+    if recorder is None:
+        gate.finish()
+    else:
+        with recorder.span("finish"):
+            gate.finish()
 
 
 class Reference(Protocol):

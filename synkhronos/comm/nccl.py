@@ -221,7 +221,7 @@ class NcclOutputs(OutputsOver):
         if self._clique.comm is None:
             return {}
         self._gate.meet()  # after it, the row counts of all ranks can be read
-        rows = [self._gate.rows_of(rank) for rank in range(self._worker.n_ranks)]
+        rows = self._gate.rows()
         chosen = [
             position
             for position, (output, mode) in enumerate(zip(outputs or (), modes))

@@ -23,10 +23,12 @@ class SingleGate(Gate):
         super().__init__(1, master_rank)
         self._sequence = self._finished = self._rows = 0
 
-    def _start(self, command):
+    def start(self, command):
+        """Begin the next call."""
         self._sequence += 1
 
-    def _finish(self):
+    def finish(self):
+        """End the call."""
         self._finished = self._sequence
 
     @property
@@ -45,8 +47,8 @@ class SingleGate(Gate):
     def abort(self):
         """Return: no other rank is in the call."""
 
-    def _meet(self):
-        pass  # the only rank has come
+    def meet(self):
+        """Return: the only rank has come."""
 
     def agree(self, ballot):
         """Return True: the only rank agrees with itself."""
@@ -56,9 +58,9 @@ class SingleGate(Gate):
         """Keep the number of rows that this rank computed from."""
         self._rows = rows
 
-    def rows_of(self, rank):
-        """Return the number of rows that was reported in the last call."""
-        return self._rows
+    def rows(self):
+        """Return the number of rows that was reported in the last call, in a list."""
+        return [self._rows]
 
     def watch(self, rank, process):
         """Raise: there are no workers."""
@@ -123,7 +125,11 @@ class SingleMemory(Memory):
     def fetch(self, reference, rows=None, buffer=None):
         """Return the array, or some of its rows."""
         array = reference.array
-        return array if rows is None else take_rows(array, rows, buffer)
+        if rows is None:
+            return array
+        if rows.__class__ is range and rows.step > 0:  # as `take_rows`, without one call more
+            return array[rows.start : rows.stop : rows.step]
+        return take_rows(array, rows, buffer)
 
     def forget(self, references):
         """Return: references keep no memory."""

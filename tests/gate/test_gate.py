@@ -331,9 +331,9 @@ def test_ctrl_c_just_before_an_error_is_raised(pair, monkeypatch, message, kind)
 
 def test_rows_are_told(team):
     team.gate.report_rows(5)
-    assert team.gate.rows_of(team.gate.master_rank) == 5
+    assert team.gate.rows()[team.gate.master_rank] == 5
     team.gate.report_rows(-1)
-    assert team.gate.rows_of(team.gate.master_rank) == -1
+    assert team.gate.rows()[team.gate.master_rank] == -1
 
 
 def test_meetings_are_in_order(team):

@@ -163,17 +163,25 @@ class SharedGate(Notices, Gate):
         self._cells[ABORT] = self._cells[SEQUENCE]
         self._wake_all()
 
-    def _meet(self):
-        cells, sequence = self._cells, self._cells[SEQUENCE]
-        mine = self._line(self.rank) + MET
-        # The number begins anew with each call, beyond all numbers of calls before: if only some
-        # ranks came to the meetings of an aborted call, their counts agree again in the next one.
-        number = max(cells[mine], sequence << 20) + 1
-        cells[mine] = number
-        self._wake_all()
-        for rank in range(self.n_ranks):
-            if rank != self.rank:
-                self._wait(self._line(rank) + MET, number, sequence)
+    def meet(self) -> None:
+        """Wait inside a call until every rank has come to its meeting of the same number."""
+        recorder = self.recorder
+        span = None if recorder is None else recorder.span("meet")
+        try:
+            cells, sequence = self._cells, self._cells[SEQUENCE]
+            mine = self._line(self.rank) + MET
+            # The number begins anew with each call, beyond all numbers of calls before: if only
+            # some ranks came to the meetings of an aborted call, their counts agree again in the
+            # next one.
+            number = max(cells[mine], sequence << 20) + 1
+            cells[mine] = number
+            self._wake_all()
+            for rank in range(self.n_ranks):
+                if rank != self.rank:
+                    self._wait(self._line(rank) + MET, number, sequence)
+        finally:
+            if span is not None:
+                span.end()
 
     def _check_not_left(self, cell, value, sequence):
         """Raise if the rank of a cell has left the call without coming to the meeting."""
@@ -253,7 +261,8 @@ class SharedGate(Notices, Gate):
         for poll in (self._poll, self._deaths):
             poll.register(process.sentinel, select.POLLIN)
 
-    def _start(self, command):
+    def start(self, command) -> None:
+        """Pass the start barrier: wake the workers, which begin to run `command`."""
         if self._processes and self._deaths.poll(0):
             self.check_alive()
         if self.is_open:
@@ -297,7 +306,8 @@ class SharedGate(Notices, Gate):
         self._last = None, 0
         self._slots.clear()
 
-    def _finish(self):
+    def finish(self) -> None:
+        """Wait until every worker has reached the finish barrier; collect answers and errors."""
         cells = self._cells
         sequence = cells[SEQUENCE]
         cells[self._line(self.rank) + DONE] = sequence

@@ -64,9 +64,9 @@ class Notices:
         """Tell from how many rows this rank computed; -1 says that it did not run."""
         self._cells[self._line(self.rank) + ROWS] = rows
 
-    def rows_of(self, rank: int) -> int:
-        """Return the number that `rank` reported in the last call."""
-        return self._cells[self._line(rank) + ROWS]
+    def rows(self) -> list:
+        """Return the numbers that the ranks reported in the last call, in rank order."""
+        return self._cells[LINE + ROWS :: LINE].tolist()
 
     def agree(self, ballot: int) -> bool:
         """Meet, and return whether the ballots of all ranks are the same.
