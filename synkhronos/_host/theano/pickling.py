@@ -18,8 +18,8 @@ from theano.gof import Container
 from theano.tensor import raw_random
 from theano.tensor.raw_random import RandomStateType
 
-from synkhronos._host.theano import portable
 from synkhronos._host.theano.functions import compile_expression
+from synkhronos._host.theano.portable import Expression, Value, values_of
 
 # Graphs are pickled recursively: a ResNet-50 training function needs more than 5000 levels.
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 50000))
@@ -106,7 +106,7 @@ def dump(functions, known, new, portable=False) -> bytes:
         # New variables are dumped whole, after the ids of the known ones are there: a new variable
         # may refer to a known one.
         if variables is new:
-            sent = portable.values_of(new, known) if portable else new
+            sent = values_of(new, known) if portable else new
             _Pickler(file, lambda obj: ids.get(id(obj))).dump(sent)
         for key, variable in variables.items():
             ids[id(variable)] = ("variable", key)
@@ -150,9 +150,9 @@ def load(data, variables):
     _set_config(pickle.load(file))
     new = _Unpickler(file, variables).load()
     for key, sent in new.items():
-        variables[key] = sent.make(variables) if isinstance(sent, portable.Value) else sent
+        variables[key] = sent.make(variables) if isinstance(sent, Value) else sent
     functions = _Unpickler(file, variables).load()
     for key, (function, rest) in functions.items():
-        if isinstance(function, portable.Expression):
+        if isinstance(function, Expression):
             functions[key] = compile_expression(function), rest
     return functions, tuple(new)
