@@ -44,7 +44,7 @@ class Results:
             return None
         parts = outputs
         if worker.rank != request.source:
-            parts = [outputs[i] for i in request.combined if i not in reduced]
+            parts = [outputs[i] for i in _combined(request, reduced)]
         return self._deposit(key, parts) if parts else None
 
     def _reduce(self, request, description, outputs):
@@ -84,8 +84,7 @@ class Results:
         chosen = request.output_subset
         if chosen is None:
             chosen = range(len(modes))
-        results = []
-        number = 0  # of the output among the combined ones: workers deposit parts in this order
+        results, combined = [], _combined(request, self._reduced)
         for position, output in enumerate(chosen):
             if position in self._reduced:
                 results.append(self._reduced[position])
@@ -93,8 +92,8 @@ class Results:
             if modes[output] is None:
                 parts = [self._part(request, request.source, position, None)]
             else:
+                number = combined.index(position)
                 parts = [self._part(request, rank, position, number) for rank in ranks]
-                number += 1
             try:
                 result = reduction.combine(modes[output], parts, weights, dtypes[output])
             except ValueError as error:
@@ -115,3 +114,10 @@ class Results:
             return _host.to_host(self._kept[position])
         parts = worker.comm.outputs.collect(request.function, rank)
         return parts[position if rank == request.source else number]
+
+
+def _combined(request, reduced):
+    """Return the positions of the outputs that the master combines: workers deposit these parts."""
+    if not reduced:
+        return request.combined
+    return tuple([position for position in request.combined if position not in reduced])

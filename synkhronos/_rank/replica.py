@@ -194,7 +194,7 @@ class Replica:
             return array
 
     def _take(self, worker, slot, value, rows):
-        """Return rows of a shared variable's value: a view or a copy, as `_fetch` does."""
+        """Return rows of a shared variable's value: a view, or a copy in a buffer."""
         recorder = worker.recorder
         if recorder is None:
             return self._rows_of(slot, value, rows)

@@ -1,7 +1,7 @@
 """One rank, and no other process: the plainest transport.
 
-The reduction over one rank is the rank's own value, and its memory is private to the process. An
-array lives as long as a reference to it, so there is nothing to give back.
+The reduction over one rank is the rank's own value, and its memory is private to the process. A
+block's memory goes with the block and its views; references keep none.
 """
 
 import weakref
