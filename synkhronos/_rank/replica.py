@@ -1,7 +1,7 @@
 """One rank's copy of one function: select rows, run slice by slice, hand over the outputs."""
 
 import contextlib
-from typing import NamedTuple, Optional, Tuple
+from typing import NamedTuple, Tuple
 
 import numpy as np
 
@@ -24,13 +24,6 @@ class Description(NamedTuple):
     sliceables: Tuple  # the shared variables from which `batch_s` and slices select rows
     communicates: bool = False  # whether ranks reduce inside of the function
     on_device: bool = False  # whether it has outputs that ranks reduce on their devices
-
-
-class _Slice(NamedTuple):
-    """The part of its rows that a rank computes at a time."""
-
-    rows: Optional[range]
-    weights: Optional[Tuple[int, ...]]  # rows of each rank, if ranks reduce inside of the function
 
 
 class Replica:
@@ -78,15 +71,18 @@ class Replica:
         return None
 
     def _slices(self, worker, request, rows):
-        """Return the slices that this rank computes in turn: none is empty, unless all are."""
+        """Return the slices that this rank computes in turn: none is empty, unless all are.
+
+        Each has its rows, and the weights of all ranks if they reduce inside of the function.
+        """
         counts, n_slices = request.counts, request.num_slices
         if counts is None:
             # At most one slice for each row: others would be empty.
             edges = partition.edges(len(rows), min(n_slices, len(rows)))
-            return [_Slice(rows[a:b], None) for a, b in zip(edges, edges[1:])]
+            return [(rows[a:b], None) for a, b in zip(edges, edges[1:])]
         # All ranks have the same number of slices, because all reduce once in each.
         if not any(counts):
-            return [_Slice(rows, worker.equal_weights)]
+            return [(rows, worker.equal_weights)]
         each = [partition.edges(count, min(n_slices, max(counts))) for count in counts]
         mine = each[worker.rank]
         # In place of an empty slice this rank computes one row, with weight 0: its own first, or,
@@ -95,18 +91,19 @@ class Replica:
         slices = []
         for i in range(len(mine) - 1):
             weights = tuple([edges[i + 1] - edges[i] for edges in each])
-            slices.append(_Slice(rows[mine[i] : mine[i + 1]] or spare, weights))
+            slices.append((rows[mine[i] : mine[i + 1]] or spare, weights))
         return slices
 
     def _run_slices(self, worker, request, rows):
         if request.counts is None and (request.num_slices == 1 or not rows):  # as in most calls
-            whole = _Slice(rows, worker.equal_weights)
-            return self._run_rows(worker, request, whole, PLAIN, request.output_subset)
+            return self._run_rows(
+                worker, request, rows, worker.equal_weights, PLAIN, request.output_subset
+            )
         slices = self._slices(worker, request, rows)
         # Ranks that reduce with one another run the same variant, even those without rows.
         something = any(request.counts) if request.counts else rows
         if request.num_slices == 1 or not something:
-            return self._run_rows(worker, request, slices[0], PLAIN, request.output_subset)
+            return self._run_rows(worker, request, *slices[0], PLAIN, request.output_subset)
         description = self.description
         subset = request.output_subset
         chosen = range(len(description.output_modes)) if subset is None else subset
@@ -125,11 +122,11 @@ class Replica:
             if subset is not None:
                 first = len(description.output_modes)
                 subset = (*subset, *range(first, first + len(updates)))
-        for each in slices:
-            values = self._run_rows(worker, request, each, variant, subset)
-            n_mine = n_all = len(each.rows)
-            if each.weights:
-                n_mine, n_all = each.weights[worker.rank], sum(each.weights)
+        for some, weights in slices:
+            values = self._run_rows(worker, request, some, weights, variant, subset)
+            n_mine = n_all = len(some)
+            if weights:
+                n_mine, n_all = weights[worker.rank], sum(weights)
             if n_mine:
                 for total, value in zip(outputs, values):
                     total.add(_host.to_host(value), n_mine)
@@ -141,102 +138,85 @@ class Replica:
             _host.replace(variable, result)
         return values
 
-    def _run_rows(self, worker, request, each, variant, subset):
-        recorder = worker.recorder
-        if recorder is not None:
-            with recorder.span("compute"):
-                with recorder.span("rows"):
-                    arguments = self._arguments(worker, request, each.rows)
-                return self._compute(worker, request, each, variant, arguments, subset)
-        arguments = self._arguments(worker, request, each.rows)
-        if self.description.sliceables or self.description.communicates:
-            return self._compute(worker, request, each, variant, arguments, subset)
-        return _host.run(self.variants[variant], arguments, subset)
-
-    def _compute(self, worker, request, each, variant, arguments, subset):
-        with contextlib.ExitStack() as stack:
+    def _run_rows(self, worker, request, rows, weights, variant, subset):
+        """Return the outputs for some rows: positions in the selection."""
+        recorder, lent = worker.recorder, ()
+        if recorder is None:
+            arguments = self._arguments(worker, request, rows)
             if self.description.sliceables:
-                stack.enter_context(self._lend_rows(worker, request, each.rows))
-            if self.description.communicates:
-                reducing = _host.reducing(
-                    worker.comm.arrays, each.weights, worker.rank, worker.recorder
-                )
-                stack.enter_context(reducing)
-            return _host.run(self.variants[variant], arguments, subset)
+                lent = self._rows_to_lend(worker, request, rows)
+            return self._compute(worker, variant, arguments, lent, weights, subset)
+        with recorder.span("compute"):
+            with recorder.span("rows") as span:
+                arguments = self._arguments(worker, request, rows, span)
+                lent = self._rows_to_lend(worker, request, rows, span)
+            return self._compute(worker, variant, arguments, lent, weights, subset)
 
-    def _arguments(self, worker, request, rows):
-        selection = request.selection
-        if selection is not None:
-            selection = unpack(worker, selection)
+    def _compute(self, worker, variant, arguments, lent, weights, subset):
+        function, communicates = self.variants[variant], self.description.communicates
+        if not lent and not communicates:
+            return _host.run(function, arguments, subset)
+        with contextlib.ExitStack() as stack:
+            for variable, rows in lent:
+                stack.enter_context(_host.lend(variable, rows))
+            if communicates:
+                comm, recorder = worker.comm.arrays, worker.recorder
+                stack.enter_context(_host.reducing(comm, weights, worker.rank, recorder))
+            return _host.run(function, arguments, subset)
+
+    def _arguments(self, worker, request, rows, span=None):
+        chosen, is_copied = rows, False
+        if request.selection is not None:
+            chosen = unpack(worker, request.selection)[rows.start : rows.stop]
+            is_copied = not _is_forward(chosen)
         arguments = []
         for position, (ref, kind) in enumerate(zip(request.inputs, request.kinds)):
             if kind == WHOLE:
                 array = worker.fetch(ref)
-            elif kind == BATCH or selection is None:
+            elif kind == BATCH:
                 array = worker.fetch(ref, rows)
+            elif is_copied:
+                array = worker.fetch(ref, chosen, self._buffer(position, chosen, ref))
+                if span is not None:
+                    span.moved(array)
             else:
-                chosen = selection[rows.start : rows.stop]
-                if _is_forward(chosen):
-                    array = worker.fetch(ref, chosen)
-                else:
-                    array = self._copy(worker, position, ref, chosen)
+                array = worker.fetch(ref, chosen)
             arguments.append(array)
         return arguments
 
-    def _copy(self, worker, position, ref, rows):
-        """Return selected rows of an input, copied into a buffer."""
-        buffer, recorder = self._buffer(position, rows, ref), worker.recorder
-        if recorder is None:
-            return worker.fetch(ref, rows, buffer)
-        with recorder.span("rows") as span:
-            array = worker.fetch(ref, rows, buffer)
-            span.moved(array)
-            return array
-
-    def _take(self, worker, slot, value, rows):
-        """Return rows of a shared variable's value: a view, or a copy in a buffer."""
-        recorder = worker.recorder
-        if recorder is None:
-            return self._rows_of(slot, value, rows)
-        with recorder.span("rows") as span:
-            taken = self._rows_of(slot, value, rows)
-            if not _is_forward(rows):
+    def _rows_to_lend(self, worker, request, rows, span=None):
+        """Return the sliceable shared variables, each with those rows of its value to compute."""
+        picked, first = request.picked, 0
+        if picked is not None:
+            picked = unpack(worker, picked[worker.rank])
+        if request.rows is not None:
+            # With scattered inputs the positions begin with this rank's share, not with 0.
+            first = partition.share(request.rows, worker.n_ranks, worker.rank)[0]
+        pairs = []
+        for number, variable in enumerate(self.description.sliceables):
+            value = _host.peek(variable)
+            chosen = range(len(value)) if picked is None else picked
+            chosen = chosen[rows.start - first : rows.stop - first]
+            if _host.is_on_device(value):
+                taken = _host.take_on_device(value, chosen)
+            elif _is_forward(chosen):
+                taken = take_rows(value, chosen)
+            else:
+                taken = take_rows(value, chosen, self._buffer(-1 - number, chosen, value))
+            if span is not None and not _is_forward(chosen):
                 span.moved(taken)
-            return taken
-
-    def _rows_of(self, slot, value, rows):
-        if _host.is_on_device(value):
-            return _host.take_on_device(value, rows)
-        return take_rows(value, rows, self._buffer(slot, rows, value))
+            pairs.append((variable, taken))
+        return pairs
 
     def _buffer(self, slot, rows, array):
-        """Return the buffer for a copy of rows of an array; None for rows that need no copy.
+        """Return the buffer for a copy of rows of an array.
 
         Its contents are valid until the next slice or call, which use the buffer again.
         """
-        if _is_forward(rows):
-            return None
         buffer, shape = self._buffers.get(slot), tuple(array.shape[1:])
         if buffer is None or len(buffer) < len(rows) or buffer.shape[1:] != shape:
             buffer = self._buffers[slot] = np.empty((len(rows), *shape), array.dtype)
         return buffer[: len(rows)]
-
-    @contextlib.contextmanager
-    def _lend_rows(self, worker, request, rows):
-        """Replace the values of the sliceable shared variables with some rows, in a context."""
-        picked = request.picked
-        if picked is not None:
-            picked = unpack(worker, picked[worker.rank])
-        # With scattered inputs the positions begin with this rank's share, not with 0.
-        first = self._my_rows(worker, request).start
-        with contextlib.ExitStack() as stack:
-            for number, variable in enumerate(self.description.sliceables):
-                value = _host.peek(variable)
-                chosen = range(len(value)) if picked is None else picked
-                chosen = chosen[rows.start - first : rows.stop - first]
-                taken = self._take(worker, -1 - number, value, chosen)
-                stack.enter_context(_host.lend(variable, taken))
-            yield
 
 
 def unpack(worker, selection):
