@@ -32,7 +32,7 @@ _PUBLIC = {
     "_machine.devices": ("get_n_gpu",),
     "profiling": ("profile",),
     "profiling.status": ("status",),
-    "errors": ("SessionError", "SharedMemoryFull", "WorkerDied", "WorkerError"),
+    "errors": ("PortingWarning", "SessionError", "SharedMemoryFull", "WorkerDied", "WorkerError"),
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
 
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from synkhronos.collectives import gather as gather
     from synkhronos.collectives import reduce as reduce
     from synkhronos.collectives import scatter as scatter
+    from synkhronos.errors import PortingWarning as PortingWarning
     from synkhronos.errors import SessionError as SessionError
     from synkhronos.errors import SharedMemoryFull as SharedMemoryFull
     from synkhronos.errors import WorkerDied as WorkerDied

@@ -1,9 +1,13 @@
-"""Wordings of messages, and checks of arguments that many public functions make."""
+"""Wordings of messages and warnings, and checks of arguments that many public functions make."""
 
 import operator
 import re
+import sys
+import warnings
 
 import numpy as np
+
+from synkhronos.errors import PortingWarning
 
 MAX_DIMENSIONS = 32  # NumPy's limit
 MOST_CHARACTERS = 80  # longer names are cut in tables and pictures
@@ -112,3 +116,21 @@ def without_folder(name) -> str:
     """Return a name; if it is an absolute path and a line number, without the folder."""
     text = str(name)
     return text.rpartition("/")[2] if re.fullmatch(r"/.*:\d+", text, re.DOTALL) else text
+
+
+def line_of_user():
+    """Return the file, the line and the module's name of the user's call into the package."""
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("synkhronos."):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", "")
+
+
+def advise(message: str) -> None:
+    """Warn with a PortingWarning that points to the user's line.
+
+    Python's record of warnings already shown is not used: the caller warns once for each function
+    or variable, however many of them one line makes.
+    """
+    file, line, module = line_of_user()
+    warnings.warn_explicit(message, PortingWarning, file, line, module)

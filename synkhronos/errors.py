@@ -1,4 +1,4 @@
-"""Exceptions of Synkhronos: what raises each, and what to do then.
+"""Exceptions and warnings of Synkhronos: what raises each, and what to do then.
 
 Wrong arguments raise the built-in ``TypeError`` and ``ValueError``, before a rank runs anything.
 """
@@ -74,4 +74,13 @@ class SharedMemoryFull(MemoryError):
     when the process has no file descriptor left for it. Free some Data, or allow the machine more
     shared memory (``/dev/shm``; ``docker run --shm-size=...``) or the process more descriptors
     (``ulimit -n``).
+    """
+
+
+class PortingWarning(UserWarning):
+    """The script may not do what its serial form did, or gains nothing from its ranks.
+
+    Shown once for each function or variable that it names; the message has the line to write
+    instead. ``warnings.filterwarnings("ignore", category=synkhronos.PortingWarning)`` hides it, and
+    ``"error"`` raises it in place of the call.
     """

@@ -30,7 +30,7 @@ from synkhronos._hints import (
 from synkhronos._master.current import current
 from synkhronos._master.session import State
 from synkhronos._rank.replica import SLICED, Description
-from synkhronos._wording import count
+from synkhronos._wording import count, line_of_user
 from synkhronos.inputs import Data, data
 
 __all__ = ["Function", "distribute", "function"]
@@ -333,7 +333,7 @@ def function(
     signature.check_mode(kwargs.get("mode"))
     name = kwargs.get("name")
     # A plain str: workers unpickle the name, and may not be able to import a subclass.
-    name = signature.line_of_caller() if name is None else str(name)
+    name = "{}:{}".format(*line_of_user()) if name is None else str(name)
     keywords = {**kwargs, "givens": givens, "name": name}
     chosen.keep_on_device(session.comm.outputs.reduces)
     recipe = Recipe(inputs + whole, chosen, pairs, update_modes, keywords)

@@ -1,6 +1,5 @@
 """The arguments of `function`, checked: inputs, outputs with their modes, updates."""
 
-import sys
 from collections import OrderedDict
 
 import numpy as np
@@ -113,14 +112,6 @@ def check_updates(updates):
 
 def _is_expression(value):
     return isinstance(value, _host.Variable) or np.asarray(value).dtype.kind in "biufc"
-
-
-def line_of_caller():
-    """Return the file and line of the user's call: the name of a function that got none."""
-    caller = sys._getframe(2)
-    while caller.f_back and caller.f_globals.get("__name__", "").startswith("synkhronos."):
-        caller = caller.f_back
-    return f"{caller.f_code.co_filename}:{caller.f_lineno}"
 
 
 def check_givens(givens):

@@ -12,6 +12,7 @@ import pytest
 import synkhronos as synk
 
 NAMES = [
+    "PortingWarning",
     "SessionError",
     "SharedMemoryFull",
     "WorkerDied",
