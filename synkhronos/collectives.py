@@ -9,6 +9,7 @@ of the 2017 package is accepted everywhere: it matters if each rank has a GPU of
 
 from __future__ import annotations
 
+import copy
 from typing import List, Union
 
 import numpy as np
@@ -74,11 +75,11 @@ def broadcast(
         objects = [v for v in variables if not _host.is_array_variable(v)]
         arrays = [v for v in variables if _host.is_array_variable(v)]
         keys = dict(zip(variables, session.registry.keys_of(variables)))
-        for variable, value in zip(variables, given):
+        for variable, value in zip(variables, collective.copy_borrowed(session, given)):
             if value is None:
                 continue
             if variable in objects:
-                _host.replace_object(variable, value)
+                _host.replace_object(variable, copy.deepcopy(value))
             else:
                 commands.assign(session.worker, keys[variable], value)
         if arrays:
