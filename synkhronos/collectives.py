@@ -88,6 +88,7 @@ def broadcast(
         if objects:
             object_keys = tuple(keys[variable] for variable in objects)
             collective.send_objects(session, object_keys, [_host.peek(v) for v in objects], None)
+        session.changes.equal(keys.values())
 
 
 def scatter(shared_vars: SharedVariables, values: ArrayLike, batch: Rows | None = None) -> None:
@@ -227,6 +228,7 @@ def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> None:
         keys = session.registry.keys_of(variables)
         unequal = session.run(commands.AllGather(keys, truth("nccl", nccl)))
         collective.raise_unequal("all_gather", variables, unequal, " beyond axis 0")
+        session.changes.equal(keys)
 
 
 def reduce(
@@ -277,6 +279,7 @@ def reduce(
         if truth("in_place", in_place):
             unequal = session.run(commands.Reduce(keys, op, session.master_rank, nccl))
             collective.raise_unequal("reduce", variables, unequal)
+            session.changes.apart(keys)
             return None
         session.run(commands.Expose(keys))
         results = []
@@ -331,3 +334,4 @@ def all_reduce(shared_vars: SharedVariables, op: str = "avg", nccl: bool = True)
         keys = session.registry.keys_of(variables)
         unequal = session.run(commands.Reduce(keys, op, None, truth("nccl", nccl)))
         collective.raise_unequal("all_reduce", variables, unequal)
+        session.changes.equal(keys)

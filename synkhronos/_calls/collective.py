@@ -170,6 +170,7 @@ def assign(session, name, variables, values, batch, rank) -> None:
                     "one."
                 )
     keys = session.registry.keys_of(variables)
+    session.changes.apart(keys)
     if rank == session.master_rank:
         # The master's own variables need no command, and values no other copy in shared memory.
         values = copy_borrowed(session, values)
