@@ -31,6 +31,7 @@ NAMES = [
     "get_shapes",
     "get_value",
     "ops",
+    "parallel",
     "profile",
     "reduce",
     "scatter",

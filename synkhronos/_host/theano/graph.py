@@ -17,7 +17,7 @@ import itertools
 import numpy as np
 from theano import gof
 from theano.gradient import DisconnectedType, grad_undefined
-from theano.tensor import TensorType, as_tensor_variable, dscalar
+from theano.tensor import TensorType, as_tensor_variable, dscalar, lscalar
 from theano.tensor.type import values_eq_approx_always_true
 
 from synkhronos._host.theano import devices
@@ -34,6 +34,7 @@ class _Call:
     def __init__(self, comm, weights, rank, recorder):
         self.landing_place = comm.landing_place
         self.weight = weights[rank] * len(weights) / sum(weights)
+        self.n_rows = sum(weights)
         self.failures = []
         self._comm, self._weights, self._recorder = comm, weights, recorder
 
@@ -185,6 +186,39 @@ def rank_weight():
     return RankWeight()()
 
 
+class TotalRows(gof.Op):
+    """The number of rows of all ranks, where each rank has the number of its own."""
+
+    __props__ = ()
+
+    def make_node(self, mine):
+        """Return the node, for this rank's number of rows."""
+        return gof.Apply(self, [as_tensor_variable(mine)], [lscalar()])
+
+    def perform(self, node, inputs, output_storage):
+        """Store the number of all rows of the running call; outside of a call, all are here."""
+        call = _call.get()
+        n_rows = inputs[0] if call is None else call.n_rows
+        output_storage[0][0] = np.asarray(n_rows, np.int64)
+
+    def do_constant_folding(self, node):
+        """Return False: ranks may have different numbers of rows."""
+        return False
+
+    def infer_shape(self, node, shapes):
+        """Return an empty shape: it has no axes."""
+        return [()]
+
+    def connection_pattern(self, node):
+        """Return that a number of rows has no gradient."""
+        return [[False]]
+
+
+def total_rows(mine):
+    """Return the number of rows of all ranks, for a function that scatters its rows."""
+    return TotalRows()(mine)
+
+
 class Landing(gof.Op):
     """An array, of any contents, for a product of matrices, in shared memory if possible.
 
@@ -223,7 +257,8 @@ def _lives_on_device(x):
 
 
 def communicates(function) -> bool:
-    """Return whether a compiled function reduces over the ranks, or uses a rank's weight."""
+    """Return whether a compiled function reduces over the ranks, or uses the rows of all ranks."""
     return any(
-        isinstance(node.op, (AllReduce, RankWeight)) for node in function.maker.fgraph.apply_nodes
+        isinstance(node.op, (AllReduce, RankWeight, TotalRows))
+        for node in function.maker.fgraph.apply_nodes
     )

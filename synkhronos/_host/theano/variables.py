@@ -90,6 +90,12 @@ def unwatch(variable) -> None:
         del container.on_set, container.on_read
 
 
+def tell(variable) -> None:
+    """Call what `watch` was given, for a value that a compiled function has set."""
+    if type(variable.container) is _Watched:
+        variable.container.on_set()
+
+
 @contextlib.contextmanager
 def lend(variable, rows):
     """Make a shared variable hold some of its rows inside a with block.
