@@ -25,6 +25,8 @@ default_role = "code"
 html_theme = "furo"
 html_title = f"Synkhronos {release}"
 html_copy_source = False
+html_static_path = ["static"]
+html_css_files = ["wide.css"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings say the types
