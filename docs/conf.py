@@ -26,7 +26,7 @@ html_theme = "furo"
 html_title = f"Synkhronos {release}"
 html_copy_source = False
 html_static_path = ["static"]
-html_css_files = ["wide.css"]
+html_css_files = ["widths.css"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings say the types
