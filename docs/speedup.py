@@ -1,4 +1,4 @@
-"""Draw docs/speedup.png from the measurements that performance.rst shows: python docs/speedup.py."""
+"""Draw docs/speedup.png from the measurements in performance.rst: python docs/speedup.py."""
 
 import re
 from pathlib import Path

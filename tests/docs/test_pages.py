@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 INDEX = (DOCS / "index.rst").read_text(encoding="utf-8")
-GROUPS = dict(re.findall(r"\.\. toctree::\n   :caption: (\w+)\n   :hidden:\n\n((?:   \w+\n)+)", INDEX))
+GROUPS = dict(re.findall(r"toctree::\n   :caption: (\w+)\n   :hidden:\n\n((?:   \w+\n)+)", INDEX))
 PAGES = [page for group in GROUPS.values() for page in group.split()]
 
 
