@@ -122,6 +122,7 @@ def _make(compile_serially, arguments):
     except Exception as error:
         # Whatever is wrong with the arguments, Theano says it best.
         log.info("%s stays a Theano function: %s", one_line(name), sentence(error))
+        log.debug("The error was raised here:", exc_info=error)
     return compile_serially()
 
 
@@ -196,6 +197,8 @@ class ParallelFunction:
             lengths = {len(values[i]) for i in self._scattered}
         except TypeError:  # no array, which Theano may refuse
             return False
+        if not self._scattered:  # but slices of shared variables
+            return True
         return len(lengths) == 1 and lengths.pop() >= self._session.n_ranks
 
     @property

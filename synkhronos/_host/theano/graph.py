@@ -20,6 +20,7 @@ from theano.gradient import DisconnectedType, grad_undefined
 from theano.tensor import TensorType, as_tensor_variable, dscalar, lscalar
 from theano.tensor.type import values_eq_approx_always_true
 
+from synkhronos._arithmetic import partition
 from synkhronos._host.theano import devices
 
 # Set while a rank runs its part of a call. Elsewhere, as in a plain Theano function or another
@@ -34,7 +35,7 @@ class _Call:
     def __init__(self, comm, weights, rank, recorder):
         self.landing_place = comm.landing_place
         self.weight = weights[rank] * len(weights) / sum(weights)
-        self.n_rows = sum(weights)
+        self.n_rows, self.rank, self.n_ranks = sum(weights), rank, len(weights)
         self.failures = []
         self._comm, self._weights, self._recorder = comm, weights, recorder
 
@@ -214,6 +215,45 @@ class TotalRows(gof.Op):
         return [[False]]
 
 
+class RowsOfRank(gof.Op):
+    """The slice of an array that is this rank's part of a slice, and the number of all its rows."""
+
+    __props__ = ()
+
+    def make_node(self, start, stop, length):
+        """Return the node, for the bounds of the slice and the length of the array."""
+        inputs = [as_tensor_variable(each) for each in (start, stop, length)]
+        return gof.Apply(self, inputs, [lscalar(), lscalar(), lscalar()])
+
+    def perform(self, node, inputs, output_storage):
+        """Store the bounds of the running call's rank; outside of a call, those of the slice."""
+        start, stop, length = map(int, inputs)
+        start, stop, _ = slice(start, stop).indices(length)
+        n_rows, call = max(0, stop - start), _call.get()
+        first, end = (0, n_rows)
+        if call is not None:
+            first, end = partition.share(n_rows, call.n_ranks, call.rank)
+        for storage, result in zip(output_storage, (start + first, start + end, n_rows)):
+            storage[0] = np.asarray(result, np.int64)
+
+    def do_constant_folding(self, node):
+        """Return False: ranks have different rows."""
+        return False
+
+    def infer_shape(self, node, shapes):
+        """Return empty shapes: the outputs have no axes."""
+        return [(), (), ()]
+
+    def connection_pattern(self, node):
+        """Return that numbers of rows have no gradients."""
+        return [[False] * 3 for _ in node.inputs]
+
+
+def rows_of_rank(start, stop, length):
+    """Return the bounds of this rank's part of a slice, and the number of rows of all ranks."""
+    return RowsOfRank()(start, stop, length)
+
+
 def total_rows(mine):
     """Return the number of rows of all ranks, for a function that scatters its rows."""
     return TotalRows()(mine)
@@ -259,6 +299,6 @@ def _lives_on_device(x):
 def communicates(function) -> bool:
     """Return whether a compiled function reduces over the ranks, or uses the rows of all ranks."""
     return any(
-        isinstance(node.op, (AllReduce, RankWeight, TotalRows))
+        isinstance(node.op, (AllReduce, RankWeight, RowsOfRank, TotalRows))
         for node in function.maker.fgraph.apply_nodes
     )

@@ -129,7 +129,7 @@ def _is_held(tmp_dir):
     return owner != os.getpid()
 
 
-def restore_collections(keras):
+def restore_collections(module):
     """Restore the names of the abstract classes in ``collections``."""
     import collections
     from collections import abc
@@ -164,7 +164,7 @@ def _spec_of_substitute(name):
     return ModuleSpec(name, Loader()) if name in SUBSTITUTES else None
 
 
-PREPARERS = {"keras": restore_collections}
+PREPARERS = {"downhill": restore_collections, "keras": restore_collections}
 FINISHERS = {
     "theano.configparser": set_defaults,
     "theano.gof.compilelock": wait_in_silence,

@@ -13,11 +13,12 @@ from typing import Any, List, NamedTuple, Optional, Tuple
 import numpy as np
 from theano.compile.ops import Shape_i
 from theano.compile.pfunc import rebuild_collect_shared
-from theano.gof import Constant
+from theano.gof import Constant, Variable
 from theano.gof.graph import io_toposort
+from theano.scan_module.scan_utils import equal_computations
 from theano.tensor import basic
 
-from synkhronos._host.theano.graph import all_reduce, total_rows
+from synkhronos._host.theano.graph import all_reduce, rows_of_rank, total_rows
 from synkhronos._host.theano.variables import is_array_variable, is_random_state
 
 # The kinds of values that a variable has on the ranks.
@@ -63,17 +64,14 @@ def divide(inputs, outputs, updates, givens, no_default_updates) -> Divided:
     candidates = [
         is_array_variable(each) and each.ndim > 0 and not each.broadcastable[0] for each in inputs
     ]
-    if not any(candidates):
-        raise CannotDivide("has no input with rows")
+    # A vector beside matrices may hold something else than an item for each row, such as weights.
+    matrices = [is_one and each.ndim > 1 for each, is_one in zip(inputs, candidates)]
+    attempts = [candidates, matrices] if any(matrices) else [candidates]
     _, computed, (_, update_of, _, _) = rebuild_collect_shared(
         list(outputs), list(inputs), givens, updates, True, True, no_default_updates
     )
     targets = list(update_of)
     wanted = [*computed, *(update_of[target] for target in targets)]
-    # A vector beside matrices may hold something else than an item for each row, such as weights.
-    attempts = [candidates]
-    if any(each.ndim > 1 for each, is_one in zip(inputs, candidates) if is_one):
-        attempts.append([is_one and each.ndim > 1 for each, is_one in zip(inputs, candidates)])
     failure = None
     for scattered in dict.fromkeys(map(tuple, attempts)):
         try:
@@ -100,21 +98,24 @@ class _Division:
         self.inputs, self.scattered = inputs, scattered
         self.values = {}
         self.needed = set(needed)
+        self.bounds = self.total = None  # of the slice of shared variables that is the minibatch
         for variable, has_rows in zip(inputs, scattered):
             kind = ROWS if has_rows else SAME
             self.values[variable] = Value(variable, kind, exact=has_rows)
 
     def run(self, wanted, n_outputs, targets):
         before = set(self.needed)
-        uses_rows = any(self.of(each).kind == ROWS for each in wanted if each in self.values)
+        uses_rows = any(self.of(each).kind == ROWS for each in wanted if each.owner is None)
         for node in io_toposort(self.inputs, wanted):
             uses_rows = uses_rows or any(self.of(each).kind == ROWS for each in node.inputs)
             for variable, value in zip(node.outputs, self._apply(node)):
                 self.values[variable] = value
                 if value.kind == PART and variable in before:
                     self.same(variable)
-        if not uses_rows:
+        if not uses_rows and any(self.scattered):
             raise CannotDivide("computes nothing from the rows of its inputs")
+        if not uses_rows:
+            raise CannotDivide("has no input with rows")
         outputs = [self._output(each) for each in wanted[:n_outputs]]
         updates = [
             (target, self._update(target, each))
@@ -171,7 +172,21 @@ class _Division:
     def length(self, variable, axis, exact):
         """Return the number of rows of a variable with rows: the rank's, and that of all ranks."""
         mine = Shape_i(axis)(variable)
-        return mine, total_rows(mine) if exact else all_reduce(mine, "sum")
+        if not exact:
+            return mine, all_reduce(mine, "sum")
+        return mine, total_rows(mine) if self.total is None else self.total
+
+    def rows_of(self, start, stop, variable):
+        """Return the bounds of this rank's part of a slice of an array that all ranks have."""
+        if self.bounds is None:
+            self.bounds = start, stop
+        elif not all(map(_equal, (start, stop), self.bounds)):
+            raise CannotDivide("slices its shared variables in several ways")
+        new = [self.same(each) if isinstance(each, Variable) else each for each in (start, stop)]
+        begin, end, total = rows_of_rank(*new, Shape_i(0)(variable))
+        if self.total is None:
+            self.total = total
+        return begin, end
 
     def _output(self, variable):
         value = self.of(variable)
@@ -192,6 +207,12 @@ class _Division:
         if value.kind == ROWS:
             raise CannotDivide(f"updates {target} with rows of its inputs")
         return self.same(variable)
+
+
+def _equal(one, other):
+    if isinstance(one, Variable) and isinstance(other, Variable):
+        return one is other or equal_computations([one], [other])
+    return one == other
 
 
 def _name(node):

@@ -154,6 +154,8 @@ def _reduce(division, node):
         return division.apply(node, [value.variable], ROWS, axis, value.exact)
     if isinstance(op, scalar.Add):
         return division.apply(node, [value.variable], PART)
+    if division.total is not None and isinstance(op, (scalar.Maximum, scalar.Minimum)):
+        division.refuse(node, "a slice, of which a rank may have no rows")
     for kind, how in _REDUCED.items():
         if isinstance(op, kind):
             [mine] = division.apply(node, [value.variable])

@@ -1,7 +1,9 @@
 """Rules of indexing: rows are selected from what all ranks have, and never by their number."""
 
 from theano import tensor
+from theano.compile.sharedvalue import SharedVariable
 from theano.gof import Variable
+from theano.gof.graph import ancestors
 from theano.tensor import basic, subtensor
 
 from synkhronos._host.theano.dividing.division import (
@@ -32,11 +34,35 @@ def _subtensor(division, node):
     value = division.of(node.inputs[0])
     if value.kind == SHAPE:
         return _subtensor_of_shape(division, node, value)
+    if value.kind == SAME and not any(division.scattered):
+        bounds = _bounds_of_minibatch(division, node)
+        if bounds is not None:
+            begin, end = division.rows_of(*bounds, value.variable)
+            others = [slice(None)] * (node.inputs[0].ndim - 1)
+            return [Value(value.variable[(slice(begin, end), *others)], ROWS, exact=True)]
     if value.kind not in (ROWS, PART):
         return division.unruled(node)
     rest = [division.same(each) for each in node.inputs[1:]]
     axis = _axis_after(division, node, value.axis) if value.kind == ROWS else 0
     return division.apply(node, [value.variable, *rest], value.kind, axis, value.exact)
+
+
+def _bounds_of_minibatch(division, node):
+    """Return the bounds of ``data[i * n : (i + 1) * n]``, for shared data and an input i."""
+    first, *others = subtensor.get_idx_list(node.inputs, node.op.idx_list)
+    if not isinstance(first, slice) or first.step is not None:
+        return None
+    bounds = [first.start, first.stop]
+    if not all(isinstance(each, Variable) for each in bounds):
+        return None
+    inputs = set(division.inputs)
+    if any(inputs.isdisjoint(ancestors([each])) for each in bounds):
+        return None
+    sliced = ancestors([node.inputs[0]])
+    is_shared = any(isinstance(each, SharedVariable) for each in sliced)
+    if not is_shared or not inputs.isdisjoint(sliced):
+        return None
+    return bounds if all(each == slice(None) for each in others) else None
 
 
 def _subtensor_of_shape(division, node, value):
