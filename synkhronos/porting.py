@@ -156,6 +156,12 @@ class ParallelFunction:
         others = [i for i, has_rows in enumerate(divided.scattered) if not has_rows]
         self._order = self._scattered + others
         self._session = current("theano.function in a block of parallel()")
+        self._count = None
+        if divided.total is not None:
+            self._count = _host.compile_function(
+                variables, [divided.total], on_unused_input="ignore", no_default_updates=True
+            )
+            self._count.trust_input = False
         self._on_ranks = function(
             [variables[i] for i in self._scattered],
             list(divided.outputs),
@@ -194,11 +200,12 @@ class ParallelFunction:
         if self._session.state is not State.OPEN or len(values) != len(self._order):
             return False
         try:
-            lengths = {len(values[i]) for i in self._scattered}
-        except TypeError:  # no array, which Theano may refuse
+            if self._count is None:
+                lengths = {len(values[i]) for i in self._scattered}
+            else:
+                lengths = {int(self._count(*values)[0])}
+        except (TypeError, ValueError):  # Theano will say what is wrong
             return False
-        if not self._scattered:  # but slices of shared variables
-            return True
         return len(lengths) == 1 and lengths.pop() >= self._session.n_ranks
 
     @property

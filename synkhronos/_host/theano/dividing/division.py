@@ -54,6 +54,7 @@ class Divided(NamedTuple):
     outputs: List[Tuple[Any, Optional[str]]]  # variables with their modes
     axes: List[int]  # the axis of each output that its axis 0 came from
     updates: List[Tuple[Any, Any]]
+    total: Any  # the number of rows, an expression, if they are sliced from shared variables
 
 
 def divide(inputs, outputs, updates, givens, no_default_updates) -> Divided:
@@ -121,9 +122,8 @@ class _Division:
             (target, self._update(target, each))
             for target, each in zip(targets, wanted[n_outputs:])
         ]
-        return Divided(
-            list(self.scattered), [pair for pair, _ in outputs], [a for _, a in outputs], updates
-        )
+        pairs, axes = [pair for pair, _ in outputs], [axis for _, axis in outputs]
+        return Divided(list(self.scattered), pairs, axes, updates, self.total)
 
     def _apply(self, node):
         for kind in type(node.op).__mro__:
@@ -245,4 +245,12 @@ def number(variable):
     try:
         return basic.get_scalar_constant_value(variable)
     except basic.NotScalarConstantError:
+        return None
+
+
+def vector_length(variable):
+    """Return the length of a vector if the graph says it, else None."""
+    try:
+        return basic.get_vector_length(variable)
+    except ValueError:
         return None

@@ -17,6 +17,7 @@ from synkhronos._host.theano.dividing.division import (
     Value,
     of_length,
     rule,
+    vector_length,
 )
 from synkhronos._host.theano.graph import all_reduce
 
@@ -142,7 +143,8 @@ def _reduce(division, node):
     axes = range(node.inputs[0].ndim) if node.op.axis is None else node.op.axis
     if value.kind == SHAPE and isinstance(op, scalar.Mul) and list(axes) == [0]:
         [new] = of_length(division, node, [value])
-        return [new._replace(kind=LENGTH, exact=False)]
+        exact = value.exact and vector_length(node.inputs[0]) == 1
+        return [new._replace(kind=LENGTH, exact=exact)]
     if isinstance(node.op, basic.Mean):
         return division.unruled(node)
     if value.kind == PART and isinstance(op, scalar.Add):
@@ -154,8 +156,6 @@ def _reduce(division, node):
         return division.apply(node, [value.variable], ROWS, axis, value.exact)
     if isinstance(op, scalar.Add):
         return division.apply(node, [value.variable], PART)
-    if division.total is not None and isinstance(op, (scalar.Maximum, scalar.Minimum)):
-        division.refuse(node, "a slice, of which a rank may have no rows")
     for kind, how in _REDUCED.items():
         if isinstance(op, kind):
             [mine] = division.apply(node, [value.variable])

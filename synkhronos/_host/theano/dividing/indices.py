@@ -4,7 +4,7 @@ from theano import tensor
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof import Variable
 from theano.gof.graph import ancestors
-from theano.tensor import basic, subtensor
+from theano.tensor import subtensor
 
 from synkhronos._host.theano.dividing.division import (
     LENGTH,
@@ -16,6 +16,7 @@ from synkhronos._host.theano.dividing.division import (
     Value,
     number,
     rule,
+    vector_length,
 )
 from synkhronos._host.theano.graph import all_reduce
 from synkhronos._host.theano.variables import is_array_variable
@@ -70,9 +71,12 @@ def _subtensor_of_shape(division, node, value):
     bounds = [index.start, index.stop, index.step] if isinstance(index, slice) else [index]
     numbers = [each if each is None else number(each) for each in bounds]
     numbers = [each if each is None else int(each) for each in numbers]
-    if any(number is None and each is not None for number, each in zip(numbers, bounds)):
+    length = vector_length(node.inputs[0])
+    if length is None or any(
+        number is None and each is not None for number, each in zip(numbers, bounds)
+    ):
         return division.unruled(node)
-    places = range(basic.get_vector_length(node.inputs[0]))
+    places = range(length)
     chosen = places[slice(*numbers)] if isinstance(index, slice) else places[numbers[0]]
     [mine] = division.apply(node, [value.variable, *node.inputs[1:]])
     if not isinstance(index, slice):

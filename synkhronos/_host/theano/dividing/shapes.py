@@ -16,6 +16,7 @@ from synkhronos._host.theano.dividing.division import (
     number,
     of_length,
     rule,
+    vector_length,
 )
 
 
@@ -67,6 +68,9 @@ def _reshape(division, node):
         return division.apply(node, [value.variable, shape.variable], PART)
     if value.kind != ROWS:
         return division.unruled(node)
+    last = node.inputs[0].ndim - 1, node.outputs[0].ndim - 1
+    if value.axis and (value.axis, shape.axis) == last and value.exact and shape.exact:
+        return division.apply(node, [value.variable, shape.variable], ROWS, last[1], True)
     if value.axis != 0:
         division.refuse(node, "rows that don't lie along axis 0")
     if shape.kind == SHAPE:
@@ -158,10 +162,10 @@ def _join_shapes(division, node, values):
     for each, value in zip(node.inputs[1:], values):
         if value.kind == SHAPE:
             break
-        try:
-            before += basic.get_vector_length(each)
-        except ValueError:
+        length = vector_length(each)
+        if length is None:
             division.refuse(node, "shapes of unknown length")
+        before += length
     [new] = of_length(division, node, [division.of(node.inputs[0]), *values])
     return new._replace(axis=before + value.axis, exact=value.exact)
 
