@@ -94,6 +94,10 @@ class Registry:
             self._ship({}, variables, "A shared variable")
         return tuple([keys[variable] for variable in variables])
 
+    def is_sent(self, variable) -> bool:
+        """Return whether the workers have this shared variable."""
+        return variable in self._variable_keys
+
     def _ship(self, compiled, variables, what, recipe=None):
         """Send compiled functions, and the variables that are new; return the number of bytes."""
         recording = self._session.recording

@@ -44,6 +44,7 @@ class Session:
         self.garbage = Garbage()
         self._answers = {}
         self.staged = {}  # shared memory that collectives keep for plain values
+        self.told_unequal = weakref.WeakSet()  # variables that `save` has warned of
         self.recording = None  # a Recording while a profile is on
         self.registry = Registry(self)
         self.gate = make_gate(self.n_ranks, master_rank)

@@ -267,6 +267,18 @@ class GetObject:
 
 
 @dataclass(frozen=True)
+class Spread:
+    """Move random states, equal on all ranks, to streams of the ranks' own."""
+
+    keys: Tuple[int, ...]
+
+    def run(self, worker):
+        """Move this rank's."""
+        for key in self.keys:
+            _host.spread_random_state(worker.variables[key], worker.rank)
+
+
+@dataclass(frozen=True)
 class Forget:
     """Drop memory, functions and shared variables that the master has released."""
 

@@ -666,6 +666,54 @@ GATHER.refuses(
     ("None", "takes as nd_up 1 (stack along a new axis) or 0"),
 )
 
+CHECKPOINT = Use(
+    "synk.save", {"path": "checkpoint", "functions_or_variables": "[w]"}, "checkpoint.exists()"
+)
+RESTORED = Use(
+    "synk.load",
+    {"path": "str(checkpoint)", "functions_or_variables": "w"},
+    "synk.get_value(n - 1, w).tolist() == [1, 1]",
+)
+for use in (CHECKPOINT, RESTORED):
+    use.refuses(
+        "path",
+        TypeError,
+        ("3", "path must be the name of a file that ends with .npz, got 3"),
+        ("None", "path must be the name of a file that ends with .npz, got None"),
+        ("b'a.npz'", "path must be the name of a file that ends with .npz, got b'a.npz'"),
+    )
+    use.refuses(
+        "path",
+        ValueError,
+        ("''", "path must end with .npz, got ''"),
+        ("'run'", "path must end with .npz, got 'run'"),
+    )
+    use.refuses(
+        "functions_or_variables",
+        TypeError,
+        ("3", "functions_or_variables must be a function of synkhronos.function(), a shared"),
+        ("x", "functions_or_variables must be a function of synkhronos.function(), a shared"),
+        (
+            "[w, 'w']",
+            "functions_or_variables must be a function of synkhronos.function(), a shared",
+        ),
+        ("{w}", "functions_or_variables must be a function of synkhronos.function(), a shared"),
+        ("[anything]", "works on arrays and random states"),
+    )
+    use.refuses(
+        "functions_or_variables",
+        ValueError,
+        ("[]", "functions_or_variables has no shared variable to"),
+        ("f", "functions_or_variables has no shared variable to"),
+        ("[f, f]", "functions_or_variables has no shared variable to"),
+    )
+RESTORED.refuses(
+    "functions_or_variables",
+    ValueError,
+    ("[w, s]", "functions_or_variables has 2 variables, but"),
+    ("s", "variable 0 is 's' (float64, 1-d), and 'w' (float64, 1-d) in the file"),
+)
+
 IN_GRAPH = Use("synk.ops.all_reduce", {"x": "x"}, "result.eval({x: X}).tolist() == X.tolist()")
 IN_GRAPH.refuses(
     "x",
@@ -961,7 +1009,7 @@ PLOT.refuses("last", ValueError, ("0", "last must be at least 1, got 0"))
 
 # Uses that raise SessionError without a session.
 NEEDS_WORKERS = (FUNCTION, DATA, *COLLECTIVES, Use("synk.distribute", {}, "result is None"))
-NEEDS_WORKERS += (STEP, PROFILE)
+NEEDS_WORKERS += (STEP, PROFILE, CHECKPOINT, RESTORED)
 # Methods of a session's objects that raise SessionError after close().
 NEEDS_ITS_SESSION = (CALL, BUILD, SET, LENGTH, SHAPE)
 WITHOUT_WORKERS = {
@@ -1003,13 +1051,14 @@ PASSED_ON = {
     "train.make_train_function_theano *args": "the rule",
     "train.make_train_function_theano **kwargs": "the rule",
 }
-EXCEPTIONS = ("SessionError", "SharedMemoryFull", "WorkerDied", "WorkerError")
+EXCEPTIONS = ("PortingWarning", "SessionError", "SharedMemoryFull", "WorkerDied", "WorkerError")
 
 TITLES = {
     "synk.fork": "Sessions",
     "synk.function": "Functions",
     "synk.data": "Data",
     "synk.broadcast": "Collectives",
+    "synk.save": "Checkpoints",
     "synk.profile": "Profiling",
     "synk.ops.all_reduce": "Operations of graphs",
     "rules.sgd": "Rules: synkhronos.extensions.update_rules",
