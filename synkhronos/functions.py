@@ -27,7 +27,7 @@ from synkhronos._hints import (
     Updates,
     Variable,
 )
-from synkhronos._master.current import current
+from synkhronos._master.current import Current, current
 from synkhronos._master.session import State
 from synkhronos._rank.replica import SLICED, Description
 from synkhronos._wording import count, line_of_user
@@ -60,12 +60,12 @@ class Function:
     """
 
     def __init__(self, session, compiled, inputs, n_scattered, outputs, recipe):
-        self._session = session
         self._compiled = compiled
+        self._sliced = None  # compiled when a call with slices first needs it
         self._recipe = recipe
         self._outputs = outputs
         self._modes = tuple(outputs.modes)
-        self._inputs = Inputs(session, inputs, n_scattered, recipe.allow_downcast, str(self))
+        self._inputs = Inputs(inputs, n_scattered, recipe.allow_downcast, str(self))
         self._result_dtypes = [
             reduction.result_dtype(mode, getattr(variable, "dtype", None), _host.float_dtype())
             for mode, variable in zip(self._modes, outputs.variables)
@@ -77,9 +77,28 @@ class Function:
             _host.communicates(compiled),
             any(outputs.on_device),
         )
-        self._has_sliced = False
-        self._key = session.registry.add_function(self, compiled, self._description, recipe)
-        self._requests = Requests(session, self._key, self._inputs, self._description, str(self))
+        self._join(session)
+
+    def _join(self, session):
+        """Belong to a session, which sends the function to its workers when it is first called."""
+        registry, description = session.registry, self._description
+        key = registry.add_function(self, self._compiled, description, self._recipe)
+        if self._sliced is not None:
+            registry.add_variant(key, SLICED, self._sliced)
+        self._inputs.join(session)
+        self._requests = Requests(session, key, self._inputs, description, str(self))
+        self._key = key
+        self._session = session  # last: after a Ctrl-C before this line the next call joins again
+
+    def _join_current(self):
+        """Join the current session if it adopts functions of closed ones; else raise."""
+        with Current.lock:
+            session = Current.session
+            if self._session.state is not State.CLOSED or session is None or not session.adopts:
+                self._session.require_open()  # another thread may have been here before
+            else:
+                session.require_open()
+                self._join(session)
 
     @property
     def name(self) -> str:
@@ -151,7 +170,15 @@ class Function:
     def _run(self, args, kwargs, output_subset, batch, batch_s, num_slices):
         session = self._session
         if session.state is not State.OPEN:
-            session.require_open()
+            self._join_current()
+            return self(
+                *args,
+                output_subset=output_subset,
+                batch=batch,
+                batch_s=batch_s,
+                num_slices=num_slices,
+                **kwargs,
+            )
         with session.lock:
             session.refuse_nesting()
             with session.inside:
@@ -173,9 +200,10 @@ class Function:
 
     def _make_ready(self, num_slices):
         """Compile the variant for this number of slices; send the workers what they lack."""
-        if num_slices > 1 and self._description.updates and not self._has_sliced:
-            self._session.registry.add_variant(self._key, SLICED, self._recipe.compile_sliced())
-            self._has_sliced = True
+        if num_slices > 1 and self._description.updates and self._sliced is None:
+            compiled = self._recipe.compile_sliced()
+            self._session.registry.add_variant(self._key, SLICED, compiled)
+            self._sliced = compiled
         if self._session.registry.is_pending(self._key):
             self._session.registry.distribute(self._key)
 

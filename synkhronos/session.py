@@ -34,6 +34,7 @@ def fork(
     *,
     devices: Optional[Sequence[str]] = None,
     threads_per_rank: Optional[int] = None,
+    restart: bool = False,
 ) -> int:
     """Start the workers: one process for each rank but the master's, which is this process.
 
@@ -59,6 +60,11 @@ def fork(
     threads_per_rank : int, optional
         The number of threads that BLAS and OpenMP may use in each rank; by default the usable cores
         divided by the ranks, at least 1.
+    restart : bool
+        If true, a session that is there is closed first, so that a cell of a notebook can be run
+        again. Functions of closed sessions then work in this one: their first call sends them to
+        the workers, without compiling them again. Shared variables have the master's values. Data
+        must be made again: their memory is freed.
 
     Returns
     -------
@@ -68,7 +74,8 @@ def fork(
     Raises
     ------
     SessionError
-        When there is a session already, or this process has opened a device. It is a RuntimeError.
+        When there is a session already and `restart` is false, or this process has opened a device.
+        It is a RuntimeError.
     TypeError, ValueError
         For arguments of the wrong kind, and arguments that contradict each other.
     ImportError
@@ -86,13 +93,17 @@ def fork(
     >>> synk.close()
     """
     with _Current.lock:
-        return _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_workers)
+        return _fork(
+            devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_workers, restart
+        )
 
 
-def _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_workers):
-    if _Current.session is not None:
+def _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_workers, restart):
+    restart = truth("restart", restart)
+    if _Current.session is not None and not restart:
         raise SessionError(
-            "fork() was called while a session is there: only fork once, or close() it before."
+            "fork() was called while a session is there: only fork once, or close() it before. In a"
+            " notebook write fork(restart=True)."
         )
     profile_file = profiling.file_of_environment()
     names = resolve(n_parallel, use_gpu, devices)
@@ -106,11 +117,13 @@ def _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_w
     )
     profile_workers = truth("profile_workers", profile_workers)
     master = whole_number("master_rank", master_rank, 0, len(names) - 1)
+    if _Current.session is not None:
+        close()
     try:
         # No Ctrl-C between a worker's start and the assignment: else close() would not find it.
         with interrupts_held():
             _release_closed()
-            _Current.session = Session(names, threads, master, profile_workers)
+            _Current.session = Session(names, threads, master, profile_workers, restart)
         _Current.session.begin()
     except BaseException as error:
         _end_current()

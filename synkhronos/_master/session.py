@@ -32,8 +32,9 @@ class State(enum.Enum):
 class Session:
     """The master's side of one session: its workers, its own rank, and its state."""
 
-    def __init__(self, devices, threads, master_rank, profile_workers):
+    def __init__(self, devices, threads, master_rank, profile_workers, adopts=False):
         self.state = State.OPEN
+        self.adopts = adopts  # whether functions of closed sessions join it when they are called
         self.devices = devices
         self.n_ranks = len(devices)
         self.master_rank = master_rank

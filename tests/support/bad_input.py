@@ -91,6 +91,7 @@ RANKS = Use("synk.fork", {"n_parallel": "2", "use_gpu": "False"}, "result == 2",
 RANKS.refuses("n_parallel", ValueError, ("2**70", "n_parallel must be at most 4194304"))
 RANKS.refuses("n_parallel", TypeError, ("np.True_", "n_parallel must be an integer or None"))
 FORK.refuses("use_gpu", ValueError, ("True", "use_gpu=True, but devices names cpu, cpu"))
+FORK.refuses("restart", TypeError, ("X", "restart must be True or False"))
 FORK.refuses(
     "master_rank",
     TypeError,
