@@ -215,7 +215,7 @@ def test_wrong_models_are_refused(tmp_path, monkeypatch):
             keras = importlib.import_module("synkhronos.extensions.keras")
             for case in CASES:
                 if case.use.name.startswith("keras."):
-                    refuse(case, {"keras": keras})
+                    refuse(case, {"keras": keras, "np": np, "model": None})
             f = function([], (ranks.n * theano.shared(1.0), "sum"))
             assert f() == 4
     finally:

@@ -992,6 +992,9 @@ for name, (error, phrase) in KERAS.items():
     Use(name, {"model": "model"}, "True").refuses(
         "model", error, ("3", phrase), ("None", phrase), ("'model'", phrase)
     )
+Use("keras.parallelize", {"model": "model"}, "True").refuses(
+    "sync_batch_norm", TypeError, ("np.arange(5)", "sync_batch_norm must be True or False")
+)
 
 PROFILE = Use("synk.profile", {"room": "100"}, "result is not None")
 PROFILE.refuses("room", TypeError, ("2.5", "room must be an integer"), ("True", "room must be"))
