@@ -30,7 +30,7 @@ from synkhronos._hints import (
 from synkhronos._master.current import Current, current
 from synkhronos._master.session import State
 from synkhronos._rank.replica import SLICED, Description
-from synkhronos._wording import count, line_of_user
+from synkhronos._wording import count, line_of_user, truth
 from synkhronos.inputs import Data, data
 
 __all__ = ["Function", "distribute", "function"]
@@ -75,6 +75,7 @@ class Function:
             tuple(recipe.accumulated),
             tuple(recipe.sliceables),
             _host.communicates(compiled),
+            recipe.draws_all,
             any(outputs.on_device),
         )
         self._join(session)
@@ -302,6 +303,8 @@ def function(
     updates: Updates | Sequence[Update] | None = None,
     givens: dict[Variable, Variable] | Sequence[tuple[Variable, Variable]] | None = None,
     sliceable_shareds: list[SharedVariable] | None = None,
+    *,
+    serial_random: bool = False,
     **kwargs: Any,
 ) -> Function:
     """Compile a Theano function that will run on all ranks.
@@ -331,6 +334,10 @@ def function(
     sliceable_shareds : list of shared variable, optional
         Shared variables whose rows ``batch_s`` and ``num_slices`` select on each rank. The
         function must use them and may not update them.
+    serial_random : bool
+        If true, the random numbers, such as dropout masks, are those of serial Theano: all ranks
+        keep the same random state, draw the numbers of the whole minibatch, and take their rows. If
+        false, each rank draws for its own rows from a stream of its own.
 
     Raises
     ------
@@ -363,13 +370,40 @@ def function(
     # A plain str: workers unpickle the name, and may not be able to import a subclass.
     name = "{}:{}".format(*line_of_user()) if name is None else str(name)
     keywords = {**kwargs, "givens": givens, "name": name}
+    draws_all = truth("serial_random", serial_random)
+    if draws_all:
+        rows = [variable for variable in inputs if variable.ndim]
+        rows += sliceable_shareds if isinstance(sliceable_shareds, list) else []
+        chosen.variables, pairs, keywords = _host.draws_of_all_rows(
+            rows, chosen.variables, pairs, keywords
+        )
     chosen.keep_on_device(session.comm.outputs.reduces)
     recipe = Recipe(inputs + whole, chosen, pairs, update_modes, keywords)
+    recipe.draws_all = draws_all
     compiled = recipe.compile_plain()
+    _check_states(session, compiled, draws_all)
     recipe.sliceables = signature.check_sliceables(
         sliceable_shareds, _host.shared_variables(compiled), recipe.updated
     )
     return Function(session, compiled, recipe.inputs, len(inputs), chosen, recipe)
+
+
+def _check_states(session, compiled, draws_all):
+    """Mark the random states that stay equal on all ranks; refuse those that others spread."""
+    used = [v for v in _host.shared_variables(compiled) if _host.is_random_state(v)]
+    mixed = [v for v in used if not draws_all and _host.is_state_equal(v)]
+    if draws_all:
+        known = {v for function in session.registry.functions() for v in function.get_shared()}
+        mixed = [v for v in used if v in known and not _host.is_state_equal(v)]
+    if mixed:
+        raise ValueError(
+            f"serial_random={draws_all}, but another function that draws from {mixed[0]} has "
+            f"serial_random={not draws_all}. Give both the same, or let them draw from two "
+            "RandomStreams."
+        )
+    if draws_all:
+        for variable in used:
+            _host.keep_state_equal(variable)
 
 
 def distribute() -> None:

@@ -228,6 +228,7 @@ class Recipe:
         self.updates, self.update_modes = updates, update_modes
         self._default_updates = []
         self.sliceables = []
+        self.draws_all = False  # whether each rank draws the random numbers of all rows
         self._compiled = {}  # variant -> (outputs, updates, keyword arguments)
         self.allow_downcast = kwargs.get("allow_input_downcast")
 

@@ -219,6 +219,7 @@ FUNCTION.refuses(
     ("mode=3", "mode must be a Theano mode or the name of one, got 3"),
     ("mode=x", "mode must be a Theano mode or the name of one, got x"),
 )
+FUNCTION.refuses("serial_random", TypeError, ("X", "serial_random must be True or False"))
 FUNCTION.refuses("**kwargs", ValueError, ("mode='abc'", "mode must be a Theano mode or the name"))
 
 CALL = Use("Function.__call__", {"*args": "X"}, "[int(v) for v in result] == [10, 4]", "f")
@@ -992,9 +993,10 @@ for name, (error, phrase) in KERAS.items():
     Use(name, {"model": "model"}, "True").refuses(
         "model", error, ("3", phrase), ("None", phrase), ("'model'", phrase)
     )
-Use("keras.parallelize", {"model": "model"}, "True").refuses(
-    "sync_batch_norm", TypeError, ("np.arange(5)", "sync_batch_norm must be True or False")
-)
+for name in ("sync_batch_norm", "serial_random"):
+    Use("keras.parallelize", {"model": "model"}, "True").refuses(
+        name, TypeError, ("np.arange(5)", f"{name} must be True or False")
+    )
 
 PROFILE = Use("synk.profile", {"room": "100"}, "result is not None")
 PROFILE.refuses("room", TypeError, ("2.5", "room must be an integer"), ("True", "room must be"))

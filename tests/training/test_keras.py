@@ -380,6 +380,32 @@ def test_dropout_is_of_each_rank_and_in_training_only(two_ranks, twins, keras):
     assert len(state) == 1 and not np.array_equal(*synk.gather(state[0]))
 
 
+def test_dropout_masks_can_be_those_of_one_process(ranks, twins, keras):
+    def build(layers):
+        parts = [
+            layers.Dropout(0.3, input_shape=(5,), seed=1),
+            layers.Dense(6, activation="relu"),
+            layers.Reshape((3, 2)),
+            layers.SpatialDropout1D(0.4, seed=2),
+            layers.Flatten(),
+            layers.GaussianDropout(0.0),
+            layers.Dense(3, activation="softmax"),
+        ]
+        np.random.seed(5)
+        return keras.models.Sequential(parts)
+
+    serial, parallel = twins(build)
+    parallelize(parallel, serial_random=True)
+    for model in (serial, parallel):
+        model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    assert_same(serial, parallel, rtol=1e-4)
+    for n in (2, 9):
+        expected = serial.train_on_batch(X[:n], Y[:n])
+        assert_close(parallel.train_on_batch(X[:n], Y[:n]), expected)
+        assert_close(parallel.predict(X[:n]), serial.predict(X[:n]))
+    assert_same(serial, parallel, rtol=1e-4)
+
+
 # Variables that the script sets.
 
 

@@ -38,7 +38,7 @@ __all__ = ["broadcast", "parallelize", "restore"]
 FUNCTIONS = ("train", "test", "predict")
 
 
-def parallelize(model: Model, sync_batch_norm: bool = True) -> Model:
+def parallelize(model: Model, sync_batch_norm: bool = True, serial_random: bool = False) -> Model:
     """Make a Keras model train, evaluate and predict on all ranks.
 
     Its ``fit``, ``fit_generator``, ``train_on_batch``, ``evaluate``, ``predict`` and so on are
@@ -55,6 +55,9 @@ def parallelize(model: Model, sync_batch_norm: bool = True) -> Model:
         Whether a batch normalization uses the mean and variance of the rows of all ranks, as in one
         process; each takes two rounds in the forward pass, and two for its gradient. If false, it
         uses those of its rank's rows, and its running averages are averaged over the ranks.
+    serial_random : bool
+        Whether dropout masks are those of one process: each rank draws the masks of all rows. If
+        false, each rank draws masks of its own.
 
     Returns
     -------
@@ -75,10 +78,6 @@ def parallelize(model: Model, sync_batch_norm: bool = True) -> Model:
         layers that keep states from one minibatch to the next, inputs or targets that are not fed,
         metrics that do anything but add to their counts.
 
-    Notes
-    -----
-    Each rank draws dropout masks of its own.
-
     Examples
     --------
     >>> import keras, numpy as np
@@ -96,10 +95,11 @@ def parallelize(model: Model, sync_batch_norm: bool = True) -> Model:
     """
     current("parallelize()")
     sync_batch_norm = truth("sync_batch_norm", sync_batch_norm)
+    serial_random = truth("serial_random", serial_random)
     check_model(model)
     if model.built:
         check_parts(model)
-    parallel = _Parallel(model, sync_batch_norm)
+    parallel = _Parallel(model, sync_batch_norm, serial_random)
     for name in FUNCTIONS:
         setattr(model, f"_make_{name}_function", getattr(parallel, f"make_{name}_function"))
     return model
@@ -184,8 +184,9 @@ def broadcast(model: Model) -> None:
 class _Parallel:
     """Makes the functions of one model, and keeps its variables equal on all ranks."""
 
-    def __init__(self, model, sync_batch_norm):
+    def __init__(self, model, sync_batch_norm, serial_random):
         self._model = model
+        self._serial_random = serial_random
         self._sync_batch_norm = sync_batch_norm
         self._seen = {}  # shared variable -> reference to the value that all ranks have
 
@@ -249,6 +250,7 @@ class _Parallel:
             name=f"{name}_function of {model.name}",
             allow_input_downcast=True,
             on_unused_input="ignore",
+            serial_random=self._serial_random,
             **getattr(model, "_function_kwargs", {}),
         )
         return _Function(self, compiled, metrics, current("The model"))
