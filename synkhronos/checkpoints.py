@@ -441,6 +441,8 @@ class _Plan:
             chosen = tuple(keys[variable] for variable in arrays)
             session.run(commands.Broadcast(chosen, session.master_rank))
         self._send_objects(keys, objects, None)
+        session.changes.equal([keys[variable] for variable in self._everywhere])
+        session.changes.apart([keys[variable] for variable in self._of_rank[0]])
         if self._to_spread:
             session.run(commands.Spread(tuple(keys[variable] for variable in self._to_spread)))
         for rank, own in enumerate(self._of_rank):

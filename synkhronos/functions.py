@@ -8,6 +8,7 @@ A call first sends the workers the function, if they don't have it yet.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Sequence
 
 import numpy as np
@@ -16,6 +17,7 @@ from synkhronos import _host
 from synkhronos._arithmetic import reduction
 from synkhronos._calls import signature
 from synkhronos._calls.arguments import Inputs
+from synkhronos._calls.check import Check, number_of_calls
 from synkhronos._calls.request import Requests
 from synkhronos._calls.signature import Recipe
 from synkhronos._hints import (
@@ -59,7 +61,7 @@ class Function:
     >>> synk.close()
     """
 
-    def __init__(self, session, compiled, inputs, n_scattered, outputs, recipe):
+    def __init__(self, session, compiled, inputs, n_scattered, outputs, recipe, check=0):
         self._compiled = compiled
         self._sliced = None  # compiled when a call with slices first needs it
         self._recipe = recipe
@@ -78,7 +80,15 @@ class Function:
             recipe.draws_all,
             any(outputs.on_device),
         )
+        self._check: Any = None
         self._join(session)
+        if check:
+            self._check = Check(
+                session, compiled, self._inputs, outputs, recipe, check, weakref.proxy(self)
+            )
+            self.__dict__["_run"] = (
+                self._run_checked
+            )  # in place of the method, while calls are checked
 
     def _join(self, session):
         """Belong to a session, which sends the function to its workers when it is first called."""
@@ -88,11 +98,13 @@ class Function:
             registry.add_variant(key, SLICED, self._sliced)
         self._inputs.join(session)
         self._requests = Requests(session, key, self._inputs, description, str(self))
+        if self._check is not None:
+            self._check.join(session)
         self._key = key
         self._session = session  # last: after a Ctrl-C before this line the next call joins again
 
-    def _join_current(self):
-        """Join the current session if it adopts functions of closed ones; else raise."""
+    def _join_and_call(self, args, kwargs, output_subset, batch, batch_s, num_slices):
+        """Call in the current session, if it adopts functions of closed ones; else raise."""
         with Current.lock:
             session = Current.session
             if self._session.state is not State.CLOSED or session is None or not session.adopts:
@@ -100,6 +112,14 @@ class Function:
             else:
                 session.require_open()
                 self._join(session)
+        return self(
+            *args,
+            output_subset=output_subset,
+            batch=batch,
+            batch_s=batch_s,
+            num_slices=num_slices,
+            **kwargs,
+        )
 
     @property
     def name(self) -> str:
@@ -171,19 +191,13 @@ class Function:
     def _run(self, args, kwargs, output_subset, batch, batch_s, num_slices):
         session = self._session
         if session.state is not State.OPEN:
-            self._join_current()
-            return self(
-                *args,
-                output_subset=output_subset,
-                batch=batch,
-                batch_s=batch_s,
-                num_slices=num_slices,
-                **kwargs,
-            )
+            return self._join_and_call(args, kwargs, output_subset, batch, batch_s, num_slices)
         with session.lock:
             session.refuse_nesting()
             with session.inside:
                 session.settle()
+                if session.changes.pending:
+                    session.changes.settle(self._compiled)
                 values = self._inputs.bind(args, kwargs)
                 command = self._requests.make(
                     self._make_ready, values, output_subset, batch, batch_s, num_slices
@@ -198,6 +212,25 @@ class Function:
                         results = parts.combine(command, modes, dtypes, self)
                         span.moved(*results)
         return self._outputs.pack(results, command.output_subset)
+
+    def _run_checked(self, args, kwargs, output_subset, batch, batch_s, num_slices):
+        session = self._session
+        if session.state is not State.OPEN:
+            return self._join_and_call(args, kwargs, output_subset, batch, batch_s, num_slices)
+        with session.lock:
+            values = self._inputs.bind(args, kwargs)
+            subset = signature.check_subset(output_subset, len(self._modes), self)
+            if self._check.left <= 1:
+                self.__dict__.pop("_run", None)
+            return self._check.run(
+                values,
+                subset,
+                batch,
+                batch_s,
+                lambda: Function._run(
+                    self, args, kwargs, output_subset, batch, batch_s, num_slices
+                ),
+            )
 
     def _make_ready(self, num_slices):
         """Compile the variant for this number of slices; send the workers what they lack."""
@@ -303,6 +336,7 @@ def function(
     updates: Updates | Sequence[Update] | None = None,
     givens: dict[Variable, Variable] | Sequence[tuple[Variable, Variable]] | None = None,
     sliceable_shareds: list[SharedVariable] | None = None,
+    check: bool | int | None = None,
     *,
     serial_random: bool = False,
     **kwargs: Any,
@@ -334,6 +368,10 @@ def function(
     sliceable_shareds : list of shared variable, optional
         Shared variables whose rows ``batch_s`` and ``num_slices`` select on each rank. The
         function must use them and may not update them.
+    check : bool or int, optional
+        If true, the first 3 calls, or so many, are also computed by serial Theano in the master.
+        A PortingWarning tells of each output and update that differs by more than rounding, and of
+        the likely cause. By default as in :func:`~synkhronos.fork`.
     serial_random : bool
         If true, the random numbers, such as dropout masks, are those of serial Theano: all ranks
         keep the same random state, draw the numbers of the whole minibatch, and take their rows. If
@@ -360,6 +398,7 @@ def function(
     >>> synk.close()
     """
     session = current("function()")
+    check = session.check if check is None else number_of_calls("check", check)
     inputs = signature.check_inputs("inputs", inputs)
     whole = signature.check_inputs("bcast_inputs", [] if bcast_inputs is None else bcast_inputs)
     chosen = signature.Outputs(outputs)
@@ -385,7 +424,7 @@ def function(
     recipe.sliceables = signature.check_sliceables(
         sliceable_shareds, _host.shared_variables(compiled), recipe.updated
     )
-    return Function(session, compiled, recipe.inputs, len(inputs), chosen, recipe)
+    return Function(session, compiled, recipe.inputs, len(inputs), chosen, recipe, check)
 
 
 def _check_states(session, compiled, draws_all):

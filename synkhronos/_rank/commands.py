@@ -253,6 +253,18 @@ class SetObject:
 
 
 @dataclass(frozen=True)
+class Spread:
+    """Move random states, which are the same on all ranks, to each rank's own stream."""
+
+    keys: Tuple[int, ...]
+
+    def run(self, worker):
+        """Move this rank's states."""
+        for key in self.keys:
+            _host.spread_random_state(worker.variables[key], worker.rank)
+
+
+@dataclass(frozen=True)
 class GetObject:
     """Ask one rank or all for the value of a shared variable that holds no array."""
 
@@ -264,18 +276,6 @@ class GetObject:
         if self.rank in (None, worker.rank):
             return pickle.dumps(_host.peek(worker.variables[self.key]))
         return None
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Move random states, equal on all ranks, to streams of the ranks' own."""
-
-    keys: Tuple[int, ...]
-
-    def run(self, worker):
-        """Move this rank's."""
-        for key in self.keys:
-            _host.spread_random_state(worker.variables[key], worker.rank)
 
 
 @dataclass(frozen=True)

@@ -207,3 +207,16 @@ assert len(errors) == 2 and space["losses"][0] > 0
 """
     )
     assert done.stderr == ""
+
+
+def test_calls_that_are_checked_and_values_that_are_followed():
+    synk.fork(2, check=True, follow=True)
+    x, w = T.dvector("x"), theano.shared(1.0, "w")
+    f = function([x], (w * x.sum(), "sum"))
+    gone = function([x], (w * x.sum(), "avg"), name="gone")
+    synk.fork(2, restart=True, follow=True)
+    for value in (2.0, 3.0, 4.0, 5.0):
+        w.set_value(value)
+        assert f(X) == 66 * value
+    with pytest.warns(synk.PortingWarning, match="gone"):
+        assert gone(X) == 33 * 5.0
