@@ -11,6 +11,7 @@ import signal
 from synkhronos import _host
 from synkhronos._machine.devices import kind, limit_threads
 from synkhronos._machine.log import log, name_rank
+from synkhronos._machine.processes import leave_signals_to_parent
 from synkhronos._rank.outputs import Results
 from synkhronos._wording import count
 from synkhronos.comm import Aborted
@@ -75,7 +76,7 @@ class Worker:
         """Run commands in a worker process, until `Quit`."""
         # Ctrl-C goes to every process of the terminal; only the master's script may answer it.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        leave_signals_to_parent()
         os.environ["OMP_NUM_THREADS"] = str(self.threads)
         self.gate.become_worker(self.rank)
         # SIGINT is blocked since before the fork. The master's program may block SIGIO, which must
