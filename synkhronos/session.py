@@ -15,6 +15,7 @@ from synkhronos import _host, profiling
 from synkhronos._machine.devices import default_threads, resolve
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log
+from synkhronos._machine.processes import number_in_proc, take_standard_streams
 from synkhronos._master.current import Current as _Current
 from synkhronos._master.current import current
 from synkhronos._master.session import Session
@@ -97,6 +98,8 @@ def _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_w
     profile_file = profiling.file_of_environment()
     names = resolve(n_parallel, use_gpu, devices)
     _host.refuse_open_device()
+    if len(names) > 1:
+        _check_proc()
     if set(names) != {"cpu"}:
         _host.import_device_backend()
     threads = (
@@ -110,6 +113,7 @@ def _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_w
         # No Ctrl-C between a worker's start and the assignment: else close() would not find it.
         with interrupts_held():
             _release_closed()
+            take_standard_streams()
             _Current.session = Session(names, threads, master, profile_workers)
         _Current.session.begin()
     except BaseException as error:
@@ -128,6 +132,16 @@ def _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_w
             close()
             raise
     return len(names)
+
+
+def _check_proc():
+    try:
+        number_in_proc()
+    except OSError as error:
+        raise SessionError(
+            f"fork() needs a /proc that shows this process, because ranks open the memory of one "
+            f"another there: {error}. Mount one: mount -t proc proc /proc, or unshare --mount-proc."
+        ) from error
 
 
 def close() -> None:

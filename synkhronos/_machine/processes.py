@@ -31,6 +31,8 @@ def life_of(pid: int) -> str:
 
     It is "unknown" if this process can't read it, because no descriptors are left, for example.
     """
+    if not proc_has_our_numbers():
+        return "unknown"
     try:
         with open(f"/proc/{pid}/stat") as stat:
             letter = stat.read().rpartition(")")[2].split()[0]
@@ -39,6 +41,35 @@ def life_of(pid: int) -> str:
     except OSError:
         return "unknown"
     return _LIVES.get(letter, "ended")
+
+
+def number_in_proc() -> int:
+    """Return the number of this process in /proc; raise OSError if it is not there.
+
+    It is not ``os.getpid()`` in a PID namespace that kept the /proc of another one, as ``unshare
+    --pid --fork`` without ``--mount-proc`` makes. /proc/<os.getpid()> is another process there.
+    """
+    return int(os.readlink("/proc/self"))
+
+
+def proc_has_our_numbers() -> bool:
+    """Return whether /proc numbers processes as ``os.getpid()`` and ``os.fork()`` do."""
+    try:
+        return number_in_proc() == os.getpid()
+    except OSError:
+        return False
+
+
+def take_standard_streams() -> None:
+    """Open /dev/null as each standard stream that is closed, so that no other file gets its number.
+
+    Code in C prints to descriptors 1 and 2, whatever file they are.
+    """
+    while True:
+        fd = os.open(os.devnull, os.O_RDWR)
+        if fd > 2:
+            return os.close(fd)
+        os.set_inheritable(fd, True)  # as standard streams are
 
 
 def make_pipe():
