@@ -191,7 +191,7 @@ def test_a_file_of_another_process_is_never_read(no_session, monkeypatch, tmp_pa
         with monkeypatch.context() as context:
             context.setattr(shared_memory, "number_in_proc", lambda: process.pid)
             strange = synk.data(np.ones(6))
-        with pytest.raises(synk.WorkerError, match="no memory of the session.*--mount-proc") as no:
+        with pytest.raises(synk.WorkerError, match=r"no memory of the session.*--mount-proc") as no:
             f(strange)
         assert no.value.remote_type == "OSError"
         process.stdin.close()
