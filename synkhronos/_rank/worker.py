@@ -35,7 +35,7 @@ class Worker:
         self.running = True
         self.recorder = None  # a Recorder while a profile is on
         self._limits = None
-        name_rank(rank)
+        name_rank(rank, self._is_in_a_call)
 
     @property
     def n_ranks(self) -> int:
@@ -56,6 +56,10 @@ class Worker:
     def is_master(self) -> bool:
         """Whether this is the rank that the user's script runs in."""
         return self.rank == self.gate.master_rank
+
+    def _is_in_a_call(self):
+        # The master also computes alone: plain Theano functions, and as_theano.
+        return self.n_ranks > 1 and (not self.is_master or self.gate.is_open)
 
     def bind(self) -> None:
         """Open the device, and limit the threads to this rank's part of the cores."""
