@@ -8,6 +8,7 @@ A call first sends the workers the function, if they don't have it yet.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Sequence
 
 import numpy as np
@@ -16,6 +17,7 @@ from synkhronos import _host
 from synkhronos._arithmetic import reduction
 from synkhronos._calls import signature
 from synkhronos._calls.arguments import Inputs
+from synkhronos._calls.check import Check, number_of_calls
 from synkhronos._calls.request import Requests
 from synkhronos._calls.signature import Recipe
 from synkhronos._hints import (
@@ -59,7 +61,7 @@ class Function:
     >>> synk.close()
     """
 
-    def __init__(self, session, compiled, inputs, n_scattered, outputs, recipe):
+    def __init__(self, session, compiled, inputs, n_scattered, outputs, recipe, check=0):
         self._session = session
         self._compiled = compiled
         self._recipe = recipe
@@ -80,6 +82,11 @@ class Function:
         self._has_sliced = False
         self._key = session.registry.add_function(self, compiled, self._description, recipe)
         self._requests = Requests(session, self._key, self._inputs, self._description, str(self))
+        if check:
+            self._check = Check(
+                session, compiled, self._inputs, outputs, recipe, check, weakref.proxy(self)
+            )
+            self._run = self._run_checked  # in place of the method, while calls are checked
 
     @property
     def name(self) -> str:
@@ -156,6 +163,8 @@ class Function:
             session.refuse_nesting()
             with session.inside:
                 session.settle()
+                if session.changes.pending:
+                    session.changes.settle(self._compiled)
                 values = self._inputs.bind(args, kwargs)
                 command = self._requests.make(
                     self._make_ready, values, output_subset, batch, batch_s, num_slices
@@ -170,6 +179,24 @@ class Function:
                         results = parts.combine(command, modes, dtypes, self)
                         span.moved(*results)
         return self._outputs.pack(results, command.output_subset)
+
+    def _run_checked(self, args, kwargs, output_subset, batch, batch_s, num_slices):
+        session = self._session
+        session.require_open()
+        with session.lock:
+            values = self._inputs.bind(args, kwargs)
+            subset = signature.check_subset(output_subset, len(self._modes), self)
+            if self._check.left <= 1:
+                self.__dict__.pop("_run", None)
+            return self._check.run(
+                values,
+                subset,
+                batch,
+                batch_s,
+                lambda: Function._run(
+                    self, args, kwargs, output_subset, batch, batch_s, num_slices
+                ),
+            )
 
     def _make_ready(self, num_slices):
         """Compile the variant for this number of slices; send the workers what they lack."""
@@ -274,6 +301,7 @@ def function(
     updates: Updates | Sequence[Update] | None = None,
     givens: dict[Variable, Variable] | Sequence[tuple[Variable, Variable]] | None = None,
     sliceable_shareds: list[SharedVariable] | None = None,
+    check: bool | int | None = None,
     **kwargs: Any,
 ) -> Function:
     """Compile a Theano function that will run on all ranks.
@@ -303,6 +331,10 @@ def function(
     sliceable_shareds : list of shared variable, optional
         Shared variables whose rows ``batch_s`` and ``num_slices`` select on each rank. The
         function must use them and may not update them.
+    check : bool or int, optional
+        If true, the first 3 calls, or so many, are also computed by serial Theano in the master.
+        A PortingWarning tells of each output and update that differs by more than rounding, and of
+        the likely cause. By default as in :func:`~synkhronos.fork`.
 
     Raises
     ------
@@ -325,6 +357,7 @@ def function(
     >>> synk.close()
     """
     session = current("function()")
+    check = session.check if check is None else number_of_calls("check", check)
     inputs = signature.check_inputs("inputs", inputs)
     whole = signature.check_inputs("bcast_inputs", [] if bcast_inputs is None else bcast_inputs)
     chosen = signature.Outputs(outputs)
@@ -341,7 +374,7 @@ def function(
     recipe.sliceables = signature.check_sliceables(
         sliceable_shareds, _host.shared_variables(compiled), recipe.updated
     )
-    return Function(session, compiled, recipe.inputs, len(inputs), chosen, recipe)
+    return Function(session, compiled, recipe.inputs, len(inputs), chosen, recipe, check)
 
 
 def distribute() -> None:
