@@ -89,8 +89,8 @@ class Function:
             )
             # In place of the method, while calls are checked. Weak: a cycle would keep the function
             # when the user has dropped it.
-            checked = functools.partial(Function._run_checked, weakref.proxy(self))
-            self.__dict__["_run"] = checked
+            this: Any = weakref.proxy(self)
+            self.__dict__["_run"] = functools.partial(Function._run_checked, this)
 
     @property
     def name(self) -> str:
