@@ -8,6 +8,7 @@ A call first sends the workers the function, if they don't have it yet.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any, Sequence
 
@@ -86,9 +87,10 @@ class Function:
             self._check = Check(
                 session, compiled, self._inputs, outputs, recipe, check, weakref.proxy(self)
             )
-            self.__dict__["_run"] = (
-                self._run_checked
-            )  # in place of the method, while calls are checked
+            # In place of the method, while calls are checked. Weak: a cycle would keep the function
+            # when the user has dropped it.
+            this: Any = weakref.proxy(self)
+            self.__dict__["_run"] = functools.partial(Function._run_checked, this)
 
     def _join(self, session):
         """Belong to a session, which sends the function to its workers when it is first called."""

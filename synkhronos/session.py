@@ -16,6 +16,7 @@ from synkhronos._calls.check import number_of_calls, of_environment
 from synkhronos._machine.devices import default_threads, resolve
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log
+from synkhronos._machine.processes import number_in_proc, take_standard_streams
 from synkhronos._master.current import Current as _Current
 from synkhronos._master.current import current
 from synkhronos._master.session import Session
@@ -139,6 +140,8 @@ def _fork(
     profile_file = profiling.file_of_environment()
     names = resolve(n_parallel, use_gpu, devices)
     _host.refuse_open_device()
+    if len(names) > 1:
+        _check_proc()
     if set(names) != {"cpu"}:
         _host.import_device_backend()
     threads = (
@@ -156,6 +159,7 @@ def _fork(
         # No Ctrl-C between a worker's start and the assignment: else close() would not find it.
         with interrupts_held():
             _release_closed()
+            take_standard_streams()
             _Current.session = Session(
                 names, threads, master, profile_workers, follow, check, restart
             )
@@ -176,6 +180,16 @@ def _fork(
             close()
             raise
     return len(names)
+
+
+def _check_proc():
+    try:
+        number_in_proc()
+    except OSError as error:
+        raise SessionError(
+            f"fork() needs a /proc that shows this process, because ranks open the memory of one "
+            f"another there: {error}. Mount one: mount -t proc proc /proc, or unshare --mount-proc."
+        ) from error
 
 
 def close() -> None:
