@@ -138,7 +138,7 @@ class Requests:
         kinds = [SPLIT if split else WHOLE for split in self._inputs.is_scattered]
         if not scattered:
             if batch is not None:
-                select_rows("batch", batch, ANY_LENGTH)
+                self._refuse_batch(batch)
             return None, None, tuple(kinds)
         if batch is None:
             if len(set(lengths.values())) > 1:
@@ -165,6 +165,21 @@ class Requests:
                     f"batch selects {len(selected)}."
                 )
         return len(selected), self._send("batch", selected), tuple(kinds)
+
+    def _refuse_batch(self, batch):
+        """Raise for a batch where no input is scattered: all rows would be used in silence."""
+        select_rows("batch", batch, ANY_LENGTH)
+        if self._description.sliceables:
+            advice = "To select rows of its sliceable_shareds write batch_s= in place of batch=."
+        else:
+            advice = (
+                "To select rows of an array that each rank has, scatter it: name its variable in "
+                "inputs=; or name a shared variable in sliceable_shareds=, and write batch_s=."
+            )
+        raise ValueError(
+            f"batch selects rows of scattered inputs, and {self._owner} has none: its inputs have "
+            f"no axes or are bcast_inputs. {advice}"
+        )
 
     def _pick(self, batch_s, counts):
         """Return the rows of the sliceable shareds and the number of rows, for each rank."""

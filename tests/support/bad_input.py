@@ -303,6 +303,12 @@ CALL.refuses(
     ("range(2**70, 2**70 + 1)", "batch asks for row 1180591620717411303424, but there are 5 rows"),
 )
 CALL.refuses("batch_s", TypeError, ("[0]", "batch_s was given, but Function 'f' has no"))
+PICK.refuses("batch", TypeError, ("1.0", "batch must be an integer, a slice"))
+PICK.refuses(
+    "batch",
+    ValueError,
+    ("[0]", "To select rows of its sliceable_shareds write batch_s= in place of batch="),
+)
 PICK.refuses(
     "batch_s",
     TypeError,
