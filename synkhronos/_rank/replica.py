@@ -1,6 +1,7 @@
 """One rank's copy of one function: select rows, run slice by slice, hand over the outputs."""
 
 import contextlib
+import re
 from typing import NamedTuple, Tuple
 
 import numpy as np
@@ -9,11 +10,15 @@ from synkhronos import _host
 from synkhronos._arithmetic import partition
 from synkhronos._arithmetic.partition import take_rows
 from synkhronos._arithmetic.reduction import Accumulator
+from synkhronos._wording import count
+from synkhronos.comm.reports import add_advice
 
 # The rows that a rank takes of an input. WHOLE: all. SPLIT: the rows that its share of the
 # selection names. BATCH: its share of the rows, which are the selected ones already.
 WHOLE, SPLIT, BATCH = range(3)
 PLAIN, SLICED = "plain", "sliced"
+# Words of the errors that Theano and NumPy raise for arrays whose lengths don't fit.
+_ABOUT_SHAPES = re.compile("shape|dimension|broadcast|align|size|rows|bounds|split|shorter", re.I)
 
 
 class Description(NamedTuple):
@@ -54,7 +59,11 @@ class Replica:
         # In a function that communicates an idle rank runs too: the others wait for it to reduce.
         outputs = None
         if not idle or self.description.communicates:
-            outputs = self._run_slices(worker, request, rows)
+            try:
+                outputs = self._run_slices(worker, request, rows)
+            except (ValueError, IndexError, AssertionError) as error:
+                _explain(error, worker.rank, computed, request)
+                raise
         worker.gate.report_rows(-1 if idle else max(computed, 1))
         return worker.results.hand_over(
             self._key, request, self.description, None if idle else outputs
@@ -222,6 +231,26 @@ class Replica:
 def unpack(worker, selection):
     """Return the rows of a selection in a command: a range, or an array of indices."""
     return selection if isinstance(selection, range) else worker.fetch(selection)
+
+
+def _explain(error, rank, mine, request):
+    """Add to an error about shapes how many of the rows this rank had."""
+    rows, n_slices = request.rows, request.num_slices
+    if rows is None or (mine == rows and n_slices == 1):
+        return
+    try:
+        message = str(error).partition("\nApply node")[0]  # Theano adds shapes to every message
+    except Exception:  # of a class of the user
+        return
+    if not isinstance(error, AssertionError) and not _ABOUT_SHAPES.search(message):
+        return
+    slices = f", in {n_slices} slices" if n_slices > 1 else ""
+    add_advice(
+        error,
+        f"Rank {rank} had {mine} of the {count(rows, 'row')} of this call{slices}. If the graph "
+        "has a fixed number of rows, such as a batch size, write x.shape[0] of a scattered input x "
+        "in its place; in a reshape also -1.",
+    )
 
 
 def _is_forward(rows):
