@@ -19,7 +19,13 @@ _COMPARISONS = "eq ne lt le gt ge"
 _ONE_OPERAND = "neg pos abs invert"
 
 if TYPE_CHECKING:
-    from numpy.lib.mixins import NDArrayOperatorsMixin as Operators
+    from numpy.lib.mixins import NDArrayOperatorsMixin
+
+    class Operators(NDArrayOperatorsMixin):
+        """The operators, for type checkers and editors."""
+
+        def __array_ufunc__(self, *args, **kwargs): ...
+
 else:
 
     class Operators:
