@@ -15,6 +15,7 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._arithmetic import reduction
 from synkhronos._calls import signature
+from synkhronos._calls.advice import Advice
 from synkhronos._calls.arguments import Inputs
 from synkhronos._calls.request import Requests
 from synkhronos._calls.signature import Recipe
@@ -79,7 +80,10 @@ class Function:
         )
         self._has_sliced = False
         self._key = session.registry.add_function(self, compiled, self._description, recipe)
-        self._requests = Requests(session, self._key, self._inputs, self._description, str(self))
+        advice = Advice(session, compiled, self._inputs, recipe, self._modes, str(self))
+        self._requests = Requests(
+            session, self._key, self._inputs, self._description, advice, str(self)
+        )
 
     @property
     def name(self) -> str:
@@ -337,6 +341,7 @@ def function(
     keywords = {**kwargs, "givens": givens, "name": name}
     chosen.keep_on_device(session.comm.outputs.reduces)
     recipe = Recipe(inputs + whole, chosen, pairs, update_modes, keywords)
+    recipe.divides_nothing = not whole and not any(variable.ndim for variable in inputs)
     compiled = recipe.compile_plain()
     recipe.sliceables = signature.check_sliceables(
         sliceable_shareds, _host.shared_variables(compiled), recipe.updated

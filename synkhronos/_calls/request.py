@@ -22,9 +22,9 @@ from synkhronos._wording import count, is_bool, shown
 class Requests:
     """Make the commands of one function; return the last one again for a call like the last."""
 
-    def __init__(self, session, key, inputs, description, owner):
+    def __init__(self, session, key, inputs, description, advice, owner):
         self._session, self._key = session, key
-        self._inputs, self._description = inputs, description
+        self._inputs, self._description, self._advice = inputs, description, advice
         self._owner = owner  # the function's name, for error messages
         self._indices = {}  # name of an argument -> StagedInput of the rows that it selects
         # Arguments of the last call (None unless it was plain), contents of its command, command.
@@ -55,6 +55,8 @@ class Requests:
             edges = partition.edges(rows, session.n_ranks)
             counts = [end - begin for begin, end in zip(edges, edges[1:])]
         picked, counts = self._pick(batch_s, counts)
+        if self._advice.is_pending:
+            self._advice.tell(counts, subset)
         said = refs, subset, num_slices, selection, picked, kinds
         if picked is None and not self._description.sliceables and said == last_said:
             return last

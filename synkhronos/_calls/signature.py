@@ -228,6 +228,7 @@ class Recipe:
         self.updates, self.update_modes = updates, update_modes
         self._default_updates = []
         self.sliceables = []
+        self.divides_nothing = False  # whether all inputs are numbers that the ranks get whole
         self._compiled = {}  # variant -> (outputs, updates, keyword arguments)
         self.allow_downcast = kwargs.get("allow_input_downcast")
 
@@ -245,6 +246,20 @@ class Recipe:
     def updated(self):
         """The shared variables that are updated, but for random states with default updates."""
         return [target for target, _ in self.updates + self._default_updates]
+
+    def sliced_by_inputs(self):
+        """Return the shared variables of which the function slices rows that its inputs name.
+
+        Not those that it updates: it may keep its own results there.
+        """
+        if self.sliceables:
+            return []
+        givens = self._kwargs["givens"]
+        pairs = givens.items() if hasattr(givens, "items") else givens
+        expressions = [*self._outputs.variables, *(value for _, value in self.updates)]
+        expressions += [value for _, value in pairs]
+        sliced = _host.sliced_by_inputs(expressions, self.inputs)
+        return [variable for variable in sliced if variable not in self.updated]
 
     def compile_plain(self):
         """Compile the function as it was given."""
