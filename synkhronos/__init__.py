@@ -20,6 +20,7 @@ _PUBLIC = {
     "session": ("fork", "close"),
     "functions": ("function", "distribute"),
     "inputs": ("data",),
+    "ops": ("rows",),
     "collectives": (
         "all_gather",
         "all_reduce",
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from synkhronos.functions import distribute as distribute
     from synkhronos.functions import function as function
     from synkhronos.inputs import data as data
+    from synkhronos.ops import rows as rows
     from synkhronos.profiling import profile as profile
     from synkhronos.profiling.status import status as status
     from synkhronos.session import close as close

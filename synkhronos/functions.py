@@ -18,6 +18,7 @@ from synkhronos._calls import signature
 from synkhronos._calls.advice import Advice
 from synkhronos._calls.arguments import Inputs
 from synkhronos._calls.request import Requests
+from synkhronos._calls.row_numbers import InputsWithRowNumbers, take_out
 from synkhronos._calls.signature import Recipe
 from synkhronos._hints import (
     ArrayLike,
@@ -67,6 +68,10 @@ class Function:
         self._outputs = outputs
         self._modes = tuple(outputs.modes)
         self._inputs = Inputs(session, inputs, n_scattered, recipe.allow_downcast, str(self))
+        if recipe.row_numbers:
+            self._inputs = InputsWithRowNumbers(
+                session, self._inputs, recipe.row_numbers, str(self)
+            )
         self._result_dtypes = [
             reduction.result_dtype(mode, getattr(variable, "dtype", None), _host.float_dtype())
             for mode, variable in zip(self._modes, outputs.variables)
@@ -235,7 +240,8 @@ class Function:
         SharedMemoryFull
             When the shared memory is full.
         """
-        values = self._inputs.bind(args, kwargs)
+        given = self._inputs.given
+        values = given.bind(args, kwargs)
         batches = minibatch if isinstance(minibatch, (list, tuple)) else [minibatch] * len(values)
         if len(batches) != len(values):
             raise ValueError(
@@ -244,7 +250,7 @@ class Function:
             )
         made = tuple(
             data(value, var=variable, minibatch=batch, force_cast=force_cast, oversize=oversize)
-            for value, variable, batch in zip(values, self._inputs.variables, batches)
+            for value, variable, batch in zip(values, given.variables, batches)
         )
         return made[0] if len(made) == 1 else made
 
@@ -339,14 +345,16 @@ def function(
     # A plain str: workers unpickle the name, and may not be able to import a subclass.
     name = "{}:{}".format(*line_of_user()) if name is None else str(name)
     keywords = {**kwargs, "givens": givens, "name": name}
+    pairs, keywords, numbers = take_out(inputs + whole, chosen, pairs, keywords)
     chosen.keep_on_device(session.comm.outputs.reduces)
-    recipe = Recipe(inputs + whole, chosen, pairs, update_modes, keywords)
-    recipe.divides_nothing = not whole and not any(variable.ndim for variable in inputs)
+    recipe = Recipe(inputs + whole, chosen, pairs, update_modes, keywords, numbers)
+    recipe.divides_nothing = not (whole or numbers or any(variable.ndim for variable in inputs))
     compiled = recipe.compile_plain()
     recipe.sliceables = signature.check_sliceables(
         sliceable_shareds, _host.shared_variables(compiled), recipe.updated
     )
-    return Function(session, compiled, recipe.inputs, len(inputs), chosen, recipe)
+    given = recipe.inputs[: len(inputs + whole)]
+    return Function(session, compiled, given, len(inputs), chosen, recipe)
 
 
 def distribute() -> None:

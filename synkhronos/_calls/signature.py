@@ -216,10 +216,12 @@ class Recipe:
     values of the updates after the outputs; it updates random states only, at every slice.
     """
 
-    def __init__(self, inputs, outputs, updates, update_modes, kwargs):
+    def __init__(self, inputs, outputs, updates, update_modes, kwargs, row_numbers=()):
         # Inputs come from shared memory, so they are variables on the host. An input on a device
         # is given as its transfer from there.
         self.inputs = [_host.on_host(variable) for variable in inputs]
+        self.row_numbers = row_numbers  # inputs that the master computes, after the user's
+        self.inputs += [each.variable for each in row_numbers]
         moved = [(v, new) for v, new in zip(inputs, self.inputs) if v is not new]
         givens = kwargs.get("givens") or ()
         if moved:
@@ -254,7 +256,7 @@ class Recipe:
         """
         if self.sliceables:
             return []
-        givens = self._kwargs["givens"]
+        givens = self._kwargs["givens"] or ()
         pairs = givens.items() if hasattr(givens, "items") else givens
         expressions = [*self._outputs.variables, *(value for _, value in self.updates)]
         expressions += [value for _, value in pairs]

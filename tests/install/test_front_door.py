@@ -33,6 +33,7 @@ NAMES = [
     "ops",
     "profile",
     "reduce",
+    "rows",
     "scatter",
     "set_value",
     "status",

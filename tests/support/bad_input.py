@@ -220,6 +220,27 @@ FUNCTION.refuses(
 )
 FUNCTION.refuses("**kwargs", ValueError, ("mode='abc'", "mode must be a Theano mode or the name"))
 
+ROWS = Use("synk.rows", {"index": "1", "size": "2", "length": "3"}, "result.eval().tolist() == [2]")
+for name in ("index", "size", "length"):
+    ROWS.refuses(
+        name,
+        TypeError,
+        ("1.0", f"{name} must be an integer, or a variable of integers without axes"),
+        ("True", f"{name} must be an integer, or a variable of integers without axes"),
+        ("'one'", f"{name} must be an integer, or a variable of integers without axes"),
+        ("x", f"{name} must be an integer, or a variable of integers without axes, got x of type"),
+        ("number", f"{name} must be an integer, or a variable of integers without axes"),
+        ("anything", f"{name} must be an integer, or a variable of integers without axes"),
+    )
+    ROWS.refuses(
+        name,
+        ValueError,
+        ("-1", f"{name} must be from 0 to 9223372036854775807, got -1"),
+        ("2**70", f"{name} must be from 0 to 9223372036854775807"),
+    )
+ROWS.refuses("index", TypeError, ("None", "index must be an integer"))
+ROWS.refuses("size", TypeError, ("None", "size must be an integer"))
+
 CALL = Use("Function.__call__", {"*args": "X"}, "[int(v) for v in result] == [10, 4]", "f")
 PICK = Use("Function.__call__", {"batch_s": "[0, 3]"}, "result == 3", "picked")
 for use in (CALL, Use("Function.as_theano", {"*args": "X"}, CALL.holds, "f.as_theano")):
@@ -976,6 +997,7 @@ WITHOUT_WORKERS = {
     "synk.get_n_gpu": "asks the machine",
     "synk.status": "tells that there is no session",
     "synk.ops": "makes expressions",
+    "synk.rows": "makes an expression",
     "Function.as_theano": "runs in the master",
     "Function.get_shared": "asks the master",
     "Data.condition_data": "computes in the master",
@@ -1009,7 +1031,7 @@ PASSED_ON = {
     "train.make_train_function_theano *args": "the rule",
     "train.make_train_function_theano **kwargs": "the rule",
 }
-EXCEPTIONS = ("SessionError", "SharedMemoryFull", "WorkerDied", "WorkerError")
+EXCEPTIONS = ("PortingWarning", "SessionError", "SharedMemoryFull", "WorkerDied", "WorkerError")
 
 TITLES = {
     "synk.fork": "Sessions",

@@ -38,7 +38,14 @@ from synkhronos._host.theano.graph import all_reduce, communicates, rank_weight,
 from synkhronos._host.theano.pickling import dump, load
 from synkhronos._host.theano.random_numbers import spread_random_state
 from synkhronos._host.theano.rewriting import open_device
-from synkhronos._host.theano.rows import axes_of_rows, sliced_by_inputs
+from synkhronos._host.theano.rows import (
+    axes_of_rows,
+    compile_number,
+    numbers_of_rows,
+    row_numbers,
+    sliced_by_inputs,
+    without_row_numbers,
+)
 from synkhronos._host.theano.variables import (
     cast_value,
     fix_axes,
