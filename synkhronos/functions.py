@@ -67,7 +67,9 @@ class Function:
         self._recipe = recipe
         self._outputs = outputs
         self._modes = tuple(outputs.modes)
-        self._inputs = Inputs(session, inputs, n_scattered, recipe.allow_downcast, str(self))
+        self._inputs = Inputs(
+            session, inputs, n_scattered, recipe.allow_downcast, str(self), recipe.axes
+        )
         if recipe.row_numbers:
             self._inputs = InputsWithRowNumbers(
                 session, self._inputs, recipe.row_numbers, str(self)
@@ -82,6 +84,7 @@ class Function:
             tuple(recipe.sliceables),
             _host.communicates(compiled),
             any(outputs.on_device),
+            self._inputs.axes if recipe.axes else (),
         )
         self._has_sliced = False
         self._key = session.registry.add_function(self, compiled, self._description, recipe)
@@ -284,6 +287,8 @@ def function(
     updates: Updates | Sequence[Update] | None = None,
     givens: dict[Variable, Variable] | Sequence[tuple[Variable, Variable]] | None = None,
     sliceable_shareds: list[SharedVariable] | None = None,
+    *,
+    axes: dict[Variable, int] | None = None,
     **kwargs: Any,
 ) -> Function:
     """Compile a Theano function that will run on all ranks.
@@ -294,14 +299,15 @@ def function(
     Parameters
     ----------
     inputs : list of theano variable
-        The inputs that are scattered along axis 0 (every rank gets inputs without axes whole).
+        The inputs that are scattered, along axis 0 or that of `axes` (every rank gets inputs
+        without axes whole).
     outputs : variable, (variable, mode), or list of these, optional
         The expressions to compute, each with the mode of its reduction over the ranks: ``"avg"``
         (the default; a rank's weight is its number of rows, so the result is the mean over all
         rows; equal weights if nothing is scattered; integers and bools are averaged in floatX),
-        ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, ``"gather"`` (joined along axis 0 in rank
-        order; numbers are stacked), or None (the master's own value). The prefix ``c_``, as in
-        ``"c_sum"``, asks for a reduction on the CPU where NCCL would do it.
+        ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, ``"gather"`` (joined along axis 0, or that of
+        `axes`, in rank order; numbers are stacked), or None (the master's own value). The prefix
+        ``c_``, as in ``"c_sum"``, asks for a reduction on the CPU where NCCL would do it.
     bcast_inputs : list of theano variable, optional
         The inputs that every rank gets whole; in calls they come after `inputs`.
     updates : list of (shared variable, expression[, mode]) or OrderedDict, optional
@@ -313,6 +319,9 @@ def function(
     sliceable_shareds : list of shared variable, optional
         Shared variables whose rows ``batch_s`` and ``num_slices`` select on each rank. The
         function must use them and may not update them.
+    axes : dict of variable to int, optional
+        The axis of rows of inputs and outputs where it is not 0: ``{x: 1}`` for time-major data.
+        Inputs are scattered, selected and sliced along it, and outputs of mode ``"gather"`` joined.
 
     Raises
     ------
@@ -344,10 +353,12 @@ def function(
     name = kwargs.get("name")
     # A plain str: workers unpickle the name, and may not be able to import a subclass.
     name = "{}:{}".format(*line_of_user()) if name is None else str(name)
+    axis_of = signature.check_axes(axes, inputs, whole, chosen, sliceable_shareds)
     keywords = {**kwargs, "givens": givens, "name": name}
     pairs, keywords, numbers = take_out(inputs + whole, chosen, pairs, keywords)
     chosen.keep_on_device(session.comm.outputs.reduces)
     recipe = Recipe(inputs + whole, chosen, pairs, update_modes, keywords, numbers)
+    recipe.axes = axis_of
     recipe.divides_nothing = not (whole or numbers or any(variable.ndim for variable in inputs))
     compiled = recipe.compile_plain()
     recipe.sliceables = signature.check_sliceables(

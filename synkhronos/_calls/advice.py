@@ -33,7 +33,7 @@ class Advice:
 
     def _find_averaged_rows(self, compiled, inputs, recipe, modes):
         """Return the outputs of mode "avg" with an item for each row: number -> axis of rows."""
-        rows_of = {i: 0 for i, is_scattered in enumerate(inputs.is_scattered) if is_scattered}
+        rows_of = {i: axis for i, axis in enumerate(inputs.axes) if inputs.is_scattered[i]}
         rows_of.update(dict.fromkeys(recipe.sliceables, 0))
         if "avg" not in modes or not rows_of:
             return {}

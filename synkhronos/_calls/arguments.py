@@ -16,7 +16,7 @@ class Inputs:
     or with the function.
     """
 
-    def __init__(self, session, variables, n_scattered, allow_downcast, owner):
+    def __init__(self, session, variables, n_scattered, allow_downcast, owner, axes=()):
         self._session = session
         self._owner = owner  # the function's name, for error messages
         self.variables = tuple(variables)
@@ -26,6 +26,8 @@ class Inputs:
             position < n_scattered and variable.ndim > 0
             for position, variable in enumerate(variables)
         )
+        # The axis of rows of each input: 0 but for those that `function` was given another for.
+        self.axes = tuple(axes or [0] * len(self.variables))
         self._dtypes = tuple(np.dtype(variable.dtype) for variable in variables)
         self._has_fixed = tuple(any(_host.fixed_axes(variable)) for variable in variables)
         self._allow_downcast = allow_downcast

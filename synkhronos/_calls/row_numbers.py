@@ -57,6 +57,7 @@ class InputsWithRowNumbers(Inputs):
         variables = [*given.variables, *(each.variable for each in numbers)]
         super().__init__(session, variables, 0, None, owner)
         self.given = given
+        self.axes = (*given.axes, *[0] * len(numbers))
         self.is_scattered = (*given.is_scattered, *[True] * len(numbers))
         self._numbers = numbers
         whole = [
@@ -91,7 +92,7 @@ class InputsWithRowNumbers(Inputs):
         except ValueError as error:
             raise ValueError(f"{self._owner}: {sentence(error)}") from None
         for variable in numbers.indexed:
-            length = len(_host.peek(variable))
+            length = _host.peek(variable).shape[0]
             if len(rows) and rows[-1] >= length:
                 index, size = operands[:2]
                 raise ValueError(

@@ -1,6 +1,7 @@
 """One rank's copy of one function: select rows, run slice by slice, hand over the outputs."""
 
 import contextlib
+import math
 import re
 from typing import NamedTuple, Tuple
 
@@ -29,6 +30,7 @@ class Description(NamedTuple):
     sliceables: Tuple  # the shared variables from which `batch_s` and slices select rows
     communicates: bool = False  # whether ranks reduce inside of the function
     on_device: bool = False  # whether it has outputs that ranks reduce on their devices
+    axes: Tuple = ()  # the axis of rows of each input, if there is one that is not 0
 
 
 class Replica:
@@ -228,6 +230,41 @@ class Replica:
         return buffer[: len(rows)]
 
 
+class ReplicaAlongAxes(Replica):
+    """A replica with inputs whose rows are on other axes than 0."""
+
+    def _arguments(self, worker, request, rows, span=None):
+        chosen = rows
+        if request.selection is not None:
+            chosen = unpack(worker, request.selection)[rows.start : rows.stop]
+        arguments = []
+        for position, (ref, kind) in enumerate(zip(request.inputs, request.kinds)):
+            axis, mine = self.description.axes[position], rows if kind == BATCH else chosen
+            if kind == WHOLE:
+                array = worker.fetch(ref)
+            elif _is_forward(mine):
+                array = worker.fetch(ref, mine, None, axis)
+            else:
+                array = worker.fetch(ref, mine, self._buffer_along(position, mine, ref, axis), axis)
+                if span is not None:
+                    span.moved(array)
+            arguments.append(array)
+        return arguments
+
+    def _buffer_along(self, slot, rows, array, axis):
+        """Return the buffer for a copy of rows along an axis: one piece of memory, as `_buffer`."""
+        shape = (*array.shape[:axis], len(rows), *array.shape[axis + 1 :])
+        items, buffer = math.prod(shape), self._buffers.get(slot)
+        if buffer is None or buffer.size < items:
+            buffer = self._buffers[slot] = np.empty(items, array.dtype)
+        return buffer[:items].reshape(shape)
+
+
+def make_replica(key, description):
+    """Return the replica of a function."""
+    return (ReplicaAlongAxes if description.axes else Replica)(key, description)
+
+
 def unpack(worker, selection):
     """Return the rows of a selection in a command: a range, or an array of indices."""
     return selection if isinstance(selection, range) else worker.fetch(selection)
@@ -244,12 +281,15 @@ def _explain(error, rank, mine, request):
         return
     if not isinstance(error, AssertionError) and not _ABOUT_SHAPES.search(message):
         return
+    if "out of bounds" in message and n_slices == 1 and f"size {mine}" not in message:
+        return  # an index into an array that does not have this rank's rows
     slices = f", in {n_slices} slices" if n_slices > 1 else ""
     add_advice(
         error,
         f"Rank {rank} had {mine} of the {count(rows, 'row')} of this call{slices}. If the graph "
         "has a fixed number of rows, such as a batch size, write x.shape[0] of a scattered input x "
-        "in its place; in a reshape also -1.",
+        "in its place; in a reshape also -1. If the rows of x are on axis 1, give the function "
+        "axes={x: 1}.",
     )
 
 

@@ -97,6 +97,10 @@ def test_other_errors_say_nothing_of_rows(ranks):
     with pytest.raises(WorkerError) as caught:
         checked(of_rank(ranks, 0), ValueError("no such value"))(ROWS)
     assert "of this call" not in str(caught.value)
+    i = T.lvector("i")
+    with pytest.raises(WorkerError, match="out of bounds") as caught:
+        function([i], (W[i], "gather"))([1, 2, 3, 99])
+    assert "of this call" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

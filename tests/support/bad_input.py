@@ -213,6 +213,26 @@ FUNCTION.refuses(
 )
 
 FUNCTION.refuses(
+    "axes",
+    TypeError,
+    ("1", "axes must be a dict of variables with their axis of rows"),
+    ("[(x, 0)]", "axes must be a dict of variables with their axis of rows"),
+    ("{'x': 0}", "axes must name tensor variables, got 'x'"),
+    ("{anything: 0}", "axes must name tensor variables"),
+    ("{x: 0.0}", "The axis of x in axes must be an integer"),
+    ("{x: True}", "The axis of x in axes must be an integer"),
+    ("{x: None}", "The axis of x in axes must be an integer"),
+)
+FUNCTION.refuses(
+    "axes",
+    ValueError,
+    ("{x: 1}", "axes names axis 1 of x, which has 1 dimension"),
+    ("{x: -2}", "axes names axis -2 of x, which has 1 dimension"),
+    ("{x: -2**70}", "The axis of x in axes must be at least -32"),
+    ("{y: 0}", "axes names y, which is neither one of the inputs that are scattered nor an output"),
+    ("{s: 0}", "axes names s, which is neither one of the inputs that are scattered nor an output"),
+)
+FUNCTION.refuses(
     "**kwargs",
     TypeError,
     ("mode=3", "mode must be a Theano mode or the name of one, got 3"),

@@ -129,13 +129,16 @@ def _indexed_by(nodes, numbers):
     for node in nodes:
         if isinstance(node.op, AdvancedSubtensor1) and node.inputs[1] in numbers:
             whole = node.inputs[0]
-            while whole.owner is not None and isinstance(whole.owner.op, Elemwise):
-                if len(whole.owner.inputs) > 1:
-                    break
+            while whole.owner is not None and _keeps_rows(whole.owner):
                 whole = whole.owner.inputs[0]
             if isinstance(whole, SharedVariable):
                 found.append(whole)
     return list(dict.fromkeys(found))
+
+
+def _keeps_rows(node):
+    is_move = type(node.op).__name__ == "HostFromGpu"
+    return is_move or (isinstance(node.op, Elemwise) and len(node.inputs) == 1)
 
 
 def compile_number(expression, inputs):
