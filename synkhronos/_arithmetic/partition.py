@@ -45,8 +45,8 @@ def take_rows(
     """
     if isinstance(rows, range):
         if rows.step > 0:
-            before = (slice(None),) * axis
-            return array[(*before, slice(rows.start, rows.stop, rows.step))]
+            chosen = slice(rows.start, rows.stop, rows.step)
+            return array[(*(slice(None),) * axis, chosen)] if axis else array[chosen]
         rows = np.arange(rows.start, rows.stop, rows.step)
     # The rows were checked before the launch; "clip" saves a second buffer inside NumPy.
     return np.take(array, rows, axis=axis, out=buffer, mode="clip")

@@ -32,7 +32,11 @@ class Inputs:
         self._has_fixed = tuple(any(_host.fixed_axes(variable)) for variable in variables)
         self._allow_downcast = allow_downcast
         self._staged = {}  # position of an input -> its StagedInput
-        self.given = self  # the inputs that the user gives values for: all, except with row numbers
+
+    @property
+    def given(self):
+        """The inputs that the user gives values for: all, except with row numbers."""
+        return self
 
     def bind(self, args, kwargs):
         """Return the arguments of a call: one value for each input, in the order of the inputs."""

@@ -56,7 +56,7 @@ class InputsWithRowNumbers(Inputs):
     def __init__(self, session, given, numbers, owner):
         variables = [*given.variables, *(each.variable for each in numbers)]
         super().__init__(session, variables, 0, None, owner)
-        self.given = given
+        self._given = given
         self.axes = (*given.axes, *[0] * len(numbers))
         self.is_scattered = (*given.is_scattered, *[True] * len(numbers))
         self._numbers = numbers
@@ -78,10 +78,15 @@ class InputsWithRowNumbers(Inputs):
                 ) from None
             self._readers.append(readers)
 
+    @property
+    def given(self):
+        """The inputs that the user gives values for."""
+        return self._given
+
     def bind(self, args, kwargs):
         """Return one value for each input: those given, and the row numbers."""
-        values = self.given.bind(args, kwargs)
-        whole = [self.given.array(position, values[position]) for position in self._whole]
+        values = self._given.bind(args, kwargs)
+        whole = [self._given.array(position, values[position]) for position in self._whole]
         numbers = zip(self._numbers, self._readers)
         return [*values, *[self._compute(each, readers, whole) for each, readers in numbers]]
 
@@ -104,8 +109,8 @@ class InputsWithRowNumbers(Inputs):
 
     def locate(self, position, value):
         """Return the reference to the value of one input, in shared memory."""
-        if position < len(self.given.variables):
-            return self.given.locate(position, value)
+        if position < len(self._given.variables):
+            return self._given.locate(position, value)
         staged = self._staged.get(position)
         if staged is None:
             staged = self._staged[position] = StagedInput(self._session, self._dtypes[position], 1)
@@ -113,26 +118,26 @@ class InputsWithRowNumbers(Inputs):
 
     def array(self, position, value):
         """Return the value of one input, for a call in the master alone."""
-        if position < len(self.given.variables):
-            return self.given.array(position, value)
+        if position < len(self._given.variables):
+            return self._given.array(position, value)
         return value
 
     def release(self):
         """Give the shared memory of plain arrays and of row numbers back."""
         super().release()
-        self.given.release()
+        self._given.release()
 
     def name_of(self, position):
         """Return the name of an input."""
-        if position < len(self.given.variables):
-            return self.given.name_of(position)
+        if position < len(self._given.variables):
+            return self._given.name_of(position)
         return "rows()"
 
     def label(self, position):
         """Return the first words of an error message about one input."""
-        if position < len(self.given.variables):
-            return self.given.label(position)
+        if position < len(self._given.variables):
+            return self._given.label(position)
         return f"rows() in {self._owner}"
 
     def __str__(self):
-        return str(self.given)
+        return str(self._given)
