@@ -57,7 +57,7 @@ EXTRAS = {
         "ipykernel",
         "vermin",
     ],
-    "docs": ["sphinx", "furo"],
+    "docs": ["sphinx>=7.1,<10", "furo>=2024.8", "sphinx-copybutton>=0.5.2,<0.6"],
     "lint": ["ruff", "codespell", "mypy"],
 }
 EXTRAS["dev"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})

@@ -8,6 +8,7 @@ A call first sends the workers the function, if they don't have it yet.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Sequence
 
 import numpy as np
@@ -17,6 +18,7 @@ from synkhronos._arithmetic import reduction
 from synkhronos._calls import signature
 from synkhronos._calls.advice import Advice
 from synkhronos._calls.arguments import Inputs
+from synkhronos._calls.check import Check, number_of_calls
 from synkhronos._calls.request import Requests
 from synkhronos._calls.row_numbers import InputsWithRowNumbers, take_out
 from synkhronos._calls.signature import Recipe
@@ -61,7 +63,7 @@ class Function:
     >>> synk.close()
     """
 
-    def __init__(self, session, compiled, inputs, n_scattered, outputs, recipe):
+    def __init__(self, session, compiled, inputs, n_scattered, outputs, recipe, check=0):
         self._session = session
         self._compiled = compiled
         self._recipe = recipe
@@ -92,6 +94,11 @@ class Function:
         self._requests = Requests(
             session, self._key, self._inputs, self._description, advice, str(self)
         )
+        if check:
+            self._check = Check(
+                session, compiled, self._inputs, outputs, recipe, check, weakref.proxy(self)
+            )
+            self._run = self._run_checked  # in place of the method, while calls are checked
 
     @property
     def name(self) -> str:
@@ -169,7 +176,7 @@ class Function:
             with session.inside:
                 session.settle()
                 if session.changes.pending:
-                    session.changes.settle(_host.shared_variables(self._compiled))
+                    session.changes.settle(self._compiled)
                 values = self._inputs.bind(args, kwargs)
                 command = self._requests.make(
                     self._make_ready, values, output_subset, batch, batch_s, num_slices
@@ -184,6 +191,24 @@ class Function:
                         results = parts.combine(command, modes, dtypes, self)
                         span.moved(*results)
         return self._outputs.pack(results, command.output_subset)
+
+    def _run_checked(self, args, kwargs, output_subset, batch, batch_s, num_slices):
+        session = self._session
+        session.require_open()
+        with session.lock:
+            values = self._inputs.bind(args, kwargs)
+            subset = signature.check_subset(output_subset, len(self._modes), self)
+            if self._check.left <= 1:
+                self.__dict__.pop("_run", None)
+            return self._check.run(
+                values,
+                subset,
+                batch,
+                batch_s,
+                lambda: Function._run(
+                    self, args, kwargs, output_subset, batch, batch_s, num_slices
+                ),
+            )
 
     def _make_ready(self, num_slices):
         """Compile the variant for this number of slices; send the workers what they lack."""
@@ -290,6 +315,7 @@ def function(
     givens: dict[Variable, Variable] | Sequence[tuple[Variable, Variable]] | None = None,
     sliceable_shareds: list[SharedVariable] | None = None,
     *,
+    check: bool | int | None = None,
     axes: dict[Variable, int] | None = None,
     **kwargs: Any,
 ) -> Function:
@@ -321,6 +347,10 @@ def function(
     sliceable_shareds : list of shared variable, optional
         Shared variables whose rows ``batch_s`` and ``num_slices`` select on each rank. The
         function must use them and may not update them.
+    check : bool or int, optional
+        If true, the first 3 calls, or so many, are also computed by serial Theano in the master.
+        A PortingWarning tells of each output and update that differs by more than rounding, and of
+        the likely cause. By default as in :func:`~synkhronos.fork`.
     axes : dict of variable to int, optional
         The axis of rows of inputs and outputs where it is not 0: ``{x: 1}`` for time-major data.
         Inputs are scattered, selected and sliced along it, and outputs of mode ``"gather"`` joined.
@@ -346,6 +376,7 @@ def function(
     >>> synk.close()
     """
     session = current("function()")
+    check = session.check if check is None else number_of_calls("check", check)
     inputs = signature.check_inputs("inputs", inputs)
     whole = signature.check_inputs("bcast_inputs", [] if bcast_inputs is None else bcast_inputs)
     chosen = signature.Outputs(outputs)
@@ -367,7 +398,7 @@ def function(
         sliceable_shareds, _host.shared_variables(compiled), recipe.updated
     )
     given = recipe.inputs[: len(inputs + whole)]
-    return Function(session, compiled, given, len(inputs), chosen, recipe)
+    return Function(session, compiled, given, len(inputs), chosen, recipe, check)
 
 
 def distribute() -> None:

@@ -53,6 +53,10 @@ class Outputs:
             self.modes[i] = reduction.Gather(axis=axis)
         return bool(gathered)
 
+    def unpack(self, results):
+        """Return what `pack` has returned as a list."""
+        return results if self.is_list or self.is_none else [results]
+
     def pack(self, values, subset=None):
         """Return the values of all outputs, or a subset: a list for a list, else one value."""
         if any(self.on_device):

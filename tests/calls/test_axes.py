@@ -165,6 +165,17 @@ def test_other_uses_of_axes_are_refused():
         function([X], (out, "sum"), axes={out: 1})
 
 
+def test_calls_with_axes_are_checked(ranks):
+    total, out = X.sum(axis=(0, 1)), 2 * X
+    f = function([X], [(out, "gather"), (total, "sum")], axes={X: 1, out: 1}, check=True)
+    for batch in (None, slice(2, 9), [4, 0, 1]):
+        f(SEQUENCES, batch=batch)
+    if ranks.n > 1:
+        wrong = function([X], total, axes={X: 1}, check=1, name="wrong")
+        with pytest.warns(synk.PortingWarning, match=r"Write \(output, 'sum'\)"):
+            wrong(SEQUENCES)
+
+
 def test_averages_of_rows_on_another_axis_are_told(ranks):
     out = X.sum(axis=2)
     f = function([X], out, axes={X: 1})

@@ -134,6 +134,17 @@ def test_the_user_does_not_see_the_input(ranks, data):
         f("two", [1.0])
 
 
+def test_calls_with_rows_are_checked(ranks, data):
+    picked = data[0][synk.rows(INDEX, 5)]
+    f = function([INDEX], [picked.mean(), (picked, "gather")], check=True)
+    for index in (0, 3, 1):
+        f(index)
+    if ranks.n > 1:
+        wrong = function([INDEX], picked.sum(), check=1)
+        with pytest.warns(synk.PortingWarning, match=r"Write \(output, 'sum'\)"):
+            wrong(2)
+
+
 def test_theano_function_takes_all_rows(data):
     rows = synk.rows(INDEX, 4, length=50)
     f = theano.function([INDEX], [data[0][rows], rows.shape[0], rows])

@@ -60,6 +60,13 @@ def shared_variables(function):
     return function.get_shared()
 
 
+def variables_read(function):
+    """Return the shared variables whose values a compiled function reads, not only replaces."""
+    pairs = zip(function.maker.inputs, function.maker.fgraph.inputs)
+    read = {given.variable for given, inner in pairs if inner.clients}
+    return [variable for variable in function.get_shared() if variable in read]
+
+
 def default_updates(function, updates):
     """Return a compiled function's default updates, as pairs, without variables of `updates`.
 

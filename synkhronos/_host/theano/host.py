@@ -32,6 +32,7 @@ from synkhronos._host.theano.functions import (
     is_mode,
     run,
     shared_variables,
+    variables_read,
     without_default_updates,
 )
 from synkhronos._host.theano.graph import all_reduce, communicates, rank_weight, reducing
@@ -54,6 +55,7 @@ from synkhronos._host.theano.variables import (
     is_random_state,
     lend,
     lives_on_device,
+    on_copies,
     on_device,
     on_host,
     peek,
