@@ -98,7 +98,8 @@ class Function:
             self._check = Check(
                 session, compiled, self._inputs, outputs, recipe, check, weakref.proxy(self)
             )
-            self._run = self._run_checked  # in place of the method, while calls are checked
+            # In place of the method, while calls are checked.
+            self._run = self._run_checked  # type: ignore[method-assign]
 
     @property
     def name(self) -> str:
