@@ -21,6 +21,7 @@ _PUBLIC = {
     "checkpoints": ("load", "save"),
     "functions": ("function", "distribute"),
     "inputs": ("data",),
+    "ops": ("rows",),
     "collectives": (
         "all_gather",
         "all_reduce",
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from synkhronos.functions import distribute as distribute
     from synkhronos.functions import function as function
     from synkhronos.inputs import data as data
+    from synkhronos.ops import rows as rows
     from synkhronos.profiling import profile as profile
     from synkhronos.profiling.status import status as status
     from synkhronos.session import close as close

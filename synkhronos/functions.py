@@ -17,9 +17,11 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._arithmetic import reduction
 from synkhronos._calls import signature
+from synkhronos._calls.advice import Advice
 from synkhronos._calls.arguments import Inputs
 from synkhronos._calls.check import Check, number_of_calls
 from synkhronos._calls.request import Requests
+from synkhronos._calls.row_numbers import InputsWithRowNumbers, take_out
 from synkhronos._calls.signature import Recipe
 from synkhronos._hints import (
     ArrayLike,
@@ -68,7 +70,9 @@ class Function:
         self._recipe = recipe
         self._outputs = outputs
         self._modes = tuple(outputs.modes)
-        self._inputs = Inputs(inputs, n_scattered, recipe.allow_downcast, str(self))
+        self._inputs = Inputs(inputs, n_scattered, recipe.allow_downcast, str(self), recipe.axes)
+        if recipe.row_numbers:
+            self._inputs = InputsWithRowNumbers(self._inputs, recipe.row_numbers, str(self))
         self._result_dtypes = [
             reduction.result_dtype(mode, getattr(variable, "dtype", None), _host.float_dtype())
             for mode, variable in zip(self._modes, outputs.variables)
@@ -80,6 +84,7 @@ class Function:
             _host.communicates(compiled),
             recipe.draws_all,
             any(outputs.on_device),
+            self._inputs.axes if recipe.axes else (),
         )
         self._check: Any = None
         self._join(session)
@@ -99,7 +104,8 @@ class Function:
         if self._sliced is not None:
             registry.add_variant(key, SLICED, self._sliced)
         self._inputs.join(session)
-        self._requests = Requests(session, key, self._inputs, description, str(self))
+        advice = Advice(session, self._compiled, self._inputs, self._recipe, self._modes, str(self))
+        self._requests = Requests(session, key, self._inputs, description, advice, str(self))
         if self._check is not None:
             self._check.join(session)
         self._key = key
@@ -295,7 +301,8 @@ class Function:
         SharedMemoryFull
             When the shared memory is full.
         """
-        values = self._inputs.bind(args, kwargs)
+        given = self._inputs.given
+        values = given.bind(args, kwargs)
         batches = minibatch if isinstance(minibatch, (list, tuple)) else [minibatch] * len(values)
         if len(batches) != len(values):
             raise ValueError(
@@ -304,7 +311,7 @@ class Function:
             )
         made = tuple(
             data(value, var=variable, minibatch=batch, force_cast=force_cast, oversize=oversize)
-            for value, variable, batch in zip(values, self._inputs.variables, batches)
+            for value, variable, batch in zip(values, given.variables, batches)
         )
         return made[0] if len(made) == 1 else made
 
@@ -338,8 +345,9 @@ def function(
     updates: Updates | Sequence[Update] | None = None,
     givens: dict[Variable, Variable] | Sequence[tuple[Variable, Variable]] | None = None,
     sliceable_shareds: list[SharedVariable] | None = None,
-    check: bool | int | None = None,
     *,
+    check: bool | int | None = None,
+    axes: dict[Variable, int] | None = None,
     serial_random: bool = False,
     **kwargs: Any,
 ) -> Function:
@@ -351,14 +359,15 @@ def function(
     Parameters
     ----------
     inputs : list of theano variable
-        The inputs that are scattered along axis 0 (every rank gets inputs without axes whole).
+        The inputs that are scattered, along axis 0 or that of `axes` (every rank gets inputs
+        without axes whole).
     outputs : variable, (variable, mode), or list of these, optional
         The expressions to compute, each with the mode of its reduction over the ranks: ``"avg"``
         (the default; a rank's weight is its number of rows, so the result is the mean over all
         rows; equal weights if nothing is scattered; integers and bools are averaged in floatX),
-        ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, ``"gather"`` (joined along axis 0 in rank
-        order; numbers are stacked), or None (the master's own value). The prefix ``c_``, as in
-        ``"c_sum"``, asks for a reduction on the CPU where NCCL would do it.
+        ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, ``"gather"`` (joined along axis 0, or that of
+        `axes`, in rank order; numbers are stacked), or None (the master's own value). The prefix
+        ``c_``, as in ``"c_sum"``, asks for a reduction on the CPU where NCCL would do it.
     bcast_inputs : list of theano variable, optional
         The inputs that every rank gets whole; in calls they come after `inputs`.
     updates : list of (shared variable, expression[, mode]) or OrderedDict, optional
@@ -374,6 +383,9 @@ def function(
         If true, the first 3 calls, or so many, are also computed by serial Theano in the master.
         A PortingWarning tells of each output and update that differs by more than rounding, and of
         the likely cause. By default as in :func:`~synkhronos.fork`.
+    axes : dict of variable to int, optional
+        The axis of rows of inputs and outputs where it is not 0: ``{x: 1}`` for time-major data.
+        Inputs are scattered, selected and sliced along it, and outputs of mode ``"gather"`` joined.
     serial_random : bool
         If true, the random numbers, such as dropout masks, are those of serial Theano: all ranks
         keep the same random state, draw the numbers of the whole minibatch, and take their rows. If
@@ -410,6 +422,7 @@ def function(
     name = kwargs.get("name")
     # A plain str: workers unpickle the name, and may not be able to import a subclass.
     name = "{}:{}".format(*line_of_user()) if name is None else str(name)
+    axis_of = signature.check_axes(axes, inputs, whole, chosen, sliceable_shareds)
     keywords = {**kwargs, "givens": givens, "name": name}
     draws_all = truth("serial_random", serial_random)
     if draws_all:
@@ -418,15 +431,19 @@ def function(
         chosen.variables, pairs, keywords = _host.draws_of_all_rows(
             rows, chosen.variables, pairs, keywords
         )
+    pairs, keywords, numbers = take_out(inputs + whole, chosen, pairs, keywords)
     chosen.keep_on_device(session.comm.outputs.reduces)
-    recipe = Recipe(inputs + whole, chosen, pairs, update_modes, keywords)
+    recipe = Recipe(inputs + whole, chosen, pairs, update_modes, keywords, numbers)
+    recipe.axes = axis_of
     recipe.draws_all = draws_all
+    recipe.divides_nothing = not (whole or numbers or any(variable.ndim for variable in inputs))
     compiled = recipe.compile_plain()
     _check_states(session, compiled, draws_all)
     recipe.sliceables = signature.check_sliceables(
         sliceable_shareds, _host.shared_variables(compiled), recipe.updated
     )
-    return Function(session, compiled, recipe.inputs, len(inputs), chosen, recipe, check)
+    given = recipe.inputs[: len(inputs + whole)]
+    return Function(session, compiled, given, len(inputs), chosen, recipe, check)
 
 
 def _check_states(session, compiled, draws_all):

@@ -32,6 +32,13 @@ NAMES = {
     "without_default_updates": "Return keyword arguments that leave out some default updates.",
     "as_update": "Return an update's expression, converted to the type of its shared variable.",
     "expression_of": "Return a function's expression, for ranks on other kinds of devices.",
+    # Rows in graphs.
+    "row_numbers": "Return an expression of the row numbers of a minibatch.",
+    "numbers_of_rows": "Return the row numbers of a minibatch, an array.",
+    "without_row_numbers": "Return expressions with inputs in place of row numbers.",
+    "compile_number": "Return a function that computes an integer expression in the master.",
+    "axes_of_rows": "Return for each output of a compiled function its axes that grow with rows.",
+    "sliced_by_inputs": "Return shared variables of which rows are sliced as inputs say.",
     # Variables and their values.
     "is_array_variable": "Return whether a variable holds an array.",
     "is_random_state": "Return whether a shared variable holds a random state.",

@@ -34,6 +34,7 @@ NAMES = [
     "ops",
     "profile",
     "reduce",
+    "rows",
     "save",
     "scatter",
     "set_value",

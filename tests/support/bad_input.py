@@ -219,6 +219,26 @@ FUNCTION.refuses(
 FUNCTION.refuses("check", TypeError, ("1.5", "check must be an integer"))
 FUNCTION.refuses("check", ValueError, ("-1", "check must be at least 0"))
 FUNCTION.refuses(
+    "axes",
+    TypeError,
+    ("1", "axes must be a dict of variables with their axis of rows"),
+    ("[(x, 0)]", "axes must be a dict of variables with their axis of rows"),
+    ("{'x': 0}", "axes must name tensor variables, got 'x'"),
+    ("{anything: 0}", "axes must name tensor variables"),
+    ("{x: 0.0}", "The axis of x in axes must be an integer"),
+    ("{x: True}", "The axis of x in axes must be an integer"),
+    ("{x: None}", "The axis of x in axes must be an integer"),
+)
+FUNCTION.refuses(
+    "axes",
+    ValueError,
+    ("{x: 1}", "axes names axis 1 of x, which has 1 dimension"),
+    ("{x: -2}", "axes names axis -2 of x, which has 1 dimension"),
+    ("{x: -2**70}", "The axis of x in axes must be at least -32"),
+    ("{y: 0}", "axes names y, which is neither one of the inputs that are scattered nor an output"),
+    ("{s: 0}", "axes names s, which is neither one of the inputs that are scattered nor an output"),
+)
+FUNCTION.refuses(
     "**kwargs",
     TypeError,
     ("mode=3", "mode must be a Theano mode or the name of one, got 3"),
@@ -226,6 +246,27 @@ FUNCTION.refuses(
 )
 FUNCTION.refuses("serial_random", TypeError, ("X", "serial_random must be True or False"))
 FUNCTION.refuses("**kwargs", ValueError, ("mode='abc'", "mode must be a Theano mode or the name"))
+
+ROWS = Use("synk.rows", {"index": "1", "size": "2", "length": "3"}, "result.eval().tolist() == [2]")
+for name in ("index", "size", "length"):
+    ROWS.refuses(
+        name,
+        TypeError,
+        ("1.0", f"{name} must be an integer, or a variable of integers without axes"),
+        ("True", f"{name} must be an integer, or a variable of integers without axes"),
+        ("'one'", f"{name} must be an integer, or a variable of integers without axes"),
+        ("x", f"{name} must be an integer, or a variable of integers without axes, got x of type"),
+        ("number", f"{name} must be an integer, or a variable of integers without axes"),
+        ("anything", f"{name} must be an integer, or a variable of integers without axes"),
+    )
+    ROWS.refuses(
+        name,
+        ValueError,
+        ("-1", f"{name} must be from 0 to 9223372036854775807, got -1"),
+        ("2**70", f"{name} must be from 0 to 9223372036854775807"),
+    )
+ROWS.refuses("index", TypeError, ("None", "index must be an integer"))
+ROWS.refuses("size", TypeError, ("None", "size must be an integer"))
 
 CALL = Use("Function.__call__", {"*args": "X"}, "[int(v) for v in result] == [10, 4]", "f")
 PICK = Use("Function.__call__", {"batch_s": "[0, 3]"}, "result == 3", "picked")
@@ -310,6 +351,12 @@ CALL.refuses(
     ("range(2**70, 2**70 + 1)", "batch asks for row 1180591620717411303424, but there are 5 rows"),
 )
 CALL.refuses("batch_s", TypeError, ("[0]", "batch_s was given, but Function 'f' has no"))
+PICK.refuses("batch", TypeError, ("1.0", "batch must be an integer, a slice"))
+PICK.refuses(
+    "batch",
+    ValueError,
+    ("[0]", "To select rows of its sliceable_shareds write batch_s= in place of batch="),
+)
 PICK.refuses(
     "batch_s",
     TypeError,
@@ -1029,6 +1076,7 @@ WITHOUT_WORKERS = {
     "synk.get_n_gpu": "asks the machine",
     "synk.status": "tells that there is no session",
     "synk.ops": "makes expressions",
+    "synk.rows": "makes an expression",
     "Function.as_theano": "runs in the master",
     "Function.get_shared": "asks the master",
     "Data.condition_data": "computes in the master",

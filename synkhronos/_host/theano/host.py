@@ -43,6 +43,14 @@ from synkhronos._host.theano.random_numbers import (
     spread_random_state,
 )
 from synkhronos._host.theano.rewriting import open_device
+from synkhronos._host.theano.rows import (
+    axes_of_rows,
+    compile_number,
+    numbers_of_rows,
+    row_numbers,
+    sliced_by_inputs,
+    without_row_numbers,
+)
 from synkhronos._host.theano.serial_random import draws_of_all_rows
 from synkhronos._host.theano.variables import (
     cast_value,
