@@ -18,8 +18,10 @@ __version__ = "0.1.0"
 # The module that defines each public name: `__getattr__` imports it when the name is first used.
 _PUBLIC = {
     "session": ("fork", "close"),
+    "checkpoints": ("load", "save"),
     "functions": ("function", "distribute"),
     "inputs": ("data",),
+    "ops": ("rows",),
     "collectives": (
         "all_gather",
         "all_reduce",
@@ -43,6 +45,8 @@ __all__ = sorted([*_MODULE_OF, "ops"])
 if TYPE_CHECKING:
     from synkhronos import ops as ops
     from synkhronos._machine.devices import get_n_gpu as get_n_gpu
+    from synkhronos.checkpoints import load as load
+    from synkhronos.checkpoints import save as save
     from synkhronos.collectives import all_gather as all_gather
     from synkhronos.collectives import all_reduce as all_reduce
     from synkhronos.collectives import broadcast as broadcast
@@ -57,6 +61,7 @@ if TYPE_CHECKING:
     from synkhronos.functions import distribute as distribute
     from synkhronos.functions import function as function
     from synkhronos.inputs import data as data
+    from synkhronos.ops import rows as rows
     from synkhronos.porting import parallel as parallel
     from synkhronos.profiling import profile as profile
     from synkhronos.profiling.status import status as status

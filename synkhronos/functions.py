@@ -8,6 +8,7 @@ A call first sends the workers the function, if they don't have it yet.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any, Sequence
 
@@ -16,9 +17,11 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._arithmetic import reduction
 from synkhronos._calls import signature
+from synkhronos._calls.advice import Advice
 from synkhronos._calls.arguments import Inputs
 from synkhronos._calls.check import Check, number_of_calls
 from synkhronos._calls.request import Requests
+from synkhronos._calls.row_numbers import InputsWithRowNumbers, take_out
 from synkhronos._calls.signature import Recipe
 from synkhronos._hints import (
     ArrayLike,
@@ -29,10 +32,10 @@ from synkhronos._hints import (
     Updates,
     Variable,
 )
-from synkhronos._master.current import current
+from synkhronos._master.current import Current, current
 from synkhronos._master.session import State
 from synkhronos._rank.replica import SLICED, Description
-from synkhronos._wording import count, line_of_user
+from synkhronos._wording import count, line_of_user, truth
 from synkhronos.inputs import Data, data
 
 __all__ = ["Function", "distribute", "function"]
@@ -62,12 +65,14 @@ class Function:
     """
 
     def __init__(self, session, compiled, inputs, n_scattered, outputs, recipe, check=0):
-        self._session = session
         self._compiled = compiled
+        self._sliced = None  # compiled when a call with slices first needs it
         self._recipe = recipe
         self._outputs = outputs
         self._modes = tuple(outputs.modes)
-        self._inputs = Inputs(session, inputs, n_scattered, recipe.allow_downcast, str(self))
+        self._inputs = Inputs(inputs, n_scattered, recipe.allow_downcast, str(self), recipe.axes)
+        if recipe.row_numbers:
+            self._inputs = InputsWithRowNumbers(self._inputs, recipe.row_numbers, str(self))
         self._result_dtypes = [
             reduction.result_dtype(mode, getattr(variable, "dtype", None), _host.float_dtype())
             for mode, variable in zip(self._modes, outputs.variables)
@@ -77,16 +82,52 @@ class Function:
             tuple(recipe.accumulated),
             tuple(recipe.sliceables),
             _host.communicates(compiled),
+            recipe.draws_all,
             any(outputs.on_device),
+            self._inputs.axes if recipe.axes else (),
         )
-        self._has_sliced = False
-        self._key = session.registry.add_function(self, compiled, self._description, recipe)
-        self._requests = Requests(session, self._key, self._inputs, self._description, str(self))
+        self._check: Any = None
+        self._join(session)
         if check:
             self._check = Check(
                 session, compiled, self._inputs, outputs, recipe, check, weakref.proxy(self)
             )
-            self._run = self._run_checked  # in place of the method, while calls are checked
+            # In place of the method, while calls are checked. Weak: a cycle would keep the function
+            # when the user has dropped it.
+            this: Any = weakref.proxy(self)
+            self.__dict__["_run"] = functools.partial(Function._run_checked, this)
+
+    def _join(self, session):
+        """Belong to a session, which sends the function to its workers when it is first called."""
+        registry, description = session.registry, self._description
+        key = registry.add_function(self, self._compiled, description, self._recipe)
+        if self._sliced is not None:
+            registry.add_variant(key, SLICED, self._sliced)
+        self._inputs.join(session)
+        advice = Advice(session, self._compiled, self._inputs, self._recipe, self._modes, str(self))
+        self._requests = Requests(session, key, self._inputs, description, advice, str(self))
+        if self._check is not None:
+            self._check.join(session)
+        self._key = key
+        self._session = session  # last: after a Ctrl-C before this line the next call joins again
+
+    def _join_and_call(self, args, kwargs, output_subset, batch, batch_s, num_slices):
+        """Call in the current session, if it adopts functions of closed ones; else raise."""
+        with Current.lock:
+            session = Current.session
+            if self._session.state is not State.CLOSED or session is None or not session.adopts:
+                self._session.require_open()  # another thread may have been here before
+            else:
+                session.require_open()
+                self._join(session)
+        return self(
+            *args,
+            output_subset=output_subset,
+            batch=batch,
+            batch_s=batch_s,
+            num_slices=num_slices,
+            **kwargs,
+        )
 
     @property
     def name(self) -> str:
@@ -158,7 +199,7 @@ class Function:
     def _run(self, args, kwargs, output_subset, batch, batch_s, num_slices):
         session = self._session
         if session.state is not State.OPEN:
-            session.require_open()
+            return self._join_and_call(args, kwargs, output_subset, batch, batch_s, num_slices)
         with session.lock:
             session.refuse_nesting()
             with session.inside:
@@ -182,7 +223,8 @@ class Function:
 
     def _run_checked(self, args, kwargs, output_subset, batch, batch_s, num_slices):
         session = self._session
-        session.require_open()
+        if session.state is not State.OPEN:
+            return self._join_and_call(args, kwargs, output_subset, batch, batch_s, num_slices)
         with session.lock:
             values = self._inputs.bind(args, kwargs)
             subset = signature.check_subset(output_subset, len(self._modes), self)
@@ -200,9 +242,10 @@ class Function:
 
     def _make_ready(self, num_slices):
         """Compile the variant for this number of slices; send the workers what they lack."""
-        if num_slices > 1 and self._description.updates and not self._has_sliced:
-            self._session.registry.add_variant(self._key, SLICED, self._recipe.compile_sliced())
-            self._has_sliced = True
+        if num_slices > 1 and self._description.updates and self._sliced is None:
+            compiled = self._recipe.compile_sliced()
+            self._session.registry.add_variant(self._key, SLICED, compiled)
+            self._sliced = compiled
         if self._session.registry.is_pending(self._key):
             self._session.registry.distribute(self._key)
 
@@ -258,7 +301,8 @@ class Function:
         SharedMemoryFull
             When the shared memory is full.
         """
-        values = self._inputs.bind(args, kwargs)
+        given = self._inputs.given
+        values = given.bind(args, kwargs)
         batches = minibatch if isinstance(minibatch, (list, tuple)) else [minibatch] * len(values)
         if len(batches) != len(values):
             raise ValueError(
@@ -267,7 +311,7 @@ class Function:
             )
         made = tuple(
             data(value, var=variable, minibatch=batch, force_cast=force_cast, oversize=oversize)
-            for value, variable, batch in zip(values, self._inputs.variables, batches)
+            for value, variable, batch in zip(values, given.variables, batches)
         )
         return made[0] if len(made) == 1 else made
 
@@ -301,7 +345,10 @@ def function(
     updates: Updates | Sequence[Update] | None = None,
     givens: dict[Variable, Variable] | Sequence[tuple[Variable, Variable]] | None = None,
     sliceable_shareds: list[SharedVariable] | None = None,
+    *,
     check: bool | int | None = None,
+    axes: dict[Variable, int] | None = None,
+    serial_random: bool = False,
     **kwargs: Any,
 ) -> Function:
     """Compile a Theano function that will run on all ranks.
@@ -312,14 +359,15 @@ def function(
     Parameters
     ----------
     inputs : list of theano variable
-        The inputs that are scattered along axis 0 (every rank gets inputs without axes whole).
+        The inputs that are scattered, along axis 0 or that of `axes` (every rank gets inputs
+        without axes whole).
     outputs : variable, (variable, mode), or list of these, optional
         The expressions to compute, each with the mode of its reduction over the ranks: ``"avg"``
         (the default; a rank's weight is its number of rows, so the result is the mean over all
         rows; equal weights if nothing is scattered; integers and bools are averaged in floatX),
-        ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, ``"gather"`` (joined along axis 0 in rank
-        order; numbers are stacked), or None (the master's own value). The prefix ``c_``, as in
-        ``"c_sum"``, asks for a reduction on the CPU where NCCL would do it.
+        ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, ``"gather"`` (joined along axis 0, or that of
+        `axes`, in rank order; numbers are stacked), or None (the master's own value). The prefix
+        ``c_``, as in ``"c_sum"``, asks for a reduction on the CPU where NCCL would do it.
     bcast_inputs : list of theano variable, optional
         The inputs that every rank gets whole; in calls they come after `inputs`.
     updates : list of (shared variable, expression[, mode]) or OrderedDict, optional
@@ -335,6 +383,13 @@ def function(
         If true, the first 3 calls, or so many, are also computed by serial Theano in the master.
         A PortingWarning tells of each output and update that differs by more than rounding, and of
         the likely cause. By default as in :func:`~synkhronos.fork`.
+    axes : dict of variable to int, optional
+        The axis of rows of inputs and outputs where it is not 0: ``{x: 1}`` for time-major data.
+        Inputs are scattered, selected and sliced along it, and outputs of mode ``"gather"`` joined.
+    serial_random : bool
+        If true, the random numbers, such as dropout masks, are those of serial Theano: all ranks
+        keep the same random state, draw the numbers of the whole minibatch, and take their rows. If
+        false, each rank draws for its own rows from a stream of its own.
 
     Raises
     ------
@@ -367,14 +422,46 @@ def function(
     name = kwargs.get("name")
     # A plain str: workers unpickle the name, and may not be able to import a subclass.
     name = "{}:{}".format(*line_of_user()) if name is None else str(name)
+    axis_of = signature.check_axes(axes, inputs, whole, chosen, sliceable_shareds)
     keywords = {**kwargs, "givens": givens, "name": name}
+    draws_all = truth("serial_random", serial_random)
+    if draws_all:
+        rows = [variable for variable in inputs if variable.ndim]
+        rows += sliceable_shareds if isinstance(sliceable_shareds, list) else []
+        chosen.variables, pairs, keywords = _host.draws_of_all_rows(
+            rows, chosen.variables, pairs, keywords
+        )
+    pairs, keywords, numbers = take_out(inputs + whole, chosen, pairs, keywords)
     chosen.keep_on_device(session.comm.outputs.reduces)
-    recipe = Recipe(inputs + whole, chosen, pairs, update_modes, keywords)
+    recipe = Recipe(inputs + whole, chosen, pairs, update_modes, keywords, numbers)
+    recipe.axes = axis_of
+    recipe.draws_all = draws_all
+    recipe.divides_nothing = not (whole or numbers or any(variable.ndim for variable in inputs))
     compiled = recipe.compile_plain()
+    _check_states(session, compiled, draws_all)
     recipe.sliceables = signature.check_sliceables(
         sliceable_shareds, _host.shared_variables(compiled), recipe.updated
     )
-    return Function(session, compiled, recipe.inputs, len(inputs), chosen, recipe, check)
+    given = recipe.inputs[: len(inputs + whole)]
+    return Function(session, compiled, given, len(inputs), chosen, recipe, check)
+
+
+def _check_states(session, compiled, draws_all):
+    """Mark the random states that stay equal on all ranks; refuse those that others spread."""
+    used = [v for v in _host.shared_variables(compiled) if _host.is_random_state(v)]
+    mixed = [v for v in used if not draws_all and _host.is_state_equal(v)]
+    if draws_all:
+        known = {v for function in session.registry.functions() for v in function.get_shared()}
+        mixed = [v for v in used if v in known and not _host.is_state_equal(v)]
+    if mixed:
+        raise ValueError(
+            f"serial_random={draws_all}, but another function that draws from {mixed[0]} has "
+            f"serial_random={not draws_all}. Give both the same, or let them draw from two "
+            "RandomStreams."
+        )
+    if draws_all:
+        for variable in used:
+            _host.keep_state_equal(variable)
 
 
 def distribute() -> None:

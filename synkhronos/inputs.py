@@ -14,6 +14,7 @@ import numpy as np
 
 from synkhronos import _host
 from synkhronos._arithmetic.conversion import as_array, check_dtype, check_kind, condition
+from synkhronos._arithmetic.operators import Operators, plain
 from synkhronos._hints import ArrayLike, Variable
 from synkhronos._master.current import current
 from synkhronos._master.session import State
@@ -31,12 +32,13 @@ from synkhronos._wording import (
 __all__ = ["Data", "data"]
 
 
-class Data:
+class Data(Operators):
     """An array in shared memory, of fixed dtype and number of dimensions, that can grow.
 
-    :func:`data` and :meth:`~synkhronos.functions.Function.build_inputs` make it. It can be indexed
-    and converted like the NumPy array :attr:`data` that it holds. The memory is freed when the Data
-    and the last view of it are gone.
+    :func:`data` and :meth:`~synkhronos.functions.Function.build_inputs` make it. It can be indexed,
+    compared, computed with and converted like the NumPy array :attr:`data` that it holds: ``d + 1``
+    and ``d == 1`` are arrays, and ``d += 1`` writes to the shared memory. The memory is freed when
+    the Data and the last view of it are gone.
 
     Attributes
     ----------
@@ -58,6 +60,10 @@ class Data:
     >>> d.set_shape((4,), oversize=1.5)
     >>> d.name, d.dtype, d.ndim, d.shape, d.size, d.alloc_size, d.minibatch
     ('d', 'float64', 1, (4,), 4, 6, False)
+    >>> d[d == 7] = 1
+    >>> d += 1
+    >>> (10 * d).tolist()
+    [20.0, 90.0, 40.0, 10.0]
     >>> d.condition_data([True, 2])
     array([1., 2.])
     >>> d.free_memory()
@@ -131,10 +137,16 @@ class Data:
         return len(self._store.array)
 
     def __getitem__(self, key):
-        return self._store.array[key]
+        return self._store.array[plain(key)]
 
     def __setitem__(self, key, value):
-        self._store.array[key] = value
+        self._store.array[plain(key)] = value
+
+    def __iter__(self):
+        return iter(self._store.array)
+
+    def __contains__(self, item):
+        return plain(item) in self._store.array
 
     def __array__(self, dtype=None):
         return self._store.array if dtype is None else self._store.array.astype(dtype)
@@ -154,7 +166,7 @@ class Data:
             differs.
         """
         return condition(
-            _plain(input_data), self._store.array.dtype, self.ndim, force_cast, self._what()
+            plain(input_data), self._store.array.dtype, self.ndim, force_cast, self._what()
         )
 
     def set_value(
@@ -347,7 +359,7 @@ def data(
     oversize = oversize_of(oversize)
     if given is not None:
         # Checked before memory is allocated, so that an error leaves none behind.
-        given = condition(_plain(given), dtype, ndim, force_cast, what)
+        given = condition(plain(given), dtype, ndim, force_cast, what)
         if shape not in (None, given.shape):
             raise ValueError(
                 f"shape={shown(shape)} was given beside a value of shape {given.shape}, which "
@@ -375,10 +387,6 @@ def _like(var, dtype, ndim):
             f"ndim={shown(ndim)} was given beside var={var}, of {count(var.ndim, 'dimension')}."
         )
     return var.dtype, var.ndim
-
-
-def _plain(value):
-    return value.data if isinstance(value, Data) else value
 
 
 def _name(name):

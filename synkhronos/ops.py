@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import operator
+
+import numpy as np
+
 from synkhronos import _host
 from synkhronos._arithmetic import blocks
 from synkhronos._hints import Variable
+from synkhronos._wording import is_bool, shown
 
-__all__ = ["all_reduce", "rank_weight"]
+__all__ = ["all_reduce", "rank_weight"]  # and `rows`, which users find in the package itself
 
 
 def all_reduce(x: Variable, op: str = "avg") -> Variable:
@@ -103,3 +108,86 @@ def rank_weight() -> Variable:
     >>> synk.close()
     """
     return _host.rank_weight()
+
+
+def rows(
+    index: int | Variable, size: int | Variable, length: int | Variable | None = None
+) -> Variable:
+    r"""Return the row numbers of a minibatch, which :func:`synkhronos.function` divides over ranks.
+
+    With ``data[rows(index, size)]`` each rank selects its part of the minibatch that serial scripts
+    select with ``data[index * size : (index + 1) * size]``, where all ranks would compute all of
+    it. The function has rows then, as if it had scattered inputs: averages are weighted, and
+    ``batch`` and ``num_slices`` are allowed. In ``theano.function`` the numbers are the whole
+
+    .. math:: \{i s, \; i s + 1, \; \ldots, \; \min((i + 1) s, l) - 1\}.
+
+    Parameters
+    ----------
+    index : int or variable
+        The number of the minibatch, from 0: an integer, a shared variable, or an expression of
+        inputs that all ranks get whole (those without axes, and `bcast_inputs`).
+    size : int or variable
+        The number of rows in a minibatch.
+    length : int or variable, optional
+        The number of all rows: the last minibatch ends there. By default each has `size` rows.
+
+    Returns
+    -------
+    vector variable of int64
+
+    Raises
+    ------
+    TypeError
+        For anything but integers and variables of integers without axes.
+    ValueError
+        For negative numbers; when a function is made, for arguments that are scattered, and rows
+        inside of a ``scan``; in a call, for rows that a shared variable does not have.
+
+    Examples
+    --------
+    >>> import numpy as np, theano, theano.tensor as T
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> x, index = T.dvector("x"), T.lscalar("index")
+    >>> data = theano.shared(np.arange(10.0))
+    >>> f = synk.function(
+    ...     [index], [x.mean(), (x, "gather")], givens={x: data[synk.rows(index, 4, length=10)]}
+    ... )
+    >>> [result.tolist() for result in f(1)]
+    [5.5, [4.0, 5.0, 6.0, 7.0]]
+    >>> [result.tolist() for result in f(2)]
+    [8.5, [8.0, 9.0]]
+    >>> synk.close()
+    """
+    operands = [("index", index), ("size", size)]
+    if length is not None:
+        operands.append(("length", length))
+    return _host.row_numbers(*[_integer(name, value) for name, value in operands])
+
+
+def _integer(name, value):
+    if isinstance(value, _host.Variable):
+        if (
+            not _host.is_array_variable(value)
+            or value.ndim
+            or np.dtype(value.dtype).kind not in "iu"
+        ):
+            raise TypeError(
+                f"{name} must be an integer, or a variable of integers without axes, got {value} "
+                f"of type {value.type}."
+            )
+        return value
+    try:
+        if is_bool(value):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(
+            f"{name} must be an integer, or a variable of integers without axes, got "
+            f"{shown(value)}."
+        ) from None
+    if not 0 <= number < 1 << 63:
+        raise ValueError(f"{name} must be from 0 to {(1 << 63) - 1}, got {shown(number)}.")
+    return number

@@ -26,7 +26,10 @@ def ranks_with_rows(rows: int, n_ranks: int) -> Tuple[int, ...]:
 
 
 def take_rows(
-    array: np.ndarray, rows: Union[range, np.ndarray], buffer: Optional[np.ndarray] = None
+    array: np.ndarray,
+    rows: Union[range, np.ndarray],
+    buffer: Optional[np.ndarray] = None,
+    axis: int = 0,
 ) -> np.ndarray:
     """Return rows of an array: a view of a range that goes forward, else a copy.
 
@@ -37,10 +40,13 @@ def take_rows(
         Within the array: this is not checked.
     buffer : numpy.ndarray, optional
         Of as many rows, where a copy goes.
+    axis : int
+        The axis that rows are counted along.
     """
     if isinstance(rows, range):
         if rows.step > 0:
-            return array[rows.start : rows.stop : rows.step]
+            chosen = slice(rows.start, rows.stop, rows.step)
+            return array[(*(slice(None),) * axis, chosen)] if axis else array[chosen]
         rows = np.arange(rows.start, rows.stop, rows.step)
     # The rows were checked before the launch; "clip" saves a second buffer inside NumPy.
-    return np.take(array, rows, axis=0, out=buffer, mode="clip")
+    return np.take(array, rows, axis=axis, out=buffer, mode="clip")

@@ -1,8 +1,9 @@
 """Reduction of the parts that the ranks computed to one result.
 
 ``sum prod min max`` combine element by element. ``avg`` weights each part with the number of rows
-that it was computed from, so that it equals the mean over all rows. ``gather`` joins along axis 0
-in rank order (0-d parts are stacked; parts that differ beyond axis 0 stay apart, in a list).
+that it was computed from, so that it equals the mean over all rows. ``gather`` joins along axis 0,
+or that of a `Gather`, in rank order (0-d parts are stacked; parts that differ beyond this axis stay
+apart, in a list).
 ``None`` takes the first part as it is.
 """
 
@@ -13,6 +14,26 @@ import numpy as np
 from synkhronos._arithmetic.blocks import OPS, UFUNCS, plain_name
 
 MODES = (*OPS, "gather")
+
+
+class Gather(str):
+    """The mode "gather" of an output whose rows are on another axis than 0."""
+
+    def __new__(cls, mode="gather", axis=0):
+        """Return the mode, equal to the string."""
+        self = super().__new__(cls, mode)
+        self.axis = axis
+        return self
+
+
+def axis_of(mode):
+    """Return the axis along which a mode joins the parts."""
+    return getattr(mode, "axis", 0)
+
+
+def _beyond(shape, axis):
+    """Return the lengths of all other axes."""
+    return (*shape[:axis], *shape[axis + 1 :])
 
 
 def parse_mode(mode):
@@ -62,7 +83,7 @@ def combine(mode, parts, weights, dtype):
     if mode is None:
         return parts[0]
     if mode == "gather":
-        return _gather(parts)
+        return _gather(parts, axis_of(mode))
     if len(parts) == 1:
         return parts[0].astype(dtype, copy=False)
     shape = parts[0].shape
@@ -84,12 +105,12 @@ def combine(mode, parts, weights, dtype):
     return np.asarray(functools.reduce(UFUNCS[mode], parts), dtype)
 
 
-def _gather(parts):
+def _gather(parts, axis):
     if parts[0].ndim == 0:
         return np.array(parts, dtype=parts[0].dtype)
-    if len({part.shape[1:] for part in parts}) > 1:
+    if len({_beyond(part.shape, axis) for part in parts}) > 1:
         return [part.copy() for part in parts]  # copied, because their memory is used again
-    return np.concatenate(parts)
+    return np.concatenate(parts, axis)
 
 
 class Accumulator:
@@ -134,14 +155,14 @@ class Accumulator:
         if self._mode is None:
             return self._total  # of any type, because it is not reduced
         if self._mode == "gather":
-            shapes = [part.shape for part in self._total]
-            if len({shape[1:] for shape in shapes}) > 1:
+            shapes, axis = [part.shape for part in self._total], axis_of(self._mode)
+            if len({_beyond(shape, axis) for shape in shapes}) > 1:
                 # A rank deposits one array for an output, so it can't return a list of parts.
                 raise ValueError(
                     f"{self._what} can't be gathered: the slices gave shapes that differ beyond "
-                    f"axis 0, {shapes}. Call the function without num_slices."
+                    f"axis {axis}, {shapes}. Call the function without num_slices."
                 )
-            return _gather(self._total)
+            return _gather(self._total, axis)
         if self._mode == "avg":
             self._total = self._total / _weight_type(self._total.dtype)(self._rows)
         return np.asarray(self._total)

@@ -62,6 +62,10 @@ class Check:
         self.left = left
         self._told = set()
 
+    def join(self, session):
+        """Compare calls in a session from now on."""
+        self._session = session
+
     def run(self, values, subset, batch, batch_s, call):
         """Return the results of a call, after comparing it with serial Theano.
 
@@ -165,12 +169,13 @@ class _Serial:
         scattered = [i for i, split in enumerate(self._inputs.is_scattered) if split]
         whole = [i for i in scattered if not getattr(values[i], "minibatch", False)]
         if scattered and batch is not None:
-            rows = select_rows("batch", batch, min(len(arrays[i]) for i in whole or scattered))
+            axes = self._inputs.axes
+            lengths = [arrays[i].shape[axes[i]] for i in whole or scattered]
+            rows = select_rows("batch", batch, min(lengths))
             for i in scattered:
                 chosen = rows if i in whole else range(len(rows))
-                arrays[i] = partition.take_rows(arrays[i], chosen)
+                arrays[i] = partition.take_rows(arrays[i], chosen, axis=axes[i])
         self._arrays, self._scattered = arrays, scattered
-        self._rows = len(arrays[scattered[0]]) if scattered else 0
         self._lent = {}
         sliceables = self._recipe.sliceables
         if sliceables:
@@ -228,12 +233,12 @@ class _Serial:
         if not self._scattered or _host.communicates(self._compiled):
             return None
         n_ranks = self._session.n_ranks
-        for axis in (0, 1):
+        for axis in (None, 1):
             parts, counts = self._parts(place, subset, n_ranks, axis)
             if parts is None:
                 continue
             for tried in _TRIED:
-                if axis == 0 and tried == mode:
+                if axis is None and tried == mode:
                     continue
                 try:
                     dtype = reduction.result_dtype(tried, parts[0].dtype, _host.float_dtype())
@@ -251,9 +256,13 @@ class _Serial:
         return None
 
     def _parts(self, place, subset, n_ranks, axis):
-        """Return an output of each rank's rows along an axis, and the numbers of rows."""
-        chosen = [i for i in self._scattered if self._arrays[i].ndim > axis]
-        lengths = {self._arrays[i].shape[axis] for i in chosen}
+        """Return an output of each rank's rows, and the numbers of rows.
+
+        The rows are along an axis, or that of each input if it is None.
+        """
+        axes = self._inputs.axes if axis is None else [axis] * len(self._arrays)
+        chosen = [i for i in self._scattered if self._arrays[i].ndim > axes[i]]
+        lengths = {self._arrays[i].shape[axes[i]] for i in chosen}
         if len(lengths) != 1:
             return None, None
         edges = partition.edges(lengths.pop(), n_ranks)
@@ -263,7 +272,7 @@ class _Serial:
                 continue
             arrays = list(self._arrays)
             for i in chosen:
-                arrays[i] = arrays[i][(slice(None),) * axis + (slice(first, last),)]
+                arrays[i] = partition.take_rows(arrays[i], range(first, last), axis=axes[i])
             try:
                 outputs, _ = self.run(subset, arrays)
             except Exception:  # a part of the rows need not be a valid input along another axis

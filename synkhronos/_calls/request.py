@@ -22,9 +22,9 @@ from synkhronos._wording import count, is_bool, shown
 class Requests:
     """Make the commands of one function; return the last one again for a call like the last."""
 
-    def __init__(self, session, key, inputs, description, owner):
+    def __init__(self, session, key, inputs, description, advice, owner):
         self._session, self._key = session, key
-        self._inputs, self._description = inputs, description
+        self._inputs, self._description, self._advice = inputs, description, advice
         self._owner = owner  # the function's name, for error messages
         self._indices = {}  # name of an argument -> StagedInput of the rows that it selects
         # Arguments of the last call (None unless it was plain), contents of its command, command.
@@ -55,6 +55,8 @@ class Requests:
             edges = partition.edges(rows, session.n_ranks)
             counts = [end - begin for begin, end in zip(edges, edges[1:])]
         picked, counts = self._pick(batch_s, counts)
+        if self._advice.is_pending:
+            self._advice.tell(counts, subset)
         said = refs, subset, num_slices, selection, picked, kinds
         if picked is None and not self._description.sliceables and said == last_said:
             return last
@@ -108,6 +110,11 @@ class Requests:
                 f"num_slices={number}, but {self._owner} has nothing to slice: neither scattered "
                 "inputs nor sliceable_shareds."
             )
+        if self._description.draws_all:
+            raise ValueError(
+                f"num_slices={number}, but {self._owner} has serial_random: serial Theano draws "
+                "the random numbers of all rows at once, and not slice by slice."
+            )
         for variable, mode in self._description.updates:
             if not _host.is_array_variable(variable):
                 raise ValueError(
@@ -134,28 +141,25 @@ class Requests:
         of `synkhronos._rank.replica`.
         """
         scattered = [i for i, split in enumerate(self._inputs.is_scattered) if split]
-        lengths = {i: refs[i].shape[0] for i in scattered}
+        axes = self._inputs.axes
+        lengths = {i: refs[i].shape[axes[i]] for i in scattered}
         kinds = [SPLIT if split else WHOLE for split in self._inputs.is_scattered]
         if not scattered:
             if batch is not None:
-                select_rows("batch", batch, ANY_LENGTH)
+                self._refuse_batch(batch)
             return None, None, tuple(kinds)
         if batch is None:
             if len(set(lengths.values())) > 1:
-                given = ", ".join(f"{self._inputs.name_of(i)!r} {lengths[i]}" for i in scattered)
-                raise ValueError(
-                    f"The scattered inputs of {self._owner} must have the same length along axis 0,"
-                    f" got: {given}. With batch= they may differ."
-                )
+                self._refuse_lengths(lengths)
             return lengths[scattered[0]], None, tuple(kinds)
         minibatches = [i for i in scattered if getattr(values[i], "minibatch", False)]
         others = [i for i in scattered if i not in minibatches]
         selected = select_rows("batch", batch, min(lengths[i] for i in others or minibatches))
         for i in scattered:
-            if _host.fixed_axes(self._inputs.variables[i])[0] and len(selected) != 1:
+            if _host.fixed_axes(self._inputs.variables[i])[axes[i]] and len(selected) != 1:
                 raise ValueError(
-                    f"{self._inputs.label(i)} is broadcastable along axis 0: it has exactly one "
-                    f"row, but batch selects {len(selected)}."
+                    f"{self._inputs.label(i)} is broadcastable along axis {axes[i]}: it has exactly"
+                    f" one row, but batch selects {len(selected)}."
                 )
         for i in minibatches:
             kinds[i] = BATCH
@@ -165,6 +169,35 @@ class Requests:
                     f"batch selects {len(selected)}."
                 )
         return len(selected), self._send("batch", selected), tuple(kinds)
+
+    def _refuse_lengths(self, lengths):
+        """Raise for scattered inputs of different lengths: position -> length."""
+        axes, name_of = self._inputs.axes, self._inputs.name_of
+        given = ", ".join(
+            f"{name_of(i)!r} {length}{f' (axis {axes[i]})' if axes[i] else ''}"
+            for i, length in lengths.items()
+        )
+        along = " along axis 0" if not any(axes) else ""
+        raise ValueError(
+            f"The scattered inputs of {self._owner} must have the same length{along}, got: {given}."
+            " With batch= they may differ. If an input x has its rows on another axis, give "
+            "function() axes={x: 1}."
+        )
+
+    def _refuse_batch(self, batch):
+        """Raise for a batch where no input is scattered: all rows would be used in silence."""
+        select_rows("batch", batch, ANY_LENGTH)
+        if self._description.sliceables:
+            advice = "To select rows of its sliceable_shareds write batch_s= in place of batch=."
+        else:
+            advice = (
+                "To select rows of an array that each rank has, scatter it: name its variable in "
+                "inputs=; or name a shared variable in sliceable_shareds=, and write batch_s=."
+            )
+        raise ValueError(
+            f"batch selects rows of scattered inputs, and {self._owner} has none: its inputs have "
+            f"no axes or are bcast_inputs. {advice}"
+        )
 
     def _pick(self, batch_s, counts):
         """Return the rows of the sliceable shareds and the number of rows, for each rank."""

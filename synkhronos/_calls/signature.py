@@ -7,7 +7,7 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._arithmetic import reduction
 from synkhronos._rank.replica import PLAIN, SLICED
-from synkhronos._wording import shown
+from synkhronos._wording import MAX_DIMENSIONS, count, shown, whole_number
 
 
 class Outputs:
@@ -41,6 +41,17 @@ class Outputs:
     def on_device(self):
         """Whether each output is computed on the device."""
         return [_host.lives_on_device(variable) for variable in self.variables]
+
+    def gather_along(self, variable, axis):
+        """Gather a variable along this axis; return whether it is an output that is gathered."""
+        gathered = [
+            i
+            for i, (each, mode) in enumerate(zip(self.variables, self.modes))
+            if each is variable and mode == "gather"
+        ]
+        for i in gathered:
+            self.modes[i] = reduction.Gather(axis=axis)
+        return bool(gathered)
 
     def unpack(self, results):
         """Return what `pack` has returned as a list."""
@@ -190,6 +201,43 @@ def check_subset(output_subset, n_outputs, function):
     return tuple(sorted({int(i) for i in output_subset}))
 
 
+def check_axes(axes, inputs, whole, outputs, sliceables):
+    """Return the axis of rows of each input, if one is not 0; note in `outputs` where to gather."""
+    if axes is None:
+        return ()
+    if not isinstance(axes, dict):
+        raise TypeError(
+            "axes must be a dict of variables with their axis of rows, such as {x: 1}, got "
+            f"{shown(axes)}."
+        )
+    axis_of = [0] * len(inputs + whole)
+    for variable, axis in axes.items():
+        if not isinstance(variable, _host.Variable) or not _host.is_array_variable(variable):
+            raise TypeError(f"axes must name tensor variables, got {shown(variable)}.")
+        if any(variable is other for other in sliceables or ()):
+            raise ValueError(
+                f"axes names {variable}, one of sliceable_shareds: their rows are on axis 0. "
+                f"Transpose the variable, {variable}.dimshuffle(...) in the graph."
+            )
+        axis = whole_number(f"The axis of {variable} in axes", axis, -MAX_DIMENSIONS)
+        if not -variable.ndim <= axis < variable.ndim:
+            raise ValueError(
+                f"axes names axis {axis} of {variable}, which has "
+                f"{count(variable.ndim, 'dimension')}."
+            )
+        axis %= variable.ndim
+        is_known = outputs.gather_along(variable, axis)
+        for position, other in enumerate(inputs):
+            if other is variable:
+                axis_of[position], is_known = axis, True
+        if not is_known:
+            raise ValueError(
+                f"axes names {variable}, which is neither one of the inputs that are scattered nor "
+                "an output of mode 'gather'."
+            )
+    return tuple(axis_of) if any(axis_of) else ()
+
+
 def check_sliceables(sliceables, used, updated):
     """Return the sliceable shared variables, each once, as a list."""
     if not sliceables:
@@ -220,10 +268,12 @@ class Recipe:
     values of the updates after the outputs; it updates random states only, at every slice.
     """
 
-    def __init__(self, inputs, outputs, updates, update_modes, kwargs):
+    def __init__(self, inputs, outputs, updates, update_modes, kwargs, row_numbers=()):
         # Inputs come from shared memory, so they are variables on the host. An input on a device
         # is given as its transfer from there.
         self.inputs = [_host.on_host(variable) for variable in inputs]
+        self.row_numbers = row_numbers  # inputs that the master computes, after the user's
+        self.inputs += [each.variable for each in row_numbers]
         moved = [(v, new) for v, new in zip(inputs, self.inputs) if v is not new]
         givens = kwargs.get("givens") or ()
         if moved:
@@ -232,6 +282,9 @@ class Recipe:
         self.updates, self.update_modes = updates, update_modes
         self._default_updates = []
         self.sliceables = []
+        self.draws_all = False  # whether each rank draws the random numbers of all rows
+        self.axes = ()  # the axis of rows of each input, if there is one that is not 0
+        self.divides_nothing = False  # whether all inputs are numbers that the ranks get whole
         self._compiled = {}  # variant -> (outputs, updates, keyword arguments)
         self.allow_downcast = kwargs.get("allow_input_downcast")
 
@@ -249,6 +302,20 @@ class Recipe:
     def updated(self):
         """The shared variables that are updated, but for random states with default updates."""
         return [target for target, _ in self.updates + self._default_updates]
+
+    def sliced_by_inputs(self):
+        """Return the shared variables of which the function slices rows that its inputs name.
+
+        Not those that it updates: it may keep its own results there.
+        """
+        if self.sliceables:
+            return []
+        givens = self._kwargs["givens"] or ()
+        pairs = givens.items() if hasattr(givens, "items") else givens
+        expressions = [*self._outputs.variables, *(value for _, value in self.updates)]
+        expressions += [value for _, value in pairs]
+        sliced = _host.sliced_by_inputs(expressions, self.inputs)
+        return [variable for variable in sliced if variable not in self.updated]
 
     def compile_plain(self):
         """Compile the function as it was given."""

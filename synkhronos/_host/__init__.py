@@ -36,6 +36,13 @@ NAMES = {
     "intercept": "Make something else of the functions that are compiled in a with block.",
     "CompiledFunction": "The class of the host's compiled functions.",
     "expression_of": "Return a function's expression, for ranks on other kinds of devices.",
+    # Rows in graphs.
+    "row_numbers": "Return an expression of the row numbers of a minibatch.",
+    "numbers_of_rows": "Return the row numbers of a minibatch, an array.",
+    "without_row_numbers": "Return expressions with inputs in place of row numbers.",
+    "compile_number": "Return a function that computes an integer expression in the master.",
+    "axes_of_rows": "Return for each output of a compiled function its axes that grow with rows.",
+    "sliced_by_inputs": "Return shared variables of which rows are sliced as inputs say.",
     # Variables and their values.
     "is_array_variable": "Return whether a variable holds an array.",
     "is_random_state": "Return whether a shared variable holds a random state.",
@@ -57,6 +64,9 @@ NAMES = {
     "dump": "Pickle compiled functions; shared variables that workers have become ids.",
     "load": "Unpickle the result of `dump`.",
     "spread_random_state": "Move a random state to a rank's own stream.",
+    "keep_state_equal": "Mark a random state that `spread_random_state` is to leave as it is.",
+    "is_state_equal": "Return whether a random state is marked so.",
+    "draws_of_all_rows": "Return a function's arguments with draws of all ranks' random numbers.",
     # Operations in graphs.
     "all_reduce": "Return an expression that is reduced over the ranks while a function runs.",
     "rank_weight": "Return an expression of a rank's weight in an average.",

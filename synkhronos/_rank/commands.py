@@ -12,7 +12,7 @@ from typing import Hashable, Optional, Tuple, Union
 
 from synkhronos import _host
 from synkhronos._arithmetic import partition
-from synkhronos._rank.replica import Replica, unpack
+from synkhronos._rank.replica import make_replica, unpack
 from synkhronos.comm import Reference
 
 Selection = Union[range, Reference]  # of rows: a range, or a reference to their indices
@@ -65,7 +65,7 @@ class LoadFunctions:
         for key in new:
             _host.spread_random_state(worker.variables[key], worker.rank)
         for (key, variant), (function, description) in functions.items():
-            replica = worker.replicas.setdefault(key, Replica(key, description))
+            replica = worker.replicas.setdefault(key, make_replica(key, description))
             replica.variants[variant] = function
 
 

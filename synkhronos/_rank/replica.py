@@ -1,6 +1,8 @@
 """One rank's copy of one function: select rows, run slice by slice, hand over the outputs."""
 
 import contextlib
+import math
+import re
 from typing import NamedTuple, Tuple
 
 import numpy as np
@@ -9,11 +11,15 @@ from synkhronos import _host
 from synkhronos._arithmetic import partition
 from synkhronos._arithmetic.partition import take_rows
 from synkhronos._arithmetic.reduction import Accumulator
+from synkhronos._wording import count
+from synkhronos.comm.reports import add_advice
 
 # The rows that a rank takes of an input. WHOLE: all. SPLIT: the rows that its share of the
 # selection names. BATCH: its share of the rows, which are the selected ones already.
 WHOLE, SPLIT, BATCH = range(3)
 PLAIN, SLICED = "plain", "sliced"
+# Words of the errors that Theano and NumPy raise for arrays whose lengths don't fit.
+_ABOUT_SHAPES = re.compile("shape|dimension|broadcast|align|size|rows|bounds|split|shorter", re.I)
 
 
 class Description(NamedTuple):
@@ -23,7 +29,9 @@ class Description(NamedTuple):
     updates: Tuple  # (shared variable, mode) for each update that is accumulated over slices
     sliceables: Tuple  # the shared variables from which `batch_s` and slices select rows
     communicates: bool = False  # whether ranks reduce inside of the function
+    draws_all: bool = False  # whether each rank draws the random numbers of all rows
     on_device: bool = False  # whether it has outputs that ranks reduce on their devices
+    axes: Tuple = ()  # the axis of rows of each input, if there is one that is not 0
 
 
 class Replica:
@@ -54,7 +62,11 @@ class Replica:
         # In a function that communicates an idle rank runs too: the others wait for it to reduce.
         outputs = None
         if not idle or self.description.communicates:
-            outputs = self._run_slices(worker, request, rows)
+            try:
+                outputs = self._run_slices(worker, request, rows)
+            except (ValueError, IndexError, AssertionError) as error:
+                _explain(error, worker.rank, computed, request)
+                raise
         worker.gate.report_rows(-1 if idle else max(computed, 1))
         return worker.results.hand_over(
             self._key, request, self.description, None if idle else outputs
@@ -219,9 +231,67 @@ class Replica:
         return buffer[: len(rows)]
 
 
+class ReplicaAlongAxes(Replica):
+    """A replica with inputs whose rows are on other axes than 0."""
+
+    def _arguments(self, worker, request, rows, span=None):
+        chosen = rows
+        if request.selection is not None:
+            chosen = unpack(worker, request.selection)[rows.start : rows.stop]
+        arguments = []
+        for position, (ref, kind) in enumerate(zip(request.inputs, request.kinds)):
+            axis, mine = self.description.axes[position], rows if kind == BATCH else chosen
+            if kind == WHOLE:
+                array = worker.fetch(ref)
+            elif _is_forward(mine):
+                array = worker.fetch(ref, mine, None, axis)
+            else:
+                array = worker.fetch(ref, mine, self._buffer_along(position, mine, ref, axis), axis)
+                if span is not None:
+                    span.moved(array)
+            arguments.append(array)
+        return arguments
+
+    def _buffer_along(self, slot, rows, array, axis):
+        """Return the buffer for a copy of rows along an axis: one piece of memory, as `_buffer`."""
+        shape = (*array.shape[:axis], len(rows), *array.shape[axis + 1 :])
+        items, buffer = math.prod(shape), self._buffers.get(slot)
+        if buffer is None or buffer.size < items:
+            buffer = self._buffers[slot] = np.empty(items, array.dtype)
+        return buffer[:items].reshape(shape)
+
+
+def make_replica(key, description):
+    """Return the replica of a function."""
+    return (ReplicaAlongAxes if description.axes else Replica)(key, description)
+
+
 def unpack(worker, selection):
     """Return the rows of a selection in a command: a range, or an array of indices."""
     return selection if isinstance(selection, range) else worker.fetch(selection)
+
+
+def _explain(error, rank, mine, request):
+    """Add to an error about shapes how many of the rows this rank had."""
+    rows, n_slices = request.rows, request.num_slices
+    if rows is None or (mine == rows and n_slices == 1):
+        return
+    try:
+        message = str(error).partition("\nApply node")[0]  # Theano adds shapes to every message
+    except Exception:  # of a class of the user
+        return
+    if not isinstance(error, AssertionError) and not _ABOUT_SHAPES.search(message):
+        return
+    if "out of bounds" in message and n_slices == 1 and f"size {mine}" not in message:
+        return  # an index into an array that does not have this rank's rows
+    slices = f", in {n_slices} slices" if n_slices > 1 else ""
+    add_advice(
+        error,
+        f"Rank {rank} had {mine} of the {count(rows, 'row')} of this call{slices}. If the graph "
+        "has a fixed number of rows, such as a batch size, write x.shape[0] of a scattered input x "
+        "in its place; in a reshape also -1. If the rows of x are on axis 1, give the function "
+        "axes={x: 1}.",
+    )
 
 
 def _is_forward(rows):

@@ -302,8 +302,9 @@ class Memory(ABC):
         reference: Reference,
         rows: Optional[Rows] = None,
         buffer: Optional[np.ndarray] = None,
+        axis: int = 0,
     ) -> np.ndarray:
-        """Return the array that a reference stands for, or some of its rows.
+        """Return the array that a reference stands for, or some of its rows, along an axis.
 
         It is a view where ranks share memory, except for rows in the order of indices: these are
         copied, into `buffer` if there is one. A view is valid until the end of the command, or

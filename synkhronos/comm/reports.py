@@ -1,5 +1,6 @@
 """Messages about a rank that raised, a worker that ended, and a long wait."""
 
+import contextlib
 import pickle
 import signal
 import socket
@@ -9,6 +10,8 @@ import traceback
 from synkhronos._machine.log import log
 from synkhronos._machine.processes import life_of
 from synkhronos.errors import RemoteTraceback, WorkerDied, WorkerError
+
+_ADVICE = "_synkhronos_advice"  # an attribute of exceptions
 
 
 def report_on(error: BaseException, limit: int = 1 << 16) -> dict:
@@ -23,7 +26,14 @@ def report_on(error: BaseException, limit: int = 1 << 16) -> dict:
         "message": _shorten(message, limit // 16),
         "traceback": _shorten(text, limit // 8),
         "host": socket.gethostname(),
+        "advice": getattr(error, _ADVICE, ""),
     }
+
+
+def add_advice(error: BaseException, advice: str) -> None:
+    """Add a sentence to an exception, which the WorkerError ends with."""
+    with contextlib.suppress(AttributeError, TypeError):  # a class of the user may refuse it
+        setattr(error, _ADVICE, advice)
 
 
 def describe(error: BaseException, limit: int) -> bytes:
@@ -66,7 +76,8 @@ def worker_error(reports, n_ranks) -> WorkerError:
     )
     return WorkerError(
         f"Rank {rank} of {n_ranks} on {report['host']} raised {report['type']}: "
-        f"{report['message']}{f' (and {others})' if others else ''}",
+        f"{report['message']}{f' (and {others})' if others else ''}"
+        f"{report['advice'] and chr(10)}{report['advice']}",
         rank,
         report["host"],
         report["type"],

@@ -174,6 +174,17 @@ def test_lists_must_hold_what_the_dtype_can():
         ([2**53 + 1], "float64", "9007199254740993"),
         ([1.0, 1e300], "float32", "1e+300"),
         ([1, 2j], "float32", "2j"),
+        ([-1], "uint64", "-1"),
+        ([[1, 2], [3, -4]], "uint64", "-4"),
+        ([-1, 2**63], "uint64", "-1"),
+        (np.int64(-1), "uint64", "-1"),
+        ([2**63], "int64", "9223372036854775808"),
+        ([[1, 2**63]], "int64", "9223372036854775808"),
+        ([np.array([2**63], "uint64")], "int64", "9223372036854775808"),
+        ([np.uint64(2**63), -1], "int64", "9223372036854775808"),
+        (2**64 - 1, "int32", "18446744073709551615"),
+        ([2.0**64], "uint64", "1.8446744073709552e+19"),
+        ([2**53 + 1, 0.5], "int64", "0.5"),
     ],
     ids=repr,
 )
@@ -248,6 +259,74 @@ def test_operators_that_work_in_place():
         with pytest.raises(AttributeError, match=r"Data 'd' can't be replaced.*set_value"):
             d.data = other
     assert d.data[:4].tolist() == [-0.5, 1.5, 2.5, 3.5]
+
+
+TWO_SIDED = ["+", "-", "*", "/", "//", "%", "**", "==", "!=", "<", "<=", ">", ">="]
+OTHERS = {
+    "number": 2.0,
+    "array": np.array([3.0, 1.0, 2.0]),
+    "list": [3.0, 1.0, 2.0],
+    "column": np.array([[1.0], [2.0]]),
+    "scalar": np.float32(3),
+}
+
+
+@pytest.mark.parametrize("symbol", TWO_SIDED)
+@pytest.mark.parametrize("other", OTHERS)
+def test_operators_give_the_arrays_of_numpy(symbol, other):
+    array, other = np.array([1.0, 2.0, 3.0]), OTHERS[other]
+    d = synk.data(array)
+    for text in (f"d {symbol} other", f"other {symbol} d", f"d {symbol} d", f"array {symbol} d"):
+        found = eval(text, {"d": d, "array": array, "other": other})
+        expected = eval(text, {"d": array, "array": array, "other": other})
+        assert type(found) is np.ndarray and found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(d.data, array)
+
+
+def test_operators_of_integers_and_bools_and_with_one_operand():
+    array, matrix = np.array([5, 6, -7]), np.arange(6).reshape(3, 2)
+    d, m, mask = synk.data(array), synk.data(matrix), synk.data(array > 5)
+    for text in ("d & 3", "3 | d", "d ^ d", "d << 1", "2 << abs(d)", "d >> 1", "-d", "+d", "~d"):
+        np.testing.assert_array_equal(eval(text, {"d": d}), eval(text, {"d": array}))
+    for text in ("d @ m", "m.T @ d", "list(d) @ m", "divmod(d, 3)", "divmod(7, d)", "abs(d)"):
+        found = eval(text, {"d": d, "m": m if text == "d @ m" else matrix})
+        np.testing.assert_array_equal(found, eval(text, {"d": array, "m": matrix}))
+    np.testing.assert_array_equal(~mask, array <= 5)
+    np.testing.assert_array_equal(d[d == 6], [6])
+    np.testing.assert_array_equal(d[mask], [6])
+    np.testing.assert_array_equal(m[mask, synk.data(1)], [3])
+    d[mask] = 0
+    assert list(d) == [5, 0, -7] and 5 in d and 6 not in d
+    one = synk.data([2])
+    assert (int(one), float(one), complex(one), bool(synk.data(0.0))) == (2, 2.0, 2.0, False)
+    assert range(5)[synk.data(3)] == 3
+    with pytest.raises(TypeError):
+        float(d)
+    assert bool(d) and not synk.data(dtype="int64", ndim=1)  # the length, as of lists
+
+
+def test_operators_in_place_write_to_the_shared_memory():
+    d = same = synk.data([1.0, 2.0])
+    view = d.data
+    d += 1
+    d *= synk.data([2.0, 3.0])
+    d -= [1, 2]
+    d /= 2
+    d **= 2
+    assert d is same and d.data is view and view.tolist() == [2.25, 12.25]
+    with pytest.raises(TypeError, match=r"shape \(2,\)> can't be changed in place by x"):
+        d += T.dvector("x")
+    with pytest.raises(TypeError):
+        synk.data([1, 2]).__itruediv__(2)  # as NumPy: the result has no integers
+
+
+def test_data_are_compared_by_value_and_hashed_by_identity():
+    d, e = synk.data([1.0, 2.0]), synk.data([1.0, 2.0])
+    assert {d: 1, e: 2} == {d: 1, e: 2} and len({d, e, d}) == 2
+    assert hash(d) != hash(e) and (d == e).all() and not (d != e).any()
+    assert type(d + T.dvector("x")) is type(T.dvector("x") + 1)
+    assert np.shares_memory(np.asarray(d), d.data)
 
 
 @pytest.mark.parametrize("member", ["dtype", "ndim", "shape", "size", "data", "alloc_size", "name"])

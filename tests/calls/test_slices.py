@@ -153,11 +153,20 @@ def test_batch_does_not_concern_inputs_that_are_not_scattered(ranks):
         rows, everything = f(np.arange(4.0), 3.0, np.arange(5.0), batch=batch)
         np.testing.assert_array_equal(rows, 3 * numpy_rows(np.arange(4.0), batch))
         np.testing.assert_array_equal(everything, np.arange(5.0))
-    # Where nothing is scattered there are no rows that a mask could be the mask of.
-    h = function([], (whole.sum(), "max"), bcast_inputs=[whole])
-    assert h(np.ones(3), batch=[True, False]) == h(np.ones(3), batch=np.ones(9, bool)) == 3
-    g = function([], (whole.sum(), "max"), bcast_inputs=[whole])
-    assert g(np.ones(3), batch=2) == g(np.ones(3), batch=[7]) == g(np.ones(3), batch=slice(5)) == 3
+
+
+def test_batch_where_nothing_is_scattered_is_refused(ranks):
+    whole, number = T.dvector("whole"), T.dscalar("number")
+    g = function([number], (number * whole.sum(), "max"), bcast_inputs=[whole], name="g")
+    for batch in (2, [7], slice(5), [True, False], np.ones(9, bool)):
+        with pytest.raises(ValueError, match=r"Function 'g' has none: .* write batch_s="):
+            g(2.0, np.ones(3), batch=batch)
+    assert g(2.0, np.ones(3)) == 6
+    s = theano.shared(np.arange(4.0), "s")
+    h = function([number], (number * s.sum(), "max"), sliceable_shareds=[s])
+    with pytest.raises(ValueError, match="write batch_s= in place of batch="):
+        h(2.0, batch=[0, 1])
+    assert h(2.0, batch_s=[0, 1]) == 2
 
 
 def test_one_data_for_two_inputs_and_two_functions(ranks):

@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 import pytest
+import theano
 import theano.tensor as T
 from support.faults import ROWS, checked
 from support.helpers import function
@@ -65,6 +66,41 @@ def test_a_mismatch_of_some_rows_is_reported_and_forgotten(ranks):
     good = f(np.ones((6, 3)), np.ones(3))
     # The ranks have equally many rows, of sum 3 each, and their sums are averaged.
     np.testing.assert_allclose(good, 18 / ranks.n)
+
+
+X, W = T.dmatrix("x"), theano.shared(np.ones((12, 2)))
+FIXED = {
+    "reshape": X.reshape((12, 2, 1)).sum(axis=2),
+    "concatenate": T.concatenate([X, W], axis=1),
+    "index": X[T.arange(12), T.zeros_like(T.arange(12))],
+    "product": T.dot(W.T, X),
+    "assert": T.opt.Assert("not twelve")(X, T.eq(X.shape[0], 12)),
+}
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_errors_about_shapes_say_how_many_rows_the_rank_had(ranks, name):
+    f = function([X], (FIXED[name], "max"), name=name)
+    f.as_theano(np.ones((12, 2)))
+    said = rf"\nRank 0 had {12 // ranks.n} of the 12 rows of this call. If .* write x.shape\[0\] of"
+    with pytest.raises(WorkerError, match=said):
+        f(np.ones((12, 2)))
+    with pytest.raises(WorkerError, match=r"12 rows of this call, in 2 slices. If"):
+        f(np.ones((12, 2)), num_slices=2)
+    # The master has all rows here, so the number of its rows explains nothing.
+    with pytest.raises(WorkerError) as caught:
+        f(np.ones((1, 2)))
+    assert "rows of this call" not in str(caught.value)
+
+
+def test_other_errors_say_nothing_of_rows(ranks):
+    with pytest.raises(WorkerError) as caught:
+        checked(of_rank(ranks, 0), ValueError("no such value"))(ROWS)
+    assert "of this call" not in str(caught.value)
+    i = T.lvector("i")
+    with pytest.raises(WorkerError, match="out of bounds") as caught:
+        function([i], (W[i], "gather"))([1, 2, 3, 99])
+    assert "of this call" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,7 @@ RANKS = Use("synk.fork", {"n_parallel": "2", "use_gpu": "False"}, "result == 2",
 RANKS.refuses("n_parallel", ValueError, ("2**70", "n_parallel must be at most 4194304"))
 RANKS.refuses("n_parallel", TypeError, ("np.True_", "n_parallel must be an integer or None"))
 FORK.refuses("use_gpu", ValueError, ("True", "use_gpu=True, but devices names cpu, cpu"))
+FORK.refuses("restart", TypeError, ("X", "restart must be True or False"))
 FORK.refuses(
     "master_rank",
     TypeError,
@@ -218,12 +219,54 @@ FUNCTION.refuses(
 FUNCTION.refuses("check", TypeError, ("1.5", "check must be an integer"))
 FUNCTION.refuses("check", ValueError, ("-1", "check must be at least 0"))
 FUNCTION.refuses(
+    "axes",
+    TypeError,
+    ("1", "axes must be a dict of variables with their axis of rows"),
+    ("[(x, 0)]", "axes must be a dict of variables with their axis of rows"),
+    ("{'x': 0}", "axes must name tensor variables, got 'x'"),
+    ("{anything: 0}", "axes must name tensor variables"),
+    ("{x: 0.0}", "The axis of x in axes must be an integer"),
+    ("{x: True}", "The axis of x in axes must be an integer"),
+    ("{x: None}", "The axis of x in axes must be an integer"),
+)
+FUNCTION.refuses(
+    "axes",
+    ValueError,
+    ("{x: 1}", "axes names axis 1 of x, which has 1 dimension"),
+    ("{x: -2}", "axes names axis -2 of x, which has 1 dimension"),
+    ("{x: -2**70}", "The axis of x in axes must be at least -32"),
+    ("{y: 0}", "axes names y, which is neither one of the inputs that are scattered nor an output"),
+    ("{s: 0}", "axes names s, which is neither one of the inputs that are scattered nor an output"),
+)
+FUNCTION.refuses(
     "**kwargs",
     TypeError,
     ("mode=3", "mode must be a Theano mode or the name of one, got 3"),
     ("mode=x", "mode must be a Theano mode or the name of one, got x"),
 )
+FUNCTION.refuses("serial_random", TypeError, ("X", "serial_random must be True or False"))
 FUNCTION.refuses("**kwargs", ValueError, ("mode='abc'", "mode must be a Theano mode or the name"))
+
+ROWS = Use("synk.rows", {"index": "1", "size": "2", "length": "3"}, "result.eval().tolist() == [2]")
+for name in ("index", "size", "length"):
+    ROWS.refuses(
+        name,
+        TypeError,
+        ("1.0", f"{name} must be an integer, or a variable of integers without axes"),
+        ("True", f"{name} must be an integer, or a variable of integers without axes"),
+        ("'one'", f"{name} must be an integer, or a variable of integers without axes"),
+        ("x", f"{name} must be an integer, or a variable of integers without axes, got x of type"),
+        ("number", f"{name} must be an integer, or a variable of integers without axes"),
+        ("anything", f"{name} must be an integer, or a variable of integers without axes"),
+    )
+    ROWS.refuses(
+        name,
+        ValueError,
+        ("-1", f"{name} must be from 0 to 9223372036854775807, got -1"),
+        ("2**70", f"{name} must be from 0 to 9223372036854775807"),
+    )
+ROWS.refuses("index", TypeError, ("None", "index must be an integer"))
+ROWS.refuses("size", TypeError, ("None", "size must be an integer"))
 
 CALL = Use("Function.__call__", {"*args": "X"}, "[int(v) for v in result] == [10, 4]", "f")
 PICK = Use("Function.__call__", {"batch_s": "[0, 3]"}, "result == 3", "picked")
@@ -308,6 +351,12 @@ CALL.refuses(
     ("range(2**70, 2**70 + 1)", "batch asks for row 1180591620717411303424, but there are 5 rows"),
 )
 CALL.refuses("batch_s", TypeError, ("[0]", "batch_s was given, but Function 'f' has no"))
+PICK.refuses("batch", TypeError, ("1.0", "batch must be an integer, a slice"))
+PICK.refuses(
+    "batch",
+    ValueError,
+    ("[0]", "To select rows of its sliceable_shareds write batch_s= in place of batch="),
+)
 PICK.refuses(
     "batch_s",
     TypeError,
@@ -671,6 +720,54 @@ GATHER.refuses(
     ("None", "takes as nd_up 1 (stack along a new axis) or 0"),
 )
 
+CHECKPOINT = Use(
+    "synk.save", {"path": "checkpoint", "functions_or_variables": "[w]"}, "checkpoint.exists()"
+)
+RESTORED = Use(
+    "synk.load",
+    {"path": "str(checkpoint)", "functions_or_variables": "w"},
+    "synk.get_value(n - 1, w).tolist() == [1, 1]",
+)
+for use in (CHECKPOINT, RESTORED):
+    use.refuses(
+        "path",
+        TypeError,
+        ("3", "path must be the name of a file that ends with .npz, got 3"),
+        ("None", "path must be the name of a file that ends with .npz, got None"),
+        ("b'a.npz'", "path must be the name of a file that ends with .npz, got b'a.npz'"),
+    )
+    use.refuses(
+        "path",
+        ValueError,
+        ("''", "path must end with .npz, got ''"),
+        ("'run'", "path must end with .npz, got 'run'"),
+    )
+    use.refuses(
+        "functions_or_variables",
+        TypeError,
+        ("3", "functions_or_variables must be a function of synkhronos.function(), a shared"),
+        ("x", "functions_or_variables must be a function of synkhronos.function(), a shared"),
+        (
+            "[w, 'w']",
+            "functions_or_variables must be a function of synkhronos.function(), a shared",
+        ),
+        ("{w}", "functions_or_variables must be a function of synkhronos.function(), a shared"),
+        ("[anything]", "works on arrays and random states"),
+    )
+    use.refuses(
+        "functions_or_variables",
+        ValueError,
+        ("[]", "functions_or_variables has no shared variable to"),
+        ("f", "functions_or_variables has no shared variable to"),
+        ("[f, f]", "functions_or_variables has no shared variable to"),
+    )
+RESTORED.refuses(
+    "functions_or_variables",
+    ValueError,
+    ("[w, s]", "functions_or_variables has 2 variables, but"),
+    ("s", "variable 0 is 's' (float64, 1-d), and 'w' (float64, 1-d) in the file"),
+)
+
 IN_GRAPH = Use("synk.ops.all_reduce", {"x": "x"}, "result.eval({x: X}).tolist() == X.tolist()")
 IN_GRAPH.refuses(
     "x",
@@ -948,6 +1045,10 @@ for name, (error, phrase) in KERAS.items():
     Use(name, {"model": "model"}, "True").refuses(
         "model", error, ("3", phrase), ("None", phrase), ("'model'", phrase)
     )
+for name in ("sync_batch_norm", "serial_random"):
+    Use("keras.parallelize", {"model": "model"}, "True").refuses(
+        name, TypeError, ("np.arange(5)", f"{name} must be True or False")
+    )
 
 PROFILE = Use("synk.profile", {"room": "100"}, "result is not None")
 PROFILE.refuses("room", TypeError, ("2.5", "room must be an integer"), ("True", "room must be"))
@@ -966,7 +1067,7 @@ PLOT.refuses("last", ValueError, ("0", "last must be at least 1, got 0"))
 
 # Uses that raise SessionError without a session.
 NEEDS_WORKERS = (FUNCTION, DATA, *COLLECTIVES, Use("synk.distribute", {}, "result is None"))
-NEEDS_WORKERS += (STEP, PROFILE)
+NEEDS_WORKERS += (STEP, PROFILE, CHECKPOINT, RESTORED)
 # Methods of a session's objects that raise SessionError after close().
 NEEDS_ITS_SESSION = (CALL, BUILD, SET, LENGTH, SHAPE)
 WITHOUT_WORKERS = {
@@ -975,6 +1076,7 @@ WITHOUT_WORKERS = {
     "synk.get_n_gpu": "asks the machine",
     "synk.status": "tells that there is no session",
     "synk.ops": "makes expressions",
+    "synk.rows": "makes an expression",
     "Function.as_theano": "runs in the master",
     "Function.get_shared": "asks the master",
     "Data.condition_data": "computes in the master",
@@ -1016,6 +1118,7 @@ TITLES = {
     "synk.function": "Functions",
     "synk.data": "Data",
     "synk.broadcast": "Collectives",
+    "synk.save": "Checkpoints",
     "synk.profile": "Profiling",
     "synk.ops.all_reduce": "Operations of graphs",
     "rules.sgd": "Rules: synkhronos.extensions.update_rules",

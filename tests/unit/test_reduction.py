@@ -1,5 +1,7 @@
 """The parts of the ranks become one result, by pure arithmetic."""
 
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,6 +19,21 @@ PARTS = [np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[5.0, -6.0], [0.5, 8.0]])
 @pytest.mark.parametrize("mode", reduction.MODES)
 def test_modes_with_and_without_the_prefix_are_the_same(mode):
     assert parse_mode(mode) == parse_mode("c_" + mode) == mode
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_a_gather_joins_along_its_axis(axis):
+    mode = pickle.loads(pickle.dumps(reduction.Gather(axis=axis)))
+    assert mode == "gather" and mode.axis == axis and repr(mode) == "'gather'"
+    whole = np.arange(60.0).reshape(3, 4, 5)
+    parts = np.split(whole, [1, 3], axis)
+    np.testing.assert_array_equal(combine(mode, parts, [1, 2, 1], f64), whole)
+    slices = reduction.Accumulator(mode, 3, "it")
+    for part in parts:
+        slices.add(part, 1)
+    np.testing.assert_array_equal(slices.result(), whole)
+    apart = combine(mode, [whole, whole[:, :, :1] if axis == 1 else whole[:, :1]], [1, 1], f64)
+    assert isinstance(apart, list) and len(apart) == 2
 
 
 def test_none_is_a_mode():

@@ -17,10 +17,9 @@ import itertools
 import numpy as np
 from theano import gof
 from theano.gradient import DisconnectedType, grad_undefined
-from theano.tensor import TensorType, as_tensor_variable, dscalar, lscalar
+from theano.tensor import TensorType, as_tensor_variable, dscalar
 from theano.tensor.type import values_eq_approx_always_true
 
-from synkhronos._arithmetic import partition
 from synkhronos._host.theano import devices
 
 # Set while a rank runs its part of a call. Elsewhere, as in a plain Theano function or another
@@ -34,18 +33,19 @@ class _Call:
 
     def __init__(self, comm, weights, rank, recorder):
         self.landing_place = comm.landing_place
+        self.rank = rank
+        self.weights = weights
         self.weight = weights[rank] * len(weights) / sum(weights)
-        self.n_rows, self.rank, self.n_ranks = sum(weights), rank, len(weights)
         self.failures = []
-        self._comm, self._weights, self._recorder = comm, weights, recorder
+        self._comm, self._recorder = comm, recorder
 
     def reduce(self, arrays, ops, targets):
         """Return the reduced arrays; see `Communicator.exchange`."""
         try:
             if self._recorder is None:
-                return self._comm.exchange(arrays, ops, self._weights, targets)
+                return self._comm.exchange(arrays, ops, self.weights, targets)
             with self._recorder.span("reduce") as span:
-                results = self._comm.exchange(arrays, ops, self._weights, targets)
+                results = self._comm.exchange(arrays, ops, self.weights, targets)
                 span.moved(*arrays)
                 return results
         except BaseException as error:
@@ -159,7 +159,21 @@ def all_reduce(x, op):
     return AllReduce((op,), (next(_serials),))(x)
 
 
-class RankWeight(gof.Op):
+class RankOperation(gof.Op):
+    """An operation whose result depends on the rank and the rows of all ranks."""
+
+    def do_constant_folding(self, node):
+        """Return False: it is no constant, although it may have no inputs."""
+        return False
+
+
+def rows_of_ranks():
+    """Return the numbers of rows of all ranks in the running call, and this rank; else None, 0."""
+    call = _call.get()
+    return (None, 0) if call is None else (call.weights, call.rank)
+
+
+class RankWeight(RankOperation):
     """The weight of this rank, a number. The mean over the ranks is 1."""
 
     __props__ = ()
@@ -173,10 +187,6 @@ class RankWeight(gof.Op):
         call = _call.get()
         output_storage[0][0] = np.asarray(1.0 if call is None else call.weight)
 
-    def do_constant_folding(self, node):
-        """Return False: it is no constant, although it has no inputs."""
-        return False
-
     def infer_shape(self, node, shapes):
         """Return an empty shape: it has no axes."""
         return [()]
@@ -185,78 +195,6 @@ class RankWeight(gof.Op):
 def rank_weight():
     """Return a RankWeight's output."""
     return RankWeight()()
-
-
-class TotalRows(gof.Op):
-    """The number of rows of all ranks, where each rank has the number of its own."""
-
-    __props__ = ()
-
-    def make_node(self, mine):
-        """Return the node, for this rank's number of rows."""
-        return gof.Apply(self, [as_tensor_variable(mine)], [lscalar()])
-
-    def perform(self, node, inputs, output_storage):
-        """Store the number of all rows of the running call; outside of a call, all are here."""
-        call = _call.get()
-        n_rows = inputs[0] if call is None else call.n_rows
-        output_storage[0][0] = np.asarray(n_rows, np.int64)
-
-    def do_constant_folding(self, node):
-        """Return False: ranks may have different numbers of rows."""
-        return False
-
-    def infer_shape(self, node, shapes):
-        """Return an empty shape: it has no axes."""
-        return [()]
-
-    def connection_pattern(self, node):
-        """Return that a number of rows has no gradient."""
-        return [[False]]
-
-
-class RowsOfRank(gof.Op):
-    """The slice of an array that is this rank's part of a slice, and the number of all its rows."""
-
-    __props__ = ()
-
-    def make_node(self, start, stop, length):
-        """Return the node, for the bounds of the slice and the length of the array."""
-        inputs = [as_tensor_variable(each) for each in (start, stop, length)]
-        return gof.Apply(self, inputs, [lscalar(), lscalar(), lscalar()])
-
-    def perform(self, node, inputs, output_storage):
-        """Store the bounds of the running call's rank; outside of a call, those of the slice."""
-        start, stop, length = map(int, inputs)
-        start, stop, _ = slice(start, stop).indices(length)
-        n_rows, call = max(0, stop - start), _call.get()
-        first, end = (0, n_rows)
-        if call is not None:
-            first, end = partition.share(n_rows, call.n_ranks, call.rank)
-        for storage, result in zip(output_storage, (start + first, start + end, n_rows)):
-            storage[0] = np.asarray(result, np.int64)
-
-    def do_constant_folding(self, node):
-        """Return False: ranks have different rows."""
-        return False
-
-    def infer_shape(self, node, shapes):
-        """Return empty shapes: the outputs have no axes."""
-        return [(), (), ()]
-
-    def connection_pattern(self, node):
-        """Return that numbers of rows have no gradients."""
-        return [[False] * 3 for _ in node.inputs]
-
-
-def rows_of_rank(start, stop, length):
-    """Return the bounds of this rank's part of a slice, and the number of rows of all ranks."""
-    return RowsOfRank()(start, stop, length)
-
-
-def total_rows(mine):
-    """Return the number of rows of all ranks, for a function that scatters its rows."""
-    return TotalRows()(mine)
 
 
 class Landing(gof.Op):
@@ -297,8 +235,8 @@ def _lives_on_device(x):
 
 
 def communicates(function) -> bool:
-    """Return whether a compiled function reduces over the ranks, or uses the rows of all ranks."""
+    """Return whether a compiled function reduces over the ranks, or uses the ranks' rows."""
     return any(
-        isinstance(node.op, (AllReduce, RankWeight, RowsOfRank, TotalRows))
+        isinstance(node.op, (AllReduce, RankOperation))
         for node in function.maker.fgraph.apply_nodes
     )

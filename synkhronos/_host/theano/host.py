@@ -39,8 +39,21 @@ from synkhronos._host.theano.functions import (
 from synkhronos._host.theano.graph import all_reduce, communicates, rank_weight, reducing
 from synkhronos._host.theano.intercepting import CompiledFunction, intercept
 from synkhronos._host.theano.pickling import dump, load
-from synkhronos._host.theano.random_numbers import spread_random_state
+from synkhronos._host.theano.random_numbers import (
+    is_state_equal,
+    keep_state_equal,
+    spread_random_state,
+)
 from synkhronos._host.theano.rewriting import open_device
+from synkhronos._host.theano.rows import (
+    axes_of_rows,
+    compile_number,
+    numbers_of_rows,
+    row_numbers,
+    sliced_by_inputs,
+    without_row_numbers,
+)
+from synkhronos._host.theano.serial_random import draws_of_all_rows
 from synkhronos._host.theano.variables import (
     cast_value,
     fix_axes,

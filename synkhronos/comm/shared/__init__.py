@@ -21,7 +21,7 @@ from synkhronos.comm.shared.variables import SharedVariables
 class SharedMemory(shared_memory.Segments, Memory):
     """Segments of shared memory; for their lifetimes see `synkhronos._machine.shared_memory`."""
 
-    def fetch(self, reference, rows=None, buffer=None):
+    def fetch(self, reference, rows=None, buffer=None, axis=0):
         """Return a view of the array, or some of its rows.
 
         The segment stays mapped until `forget`. A view is valid until the master releases the
@@ -30,6 +30,8 @@ class SharedMemory(shared_memory.Segments, Memory):
         array = self.attach(reference.segment).array(reference.dtype, reference.shape)
         if rows is None:
             return array
+        if axis:
+            return take_rows(array, rows, buffer, axis)
         if rows.__class__ is range and rows.step > 0:  # as `take_rows`, without one call more
             return array[rows.start : rows.stop : rows.step]
         return take_rows(array, rows, buffer)

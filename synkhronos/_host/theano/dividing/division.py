@@ -18,7 +18,8 @@ from theano.gof.graph import io_toposort
 from theano.scan_module.scan_utils import equal_computations
 from theano.tensor import basic
 
-from synkhronos._host.theano.graph import all_reduce, rows_of_rank, total_rows
+from synkhronos._host.theano.dividing.operations import rows_of_rank, total_rows
+from synkhronos._host.theano.graph import all_reduce
 from synkhronos._host.theano.variables import is_array_variable, is_random_state
 
 # The kinds of values that a variable has on the ranks.

@@ -1,0 +1,81 @@
+"""Warnings about functions that compute something else on ranks than serially, or gain nothing.
+
+What may be told is found when a function is made, and told by the first call for which it is true.
+"""
+
+from synkhronos import _host
+from synkhronos._wording import advise, count
+
+
+class Advice:
+    """The warnings of one function, each told once.
+
+    Parameters
+    ----------
+    session : Session
+    compiled : theano function
+    inputs : Inputs
+    recipe : Recipe
+    modes : sequence of (str or None)
+        The mode of each output.
+    owner : str
+        The function's name, for messages.
+    """
+
+    def __init__(self, session, compiled, inputs, recipe, modes, owner):
+        self._n_ranks, self._owner = session.n_ranks, owner
+        self._averaged, self._sliced = {}, []
+        if self._n_ranks > 1:
+            self._averaged = self._find_averaged_rows(compiled, inputs, recipe, modes)
+            if recipe.divides_nothing and not _host.communicates(compiled):
+                self._sliced = recipe.sliced_by_inputs()
+        self.is_pending = bool(self._averaged or self._sliced)
+
+    def _find_averaged_rows(self, compiled, inputs, recipe, modes):
+        """Return the outputs of mode "avg" with an item for each row: number -> axis of rows."""
+        rows_of = {i: axis for i, axis in enumerate(inputs.axes) if inputs.is_scattered[i]}
+        rows_of.update(dict.fromkeys(recipe.sliceables, 0))
+        if "avg" not in modes or not rows_of:
+            return {}
+        axes = _host.axes_of_rows(compiled, rows_of)
+        return {
+            output: axes[output][0]
+            for output, mode in enumerate(modes)
+            if mode == "avg" and axes[output]
+        }
+
+    def tell(self, counts, subset):
+        """Warn of what is true of a call: `counts` has the rows of each rank, or is None."""
+        if counts is None:
+            sliced, self._sliced = self._sliced, []
+            if sliced:
+                self._tell_of_slices(sliced)
+        else:
+            chosen = [i for i in self._averaged if subset is None or i in subset]
+            busy = [rows for rows in counts if rows]
+            # Parts of different lengths can't be averaged: that error says the same.
+            if chosen and len(busy) > 1 and len(set(busy)) == 1:
+                averaged, self._averaged = self._averaged, {}
+                self._tell_of_rows({i: averaged[i] for i in chosen})
+        self.is_pending = bool(self._averaged or self._sliced)
+
+    def _tell_of_slices(self, sliced):
+        one = sliced[0].name or "data"
+        names = ", ".join(str(variable) for variable in sliced)
+        advise(
+            f"{self._owner} divides no rows: each of the {count(self._n_ranks, 'rank')} slices "
+            f"{names} by its inputs, and does all of the work. To divide the rows, write "
+            f"{one}[synk.rows(index, size)] in place of {one}[index * size : (index + 1) * size]."
+        )
+
+    def _tell_of_rows(self, averaged):
+        numbers = " and ".join(map(str, averaged))
+        many = len(averaged) > 1
+        axes = set(averaged.values())
+        along = "" if axes == {0} else f" and axes={{variable: {max(axes)}}}"
+        advise(
+            f"Output{'s' if many else ''} {numbers} of {self._owner} {'have' if many else 'has'} "
+            "an item for each row, and the mode 'avg': the first items of all ranks are averaged "
+            f"with one another, and so on. To get all rows, write (variable, 'gather'){along} in "
+            "place of the variable; for a mean, take the mean over the rows in the graph."
+        )
