@@ -10,29 +10,31 @@ master, and what the master alone has set is broadcast before the next call on a
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, Sequence
+import functools
+from typing import Any, ContextManager, Sequence
 
 import numpy as np
 
 from synkhronos import _host
+from synkhronos._calls.check import number_of_calls
 from synkhronos._machine.log import log
 from synkhronos._master.current import Current as _Current
 from synkhronos._master.current import current
 from synkhronos._master.session import State
-from synkhronos._wording import count, line_of_user, one_line, sentence
+from synkhronos._wording import count, line_of_user, one_line, sentence, whole_number
 from synkhronos.functions import function
 from synkhronos.session import close, fork
 
 __all__ = ["ParallelFunction", "parallel"]
 
 
-@contextlib.contextmanager
 def parallel(
     n_parallel: int | None = None,
     *,
     devices: Sequence[str] | None = None,
     threads_per_rank: int | None = None,
-) -> Iterator[int]:
+    check: bool | int = True,
+) -> ContextManager[int]:
     """Make ``theano.function`` build functions for all ranks in a ``with`` block.
 
     It is for libraries and scripts that know nothing of ranks: they get the values that serial
@@ -51,16 +53,21 @@ def parallel(
         As in :func:`~synkhronos.fork`. Without a session the block forks one, and closes it at its
         end; then its functions stay usable, in the master. In a session that is there already,
         the functions of the block work on all ranks until the session is closed.
+    check : bool or int
+        As in :func:`~synkhronos.function`: whether, or for how many calls, what the ranks compute
+        is compared with serial Theano, and a PortingWarning tells what differs. Functions that draw
+        random numbers are not compared.
 
-    Yields
-    ------
-    int
-        The number of ranks.
+    Returns
+    -------
+    context manager
+        Its value is the number of ranks.
 
     Raises
     ------
-    ValueError
-        For another number of ranks, or other devices, than the session has.
+    TypeError, ValueError
+        For arguments of the wrong kind, and for another number of ranks, or devices, than a session
+        has that is there already. At the beginning of the block also what ``fork`` raises.
 
     Notes
     -----
@@ -81,42 +88,50 @@ def parallel(
     >>> w.get_value().round(6)
     array([0.533333, 0.2     ])
     """
+    check = number_of_calls("check", check)
+    if n_parallel is not None:
+        n_parallel = whole_number("n_parallel", n_parallel, 1)
+    if _Current.session is not None:
+        _check_session(_Current.session, n_parallel, devices, threads_per_rank)
+    return _block(n_parallel, devices, threads_per_rank, check)
+
+
+def _check_session(session, n_parallel, devices, threads_per_rank):
+    if n_parallel not in (None, session.n_ranks):
+        raise ValueError(
+            f"n_parallel={n_parallel}, but there is a session of "
+            f"{count(session.n_ranks, 'rank')} already. Leave it out, or close() the session "
+            "before."
+        )
+    for name, value in (("devices", devices), ("threads_per_rank", threads_per_rank)):
+        if value is not None:
+            raise ValueError(
+                f"{name} was given, but there is a session already. Leave it out, or close() the "
+                "session before."
+            )
+
+
+@contextlib.contextmanager
+def _block(n_parallel, devices, threads_per_rank, check):
     is_mine = _Current.session is None
     if is_mine:
         fork(n_parallel, devices=devices, threads_per_rank=threads_per_rank, follow=True)
     session = current("parallel()")
     try:
-        if not is_mine:
-            _check_session(session, n_parallel, devices, threads_per_rank)
-            session.changes.follow_from_now()
-        with _host.intercept(_make):
+        session.changes.follow_from_now()
+        with _host.intercept(functools.partial(_make, check)):
             yield session.n_ranks
     finally:
         if is_mine and _Current.session is session:
             close()
 
 
-def _check_session(session, n_parallel, devices, threads_per_rank):
-    if n_parallel not in (None, session.n_ranks):
-        raise ValueError(
-            f"n_parallel={n_parallel!r}, but there is a session of "
-            f"{count(session.n_ranks, 'rank')} already. Leave it out, or close() the session "
-            "before."
-        )
-    if devices is not None or threads_per_rank is not None:
-        name = "threads_per_rank" if devices is None else "devices"
-        raise ValueError(
-            f"{name} was given, but there is a session already. Leave it out, or close() the "
-            "session before."
-        )
-
-
-def _make(compile_serially, arguments):
+def _make(check, compile_serially, arguments):
     """Return a ParallelFunction of arguments of ``theano.function``, or the Theano function."""
     name = arguments["name"]
     name = "{}:{}".format(*line_of_user()) if name is None else str(name)
     try:
-        return ParallelFunction(compile_serially, name, arguments)
+        return ParallelFunction(compile_serially, name, arguments, check)
     except _host.CannotDivide as reason:
         log.info("%s stays a Theano function: it %s", one_line(name), sentence(reason))
     except Exception as error:
@@ -133,7 +148,7 @@ class ParallelFunction:
     the Theano function, which is compiled when it is first needed. ``isinstance`` takes it for one.
     """
 
-    def __init__(self, compile_serially, name, arguments):
+    def __init__(self, compile_serially, name, arguments, check):
         variables = _variables_of(arguments)
         outputs = arguments["outputs"]
         self._is_list = outputs is None or isinstance(outputs, (list, tuple))
@@ -162,6 +177,7 @@ class ParallelFunction:
                 variables, [divided.total], on_unused_input="ignore", no_default_updates=True
             )
             self._count.trust_input = False
+        draws = any(_host.is_random_state(target) for target, _ in divided.updates)
         self._on_ranks = function(
             [variables[i] for i in self._scattered],
             list(divided.outputs),
@@ -172,6 +188,7 @@ class ParallelFunction:
             name=name,
             allow_input_downcast=arguments["allow_input_downcast"],
             on_unused_input=arguments["on_unused_input"],
+            check=0 if draws else check,
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
