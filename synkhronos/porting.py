@@ -214,7 +214,9 @@ class ParallelFunction:
         return [*args, *(kwargs[name] for name in rest)]
 
     def _is_for_ranks(self, values):
-        if self._session.state is not State.OPEN or len(values) != len(self._order):
+        if len(values) != len(self._order):
+            return False
+        if self._session.state is not State.OPEN and not self._joins_current():
             return False
         try:
             if self._count is None:
@@ -224,6 +226,15 @@ class ParallelFunction:
         except (TypeError, ValueError):  # Theano will say what is wrong
             return False
         return len(lengths) == 1 and lengths.pop() >= self._session.n_ranks
+
+    def _joins_current(self):
+        """Return whether the current session adopts functions of closed ones; if so, join it."""
+        session = _Current.session
+        if session is None or session.state is not State.OPEN or not session.adopts:
+            return False
+        session.changes.follow_from_now()
+        self._session = session
+        return True
 
     @property
     def serial(self):

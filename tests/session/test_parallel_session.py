@@ -29,3 +29,14 @@ def test_a_block_forks_and_closes(no_session):
     with synk.parallel(2):
         synk.close()
         assert theano.function([x], x.sum())([1, 2]) == 3
+
+
+def test_functions_work_in_a_session_that_was_started_anew(no_session):
+    x, w = T.dvector("x"), theano.shared(2.0)
+    with synk.parallel(2):
+        f = theano.function([x], w * x.sum())
+    synk.fork(3, restart=True)
+    w.set_value(3.0)
+    assert f([1, 2, 3]) == 18 and f._theano is None
+    synk.close()
+    assert f([1, 2, 3]) == 18 and f._theano is not None

@@ -8,9 +8,9 @@ This module gives it better defaults while it is being imported, in memory only:
                         set_defaults()                fills in the options that both left open
                         theano.configdefaults         takes the flags from there, as ever
 
-It helps two libraries of models in the same way: Lasagne 0.1, the release on PyPI, imports
-``theano.tensor.signal.downsample``, which Theano 1.0 no longer has. Keras 2.3 takes names from
-``collections`` that Python 3.10 has moved to ``collections.abc``.
+It helps three libraries in the same way: Lasagne 0.1, the release on PyPI, imports
+``theano.tensor.signal.downsample``, which Theano 1.0 no longer has. Keras 2.3 and downhill 0.4 take
+names from ``collections`` that Python 3.10 has moved to ``collections.abc``.
 
 The .pth file imports an installed copy of this file, ``_synkhronos_import_support``. The copy runs
 at the start of every interpreter of the environment, so it imports only ``sys`` at first.
