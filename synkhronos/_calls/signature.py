@@ -1,5 +1,7 @@
-"""The arguments of `function`, checked: inputs, outputs with their modes, updates."""
+"""The arguments of `function`, checked, but for its inputs: outputs with their modes, updates."""
 
+import copy
+import warnings
 from collections import OrderedDict
 
 import numpy as np
@@ -7,14 +9,21 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._arithmetic import reduction
 from synkhronos._rank.replica import PLAIN, SLICED
-from synkhronos._wording import shown
+from synkhronos._wording import line_of_user, shown
 
 
 class Outputs:
-    """The outputs of a function: variables, their reduce modes, and whether they were a list."""
+    """The outputs of a function: variables, their reduce modes, and how they were given.
+
+    Those of a dict are in the order of its keys, sorted as Theano sorts them.
+    """
 
     def __init__(self, outputs):
-        self.is_list = isinstance(outputs, list)
+        self.keys = None
+        if isinstance(outputs, dict):
+            self.keys = _check_keys(outputs)
+            outputs = [outputs[key] for key in self.keys]
+        self.is_list = isinstance(outputs, list) or _is_tuple_of_outputs(outputs)
         given = outputs if self.is_list else [] if outputs is None else [outputs]
         self.is_none = outputs is None
         pairs = [_check_output(position, output) for position, output in enumerate(given)]
@@ -42,8 +51,24 @@ class Outputs:
         """Whether each output is computed on the device."""
         return [_host.lives_on_device(variable) for variable in self.variables]
 
+    def check_subset(self, output_subset, function):
+        """Return the positions of the selected outputs, in ascending order; None for all."""
+        if self.keys is None or output_subset is None:
+            return check_subset(output_subset, len(self.modes), function)
+        if not isinstance(output_subset, (list, tuple)):
+            raise TypeError(
+                f"output_subset must be a list of keys of the outputs, got {output_subset!r}."
+            )
+        for key in output_subset:
+            if key not in self.keys:
+                raise ValueError(
+                    f"output_subset must hold keys of the outputs of {function}, which are "
+                    f"{', '.join(map(repr, self.keys))}; got {key!r}."
+                )
+        return tuple(sorted({self.keys.index(key) for key in output_subset}))
+
     def pack(self, values, subset=None):
-        """Return the values of all outputs, or a subset: a list for a list, else one value."""
+        """Return the values of all outputs, or a subset: a list for a list, a dict for a dict."""
         if any(self.on_device):
             chosen = range(len(self.variables)) if subset is None else subset
             values = [
@@ -51,23 +76,48 @@ class Outputs:
                 for output, value in zip(chosen, values)
             ]
         if self.is_list or self.is_none or not values:
+            if self.keys is not None:
+                keys = self.keys if subset is None else [self.keys[output] for output in subset]
+                return dict(zip(keys, values))
             return list(values)
         return values[0]
 
 
+def _check_keys(outputs):
+    """Return the keys of a dict of outputs, sorted."""
+    for key in outputs:
+        if not isinstance(key, str):
+            raise TypeError(f"The keys of a dict of outputs must be str, got {shown(key)}.")
+    return sorted(outputs)
+
+
+def _is_tuple_of_outputs(outputs):
+    """Return whether a tuple is several outputs, as in Theano, and not a pair (variable, mode)."""
+    if not isinstance(outputs, tuple):
+        return False
+    return (
+        len(outputs) != 2
+        or any(
+            isinstance(each, tuple) or _host.read_output(each) is not None for each in outputs[1:]
+        )
+        or isinstance(outputs[0], tuple)
+    )
+
+
 def _check_output(position, output):
-    mode = "avg"
+    mode, given = "avg", output
     if isinstance(output, tuple):
         if len(output) != 2:
             raise TypeError(
                 f"Output {position} must be a variable or a pair (variable, mode), got a tuple of "
                 f"length {len(output)}."
             )
-        output, mode = output
-    if not isinstance(output, _host.Variable):
+        given, mode = output
+    output = _host.read_output(given)
+    if output is None:
         raise TypeError(
             f"Output {position} must be a Theano variable or a pair (variable, mode), got "
-            f"{output!r}. Several outputs are given as a list."
+            f"{given!r}. Several outputs are given as a list."
         )
     if reduction.parse_mode(mode) is not None and not _host.is_array_variable(output):
         raise TypeError(
@@ -81,12 +131,20 @@ def check_updates(updates):
     """Return the updates as Theano takes them, and their modes."""
     if updates is None:
         return [], []
-    if isinstance(updates, OrderedDict):
+    if isinstance(updates, dict):
+        if len(updates) > 1 and not isinstance(updates, OrderedDict):
+            # As Theano does, though every Python that this package runs on keeps the order.
+            warnings.warn_explicit(
+                "updates is a plain dict, about which theano.function warns: it is taken in its "
+                "order. A list of pairs or an OrderedDict is taken without a warning.",
+                UserWarning,
+                *line_of_user(),
+            )
         updates = list(updates.items())
     if not isinstance(updates, (list, tuple)):
         raise TypeError(
             "updates must be a list of (shared variable, expression) or (shared variable, "
-            f"expression, mode), or an OrderedDict, got a {type(updates).__name__}."
+            f"expression, mode), or a dict, got a {type(updates).__name__}."
         )
     pairs, modes = [], []
     for position, update in enumerate(updates):
@@ -141,28 +199,6 @@ def check_mode(mode):
         )
 
 
-def check_inputs(name, inputs):
-    """Return a list of tensor variables; raise TypeError for anything else."""
-    if not isinstance(inputs, list):
-        raise TypeError(f"{name} must be a list of Theano variables, got {inputs!r}.")
-    for position, variable in enumerate(inputs):
-        if not isinstance(variable, _host.Variable) or not _host.is_array_variable(variable):
-            raise TypeError(
-                f"{name}[{position}] must be a Theano tensor variable, got {variable!r}."
-            )
-        if isinstance(variable, _host.Constant):
-            raise TypeError(
-                f"{name}[{position}] is the constant {variable}: it has its value already, so it "
-                "can't be an input."
-            )
-        if isinstance(variable, _host.SharedVariable):
-            raise TypeError(
-                f"{name}[{position}] is the shared variable {variable}: it is used without being "
-                "an input."
-            )
-    return inputs
-
-
 def describe_value(value):
     """Return the type of a value and what it holds, in a few words, for an error message."""
     if isinstance(value, np.ndarray):
@@ -209,27 +245,96 @@ def check_sliceables(sliceables, used, updated):
     return list(dict.fromkeys(sliceables))
 
 
+def check_swap(swap, used):
+    """Return a dict of shared variables, checked: those of a function -> others of their types."""
+    if swap is not None and not isinstance(swap, dict):
+        raise TypeError(f"swap must be a dict of shared variables, got {shown(swap)}.")
+    for old, new in (swap or {}).items():
+        for variable in (old, new):
+            if not isinstance(variable, _host.SharedVariable):
+                raise TypeError(f"swap must hold shared variables, got {shown(variable)}.")
+        if not any(old is variable for variable in used):
+            raise ValueError(f"swap has {old}, which the function does not use.")
+        if old.type != new.type:
+            raise TypeError(
+                f"swap must hold variables of one type, got {old}, of type {old.type}, and {new}, "
+                f"of type {new.type}."
+            )
+    return swap or {}
+
+
+def swap_variables(source, swap, defaults):
+    """Return a `Source` with some shared variables in place of others.
+
+    An update of a variable becomes the same update of the one in its place. `defaults` are the
+    updates that the function has because variables have a default update.
+    """
+    # It belongs to the variable that is replaced, so it is given explicitly.
+    defaults = [pair for pair in defaults if pair[0] in swap]
+    updates = [*source.updates, *defaults]
+    givens = source.keywords["givens"] or ()
+    givens = list(givens.items() if hasattr(givens, "items") else givens)
+    outputs = copy.copy(source.outputs)
+    outputs.variables = _host.swapped(outputs.variables, swap)
+    return source._replace(
+        inputs=[
+            each
+            if each.update is None
+            else each._replace(update=_host.swapped([each.update], swap)[0])
+            for each in source.inputs
+        ],
+        outputs=outputs,
+        updates=list(
+            zip(
+                [swap.get(target, target) for target, _ in updates],
+                _host.swapped([new for _, new in updates], swap),
+            )
+        ),
+        update_modes=[*source.update_modes, *("avg" for _ in defaults)],
+        sliceables=[swap.get(each, each) for each in source.sliceables or ()],
+        keywords={
+            **source.keywords,
+            "givens": list(
+                zip(
+                    [variable for variable, _ in givens],
+                    _host.swapped([new for _, new in givens], swap),
+                )
+            ),
+        },
+    )
+
+
 class Recipe:
     """Arguments from which the variants of a function are compiled.
 
     The plain variant is the function that ``theano.function`` makes. The sliced variant returns the
     values of the updates after the outputs; it updates random states only, at every slice.
+
+    Parameters
+    ----------
+    inputs : list of Input
+        Those that ranks keep are replaced by their keepers.
     """
 
     def __init__(self, inputs, outputs, updates, update_modes, kwargs):
+        sent = [each.variable for each in inputs if each.keeper is None]
+        kept = [each for each in inputs if each.keeper is not None]
         # Inputs come from shared memory, so they are variables on the host. An input on a device
         # is given as its transfer from there.
-        self.inputs = [_host.on_host(variable) for variable in inputs]
-        moved = [(v, new) for v, new in zip(inputs, self.inputs) if v is not new]
+        self.given = [each._replace(variable=_host.on_host(each.variable)) for each in inputs]
+        self.inputs = [each.variable for each in self.given if each.keeper is None]
+        moved = [(v, new) for v, new in zip(sent, self.inputs) if v is not new]
+        moved += [(each.variable, each.keeper) for each in kept]
         givens = kwargs.get("givens") or ()
         if moved:
             givens = [*(givens.items() if hasattr(givens, "items") else givens), *moved]
+        states = [(each.keeper, each.update) for each in kept if each.update is not None]
+        updates, update_modes = [*updates, *states], [*update_modes, *("avg" for _ in states)]
         self._outputs, self._kwargs = outputs, {**kwargs, "givens": givens}
         self.updates, self.update_modes = updates, update_modes
         self._default_updates = []
         self.sliceables = []
         self._compiled = {}  # variant -> (outputs, updates, keyword arguments)
-        self.allow_downcast = kwargs.get("allow_input_downcast")
 
     @property
     def accumulated(self):
@@ -266,6 +371,7 @@ class Recipe:
         ]
         defaults = [variable for variable, _ in self._default_updates]
         kwargs = _host.without_default_updates(self._kwargs, defaults)
+        kwargs["on_unused_input"] = "ignore"  # the plain variant has warned
         return self._compile(SLICED, self._outputs.variables + values, states, kwargs)
 
     def _compile(self, variant, outputs, updates, kwargs):

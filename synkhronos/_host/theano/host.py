@@ -24,7 +24,7 @@ from synkhronos._host.theano.devices import (
 )
 from synkhronos._host.theano.functions import (
     as_update,
-    cast_input,
+    caster,
     compile_function,
     default_updates,
     expression_of,
@@ -32,12 +32,23 @@ from synkhronos._host.theano.functions import (
     is_mode,
     run,
     shared_variables,
+    swapped,
     without_default_updates,
 )
 from synkhronos._host.theano.graph import all_reduce, communicates, rank_weight, reducing
 from synkhronos._host.theano.pickling import dump, load
 from synkhronos._host.theano.random_numbers import spread_random_state
 from synkhronos._host.theano.rewriting import open_device
+from synkhronos._host.theano.specifications import (
+    Function,
+    In,
+    Out,
+    destroyed_inputs,
+    is_kept,
+    keeper,
+    read_input,
+    read_output,
+)
 from synkhronos._host.theano.variables import (
     cast_value,
     fix_axes,
