@@ -86,8 +86,7 @@ class Function:
         self._source = source  # what `copy` makes another function of
         self._outputs = outputs
         self._modes = tuple(outputs.modes)
-        all_required = all(each.is_required and not each.is_implicit for each in inputs)
-        kind = Inputs if all_required else OptionalInputs
+        kind = Inputs if all(each.is_plain for each in inputs) else OptionalInputs
         self._inputs = kind(session, inputs, str(self))
         self._result_dtypes = [
             reduction.result_dtype(mode, getattr(variable, "dtype", None), _host.float_dtype())
@@ -114,7 +113,7 @@ class Function:
     @property
     def output_modes(self) -> list[str | None]:
         """The reduce mode of each output: a str or None."""
-        return list(self._modes)
+        return list(self._outputs.asked_modes)
 
     @property
     def update_modes(self) -> list[str | None]:
@@ -406,7 +405,7 @@ class Function:
         return f"Function {self.name!r}" if self.name else "Function"
 
     def __repr__(self):
-        modes = ", ".join(map(repr, self._modes))
+        modes = ", ".join(map(repr, self.output_modes))
         return f"<{self}({self._inputs}) -> [{modes}] on {count(self._session.n_ranks, 'rank')}>"
 
 

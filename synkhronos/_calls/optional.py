@@ -1,10 +1,12 @@
-"""Inputs that calls may leave out: those with a default value, and those that ranks keep.
+"""Inputs that are more than one value in each call: with a default, kept by ranks, or sparse.
 
 default     In(x, value=1.0)                    the master puts it into the call
 kept        In(x, value=1.0, update=x + 1)      a shared variable of each rank, and its update
             In(x, value=s.container)            the shared variable itself
+sparse      sparse.csr_matrix("x")              the arrays of its parts are sent
 """
 
+from synkhronos import _host
 from synkhronos._calls.arguments import Inputs
 from synkhronos._rank import commands
 from synkhronos._wording import count
@@ -13,14 +15,14 @@ _MISSING = object()
 
 
 class OptionalInputs(Inputs):
-    """The inputs of a function, some of which calls may leave out.
+    """The inputs of a function, not all of which are one array in each call.
 
     `variables` and all that is numbered are the inputs that a call sends to the ranks: not those
     that they keep.
     """
 
     def __init__(self, session, inputs, owner):
-        super().__init__(session, [each for each in inputs if each.keeper is None], owner)
+        super().__init__(session, [sent for each in inputs for sent in each.sent()], owner)
         self.given = inputs
         self._next = {}  # position -> the value of an input with a default, in the next call
 
@@ -36,8 +38,8 @@ class OptionalInputs(Inputs):
         """Refuse to make Data of inputs that are kept; else return a value for each input."""
         if len(self.given) != len(self.variables):
             raise TypeError(
-                f"build_inputs() makes no Data for {self._owner}, because its ranks keep the "
-                "values of some inputs. Make each with synkhronos.data()."
+                f"build_inputs() makes no Data for {self._owner}, because some of its inputs are "
+                "sparse, or kept by the ranks. Make others with synkhronos.data()."
             )
         return self._bind(args, kwargs, _keep_here)
 
@@ -62,14 +64,18 @@ class OptionalInputs(Inputs):
                     raise TypeError(
                         f"{self._owner} needs a value for {self._name(position)}. It takes: {self}."
                     )
-                if given.keeper is None:
+                if given.parts:
+                    bound += _host.take_apart(self._next.get(position, given.default))
+                elif given.keeper is None:
                     bound.append(self._next.get(position, given.default))
                 continue
             if given.is_implicit:
                 raise TypeError(
                     f"{self._owner} takes no value for {self._name(position)}: it is implicit."
                 )
-            if given.keeper is None:
+            if given.parts:
+                bound += _host.take_apart(self._cast_given(position, value))
+            elif given.keeper is None:
                 bound.append(value)
             else:
                 kept.append((given.keeper, self._cast_given(position, value)))
@@ -109,7 +115,8 @@ class OptionalInputs(Inputs):
 
     def _cast_given(self, position, value):
         given = self.given[position]
-        return Inputs(self._session, [given], self._owner).array(0, value)
+        alone = Inputs(self._session, [given], self._owner)
+        return alone.cast(0, value) if given.parts else alone.array(0, value)
 
     def _positions(self):
         return {each.name: i for i, each in enumerate(self.given) if each.name is not None}

@@ -26,11 +26,26 @@ class Input(NamedTuple):
     allow_downcast: Optional[bool] = None
     keeper: Any = None  # the shared variable in which each rank keeps the value, or None
     update: Any = None  # the expression of the keeper's next value, or None
+    parts: tuple = ()  # of a sparse input: variables of the arrays as which it travels
+    whole: Any = None  # of a sparse input: the expression that is made of the parts
 
     @property
     def is_required(self):
         """Whether each call must give a value."""
         return self.default is None and self.keeper is None
+
+    @property
+    def is_plain(self):
+        """Whether it is one value in each call."""
+        return self.is_required and not self.is_implicit and not self.parts
+
+    def sent(self):
+        """Return the inputs that calls send to the ranks for this one: none if ranks keep it."""
+        if self.keeper is not None:
+            return []
+        if not self.parts:
+            return [self]
+        return [Input(part, self.name, self.is_scattered and part.ndim == 2) for part in self.parts]
 
     def caster(self):
         """Return a function that casts a value as ``theano.function`` does for this input."""
@@ -100,7 +115,10 @@ def _read(place, given, allow_downcast, scattered):
             f"{place} must be a Theano variable, an In, or a tuple {FORMS}, got {shown(given)}."
         )
     variable, options = read or (given, {})
-    if not isinstance(variable, _host.Variable) or not _host.is_array_variable(variable):
+    is_sparse = isinstance(variable, _host.Variable) and _host.sparse_format(variable)
+    if not isinstance(variable, _host.Variable) or not (
+        _host.is_array_variable(variable) or is_sparse
+    ):
         raise TypeError(f"{place} must be a Theano tensor variable, got {variable!r}.")
     if isinstance(variable, _host.Constant):
         raise TypeError(
@@ -111,6 +129,8 @@ def _read(place, given, allow_downcast, scattered):
         raise TypeError(
             f"{place} is the shared variable {variable}: it is used without being an input."
         )
+    if is_sparse:
+        return _read_sparse(place, variable, options, allow_downcast, scattered)
     # A scalar can't be scattered: every rank gets it whole, also where it is listed among the
     # scattered inputs.
     is_scattered = scattered and variable.ndim > 0
@@ -141,6 +161,33 @@ def _read(place, given, allow_downcast, scattered):
     if update is None:
         return checked._replace(default=value)
     return checked._replace(default=value, keeper=_host.keeper(variable, value), update=update)
+
+
+def _read_sparse(place, variable, options, allow_downcast, scattered):
+    form = _host.sparse_format(variable)
+    if form not in (("csr",) if scattered else ("csr", "csc")):
+        raise TypeError(
+            f"{place} is a sparse matrix in the format {form}, whose rows can't be scattered: give "
+            "it in the format csr, or csr or csc in bcast_inputs."
+        )
+    if options.get("update") is not None or _host.is_kept(options.get("value")):
+        raise TypeError(
+            f"{place} is a sparse matrix: ranks can't keep its value. Use a shared variable."
+        )
+    parts, whole = _host.sparse_parts(variable)
+    checked = Input(
+        variable,
+        options.get("name", variable.name),
+        scattered,
+        is_implicit=options.get("implicit", False),
+        strict=options.get("strict", False),
+        allow_downcast=options.get("allow_downcast", allow_downcast),
+        parts=tuple(parts),
+        whole=whole,
+    )
+    if options.get("value") is None:
+        return checked
+    return checked._replace(default=_cast_default(place, checked, options["value"]))
 
 
 def _cast_default(place, checked, value):

@@ -27,9 +27,21 @@ class Outputs:
         given = outputs if self.is_list else [] if outputs is None else [outputs]
         self.is_none = outputs is None
         pairs = [_check_output(position, output) for position, output in enumerate(given)]
-        self.variables = [variable for variable, _ in pairs]
-        self.modes = [reduction.parse_mode(mode) for _, mode in pairs]
-        self._by_cpu = [str(mode).startswith("c_") for _, mode in pairs]
+        self.asked_modes = [reduction.parse_mode(mode) for _, mode in pairs]
+        self._sparse = {}  # position -> the variable of an output that is computed as its parts
+        self._first = []  # the position of each output among those that are computed
+        computed = []
+        for position, (variable, mode) in enumerate(pairs):
+            self._first.append(len(computed))
+            if _host.sparse_format(variable):
+                self._sparse[position] = variable
+                computed += [(part, mode) for part in _host.decomposed(variable)]
+            else:
+                computed.append((variable, mode))
+        self._first.append(len(computed))
+        self.variables = [variable for variable, _ in computed]
+        self.modes = [reduction.parse_mode(mode) for _, mode in computed]
+        self._by_cpu = [str(mode).startswith("c_") for _, mode in computed]
         # The user gets an array on the device only for an expression that ends on the device. A
         # shared variable is on the device without being asked for, so the user gets a copy.
         self._given_on_device = [
@@ -53,8 +65,16 @@ class Outputs:
 
     def check_subset(self, output_subset, function):
         """Return the positions of the selected outputs, in ascending order; None for all."""
-        if self.keys is None or output_subset is None:
-            return check_subset(output_subset, len(self.modes), function)
+        if output_subset is None:
+            return None
+        subset = self._asked(output_subset, function)
+        if not self._sparse:
+            return subset
+        return tuple(i for each in subset for i in range(*self._first[each : each + 2]))
+
+    def _asked(self, output_subset, function):
+        if self.keys is None:
+            return check_subset(output_subset, len(self.asked_modes), function)
         if not isinstance(output_subset, (list, tuple)):
             raise TypeError(
                 f"output_subset must be a list of keys of the outputs, got {output_subset!r}."
@@ -75,12 +95,27 @@ class Outputs:
                 _host.to_device(value) if self._given_on_device[output] else _host.to_host(value)
                 for output, value in zip(chosen, values)
             ]
+        if self._sparse:
+            values, subset = self._put_together(values, subset)
         if self.is_list or self.is_none or not values:
             if self.keys is not None:
                 keys = self.keys if subset is None else [self.keys[output] for output in subset]
                 return dict(zip(keys, values))
             return list(values)
         return values[0]
+
+    def _put_together(self, values, subset):
+        """Return the values of the outputs that were asked for, and their positions."""
+        computed = dict(zip(range(len(self.variables)) if subset is None else subset, values))
+        chosen = [i for i in range(len(self.asked_modes)) if self._first[i] in computed]
+        whole = []
+        for output in chosen:
+            parts = [computed[i] for i in range(*self._first[output : output + 2])]
+            if output in self._sparse:
+                whole.append(_host.put_together(self._sparse[output], *parts))
+            else:
+                whole += parts
+        return whole, chosen
 
 
 def _check_keys(outputs):
@@ -119,7 +154,14 @@ def _check_output(position, output):
             f"Output {position} must be a Theano variable or a pair (variable, mode), got "
             f"{given!r}. Several outputs are given as a list."
         )
-    if reduction.parse_mode(mode) is not None and not _host.is_array_variable(output):
+    form = _host.sparse_format(output)
+    if form and reduction.parse_mode(mode) not in (None, "gather" if form == "csr" else None):
+        raise TypeError(
+            f"Output {position} is a sparse matrix in the format {form}, which can't be reduced "
+            f'with the mode {mode!r}. Give it as (variable, None), as (variable, "gather") in the '
+            "format csr, or as theano.sparse.dense_from_sparse(variable)."
+        )
+    if reduction.parse_mode(mode) is not None and not form and not _host.is_array_variable(output):
         raise TypeError(
             f"Output {position} of type {output.type} can't be reduced. Give it as "
             "(variable, None): the master's own result."
@@ -203,6 +245,8 @@ def describe_value(value):
     """Return the type of a value and what it holds, in a few words, for an error message."""
     if isinstance(value, np.ndarray):
         return f"an array of dtype {value.dtype}, shape {value.shape}"
+    if hasattr(value, "dtype") and getattr(value, "shape", ()):
+        return f"a {type(value).__name__} of dtype {value.dtype}, shape {value.shape}"
     return f"{type(value).__name__} {str(value)[:60]}"
 
 
@@ -317,14 +361,18 @@ class Recipe:
     """
 
     def __init__(self, inputs, outputs, updates, update_modes, kwargs):
-        sent = [each.variable for each in inputs if each.keeper is None]
         kept = [each for each in inputs if each.keeper is not None]
         # Inputs come from shared memory, so they are variables on the host. An input on a device
         # is given as its transfer from there.
         self.given = [each._replace(variable=_host.on_host(each.variable)) for each in inputs]
-        self.inputs = [each.variable for each in self.given if each.keeper is None]
-        moved = [(v, new) for v, new in zip(sent, self.inputs) if v is not new]
+        self.inputs = [sent.variable for each in self.given for sent in each.sent()]
+        moved = [
+            (each.variable, new.variable)
+            for each, new in zip(inputs, self.given)
+            if each.variable is not new.variable
+        ]
         moved += [(each.variable, each.keeper) for each in kept]
+        moved += [(each.variable, each.whole) for each in inputs if each.parts]
         givens = kwargs.get("givens") or ()
         if moved:
             givens = [*(givens.items() if hasattr(givens, "items") else givens), *moved]

@@ -40,6 +40,12 @@ NAMES = {
     "as_update": "Return an update's expression, converted to the type of its shared variable.",
     "swapped": "Return expressions with some of their variables replaced.",
     "expression_of": "Return a function's expression, for ranks on other kinds of devices.",
+    # Sparse matrices, which travel as arrays.
+    "sparse_format": "Return the format of a sparse variable, None for any other.",
+    "sparse_parts": "Return variables of a sparse input's parts, and the matrix made of them.",
+    "take_apart": "Return the values of a sparse input's parts.",
+    "decomposed": "Return expressions of a sparse output's parts.",
+    "put_together": "Return the value of a sparse output from its parts.",
     # Variables and their values.
     "is_array_variable": "Return whether a variable holds an array.",
     "is_random_state": "Return whether a shared variable holds a random state.",

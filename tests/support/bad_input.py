@@ -148,6 +148,7 @@ FUNCTION.refuses(
     ("[theano.tensor.constant(1.0)]", "inputs[0] is the constant TensorConstant{1.0}"),
     ("{x}", "inputs must be a list of Theano variables"),
     ("[(x, 1.0, 2.0)]", "inputs[0] must be a Theano variable, an In, or a tuple"),
+    ("[theano.sparse.csc_matrix('c')]", "inputs[0] is a sparse matrix in the format csc"),
     ("[theano.In(s)]", "inputs[0] is the shared variable s"),
     ("[theano.In(x, value='three')]", "inputs[0] of type TensorType(float64, vector) can't have"),
     ("[theano.In(x, value=m.container)]", "can't have the value"),

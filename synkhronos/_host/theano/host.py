@@ -39,6 +39,13 @@ from synkhronos._host.theano.graph import all_reduce, communicates, rank_weight,
 from synkhronos._host.theano.pickling import dump, load
 from synkhronos._host.theano.random_numbers import spread_random_state
 from synkhronos._host.theano.rewriting import open_device
+from synkhronos._host.theano.sparse import (
+    decomposed,
+    put_together,
+    sparse_format,
+    sparse_parts,
+    take_apart,
+)
 from synkhronos._host.theano.specifications import (
     Function,
     In,
