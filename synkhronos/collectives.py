@@ -9,6 +9,7 @@ of the 2017 package is accepted everywhere: it matters if each rank has a GPU of
 
 from __future__ import annotations
 
+import copy
 from typing import List, Union
 
 import numpy as np
@@ -74,11 +75,11 @@ def broadcast(
         objects = [v for v in variables if not _host.is_array_variable(v)]
         arrays = [v for v in variables if _host.is_array_variable(v)]
         keys = dict(zip(variables, session.registry.keys_of(variables)))
-        for variable, value in zip(variables, given):
+        for variable, value in zip(variables, collective.copy_borrowed(session, given)):
             if value is None:
                 continue
             if variable in objects:
-                _host.replace_object(variable, value)
+                _host.replace_object(variable, copy.deepcopy(value))
             else:
                 commands.assign(session.worker, keys[variable], value)
         if arrays:
@@ -87,6 +88,7 @@ def broadcast(
         if objects:
             object_keys = tuple(keys[variable] for variable in objects)
             collective.send_objects(session, object_keys, [_host.peek(v) for v in objects], None)
+        session.changes.equal(keys.values())
 
 
 def scatter(shared_vars: SharedVariables, values: ArrayLike, batch: Rows | None = None) -> None:
@@ -226,6 +228,7 @@ def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> None:
         keys = session.registry.keys_of(variables)
         unequal = session.run(commands.AllGather(keys, truth("nccl", nccl)))
         collective.raise_unequal("all_gather", variables, unequal, " beyond axis 0")
+        session.changes.equal(keys)
 
 
 def reduce(
@@ -276,6 +279,7 @@ def reduce(
         if truth("in_place", in_place):
             unequal = session.run(commands.Reduce(keys, op, session.master_rank, nccl))
             collective.raise_unequal("reduce", variables, unequal)
+            session.changes.apart(keys)
             return None
         session.run(commands.Expose(keys))
         results = []
@@ -330,3 +334,4 @@ def all_reduce(shared_vars: SharedVariables, op: str = "avg", nccl: bool = True)
         keys = session.registry.keys_of(variables)
         unequal = session.run(commands.Reduce(keys, op, None, truth("nccl", nccl)))
         collective.raise_unequal("all_reduce", variables, unequal)
+        session.changes.equal(keys)

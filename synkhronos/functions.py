@@ -181,6 +181,8 @@ class Function:
             session.refuse_nesting()
             with session.inside:
                 session.settle()
+                if session.changes.pending:
+                    session.changes.settle(_host.shared_variables(self._compiled))
                 values = self._inputs.bind(args, kwargs)
                 command = self._requests.make(
                     self._make_ready, values, output_subset, batch, batch_s, num_slices

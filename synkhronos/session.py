@@ -34,6 +34,7 @@ def fork(
     *,
     devices: Optional[Sequence[str]] = None,
     threads_per_rank: Optional[int] = None,
+    follow: bool = False,
 ) -> int:
     """Start the workers: one process for each rank but the master's, which is this process.
 
@@ -59,6 +60,12 @@ def fork(
     threads_per_rank : int, optional
         The number of threads that BLAS and OpenMP may use in each rank; by default the usable cores
         divided by the ranks, at least 1.
+    follow : bool
+        If true, a value that the script gives a shared variable in the master (``set_value``,
+        ``container.value =``, or a write to ``get_value(borrow=True)`` before the next call) is
+        broadcast before the next call. By default only the master has it, and the next call of a
+        function that uses the variable warns, with a PortingWarning, if other ranks have another.
+        Variables that have got a value for each rank (``scatter``, ``set_value``) are left alone.
 
     Returns
     -------
@@ -86,10 +93,12 @@ def fork(
     >>> synk.close()
     """
     with _Current.lock:
-        return _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_workers)
+        return _fork(
+            devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_workers, follow
+        )
 
 
-def _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_workers):
+def _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_workers, follow):
     if _Current.session is not None:
         raise SessionError(
             "fork() was called while a session is there: only fork once, or close() it before."
@@ -105,12 +114,13 @@ def _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_w
         else whole_number("threads_per_rank", threads_per_rank, 1, _MOST_THREADS)
     )
     profile_workers = truth("profile_workers", profile_workers)
+    follow = truth("follow", follow)
     master = whole_number("master_rank", master_rank, 0, len(names) - 1)
     try:
         # No Ctrl-C between a worker's start and the assignment: else close() would not find it.
         with interrupts_held():
             _release_closed()
-            _Current.session = Session(names, threads, master, profile_workers)
+            _Current.session = Session(names, threads, master, profile_workers, follow)
         _Current.session.begin()
     except BaseException as error:
         _end_current()

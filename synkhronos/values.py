@@ -71,6 +71,7 @@ def set_value(
             collective.assign(session, "set_value", chosen, [given[i] for i in arrays], batch, rank)
         if objects:
             keys = session.registry.keys_of([variables[i] for i in objects])
+            session.changes.apart(keys)
             collective.send_objects(session, keys, [given[i] for i in objects], rank)
 
 

@@ -131,6 +131,15 @@ def _check_value(name, variable, value, rows_may_differ):
     return value
 
 
+def copy_borrowed(session, values):
+    """Return values that can be read while variables are written: those in shared memory, copied.
+
+    A value may be the array of one of the variables, or a view of it (``get_value(borrow=True)``).
+    """
+    holds = session.comm.memory.holds
+    return [v.copy() if isinstance(v, np.ndarray) and holds(v) else v for v in values]
+
+
 def _describe(value):
     if isinstance(value, np.ndarray):
         return f"of dtype {value.dtype} and shape {value.shape}"
@@ -161,8 +170,10 @@ def assign(session, name, variables, values, batch, rank) -> None:
                     "one."
                 )
     keys = session.registry.keys_of(variables)
+    session.changes.apart(keys)
     if rank == session.master_rank:
-        # The master's own variables need no command, and values no copy in shared memory.
+        # The master's own variables need no command, and values no other copy in shared memory.
+        values = copy_borrowed(session, values)
         for key, value, selection in zip(keys, values, selections):
             commands.assign(session.worker, key, np.asarray(value), selection)
         return

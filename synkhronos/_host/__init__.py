@@ -57,6 +57,8 @@ NAMES = {
     "peek": "Return a shared variable's own value, not a copy.",
     "replace": "Set a shared variable to an array; on the host, without a copy.",
     "replace_object": "Set a shared variable that holds no array to an object.",
+    "watch": "Call functions whenever the script sets, or reads, a shared variable's value.",
+    "unwatch": "Undo `watch`.",
     "lend": "Set a shared variable to some of its rows inside a with block.",
     "on_host": "Return a variable of the same kind whose values are on the host.",
     "on_device": "Return a variable moved to this rank's device.",

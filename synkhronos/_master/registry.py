@@ -136,6 +136,7 @@ class Registry:
             forgotten = weakref.finalize(variable, self._session.garbage.add, "variables", key)
             forgotten.atexit = False
             _host.spread_random_state(variable, self._session.master_rank)
+            self._session.changes.watch(key, variable)
         return len(pickled)
 
     def functions(self) -> list:
@@ -153,6 +154,11 @@ class Registry:
     def variables(self) -> list:
         """Return all shared variables that the workers have."""
         return _alive(self._variable_keys.keyrefs())
+
+    def unwatch(self) -> None:
+        """Stop noticing what the script sets."""
+        for variable in self.variables():
+            _host.unwatch(variable)
 
     def release(self) -> None:
         """Free the shared memory that functions keep for plain inputs."""

@@ -12,6 +12,7 @@ import weakref
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log, name_rank
 from synkhronos._machine.processes import ForkedProcess, join_all, kill_all
+from synkhronos._master.changes import Changes
 from synkhronos._master.registry import Garbage, Registry
 from synkhronos._rank import commands
 from synkhronos._rank.worker import Worker, be_worker
@@ -32,7 +33,7 @@ class State(enum.Enum):
 class Session:
     """The master's side of one session: its workers, its own rank, and its state."""
 
-    def __init__(self, devices, threads, master_rank, profile_workers):
+    def __init__(self, devices, threads, master_rank, profile_workers, follow=False):
         self.state = State.OPEN
         self.devices = devices
         self.n_ranks = len(devices)
@@ -46,6 +47,7 @@ class Session:
         self.staged = {}  # shared memory that collectives keep for plain values
         self.recording = None  # a Recording while a profile is on
         self.registry = Registry(self)
+        self.changes = Changes(self, follow)
         self.gate = make_gate(self.n_ranks, master_rank)
         self.worker = Worker(master_rank, self.gate, devices, threads, self._on_release)
         # Weak: the user's references and functions keep the variables alive.
@@ -132,6 +134,8 @@ class Session:
             self.refuse_nesting()
             with self.inside:
                 self.settle()
+                if self.changes.pending:
+                    self.changes.settle()
                 yield self
 
     @contextlib.contextmanager
@@ -233,6 +237,7 @@ class Session:
         self.state = State.CLOSED
         kill_all(self._processes.values(), QUIT_SECONDS)
         self.worker.unbind()
+        self.registry.unwatch()
         if self.recording is not None:
             self.recording.close()
 

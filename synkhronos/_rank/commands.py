@@ -253,6 +253,18 @@ class SetObject:
 
 
 @dataclass(frozen=True)
+class Spread:
+    """Move random states, which are the same on all ranks, to each rank's own stream."""
+
+    keys: Tuple[int, ...]
+
+    def run(self, worker):
+        """Move this rank's states."""
+        for key in self.keys:
+            _host.spread_random_state(worker.variables[key], worker.rank)
+
+
+@dataclass(frozen=True)
 class GetObject:
     """Ask one rank or all for the value of a shared variable that holds no array."""
 

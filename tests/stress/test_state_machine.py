@@ -54,6 +54,7 @@ ACTIONS = {
     *("data", "data value", "data length", "data write", "data dropped"),
     *("broadcast", "scatter", "gather", "all_gather", "reduce", "reduce to new", "all_reduce"),
     *("set_value", "get_value", "get_shapes, get_lengths", "look at all values"),
+    *("old values held", "broadcast of borrowed values"),
     *("refused", "calls refused", "errors of ranks"),
 }
 
@@ -176,7 +177,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.n = self.master = 0
-        self.functions, self.data = [], []
+        self.functions, self.data, self.held = [], [], []
         self.variables = {
             "v": Variable("v", np.zeros(2)),
             "u": Variable("u", np.ones(2)),
@@ -196,6 +197,8 @@ class Machine(RuleBasedStateMachine):
                 variable.values = [variable.values[0]] * self.n
 
     def check_variables(self):
+        for result, value in self.held:
+            assert_same(result, value, "an old value that was handed out")
         for name, variable in self.variables.items():
             ranks = range(self.n) if variable.is_known else []
             for rank in ranks:
@@ -243,7 +246,7 @@ class Machine(RuleBasedStateMachine):
             variable.values = [variable.values[self.master if variable.is_known else 0]]
             variable.is_known = False
         self.check_closed(self.functions, self.data)
-        self.functions, self.data, self.n = [], [], 0
+        self.functions, self.data, self.held, self.n = [], [], [], 0
 
     def check_closed(self, old_functions, old_data):
         """Check that what needs a session refuses, and what belongs to the old one."""
@@ -623,6 +626,43 @@ class Machine(RuleBasedStateMachine):
             made.call(x, 1.0)
         assert (caught.value.rank, caught.value.remote_type) == (rank, "ArithmeticError")
         self.check_variables()
+
+    @precondition(is_open)
+    @rule(name=st.sampled_from("vu"), data=st.data())
+    def hold_an_old_value(self, name, data):
+        """Keep what Theano hands out when an update in the master replaces a value."""
+        done["old values held"] += 1
+        variable = self.variables[name]
+        self.learn([name])
+        synk.get_lengths(variable.shared)
+        step = theano.function(
+            [],
+            variable.shared,
+            updates=[(variable.shared, variable.shared + 1)],
+            mode="FAST_COMPILE",
+        )
+        variable.values = list(variable.values)
+        own = variable.values[self.master]
+        variable.values[self.master] = own + 1
+        self.held.append((step(), own.copy()))
+
+    @precondition(is_open)
+    @rule(names=SOME_WITH_ROWS, back=st.booleans())
+    def broadcast_borrowed(self, names, back):
+        """Give each variable the value of the next one, borrowed."""
+        done["broadcast of borrowed values"] += 1
+        names = [name for name in names if name in "vu"]
+        if not names:
+            return
+        step = -1 if back else 1
+        others = names[1:] + names[:1]
+        shared = [self.variables[name].shared for name in names]
+        values = [self.variables[name].shared.get_value(borrow=True)[::step] for name in others]
+        copies = [value.copy() for value in values]
+        synk.broadcast(shared, values)
+        for name, value in zip(names, copies):
+            self.variables[name].is_known = True
+            self.variables[name].values = [value] * self.n
 
     @precondition(is_open)
     @rule()

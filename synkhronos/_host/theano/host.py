@@ -70,4 +70,6 @@ from synkhronos._host.theano.variables import (
     replace,
     replace_object,
     shared_zeros,
+    unwatch,
+    watch,
 )

@@ -4,7 +4,8 @@ import numpy as np
 from theano.sandbox import rng_mrg
 from theano.tensor.raw_random import RandomStateType
 
-from synkhronos._host.theano.variables import is_mrg_state
+from synkhronos._host.theano import devices
+from synkhronos._host.theano.variables import is_mrg_state, peek, replace, replace_object
 
 
 def spread_random_state(variable, rank: int) -> None:
@@ -17,14 +18,14 @@ def spread_random_state(variable, rank: int) -> None:
     if rank == 0:
         return
     if isinstance(variable.type, RandomStateType):
-        state = variable.get_value(borrow=True)
+        state = peek(variable)
         key = state.get_state()[1]
         position = state.get_state()[2]
         seed = np.random.SeedSequence([*key.tolist(), position, rank])
-        variable.set_value(np.random.RandomState(np.random.MT19937(seed)), borrow=True)
+        replace_object(variable, np.random.RandomState(np.random.MT19937(seed)))
     elif is_mrg_state(variable):
-        states = np.asarray(variable.get_value())
-        variable.set_value(_jump(states, rank).astype(states.dtype))
+        states = devices.to_host(peek(variable))
+        replace(variable, _jump(states, rank).astype(states.dtype))
 
 
 def _jump(states, rank):

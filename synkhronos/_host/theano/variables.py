@@ -1,9 +1,11 @@
 """Shared variables of Theano: their types, and the values in their storage cells."""
 
 import contextlib
+import copyreg
 
 import numpy as np
 from theano import shared
+from theano.gof import Container
 from theano.sandbox import rng_mrg
 from theano.tensor import TensorType, patternbroadcast
 from theano.tensor.raw_random import RandomStateType
@@ -36,7 +38,56 @@ def replace(variable, value) -> None:
 
 def replace_object(variable, value) -> None:
     """Make `value` the value of a shared variable that holds no array, such as a random state."""
-    variable.container.value = value
+    variable.container.storage[0] = variable.type.filter(value)
+
+
+class _Watched(Container):
+    """A container that tells when a script sets or reads its value; the package uses `storage`."""
+
+    def _get(self):
+        value = self.storage[0]
+        if self.on_read is not None:
+            self.on_read(value)
+        return value
+
+    def _set(self, value):
+        Container.__set__(self, value)
+        self.on_set()
+
+    data = value = property(_get, _set)
+
+    def plain(self):
+        """Return a container without the watch, of the same cell."""
+        plain = Container.__new__(Container)
+        plain.__dict__.update(self.__dict__)
+        del plain.on_set, plain.on_read
+        return plain
+
+    def __reduce_ex__(self, protocol):
+        # The reader of the pickle needs Theano only.
+        return copyreg._reconstructor, (Container, object, None), self.plain().__dict__
+
+    def __deepcopy__(self, memo):
+        return self.plain().__deepcopy__(memo)
+
+
+def watch(variable, on_set, on_read=None) -> None:
+    """Call ``on_set()`` when the script sets a shared variable, ``on_read(value)`` when it reads.
+
+    It sees ``set_value``, ``get_value`` and ``container.value``; not compiled functions, and not
+    writes to a borrowed array.
+    """
+    container = variable.container
+    container.on_set, container.on_read = on_set, on_read
+    container.__class__ = _Watched
+
+
+def unwatch(variable) -> None:
+    """Undo `watch`."""
+    container = variable.container
+    if type(container) is _Watched:
+        container.__class__ = Container
+        del container.on_set, container.on_read
 
 
 @contextlib.contextmanager

@@ -9,6 +9,13 @@ A variable gets its region with its first collective. Updates that run in place 
 there; if Theano or ``set_value`` has put another array into the variable, `store` copies it into
 the region. Each collective copies the value of a variable on a device into its region, and back.
 
+A rank writes to a region only if nothing but its variable may still use the memory. When an update
+replaces a variable's array, Theano hands the old one out: as an output, as the value of another
+variable, or as a view in one of these. All of them refer to the array that stood in the variable,
+`_Region.value`. While it has such a reference, the region is given up (`_give_up_held`), and the
+variable gets another one. An array that the user has borrowed (``get_value(borrow=True)``) shows
+what is written to the variable, as in Theano, until the variable has another array.
+
 Lifetimes: a region that this rank replaces stays readable until its next command, because other
 ranks may still read it in this one: see `Storage.begin`. The memory of a segment is freed when the
 last region in it has gone, with all views. Views of other ranks' regions are valid as long as
@@ -19,6 +26,7 @@ reads it in the next call.
 """
 
 import pickle
+import sys
 import weakref
 from typing import NamedTuple, Tuple
 
@@ -45,6 +53,7 @@ class _Region:
         # The regions that were made together share one segment. They keep its memory alive.
         self.segment, self.begin, self.nbytes = segment, begin, nbytes
         self.layout, self.arrays = None, [None]  # no layout: `arrays` is not to be used
+        self.value = None  # the array for the variable, with the memory of the first of `arrays`
 
     def lay_out(self, layout):
         """Divide the region into arrays of these dtypes and shapes, one after another."""
@@ -55,7 +64,17 @@ class _Region:
         arrays = [self.segment.array(*place) for place in places]
         self.layout = None  # a Ctrl-C before the last line leaves a region without a layout
         self.place, self.arrays = Place(self.segment.ref, tuple(places)), arrays
+        # A second array: NumPy's views of a view refer to the array that owns or maps the memory,
+        # here to `value`, so its references are not mixed up with those to `arrays`.
+        self.value = self.segment.array(*places[0])
         self.layout = layout
+
+
+class _Alone:
+    value = np.empty(0)
+
+
+_REFERENCES = sys.getrefcount(_Alone.value)  # of an array that one attribute refers to
 
 
 class Storage:
@@ -93,21 +112,24 @@ class Storage:
     def store(self, keys) -> None:
         """Copy the values of these variables into their regions, if they aren't there."""
         variables, own = self._worker.variables, self._own
-        moved, copied = [], []
+        moved, on_device = [], []
         for key in keys:
             value = _host.peek(variables[key])
             region = own.get(key)
             if _host.is_on_device(value):
-                copied.append((key, value))
-            elif region is None or value is not region.arrays[0]:
-                moved.append((key, value))
+                on_device.append(key)
+            elif region is None or value is not region.value:
+                moved.append(key)
+        # No reference to a value is kept here: it would count as one that is held.
+        value = region = None
         if moved:
             self._move_in(moved)
-        if copied:
-            self._build({key: (_layout(value),) for key, value in copied})
-            for key, value in copied:
-                [array] = self.room_for(key, (_layout(value),))
-                _host.copy_from_device(value, array)
+        if on_device:
+            layouts = {key: (_layout(_host.peek(variables[key])),) for key in on_device}
+            self._build(layouts)
+            for key, layout in layouts.items():
+                [array] = self.room_for(key, layout)
+                _host.copy_from_device(_host.peek(variables[key]), array)
 
     def copy_back(self, keys) -> None:
         """Copy the regions of those variables that live on a device into the variables."""
@@ -116,48 +138,62 @@ class Storage:
             if _host.lives_on_device(variable):
                 _host.replace(variable, self._own[key].arrays[0])
 
-    def _move_in(self, moved):
-        self._leave_lent([key for key, _ in moved])
-        self._build({key: (_layout(value),) for key, value in moved})
-        for key, value in moved:
-            variable, region = self._worker.variables[key], self._own[key]
-            layout = (_layout(value),)
+    def _move_in(self, keys):
+        variables = self._worker.variables
+        keys = [key for key in keys if not self._is_view_of_own(key)]
+        for key in keys:
+            if key in self._own:
+                self._give_up_held(key)
+        layouts = {key: (_layout(_host.peek(variables[key])),) for key in keys}
+        self._build(layouts)
+        for key, layout in layouts.items():
+            region = self._own[key]
             if region.layout != layout:
                 self._settle(key, layout)
-            elif _is_same_memory(value, region.arrays[0]):
-                self.version += 1
-                region.arrays[0] = value  # a new view of the same memory: some ops make one
-                continue
             # In this order: after a Ctrl-C in between, the variable still has its old array.
-            region.arrays[0][...] = value
-            _host.replace(variable, region.arrays[0])
+            region.arrays[0][...] = _host.peek(variables[key])
+            _host.replace(variables[key], region.value)
 
-    def _leave_lent(self, keys):
-        """Give up those keys' regions in which the value of another variable is.
+    def _is_view_of_own(self, key):
+        """Put a region's array back in place of another view of the same memory, made by an op.
 
-        An update that swaps two variables leaves each value in the other's region. A variable that
-        copied its value into its own region would overwrite the value of the other one.
+        Returns whether the variable has the region's array then. Not if anything else holds the
+        region's memory: the next collective would write to it.
         """
-        lent = set()
-        for key, variable in self._worker.variables.items():
-            value, region = _host.peek(variable), self._own.get(key)
-            for array in (value, getattr(value, "base", None)):
-                if region is None or array is not region.arrays[0]:
-                    lent.add(id(array))
-        for key in keys:
-            region = self._own.get(key)
-            if region is not None and region.layout is not None and id(region.arrays[0]) in lent:
-                self._retired.append(self._own.pop(key))
+        variable, region = self._worker.variables[key], self._own.get(key)
+        if region is None or region.layout is None:
+            return False
+        value = _host.peek(variable)
+        if value.base is not region.value or not _is_same_array(value, region.value):
+            return False
+        _host.replace(variable, region.value)
+        del value
+        if sys.getrefcount(region.value) > _REFERENCES + 1:  # beside the variable's
+            _host.replace(variable, region.value.copy())
+            return False
+        return True
+
+    def _give_up_held(self, key):
+        """Give up a region if anything but its variable may use its memory: see the module."""
+        region = self._own[key]
+        own = _REFERENCES + (_host.peek(self._worker.variables[key]) is region.value)
+        if sys.getrefcount(region.value) > own:
+            self._retired.append(self._own.pop(key))
 
     def new_value(self, key, shape):
-        """Give a variable an array of that shape in its region, uninitialized; return the array."""
+        """Give a variable an array of that shape in its region, uninitialized.
+
+        Returns a view of it, to write to. The variable's present value may be in the same memory.
+        """
         variable, region = self._worker.variables[key], self._own.get(key)
-        if region is not None and region.arrays[0] is not _host.peek(variable):
-            self._leave_lent([key])
         layout = ((np.dtype(variable.dtype).str, tuple(shape)),)
-        [value] = self.room_for(key, layout)
-        _host.replace(variable, value)
-        return value
+        if region is not None and (
+            region.layout != layout or region.value is not _host.peek(variable)
+        ):
+            self._give_up_held(key)
+        [array] = self.room_for(key, layout)
+        _host.replace(variable, self._own[key].value)
+        return array
 
     def new_region(self, key, shape):
         """Give a variable an array in another region; its present one stays readable. Return it."""
@@ -166,21 +202,12 @@ class Storage:
         # have to clear.
         old, spare = self._own.get(key), self._spares.get(key)
         self._spares[key] = old
-        if spare is None or spare is old or self._is_lent(spare):
+        if spare is None or spare is old or sys.getrefcount(spare.value) > _REFERENCES:
             self._own.pop(key, None)
         else:
             spare.layout = None  # so that its place is posted again
             self._own[key] = spare
         return self.new_value(key, shape)
-
-    def _is_lent(self, region):
-        """Return whether the value of any variable is in a region."""
-        values = map(_host.peek, self._worker.variables.values())
-        return any(
-            array is region.arrays[0]
-            for value in values
-            for array in (value, getattr(value, "base", None))
-        )
 
     def region_of(self, key):
         """Return this rank's region of a key, or None. Without a layout it has no arrays yet."""
@@ -348,9 +375,10 @@ def _room(layout):
     return max(sum(_round_up(_nbytes(*each)) for each in layout), _ALIGN)
 
 
-def _is_same_memory(value, region):
+def _is_same_array(value, other):
     return (
-        value.__array_interface__["data"][0] == region.__array_interface__["data"][0]
+        value.__array_interface__["data"][0] == other.__array_interface__["data"][0]
+        and _layout(value) == _layout(other)
         and value.flags.c_contiguous
         and value.flags.writeable
     )

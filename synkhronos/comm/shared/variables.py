@@ -70,8 +70,6 @@ class SharedVariables(Variables):
         if isinstance(rows, range) and rows.step > 0:
             target[...] = take_rows(array, rows)
         else:
-            if np.may_share_memory(array, target):
-                array = array.copy()  # rows would be overwritten before they are read
             take_rows(array, rows, target)
 
     def _meet(self, keys):

@@ -1,0 +1,147 @@
+"""Values that the script sets in the master alone, with ``set_value`` or ``container.value =``.
+
+    w.set_value(v) ──▶ pending ──▶ the next call ──▶ follow=True: all ranks get the value
+                                                 ──▶ else: a warning, if other ranks differ
+
+A call without such a change before it only looks whether `Changes.pending` is empty. Collectives
+that set a variable on all ranks settle its change. A variable that ``scatter`` or ``set_value`` has
+given each rank a value of its own is left alone.
+"""
+
+import functools
+import pickle
+
+import numpy as np
+
+from synkhronos import _host
+from synkhronos._rank import commands
+from synkhronos._wording import advise
+
+
+class Changes:
+    """The changes of one session.
+
+    Attributes
+    ----------
+    pending : dict
+        The keys of variables that have been set in the master since the ranks were told.
+    """
+
+    def __init__(self, session, follow):
+        self._session = session
+        self.follow = follow
+        self.pending = {}
+        self._apart = (
+            set()
+        )  # keys of variables that have a value for each rank, as the script asked
+        self._told = set()  # keys of variables that a warning was about
+        self._read = {}  # key -> copy of a value that the script may have borrowed and written to
+
+    def watch(self, key, variable) -> None:
+        """Notice from now on when the script sets a variable, which the workers have."""
+        if self._session.n_ranks > 1:
+            on_read = functools.partial(self._note_read, key) if self.follow else None
+            _host.watch(variable, functools.partial(self._note, key), on_read)
+
+    def equal(self, keys) -> None:
+        """Note that a collective has set variables on all ranks."""
+        for key in keys:
+            self.pending.pop(key, None)
+            self._read.pop(key, None)
+        self._apart.difference_update(keys)
+
+    def apart(self, keys) -> None:
+        """Note that a collective has given ranks values of their own, as the script asked."""
+        self.equal(keys)
+        self._apart.update(keys)
+
+    def _note(self, key):
+        if key not in self._apart:
+            self.pending[key] = True
+
+    def _note_read(self, key, value):
+        if key not in self._apart and isinstance(value, np.ndarray):
+            self._read.setdefault(key, value.copy())
+            self.pending.setdefault(key, False)
+
+    def settle(self, used=None) -> None:
+        """Broadcast the pending changes, or warn of those of `used` variables, which differ.
+
+        Parameters
+        ----------
+        used : list of shared variable, optional
+            The variables of the function that is called. None before a collective, which nothing is
+            warned of: it may be the one that the script sets all ranks with.
+        """
+        if self.follow:
+            self._broadcast()
+        elif used is not None:
+            self._warn(used)
+
+    def _broadcast(self):
+        changes, read = dict(self.pending), dict(self._read)
+        self.pending.clear()
+        self._read.clear()
+        try:
+            changed = [
+                key for key, is_set in changes.items() if is_set or self._differs_from(read, key)
+            ]
+            self._send([key for key in changed if key in self._session.worker.variables])
+        except BaseException:  # the next call tries again
+            self.pending.update(dict.fromkeys(changes, True))
+            raise
+
+    def _differs_from(self, read, key):
+        variable = self._session.worker.variables.get(key)
+        return variable is not None and not _is_equal(_host.peek(variable), read[key])
+
+    def _send(self, keys):
+        """Set variables on all ranks to the master's values, random states to streams of these."""
+        session, variables = self._session, self._session.worker.variables
+        states = tuple(key for key in keys if _host.is_random_state(variables[key]))
+        arrays = tuple(key for key in keys if _host.is_array_variable(variables[key]))
+        objects = tuple(key for key in keys if key not in arrays)
+        if arrays:
+            session.run(commands.Broadcast(arrays, session.master_rank))
+        if objects:
+            values = [_host.peek(variables[key]) for key in objects]
+            # The block owns the memory: it must live until the ranks have read it.
+            _block, reference = session.comm.memory.wrap(pickle.dumps(values))
+            session.run(commands.SetObject(objects, reference, None))
+        if states:
+            session.run(commands.Spread(states))
+
+    def _warn(self, used):
+        variables, mine = self._session.worker.variables, {id(variable) for variable in used}
+        chosen = [key for key in list(self.pending) if id(variables.get(key)) in mine]
+        for key in chosen:
+            del self.pending[key]
+        differ = [key for key in chosen if key not in self._told and self._differs(key)]
+        for key in differ:
+            self._told.add(key)
+            variable = variables[key]
+            if _host.is_random_state(variable):
+                advise(
+                    f"The random state {variable} was set in the master only: other ranks go on "
+                    "with their streams. Seed before the first call or distribute(), or write "
+                    "synk.fork(follow=True): then each rank gets a stream of the new seed."
+                )
+                continue
+            name = variable.name or "variable"
+            advise(
+                f"The shared variable {variable} was set in the master only: other ranks compute "
+                f"with another value. Write synk.broadcast({name}) after {name}.set_value(...), or "
+                "synk.fork(follow=True), which broadcasts all such values."
+            )
+
+    def _differs(self, key):
+        variable = self._session.worker.variables[key]
+        if _host.is_random_state(variable) or not _host.is_array_variable(variable):
+            return True
+        self._session.run(commands.Expose((key,)))
+        first, *others = self._session.comm.variables.values(key)
+        return not all(_is_equal(first, other) for other in others)
+
+
+def _is_equal(value, other):
+    return value.shape == other.shape and bool(((value == other) | (value != value)).all())

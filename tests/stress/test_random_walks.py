@@ -1,0 +1,28 @@
+"""Memory that is handed out stays as it was: random walks against a model in NumPy."""
+
+import os
+
+import pytest
+from support.layouts import Layout, forked
+from support.walks import Walk
+
+WALKS = int(os.environ.get("SYNKHRONOS_WALKS", 1000))
+LAYOUTS = pytest.mark.parametrize("n, master", [(1, 0), (2, 0), (3, 1)])
+
+
+@LAYOUTS
+def test_some_walks(n, master):
+    with forked(Layout(n, master)):
+        walk = Walk(n, master)
+        for seed in range(30):
+            walk.run(seed, 30)
+        assert len(walk.done) == 13
+
+
+@LAYOUTS
+@pytest.mark.slow("walks 3,000 times in all, 30 steps each")
+def test_many_walks(n, master):
+    with forked(Layout(n, master)):
+        walk = Walk(n, master)
+        for seed in range(100, 100 + WALKS):
+            walk.run(seed, 30)
