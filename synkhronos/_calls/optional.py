@@ -7,6 +7,7 @@ sparse      sparse.csr_matrix("x")              the arrays of its parts are sent
 """
 
 from synkhronos import _host
+from synkhronos._calls import collective
 from synkhronos._calls.arguments import Inputs
 from synkhronos._rank import commands
 from synkhronos._wording import count
@@ -110,8 +111,10 @@ class OptionalInputs(Inputs):
     def _keep(self, variable, value):
         session = self._session
         [key] = session.registry.keys_of([variable])
+        [value] = collective.copy_borrowed(session, [value])
         commands.assign(session.worker, key, value)
         session.run(commands.Broadcast((key,), session.master_rank))
+        session.changes.equal([key])
 
     def _cast_given(self, position, value):
         given = self.given[position]

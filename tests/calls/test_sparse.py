@@ -132,8 +132,19 @@ def test_shared_variables(ranks):
     assert_equal(double()[0], matrix(5))
     np.testing.assert_allclose(f(rows), rows @ matrix(5) * 2, rtol=1e-14)
     np.testing.assert_allclose(f(rows, num_slices=2), rows @ matrix(5) * 2, rtol=1e-14)
-    with pytest.raises(TypeError, match=r"broadcast\(\) can't take s, of type Sparse"):
-        synk.broadcast(s)
+    for rank in range(ranks.n):
+        assert_equal(synk.get_value(rank, s), matrix(5) * 2)
+    synk.broadcast(s, matrix(5, "csc"))
+    np.testing.assert_allclose(f(rows), rows @ matrix(5), rtol=1e-14)
+    s.set_value(matrix(5) * 3)
+    synk.broadcast(s)
+    np.testing.assert_allclose(f(rows), rows @ matrix(5) * 3, rtol=1e-14)
+    synk.set_value(ranks.n - 1, s, matrix(3))
+    assert_equal(synk.get_value(ranks.n - 1, s), matrix(3))
+    with pytest.raises(TypeError, match=r"broadcast\(\) can't give s, of type Sparse"):
+        synk.broadcast(s, "x")
+    with pytest.raises(TypeError, match=r"all_reduce\(\) can't take s, of type Sparse"):
+        synk.all_reduce(s)
 
 
 X, C = sparse.csr_matrix("x"), sparse.csc_matrix("c")
