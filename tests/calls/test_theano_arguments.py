@@ -11,7 +11,8 @@ import pytest
 import theano
 import theano.tensor as T
 import theano.tensor.inplace
-from support.layouts import Layout
+from support.helpers import MODE
+from support.layouts import ON_DEVICES, Layout
 from theano import In, Out
 
 import synkhronos as synk
@@ -38,7 +39,7 @@ class Build:
         self._make, self._is_parallel = make, is_parallel
 
     def __call__(self, inputs, outputs=None, **kwargs):
-        return self._make(inputs, outputs, **{"mode": "FAST_COMPILE", **kwargs})
+        return self._make(inputs, outputs, **{"mode": MODE, **kwargs})
 
     def rows(self, output):
         """Return an output with the mode in which it is that of all rows."""
@@ -54,10 +55,9 @@ def both(program):
 
 
 def assert_same(serial, parallel):
-    assert type(serial) is type(parallel) or {type(serial), type(parallel)} <= {
-        np.ndarray,
-        np.float64,
-    }
+    several = (dict, list, tuple)
+    assert type(serial) is type(parallel) or not isinstance(serial, several)
+    assert isinstance(serial, several) or not isinstance(parallel, several)
     if isinstance(serial, dict):
         assert list(serial) == list(parallel)
         serial, parallel = list(serial.values()), list(parallel.values())
@@ -66,7 +66,7 @@ def assert_same(serial, parallel):
         for one, other in zip(serial, parallel):
             assert_same(one, other)
     else:
-        np.testing.assert_allclose(parallel, serial, rtol=1e-14)
+        np.testing.assert_allclose(np.asarray(parallel), np.asarray(serial), rtol=1e-14)
 
 
 def default(make, v):
@@ -259,9 +259,6 @@ PROGRAMS = [
     downcast,
     update,
     update_of_a_vector,
-    container,
-    container_with_update,
-    container_given,
     implicit,
     tuples,
     outputs,
@@ -272,11 +269,14 @@ PROGRAMS = [
     updates_tuple,
     default_updates,
     keywords,
-    profile,
     in_place,
     copies,
     copy_with_inputs,
 ]
+
+
+if not ON_DEVICES:  # where Theano fails with containers, and warns of its profiler
+    PROGRAMS += [container, container_with_update, container_given, profile]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
@@ -407,6 +407,9 @@ def test_the_tools_of_theano_take_it(ranks):
             pickle.dumps(f, protocol)
 
 
+@pytest.mark.skipif(
+    ON_DEVICES, reason="inputs are moved to the device, which the ranks don't share"
+)
 def test_an_operation_in_place_on_an_input_is_refused(ranks):
     x = T.dvector("x")
     with pytest.raises(ValueError, match="works in place on its input x"):
