@@ -11,7 +11,7 @@ import pytest
 import theano
 import theano.tensor as T
 import theano.tensor.inplace
-from support.helpers import MODE
+from support.helpers import MODE, Call
 from support.layouts import ON_DEVICES, Layout
 from theano import In, Out
 
@@ -414,6 +414,16 @@ def test_an_operation_in_place_on_an_input_is_refused(ranks):
     x = T.dvector("x")
     with pytest.raises(ValueError, match="works in place on its input x"):
         synk.function([x], T.inplace.exp_inplace(x), accept_inplace=True)
+
+
+def test_a_function_inside_of_another_is_not_sent(ranks):
+    x = T.dvector("x")
+    inner = synk.function([x], (x.sum(), "sum"), name="inner")
+    outer = synk.function([x], (Call(lambda rows: rows if inner else None)(x), "gather"))
+    if ranks.n > 1:
+        with pytest.raises(TypeError, match="Function 'inner' can't be pickled or copied"):
+            outer(X)
+    assert inner(X) == X.sum()
 
 
 def test_a_swapped_random_state_goes_on(ranks):
