@@ -12,13 +12,21 @@ author = "Synkhronos developers"
 copyright = author
 version = release = synkhronos.__version__
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+]
 exclude_patterns = ["_build"]
 default_role = "code"
 
 html_theme = "furo"
 html_title = f"Synkhronos {release}"
 html_copy_source = False
+html_static_path = ["static"]
+html_css_files = ["widths.css"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings say the types
@@ -26,6 +34,17 @@ napoleon_google_docstring = False
 napoleon_use_ivar = True  # properties have entries of their own
 napoleon_use_rtype = False
 trim_doctest_flags = True
+
+# The few names that these pages use, from files beside them: a build needs no network.
+intersphinx_mapping = {
+    "python": ("https://docs.python.org/3/", "inventories/python.txt"),
+    "numpy": ("https://numpy.org/doc/1.23/", "inventories/numpy.txt"),
+}
+
+# A copy has neither prompts nor what they printed; blocks of output have no button.
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"
 
 
 def add_tables(app, page, source):

@@ -8,6 +8,8 @@ A call first sends the workers the function, if they don't have it yet.
 
 from __future__ import annotations
 
+import functools
+import weakref
 from typing import Any, NamedTuple, Sequence
 
 import numpy as np
@@ -16,6 +18,7 @@ from synkhronos import _host
 from synkhronos._arithmetic import reduction
 from synkhronos._calls import parameters, signature
 from synkhronos._calls.arguments import Inputs
+from synkhronos._calls.check import Check, number_of_calls
 from synkhronos._calls.optional import Containers, OptionalInputs, Values
 from synkhronos._calls.request import Requests
 from synkhronos._calls.signature import Recipe
@@ -104,6 +107,15 @@ class Function:
         self._requests = Requests(
             session, self._key, self._inputs, outputs, self._description, str(self)
         )
+        check = source.check
+        if check:
+            self._check = Check(
+                session, compiled, self._inputs, outputs, recipe, check, weakref.proxy(self)
+            )
+            # In place of the method, while calls are checked. Weak: a cycle would keep the function
+            # when the user has dropped it.
+            this: Any = weakref.proxy(self)
+            self.__dict__["_run"] = functools.partial(Function._run_checked, this)
 
     @property
     def name(self) -> str:
@@ -182,7 +194,7 @@ class Function:
             with session.inside:
                 session.settle()
                 if session.changes.pending:
-                    session.changes.settle(_host.shared_variables(self._compiled))
+                    session.changes.settle(self._compiled)
                 values = self._inputs.bind(args, kwargs)
                 command = self._requests.make(
                     self._make_ready, values, output_subset, batch, batch_s, num_slices
@@ -197,6 +209,25 @@ class Function:
                         results = parts.combine(command, modes, dtypes, self)
                         span.moved(*results)
         return self._outputs.pack(results, command.output_subset)
+
+    def _run_checked(self, args, kwargs, output_subset, batch, batch_s, num_slices):
+        session = self._session
+        session.require_open()
+        with session.lock:
+            with session.call("check"):
+                values = self._inputs.bind_ahead(args, kwargs)
+            subset = self._outputs.check_subset(output_subset, self)
+            if self._check.left <= 1:
+                self.__dict__.pop("_run", None)
+            return self._check.run(
+                values,
+                subset,
+                batch,
+                batch_s,
+                lambda: Function._run(
+                    self, args, kwargs, output_subset, batch, batch_s, num_slices
+                ),
+            )
 
     def _make_ready(self, num_slices):
         """Compile the variant for this number of slices; send the workers what they lack."""
@@ -420,6 +451,7 @@ class Source(NamedTuple):
     update_modes: list
     sliceables: Any
     keywords: dict  # of theano.function
+    check: int  # the number of calls to compare with serial Theano
 
 
 def function(
@@ -429,6 +461,7 @@ def function(
     updates: dict[SharedVariable, Variable] | Sequence[Update] | None = None,
     givens: dict[Variable, Variable] | Sequence[tuple[Variable, Variable]] | None = None,
     sliceable_shareds: list[SharedVariable] | None = None,
+    check: bool | int | None = None,
     **kwargs: Any,
 ) -> Function:
     """Compile a Theano function that will run on all ranks.
@@ -462,6 +495,10 @@ def function(
     sliceable_shareds : list of shared variable, optional
         Shared variables whose rows ``batch_s`` and ``num_slices`` select on each rank. The
         function must use them and may not update them.
+    check : bool or int, optional
+        If true, the first 3 calls, or so many, are also computed by serial Theano in the master.
+        A PortingWarning tells of each output and update that differs by more than rounding, and of
+        the likely cause. By default as in :func:`~synkhronos.fork`.
 
     Raises
     ------
@@ -483,7 +520,8 @@ def function(
     (2.0, 4.0)
     >>> synk.close()
     """
-    current("function()")
+    session = current("function()")
+    check = session.check if check is None else number_of_calls("check", check)
     downcast = kwargs.get("allow_input_downcast")
     given = parameters.check_inputs("inputs", inputs, downcast, scattered=True)
     given += parameters.check_inputs("bcast_inputs", bcast_inputs, downcast, scattered=False)
@@ -497,7 +535,7 @@ def function(
     # A plain str: workers unpickle the name, and may not be able to import a subclass.
     name = "{}:{}".format(*line_of_user()) if name is None else str(name)
     keywords = {**kwargs, "givens": givens, "name": name}
-    return _make(Source(given, chosen, pairs, update_modes, sliceable_shareds, keywords))
+    return _make(Source(given, chosen, pairs, update_modes, sliceable_shareds, keywords, check))
 
 
 def _make(source):

@@ -9,12 +9,14 @@ A process has at most one session at a time.
 import atexit
 import os
 import threading
-from typing import Optional, Sequence
+from typing import Optional, Sequence, Union
 
 from synkhronos import _host, profiling
+from synkhronos._calls.check import number_of_calls, of_environment
 from synkhronos._machine.devices import default_threads, resolve
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log
+from synkhronos._machine.processes import number_in_proc, take_standard_streams
 from synkhronos._master.current import Current as _Current
 from synkhronos._master.current import current
 from synkhronos._master.session import Session
@@ -35,6 +37,7 @@ def fork(
     devices: Optional[Sequence[str]] = None,
     threads_per_rank: Optional[int] = None,
     follow: bool = False,
+    check: Optional[Union[bool, int]] = None,
 ) -> int:
     """Start the workers: one process for each rank but the master's, which is this process.
 
@@ -66,6 +69,10 @@ def fork(
         broadcast before the next call. By default only the master has it, and the next call of a
         function that uses the variable warns, with a PortingWarning, if other ranks have another.
         Variables that have got a value for each rank (``scatter``, ``set_value``) are left alone.
+    check : bool or int, optional
+        The default of the argument ``check`` of :func:`~synkhronos.function`: if true, the first
+        calls of each function are compared with serial Theano. Without it, the environment variable
+        ``SYNKHRONOS_CHECK=1`` (or a number of calls) asks for that.
 
     Returns
     -------
@@ -94,11 +101,20 @@ def fork(
     """
     with _Current.lock:
         return _fork(
-            devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_workers, follow
+            devices,
+            n_parallel,
+            use_gpu,
+            threads_per_rank,
+            master_rank,
+            profile_workers,
+            follow,
+            check,
         )
 
 
-def _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_workers, follow):
+def _fork(
+    devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_workers, follow, check
+):
     if _Current.session is not None:
         raise SessionError(
             "fork() was called while a session is there: only fork once, or close() it before."
@@ -106,6 +122,8 @@ def _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_w
     profile_file = profiling.file_of_environment()
     names = resolve(n_parallel, use_gpu, devices)
     _host.refuse_open_device()
+    if len(names) > 1:
+        _check_proc()
     if set(names) != {"cpu"}:
         _host.import_device_backend()
     threads = (
@@ -115,12 +133,14 @@ def _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_w
     )
     profile_workers = truth("profile_workers", profile_workers)
     follow = truth("follow", follow)
+    check = of_environment() if check is None else number_of_calls("check", check)
     master = whole_number("master_rank", master_rank, 0, len(names) - 1)
     try:
         # No Ctrl-C between a worker's start and the assignment: else close() would not find it.
         with interrupts_held():
             _release_closed()
-            _Current.session = Session(names, threads, master, profile_workers, follow)
+            take_standard_streams()
+            _Current.session = Session(names, threads, master, profile_workers, follow, check)
         _Current.session.begin()
     except BaseException as error:
         _end_current()
@@ -138,6 +158,16 @@ def _fork(devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_w
             close()
             raise
     return len(names)
+
+
+def _check_proc():
+    try:
+        number_in_proc()
+    except OSError as error:
+        raise SessionError(
+            f"fork() needs a /proc that shows this process, because ranks open the memory of one "
+            f"another there: {error}. Mount one: mount -t proc proc /proc, or unshare --mount-proc."
+        ) from error
 
 
 def close() -> None:

@@ -47,6 +47,10 @@ class Inputs:
             values[positions[name]] = value
         return values
 
+    def bind_ahead(self, args, kwargs):
+        """Return the arguments of a call that follows."""
+        return self.bind(args, kwargs)
+
     def bind_here(self, args, kwargs):
         """Return the arguments of a call in the master alone."""
         return self.bind(args, kwargs)

@@ -29,11 +29,19 @@ class OptionalInputs(Inputs):
 
     def bind(self, args, kwargs):
         """Return the arguments of a call, and set on all ranks what they keep."""
+        bound = self._bind(args, kwargs, self._keep)
+        self._next.clear()
+        return bound
+
+    def bind_ahead(self, args, kwargs):
+        """Return the arguments of a call that follows, and set on all ranks what they keep."""
         return self._bind(args, kwargs, self._keep)
 
     def bind_here(self, args, kwargs):
         """Return the arguments of a call in the master alone."""
-        return self._bind(args, kwargs, _keep_here)
+        bound = self._bind(args, kwargs, _keep_here)
+        self._next.clear()
+        return bound
 
     def bind_data(self, args, kwargs):
         """Refuse to make Data of inputs that are kept; else return a value for each input."""
@@ -86,7 +94,6 @@ class OptionalInputs(Inputs):
                 self.array(position, value)
             for variable, value in kept:
                 keep(variable, value)
-        self._next.clear()
         return bound
 
     def get(self, position):

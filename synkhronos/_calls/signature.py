@@ -87,6 +87,24 @@ class Outputs:
                 )
         return tuple(sorted({self.keys.index(key) for key in output_subset}))
 
+    def unpack(self, results, subset=None):
+        """Return what `pack` has returned as a list, of the outputs that are computed."""
+        if self.keys is not None:
+            results = list(results.values())
+        elif not (self.is_list or self.is_none):
+            results = [results]
+        if not self._sparse:
+            return results
+        chosen = [i for i, n in enumerate(self._first[:-1]) if subset is None or n in subset]
+        unpacked = []
+        for output, result in zip(chosen, results):
+            if output in self._sparse:
+                data, indices, spans, length = _host.take_apart(result)
+                unpacked += [data, indices, spans[:, 1] - spans[:, 0], length]
+            else:
+                unpacked.append(result)
+        return unpacked
+
     def pack(self, values, subset=None):
         """Return the values of all outputs, or a subset: a list for a list, a dict for a dict."""
         if any(self.on_device):

@@ -64,19 +64,19 @@ class Changes:
             self._read.setdefault(key, value.copy())
             self.pending.setdefault(key, False)
 
-    def settle(self, used=None) -> None:
-        """Broadcast the pending changes, or warn of those of `used` variables, which differ.
+    def settle(self, function=None) -> None:
+        """Broadcast the pending changes, or warn of those that a call would compute with.
 
         Parameters
         ----------
-        used : list of shared variable, optional
-            The variables of the function that is called. None before a collective, which nothing is
-            warned of: it may be the one that the script sets all ranks with.
+        function : compiled function, optional
+            The function to be called. None before a collective, which nothing is warned of: it may
+            be the one that the script sets all ranks with.
         """
         if self.follow:
             self._broadcast()
-        elif used is not None:
-            self._warn(used)
+        elif function is not None:
+            self._warn(function)
 
     def _broadcast(self):
         changes, read = dict(self.pending), dict(self._read)
@@ -111,12 +111,19 @@ class Changes:
         if states:
             session.run(commands.Spread(states))
 
-    def _warn(self, used):
-        variables, mine = self._session.worker.variables, {id(variable) for variable in used}
-        chosen = [key for key in list(self.pending) if id(variables.get(key)) in mine]
+    def _warn(self, function):
+        # Variables that the function only replaces have new values after the call.
+        used = set(_host.shared_variables(function))
+        read = set(_host.variables_read(function))
+        variables = self._session.worker.variables
+        chosen = [key for key in list(self.pending) if variables.get(key) in used]
         for key in chosen:
             del self.pending[key]
-        differ = [key for key in chosen if key not in self._told and self._differs(key)]
+        differ = [
+            key
+            for key in chosen
+            if key not in self._told and variables[key] in read and self._differs(key)
+        ]
         for key in differ:
             self._told.add(key)
             variable = variables[key]

@@ -33,10 +33,11 @@ class State(enum.Enum):
 class Session:
     """The master's side of one session: its workers, its own rank, and its state."""
 
-    def __init__(self, devices, threads, master_rank, profile_workers, follow=False):
+    def __init__(self, devices, threads, master_rank, profile_workers, follow=False, check=0):
         self.state = State.OPEN
         self.devices = devices
         self.n_ranks = len(devices)
+        self.check = check  # so many first calls of each function are compared with serial Theano
         self.master_rank = master_rank
         self.lock = threading.RLock()  # held in a call; calls of other threads wait for it
         self.inside = threading.Lock()  # held in a call; shows a nested call of the same thread

@@ -231,7 +231,7 @@ Examples
 >>> _ = theano.function([], updates=grad_updates)()
 >>> grad_shared.get_value()
 array([ 2., 20.])
->>> _ = theano.function([], updates=param_updates)()  # on ranks, after synk.all_reduce(grad_shared)
+>>> _ = theano.function([], updates=param_updates)()  # on ranks: all_reduce(grad_shared) before
 >>> w.get_value().round(4).tolist()
 {after}
 """

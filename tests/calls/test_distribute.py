@@ -85,6 +85,7 @@ def test_distribute_is_repeatable_and_sends_only_what_is_new(dumped, caplog):
     assert len(dumped) == 3
 
 
+@pytest.mark.filterwarnings("ignore::synkhronos.PortingWarning")
 def test_values_are_the_masters_at_that_moment_and_not_sent_again(ranks, dumped):
     s = theano.shared(np.arange(50000.0), "s")
     s.set_value(np.arange(50000.0) + 1)
@@ -145,6 +146,7 @@ def test_variables_of_equal_name_and_value_stay_apart(ranks):
     np.testing.assert_array_equal(both, [[2] * ranks.n, [5] * ranks.n])
 
 
+@pytest.mark.filterwarnings("ignore::synkhronos.PortingWarning")
 def test_the_masters_variable_is_the_users(ranks):
     s = theano.shared(1.0, "s")
     f = function([], (s * 1, "gather"), updates=[(s, s + 1)])

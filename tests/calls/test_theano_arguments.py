@@ -416,6 +416,27 @@ def test_an_operation_in_place_on_an_input_is_refused(ranks):
         synk.function([x], T.inplace.exp_inplace(x), accept_inplace=True)
 
 
+def test_calls_are_checked(ranks):
+    v, made = Names(), theano.sparse.csr_matrix("made")
+    rows = theano.sparse.csr_from_dense(T.as_tensor_variable(np.eye(6)))
+    f = synk.function(
+        [v.x, In(v.y, value=2.0), In(v.z, value=[1.0], update=v.z * 2), made],
+        {"a": (v.x * v.y, "gather"), "b": (made * 2, "gather"), "c": (v.z, None)},
+        check=True,
+    )
+    f[v.y] = 3
+    value = theano.function([], rows)()
+    for factor, kept in ((3, 1), (2, 2), (2, 4)):
+        results = f(X, made=value)
+        np.testing.assert_array_equal(results["a"], X * factor)
+        np.testing.assert_array_equal(results["b"].toarray(), 2 * np.eye(6))
+        np.testing.assert_array_equal(results["c"], [kept])
+    wrong = synk.function([made], {"d": (theano.sparse.sp_sum(made), "avg")}, check=1)
+    if ranks.n > 1:
+        with pytest.warns(synk.PortingWarning, match="Output 0 of .* is not what serial Theano"):
+            wrong(value)
+
+
 def test_a_function_inside_of_another_is_not_sent(ranks):
     x = T.dvector("x")
     inner = synk.function([x], (x.sum(), "sum"), name="inner")

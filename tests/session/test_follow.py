@@ -146,6 +146,9 @@ def test_what_is_right_is_not_told_of(n, master):
         w.set_value([np.nan, 6.0])
         synk.all_reduce(w)
         f(np.ones(n))
+        replace = function([], updates=[(w, 2 * theano.shared(np.arange(2.0)))])
+        w.set_value([7.0, 7.0])
+        replace()  # it does not read w
         w.set_value([np.nan, np.nan])
         synk.broadcast(w, [1.0, 2.0])
         check(n, w, f, np.array([1.0, 2.0]))

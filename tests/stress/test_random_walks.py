@@ -7,6 +7,8 @@ from support.layouts import Layout, forked
 from support.walks import Walk
 
 WALKS = int(os.environ.get("SYNKHRONOS_WALKS", 1000))
+# Walks set variables in the master alone.
+pytestmark = pytest.mark.filterwarnings("ignore::synkhronos.PortingWarning")
 LAYOUTS = pytest.mark.parametrize("n, master", [(1, 0), (2, 0), (3, 1)])
 
 

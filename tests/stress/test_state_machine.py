@@ -154,6 +154,10 @@ KINDS = {
 }
 
 
+# Sequences set variables in the master alone.
+pytestmark = pytest.mark.filterwarnings("ignore::synkhronos.PortingWarning")
+
+
 class Variable:
     """A shared variable, and what each rank should have in it."""
 

@@ -87,6 +87,9 @@ FORK.refuses(
     ("2", "use_gpu must be True, False or None"),
 )
 FORK.refuses("profile_workers", TypeError, ("X", "profile_workers must be True or False"))
+FORK.refuses("follow", TypeError, ("X", "follow must be True or False"))
+FORK.refuses("check", TypeError, ("1.5", "check must be an integer"), ("'yes'", "check must be"))
+FORK.refuses("check", ValueError, ("-1", "check must be at least 0"))
 RANKS = Use("synk.fork", {"n_parallel": "2", "use_gpu": "False"}, "result == 2", before_fork=True)
 RANKS.refuses("n_parallel", ValueError, ("2**70", "n_parallel must be at most 4194304"))
 RANKS.refuses("n_parallel", TypeError, ("np.True_", "n_parallel must be an integer or None"))
@@ -217,6 +220,8 @@ FUNCTION.refuses(
     "sliceable_shareds", ValueError, ("[m]", "sliceable_shareds has m, which the function does not")
 )
 
+FUNCTION.refuses("check", TypeError, ("1.5", "check must be an integer"))
+FUNCTION.refuses("check", ValueError, ("-1", "check must be at least 0"))
 FUNCTION.refuses(
     "**kwargs",
     TypeError,
@@ -1001,6 +1006,7 @@ WITHOUT_WORKERS = {
 # Parameters that take any value.
 ANY_VALUE = {
     "profile_workers": "its truth counts",
+    "follow": "its truth counts",
     "max_n_var": "ignored",
     "max_dim": "ignored",
     "nccl": "its truth counts",

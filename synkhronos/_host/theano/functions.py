@@ -6,9 +6,10 @@ import theano
 from theano.compile.mode import Mode, get_mode
 from theano.gof import Variable
 
-from synkhronos._host.theano import compile_cache, portable, rewriting
+from synkhronos._host.theano import compile_cache, portable, printing, rewriting
 
 compile_cache.fix_cache_keys()
+printing.put_ranks_in_front()
 
 __all__ = ["Mode"]
 
@@ -67,6 +68,13 @@ def swapped(expressions, variables):
 def shared_variables(function):
     """Return the shared variables that a compiled function uses or updates."""
     return function.get_shared()
+
+
+def variables_read(function):
+    """Return the shared variables whose values a compiled function reads, not only replaces."""
+    pairs = zip(function.maker.inputs, function.maker.fgraph.inputs)
+    read = {given.variable for given, inner in pairs if inner.clients}
+    return [variable for variable in function.get_shared() if variable in read]
 
 
 def default_updates(function, updates):

@@ -33,6 +33,7 @@ from synkhronos._host.theano.functions import (
     run,
     shared_variables,
     swapped,
+    variables_read,
     without_default_updates,
 )
 from synkhronos._host.theano.graph import all_reduce, communicates, rank_weight, reducing
@@ -64,6 +65,7 @@ from synkhronos._host.theano.variables import (
     is_random_state,
     lend,
     lives_on_device,
+    on_copies,
     on_device,
     on_host,
     peek,

@@ -1,6 +1,7 @@
 """Shared variables of Theano: their types, and the values in their storage cells."""
 
 import contextlib
+import copy
 import copyreg
 
 import numpy as np
@@ -104,6 +105,28 @@ def lend(variable, rows):
         yield
     finally:
         if storage[0] is rows:
+            storage[0] = whole
+
+
+@contextlib.contextmanager
+def on_copies(variables, values=()):
+    """Let shared variables hold copies of their values inside a with block, or other values.
+
+    Parameters
+    ----------
+    variables : list of shared variable
+    values : dict, optional
+        Variable -> its value inside the block.
+    """
+    cells = [(variable, variable.container.storage) for variable in variables]
+    wholes = [storage[0] for _, storage in cells]
+    try:
+        for variable, storage in cells:
+            given = variable in values
+            storage[0] = values[variable] if given else copy.deepcopy(storage[0])
+        yield
+    finally:
+        for (_, storage), whole in zip(cells, wholes):
             storage[0] = whole
 
 

@@ -1,0 +1,207 @@
+"""check=True: what differs from serial Theano is told, with its cause; what doesn't is not."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support.helpers import MODE
+from support.layouts import ON_DEVICES, Layout
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor.shared_randomstreams import RandomStreams
+
+import synkhronos as synk
+from synkhronos import PortingWarning
+from synkhronos.extensions import update_rules
+
+LAYOUTS = [Layout(2), Layout(3, master=1), Layout(1)]
+X = np.arange(14.0).reshape(7, 2) / 5
+FOR_ROWS = pytest.mark.skipif(ON_DEVICES, reason="operations of this test run on the host only")
+
+
+def made(inputs, outputs=None, **kwargs):
+    return synk.function(inputs, outputs, check=True, name="f", mode=MODE, **kwargs)
+
+
+def told(ranks, f, *args, **kwargs):
+    """Call three times; return the messages, which come with the first call."""
+    if ranks.n == 1:  # it is serial Theano, and warnings are errors
+        return [f(*args, **kwargs) for _ in range(3)][:0]
+    with pytest.warns(PortingWarning) as caught:
+        f(*args, **kwargs)
+    for _ in range(2):
+        f(*args, **kwargs)  # told already
+    assert {warning.filename for warning in caught} == {__file__}
+    return [str(warning.message) for warning in caught]
+
+
+OUTPUTS = {
+    "sum of rows": (lambda x: x.sum(), "avg", "(output, 'sum')"),
+    "average of a sum": (lambda x: x.mean(), "sum", "(output, 'avg')"),
+    "max": (lambda x: x.max(), "avg", "(output, 'max')"),
+    "min": (lambda x: x.min(), "max", "(output, 'min')"),
+    "product": (lambda x: (1 + x).prod(), "avg", "(output, 'prod')"),
+    "rows": (lambda x: x.sum(axis=1), None, "(output, 'gather')"),
+    "argmax of rows": (lambda x: T.argmax(x, axis=1), "max", "(output, 'gather')"),
+    "in no mode": (lambda x: x.std(), "avg", "in any mode"),
+}
+
+
+@FOR_ROWS
+@pytest.mark.parametrize("what", OUTPUTS)
+def test_modes(ranks, what):
+    make, mode, wanted = OUTPUTS[what]
+    x = T.dmatrix("x")
+    rows = X if mode is None or "rows" not in what else X[: 2 * ranks.n]
+    messages = told(ranks, made([x], (make(x), mode)), rows)
+    if ranks.n > 1:
+        [message] = messages
+        assert f"Output 0 of Function 'f', mode {mode!r}, is not what serial" in message
+        assert wanted in message
+
+
+def test_what_is_right_is_not_told_of(ranks):
+    x, y = T.dmatrix("x"), T.dvector("y")
+    w, count = theano.shared(np.ones(2), "w"), theano.shared(0.0, "count")
+    loss = T.sqr(T.dot(x, w) - y).mean()
+    grad = synk.ops.all_reduce(T.grad(loss, w))
+    f = made(
+        [x, y],
+        [loss, (x, "gather"), (x.sum(0), "sum"), (y.max(), "max"), (y.shape[0], "sum")],
+        updates=[(w, w - 0.1 * grad), (count, count + 1)],
+    )
+    for batch in (None, slice(2, 6), [5, 1, 0, 4]):
+        f(X, X[:, 0], batch=batch)
+    assert float(count.get_value()) == 3
+    f = made([x], [x.sum()], givens={}, bcast_inputs=[y], on_unused_input="ignore")
+    if ranks.n > 1:
+        with pytest.warns(PortingWarning, match="'sum'"):
+            f(X, X[0])
+
+
+def test_variables_are_as_without_the_check(ranks):
+    x = T.dmatrix("x")
+    values = []
+    for check in (0, 2):
+        w = theano.shared(np.ones(2), "w")
+        total = theano.shared(np.zeros(2), "total")
+        streams = MRG_RandomStreams(5)
+        f = synk.function(
+            [x],
+            [(x.sum(0), "sum"), (streams.uniform((2,), ndim=1) + 0 * w, None)],
+            updates=[(w, 2 * w), (total, total + w)],
+            check=check,
+        )
+        if check and ranks.n > 1 and ranks.master:
+            with pytest.warns(PortingWarning, match="random numbers"):
+                results = [f(X)]
+        else:
+            results = [f(X)]
+        results += [f(X) for _ in range(3)]
+        values.append((results, synk.gather(w), synk.gather(total)))
+    np.testing.assert_equal(values[0], values[1])
+
+
+def test_updates_with_the_rows_of_each_rank(ranks):
+    x, w = T.dmatrix("x"), theano.shared(np.ones(2), "w")
+    loss = T.sqr(T.dot(x, w)).mean()
+    f = made([x], updates=[(w, w - 0.01 * T.grad(loss, w))])
+    messages = told(ranks, f, X[: 2 * ranks.n])
+    if ranks.n > 1:
+        assert "The update of w in Function 'f' is not what" in messages[0]
+        assert "synk.ops.all_reduce(g)" in messages[0] and "synk.all_reduce(w)" in messages[0]
+    v = theano.shared(np.ones(2), "v")
+    grad = synk.ops.all_reduce(T.grad(T.sqr(T.dot(x, v)).mean(), v))
+    f = made([x], updates=update_rules.adam([grad], [v]))
+    for _ in range(3):
+        f(X)
+
+
+def test_variables_that_the_script_has_set(ranks):
+    x, w = T.dmatrix("x"), theano.shared(np.ones(2), "w")
+    f = synk.function([x], T.dot(x, w).mean(), check=2, name="f")
+    f(X)
+    if ranks.n > 1:
+        w.set_value([2.0, 3.0])
+        with pytest.warns(PortingWarning) as caught:
+            f(X)
+        messages = [str(warning.message) for warning in caught]
+        assert "w was set in the master only" in messages[0]
+        assert "Before the call, ranks had different values of w: write synk.br" in messages[1]
+
+
+@pytest.mark.parametrize("streams", [MRG_RandomStreams, RandomStreams])
+def test_random_numbers(ranks, streams):
+    x = T.dmatrix("x")
+    f = made([x], (x + streams(3).uniform(x.shape, ndim=2), "gather"))
+    for message in told(ranks, f, X):
+        assert "draws random numbers" in message
+
+
+def test_sequences_along_axis_0(ranks):
+    x = T.dtensor3("x")  # time, rows, features
+    steps = np.random.RandomState(0).rand(6, 2 * ranks.n, 3)
+    f = made([x], T.sqr(x.cumsum(axis=0)[-1]).mean())
+    for message in told(ranks, f, steps):
+        assert "write axes={x: 1} in function(), with the mode 'avg'" in message
+
+
+def test_sliceable_shared_variables(ranks):
+    d, w = theano.shared(np.zeros((1, 2)), "d"), theano.shared(np.ones(2), "w")
+    synk.scatter(d, X)
+    f = made([], [T.dot(d, w).mean(), (d, "gather")], sliceable_shareds=[d])
+    f()
+    f(batch_s=slice(0, 1))
+    f = made([], d.sum(), sliceable_shareds=[d])
+    for message in told(ranks, f):
+        assert "serial" in message
+
+
+def test_errors_are_those_of_the_call(ranks):
+    x = T.dmatrix("x")
+    f = made([x], x.mean())
+    with pytest.raises(TypeError, match="takes 1 input"):
+        f()
+    with pytest.raises(ValueError, match="batch"):
+        f(X, batch=[77])
+    f(X)
+    g = made([x], T.dot(x, np.ones(2)).mean())
+    with pytest.raises(synk.WorkerError):
+        g(np.ones((4, 3)))
+
+
+def test_a_number_of_calls(ranks):
+    x = T.dmatrix("x")
+    f = synk.function([x], x.sum(), check=1, name="f")
+    assert told(ranks, f, X) or ranks.n == 1
+    assert "_run" not in vars(f)
+    for wrong in (-1, 2.5, "yes"):
+        with pytest.raises((TypeError, ValueError), match="check"):
+            synk.function([x], x.sum(), check=wrong)
+
+
+@pytest.mark.skipif(ON_DEVICES, reason="forks by itself")
+@pytest.mark.parametrize("how", ["fork", "environment", "off", "wrong"])
+def test_it_is_asked_for_once_for_all(how):
+    program = (
+        "import theano.tensor as T, synkhronos as synk\n"
+        f"synk.fork(2{', check=True' if how == 'fork' else ''})\n"
+        "x = T.dvector()\n"
+        "synk.function([x], x.sum(), name='f', mode='FAST_COMPILE')([1, 2])\n"
+    )
+    value = {"environment": "1", "wrong": "often"}.get(how, "")
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "SYNKHRONOS_CHECK": value},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ("PortingWarning: Output 0 of Function 'f'" in done.stderr) == (
+        how in ("fork", "environment")
+    )
+    assert (done.returncode != 0) == (how == "wrong")
+    assert ("SYNKHRONOS_CHECK must be 1" in done.stderr) == (how == "wrong")

@@ -1,0 +1,31 @@
+"""The pages build without a warning and without a network."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+NOWHERE = "http://127.0.0.1:9"  # no server has this port, so each download fails
+
+
+@pytest.mark.slow("Sphinx reads all pages and sources")
+def test_the_pages_build_without_a_network(tmp_path):
+    pytest.importorskip("sphinx", reason="needs Sphinx: pip install '.[docs]'")
+    proxies = dict.fromkeys(("http_proxy", "https_proxy", "HTTPS_PROXY"), NOWHERE)
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", DOCS, tmp_path],
+        env={**os.environ, **proxies},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    index = (tmp_path / "index.html").read_text(encoding="utf-8")
+    for group in ("Start", "Guide", "Training", "Running", "Reference", "Inside"):
+        assert f'<span class="caption-text">{group}</span>' in index
+    api = (tmp_path / "api.html").read_text(encoding="utf-8")
+    assert "_modules/synkhronos/session.html#fork" in api
+    assert "https://docs.python.org/3/library/exceptions.html#TypeError" in api
+    assert "copybutton.js" in api
