@@ -11,10 +11,13 @@ from setuptools.command.build_py import build_py
 HERE = os.path.dirname(os.path.abspath(__file__))
 IMPORT_SUPPORT = os.path.join(HERE, "synkhronos", "_host", "theano", "import_support.py")
 
-try:
-    runpy.run_path(IMPORT_SUPPORT)["check_python"]()
-except ImportError as error:
-    sys.exit(str(error))
+# pip refuses other Pythons by python_requires, in the last line that it prints. What this file
+# prints would be in the middle, so only ``python setup.py`` needs it.
+if "setuptools.build_meta" not in sys.modules:
+    try:
+        runpy.run_path(IMPORT_SUPPORT)["check_python"]()
+    except ImportError as error:
+        sys.exit(str(error))
 
 
 class BuildWithImportSupport(build_py):
@@ -34,6 +37,19 @@ class BuildWithImportSupport(build_py):
         found = super().find_package_modules(package, folder)
         return [module for module in found if module[1] != "conftest"]  # only tests need it
 
+
+REQUIREMENTS = [
+    "Theano==1.0.5",
+    # 1.24 removed np.bool and its like, which Theano uses.
+    "numpy>=1.17,<1.24",
+    # 1.11 removed functions that Theano imports.
+    "scipy<1.11",
+    # theano.gpuarray imports pkg_resources, which warns from 80.9 on and has gone from 82 on.
+    "setuptools<80.9",
+    "posix_ipc",
+    "threadpoolctl",
+    "cloudpickle",
+]
 
 EXTRAS = {
     # A dependency of pygpu. pygpu itself comes from Debian (make opencl) or is built by hand.
@@ -81,18 +97,9 @@ setup(
     package_data={"synkhronos": ["py.typed"]},
     cmdclass={"build_py": BuildWithImportSupport},
     python_requires=">=3.8,<3.12",
-    install_requires=[
-        "Theano==1.0.5",
-        # 1.24 removed np.bool and its like, which Theano uses.
-        "numpy>=1.17,<1.24",
-        # 1.11 removed functions that Theano imports.
-        "scipy<1.11",
-        # theano.gpuarray imports pkg_resources, which warns from 80.9 on and has gone from 82 on.
-        "setuptools<80.9",
-        "posix_ipc",
-        "threadpoolctl",
-        "cloudpickle",
-    ],
+    # Older versions of pip look at the requirements before python_requires. On newer Pythons they
+    # would end with the messages of a compiler.
+    install_requires=[f"{each}; python_version < '3.12'" for each in REQUIREMENTS],
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["synkhronos = synkhronos.__main__:main"]},
 )

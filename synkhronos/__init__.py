@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 # The module that defines each public name: `__getattr__` imports it when the name is first used.
 _PUBLIC = {
     "session": ("fork", "close"),
+    "checkpoints": ("load", "save"),
     "functions": ("function", "distribute"),
     "inputs": ("data",),
     "ops": ("rows",),
@@ -43,6 +44,8 @@ __all__ = sorted([*_MODULE_OF, "ops"])
 if TYPE_CHECKING:
     from synkhronos import ops as ops
     from synkhronos._machine.devices import get_n_gpu as get_n_gpu
+    from synkhronos.checkpoints import load as load
+    from synkhronos.checkpoints import save as save
     from synkhronos.collectives import all_gather as all_gather
     from synkhronos.collectives import all_reduce as all_reduce
     from synkhronos.collectives import broadcast as broadcast

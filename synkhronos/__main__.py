@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Sequence
 
 from synkhronos._host.theano import import_support
+from synkhronos.errors import SessionError, SharedMemoryFull
 
 THEANORC = """\
 # Written by `synkhronos theanorc`: the flags that Theano gets wherever Synkhronos is installed.
@@ -186,7 +187,11 @@ def _bench(arguments: argparse.Namespace) -> int:
         prog=f"synkhronos bench {arguments.name}", description=module.__doc__
     )
     module.add_arguments(parser)
-    return module.main(parser.parse_args(arguments.rest))
+    try:
+        return module.main(parser.parse_args(arguments.rest))
+    except (SessionError, SharedMemoryFull) as error:
+        print(error, file=sys.stderr)
+        return 1
 
 
 def _summary(module: str) -> str:

@@ -8,6 +8,7 @@ A call first sends the workers the function, if they don't have it yet.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any, Sequence
 
@@ -31,10 +32,10 @@ from synkhronos._hints import (
     Updates,
     Variable,
 )
-from synkhronos._master.current import current
+from synkhronos._master.current import Current, current
 from synkhronos._master.session import State
 from synkhronos._rank.replica import SLICED, Description
-from synkhronos._wording import count, line_of_user
+from synkhronos._wording import count, line_of_user, truth
 from synkhronos.inputs import Data, data
 
 __all__ = ["Function", "distribute", "function"]
@@ -64,18 +65,14 @@ class Function:
     """
 
     def __init__(self, session, compiled, inputs, n_scattered, outputs, recipe, check=0):
-        self._session = session
         self._compiled = compiled
+        self._sliced = None  # compiled when a call with slices first needs it
         self._recipe = recipe
         self._outputs = outputs
         self._modes = tuple(outputs.modes)
-        self._inputs = Inputs(
-            session, inputs, n_scattered, recipe.allow_downcast, str(self), recipe.axes
-        )
+        self._inputs = Inputs(inputs, n_scattered, recipe.allow_downcast, str(self), recipe.axes)
         if recipe.row_numbers:
-            self._inputs = InputsWithRowNumbers(
-                session, self._inputs, recipe.row_numbers, str(self)
-            )
+            self._inputs = InputsWithRowNumbers(self._inputs, recipe.row_numbers, str(self))
         self._result_dtypes = [
             reduction.result_dtype(mode, getattr(variable, "dtype", None), _host.float_dtype())
             for mode, variable in zip(self._modes, outputs.variables)
@@ -85,21 +82,52 @@ class Function:
             tuple(recipe.accumulated),
             tuple(recipe.sliceables),
             _host.communicates(compiled),
+            recipe.draws_all,
             any(outputs.on_device),
             self._inputs.axes if recipe.axes else (),
         )
-        self._has_sliced = False
-        self._key = session.registry.add_function(self, compiled, self._description, recipe)
-        advice = Advice(session, compiled, self._inputs, recipe, self._modes, str(self))
-        self._requests = Requests(
-            session, self._key, self._inputs, self._description, advice, str(self)
-        )
+        self._check: Any = None
+        self._join(session)
         if check:
             self._check = Check(
                 session, compiled, self._inputs, outputs, recipe, check, weakref.proxy(self)
             )
-            # In place of the method, while calls are checked.
-            self._run = self._run_checked  # type: ignore[method-assign]
+            # In place of the method, while calls are checked. Weak: a cycle would keep the function
+            # when the user has dropped it.
+            this: Any = weakref.proxy(self)
+            self.__dict__["_run"] = functools.partial(Function._run_checked, this)
+
+    def _join(self, session):
+        """Belong to a session, which sends the function to its workers when it is first called."""
+        registry, description = session.registry, self._description
+        key = registry.add_function(self, self._compiled, description, self._recipe)
+        if self._sliced is not None:
+            registry.add_variant(key, SLICED, self._sliced)
+        self._inputs.join(session)
+        advice = Advice(session, self._compiled, self._inputs, self._recipe, self._modes, str(self))
+        self._requests = Requests(session, key, self._inputs, description, advice, str(self))
+        if self._check is not None:
+            self._check.join(session)
+        self._key = key
+        self._session = session  # last: after a Ctrl-C before this line the next call joins again
+
+    def _join_and_call(self, args, kwargs, output_subset, batch, batch_s, num_slices):
+        """Call in the current session, if it adopts functions of closed ones; else raise."""
+        with Current.lock:
+            session = Current.session
+            if self._session.state is not State.CLOSED or session is None or not session.adopts:
+                self._session.require_open()  # another thread may have been here before
+            else:
+                session.require_open()
+                self._join(session)
+        return self(
+            *args,
+            output_subset=output_subset,
+            batch=batch,
+            batch_s=batch_s,
+            num_slices=num_slices,
+            **kwargs,
+        )
 
     @property
     def name(self) -> str:
@@ -171,7 +199,7 @@ class Function:
     def _run(self, args, kwargs, output_subset, batch, batch_s, num_slices):
         session = self._session
         if session.state is not State.OPEN:
-            session.require_open()
+            return self._join_and_call(args, kwargs, output_subset, batch, batch_s, num_slices)
         with session.lock:
             session.refuse_nesting()
             with session.inside:
@@ -195,7 +223,8 @@ class Function:
 
     def _run_checked(self, args, kwargs, output_subset, batch, batch_s, num_slices):
         session = self._session
-        session.require_open()
+        if session.state is not State.OPEN:
+            return self._join_and_call(args, kwargs, output_subset, batch, batch_s, num_slices)
         with session.lock:
             values = self._inputs.bind(args, kwargs)
             subset = signature.check_subset(output_subset, len(self._modes), self)
@@ -213,9 +242,10 @@ class Function:
 
     def _make_ready(self, num_slices):
         """Compile the variant for this number of slices; send the workers what they lack."""
-        if num_slices > 1 and self._description.updates and not self._has_sliced:
-            self._session.registry.add_variant(self._key, SLICED, self._recipe.compile_sliced())
-            self._has_sliced = True
+        if num_slices > 1 and self._description.updates and self._sliced is None:
+            compiled = self._recipe.compile_sliced()
+            self._session.registry.add_variant(self._key, SLICED, compiled)
+            self._sliced = compiled
         if self._session.registry.is_pending(self._key):
             self._session.registry.distribute(self._key)
 
@@ -318,6 +348,7 @@ def function(
     *,
     check: bool | int | None = None,
     axes: dict[Variable, int] | None = None,
+    serial_random: bool = False,
     **kwargs: Any,
 ) -> Function:
     """Compile a Theano function that will run on all ranks.
@@ -355,6 +386,10 @@ def function(
     axes : dict of variable to int, optional
         The axis of rows of inputs and outputs where it is not 0: ``{x: 1}`` for time-major data.
         Inputs are scattered, selected and sliced along it, and outputs of mode ``"gather"`` joined.
+    serial_random : bool
+        If true, the random numbers, such as dropout masks, are those of serial Theano: all ranks
+        keep the same random state, draw the numbers of the whole minibatch, and take their rows. If
+        false, each rank draws for its own rows from a stream of its own.
 
     Raises
     ------
@@ -389,17 +424,44 @@ def function(
     name = "{}:{}".format(*line_of_user()) if name is None else str(name)
     axis_of = signature.check_axes(axes, inputs, whole, chosen, sliceable_shareds)
     keywords = {**kwargs, "givens": givens, "name": name}
+    draws_all = truth("serial_random", serial_random)
+    if draws_all:
+        rows = [variable for variable in inputs if variable.ndim]
+        rows += sliceable_shareds if isinstance(sliceable_shareds, list) else []
+        chosen.variables, pairs, keywords = _host.draws_of_all_rows(
+            rows, chosen.variables, pairs, keywords
+        )
     pairs, keywords, numbers = take_out(inputs + whole, chosen, pairs, keywords)
     chosen.keep_on_device(session.comm.outputs.reduces)
     recipe = Recipe(inputs + whole, chosen, pairs, update_modes, keywords, numbers)
     recipe.axes = axis_of
+    recipe.draws_all = draws_all
     recipe.divides_nothing = not (whole or numbers or any(variable.ndim for variable in inputs))
     compiled = recipe.compile_plain()
+    _check_states(session, compiled, draws_all)
     recipe.sliceables = signature.check_sliceables(
         sliceable_shareds, _host.shared_variables(compiled), recipe.updated
     )
     given = recipe.inputs[: len(inputs + whole)]
     return Function(session, compiled, given, len(inputs), chosen, recipe, check)
+
+
+def _check_states(session, compiled, draws_all):
+    """Mark the random states that stay equal on all ranks; refuse those that others spread."""
+    used = [v for v in _host.shared_variables(compiled) if _host.is_random_state(v)]
+    mixed = [v for v in used if not draws_all and _host.is_state_equal(v)]
+    if draws_all:
+        known = {v for function in session.registry.functions() for v in function.get_shared()}
+        mixed = [v for v in used if v in known and not _host.is_state_equal(v)]
+    if mixed:
+        raise ValueError(
+            f"serial_random={draws_all}, but another function that draws from {mixed[0]} has "
+            f"serial_random={not draws_all}. Give both the same, or let them draw from two "
+            "RandomStreams."
+        )
+    if draws_all:
+        for variable in used:
+            _host.keep_state_equal(variable)
 
 
 def distribute() -> None:

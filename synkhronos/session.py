@@ -16,6 +16,7 @@ from synkhronos._calls.check import number_of_calls, of_environment
 from synkhronos._machine.devices import default_threads, resolve
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log
+from synkhronos._machine.processes import number_in_proc, take_standard_streams
 from synkhronos._master.current import Current as _Current
 from synkhronos._master.current import current
 from synkhronos._master.session import Session
@@ -37,6 +38,7 @@ def fork(
     threads_per_rank: Optional[int] = None,
     follow: bool = False,
     check: Optional[Union[bool, int]] = None,
+    restart: bool = False,
 ) -> int:
     """Start the workers: one process for each rank but the master's, which is this process.
 
@@ -72,6 +74,11 @@ def fork(
         The default of the argument ``check`` of :func:`~synkhronos.function`: if true, the first
         calls of each function are compared with serial Theano. Without it, the environment variable
         ``SYNKHRONOS_CHECK=1`` (or a number of calls) asks for that.
+    restart : bool
+        If true, a session that is there is closed first, so that a cell of a notebook can be run
+        again. Functions of closed sessions then work in this one: their first call sends them to
+        the workers, without compiling them again. Shared variables have the master's values. Data
+        must be made again: their memory is freed.
 
     Returns
     -------
@@ -81,7 +88,8 @@ def fork(
     Raises
     ------
     SessionError
-        When there is a session already, or this process has opened a device. It is a RuntimeError.
+        When there is a session already and `restart` is false, or this process has opened a device.
+        It is a RuntimeError.
     TypeError, ValueError
         For arguments of the wrong kind, and arguments that contradict each other.
     ImportError
@@ -108,19 +116,32 @@ def fork(
             profile_workers,
             follow,
             check,
+            restart,
         )
 
 
 def _fork(
-    devices, n_parallel, use_gpu, threads_per_rank, master_rank, profile_workers, follow, check
+    devices,
+    n_parallel,
+    use_gpu,
+    threads_per_rank,
+    master_rank,
+    profile_workers,
+    follow,
+    check,
+    restart,
 ):
-    if _Current.session is not None:
+    restart = truth("restart", restart)
+    if _Current.session is not None and not restart:
         raise SessionError(
-            "fork() was called while a session is there: only fork once, or close() it before."
+            "fork() was called while a session is there: only fork once, or close() it before. In a"
+            " notebook write fork(restart=True)."
         )
     profile_file = profiling.file_of_environment()
     names = resolve(n_parallel, use_gpu, devices)
     _host.refuse_open_device()
+    if len(names) > 1:
+        _check_proc()
     if set(names) != {"cpu"}:
         _host.import_device_backend()
     threads = (
@@ -132,11 +153,16 @@ def _fork(
     follow = truth("follow", follow)
     check = of_environment() if check is None else number_of_calls("check", check)
     master = whole_number("master_rank", master_rank, 0, len(names) - 1)
+    if _Current.session is not None:
+        close()
     try:
         # No Ctrl-C between a worker's start and the assignment: else close() would not find it.
         with interrupts_held():
             _release_closed()
-            _Current.session = Session(names, threads, master, profile_workers, follow, check)
+            take_standard_streams()
+            _Current.session = Session(
+                names, threads, master, profile_workers, follow, check, restart
+            )
         _Current.session.begin()
     except BaseException as error:
         _end_current()
@@ -154,6 +180,16 @@ def _fork(
             close()
             raise
     return len(names)
+
+
+def _check_proc():
+    try:
+        number_in_proc()
+    except OSError as error:
+        raise SessionError(
+            f"fork() needs a /proc that shows this process, because ranks open the memory of one "
+            f"another there: {error}. Mount one: mount -t proc proc /proc, or unshare --mount-proc."
+        ) from error
 
 
 def close() -> None:

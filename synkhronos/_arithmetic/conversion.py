@@ -1,6 +1,5 @@
 """Conversion of values of many kinds to arrays of a dtype, without loss unless asked for."""
 
-import contextlib
 import numbers
 import warnings
 
@@ -9,6 +8,7 @@ import numpy as np
 from synkhronos._wording import count, shown, truth
 
 _KINDS = "biufc"  # dtypes of bools, signed and unsigned integers, floats, complex numbers
+_EXACT = 2**53  # float64 holds all integers below it
 
 
 def check_dtype(dtype):
@@ -31,27 +31,45 @@ def as_array(value, dtype, force_cast, what):
     check_kind(array, value, what)
     if dtype is None or force_cast:
         return array
-    if array.dtype.kind == "f" and np.dtype(dtype).kind in "iu":
-        # NumPy makes floats of unsigned 64-bit integers among smaller ones.
-        objects = np.array(value, object)
-        if all(isinstance(item, numbers.Integral) for item in objects.flat):
-            with contextlib.suppress(OverflowError):
-                cast = objects.astype(dtype)
-                if (cast == objects).all():
-                    return cast
+    if np.dtype(dtype).kind in "iu" and not _is_exact(array):
+        return _exact_integers(value, np.dtype(dtype), what)
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # NumPy warns of lost values, which are checked below
         cast = array.astype(dtype)
         same = cast.astype(array.dtype) == array
+    if array.dtype.kind in "iu" and cast.dtype.kind in "iu":
+        same &= (cast < 0) == (array < 0)  # both casts wrap, back to the same
     if array.dtype.kind in "fc" and _KINDS.index(cast.dtype.kind) >= _KINDS.index(array.dtype.kind):
         same = np.isfinite(cast) | ~np.isfinite(array)  # fractions are rounded
     if not same.all():
-        wrong = array[~same].flat[0].item()
-        raise TypeError(
-            f"{what} is of dtype {cast.dtype}, which can't hold {wrong!r}. Cast it yourself, or "
-            "pass force_cast=True."
-        )
+        raise _loss(what, cast.dtype, array[~same].flat[0].item())
     return cast
+
+
+def _is_exact(array):
+    """Return whether an array made of a list holds the list's integers exactly.
+
+    NumPy makes floats of integers beside a float, and of those from 2**63 on beside smaller ones.
+    """
+    return array.dtype.kind != "f" or bool((np.abs(array) < _EXACT).all())
+
+
+def _exact_integers(value, dtype, what):
+    """Return a list or scalar as an array of integers; raise if an item is none, or too large."""
+    items, limits = np.array(value, object), np.iinfo(dtype)
+    for item in items.flat:
+        # NumPy would compare its own integers with Python's as floats.
+        item = item.item() if isinstance(item, np.generic) else item
+        if not (limits.min <= item <= limits.max and item == int(item)):
+            raise _loss(what, dtype, item)
+    return items.astype(dtype)
+
+
+def _loss(what, dtype, item):
+    return TypeError(
+        f"{what} is of dtype {dtype}, which can't hold {item!r}. Cast it yourself, or "
+        "pass force_cast=True."
+    )
 
 
 def check_kind(array, value, what):

@@ -16,8 +16,7 @@ class Inputs:
     or with the function.
     """
 
-    def __init__(self, session, variables, n_scattered, allow_downcast, owner, axes=()):
-        self._session = session
+    def __init__(self, variables, n_scattered, allow_downcast, owner, axes=()):
         self._owner = owner  # the function's name, for error messages
         self.variables = tuple(variables)
         # A scalar can't be scattered: every rank gets it whole, also where it is listed among
@@ -31,6 +30,10 @@ class Inputs:
         self._dtypes = tuple(np.dtype(variable.dtype) for variable in variables)
         self._has_fixed = tuple(any(_host.fixed_axes(variable)) for variable in variables)
         self._allow_downcast = allow_downcast
+
+    def join(self, session):
+        """Use the shared memory of a session from now on."""
+        self._session = session
         self._staged = {}  # position of an input -> its StagedInput
 
     @property

@@ -62,6 +62,10 @@ class Check:
         self.left = left
         self._told = set()
 
+    def join(self, session):
+        """Compare calls in a session from now on."""
+        self._session = session
+
     def run(self, values, subset, batch, batch_s, call):
         """Return the results of a call, after comparing it with serial Theano.
 

@@ -53,9 +53,9 @@ class InputsWithRowNumbers(Inputs):
     numbers : list of RowNumbers
     """
 
-    def __init__(self, session, given, numbers, owner):
+    def __init__(self, given, numbers, owner):
         variables = [*given.variables, *(each.variable for each in numbers)]
-        super().__init__(session, variables, 0, None, owner)
+        super().__init__(variables, 0, None, owner)
         self._given = given
         self.axes = (*given.axes, *[0] * len(numbers))
         self.is_scattered = (*given.is_scattered, *[True] * len(numbers))
@@ -77,6 +77,11 @@ class InputsWithRowNumbers(Inputs):
                     "without axes, and bcast_inputs."
                 ) from None
             self._readers.append(readers)
+
+    def join(self, session):
+        """Use the shared memory of a session from now on."""
+        super().join(session)
+        self._given.join(session)
 
     @property
     def given(self):

@@ -282,6 +282,7 @@ class Recipe:
         self.updates, self.update_modes = updates, update_modes
         self._default_updates = []
         self.sliceables = []
+        self.draws_all = False  # whether each rank draws the random numbers of all rows
         self.axes = ()  # the axis of rows of each input, if there is one that is not 0
         self.divides_nothing = False  # whether all inputs are numbers that the ranks get whole
         self._compiled = {}  # variant -> (outputs, updates, keyword arguments)

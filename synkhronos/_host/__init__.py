@@ -60,6 +60,9 @@ NAMES = {
     "dump": "Pickle compiled functions; shared variables that workers have become ids.",
     "load": "Unpickle the result of `dump`.",
     "spread_random_state": "Move a random state to a rank's own stream.",
+    "keep_state_equal": "Mark a random state that `spread_random_state` is to leave as it is.",
+    "is_state_equal": "Return whether a random state is marked so.",
+    "draws_of_all_rows": "Return a function's arguments with draws of all ranks' random numbers.",
     # Operations in graphs.
     "all_reduce": "Return an expression that is reduced over the ranks while a function runs.",
     "rank_weight": "Return an expression of a rank's weight in an average.",

@@ -1,4 +1,4 @@
-"""The logger of the library, with the rank of the process in front of each message."""
+"""The rank of this process, and the logger of the library, which puts it in front of messages."""
 
 import logging
 
@@ -9,6 +9,7 @@ class _Rank(logging.Filter):
     """Puts the rank of this process in front of messages, if the process has a rank."""
 
     number = None
+    in_a_call = None
 
     def filter(self, record):
         record.rank = self.number
@@ -21,6 +22,18 @@ _rank = _Rank()
 log.addFilter(_rank)
 
 
-def name_rank(number) -> None:
-    """Set the rank that messages of this process begin with; None for no rank."""
-    _rank.number = number
+def name_rank(number, in_a_call=None) -> None:
+    """Set the rank that messages of this process begin with; None for no rank.
+
+    Parameters
+    ----------
+    number : int or None
+    in_a_call : callable, optional
+        Returns whether this process computes its part of a call of several ranks.
+    """
+    _rank.number, _rank.in_a_call = number, in_a_call
+
+
+def rank_in_a_call():
+    """Return the rank of this process in a call of several ranks; None outside of one."""
+    return _rank.number if _rank.in_a_call and _rank.in_a_call() else None

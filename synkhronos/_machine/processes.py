@@ -14,6 +14,9 @@ import sys
 import time
 import traceback
 
+# Their default is to end a process; a script may get a handler for one after the fork.
+_OF_BATCH_SYSTEMS = {signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+
 _LIVES = {  # letters of /proc/<pid>/stat
     "R": "running",
     "S": "sleeping",
@@ -28,6 +31,8 @@ def life_of(pid: int) -> str:
 
     It is "unknown" if this process can't read it, because no descriptors are left, for example.
     """
+    if not proc_has_our_numbers():
+        return "unknown"
     try:
         with open(f"/proc/{pid}/stat") as stat:
             letter = stat.read().rpartition(")")[2].split()[0]
@@ -36,6 +41,35 @@ def life_of(pid: int) -> str:
     except OSError:
         return "unknown"
     return _LIVES.get(letter, "ended")
+
+
+def number_in_proc() -> int:
+    """Return the number of this process in /proc; raise OSError if it is not there.
+
+    It is not ``os.getpid()`` in a PID namespace that kept the /proc of another one, as ``unshare
+    --pid --fork`` without ``--mount-proc`` makes. /proc/<os.getpid()> is another process there.
+    """
+    return int(os.readlink("/proc/self"))
+
+
+def proc_has_our_numbers() -> bool:
+    """Return whether /proc numbers processes as ``os.getpid()`` and ``os.fork()`` do."""
+    try:
+        return number_in_proc() == os.getpid()
+    except OSError:
+        return False
+
+
+def take_standard_streams() -> None:
+    """Open /dev/null as each standard stream that is closed, so that no other file gets its number.
+
+    Code in C prints to descriptors 1 and 2, whatever file they are.
+    """
+    while True:
+        fd = os.open(os.devnull, os.O_RDWR)
+        if fd > 2:
+            return os.close(fd)
+        os.set_inheritable(fd, True)  # as standard streams are
 
 
 def make_pipe():
@@ -96,9 +130,9 @@ class ForkedProcess:
         self.sentinel, held_by_child = make_pipe()
         self.exitcode = None
         self._ended = False
-        # A Ctrl-C would kill the child before it can ignore SIGINT. The child inherits the mask,
-        # and unblocks SIGINT itself.
-        previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # In the child a Ctrl-C or a handler of the script's must not run. The child inherits the
+        # mask, and unblocks the signals itself: see leave_signals_to_parent.
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, _handled() | {signal.SIGINT})
         try:
             with _logging_held():
                 self.pid = os.fork()
@@ -141,6 +175,34 @@ class ForkedProcess:
     def close(self) -> None:
         """Close the sentinel; no wait may use it after that."""
         os.close(self.sentinel)
+
+
+def leave_signals_to_parent() -> None:
+    """Ignore, in a child, the signals that the script has a handler for, or may get one for.
+
+    Batch systems send a signal such as SIGUSR1 to all processes of a job: "write a checkpoint now".
+    The script's handler answers it in the parent alone. In the child it would write another
+    checkpoint, and an exception of the handler would be that of an innocent call.
+    """
+    handled = _handled()
+    for signum in handled | (_OF_BATCH_SYSTEMS - _caught()):
+        # An ignored SIGCHLD would keep Popen.wait() from learning how a child has ended.
+        kept = signum in (signal.SIGCHLD, signal.SIGIO)
+        signal.signal(signum, signal.SIG_DFL if kept else signal.SIG_IGN)
+    signal.set_wakeup_fd(-1)  # it is a pipe of the script's, which this process has inherited
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
+
+
+def _handled():
+    """Return the signals that have a handler in Python."""
+    return {signum for signum in signal.valid_signals() if callable(signal.getsignal(signum))}
+
+
+def _caught():
+    """Return the signals that have a handler in Python or in C, such as that of faulthandler."""
+    with open("/proc/self/status") as status:
+        [mask] = [int(line.split()[1], 16) for line in status if line.startswith("SigCgt:")]
+    return {signum for signum in signal.valid_signals() if mask >> (signum - 1) & 1}
 
 
 def join_all(processes, seconds: float) -> None:

@@ -1,7 +1,7 @@
 """Segments of POSIX shared memory, seen as numpy arrays.
 
-    create: open without a name -> reserve -> map     (the owner)
-    attach: open the owner's descriptor -> map        (any rank that was sent a SegmentRef)
+    create: open without a name -> reserve -> map        (the owner)
+    attach: open the owner's descriptor -> check -> map  (any rank that was sent a SegmentRef)
 
 A segment has no name, so nothing is left in ``/dev/shm``, however its processes end. If the system
 can't make one without a name, posix_ipc makes a named segment, and the name is removed at once.
@@ -36,6 +36,11 @@ import numpy as np
 import posix_ipc
 
 from synkhronos._machine.interrupts import interrupts_held
+from synkhronos._machine.processes import (
+    number_in_proc,
+    proc_has_our_numbers,
+    take_standard_streams,
+)
 from synkhronos.errors import SharedMemoryFull
 
 SHARED_MEMORY = "/dev/shm"
@@ -68,10 +73,12 @@ def _limit():
 class SegmentRef(NamedTuple):
     """Stands for a segment in messages; valid for as long as the owner keeps its descriptor."""
 
-    pid: int  # of the owner
+    pid: int  # of the owner, as /proc numbers it
     fd: int  # the owner's descriptor
     serial: int  # the system uses the number of a closed descriptor again for the next segment
     nbytes: int
+    device: int  # these two show that an opened file is the segment
+    inode: int
 
 
 class ArrayRef(NamedTuple):
@@ -93,10 +100,20 @@ class Segment:
 
     @classmethod
     def attach(cls, ref: SegmentRef) -> "Segment":
-        """Map the segment that `ref` stands for."""
+        """Map the segment that `ref` stands for; raise OSError if another file is there."""
+        path = f"/proc/{ref.pid}/fd/{ref.fd}"
         with interrupts_held():
-            fd = os.open(f"/proc/{ref.pid}/fd/{ref.fd}", os.O_RDWR | os.O_CLOEXEC)
+            # Not blocking: another process may have a pipe or a device there.
+            fd = _open(lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
             try:
+                found = os.fstat(fd)
+                if (found.st_dev, found.st_ino) != (ref.device, ref.inode):
+                    raise OSError(
+                        errno.ESTALE,
+                        "This is no memory of the session, but a file of another process. The "
+                        "ranks must see the same /proc (unshare --mount-proc)",
+                        path,
+                    )
                 return cls(ref, mmap.mmap(fd, ref.nbytes))
             finally:
                 os.close(fd)  # the map has a duplicate of its own
@@ -140,16 +157,18 @@ class Segments:
         nbytes = max(nbytes, 1)
         with _lack_of_descriptors_explained(), interrupts_held():
             # A Ctrl-C before the finalizer exists would lose the descriptor and the memory.
+            owner = number_in_proc()
             fd = _reserve(nbytes)
             try:
+                file = os.fstat(fd)
                 memory = mmap.mmap(fd, nbytes)
             except BaseException:
                 os.close(fd)
                 raise
-            ref = SegmentRef(os.getpid(), fd, next(_serials), nbytes)
+            ref = SegmentRef(owner, fd, next(_serials), nbytes, file.st_dev, file.st_ino)
             segment = self._own[ref] = Segment(ref, memory)
             # Runs when the map is deallocated, which is after the last view has gone.
-            end = weakref.finalize(memory, _release, ref, self._on_release)
+            end = weakref.finalize(memory, _release, os.getpid(), ref, self._on_release)
             end.atexit = False  # at exit the kernel frees all
         return segment
 
@@ -192,6 +211,8 @@ def mapped_by(pid: int) -> Optional[Dict[int, int]]:
     not show them.
     """
     found: Dict[int, int] = {}
+    if not proc_has_our_numbers():
+        return None
     try:
         paths = list(Path(f"/proc/{pid}/fd").iterdir())
     except (FileNotFoundError, ProcessLookupError):
@@ -205,6 +226,20 @@ def mapped_by(pid: int) -> Optional[Dict[int, int]]:
         except OSError:
             continue  # the process has closed it since
     return found
+
+
+def _open(make) -> int:
+    """Return the descriptor that `make` opens, above 2, and have the map's duplicate be so too.
+
+    What C code prints goes to descriptor 1 or 2, even if that is a segment. These numbers are free
+    in a process that was started without standard streams, or that has closed them.
+    """
+    fd = make()
+    if fd > 2:
+        return fd
+    os.close(fd)
+    take_standard_streams()
+    return make()
 
 
 def _open_unnamed() -> int:
@@ -226,7 +261,7 @@ def _open_unnamed() -> int:
 
 
 def _reserve(nbytes: int) -> int:
-    fd = _open_unnamed()
+    fd = _open(_open_unnamed)
     try:
         # The umask may have taken permissions away, which other ranks need to open the segment.
         os.fchmod(fd, 0o600)
@@ -253,9 +288,9 @@ def _reserve(nbytes: int) -> int:
     return fd
 
 
-def _release(ref: SegmentRef, on_release) -> None:
+def _release(owner: int, ref: SegmentRef, on_release) -> None:
     # A process that the user forks from the owner inherits the object, but doesn't own the memory.
-    if ref.pid == os.getpid():
+    if owner == os.getpid():
         with interrupts_held():  # Python prints and drops what a finalizer raises
             on_release(ref, lambda: _give_back(ref.fd))
 

@@ -36,6 +36,7 @@ class Registry:
         self._recipes = weakref.WeakValueDictionary()
         self._is_mixed = len({devices.kind(device) for device in session.devices}) > 1
         self._variable_keys = weakref.WeakKeyDictionary()
+        self._finalizers = {}  # key of a function -> its finalizer
 
     def add_function(self, function, compiled, description, recipe) -> int:
         """Register a function; the next `distribute` sends it. Return its key."""
@@ -43,8 +44,9 @@ class Registry:
         self._session.worker.replicas[key] = make_replica(key, description)
         self._recipes[key] = recipe
         self._functions[key] = function
-        # Keeps the registry and the session alive, until the user drops the function.
-        weakref.finalize(function, self._drop_function, key).atexit = False
+        # Keeps the registry and the session alive, until the user drops the function or `release`.
+        finalizer = self._finalizers[key] = weakref.finalize(function, self._drop_function, key)
+        finalizer.atexit = False
         self.add_variant(key, PLAIN, compiled)
         return key
 
@@ -57,6 +59,7 @@ class Registry:
         # Runs as a finalizer, at any moment: each step is one atomic operation of a dict or deque.
         self._session.worker.replicas.pop(key, None)
         self._pending.pop(key, None)
+        self._finalizers.pop(key, None)
         self._session.garbage.add("functions", key)
 
     def is_pending(self, key: int) -> bool:
@@ -93,6 +96,10 @@ class Registry:
         if any(variable not in keys for variable in variables):
             self._ship({}, variables, "A shared variable")
         return tuple([keys[variable] for variable in variables])
+
+    def is_sent(self, variable) -> bool:
+        """Return whether the workers have this shared variable."""
+        return variable in self._variable_keys
 
     def _ship(self, compiled, variables, what, recipe=None):
         """Send compiled functions, and the variables that are new; return the number of bytes."""
@@ -161,9 +168,12 @@ class Registry:
             _host.unwatch(variable)
 
     def release(self) -> None:
-        """Free the shared memory that functions keep for plain inputs."""
+        """Free the shared memory that functions keep for plain inputs; let go of the functions."""
         for function in self.functions():
             function._release()
+        for finalizer in list(self._finalizers.values()):
+            finalizer.detach()
+        self._finalizers.clear()
 
 
 def _alive(references):

@@ -33,8 +33,11 @@ class State(enum.Enum):
 class Session:
     """The master's side of one session: its workers, its own rank, and its state."""
 
-    def __init__(self, devices, threads, master_rank, profile_workers, follow=False, check=0):
+    def __init__(
+        self, devices, threads, master_rank, profile_workers, follow=False, check=0, adopts=False
+    ):
         self.state = State.OPEN
+        self.adopts = adopts  # whether functions of closed sessions join it when they are called
         self.devices = devices
         self.n_ranks = len(devices)
         self.check = check  # so many first calls of each function are compared with serial Theano
@@ -46,6 +49,7 @@ class Session:
         self.garbage = Garbage()
         self._answers = {}
         self.staged = {}  # shared memory that collectives keep for plain values
+        self.told_unequal = weakref.WeakSet()  # variables that `save` has warned of
         self.recording = None  # a Recording while a profile is on
         self.registry = Registry(self)
         self.changes = Changes(self, follow)

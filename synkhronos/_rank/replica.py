@@ -29,6 +29,7 @@ class Description(NamedTuple):
     updates: Tuple  # (shared variable, mode) for each update that is accumulated over slices
     sliceables: Tuple  # the shared variables from which `batch_s` and slices select rows
     communicates: bool = False  # whether ranks reduce inside of the function
+    draws_all: bool = False  # whether each rank draws the random numbers of all rows
     on_device: bool = False  # whether it has outputs that ranks reduce on their devices
     axes: Tuple = ()  # the axis of rows of each input, if there is one that is not 0
 

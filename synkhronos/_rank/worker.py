@@ -11,6 +11,7 @@ import signal
 from synkhronos import _host
 from synkhronos._machine.devices import kind, limit_threads
 from synkhronos._machine.log import log, name_rank
+from synkhronos._machine.processes import leave_signals_to_parent
 from synkhronos._rank.outputs import Results
 from synkhronos._wording import count
 from synkhronos.comm import Aborted
@@ -34,7 +35,7 @@ class Worker:
         self.running = True
         self.recorder = None  # a Recorder while a profile is on
         self._limits = None
-        name_rank(rank)
+        name_rank(rank, self._is_in_a_call)
 
     @property
     def n_ranks(self) -> int:
@@ -56,6 +57,10 @@ class Worker:
         """Whether this is the rank that the user's script runs in."""
         return self.rank == self.gate.master_rank
 
+    def _is_in_a_call(self):
+        # The master also computes alone: plain Theano functions, and as_theano.
+        return self.n_ranks > 1 and (not self.is_master or self.gate.is_open)
+
     def bind(self) -> None:
         """Open the device, and limit the threads to this rank's part of the cores."""
         self._limits = limit_threads(self.threads)
@@ -75,7 +80,7 @@ class Worker:
         """Run commands in a worker process, until `Quit`."""
         # Ctrl-C goes to every process of the terminal; only the master's script may answer it.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        leave_signals_to_parent()
         os.environ["OMP_NUM_THREADS"] = str(self.threads)
         self.gate.become_worker(self.rank)
         # SIGINT is blocked since before the fork. The master's program may block SIGIO, which must

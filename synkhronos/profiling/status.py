@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Dict, Hashable, Optional, Tuple
 
 from synkhronos import _host
-from synkhronos._machine.processes import life_of
+from synkhronos._machine.processes import life_of, proc_has_our_numbers
 from synkhronos._master.current import Current
 from synkhronos._master.session import State
 from synkhronos._wording import one_line
@@ -260,6 +260,8 @@ def _rank(session, rank, pid, segments):
 
 def _process(pid):
     """Return the state of a process, in a word, and the bytes of memory that it has in use."""
+    if not proc_has_our_numbers():
+        return "unknown", None
     try:
         # The name is in brackets and may hold any character; after it come the state and the
         # parent; see proc(5).

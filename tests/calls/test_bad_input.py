@@ -31,7 +31,14 @@ from synkhronos.profiling import Profile
 
 X = np.arange(5.0)
 CONF = Path(__file__).parents[2] / "docs" / "conf.py"
+CHECKPOINT = Path(tempfile.gettempdir(), f"synkhronos-{os.getpid()}.npz")
 HAS_KERAS = importlib.util.find_spec("keras") is not None
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_checkpoint_left():
+    yield
+    CHECKPOINT.unlink(missing_ok=True)
 
 
 def names(n=None):
@@ -54,6 +61,7 @@ def names(n=None):
         "i": theano.shared(np.arange(3), "i"),
         "number": theano.shared(2.0, "number"),
         "anything": theano.shared(object(), "anything"),
+        "checkpoint": CHECKPOINT,
     }
     if n:
         found["f"] = function([x], [(x.sum(), "sum"), (x.max(), "max")], name="f")
@@ -63,6 +71,7 @@ def names(n=None):
         with synk.profile(room=100) as found["recorded"]:
             found["f"](X)
         found["file"] = Path(tempfile.gettempdir(), f"synkhronos-{os.getpid()}.json")
+        synk.save(CHECKPOINT, found["w"])
         found["picked"](), synk.broadcast([found[v] for v in "swmi"])
     return found
 
@@ -206,7 +215,7 @@ def test_wrong_models_are_refused(tmp_path, monkeypatch):
             keras = importlib.import_module("synkhronos.extensions.keras")
             for case in CASES:
                 if case.use.name.startswith("keras."):
-                    refuse(case, {"keras": keras})
+                    refuse(case, {"keras": keras, "np": np, "model": None})
             f = function([], (ranks.n * theano.shared(1.0), "sum"))
             assert f() == 4
     finally:

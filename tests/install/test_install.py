@@ -1,8 +1,10 @@
 """The import support, in interpreters of their own, and what the wheels contain."""
 
 import configparser
+import importlib.metadata
 import importlib.util
 import os
+import re
 import runpy
 import shlex
 import shutil
@@ -337,6 +339,70 @@ def test_wheel_holds_every_module(source_tree, tmp_path):
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "synkhronos").rglob("*.py")}
     assert modules - set(files) == {"synkhronos/conftest.py"}  # which is for tests only
     assert "synkhronos/py.typed" in files  # tells type checkers that the package has type hints
+
+
+# What pip and the build see of a newer Python.
+NEWER = """
+import platform, shutil, sys
+
+class Version(tuple):
+    major, minor, micro = (property(lambda self, n=n: self[n]) for n in range(3))
+    releaselevel, serial = "final", 0
+
+sys.version_info = Version((3, 12, 1, "final", 0))
+platform.python_version = lambda: "3.12.1"
+platform.python_version_tuple = lambda: ("3", "12", "1")
+rmtree = shutil.rmtree
+shutil.rmtree = lambda *args, onexc=None, **kwargs: rmtree(*args, **kwargs)
+"""
+
+
+@needs_setup
+@pytest.mark.parametrize("form", [["."], ["-e", "."], [".[demos]"]], ids=" ".join)
+def test_pip_ends_with_a_sentence_on_a_newer_python(source_tree, tmp_path, form):
+    if not any(importlib.metadata.distributions(name="pip")):
+        pytest.skip("pip is not installed in this environment")
+    (tmp_path / "sitecustomize.py").write_text(NEWER)
+    pip = [sys.executable, "-m", "pip", "install", "--no-index", "--no-build-isolation"]
+    done = subprocess.run(
+        [*pip, "--disable-pip-version-check", "--dry-run", *form],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=source_tree,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    last = done.stdout.splitlines()[-1]
+    start, found, wanted = re.fullmatch(r"(.*): (\S+) not in '(.*)'", last).groups()
+    assert start == "ERROR: Package 'synkhronos' requires a different Python"
+    assert (found, sorted(wanted.split(","))) == ("3.12.1", ["<3.12", ">=3.8"])
+
+
+@needs_setup
+def test_setup_py_itself_ends_with_a_sentence_on_a_newer_python(source_tree, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(NEWER)
+    done = subprocess.run(
+        [sys.executable, "setup.py", "--version"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=source_tree,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("Synkhronos needs Python 3.8, 3.9, 3.10 or 3.11")
+
+
+@needs_setup
+def test_requirements_hold_for_the_supported_pythons(source_tree, tmp_path):
+    files = build(source_tree, tmp_path, "wheel")
+    metadata = next(text for name, text in files.items() if name.endswith("METADATA"))
+    needed = re.findall("Requires-Dist: ([^;]*)(.*)", metadata)
+    always = {name.strip(): marker for name, marker in needed if "extra ==" not in marker}
+    assert "Theano==1.0.5" in always and len(always) == 7
+    for marker in always.values():
+        assert re.fullmatch(r"; ?python_version < ['\"]3\.12['\"]", marker)
 
 
 @needs_setup

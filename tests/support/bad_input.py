@@ -94,6 +94,7 @@ RANKS = Use("synk.fork", {"n_parallel": "2", "use_gpu": "False"}, "result == 2",
 RANKS.refuses("n_parallel", ValueError, ("2**70", "n_parallel must be at most 4194304"))
 RANKS.refuses("n_parallel", TypeError, ("np.True_", "n_parallel must be an integer or None"))
 FORK.refuses("use_gpu", ValueError, ("True", "use_gpu=True, but devices names cpu, cpu"))
+FORK.refuses("restart", TypeError, ("X", "restart must be True or False"))
 FORK.refuses(
     "master_rank",
     TypeError,
@@ -243,6 +244,7 @@ FUNCTION.refuses(
     ("mode=3", "mode must be a Theano mode or the name of one, got 3"),
     ("mode=x", "mode must be a Theano mode or the name of one, got x"),
 )
+FUNCTION.refuses("serial_random", TypeError, ("X", "serial_random must be True or False"))
 FUNCTION.refuses("**kwargs", ValueError, ("mode='abc'", "mode must be a Theano mode or the name"))
 
 ROWS = Use("synk.rows", {"index": "1", "size": "2", "length": "3"}, "result.eval().tolist() == [2]")
@@ -718,6 +720,54 @@ GATHER.refuses(
     ("None", "takes as nd_up 1 (stack along a new axis) or 0"),
 )
 
+CHECKPOINT = Use(
+    "synk.save", {"path": "checkpoint", "functions_or_variables": "[w]"}, "checkpoint.exists()"
+)
+RESTORED = Use(
+    "synk.load",
+    {"path": "str(checkpoint)", "functions_or_variables": "w"},
+    "synk.get_value(n - 1, w).tolist() == [1, 1]",
+)
+for use in (CHECKPOINT, RESTORED):
+    use.refuses(
+        "path",
+        TypeError,
+        ("3", "path must be the name of a file that ends with .npz, got 3"),
+        ("None", "path must be the name of a file that ends with .npz, got None"),
+        ("b'a.npz'", "path must be the name of a file that ends with .npz, got b'a.npz'"),
+    )
+    use.refuses(
+        "path",
+        ValueError,
+        ("''", "path must end with .npz, got ''"),
+        ("'run'", "path must end with .npz, got 'run'"),
+    )
+    use.refuses(
+        "functions_or_variables",
+        TypeError,
+        ("3", "functions_or_variables must be a function of synkhronos.function(), a shared"),
+        ("x", "functions_or_variables must be a function of synkhronos.function(), a shared"),
+        (
+            "[w, 'w']",
+            "functions_or_variables must be a function of synkhronos.function(), a shared",
+        ),
+        ("{w}", "functions_or_variables must be a function of synkhronos.function(), a shared"),
+        ("[anything]", "works on arrays and random states"),
+    )
+    use.refuses(
+        "functions_or_variables",
+        ValueError,
+        ("[]", "functions_or_variables has no shared variable to"),
+        ("f", "functions_or_variables has no shared variable to"),
+        ("[f, f]", "functions_or_variables has no shared variable to"),
+    )
+RESTORED.refuses(
+    "functions_or_variables",
+    ValueError,
+    ("[w, s]", "functions_or_variables has 2 variables, but"),
+    ("s", "variable 0 is 's' (float64, 1-d), and 'w' (float64, 1-d) in the file"),
+)
+
 IN_GRAPH = Use("synk.ops.all_reduce", {"x": "x"}, "result.eval({x: X}).tolist() == X.tolist()")
 IN_GRAPH.refuses(
     "x",
@@ -995,6 +1045,10 @@ for name, (error, phrase) in KERAS.items():
     Use(name, {"model": "model"}, "True").refuses(
         "model", error, ("3", phrase), ("None", phrase), ("'model'", phrase)
     )
+for name in ("sync_batch_norm", "serial_random"):
+    Use("keras.parallelize", {"model": "model"}, "True").refuses(
+        name, TypeError, ("np.arange(5)", f"{name} must be True or False")
+    )
 
 PROFILE = Use("synk.profile", {"room": "100"}, "result is not None")
 PROFILE.refuses("room", TypeError, ("2.5", "room must be an integer"), ("True", "room must be"))
@@ -1013,7 +1067,7 @@ PLOT.refuses("last", ValueError, ("0", "last must be at least 1, got 0"))
 
 # Uses that raise SessionError without a session.
 NEEDS_WORKERS = (FUNCTION, DATA, *COLLECTIVES, Use("synk.distribute", {}, "result is None"))
-NEEDS_WORKERS += (STEP, PROFILE)
+NEEDS_WORKERS += (STEP, PROFILE, CHECKPOINT, RESTORED)
 # Methods of a session's objects that raise SessionError after close().
 NEEDS_ITS_SESSION = (CALL, BUILD, SET, LENGTH, SHAPE)
 WITHOUT_WORKERS = {
@@ -1064,6 +1118,7 @@ TITLES = {
     "synk.function": "Functions",
     "synk.data": "Data",
     "synk.broadcast": "Collectives",
+    "synk.save": "Checkpoints",
     "synk.profile": "Profiling",
     "synk.ops.all_reduce": "Operations of graphs",
     "rules.sgd": "Rules: synkhronos.extensions.update_rules",

@@ -1,6 +1,9 @@
 """The benchmarks run, and measure what they say."""
 
 import argparse
+import contextlib
+import importlib
+import io
 import json
 import multiprocessing
 import os
@@ -9,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -16,14 +20,27 @@ import pytest
 from support.leaks import nothing_left
 from support.waiting import wait_until
 
-from synkhronos.tools.bench import call, collectives, models, peers, scaling, training
+import synkhronos as synk
+from synkhronos.__main__ import main
+from synkhronos.tools.bench import (
+    BENCHMARKS,
+    call,
+    collectives,
+    function,
+    imports,
+    models,
+    options,
+    peers,
+    scaling,
+    training,
+)
 
 
 @pytest.mark.slow("measures calls for seconds")
 def test_bench_call_prints_every_figure():
     command = [sys.executable, "-m", "synkhronos", "bench", "call", "--json"]
-    options = ["--calls", "200", "--idle", "0.5", "--megabytes", "8"]
-    done = subprocess.run(command + options, capture_output=True, text=True, timeout=300)
+    command += ["--calls", "200", "--idle", "0.5", "--megabytes", "8"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert 0 < figures["theano_us"] < figures["call_us"]
@@ -119,6 +136,116 @@ def test_options_of_bench_collectives_are_checked(option, value, message, capsys
     with pytest.raises(SystemExit):
         parser.parse_args([option, value])
     assert message in capsys.readouterr().err
+
+
+NUMBERS = {
+    call: ["--ranks", "--calls", "--megabytes"],
+    function: ["--ranks", "--rows", "--slices", "--passes", "--megabytes"],
+    imports: ["--ranks", "--rounds"],
+    training: ["--ranks", "--batch"],
+}
+
+
+@pytest.mark.parametrize("value", ["0", "-5", "1.5", "many", "²", ""])
+@pytest.mark.parametrize("name", ["call", "function", "import", "training"])
+def test_numbers_of_options_are_checked(name, value, capsys):
+    module = importlib.import_module(BENCHMARKS[name])
+    for option in NUMBERS[module]:
+        with pytest.raises(SystemExit) as refused:
+            main(["bench", name, option, value])
+        assert refused.value.code == 2
+        last = capsys.readouterr().err.splitlines()[-1]
+        expected = f"argument {option}: expected a number from 1 on, got {value!r}"
+        assert last == f"synkhronos bench {name}: error: {expected}"
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "long", ""])
+@pytest.mark.parametrize("name, option", [("call", "--idle"), ("training", "--seconds")])
+def test_times_of_options_are_checked(name, option, value, capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", name, option, value])
+    last = capsys.readouterr().err.splitlines()[-1]
+    expected = f"argument {option}: expected a number above 0, got {value!r}"
+    assert last == f"synkhronos bench {name}: error: {expected}"
+
+
+def test_every_option_that_takes_a_number_is_checked():
+    for path in BENCHMARKS.values():
+        parser = argparse.ArgumentParser()
+        importlib.import_module(path).add_arguments(parser)
+        for action in parser._actions:
+            assert action.type not in (int, float), action.option_strings
+
+
+def test_a_picture_needs_a_folder(capsys, tmp_path):
+    wrong = tmp_path / "nothing" / "times.png"
+    for name in ("collectives", "training", "scaling"):
+        assert main(["bench", name, "--plot", str(wrong)]) == 1
+        assert f"--plot can't write {wrong}: {wrong.parent} is no folder" in capsys.readouterr().err
+
+
+def test_no_room_for_a_benchmark_is_told_in_a_sentence(no_session, capsys, monkeypatch):
+    full = synk.SharedMemoryFull("No room for 9 bytes.")
+    monkeypatch.setattr(function, "measure_pass", lambda args: {})
+    monkeypatch.setattr(synk, "data", Mock(side_effect=full))
+    assert main(["bench", "function", "--megabytes", "9"]) == 1
+    assert capsys.readouterr().err == "No room for 9 bytes.\n"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress_is_shown_on_a_terminal(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert list(options.progress("steps", "ab")) == ["a", "b"]
+    clear = "\r\x1b[K"
+    lines = [f"{clear}steps: 0 of 2{clear}", f"{clear}steps: 1 of 2{clear}"]
+    assert sys.stderr.getvalue() == "".join(lines)
+    with pytest.raises(KeyboardInterrupt), options.shown("a long step"):
+        raise KeyboardInterrupt
+    assert sys.stderr.getvalue() == "".join([*lines, f"{clear}a long step{clear}"])
+
+
+@pytest.mark.parametrize("stream", [None, io.StringIO()], ids=["none", "a file"])
+def test_progress_is_shown_nowhere_else(monkeypatch, stream):
+    monkeypatch.setattr(sys, "stderr", stream)
+    with options.shown("nothing"):
+        assert list(options.progress("steps", [1, 2])) == [1, 2]
+    assert stream is None or stream.getvalue() == ""
+
+
+@pytest.mark.slow("measures passes for seconds")
+@pytest.mark.parametrize("name", ["call", "function"])
+def test_progress_of_benchmarks(name):
+    command = [sys.executable, "-m", "synkhronos", "bench", name, "--json", "--megabytes", "1"]
+    command += {
+        "call": ["--calls", "200", "--idle", "0.1"],
+        "function": ["--rows", "30", "--passes", "2"],
+    }[name]
+    expected = {
+        "call": ["calls, in hundreds: 1 of 2", "an idle session, for 0.1 s", "a Data of 1 MB"],
+        "function": ["passes: 2 of 3", "the peak memory", "1 MB of images", "picks: 39 of 40"],
+    }[name]
+    ours, theirs = os.openpty()
+    try:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, text=True) as child:
+            os.close(theirs)
+            told = b""
+            with contextlib.suppress(OSError):  # at its end a terminal raises EIO
+                while True:
+                    part = os.read(ours, 10_000)
+                    if not part:
+                        break
+                    told += part
+            assert json.loads(child.stdout.read())
+        assert child.returncode == 0
+    finally:
+        os.close(ours)
+    for text in expected:
+        assert text in told.decode()
+    assert told.endswith(b"\r\x1b[K")
 
 
 def test_the_bus_bandwidth_is_that_of_nccl_tests():

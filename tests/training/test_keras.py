@@ -291,13 +291,66 @@ def test_optimizers_step_as_in_one_process(two_ranks, twins, keras, name, option
 # What is random, or of a rank's own rows.
 
 
-def test_running_averages_are_those_of_all_rows(ranks, twins, keras):
+def normalizing(layers):
+    """Return a model with two batch normalizations, one over rows and pixels, one without gamma."""
+    from keras.models import Sequential
+
+    return Sequential(
+        [
+            layers.Dense(6, activation="tanh", input_shape=(5,)),
+            layers.Reshape((3, 1, 2)),
+            layers.BatchNormalization(momentum=0.5),
+            layers.Activation("tanh"),
+            layers.Flatten(),
+            layers.Dense(4),
+            layers.BatchNormalization(momentum=0.7, scale=False),
+            layers.Dense(3, activation="softmax"),
+        ]
+    )
+
+
+def test_batch_normalization_is_over_the_rows_of_all_ranks(ranks, twins, keras):
+    # Not Adam: the gradients of biases before a normalization are 0, and Adam amplifies rounding.
+    serial, parallel = twins(
+        normalizing, lambda: keras.optimizers.SGD(0.1, momentum=0.9), metrics=lambda: ["accuracy"]
+    )
+    for n in (9, 23, 5, 2):  # with 2 rows, a rank of three has none
+        expected = serial.train_on_batch(X[:n], Y[:n])
+        assert_close(parallel.train_on_batch(X[:n], Y[:n]), expected)
+    assert_same(serial, parallel, rtol=1e-4)
+    for model in (serial, parallel):
+        history = model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        assert len(history.history["loss"]) == 2
+    assert_same(serial, parallel, rtol=1e-3)
+    expected = serial.evaluate(X, Y, verbose=0)
+    assert_close(parallel.evaluate(X, Y, verbose=0), expected, rtol=1e-3)
+    assert_close(parallel.predict(X), serial.predict(X), rtol=1e-3)
+
+
+def test_a_batch_normalization_on_inputs_and_one_that_two_inputs_share(ranks, twins, keras):
+    def build(layers):
+        inputs = [layers.Input((5,)), layers.Input((5,))]
+        shared = layers.BatchNormalization(momentum=0.5)
+        hidden = layers.concatenate([shared(each) for each in inputs])
+        again = layers.BatchNormalization(center=False)(hidden)
+        return keras.models.Model(inputs, layers.Dense(3, activation="softmax")(again))
+
+    serial, parallel = twins(build)
+    for n in (23, 8):
+        given = [X[:n], 3 * X[:n] ** 2]
+        expected = serial.train_on_batch(given, Y[:n])
+        assert_close(parallel.train_on_batch(given, Y[:n]), expected)
+    assert_same(serial, parallel, rtol=1e-4)
+
+
+def test_batch_normalization_of_each_ranks_rows(ranks, twins, keras):
     def build(layers):
         model = linear(layers)
         normalize = layers.BatchNormalization(momentum=0.5, input_shape=(5,))
         return keras.models.Sequential([normalize, *model.layers])
 
     serial, parallel = twins(build)
+    parallelize(parallel, sync_batch_norm=False)
     for model in (serial, parallel):
         model.fit(X, Y, batch_size=ROWS, shuffle=False, verbose=0)
     assert_in_step(parallel)
@@ -325,6 +378,32 @@ def test_dropout_is_of_each_rank_and_in_training_only(two_ranks, twins, keras):
     assert_close(parallel.evaluate(X, Y, verbose=0), serial.evaluate(X, Y, verbose=0))
     state = [v for v in parallel.train_function._compiled.get_shared() if v.dtype == "int32"]
     assert len(state) == 1 and not np.array_equal(*synk.gather(state[0]))
+
+
+def test_dropout_masks_can_be_those_of_one_process(ranks, twins, keras):
+    def build(layers):
+        parts = [
+            layers.Dropout(0.3, input_shape=(5,), seed=1),
+            layers.Dense(6, activation="relu"),
+            layers.Reshape((3, 2)),
+            layers.SpatialDropout1D(0.4, seed=2),
+            layers.Flatten(),
+            layers.GaussianDropout(0.0),
+            layers.Dense(3, activation="softmax"),
+        ]
+        np.random.seed(5)
+        return keras.models.Sequential(parts)
+
+    serial, parallel = twins(build)
+    parallelize(parallel, serial_random=True)
+    for model in (serial, parallel):
+        model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    assert_same(serial, parallel, rtol=1e-4)
+    for n in (2, 9):
+        expected = serial.train_on_batch(X[:n], Y[:n])
+        assert_close(parallel.train_on_batch(X[:n], Y[:n]), expected)
+        assert_close(parallel.predict(X[:n]), serial.predict(X[:n]))
+    assert_same(serial, parallel, rtol=1e-4)
 
 
 # Variables that the script sets.

@@ -18,7 +18,7 @@ FLOORS = [
     ["_master"],
     ["inputs"],
     ["_calls"],
-    ["functions", "collectives", "values", "ops"],
+    ["functions", "collectives", "values", "ops", "checkpoints"],
     ["profiling"],
     ["session"],
     ["extensions"],
@@ -144,7 +144,16 @@ def test_imports_look_down(name):
 
 
 def test_at_most_twelve_rooms_stand_beside_the_public_modules():
-    public = {"session", "functions", "inputs", "collectives", "values", "ops", "errors"}
+    public = {
+        "session",
+        "functions",
+        "inputs",
+        "collectives",
+        "values",
+        "ops",
+        "errors",
+        "checkpoints",
+    }
     public |= {"function_module", "data_module", "__init__", "__main__"}
     rooms = {name.split(".")[0] for name in MODULES} - public
     assert rooms == {room for floor in FLOORS for room in floor} - public

@@ -4,9 +4,10 @@ import theano
 from theano.compile.mode import Mode, get_mode
 from theano.gof import Variable
 
-from synkhronos._host.theano import compile_cache, portable, rewriting
+from synkhronos._host.theano import compile_cache, portable, printing, rewriting
 
 compile_cache.fix_cache_keys()
+printing.put_ranks_in_front()
 
 __all__ = ["Mode"]
 

@@ -33,17 +33,19 @@ class _Call:
 
     def __init__(self, comm, weights, rank, recorder):
         self.landing_place = comm.landing_place
+        self.rank = rank
+        self.weights = weights
         self.weight = weights[rank] * len(weights) / sum(weights)
         self.failures = []
-        self._comm, self._weights, self._recorder = comm, weights, recorder
+        self._comm, self._recorder = comm, recorder
 
     def reduce(self, arrays, ops, targets):
         """Return the reduced arrays; see `Communicator.exchange`."""
         try:
             if self._recorder is None:
-                return self._comm.exchange(arrays, ops, self._weights, targets)
+                return self._comm.exchange(arrays, ops, self.weights, targets)
             with self._recorder.span("reduce") as span:
-                results = self._comm.exchange(arrays, ops, self._weights, targets)
+                results = self._comm.exchange(arrays, ops, self.weights, targets)
                 span.moved(*arrays)
                 return results
         except BaseException as error:
@@ -157,7 +159,21 @@ def all_reduce(x, op):
     return AllReduce((op,), (next(_serials),))(x)
 
 
-class RankWeight(gof.Op):
+class RankOperation(gof.Op):
+    """An operation whose result depends on the rank and the rows of all ranks."""
+
+    def do_constant_folding(self, node):
+        """Return False: it is no constant, although it may have no inputs."""
+        return False
+
+
+def rows_of_ranks():
+    """Return the numbers of rows of all ranks in the running call, and this rank; else None, 0."""
+    call = _call.get()
+    return (None, 0) if call is None else (call.weights, call.rank)
+
+
+class RankWeight(RankOperation):
     """The weight of this rank, a number. The mean over the ranks is 1."""
 
     __props__ = ()
@@ -170,10 +186,6 @@ class RankWeight(gof.Op):
         """Store the weight in the running call; outside of a call, 1."""
         call = _call.get()
         output_storage[0][0] = np.asarray(1.0 if call is None else call.weight)
-
-    def do_constant_folding(self, node):
-        """Return False: it is no constant, although it has no inputs."""
-        return False
 
     def infer_shape(self, node, shapes):
         """Return an empty shape: it has no axes."""
@@ -223,7 +235,8 @@ def _lives_on_device(x):
 
 
 def communicates(function) -> bool:
-    """Return whether a compiled function reduces over the ranks, or uses a rank's weight."""
+    """Return whether a compiled function reduces over the ranks, or uses the ranks' rows."""
     return any(
-        isinstance(node.op, (AllReduce, RankWeight)) for node in function.maker.fgraph.apply_nodes
+        isinstance(node.op, (AllReduce, RankOperation))
+        for node in function.maker.fgraph.apply_nodes
     )

@@ -37,7 +37,11 @@ from synkhronos._host.theano.functions import (
 )
 from synkhronos._host.theano.graph import all_reduce, communicates, rank_weight, reducing
 from synkhronos._host.theano.pickling import dump, load
-from synkhronos._host.theano.random_numbers import spread_random_state
+from synkhronos._host.theano.random_numbers import (
+    is_state_equal,
+    keep_state_equal,
+    spread_random_state,
+)
 from synkhronos._host.theano.rewriting import open_device
 from synkhronos._host.theano.rows import (
     axes_of_rows,
@@ -47,6 +51,7 @@ from synkhronos._host.theano.rows import (
     sliced_by_inputs,
     without_row_numbers,
 )
+from synkhronos._host.theano.serial_random import draws_of_all_rows
 from synkhronos._host.theano.variables import (
     cast_value,
     fix_axes,

@@ -144,6 +144,7 @@ class Value(NamedTuple):
     value: Any
     broadcastable: Optional[Tuple[bool, ...]]  # None if the value is no array
     is_random: bool
+    is_equal: bool  # whether it is a random state that stays equal on all ranks
     clone_of: Optional[int]  # the key of a variable with the same container
 
     def make(self, variables):
@@ -151,9 +152,12 @@ class Value(NamedTuple):
         if self.clone_of is not None:
             return variables[self.clone_of].clone()
         if self.broadcastable is None:
-            return shared(self.value, name=self.name)
+            made = shared(self.value, name=self.name)
+            made.tag.is_equal_on_ranks = self.is_equal
+            return made
         made = shared(self.value, name=self.name, broadcastable=self.broadcastable)
         made.tag.is_rng = self.is_random
+        made.tag.is_equal_on_ranks = self.is_equal
         return made
 
 
@@ -169,6 +173,7 @@ def values_of(new, known):
             None if is_clone else variable.get_value(borrow=True),
             tuple(variable.broadcastable) if _is_array(variable) else None,
             getattr(variable.tag, "is_rng", False),
+            getattr(variable.tag, "is_equal_on_ranks", False),
             holder if is_clone else None,
         )
     return values

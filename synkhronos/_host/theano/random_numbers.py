@@ -15,7 +15,7 @@ def spread_random_state(variable, rank: int) -> None:
     ``2**134`` apart, and its period is ``2**185``; L'Ecuyer and Touzin, 2000). The state of
     RandomStreams is seeded anew from its present one and the rank.
     """
-    if rank == 0:
+    if rank == 0 or is_state_equal(variable):
         return
     if isinstance(variable.type, RandomStateType):
         state = peek(variable)
@@ -26,6 +26,16 @@ def spread_random_state(variable, rank: int) -> None:
     elif is_mrg_state(variable):
         states = devices.to_host(peek(variable))
         replace(variable, _jump(states, rank).astype(states.dtype))
+
+
+def keep_state_equal(variable) -> None:
+    """Mark a random state: `spread_random_state` leaves it equal on all ranks."""
+    variable.tag.is_equal_on_ranks = True  # pickled with the variable
+
+
+def is_state_equal(variable) -> bool:
+    """Return whether a random state is marked by `keep_state_equal`."""
+    return getattr(variable.tag, "is_equal_on_ranks", False)
 
 
 def _jump(states, rank):

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 from synkhronos import collectives, functions
 from synkhronos._host import is_array_variable, is_random_state, library, peek
 from synkhronos._master.current import current
+from synkhronos._wording import truth
+from synkhronos.extensions.keras.batch_norm import Synchronized
 from synkhronos.extensions.keras.checks import check_model, check_parts
 from synkhronos.extensions.keras.updates import added_up, averaged, metrics_of, step
 
@@ -36,7 +38,7 @@ __all__ = ["broadcast", "parallelize", "restore"]
 FUNCTIONS = ("train", "test", "predict")
 
 
-def parallelize(model: Model) -> Model:
+def parallelize(model: Model, sync_batch_norm: bool = True, serial_random: bool = False) -> Model:
     """Make a Keras model train, evaluate and predict on all ranks.
 
     Its ``fit``, ``fit_generator``, ``train_on_batch``, ``evaluate``, ``predict`` and so on are
@@ -49,6 +51,13 @@ def parallelize(model: Model) -> Model:
     ----------
     model : keras.models.Model
         Compiled, with a loss that is a mean over rows. It may be compiled again; it stays parallel.
+    sync_batch_norm : bool
+        Whether a batch normalization uses the mean and variance of the rows of all ranks, as in one
+        process; each takes two rounds in the forward pass, and two for its gradient. If false, it
+        uses those of its rank's rows, and its running averages are averaged over the ranks.
+    serial_random : bool
+        Whether dropout masks are those of one process: each rank draws the masks of all rows. If
+        false, each rank draws masks of its own.
 
     Returns
     -------
@@ -69,12 +78,6 @@ def parallelize(model: Model) -> Model:
         layers that keep states from one minibatch to the next, inputs or targets that are not fed,
         metrics that do anything but add to their counts.
 
-    Notes
-    -----
-    A batch normalisation normalises with the mean and variance of its rank's rows; its running
-    averages, which ``evaluate`` and ``predict`` use, are averaged over the ranks. Each rank draws
-    dropout masks of its own.
-
     Examples
     --------
     >>> import keras, numpy as np
@@ -91,10 +94,12 @@ def parallelize(model: Model) -> Model:
     >>> synk.close()
     """
     current("parallelize()")
+    sync_batch_norm = truth("sync_batch_norm", sync_batch_norm)
+    serial_random = truth("serial_random", serial_random)
     check_model(model)
     if model.built:
         check_parts(model)
-    parallel = _Parallel(model)
+    parallel = _Parallel(model, sync_batch_norm, serial_random)
     for name in FUNCTIONS:
         setattr(model, f"_make_{name}_function", getattr(parallel, f"make_{name}_function"))
     return model
@@ -179,8 +184,10 @@ def broadcast(model: Model) -> None:
 class _Parallel:
     """Makes the functions of one model, and keeps its variables equal on all ranks."""
 
-    def __init__(self, model):
+    def __init__(self, model, sync_batch_norm, serial_random):
         self._model = model
+        self._serial_random = serial_random
+        self._sync_batch_norm = sync_batch_norm
         self._seen = {}  # shared variable -> reference to the value that all ranks have
 
     def make_train_function(self):
@@ -191,17 +198,25 @@ class _Parallel:
         model._check_trainable_weights_consistency()
         # Keras keeps the optimizer's state until the model is compiled again.
         state = [] if model.train_function is None else model.optimizer.get_weights()
-        updates = [*averaged(model.updates), *step(model), *added_up(model)]
+        graph = Synchronized(self._sync_batch_norm)
+        updates = [
+            *averaged(model.updates, graph),
+            *step(model, graph),
+            *added_up(model, graph),
+        ]
         if state:
             model.optimizer.set_weights(state)
         self._seen.clear()
-        model.train_function = self._function("train", [model.total_loss], updates)
+        model.train_function = self._function(
+            "train", [graph.expression(model.total_loss)], updates
+        )
 
     def make_test_function(self):
         """Make the function that evaluates, unless it exists."""
         if self._must_make("test"):
             model = self._model
-            model.test_function = self._function("test", [model.total_loss], added_up(model))
+            updates = added_up(model, Synchronized(False))  # it uses the running averages
+            model.test_function = self._function("test", [model.total_loss], updates)
 
     def make_predict_function(self):
         """Make the function that predicts, unless it exists."""
@@ -235,6 +250,7 @@ class _Parallel:
             name=f"{name}_function of {model.name}",
             allow_input_downcast=True,
             on_unused_input="ignore",
+            serial_random=self._serial_random,
             **getattr(model, "_function_kwargs", {}),
         )
         return _Function(self, compiled, metrics, current("The model"))

@@ -10,7 +10,7 @@ from synkhronos._host import tensor as T
 from synkhronos.extensions import train
 
 
-def averaged(updates):
+def averaged(updates, graph):
     """Return a model's updates, such as running averages, averaged over the ranks.
 
     Integers, such as counts of steps, are equal on all ranks already.
@@ -19,17 +19,24 @@ def averaged(updates):
     for variable, value in updates:
         # A shared layer has several updates of a variable. Keras keeps the first.
         first.setdefault(variable, value)
-    floats = [(v, value) for v, value in first.items() if v.dtype.startswith("float")]
-    others = [(v, value) for v, value in first.items() if not v.dtype.startswith("float")]
-    return [*train.average_updates(floats).items(), *others]
+    equal, differing = [], []
+    for variable, value in first.items():
+        average = graph.running_average(value)
+        if average is not None:
+            equal.append((variable, average))
+        elif variable.dtype.startswith("float"):
+            differing.append((variable, graph.expression(value)))
+        else:
+            equal.append((variable, graph.expression(value)))
+    return [*equal, *train.average_updates(differing).items()]
 
 
-def step(model):
+def step(model, graph):
     """Return the updates of the optimizer, with gradients averaged over the ranks."""
-    params = model._collected_trainable_weights
+    params, loss = model._collected_trainable_weights, graph.expression(model.total_loss)
     if not params:
-        return model.optimizer.get_updates(loss=model.total_loss, params=[])
-    return list(train.parallel_updates(model.total_loss, params, model.optimizer).items())
+        return model.optimizer.get_updates(loss=loss, params=[])
+    return list(train.parallel_updates(loss, params, model.optimizer).items())
 
 
 def metrics_of(model):
@@ -37,13 +44,16 @@ def metrics_of(model):
     return model._get_training_eval_metrics()
 
 
-def added_up(model):
+def added_up(model, graph):
     """Return the updates of the metrics, which count the rows of all ranks."""
     fed = {*model._feed_inputs, *model._feed_targets, *model._feed_sample_weights}
     updates = {}
     for metric in metrics_of(model):
         # Where a state has several updates, Keras takes the first.
-        added = {state: _added(metric, state, value) for state, value in reversed(metric.updates)}
+        added = {
+            state: _added(metric, state, graph.expression(value))
+            for state, value in reversed(metric.updates)
+        }
         # A metric that counts minibatches (the loss of an output does) adds a mean of each.
         op = "sum" if all(_depends_on(fed, number) for number in added.values()) else "avg"
         for state, number in added.items():

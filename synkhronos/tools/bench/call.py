@@ -10,16 +10,29 @@ from pathlib import Path
 
 import numpy as np
 
+from synkhronos.tools.bench import options
+
 
 def add_arguments(parser):
     """Add the options of this benchmark."""
-    parser.add_argument("--ranks", type=int, default=2, help="ranks of the session (default: 2)")
-    parser.add_argument("--calls", type=int, default=5000, help="calls to time (default: 5000)")
     parser.add_argument(
-        "--idle", type=float, default=10.0, metavar="S", help="seconds to stay idle (default: 10)"
+        "--ranks", type=options.count, default=2, help="ranks of the session (default: 2)"
     )
     parser.add_argument(
-        "--megabytes", type=int, default=1000, help="size of the Data that ranks share (1000)"
+        "--calls", type=options.count, default=5000, help="calls to time (default: 5000)"
+    )
+    parser.add_argument(
+        "--idle",
+        type=options.positive,
+        default=10.0,
+        metavar="S",
+        help="seconds to stay idle (default: 10)",
+    )
+    parser.add_argument(
+        "--megabytes",
+        type=options.count,
+        default=1000,
+        help="size of the Data that ranks share (1000)",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
@@ -57,7 +70,7 @@ def measure_call(n_ranks, n_calls):
         calls = {"call": lambda: f(data), "theano": lambda: trusted(array), "pipe": echo}
         times = {name: [] for name in calls}
         # Interleaved in short runs, so that the same noise disturbs all three.
-        for _ in range(max(1, n_calls // 100)):
+        for _ in options.progress("calls, in hundreds", range(max(1, n_calls // 100))):
             for name, call in calls.items():
                 for repetition in range(120):
                     begin = time.perf_counter()
@@ -87,7 +100,8 @@ def measure_profile(n_ranks, n_calls, seconds=1e-3):
             columns += columns // 4
         times = {(name, data): [] for name in ("off", "on") for data in ("short", "long")}
         # In turns, so that the same noise disturbs both.
-        for _ in range(max(1, n_calls // 100)):
+        rounds = range(max(1, n_calls // 100))
+        for _ in options.progress("calls with and without a profile, in rounds", rounds):
             for name, context in (("off", contextlib.nullcontext()), ("on", synk.profile())):
                 with context:
                     f(short)
@@ -145,7 +159,7 @@ def measure_distribute(n_ranks):
 
     synk.fork(n_ranks)
     try:
-        for _ in range(2):
+        for _ in options.progress("functions, compiled and distributed", range(2)):
             x, y = T.matrix("x", "float32"), T.ivector("y")
             layers = [x]
             params = []
@@ -176,7 +190,8 @@ def measure_idle(n_ranks, seconds):
         pids = _all_pids()
         time.sleep(0.2)
         before = sum(map(_cpu_seconds, pids))
-        time.sleep(seconds)
+        with options.shown(f"an idle session, for {seconds:g} s"):
+            time.sleep(seconds)
         used = sum(map(_cpu_seconds, pids)) - before
     finally:
         synk.close()
@@ -218,8 +233,9 @@ def measure_memory(n_ranks, megabytes):
         before = sum(map(_pss, pids))
         data = synk.data(var=x)
         data.set_shape((megabytes, 250_000))
-        data.data.fill(1)
-        total(data), every(data)
+        with options.shown(f"a Data of {megabytes:,} MB"):
+            data.data.fill(1)
+            total(data), every(data)
         grown = sum(map(_pss, pids)) - before
         size = data.data.nbytes
     finally:

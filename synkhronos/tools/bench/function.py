@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from synkhronos.tools.bench import options
+
 ROWS, WIDTHS = 60_000, (784, 800, 800, 10)
 PASSES = 7
 IMAGE = (3, 128, 128)  # shape of a row in the data set that rows are picked from
@@ -15,13 +17,16 @@ IMAGE = (3, 128, 128)  # shape of a row in the data set that rows are picked fro
 
 def add_arguments(parser):
     """Add the options of this benchmark."""
-    parser.add_argument("--ranks", type=int, default=2, help="ranks of the session (default: 2)")
-    parser.add_argument("--rows", type=int, default=ROWS, help=f"rows of the pass ({ROWS})")
-    parser.add_argument("--slices", type=int, default=10, help="slices of each rank (default: 10)")
-    parser.add_argument("--passes", type=int, default=PASSES, help=f"passes to time ({PASSES})")
-    parser.add_argument(
-        "--megabytes", type=int, default=1500, help="size of the data that rows are picked from"
-    )
+    for name, default, what in (
+        ("--ranks", 2, "ranks of the session"),
+        ("--rows", ROWS, "rows of the pass"),
+        ("--slices", 10, "slices of each rank"),
+        ("--passes", PASSES, "passes to time"),
+        ("--megabytes", 1500, "size of the data that rows are picked from"),
+    ):
+        parser.add_argument(
+            name, type=options.count, default=default, help=f"{what} (default: {default})"
+        )
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 
@@ -69,13 +74,14 @@ def measure_pass(args):
             "sliced": lambda: f(data_x, data_y, num_slices=args.slices),
         }
         seconds = {name: [] for name in calls}
-        for repetition in range(args.passes + 1):
+        for repetition in options.progress("passes", range(args.passes + 1)):
             for name, call in calls.items():
                 begin = time.perf_counter()
                 call()
                 if repetition:
                     seconds[name].append(time.perf_counter() - begin)
-        peaks = {name: _peak_bytes(calls[name]) for name in ("whole", "sliced")}
+        with options.shown("the peak memory of a pass"):
+            peaks = {name: _peak_bytes(calls[name]) for name in ("whole", "sliced")}
     finally:
         synk.close()
     return {
@@ -111,7 +117,8 @@ def measure_picks(args):
         f = synk.function([x], (x[:, 0, 0, 0].sum(), "sum"))
         data = synk.data(var=x)
         data.set_shape((rows, *IMAGE))
-        data.data.fill(1)
+        with options.shown(f"{args.megabytes:,} MB of images"):
+            data.data.fill(1)
         buffer = np.empty((256, *IMAGE), "float32")
         batches = [random.randint(0, rows, 256) for _ in range(40)]
         picks = {
@@ -119,7 +126,7 @@ def measure_picks(args):
             "take": lambda batch: np.take(data.data, batch, axis=0, out=buffer, mode="clip"),
         }
         seconds = {name: [] for name in picks}
-        for batch in batches:
+        for batch in options.progress("picks", batches):
             for name, pick in picks.items():
                 begin = time.perf_counter()
                 pick(batch)

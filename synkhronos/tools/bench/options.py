@@ -1,6 +1,7 @@
 """Types of command line options, and checks of the machine, for all benchmarks."""
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 def count(text):
     """Return the integer that a text gives, at least 1."""
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a number from 1 on, got {text!r}")
     return int(text)
 
@@ -43,10 +44,37 @@ def names(known, what):
 
 def can_plot(file):
     """Return whether `file`, if given, can be drawn; if not, print what is missing."""
-    if file and importlib.util.find_spec("matplotlib") is None:
+    if not file:
+        return True
+    if importlib.util.find_spec("matplotlib") is None:
         print("--plot needs matplotlib: pip install matplotlib", file=sys.stderr)
         return False
+    folder = Path(file).parent
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        print(f"--plot can't write {file}: {folder} is no folder to write to", file=sys.stderr)
+        return False
     return True
+
+
+@contextlib.contextmanager
+def shown(text):
+    """Show on a terminal what the block does, in one line of standard error."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield
+        return
+    clear = "\r\x1b[K"  # to the begin of the line, and erase it
+    print(clear + text, end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print(clear, end="", file=sys.stderr, flush=True)
+
+
+def progress(what, steps):
+    """Yield each of `steps`; show on a terminal how many are done."""
+    for done, step in enumerate(steps):
+        with shown(f"{what}: {done} of {len(steps)}"):
+            yield step
 
 
 def busy_cores(seconds=0.5):

@@ -21,6 +21,8 @@ import math
 import sys
 from pathlib import Path
 
+from synkhronos.tools.bench import options
+
 DEVICES = (1, 2, 4, 8, 16, 32, 64)
 LATENCY = 20e-6  # seconds: a barrier between processes, and the start of a kernel on each device
 
@@ -78,6 +80,8 @@ def add_arguments(parser):
 
 def main(args) -> int:
     """Fit, print, and return the exit status."""
+    if not options.can_plot(args.plot):
+        return 1
     curves = published()
     if args.file:
         try:

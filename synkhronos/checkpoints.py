@@ -1,0 +1,463 @@
+"""Checkpoints: shared variables of all ranks in one file, to stop a run and go on with it later.
+
+    save    values of all ranks ──▶ .name.npz.1f2e3d4c ──▶ name.npz      written, fsynced, renamed
+    load    name.npz ──▶ every value read and checked ──▶ all ranks
+
+A variable that is equal on all ranks is stored once, any other with the value of each rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import secrets
+import shutil
+import zipfile
+from contextlib import suppress
+from typing import NamedTuple, Sequence, Union
+
+import numpy as np
+
+from synkhronos import _host
+from synkhronos._calls import collective
+from synkhronos._hints import SharedVariable
+from synkhronos._master.current import call
+from synkhronos._rank import commands
+from synkhronos._wording import advise, count, sentence, shown
+from synkhronos.functions import Function
+
+__all__ = ["load", "save"]
+
+_ABOUT = "synkhronos"  # the array that holds the table of contents, as JSON
+_VERSION = 1
+
+# How the values of a variable are related. A random state that is ALONE (of one rank, or not sent
+# to the workers yet) gives each rank a stream of its own when it is loaded.
+ALONE, EQUAL, OF_EACH_RANK = "alone", "equal", "of each rank"
+
+Saved = Union[Function, SharedVariable]
+
+
+class _Entry(NamedTuple):
+    """A variable of a checkpoint, as the file describes it."""
+
+    name: str | None
+    dtype: str | None  # None for the state of a RandomStreams
+    ndim: int | None
+    relation: str
+    arrays: list[str]  # names of arrays in the file: one, or one for each rank
+    rest: list[list]  # of states of RandomStreams: what they hold beside the array
+
+    def __str__(self):
+        kind = "a random state" if self.dtype is None else f"{self.dtype}, {self.ndim}-d"
+        return f"{self.name!r} ({kind})" if self.name else f"one without a name ({kind})"
+
+
+def save(path: str | os.PathLike[str], functions_or_variables: Saved | Sequence[Saved]) -> None:
+    """Write shared variables of all ranks to a file, from which :func:`load` restores them.
+
+    The values go to a new file in the same folder, which replaces the old one when it is complete:
+    if the process is killed or the disk full, the old file is still there.
+
+    Parameters
+    ----------
+    path : str or path
+        It ends with ``.npz``; ``numpy.load`` reads the file, too.
+    functions_or_variables : Function, shared variable, or list of these
+        A function stands for the shared variables that it uses or updates, but for its
+        ``sliceable_shareds``: parameters, what update rules keep, random states. The order counts,
+        as variables may have no names.
+
+    Raises
+    ------
+    SessionError
+        Before :func:`~synkhronos.fork`.
+    TypeError, ValueError
+        For a path that does not end with ``.npz``, and anything but functions and shared variables
+        with arrays or random states.
+    OSError
+        When the file can't be written.
+
+    Warns
+    -----
+    PortingWarning
+        Once for each variable, but for random states, that differs between ranks: the file then
+        holds the values of all ranks, and can be loaded on that number of ranks only.
+
+    Examples
+    --------
+    >>> import os, tempfile, numpy as np, theano, theano.tensor as T
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> x, w = T.dvector("x"), theano.shared(np.zeros(2), "w")
+    >>> step = synk.function([x], updates=[(w, w + 1)])
+    >>> path = os.path.join(tempfile.mkdtemp(), "run.npz")
+    >>> _ = step(np.ones(2))
+    >>> synk.save(path, step)
+    >>> _ = step(np.ones(2))
+    >>> synk.load(path, step)
+    >>> synk.gather(w)
+    array([[1., 1.],
+           [1., 1.]])
+    >>> synk.close()
+    """
+    with call("save()") as session:
+        path = _check_path(path)
+        variables = _variables("save", functions_or_variables)
+        with _NewFile(path) as file, zipfile.ZipFile(file, "w") as archive:
+            entries = []
+            for position, (variable, values) in enumerate(_values(session, variables)):
+                entry = _entry(session, position, variable, values)
+                if entry.relation == OF_EACH_RANK and not _host.is_random_state(variable):
+                    _tell(session, variable, entry)
+                for name, value in zip(entry.arrays, values):
+                    _write(archive, name, value if entry.dtype else value.get_state()[1])
+                entries.append(entry)
+            about = {"version": _VERSION, "variables": [entry._asdict() for entry in entries]}
+            _write(archive, _ABOUT, np.array(json.dumps(about)))
+
+
+def load(path: str | os.PathLike[str], functions_or_variables: Saved | Sequence[Saved]) -> None:
+    """Set shared variables, on all ranks, to the values in a file that :func:`save` wrote.
+
+    On as many ranks as before the run goes on exactly as if it had not been interrupted. On another
+    number each rank gets a random stream of its own, as by :func:`~synkhronos.distribute`.
+
+    Parameters
+    ----------
+    path : str or path
+    functions_or_variables : Function, shared variable, or list of these
+        As for :func:`save`, in the same order.
+
+    Raises
+    ------
+    SessionError
+        Before :func:`~synkhronos.fork`.
+    TypeError, ValueError
+        As :func:`save`; ValueError also for a file that is damaged or of another kind, for
+        variables of another number, name, dtype or number of dimensions, and for variables that
+        differed between another number of ranks. Then nothing has changed.
+    OSError
+        When the file can't be read.
+
+    Examples
+    --------
+    Keep the number of the epoch in a shared variable, too:
+
+    >>> import os, tempfile, numpy as np, theano
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> w, epoch = theano.shared(np.zeros(2), "w"), theano.shared(7, "epoch")
+    >>> path = os.path.join(tempfile.mkdtemp(), "run.npz")
+    >>> synk.save(path, [w, epoch])
+    >>> epoch.set_value(0)  # as in a new process
+    >>> synk.load(path, [w, epoch])
+    >>> int(epoch.get_value())
+    7
+    >>> synk.close()
+    """
+    with call("load()") as session:
+        path = _check_path(path)
+        variables = _variables("load", functions_or_variables)
+        entries, arrays = _read(path)
+        _compare(path, entries, variables)
+        plan = _Plan(session)
+        for entry, variable in zip(entries, variables):
+            plan.add(path, entry, variable, _values_of(path, entry, variable, arrays))
+        plan.carry_out()
+
+
+def _check_path(path):
+    try:
+        text = os.fspath(path)
+        if not isinstance(text, str):
+            raise TypeError
+    except TypeError:
+        raise TypeError(
+            f"path must be the name of a file that ends with .npz, got {shown(path)}."
+        ) from None
+    if not text.endswith(".npz"):
+        raise ValueError(f"path must end with .npz, got {shown(text)}.")
+    if os.path.isdir(text):
+        raise ValueError(f"path must be the name of a file, but {shown(text)} is a folder.")
+    return text
+
+
+def _variables(name, given):
+    """Return the shared variables of functions, and those that were given, each once, in order."""
+    found = {}
+    for each in given if isinstance(given, (list, tuple)) else [given]:
+        if isinstance(each, _host.SharedVariable):
+            found[each] = None
+        elif isinstance(each, Function):
+            data = each._description.sliceables
+            found.update((v, None) for v in each.get_shared() if v not in data)
+        else:
+            raise TypeError(
+                "functions_or_variables must be a function of synkhronos.function(), a shared "
+                f"variable, or a list of these, got {shown(each)}."
+            )
+    if not found:
+        raise ValueError(f"functions_or_variables has no shared variable to {name}.")
+    return collective.check_variables(name, list(found), objects=True)
+
+
+def _values(session, variables):
+    """Yield each variable with its values on all ranks; with one, if workers don't have it yet.
+
+    The values may be views, valid until the next command.
+    """
+    sent = [variable for variable in variables if session.registry.is_sent(variable)]
+    keys = dict(zip(sent, session.registry.keys_of(sent)))
+    objects = {
+        variable: [pickle.loads(value) for value in session.ask(commands.GetObject(key))]
+        for variable, key in keys.items()
+        if not _host.is_array_variable(variable)
+    }
+    arrays = tuple(key for variable, key in keys.items() if variable not in objects)
+    if arrays:
+        session.run(commands.Expose(arrays))
+    for variable in variables:
+        if variable in objects:
+            yield variable, objects[variable]
+        elif variable in keys:
+            yield variable, session.comm.variables.values(keys[variable])
+        else:
+            yield variable, [_host.to_host(_host.peek(variable))]
+
+
+def _entry(session, position, variable, values):
+    is_array = _host.is_array_variable(variable)
+    if len(values) == 1:
+        relation = ALONE
+    elif all(_is_same(value, values[0]) for value in values[1:]):
+        relation = EQUAL
+    else:
+        relation = OF_EACH_RANK
+    label = f"{position}_{re.sub(r'[^A-Za-z0-9_.+-]', '_', variable.name or '')[:60]}".rstrip("_")
+    each = range(len(values)) if relation == OF_EACH_RANK else range(1)
+    rest = []
+    if not is_array:
+        rest = [[each[0], *map(float, each[2:])] for each in (v.get_state() for v in values)]
+    return _Entry(
+        variable.name,
+        str(variable.dtype) if is_array else None,
+        variable.ndim if is_array else None,
+        relation,
+        [f"{label}.rank{rank}" for rank in each] if len(each) > 1 else [label],
+        rest[: len(each)],
+    )
+
+
+def _is_same(one, other):
+    """Return whether two arrays have the same bits, or two random states the same numbers."""
+    if not isinstance(one, np.ndarray):
+        return pickle.dumps(one.get_state()) == pickle.dumps(other.get_state())
+    if one.shape != other.shape:
+        return False
+    one, other = (np.ascontiguousarray(array).reshape(-1) for array in (one, other))
+    return np.array_equal(one.view(np.uint8), other.view(np.uint8))
+
+
+def _tell(session, variable, entry):
+    if variable not in session.told_unequal:
+        session.told_unequal.add(variable)
+        advise(
+            f"save(): {variable} has other values on other ranks, so the file holds all of them, "
+            f"and only {count(len(entry.arrays), 'rank')} can load it. If the master's value is "
+            "meant, write synkhronos.broadcast({variable.name or 'variable'}) before save()."
+        )
+
+
+def _write(archive, name, array):
+    # As numpy.savez does. But one array after the other, so that no list keeps copies of them all.
+    with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+        np.lib.format.write_array(file, np.asarray(array), allow_pickle=False)
+
+
+class _NewFile:
+    """A context: a file beside `path` to write to, which takes its place at the end of the block.
+
+    An exception in the block removes the file, and leaves what was there.
+    """
+
+    def __init__(self, path):
+        self._path = os.path.realpath(path)  # through links: they stay
+        folder, name = os.path.split(self._path)
+        self._folder = folder
+        self._written = os.path.join(folder, f".{name}.{secrets.token_hex(4)}")
+
+    def __enter__(self):
+        self._file = open(self._written, "xb")
+        return self._file
+
+    def __exit__(self, kind, error, trace):
+        try:
+            with self._file as file:
+                if kind is None:
+                    file.flush()
+                    os.fsync(file.fileno())
+            if kind is None:
+                if os.path.exists(self._path):
+                    shutil.copymode(self._path, self._written)
+                os.replace(self._written, self._path)
+                self._keep_name()
+        finally:
+            with suppress(FileNotFoundError):  # it has its name
+                os.unlink(self._written)
+
+    def _keep_name(self):
+        """Write the folder to the disk: else a crash of the machine may undo the renaming."""
+        descriptor = os.open(self._folder, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # some network file systems can't
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _read(path):
+    """Return the entries and the arrays of a file; every array is read, so a damage is found."""
+    try:
+        with open(path, "rb") as opened:
+            file = np.load(opened, allow_pickle=False)
+            if not isinstance(file, np.lib.npyio.NpzFile) or _ABOUT not in file.files:
+                raise ValueError("it has no table of contents")
+            about = json.loads(str(file[_ABOUT]))
+            if about["version"] != _VERSION:
+                raise ValueError(f"it is of version {about['version']}, this is {_VERSION}")
+            entries = [_Entry(**each) for each in about["variables"]]
+            arrays = {name: file[name] for entry in entries for name in entry.arrays}
+    except OSError:
+        raise
+    except Exception as error:
+        # Damages raise errors of many kinds, of zipfile, zlib, json and NumPy.
+        raise ValueError(
+            f"load() can't read {path!r}: it is damaged, or was not written by synkhronos.save(): "
+            f"{sentence(error)}"
+        ) from error
+    return entries, arrays
+
+
+def _describe(variable):
+    is_array = _host.is_array_variable(variable)
+    kind = (str(variable.dtype), variable.ndim) if is_array else (None, None)
+    return _Entry(variable.name, *kind, ALONE, [], [])
+
+
+def _compare(path, entries, variables):
+    """Raise ValueError unless the variables are those of the file, in the same order."""
+    given = [_describe(variable) for variable in variables]
+    for position, (entry, own) in enumerate(zip(entries, given)):
+        if entry[:3] != own[:3]:
+            raise ValueError(
+                f"functions_or_variables does not fit {path!r}: variable {position} is {own}, and "
+                f"{entry} in the file. Give the same functions and variables as to save(), in the "
+                "same order."
+            )
+    if len(entries) != len(given):
+        both = min(len(entries), len(given))
+        lacks, first = "the file lacks", given[both:]
+        if len(entries) > len(given):
+            lacks, first = "it lacks", entries[both:]
+        raise ValueError(
+            f"functions_or_variables has {count(len(given), 'variable')}, but {path!r} holds "
+            f"{len(entries)}: {lacks} {first[0]}."
+        )
+
+
+def _values_of(path, entry, variable, arrays):
+    """Return the values of a variable, as many as the file has; raise ValueError for misfits."""
+    values = [arrays[name] for name in entry.arrays]
+    if entry.dtype is None:
+        return [_random_state(path, entry, *each) for each in zip(entry.rest, values)]
+    for value in values:
+        fixed = _host.fixed_axes(variable)
+        if value.dtype != variable.dtype or value.ndim != variable.ndim:
+            raise ValueError(f"load() can't read {path!r}: {entry} is damaged.")
+        if any(one and length != 1 for one, length in zip(fixed, value.shape)):
+            raise ValueError(
+                f"load() can't give {variable} the value in {path!r}, of shape {value.shape}: it "
+                "must have length 1 where the variable is broadcastable."
+            )
+    return values
+
+
+def _random_state(path, entry, rest, key):
+    state = _host.RandomState()
+    kind, position, has_gauss, gauss = rest
+    try:
+        state.set_state((kind, key, int(position), int(has_gauss), gauss))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"load() can't read {path!r}: {entry}: {sentence(error)}") from error
+    return state
+
+
+class _Plan:
+    """The values that each rank gets; `carry_out` begins only when all are checked."""
+
+    def __init__(self, session):
+        self._session = session
+        self._in_master, self._everywhere, self._to_spread = {}, {}, []
+        self._of_rank = [{} for _ in range(session.n_ranks)]
+
+    def add(self, path, entry, variable, values):
+        """Plan the values of one variable; raise ValueError if they are of too many ranks."""
+        n_ranks, is_random = self._session.n_ranks, _host.is_random_state(variable)
+        differ, is_own = entry.relation == OF_EACH_RANK, is_random and entry.relation != EQUAL
+        if differ and len(values) == n_ranks:
+            for own, value in zip(self._of_rank, values):
+                own[variable] = value
+        elif differ and not is_random:
+            raise ValueError(
+                f"load() can't give {variable} to {count(n_ranks, 'rank')}: {path!r} holds the "
+                f"different values of {count(len(values), 'rank')}. Perhaps "
+                "synkhronos.broadcast() or all_reduce() should make it equal before save()?"
+            )
+        elif not self._session.registry.is_sent(variable) and (is_own or not is_random):
+            # When a function sends it, workers get the master's value, or a stream of their own.
+            self._in_master[variable] = values[0]
+        else:
+            self._everywhere[variable] = values[0]
+            if is_own:
+                self._to_spread.append(variable)
+
+    def carry_out(self):
+        """Set all variables on all ranks."""
+        session = self._session
+        for variable, value in self._in_master.items():
+            is_array = _host.is_array_variable(variable)
+            (_host.replace if is_array else _host.replace_object)(variable, value)
+        variables = [*self._everywhere, *self._of_rank[0]]
+        keys = dict(zip(variables, session.registry.keys_of(variables)))
+        arrays, objects = _split(self._everywhere)
+        for variable, value in arrays.items():
+            commands.assign(session.worker, keys[variable], value)
+        if arrays:
+            chosen = tuple(keys[variable] for variable in arrays)
+            session.run(commands.Broadcast(chosen, session.master_rank))
+        self._send_objects(keys, objects, None)
+        session.changes.equal([keys[variable] for variable in self._everywhere])
+        session.changes.apart([keys[variable] for variable in self._of_rank[0]])
+        if self._to_spread:
+            session.run(commands.Spread(tuple(keys[variable] for variable in self._to_spread)))
+        for rank, own in enumerate(self._of_rank):
+            arrays, objects = _split(own)
+            if arrays:
+                collective.assign(session, "load", list(arrays), list(arrays.values()), None, rank)
+            self._send_objects(keys, objects, rank)
+
+    def _send_objects(self, keys, objects, rank):
+        if objects:
+            chosen = tuple(keys[variable] for variable in objects)
+            collective.send_objects(self._session, chosen, list(objects.values()), rank)
+
+
+def _split(values):
+    """Return the values of arrays and those of random states: variable -> value each."""
+    arrays = {v: value for v, value in values.items() if _host.is_array_variable(v)}
+    return arrays, {v: value for v, value in values.items() if v not in arrays}

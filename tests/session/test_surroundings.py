@@ -1,0 +1,226 @@
+"""Sessions in unusual surroundings: no standard streams, and a /proc of other processes."""
+
+import errno
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import theano.tensor as T
+from support.helpers import function
+
+import synkhronos as synk
+from synkhronos._machine import shared_memory
+from synkhronos._machine.shared_memory import Segments
+from synkhronos.profiling import status
+
+# Where it can, it leaves its error in a file, because there may be no standard error.
+TRY = """
+import os, sys, traceback
+def failed(kind, error, trace):
+    with open("error", "w") as file:
+        traceback.print_exception(kind, error, trace, file=file)
+sys.excepthook = failed
+"""
+
+WORK = """
+import numpy as np
+import theano, theano.tensor as T
+from support.helpers import Call, function, on_ranks
+import synkhronos as synk
+
+def streams():
+    return {os.readlink(f"/proc/self/fd/{number}") for number in (0, 1, 2)}
+
+def noise():
+    assert streams() & files == streams(), streams()
+    for number in (1, 2):
+        os.write(number, b"noise" * 1000)  # as code in C does
+    return 1
+
+def work():
+    x, s = T.dvector("x"), theano.shared(np.arange(4.0), "s")
+    f = function([x], [(x, "gather"), (x.sum() + s.sum(), "sum")])
+    every = [synk.data(np.full(5, float(number))) for number in range(4)]
+    for number, d in enumerate(every):
+        assert set(on_ranks(noise)) == {1}
+        rows, total = f(d)
+        assert rows.tolist() == d.data.tolist() == [number] * 5, d.data
+        d.set_length(5000)
+        f(np.ones(7000))
+        synk.broadcast(s, np.arange(4.0))
+        synk.all_reduce(s, op="max")
+        assert s.get_value().tolist() == [0, 1, 2, 3]
+"""
+
+WITHOUT = """
+files = {"/dev/null", OPEN}
+for n_ranks in (1, 2, 3):
+    synk.fork(n_ranks)
+    work()
+    synk.close()
+assert streams() <= files
+"""
+
+CLOSED_LATER = """
+files = {os.readlink(f"/proc/self/fd/{number}") for number in (0, 1, 2)} | {"/dev/null"}
+synk.fork(2)
+for number in (0, 1, 2):
+    os.close(number)
+one = synk.data(np.ones(5))
+assert streams() == {"/dev/null"}
+work()
+for number in (0, 1, 2):
+    os.close(number)
+x = T.dvector()
+f = function([x], (x, "gather"))
+assert f(np.ones(100_000)).sum() == 100_000  # an output that lies in a worker's memory
+assert streams() == {"/dev/null"}
+work()
+synk.close()
+"""
+
+
+def run(tmp_path, script, form):
+    """Run a script by a shell, with `python` and `script` put into the command `form`."""
+    path = tmp_path / "script.py"
+    path.write_text(TRY + script)
+    command = form.format(python=shlex.quote(sys.executable), script=path)
+    done = subprocess.run(
+        ["sh", "-c", command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(__file__))},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
+    error = tmp_path / "error"
+    assert not error.exists(), error.read_text()
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", ">&-", "<&- 2>&-"])
+def test_no_memory_gets_the_number_of_a_closed_standard_stream(tmp_path, closed):
+    opened = tmp_path / "opened"
+    script = WORK + WITHOUT.replace("OPEN", repr(str(opened)))
+    run(tmp_path, script, f"exec {{python}} {{script}} <>{opened} >>{opened} 2>&1 {closed}")
+
+
+def test_standard_streams_that_the_script_closes_later(tmp_path):
+    run(tmp_path, WORK + CLOSED_LATER, "exec {python} {script}")
+
+
+def unshared(options, command="true"):
+    return f"unshare {options} sh -c {shlex.quote(command)}"
+
+
+def needs(options):
+    """Skip the test if this process can't make namespaces with these options."""
+    if shutil.which("unshare") is None:
+        pytest.skip("needs the command unshare, of util-linux")
+    done = subprocess.run(unshared(options), shell=True, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"needs the right to `unshare {options}`: {done.stderr.strip()}")
+
+
+NAMESPACE = """
+files = {os.readlink(f"/proc/self/fd/{number}") for number in (0, 1, 2)} | {"/dev/null"}
+assert os.getpid() == 1 and os.readlink("/proc/self") != "1"
+for n_ranks in (2, 3):
+    synk.fork(n_ranks)
+    work()
+    found = synk.status()
+    assert {(rank.process, rank.resident) for rank in found.ranks} == {("unknown", None)}
+    synk.close()
+"""
+
+
+def test_a_pid_namespace_that_kept_the_proc_of_another_one(tmp_path):
+    needs("--pid --fork")
+    run(tmp_path, WORK + NAMESPACE, "exec unshare --pid --fork {python} {script}")
+
+
+NO_PROC = """
+import synkhronos as synk
+for _ in range(2):
+    try:
+        synk.fork(2)
+    except synk.SessionError as error:
+        assert "fork() needs a /proc that shows this process" in str(error), error
+        assert "unshare --mount-proc" in str(error)
+    else:
+        raise AssertionError("it was not refused")
+assert synk.fork(1) == 1
+assert synk.data([1.0]).data.sum() == 1
+synk.close()
+"""
+
+
+def test_fork_is_refused_without_a_proc(tmp_path):
+    needs("--mount")
+    inner = "mount -t tmpfs none /proc && exec {python} {script}"
+    run(tmp_path, NO_PROC, unshared("--mount", inner))
+
+
+@pytest.mark.parametrize("n, master", [(2, 0), (3, 1)])
+def test_a_file_of_another_process_is_never_read(no_session, monkeypatch, tmp_path, n, master):
+    # As in a PID namespace: /proc/<pid> is a process that has a file of its own at this number.
+    other = tmp_path / "secret"
+    other.write_bytes(b"secret" * 10_000)
+    script = (
+        "import os, sys\n"
+        f"fd = os.open({str(other)!r}, os.O_RDWR)\n"
+        "for number in range(3, 200): os.dup2(fd, number)\n"
+        "print(flush=True)\nsys.stdin.read()"
+    )
+    synk.fork(n, master_rank=master)
+    x = T.dvector("x")
+    f = function([x], (x.sum(), "sum"))
+    good = synk.data(np.ones(6))
+    assert f(good) == 6
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        process.stdout.readline()
+        with monkeypatch.context() as context:
+            context.setattr(shared_memory, "number_in_proc", lambda: process.pid)
+            strange = synk.data(np.ones(6))
+        with pytest.raises(synk.WorkerError, match=r"no memory of the session.*--mount-proc") as no:
+            f(strange)
+        assert no.value.remote_type == "OSError"
+        process.stdin.close()
+    assert f(good) == 6
+    assert f(synk.data(np.ones(6))) == 6
+    assert other.read_bytes() == b"secret" * 10_000
+    synk.close()
+
+
+def test_another_file_is_not_mapped(tmp_path):
+    mine, other = Segments().create(100), Segments().create(100)
+    theirs = Segments()
+    for ref in (
+        mine.ref._replace(fd=other.ref.fd),
+        mine.ref._replace(inode=other.ref.inode),
+        mine.ref._replace(device=mine.ref.device + 1),
+    ):
+        with pytest.raises(OSError, match="no memory of the session") as error:
+            theirs.attach(ref)
+        assert error.value.errno == errno.ESTALE
+    assert theirs.attach(mine.ref).array("u1", (100,)).sum() == 0
+
+
+def test_the_status_tells_nothing_of_other_processes(no_session, monkeypatch):
+    synk.fork(2)
+    with monkeypatch.context() as context:
+        for module in (shared_memory, status):
+            context.setattr(module, "proc_has_our_numbers", lambda: False)
+        found = synk.status()
+    assert {(rank.process, rank.resident) for rank in found.ranks} == {("unknown", None)}
+    assert {rank.process for rank in synk.status().ranks} <= {"running", "sleeping"}
+    synk.close()
