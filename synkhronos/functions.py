@@ -424,14 +424,20 @@ def function(
     name = "{}:{}".format(*line_of_user()) if name is None else str(name)
     axis_of = signature.check_axes(axes, inputs, whole, chosen, sliceable_shareds)
     keywords = {**kwargs, "givens": givens, "name": name}
+    pairs, keywords, numbers = take_out(inputs + whole, chosen, pairs, keywords)
     draws_all = truth("serial_random", serial_random)
+    if draws_all and axis_of:
+        raise ValueError(
+            "serial_random=True draws for rows on axis 0, but axes names another axis. Leave one "
+            "of the two out."
+        )
     if draws_all:
         rows = [variable for variable in inputs if variable.ndim]
+        rows += [each.variable for each in numbers]
         rows += sliceable_shareds if isinstance(sliceable_shareds, list) else []
         chosen.variables, pairs, keywords = _host.draws_of_all_rows(
             rows, chosen.variables, pairs, keywords
         )
-    pairs, keywords, numbers = take_out(inputs + whole, chosen, pairs, keywords)
     chosen.keep_on_device(session.comm.outputs.reduces)
     recipe = Recipe(inputs + whole, chosen, pairs, update_modes, keywords, numbers)
     recipe.axes = axis_of
