@@ -589,6 +589,11 @@ def function(
     keywords = {**kwargs, "givens": givens, "name": name}
     given = signature.check_axes(axes, given, chosen, sliceable_shareds)
     draws_all = truth("serial_random", serial_random)
+    if draws_all and any(each.axis for each in given):
+        raise ValueError(
+            "serial_random=True draws for rows on axis 0, but axes names another axis. Leave one "
+            "of the two out."
+        )
     return _make(
         Source(
             given,
@@ -611,13 +616,14 @@ def _make(source):
     chosen = copy.copy(source.outputs)
     variables = [each.variable for each in source.inputs]
     updates, keywords = source.updates, source.keywords
+    updates, keywords, numbers = take_out(variables, chosen, updates, keywords)
     if source.draws_all:
         rows = [each.variable for each in source.inputs if each.is_scattered]
+        rows += [each.variable for each in numbers]
         rows += source.sliceables if isinstance(source.sliceables, list) else []
         chosen.variables, updates, keywords = _host.draws_of_all_rows(
             rows, chosen.variables, updates, keywords
         )
-    updates, keywords, numbers = take_out(variables, chosen, updates, keywords)
     chosen.keep_on_device(session.comm.outputs.reduces)
     recipe = Recipe(source.inputs, chosen, updates, source.update_modes, keywords, numbers)
     recipe.draws_all = source.draws_all

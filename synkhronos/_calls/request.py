@@ -179,11 +179,15 @@ class Requests:
             f"{name_of(i)!r} {length}{f' (axis {axes[i]})' if axes[i] else ''}"
             for i, length in lengths.items()
         )
-        along = " along axis 0" if not any(axes) else ""
+        if any(axes):
+            raise ValueError(
+                f"The scattered inputs of {self._owner} must have the same number of rows, got: "
+                f"{given}. With batch= they may differ."
+            )
         raise ValueError(
-            f"The scattered inputs of {self._owner} must have the same length{along}, got: {given}."
-            " With batch= they may differ. If an input x has its rows on another axis, give "
-            "function() axes={x: 1}."
+            f"The scattered inputs of {self._owner} must have the same length along axis 0, got: "
+            f"{given}. With batch= they may differ. If an input x has its rows on another axis, "
+            "give function() axes={x: 1}."
         )
 
     def _refuse_batch(self, batch):
