@@ -7,7 +7,7 @@ from typing import Callable, List, OrderedDict, Protocol, Sequence, Tuple, Union
 
 import numpy as np
 
-from synkhronos._host import RandomState, SharedVariable, Variable
+from synkhronos._host import In, Out, RandomState, SharedVariable, Variable
 
 __all__ = ["RandomState", "SharedVariable", "Variable"]
 
@@ -34,7 +34,8 @@ Scalar = Union[float, Variable]
 LossOrGrads = Union[Variable, Sequence[Variable]]
 
 # The string of an output or update is its reduce mode.
-Output = Union[Variable, Tuple[Variable, Union[str, None]]]
+Output = Union[Variable, Out, Tuple[Union[Variable, Out], Union[str, None]]]
+Input = Union[Variable, In, Sequence]  # Theano takes tuples such as (variable, value)
 Update = Union[Tuple[SharedVariable, Variable], Tuple[SharedVariable, Variable, Union[str, None]]]
 Updates = OrderedDict[SharedVariable, Variable]
 UpdatePairs = List[Tuple[SharedVariable, Variable]]

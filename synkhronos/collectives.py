@@ -41,7 +41,8 @@ def broadcast(
     Parameters
     ----------
     shared_vars : shared variable or list of them
-        They may be random states (of ``RandomStreams``): then all ranks draw the same numbers.
+        They may be sparse, or random states (of ``RandomStreams``): then all ranks draw the same
+        numbers.
     values : array_like, Data, or list of these with one for each variable, optional
         Values that the master's variables get first; a None in the list keeps the value of one.
     nccl : bool

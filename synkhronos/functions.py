@@ -8,28 +8,30 @@ A call first sends the workers the function, if they don't have it yet.
 
 from __future__ import annotations
 
+import copy
 import functools
 import weakref
-from typing import Any, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
 from synkhronos import _host
 from synkhronos._arithmetic import reduction
-from synkhronos._calls import signature
+from synkhronos._calls import parameters, signature
 from synkhronos._calls.advice import Advice
 from synkhronos._calls.arguments import Inputs
 from synkhronos._calls.check import Check, number_of_calls
+from synkhronos._calls.optional import Containers, OptionalInputs, Values
+from synkhronos._calls.recipe import Recipe
 from synkhronos._calls.request import Requests
 from synkhronos._calls.row_numbers import InputsWithRowNumbers, take_out
-from synkhronos._calls.signature import Recipe
 from synkhronos._hints import (
     ArrayLike,
+    Input,
     Output,
     Rows,
     SharedVariable,
     Update,
-    Updates,
     Variable,
 )
 from synkhronos._master.current import Current, current
@@ -61,16 +63,37 @@ class Function:
     (6.0, 3.0, 6.0)
     >>> synk.gather(calls)  # as_theano runs in the master only
     array([3, 2])
+    >>> g = f.copy(delete_updates=True)
+    >>> float(g([4, 5])), int(f.value["calls"]), g.profile is None
+    (9.0, 3, True)
+    >>> theano.printing.debugprint(f)
+    Sum{acc_dtype=float64} [id A] ''   0
+     |x [id B]
+    Elemwise{add,no_inplace} [id C] ''   1
+     |calls [id D]
+     |TensorConstant{1} [id E]
+    >>> len(f.maker.fgraph.apply_nodes), len(f.fn.nodes)
+    (2, 2)
+
+    Inputs that have a value need not be given:
+
+    >>> y = T.dscalar("y")
+    >>> h = synk.function([x, theano.In(y, value=2.0)], (x * y, "gather"))
+    >>> h([1, 2]), h([1, 2], y=10), float(h[y]), float(h.container["y"].value)
+    (array([2., 4.]), array([10., 20.]), 2.0, 2.0)
     >>> synk.close()
     """
 
-    def __init__(self, session, compiled, inputs, n_scattered, outputs, recipe, check=0):
+    def __init__(self, session, compiled, inputs, outputs, recipe, source):
+        self.trust_input = False  # as in Theano, but without an effect: arguments are checked
         self._compiled = compiled
         self._sliced = None  # compiled when a call with slices first needs it
         self._recipe = recipe
+        self._source = source  # what `copy` makes another function of
         self._outputs = outputs
         self._modes = tuple(outputs.modes)
-        self._inputs = Inputs(inputs, n_scattered, recipe.allow_downcast, str(self), recipe.axes)
+        kind = Inputs if all(each.is_plain for each in inputs) else OptionalInputs
+        self._inputs = kind(inputs, str(self))
         if recipe.row_numbers:
             self._inputs = InputsWithRowNumbers(self._inputs, recipe.row_numbers, str(self))
         self._result_dtypes = [
@@ -84,10 +107,11 @@ class Function:
             _host.communicates(compiled),
             recipe.draws_all,
             any(outputs.on_device),
-            self._inputs.axes if recipe.axes else (),
+            self._inputs.axes if any(self._inputs.axes) else (),
         )
         self._check: Any = None
         self._join(session)
+        check = source.check
         if check:
             self._check = Check(
                 session, compiled, self._inputs, outputs, recipe, check, weakref.proxy(self)
@@ -105,7 +129,9 @@ class Function:
             registry.add_variant(key, SLICED, self._sliced)
         self._inputs.join(session)
         advice = Advice(session, self._compiled, self._inputs, self._recipe, self._modes, str(self))
-        self._requests = Requests(session, key, self._inputs, description, advice, str(self))
+        self._requests = Requests(
+            session, key, self._inputs, self._outputs, description, advice, str(self)
+        )
         if self._check is not None:
             self._check.join(session)
         self._key = key
@@ -137,7 +163,7 @@ class Function:
     @property
     def output_modes(self) -> list[str | None]:
         """The reduce mode of each output: a str or None."""
-        return list(self._modes)
+        return list(self._outputs.asked_modes)
 
     @property
     def update_modes(self) -> list[str | None]:
@@ -148,21 +174,22 @@ class Function:
         self,
         /,
         *args: ArrayLike,
-        output_subset: Sequence[int] | None = None,
+        output_subset: Sequence[int] | Sequence[str] | None = None,
         batch: Rows | None = None,
         batch_s: Rows | Sequence[Rows] | None = None,
         num_slices: int = 1,
         **kwargs: ArrayLike,
-    ) -> np.ndarray | list[np.ndarray]:
+    ) -> np.ndarray | list[np.ndarray] | dict[str, np.ndarray]:
         """Run the function on all ranks, and return the reduced outputs.
 
         Parameters
         ----------
         *args, **kwargs
             One :class:`~synkhronos.inputs.Data`, array, list or scalar for each input, in the order
-            of ``inputs`` and then ``bcast_inputs``, or by the name of the variable. Ranks read a
+            of ``inputs`` and then ``bcast_inputs``, or by the name of the variable; those that
+            were made with a value, as in ``In(x, value=1.0)``, may be left out. Ranks read a
             Data in place; other values are cast as ``theano.function`` would, and copied once.
-        output_subset : list of int, optional
+        output_subset : list of int, or of keys if `outputs` was a dict, optional
             Compute only these outputs; they are returned in ascending order.
         batch : int, slice, range, list, or array of integers or bools, optional
             The rows of the scattered inputs to use, selected before they are scattered: a number
@@ -177,9 +204,9 @@ class Function:
 
         Returns
         -------
-        numpy.ndarray or list of numpy.ndarray
-            One array if ``outputs`` was one variable, else a list. On devices, a GpuArray for an
-            output variable of a device type, such as ``x.transfer(None)``.
+        numpy.ndarray, or list or dict of numpy.ndarray
+            One array if ``outputs`` was one variable, a dict for a dict, else a list. On devices, a
+            GpuArray for an output variable of a device type, such as ``x.transfer(None)``.
 
         Raises
         ------
@@ -226,8 +253,9 @@ class Function:
         if session.state is not State.OPEN:
             return self._join_and_call(args, kwargs, output_subset, batch, batch_s, num_slices)
         with session.lock:
-            values = self._inputs.bind(args, kwargs)
-            subset = signature.check_subset(output_subset, len(self._modes), self)
+            with session.call("check"):
+                values = self._inputs.bind_ahead(args, kwargs)
+            subset = self._outputs.check_subset(output_subset, self)
             if self._check.left <= 1:
                 self.__dict__.pop("_run", None)
             return self._check.run(
@@ -250,8 +278,11 @@ class Function:
             self._session.registry.distribute(self._key)
 
     def as_theano(
-        self, *args: ArrayLike, output_subset: Sequence[int] | None = None, **kwargs: ArrayLike
-    ) -> np.ndarray | list[np.ndarray]:
+        self,
+        *args: ArrayLike,
+        output_subset: Sequence[int] | Sequence[str] | None = None,
+        **kwargs: ArrayLike,
+    ) -> np.ndarray | list[np.ndarray] | dict[str, np.ndarray]:
         """Run the function in the master only, as ``theano.function`` would have made it.
 
         It applies updates to the master's shared variables only, and works before `distribute` and
@@ -262,9 +293,9 @@ class Function:
         TypeError, ValueError
             For wrong arguments, as in a call.
         """
-        values = self._inputs.bind(args, kwargs)
+        values = self._inputs.bind_here(args, kwargs)
         arrays = list(map(self._inputs.array, range(len(values)), values))
-        subset = signature.check_subset(output_subset, len(self._modes), self)
+        subset = self._outputs.check_subset(output_subset, self)
         return self._outputs.pack(_host.run(self._compiled, arrays, subset), subset)
 
     def build_inputs(
@@ -301,8 +332,7 @@ class Function:
         SharedMemoryFull
             When the shared memory is full.
         """
-        given = self._inputs.given
-        values = given.bind(args, kwargs)
+        values = self._inputs.bind_data(args, kwargs)
         batches = minibatch if isinstance(minibatch, (list, tuple)) else [minibatch] * len(values)
         if len(batches) != len(values):
             raise ValueError(
@@ -311,7 +341,7 @@ class Function:
             )
         made = tuple(
             data(value, var=variable, minibatch=batch, force_cast=force_cast, oversize=oversize)
-            for value, variable, batch in zip(values, given.variables, batches)
+            for value, variable, batch in zip(values, self._inputs.variables, batches)
         )
         return made[0] if len(made) == 1 else made
 
@@ -324,25 +354,153 @@ class Function:
         """Return the shared variables that the function uses or updates."""
         return list(_host.shared_variables(self._compiled))
 
+    @property
+    def value(self) -> Values:
+        """The values that inputs have between calls, as in Theano: ``f.value[x]``, or ``f[x]``.
+
+        Only an input made with ``In(x, value=...)`` has one. With an update or a container, each
+        rank keeps a value of its own: this is the master's, and it is set on all ranks. Without,
+        it is a default, and a value that is set is that of the next call. The keys are variables,
+        names and positions of inputs, and shared variables, which can only be read here.
+        """
+        return Values(self, self._inputs, self.get_shared())
+
+    @property
+    def container(self) -> Containers:
+        """The same values behind objects with a `value`, as in Theano: ``f.container[x].value``."""
+        return Containers(self.value)
+
+    def __getitem__(self, item):
+        return self.value[item]
+
+    def __setitem__(self, item, value):
+        self.value[item] = value
+
+    def __contains__(self, item):
+        return item in self.value
+
+    @property
+    def maker(self) -> Any:
+        """The master's ``FunctionMaker`` of Theano; ``f.maker.fgraph`` is the optimized graph."""
+        return self._compiled.maker
+
+    @property
+    def profile(self) -> Any:
+        """The master's ``ProfileStats`` of Theano, if `profile` was given to :func:`function`."""
+        return self._compiled.profile
+
+    @property
+    def fn(self) -> Any:
+        """The master's compiled code, as in Theano, for tools that print functions."""
+        return self._compiled.fn
+
+    @property  # type: ignore[misc]
+    def __class__(self):
+        # Theano's tools, such as debugprint, and libraries ask isinstance(f, theano Function).
+        return _host.Function
+
+    def copy(
+        self,
+        share_memory: bool = False,
+        swap: dict[SharedVariable, SharedVariable] | None = None,
+        delete_updates: bool = False,
+        name: str | None = None,
+        profile: Any = None,
+    ) -> Function:
+        """Compile another function like this one, on the same shared variables.
+
+        Inputs that were made with ``In(x, value=..., update=...)`` begin with their first value.
+
+        Parameters
+        ----------
+        share_memory : bool
+            As in Theano, but without an effect: the copy has memory of its own.
+        swap : dict of shared variable, optional
+            Shared variables of this function -> others of the same type, in their place.
+        delete_updates : bool
+            If true, the copy has no updates.
+        name : str, optional
+            The name of this function with "copy" after it, if it is left out.
+        profile
+            As in :func:`function`.
+
+        Raises
+        ------
+        SessionError
+            After :func:`~synkhronos.close`.
+        TypeError, ValueError
+            For arguments of the wrong kind, and variables that the function does not use.
+
+        Examples
+        --------
+        >>> import theano
+        >>> import synkhronos as synk
+        >>> synk.fork(2)
+        2
+        >>> a, b = theano.shared(1), theano.shared(10)
+        >>> f = synk.function([], (a, None), updates=[(a, a + 1)], name="f")
+        >>> g = f.copy(swap={a: b})
+        >>> int(f()), int(f()), int(g()), int(g()), g.name
+        (1, 2, 10, 11, 'f copy')
+        >>> synk.close()
+        """
+        self._session.require_open()
+        truth("share_memory", share_memory)
+        without_updates = truth("delete_updates", delete_updates)
+        swapped = signature.check_swap(swap, self.get_shared())
+        source = self._source._replace(
+            inputs=parameters.for_copy(self._source.inputs, without_updates)
+        )
+        if swapped:
+            defaults = _host.default_updates(self._compiled, self._recipe.updates)
+            source = signature.swap_variables(source, swapped, defaults)
+        keywords = {**source.keywords, "profile": profile}
+        keywords["name"] = f"{self.name} copy" if name is None else str(name)
+        if without_updates:
+            source = source._replace(updates=[], update_modes=[])
+            keywords["no_default_updates"] = True
+        return _make(source._replace(keywords=keywords))
+
+    def __copy__(self):
+        return self.copy()
+
+    def __reduce_ex__(self, protocol):
+        return self.__reduce__()
+
     def __reduce__(self):
         raise TypeError(
             f"{self} can't be pickled or copied: it belongs to this session. Pickle the expressions"
-            " that it was made of, and call function() again where they are loaded."
+            " that it was made of, and call function() again where they are loaded. Its copy() "
+            "makes a copy in this session."
         )
 
     def __str__(self):
         return f"Function {self.name!r}" if self.name else "Function"
 
     def __repr__(self):
-        modes = ", ".join(map(repr, self._modes))
+        modes = ", ".join(map(repr, self.output_modes))
         return f"<{self}({self._inputs}) -> [{modes}] on {count(self._session.n_ranks, 'rank')}>"
 
 
+class Source(NamedTuple):
+    """The arguments of `function`, checked, from which a function and its copies are made."""
+
+    inputs: list
+    has_whole: bool  # whether there are bcast_inputs
+    outputs: signature.Outputs
+    updates: list  # pairs (shared variable, expression)
+    update_modes: list
+    sliceables: Any
+    keywords: dict  # of theano.function
+    check: int  # the number of calls to compare with serial Theano
+    draws_all: bool  # whether random numbers are those of serial Theano
+
+
 def function(
-    inputs: list[Variable],
-    outputs: Output | list[Output] | None = None,
-    bcast_inputs: list[Variable] | None = None,
-    updates: Updates | Sequence[Update] | None = None,
+    inputs: Sequence[Input],
+    outputs: Output | Sequence[Output] | dict[str, Output] | None = None,
+    bcast_inputs: Sequence[Input] | None = None,
+    updates: dict[SharedVariable, Variable] | Sequence[Update] | None = None,
     givens: dict[Variable, Variable] | Sequence[tuple[Variable, Variable]] | None = None,
     sliceable_shareds: list[SharedVariable] | None = None,
     *,
@@ -358,24 +516,27 @@ def function(
 
     Parameters
     ----------
-    inputs : list of theano variable
+    inputs : list of theano variable, In, or tuples as in Theano
         The inputs that are scattered, along axis 0 or that of `axes` (every rank gets inputs
-        without axes whole).
-    outputs : variable, (variable, mode), or list of these, optional
-        The expressions to compute, each with the mode of its reduction over the ranks: ``"avg"``
-        (the default; a rank's weight is its number of rows, so the result is the mean over all
-        rows; equal weights if nothing is scattered; integers and bools are averaged in floatX),
-        ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, ``"gather"`` (joined along axis 0, or that of
-        `axes`, in rank order; numbers are stacked), or None (the master's own value). The prefix
-        ``c_``, as in ``"c_sum"``, asks for a reduction on the CPU where NCCL would do it.
-    bcast_inputs : list of theano variable, optional
+        without axes whole). Each rank keeps the whole value of an ``In(x, value=..., update=...)``;
+        :doc:`theano_function` says more.
+    outputs : variable, (variable, mode), or list, tuple or dict of str of these, optional
+        The expressions to compute, also each in an ``Out``, with the mode of its reduction over the
+        ranks: ``"avg"`` (the default; a rank's weight is its number of rows, so the result is the
+        mean over all rows; equal weights if nothing is scattered; integers and bools are averaged
+        in floatX), ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, ``"gather"`` (joined along axis 0,
+        or that of `axes`, in rank order; numbers are stacked), or None (the master's own value).
+        The prefix ``c_``, as in ``"c_sum"``, asks for a reduction on the CPU where NCCL would do
+        it.
+    bcast_inputs : list, as `inputs`, optional
         The inputs that every rank gets whole; in calls they come after `inputs`.
-    updates : list of (shared variable, expression[, mode]) or OrderedDict, optional
+    updates : list of (shared variable, expression[, mode]) or dict, optional
         As in Theano; each rank applies them to its own variables. In a call with slices, every
         slice computes with the old values; the results are accumulated with the update's mode
         (``"avg"`` by default) and applied once. Default updates are accumulated with ``"avg"``.
     givens, **kwargs
-        Passed to ``theano.function``.
+        Passed to ``theano.function``: mode, name, no_default_updates, on_unused_input, profile (of
+        the master's part), allow_input_downcast, rebuild_strict, accept_inplace.
     sliceable_shareds : list of shared variable, optional
         Shared variables whose rows ``batch_s`` and ``num_slices`` select on each rank. The
         function must use them and may not update them.
@@ -413,37 +574,69 @@ def function(
     """
     session = current("function()")
     check = session.check if check is None else number_of_calls("check", check)
-    inputs = signature.check_inputs("inputs", inputs)
-    whole = signature.check_inputs("bcast_inputs", [] if bcast_inputs is None else bcast_inputs)
+    downcast = kwargs.get("allow_input_downcast")
+    given = parameters.check_inputs("inputs", inputs, downcast, scattered=True)
+    given += parameters.check_inputs("bcast_inputs", bcast_inputs, downcast, scattered=False)
     chosen = signature.Outputs(outputs)
     pairs, update_modes = signature.check_updates(updates)
     givens = signature.check_givens(givens)
     signature.check_mode(kwargs.get("mode"))
+    parameters.check_tuples((inputs, bcast_inputs), updates, givens, kwargs.get("profile"))
+    parameters.check_kept(given, givens)
     name = kwargs.get("name")
     # A plain str: workers unpickle the name, and may not be able to import a subclass.
     name = "{}:{}".format(*line_of_user()) if name is None else str(name)
-    axis_of = signature.check_axes(axes, inputs, whole, chosen, sliceable_shareds)
     keywords = {**kwargs, "givens": givens, "name": name}
+    given = signature.check_axes(axes, given, chosen, sliceable_shareds)
     draws_all = truth("serial_random", serial_random)
-    if draws_all:
-        rows = [variable for variable in inputs if variable.ndim]
-        rows += sliceable_shareds if isinstance(sliceable_shareds, list) else []
-        chosen.variables, pairs, keywords = _host.draws_of_all_rows(
-            rows, chosen.variables, pairs, keywords
+    if draws_all and any(each.axis for each in given):
+        raise ValueError(
+            "serial_random=True draws for rows on axis 0, but axes names another axis. Leave one "
+            "of the two out."
         )
-    pairs, keywords, numbers = take_out(inputs + whole, chosen, pairs, keywords)
-    chosen.keep_on_device(session.comm.outputs.reduces)
-    recipe = Recipe(inputs + whole, chosen, pairs, update_modes, keywords, numbers)
-    recipe.axes = axis_of
-    recipe.draws_all = draws_all
-    recipe.divides_nothing = not (whole or numbers or any(variable.ndim for variable in inputs))
-    compiled = recipe.compile_plain()
-    _check_states(session, compiled, draws_all)
-    recipe.sliceables = signature.check_sliceables(
-        sliceable_shareds, _host.shared_variables(compiled), recipe.updated
+    return _make(
+        Source(
+            given,
+            bool(bcast_inputs),
+            chosen,
+            pairs,
+            update_modes,
+            sliceable_shareds,
+            keywords,
+            check,
+            draws_all,
+        )
     )
-    given = recipe.inputs[: len(inputs + whole)]
-    return Function(session, compiled, given, len(inputs), chosen, recipe, check)
+
+
+def _make(source):
+    """Compile a function from arguments of `function` that were checked."""
+    session = current("function()")
+    # A copy, because its variables are replaced here: another function may be made of the source.
+    chosen = copy.copy(source.outputs)
+    variables = [each.variable for each in source.inputs]
+    updates, keywords = source.updates, source.keywords
+    updates, keywords, numbers = take_out(variables, chosen, updates, keywords)
+    if source.draws_all:
+        rows = [each.variable for each in source.inputs if each.is_scattered]
+        rows += [each.variable for each in numbers]
+        rows += source.sliceables if isinstance(source.sliceables, list) else []
+        chosen.variables, updates, keywords = _host.draws_of_all_rows(
+            rows, chosen.variables, updates, keywords
+        )
+    chosen.keep_on_device(session.comm.outputs.reduces)
+    recipe = Recipe(source.inputs, chosen, updates, source.update_modes, keywords, numbers)
+    recipe.draws_all = source.draws_all
+    recipe.divides_nothing = not (
+        source.has_whole or numbers or any(variable.ndim for variable in variables)
+    )
+    compiled = recipe.compile_plain()
+    _check_states(session, compiled, source.draws_all)
+    parameters.refuse_destroyed(compiled, recipe.inputs)
+    recipe.sliceables = signature.check_sliceables(
+        source.sliceables, _host.shared_variables(compiled), recipe.updated
+    )
+    return Function(session, compiled, recipe.given, chosen, recipe, source)
 
 
 def _check_states(session, compiled, draws_all):

@@ -16,30 +16,21 @@ class Inputs:
     or with the function.
     """
 
-    def __init__(self, variables, n_scattered, allow_downcast, owner, axes=()):
+    def __init__(self, inputs, owner):
         self._owner = owner  # the function's name, for error messages
-        self.variables = tuple(variables)
-        # A scalar can't be scattered: every rank gets it whole, also where it is listed among
-        # the scattered inputs.
-        self.is_scattered = tuple(
-            position < n_scattered and variable.ndim > 0
-            for position, variable in enumerate(variables)
-        )
-        # The axis of rows of each input: 0 but for those that `function` was given another for.
-        self.axes = tuple(axes or [0] * len(self.variables))
-        self._dtypes = tuple(np.dtype(variable.dtype) for variable in variables)
-        self._has_fixed = tuple(any(_host.fixed_axes(variable)) for variable in variables)
-        self._allow_downcast = allow_downcast
+        self.given = self.sent = inputs  # lists of `Input`: of the user, and of those for ranks
+        self.variables = tuple(each.variable for each in inputs)
+        self._names = tuple(each.name for each in inputs)
+        self.is_scattered = tuple(each.is_scattered for each in inputs)
+        self.axes = tuple(each.axis for each in inputs)
+        self._casts = tuple(each.caster() for each in inputs)
+        self._dtypes = tuple(np.dtype(variable.dtype) for variable in self.variables)
+        self._has_fixed = tuple(any(_host.fixed_axes(variable)) for variable in self.variables)
 
     def join(self, session):
         """Use the shared memory of a session from now on."""
         self._session = session
         self._staged = {}  # position of an input -> its StagedInput
-
-    @property
-    def given(self):
-        """The inputs that the user gives values for: all, except with row numbers."""
-        return self
 
     def bind(self, args, kwargs):
         """Return the arguments of a call: one value for each input, in the order of the inputs."""
@@ -51,7 +42,7 @@ class Inputs:
         if not kwargs:
             return args
         values = list(args) + [None] * len(kwargs)
-        positions = {v.name: i for i, v in enumerate(self.variables) if v.name is not None}
+        positions = {name: i for i, name in enumerate(self._names) if name is not None}
         for name, value in kwargs.items():
             if name not in positions:
                 raise ValueError(f"{self._owner} has no input {name!r}. It takes: {self}.")
@@ -59,6 +50,28 @@ class Inputs:
                 raise ValueError(f"{self._owner} got input {name!r} twice: by position and name.")
             values[positions[name]] = value
         return values
+
+    def bind_ahead(self, args, kwargs):
+        """Return the arguments of a call that follows."""
+        return self.bind(args, kwargs)
+
+    def bind_here(self, args, kwargs):
+        """Return the arguments of a call in the master alone."""
+        return self.bind(args, kwargs)
+
+    def bind_data(self, args, kwargs):
+        """Return one value for each input, of which Data are made."""
+        return self.bind(args, kwargs)
+
+    def get(self, position):
+        """Return the value of an input between calls: None."""
+
+    def set(self, position, value):
+        """Refuse to set an input without a value of its own."""
+        raise TypeError(
+            f"{self.label(position)} has no value of its own: give it in the call, or make the "
+            "function with In(variable, value=...)."
+        )
 
     def locate(self, position, value):
         """Check the value of one input, copy a plain one to shared memory, return its reference.
@@ -85,10 +98,10 @@ class Inputs:
 
     def cast(self, position, value):
         """Return a value as an array, cast as ``theano.function`` casts its inputs."""
-        variable = self.variables[position]
         try:
-            return _host.cast_input(variable, value, self._allow_downcast)
+            return self._casts[position](value)
         except Exception as error:
+            variable = self.variables[position]
             if value is None:
                 raise TypeError(
                     f"{self.label(position)} takes {variable.type}, got None."
@@ -128,11 +141,11 @@ class Inputs:
 
     def name_of(self, position):
         """Return the name of an input, or its number."""
-        return str(self.variables[position].name or f"input {position}")
+        return str(self._names[position] or f"input {position}")
 
     def label(self, position):
         """Return the first words of an error message about one input: its name and its function."""
-        return f"Input {self.variables[position].name or position!r} of {self._owner}"
+        return f"Input {self._names[position] or position!r} of {self._owner}"
 
     def __str__(self):
         return ", ".join(map(self.name_of, range(len(self.variables))))

@@ -111,7 +111,7 @@ class Check:
         """Yield, for each output that differs, its position and a message."""
         modes = self._outputs.modes
         chosen = range(len(modes)) if subset is None else subset
-        for place, (output, found) in enumerate(zip(chosen, self._outputs.unpack(results))):
+        for place, (output, found) in enumerate(zip(chosen, self._outputs.unpack(results, subset))):
             how = _difference(found, expected[place])
             if how is None or output in self._told:
                 continue

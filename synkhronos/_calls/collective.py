@@ -18,7 +18,7 @@ _KEPT_BYTES = 1 << 24
 
 
 def check_variables(name, shared_vars, objects=False):
-    """Return the variables as a list; with `objects`, random states are accepted too."""
+    """Return the variables as a list; with `objects`, random states and sparse ones are too."""
     variables = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
     if not variables:
         raise ValueError(f"{name}() got an empty list of shared variables.")
@@ -28,11 +28,11 @@ def check_variables(name, shared_vars, objects=False):
                 f"{name}() takes a Theano shared variable or a list of them, got {variable!r}."
             )
         if not _host.is_array_variable(variable) and not (
-            objects and _host.is_random_state(variable)
+            objects and (_host.is_random_state(variable) or _host.sparse_format(variable))
         ):
             raise TypeError(
                 f"{name}() can't take {variable}, of type {variable.type}: it works on arrays"
-                + (" and random states." if objects else ".")
+                + (", sparse matrices and random states." if objects else ".")
             )
     if len(set(variables)) < len(variables):
         twice = next(v for i, v in enumerate(variables) if v in variables[:i])
@@ -73,7 +73,7 @@ def check_reduction(name, shared_vars, op):
 
 
 def check_values(name, shared_vars, variables, values, none=False, rows_may_differ=False):
-    """Return one value for each variable: an array of its dtype, a Data, or a RandomState.
+    """Return a value for each variable: an array of its dtype, a Data, or an object it holds.
 
     With `none`, a value may be None; with `rows_may_differ`, only the axes after axis 0 are checked
     against the variable's broadcastable axes.
@@ -94,6 +94,14 @@ def check_values(name, shared_vars, variables, values, none=False, rows_may_diff
 
 
 def _check_value(name, variable, value, rows_may_differ):
+    if _host.sparse_format(variable):
+        try:
+            return _host.caster(variable, False, None)(value)
+        except Exception as error:  # of many kinds, as below
+            raise TypeError(
+                f"{name}() can't give {variable}, of type {variable.type}, the value "
+                f"{shown(value)}: {sentence(error)}"
+            ) from error
     if not _host.is_array_variable(variable):
         if not isinstance(value, _host.RandomState):
             raise TypeError(f"{name}() takes a RandomState for {variable}, got {shown(value)}.")

@@ -12,7 +12,6 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._arithmetic import partition
 from synkhronos._arithmetic.selection import ANY_LENGTH, select_each, select_rows
-from synkhronos._calls import signature
 from synkhronos._master.staging import StagedInput
 from synkhronos._rank import commands
 from synkhronos._rank.replica import BATCH, SPLIT, WHOLE
@@ -22,9 +21,10 @@ from synkhronos._wording import count, is_bool, shown
 class Requests:
     """Make the commands of one function; return the last one again for a call like the last."""
 
-    def __init__(self, session, key, inputs, description, advice, owner):
+    def __init__(self, session, key, inputs, outputs, description, advice, owner):
         self._session, self._key = session, key
-        self._inputs, self._description, self._advice = inputs, description, advice
+        self._inputs, self._outputs, self._description = inputs, outputs, description
+        self._advice = advice
         self._owner = owner  # the function's name, for error messages
         self._indices = {}  # name of an argument -> StagedInput of the rows that it selects
         # Arguments of the last call (None unless it was plain), contents of its command, command.
@@ -40,7 +40,9 @@ class Requests:
         """
         session, inputs, modes = self._session, self._inputs, self._description.output_modes
         num_slices = self.check_slices(num_slices)
-        subset = signature.check_subset(output_subset, len(modes), self._owner)
+        subset = None
+        if output_subset is not None:
+            subset = self._outputs.check_subset(output_subset, self._owner)
         refs = tuple(map(inputs.locate, range(len(values)), values))
         make_ready(num_slices)
         # A command that the workers have is not pickled again, so equal calls share one.
@@ -177,11 +179,15 @@ class Requests:
             f"{name_of(i)!r} {length}{f' (axis {axes[i]})' if axes[i] else ''}"
             for i, length in lengths.items()
         )
-        along = " along axis 0" if not any(axes) else ""
+        if any(axes):
+            raise ValueError(
+                f"The scattered inputs of {self._owner} must have the same number of rows, got: "
+                f"{given}. With batch= they may differ."
+            )
         raise ValueError(
-            f"The scattered inputs of {self._owner} must have the same length{along}, got: {given}."
-            " With batch= they may differ. If an input x has its rows on another axis, give "
-            "function() axes={x: 1}."
+            f"The scattered inputs of {self._owner} must have the same length along axis 0, got: "
+            f"{given}. With batch= they may differ. If an input x has its rows on another axis, "
+            "give function() axes={x: 1}."
         )
 
     def _refuse_batch(self, batch):

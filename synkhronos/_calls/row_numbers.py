@@ -9,6 +9,7 @@ its value, and from there it is an array like any other: ranks divide, select an
 
 from synkhronos import _host
 from synkhronos._calls.arguments import Inputs
+from synkhronos._calls.parameters import Input
 from synkhronos._master.staging import StagedInput
 from synkhronos._wording import count, sentence
 
@@ -54,11 +55,10 @@ class InputsWithRowNumbers(Inputs):
     """
 
     def __init__(self, given, numbers, owner):
-        variables = [*given.variables, *(each.variable for each in numbers)]
-        super().__init__(variables, 0, None, owner)
+        hidden = [Input(each.variable, None, True) for each in numbers]
+        super().__init__([*given.sent, *hidden], owner)
         self._given = given
-        self.axes = (*given.axes, *[0] * len(numbers))
-        self.is_scattered = (*given.is_scattered, *[True] * len(numbers))
+        self.given = given.given
         self._numbers = numbers
         whole = [
             variable
@@ -83,14 +83,31 @@ class InputsWithRowNumbers(Inputs):
         super().join(session)
         self._given.join(session)
 
-    @property
-    def given(self):
-        """The inputs that the user gives values for."""
-        return self._given
-
     def bind(self, args, kwargs):
         """Return one value for each input: those given, and the row numbers."""
-        values = self._given.bind(args, kwargs)
+        return self._with_numbers(self._given.bind(args, kwargs))
+
+    def bind_ahead(self, args, kwargs):
+        """Return the arguments of a call that follows."""
+        return self._with_numbers(self._given.bind_ahead(args, kwargs))
+
+    def bind_here(self, args, kwargs):
+        """Return the arguments of a call in the master alone."""
+        return self._with_numbers(self._given.bind_here(args, kwargs))
+
+    def bind_data(self, args, kwargs):
+        """Return a value for each input that the user gives, of which Data are made."""
+        return self._given.bind_data(args, kwargs)
+
+    def get(self, position):
+        """Return the value of an input between calls."""
+        return self._given.get(position)
+
+    def set(self, position, value):
+        """Set the value of an input in the next call."""
+        self._given.set(position, value)
+
+    def _with_numbers(self, values):
         whole = [self._given.array(position, values[position]) for position in self._whole]
         numbers = zip(self._numbers, self._readers)
         return [*values, *[self._compute(each, readers, whole) for each, readers in numbers]]

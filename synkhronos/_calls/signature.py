@@ -1,26 +1,46 @@
-"""The arguments of `function`, checked: inputs, outputs with their modes, updates."""
+"""The arguments of `function`, checked, but for its inputs: outputs with their modes, updates."""
 
+import copy
+import warnings
 from collections import OrderedDict
 
 import numpy as np
 
 from synkhronos import _host
 from synkhronos._arithmetic import reduction
-from synkhronos._rank.replica import PLAIN, SLICED
-from synkhronos._wording import MAX_DIMENSIONS, count, shown, whole_number
+from synkhronos._wording import MAX_DIMENSIONS, count, line_of_user, shown, whole_number
 
 
 class Outputs:
-    """The outputs of a function: variables, their reduce modes, and whether they were a list."""
+    """The outputs of a function: variables, their reduce modes, and how they were given.
+
+    Those of a dict are in the order of its keys, sorted as Theano sorts them.
+    """
 
     def __init__(self, outputs):
-        self.is_list = isinstance(outputs, list)
+        self.keys = None
+        if isinstance(outputs, dict):
+            self.keys = _check_keys(outputs)
+            outputs = [outputs[key] for key in self.keys]
+        self.is_list = isinstance(outputs, list) or _is_tuple_of_outputs(outputs)
         given = outputs if self.is_list else [] if outputs is None else [outputs]
         self.is_none = outputs is None
         pairs = [_check_output(position, output) for position, output in enumerate(given)]
-        self.variables = [variable for variable, _ in pairs]
-        self.modes = [reduction.parse_mode(mode) for _, mode in pairs]
-        self._by_cpu = [str(mode).startswith("c_") for _, mode in pairs]
+        self.asked_modes = [reduction.parse_mode(mode) for _, mode in pairs]
+        self._sparse = {}  # position -> the variable of an output that is computed as its parts
+        self._first = []  # the position of each output among those that are computed
+        computed = []
+        for position, (variable, mode) in enumerate(pairs):
+            self._first.append(len(computed))
+            if _host.sparse_format(variable):
+                self._sparse[position] = variable
+                computed += [(part, mode) for part in _host.decomposed(variable)]
+            else:
+                computed.append((variable, mode))
+        self._first.append(len(computed))
+        self.variables = [variable for variable, _ in computed]
+        self.modes = [reduction.parse_mode(mode) for _, mode in computed]
+        self._by_cpu = [str(mode).startswith("c_") for _, mode in computed]
         # The user gets an array on the device only for an expression that ends on the device. A
         # shared variable is on the device without being asked for, so the user gets a copy.
         self._given_on_device = [
@@ -53,38 +73,123 @@ class Outputs:
             self.modes[i] = reduction.Gather(axis=axis)
         return bool(gathered)
 
-    def unpack(self, results):
-        """Return what `pack` has returned as a list."""
-        return results if self.is_list or self.is_none else [results]
+    def check_subset(self, output_subset, function):
+        """Return the positions of the selected outputs, in ascending order; None for all."""
+        if output_subset is None:
+            return None
+        subset = self._asked(output_subset, function)
+        if not self._sparse:
+            return subset
+        return tuple(i for each in subset for i in range(*self._first[each : each + 2]))
+
+    def _asked(self, output_subset, function):
+        if self.keys is None:
+            return check_subset(output_subset, len(self.asked_modes), function)
+        if not isinstance(output_subset, (list, tuple)):
+            raise TypeError(
+                f"output_subset must be a list of keys of the outputs, got {output_subset!r}."
+            )
+        for key in output_subset:
+            if key not in self.keys:
+                raise ValueError(
+                    f"output_subset must hold keys of the outputs of {function}, which are "
+                    f"{', '.join(map(repr, self.keys))}; got {key!r}."
+                )
+        return tuple(sorted({self.keys.index(key) for key in output_subset}))
+
+    def unpack(self, results, subset=None):
+        """Return what `pack` has returned as a list, of the outputs that are computed."""
+        if self.keys is not None:
+            results = list(results.values())
+        elif not (self.is_list or self.is_none):
+            results = [results]
+        if not self._sparse:
+            return results
+        chosen = [i for i, n in enumerate(self._first[:-1]) if subset is None or n in subset]
+        unpacked = []
+        for output, result in zip(chosen, results):
+            if output in self._sparse:
+                data, indices, spans, length = _host.take_apart(result)
+                unpacked += [data, indices, spans[:, 1] - spans[:, 0], length]
+            else:
+                unpacked.append(result)
+        return unpacked
 
     def pack(self, values, subset=None):
-        """Return the values of all outputs, or a subset: a list for a list, else one value."""
+        """Return the values of all outputs, or a subset: a list for a list, a dict for a dict."""
         if any(self.on_device):
             chosen = range(len(self.variables)) if subset is None else subset
             values = [
                 _host.to_device(value) if self._given_on_device[output] else _host.to_host(value)
                 for output, value in zip(chosen, values)
             ]
+        if self._sparse:
+            values, subset = self._put_together(values, subset)
         if self.is_list or self.is_none or not values:
+            if self.keys is not None:
+                keys = self.keys if subset is None else [self.keys[output] for output in subset]
+                return dict(zip(keys, values))
             return list(values)
         return values[0]
 
+    def _put_together(self, values, subset):
+        """Return the values of the outputs that were asked for, and their positions."""
+        computed = dict(zip(range(len(self.variables)) if subset is None else subset, values))
+        chosen = [i for i in range(len(self.asked_modes)) if self._first[i] in computed]
+        whole = []
+        for output in chosen:
+            parts = [computed[i] for i in range(*self._first[output : output + 2])]
+            if output in self._sparse:
+                whole.append(_host.put_together(self._sparse[output], *parts))
+            else:
+                whole += parts
+        return whole, chosen
+
+
+def _check_keys(outputs):
+    """Return the keys of a dict of outputs, sorted."""
+    for key in outputs:
+        if not isinstance(key, str):
+            raise TypeError(f"The keys of a dict of outputs must be str, got {shown(key)}.")
+    return sorted(outputs)
+
+
+def _is_tuple_of_outputs(outputs):
+    """Return whether a tuple is several outputs, as in Theano, and not a pair (variable, mode)."""
+    if not isinstance(outputs, tuple):
+        return False
+    return (
+        len(outputs) != 2
+        or any(
+            isinstance(each, tuple) or _host.read_output(each) is not None for each in outputs[1:]
+        )
+        or isinstance(outputs[0], tuple)
+    )
+
 
 def _check_output(position, output):
-    mode = "avg"
+    mode, given = "avg", output
     if isinstance(output, tuple):
         if len(output) != 2:
             raise TypeError(
                 f"Output {position} must be a variable or a pair (variable, mode), got a tuple of "
                 f"length {len(output)}."
             )
-        output, mode = output
-    if not isinstance(output, _host.Variable):
+        given, mode = output
+    output = _host.read_output(given)
+    if output is None:
         raise TypeError(
             f"Output {position} must be a Theano variable or a pair (variable, mode), got "
-            f"{output!r}. Several outputs are given as a list."
+            f"{given!r}. Several outputs are given as a list."
         )
-    if reduction.parse_mode(mode) is not None and not _host.is_array_variable(output):
+    form = _host.sparse_format(output)
+    if form and reduction.parse_mode(mode) not in (None, "gather" if form == "csr" else None):
+        raise TypeError(
+            f"Output {position} is a sparse matrix in the format {form}, which can't be reduced "
+            f'with the mode {mode!r}. Give it as (variable, None), as (variable, "gather") in the '
+            "format csr, or as theano.sparse.dense_from_sparse(variable)."
+        )
+    if reduction.parse_mode(mode) is not None and not form and not _host.is_array_variable(output):
         raise TypeError(
             f"Output {position} of type {output.type} can't be reduced. Give it as "
             "(variable, None): the master's own result."
@@ -96,12 +201,20 @@ def check_updates(updates):
     """Return the updates as Theano takes them, and their modes."""
     if updates is None:
         return [], []
-    if isinstance(updates, OrderedDict):
+    if isinstance(updates, dict):
+        if len(updates) > 1 and not isinstance(updates, OrderedDict):
+            # As Theano does, though every Python that this package runs on keeps the order.
+            warnings.warn_explicit(
+                "updates is a plain dict, about which theano.function warns: it is taken in its "
+                "order. A list of pairs or an OrderedDict is taken without a warning.",
+                UserWarning,
+                *line_of_user(),
+            )
         updates = list(updates.items())
     if not isinstance(updates, (list, tuple)):
         raise TypeError(
             "updates must be a list of (shared variable, expression) or (shared variable, "
-            f"expression, mode), or an OrderedDict, got a {type(updates).__name__}."
+            f"expression, mode), or a dict, got a {type(updates).__name__}."
         )
     pairs, modes = [], []
     for position, update in enumerate(updates):
@@ -156,32 +269,12 @@ def check_mode(mode):
         )
 
 
-def check_inputs(name, inputs):
-    """Return a list of tensor variables; raise TypeError for anything else."""
-    if not isinstance(inputs, list):
-        raise TypeError(f"{name} must be a list of Theano variables, got {inputs!r}.")
-    for position, variable in enumerate(inputs):
-        if not isinstance(variable, _host.Variable) or not _host.is_array_variable(variable):
-            raise TypeError(
-                f"{name}[{position}] must be a Theano tensor variable, got {variable!r}."
-            )
-        if isinstance(variable, _host.Constant):
-            raise TypeError(
-                f"{name}[{position}] is the constant {variable}: it has its value already, so it "
-                "can't be an input."
-            )
-        if isinstance(variable, _host.SharedVariable):
-            raise TypeError(
-                f"{name}[{position}] is the shared variable {variable}: it is used without being "
-                "an input."
-            )
-    return inputs
-
-
 def describe_value(value):
     """Return the type of a value and what it holds, in a few words, for an error message."""
     if isinstance(value, np.ndarray):
         return f"an array of dtype {value.dtype}, shape {value.shape}"
+    if hasattr(value, "dtype") and getattr(value, "shape", ()):
+        return f"a {type(value).__name__} of dtype {value.dtype}, shape {value.shape}"
     return f"{type(value).__name__} {str(value)[:60]}"
 
 
@@ -201,16 +294,16 @@ def check_subset(output_subset, n_outputs, function):
     return tuple(sorted({int(i) for i in output_subset}))
 
 
-def check_axes(axes, inputs, whole, outputs, sliceables):
-    """Return the axis of rows of each input, if one is not 0; note in `outputs` where to gather."""
+def check_axes(axes, inputs, outputs, sliceables):
+    """Return the inputs, a list of `Input`, with their axes of rows; note in `outputs` theirs."""
     if axes is None:
-        return ()
+        return inputs
     if not isinstance(axes, dict):
         raise TypeError(
             "axes must be a dict of variables with their axis of rows, such as {x: 1}, got "
             f"{shown(axes)}."
         )
-    axis_of = [0] * len(inputs + whole)
+    axis_of = {}
     for variable, axis in axes.items():
         if not isinstance(variable, _host.Variable) or not _host.is_array_variable(variable):
             raise TypeError(f"axes must name tensor variables, got {shown(variable)}.")
@@ -227,15 +320,15 @@ def check_axes(axes, inputs, whole, outputs, sliceables):
             )
         axis %= variable.ndim
         is_known = outputs.gather_along(variable, axis)
-        for position, other in enumerate(inputs):
-            if other is variable:
-                axis_of[position], is_known = axis, True
+        for each in inputs:
+            if each.variable is variable and each.is_scattered and each.keeper is None:
+                axis_of[variable], is_known = axis, True
         if not is_known:
             raise ValueError(
                 f"axes names {variable}, which is neither one of the inputs that are scattered nor "
                 "an output of mode 'gather'."
             )
-    return tuple(axis_of) if any(axis_of) else ()
+    return [each._replace(axis=axis_of.get(each.variable, 0)) for each in inputs]
 
 
 def check_sliceables(sliceables, used, updated):
@@ -261,88 +354,60 @@ def check_sliceables(sliceables, used, updated):
     return list(dict.fromkeys(sliceables))
 
 
-class Recipe:
-    """Arguments from which the variants of a function are compiled.
+def check_swap(swap, used):
+    """Return a dict of shared variables, checked: those of a function -> others of their types."""
+    if swap is not None and not isinstance(swap, dict):
+        raise TypeError(f"swap must be a dict of shared variables, got {shown(swap)}.")
+    for old, new in (swap or {}).items():
+        for variable in (old, new):
+            if not isinstance(variable, _host.SharedVariable):
+                raise TypeError(f"swap must hold shared variables, got {shown(variable)}.")
+        if not any(old is variable for variable in used):
+            raise ValueError(f"swap has {old}, which the function does not use.")
+        if old.type != new.type:
+            raise TypeError(
+                f"swap must hold variables of one type, got {old}, of type {old.type}, and {new}, "
+                f"of type {new.type}."
+            )
+    return swap or {}
 
-    The plain variant is the function that ``theano.function`` makes. The sliced variant returns the
-    values of the updates after the outputs; it updates random states only, at every slice.
+
+def swap_variables(source, swap, defaults):
+    """Return a `Source` with some shared variables in place of others.
+
+    An update of a variable becomes the same update of the one in its place. `defaults` are the
+    updates that the function has because variables have a default update.
     """
-
-    def __init__(self, inputs, outputs, updates, update_modes, kwargs, row_numbers=()):
-        # Inputs come from shared memory, so they are variables on the host. An input on a device
-        # is given as its transfer from there.
-        self.inputs = [_host.on_host(variable) for variable in inputs]
-        self.row_numbers = row_numbers  # inputs that the master computes, after the user's
-        self.inputs += [each.variable for each in row_numbers]
-        moved = [(v, new) for v, new in zip(inputs, self.inputs) if v is not new]
-        givens = kwargs.get("givens") or ()
-        if moved:
-            givens = [*(givens.items() if hasattr(givens, "items") else givens), *moved]
-        self._outputs, self._kwargs = outputs, {**kwargs, "givens": givens}
-        self.updates, self.update_modes = updates, update_modes
-        self._default_updates = []
-        self.sliceables = []
-        self.draws_all = False  # whether each rank draws the random numbers of all rows
-        self.axes = ()  # the axis of rows of each input, if there is one that is not 0
-        self.divides_nothing = False  # whether all inputs are numbers that the ranks get whole
-        self._compiled = {}  # variant -> (outputs, updates, keyword arguments)
-        self.allow_downcast = kwargs.get("allow_input_downcast")
-
-    @property
-    def accumulated(self):
-        """The updates that are accumulated over slices: pairs (shared variable, mode)."""
-        given = [
-            (target, mode)
-            for (target, _), mode in zip(self.updates, self.update_modes)
-            if not _host.is_random_state(target)
-        ]
-        return given + [(target, "avg") for target, _ in self._default_updates]
-
-    @property
-    def updated(self):
-        """The shared variables that are updated, but for random states with default updates."""
-        return [target for target, _ in self.updates + self._default_updates]
-
-    def sliced_by_inputs(self):
-        """Return the shared variables of which the function slices rows that its inputs name.
-
-        Not those that it updates: it may keep its own results there.
-        """
-        if self.sliceables:
-            return []
-        givens = self._kwargs["givens"] or ()
-        pairs = givens.items() if hasattr(givens, "items") else givens
-        expressions = [*self._outputs.variables, *(value for _, value in self.updates)]
-        expressions += [value for _, value in pairs]
-        sliced = _host.sliced_by_inputs(expressions, self.inputs)
-        return [variable for variable in sliced if variable not in self.updated]
-
-    def compile_plain(self):
-        """Compile the function as it was given."""
-        compiled = self._compile(PLAIN, self._outputs.variables, self.updates, self._kwargs)
-        self._default_updates = [
-            (variable, expression)
-            for variable, expression in _host.default_updates(compiled, self.updates)
-            if not _host.is_random_state(variable)
-        ]
-        return compiled
-
-    def compile_sliced(self):
-        """Compile the function with its updates as outputs."""
-        states = [pair for pair in self.updates if _host.is_random_state(pair[0])]
-        values = [
-            _host.as_update(target, value)
-            for target, value in self.updates + self._default_updates
-            if not _host.is_random_state(target)
-        ]
-        defaults = [variable for variable, _ in self._default_updates]
-        kwargs = _host.without_default_updates(self._kwargs, defaults)
-        return self._compile(SLICED, self._outputs.variables + values, states, kwargs)
-
-    def _compile(self, variant, outputs, updates, kwargs):
-        self._compiled[variant] = outputs, updates, kwargs
-        return _host.compile_function(self.inputs, outputs, updates=updates, **kwargs)
-
-    def expression(self, variant, compiled):
-        """Return the expression of a variant, for ranks on another kind of device."""
-        return _host.expression_of(compiled, self.inputs, *self._compiled[variant])
+    # It belongs to the variable that is replaced, so it is given explicitly.
+    defaults = [pair for pair in defaults if pair[0] in swap]
+    updates = [*source.updates, *defaults]
+    givens = source.keywords["givens"] or ()
+    givens = list(givens.items() if hasattr(givens, "items") else givens)
+    outputs = copy.copy(source.outputs)
+    outputs.variables = _host.swapped(outputs.variables, swap)
+    return source._replace(
+        inputs=[
+            each
+            if each.update is None
+            else each._replace(update=_host.swapped([each.update], swap)[0])
+            for each in source.inputs
+        ],
+        outputs=outputs,
+        updates=list(
+            zip(
+                [swap.get(target, target) for target, _ in updates],
+                _host.swapped([new for _, new in updates], swap),
+            )
+        ),
+        update_modes=[*source.update_modes, *("avg" for _ in defaults)],
+        sliceables=[swap.get(each, each) for each in source.sliceables or ()],
+        keywords={
+            **source.keywords,
+            "givens": list(
+                zip(
+                    [variable for variable, _ in givens],
+                    _host.swapped([new for _, new in givens], swap),
+                )
+            ),
+        },
+    )

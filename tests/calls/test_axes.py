@@ -132,7 +132,7 @@ def test_a_recurrent_network_trains_as_serial_theano(ranks):
 
 def test_lengths_that_do_not_agree_are_refused(ranks):
     f = function([X, Y], X.sum() + Y.sum(), name="f", axes={X: 1})
-    with pytest.raises(ValueError, match=r"the same length, got: 'x' 10 \(axis 1\), 'y' 9"):
+    with pytest.raises(ValueError, match=r"the same number of rows, got: 'x' 10 \(axis 1\), 'y' 9"):
         f(SEQUENCES, LABELS[:9])
     g = function([X, Y], X.sum() + Y.sum(), name="g")
     with pytest.raises(ValueError, match=r"along axis 0, got: 'x' 4, 'y' 10.* axes={x: 1}"):

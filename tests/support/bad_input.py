@@ -146,21 +146,26 @@ FUNCTION.refuses(
     "inputs",
     TypeError,
     ("x", "inputs must be a list of Theano variables"),
-    ("(x,)", "inputs must be a list of Theano variables"),
     ("None", "inputs must be a list of Theano variables"),
     ("['x']", "inputs[0] must be a Theano tensor variable"),
     ("[s]", "inputs[0] is the shared variable s"),
     ("[theano.tensor.constant(1.0)]", "inputs[0] is the constant TensorConstant{1.0}"),
     ("{x}", "inputs must be a list of Theano variables"),
+    ("[(x, 1.0, 2.0)]", "inputs[0] must be a Theano variable, an In, or a tuple"),
+    ("[theano.sparse.csc_matrix('c')]", "inputs[0] is a sparse matrix in the format csc"),
+    ("[theano.In(s)]", "inputs[0] is the shared variable s"),
+    ("[theano.In(x, value='three')]", "inputs[0] of type TensorType(float64, vector) can't have"),
+    ("[theano.In(x, value=m.container)]", "can't have the value"),
 )
 FUNCTION.refuses(
     "outputs",
     TypeError,
     ("3", "Output 0 must be a Theano variable"),
     ("[x, 'y']", "Output 1 must be a Theano variable"),
-    ("(x, 'sum', 1)", "got a tuple of length 3"),
+    ("(x, 'sum', 1)", "Output 1 must be a Theano variable"),
     ("[(x,)]", "got a tuple of length 1"),
-    ("{'a': x}", "Output 0 must be a Theano variable"),
+    ("{1: x}", "The keys of a dict of outputs must be str"),
+    ("{'a': 3}", "Output 0 must be a Theano variable"),
     ("{x}", "Output 0 must be a Theano variable"),
     ("d", "Output 0 must be a Theano variable"),
 )
@@ -169,20 +174,20 @@ FUNCTION.refuses(
     ValueError,
     ("(x, 'mean')", "'mean' is not a reduce mode"),
     ("[(x, 'c_c_sum')]", "'c_c_sum' is not a reduce mode"),
-    ("(x, x)", "is not a reduce mode"),
+    ("(x, 3)", "3 is not a reduce mode"),
     ("(x, b'sum')", "b'sum' is not a reduce mode"),
 )
 FUNCTION.refuses(
     "bcast_inputs",
     TypeError,
     ("x", "bcast_inputs must be a list of Theano variables"),
-    ("(x,)", "bcast_inputs must be a list of Theano variables"),
+    ("'FAST_RUN'", "A mode of compilation is given as mode="),
     ("[3]", "bcast_inputs[0] must be a Theano tensor variable"),
 )
 FUNCTION.refuses(
     "updates",
     TypeError,
-    ("{s: s}", "updates must be a list"),
+    ("{s}", "updates must be a list"),
     ("3", "updates must be a list"),
     ("[(s,)]", "updates[0] must be (shared variable, expression)"),
     ("[s]", "updates[0] must be (shared variable, expression)"),
@@ -407,6 +412,18 @@ BUILD.refuses(
     ValueError,
     ("[True, False]", "minibatch must be one bool or one for each of 1 input"),
 )
+
+COPY = Use("Function.copy", {"name": "'g'"}, "result.name == 'g'", "f.copy")
+COPY.refuses(
+    "swap",
+    TypeError,
+    ("[(s, t)]", "swap must be a dict of shared variables"),
+    ("{x: s}", "swap must hold shared variables, got x"),
+    ("{s: 3}", "swap must hold shared variables, got 3"),
+)
+COPY.refuses("swap", ValueError, ("{s: t}", "swap has s, which the function does not use"))
+COPY.refuses("delete_updates", TypeError, ("X", "delete_updates must be True or False"))
+COPY.refuses("share_memory", TypeError, ("X", "share_memory must be True or False"))
 
 DATA = Use("synk.data", {"value": "X"}, "result.shape == (5,) and result[4] == 4")
 DATA.refuses(
@@ -752,7 +769,7 @@ for use in (CHECKPOINT, RESTORED):
             "functions_or_variables must be a function of synkhronos.function(), a shared",
         ),
         ("{w}", "functions_or_variables must be a function of synkhronos.function(), a shared"),
-        ("[anything]", "works on arrays and random states"),
+        ("[anything]", "works on arrays, sparse matrices and random states"),
     )
     use.refuses(
         "functions_or_variables",
@@ -1078,7 +1095,7 @@ for use in uses("synk.parallel", n_parallel="None", check="True"):
 NEEDS_WORKERS = (FUNCTION, DATA, *COLLECTIVES, Use("synk.distribute", {}, "result is None"))
 NEEDS_WORKERS += (STEP, PROFILE, CHECKPOINT, RESTORED)
 # Methods of a session's objects that raise SessionError after close().
-NEEDS_ITS_SESSION = (CALL, BUILD, SET, LENGTH, SHAPE)
+NEEDS_ITS_SESSION = (CALL, BUILD, COPY, SET, LENGTH, SHAPE)
 WITHOUT_WORKERS = {
     "synk.fork": "starts them; while there is a session it raises SessionError",
     "synk.close": "says in the log that there is nothing to end",
@@ -1112,6 +1129,7 @@ ANY_VALUE = {
 }
 PASSED_ON = {
     "synk.function **kwargs": "theano.function",
+    "Function.copy profile": "theano.function",
     "train.make_train_step *args": "the rule",
     "train.make_train_step **kwargs": "the rule",
     "train.parallel_updates *args": "the rule",

@@ -159,3 +159,21 @@ def test_a_state_is_either_equal_or_of_each_rank(ranks):
         with pytest.raises(ValueError, match=f"serial_random={other}, but another function that"):
             synk.function([x], draw, serial_random=other, mode=MODE)
         assert first(X[:, 0]).shape == (23,)
+
+
+def test_the_numbers_of_rows_by_the_index_of_a_minibatch(ranks):
+    x, index, data = T.dmatrix("x"), T.lscalar("index"), theano.shared(X, "data")
+    masked, own = (x * MRG_RandomStreams(3).binomial(x.shape, p=0.5) for _ in range(2))
+    f = synk.function(
+        [index], (masked, "gather"), givens={x: data[synk.rows(index, 7)]}, serial_random=True
+    )
+    serial = theano.function([index], own, givens={x: data[index * 7 : (index + 1) * 7]})
+    for i in (0, 2, 1):
+        np.testing.assert_array_equal(f(i), serial(i))
+
+
+def test_rows_on_another_axis_are_refused():
+    x = T.dmatrix("x")
+    masked = x * MRG_RandomStreams(3).binomial(x.shape, p=0.5)
+    with pytest.raises(ValueError, match="serial_random=True draws for rows on axis 0, but axes"):
+        synk.function([x], (masked, "gather"), axes={x: 1, masked: 1}, serial_random=True)

@@ -1,5 +1,7 @@
 """Compile and call Theano functions."""
 
+import functools
+
 import theano
 from theano.compile.mode import Mode, get_mode
 from theano.gof import Variable
@@ -56,6 +58,13 @@ def as_update(variable, value):
     return variable.type.filter_variable(value, allow_convert=False)
 
 
+def swapped(expressions, variables):
+    """Return expressions with variables, the keys of a dict, replaced; others stay as they are."""
+    found = [isinstance(each, Variable) for each in expressions]
+    new = iter(theano.clone([e for e, is_one in zip(expressions, found) if is_one], variables))
+    return [next(new) if is_one else each for each, is_one in zip(expressions, found)]
+
+
 def shared_variables(function):
     """Return the shared variables that a compiled function uses or updates."""
     return function.get_shared()
@@ -81,7 +90,7 @@ def default_updates(function, updates):
 def without_default_updates(kwargs, variables):
     """Return keyword arguments of `compile_function` that leave out these default updates."""
     if not variables:
-        return kwargs
+        return dict(kwargs)
     # It is False or a list here: with True the function would have no default updates.
     left_out = kwargs.get("no_default_updates") or []
     return {**kwargs, "no_default_updates": [*left_out, *variables]}
@@ -109,9 +118,9 @@ def _takes_subset(vm_type):
     return vm_type.__name__ in ("CVM", "Stack")
 
 
-def cast_input(variable, value, allow_downcast):
-    """Return `value` as the array that ``theano.function`` makes of it.
+def caster(variable, strict, allow_downcast):
+    """Return a function that makes the array of a value that ``theano.function`` makes of it.
 
-    Raises the ``TypeError`` that ``theano.function`` raises.
+    It raises the ``TypeError`` that ``theano.function`` raises.
     """
-    return variable.type.filter(value, strict=False, allow_downcast=allow_downcast)
+    return functools.partial(variable.type.filter, strict=strict, allow_downcast=allow_downcast)

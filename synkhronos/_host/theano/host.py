@@ -25,7 +25,7 @@ from synkhronos._host.theano.devices import (
 from synkhronos._host.theano.dividing import CannotDivide, divide
 from synkhronos._host.theano.functions import (
     as_update,
-    cast_input,
+    caster,
     compile_function,
     default_updates,
     expression_of,
@@ -33,6 +33,7 @@ from synkhronos._host.theano.functions import (
     is_mode,
     run,
     shared_variables,
+    swapped,
     variables_read,
     without_default_updates,
 )
@@ -54,6 +55,23 @@ from synkhronos._host.theano.rows import (
     without_row_numbers,
 )
 from synkhronos._host.theano.serial_random import draws_of_all_rows
+from synkhronos._host.theano.sparse import (
+    decomposed,
+    put_together,
+    sparse_format,
+    sparse_parts,
+    take_apart,
+)
+from synkhronos._host.theano.specifications import (
+    Function,
+    In,
+    Out,
+    destroyed_inputs,
+    is_kept,
+    keeper,
+    read_input,
+    read_output,
+)
 from synkhronos._host.theano.variables import (
     cast_value,
     fix_axes,

@@ -19,7 +19,8 @@ from theano.tensor import TensorType, as_tensor_variable, constant
 from synkhronos._host.theano import devices
 from synkhronos._wording import sentence
 
-_ABOUT_VARIABLES = ("givens", "no_default_updates")
+# Not for the ranks: what is about the master's variables, and what it has reported.
+_LEFT_OUT = ("givens", "no_default_updates", "profile", "on_unused_input")
 _MOVES = ("HostFromGpu", "GpuFromHost", "GpuToGpu")
 
 
@@ -45,6 +46,7 @@ class Expression(NamedTuple):
             "updates": self.updates,
             "givens": givens,
             "no_default_updates": True,
+            "on_unused_input": "ignore",
         }
 
 
@@ -57,7 +59,8 @@ def without_devices(inputs, outputs, updates, kwargs) -> Expression:
     givens = kwargs.get("givens") or []
     pairs = list(givens.items() if hasattr(givens, "items") else givens)
     # As in Theano, a given variable is not replaced inside of the values of other givens.
-    given = rewriter.rewrite([variable.type.filter_variable(value) for variable, value in pairs])
+    strict = kwargs.get("rebuild_strict", True)
+    given = rewriter.rewrite([_as_given(variable, value, strict) for variable, value in pairs])
     rewriter.begin_with({variable: value for (variable, _), value in zip(pairs, given)})
     values = [target.type.filter_variable(value, allow_convert=False) for target, value in updates]
     new = rewriter.rewrite([*outputs, *values])
@@ -67,8 +70,17 @@ def without_devices(inputs, outputs, updates, kwargs) -> Expression:
         new[: len(outputs)],
         [(target, value) for (target, _), value in zip(updates, new[len(outputs) :])],
         [(p, variable) for variable, p in rewriter.placeholders.items() if p in used],
-        {key: value for key, value in kwargs.items() if key not in _ABOUT_VARIABLES},
+        {key: value for key, value in kwargs.items() if key not in _LEFT_OUT},
     )
+
+
+def _as_given(variable, value, strict):
+    try:
+        return variable.type.filter_variable(value)
+    except TypeError:
+        if strict:
+            raise
+        return as_tensor_variable(value)  # of another type than the variable, as the user allows
 
 
 def _is_array(variable):

@@ -138,7 +138,7 @@ def on_copies(variables, values=()):
 
 def fixed_axes(variable):
     """Return for each axis of a variable whether its length is always 1 (it is broadcastable)."""
-    return variable.broadcastable
+    return getattr(variable, "broadcastable", ())  # sparse ones have no such axes
 
 
 def fix_axes(expression, variable):

@@ -1,0 +1,205 @@
+"""The inputs of a function as they were given to `function`, checked.
+
+variable, In, tuple ──▶ read ──▶ required, with a default value, or kept on each rank
+"""
+
+from typing import Any, NamedTuple, Optional
+
+from synkhronos import _host
+from synkhronos._wording import sentence, shown
+from synkhronos.inputs import Data
+
+FORMS = (
+    "(variable, value), (name, variable, value), (name, variable) or ((variable, update), value)"
+)
+
+
+class Input(NamedTuple):
+    """An input of a function: its variable, and what calls may give for it."""
+
+    variable: Any
+    name: Optional[str]
+    is_scattered: bool
+    axis: int = 0  # of its rows
+    default: Any = None  # or the first value of what ranks keep; None without
+    is_implicit: bool = False  # whether calls may not give a value
+    strict: bool = False
+    allow_downcast: Optional[bool] = None
+    keeper: Any = None  # the shared variable in which each rank keeps the value, or None
+    update: Any = None  # the expression of the keeper's next value, or None
+    parts: tuple = ()  # of a sparse input: variables of the arrays as which it travels
+    whole: Any = None  # of a sparse input: the expression that is made of the parts
+
+    @property
+    def is_required(self):
+        """Whether each call must give a value."""
+        return self.default is None and self.keeper is None
+
+    @property
+    def is_plain(self):
+        """Whether it is one value in each call."""
+        return self.is_required and not self.is_implicit and not self.parts
+
+    def sent(self):
+        """Return the inputs that calls send to the ranks for this one: none if ranks keep it."""
+        if self.keeper is not None:
+            return []
+        if not self.parts:
+            return [self]
+        return [Input(part, self.name, self.is_scattered and part.ndim == 2) for part in self.parts]
+
+    def caster(self):
+        """Return a function that casts a value as ``theano.function`` does for this input."""
+        return _host.caster(self.variable, self.strict, self.allow_downcast)
+
+
+def check_inputs(argument, given, allow_downcast, scattered):
+    """Return a list of `Input`; raise TypeError for anything that ``theano.function`` refuses."""
+    if given is None and not scattered:
+        return []
+    if not isinstance(given, (list, tuple)):
+        hint = ""
+        if not scattered and isinstance(given, (str, _host.Mode)):
+            hint = " A mode of compilation is given as mode=, after the other arguments."
+        raise TypeError(f"{argument} must be a list of Theano variables, got {given!r}.{hint}")
+    return [
+        _read(f"{argument}[{position}]", each, allow_downcast, scattered)
+        for position, each in enumerate(given)
+    ]
+
+
+def for_copy(inputs, without_updates):
+    """Return inputs for a copy of a function: what ranks keep begins with its first value."""
+    return [
+        each._replace(
+            keeper=each.keeper
+            if each.keeper is None or each.default is None
+            else _host.keeper(each.variable, each.default),
+            update=None if without_updates else each.update,
+        )
+        for each in inputs
+    ]
+
+
+def check_tuples(lists, updates, givens, profile):
+    """Raise TypeError for tuples among inputs where ``theano.function`` refuses them."""
+    for given in lists:
+        for each in given or ():
+            if isinstance(each, (list, tuple)) and (updates or givens or profile):
+                raise TypeError(
+                    f"The input {shown(each)} is a tuple, beside which theano.function takes no "
+                    "updates, givens or profile. Write it as In(variable, value=...)."
+                )
+
+
+def check_kept(inputs, givens):
+    """Raise ValueError for givens that would replace an input; Theano finds the other ones."""
+    replaced = dict(givens or ())
+    for each in inputs:
+        if each.keeper is not None and each.variable in replaced:
+            raise ValueError(f"givens replaces {each.variable}, which is an input of the function.")
+
+
+def refuse_destroyed(compiled, inputs):
+    """Raise ValueError if a function writes into the memory of its inputs, which ranks share."""
+    for position in _host.destroyed_inputs(compiled):
+        raise ValueError(
+            f"The function has an operation that works in place on its input {inputs[position]}. "
+            "Ranks share the memory of inputs: use the operation that makes a new array."
+        )
+
+
+def _read(place, given, allow_downcast, scattered):
+    read = _host.read_input(given)
+    if read is None and isinstance(given, (list, tuple)):
+        raise TypeError(
+            f"{place} must be a Theano variable, an In, or a tuple {FORMS}, got {shown(given)}."
+        )
+    variable, options = read or (given, {})
+    is_sparse = isinstance(variable, _host.Variable) and _host.sparse_format(variable)
+    if not isinstance(variable, _host.Variable) or not (
+        _host.is_array_variable(variable) or is_sparse
+    ):
+        raise TypeError(f"{place} must be a Theano tensor variable, got {variable!r}.")
+    if isinstance(variable, _host.Constant):
+        raise TypeError(
+            f"{place} is the constant {variable}: it has its value already, so it can't be an "
+            "input."
+        )
+    if isinstance(variable, _host.SharedVariable):
+        raise TypeError(
+            f"{place} is the shared variable {variable}: it is used without being an input."
+        )
+    if is_sparse:
+        return _read_sparse(place, variable, options, allow_downcast, scattered)
+    # A scalar can't be scattered: every rank gets it whole, also where it is listed among the
+    # scattered inputs.
+    is_scattered = scattered and variable.ndim > 0
+    if not options:
+        return Input(variable, variable.name, is_scattered, allow_downcast=allow_downcast)
+    checked = Input(
+        variable,
+        options["name"],
+        is_scattered,
+        is_implicit=options["implicit"],
+        strict=options["strict"],
+        allow_downcast=options["allow_downcast"],
+    )
+    value, update = options["value"], options["update"]
+    if value is None:  # an update would have no effect: each call gives the value anew
+        return checked
+    if _host.is_kept(value):
+        try:
+            return checked._replace(keeper=_host.keeper(variable, value), update=update)
+        except TypeError as error:
+            raise TypeError(
+                f"{place} of type {variable.type} can't have the value {shown(value)}: "
+                f"{sentence(error)}"
+            ) from None
+    if update is None and isinstance(value, Data):
+        return checked._replace(default=value)
+    value = _cast_default(place, checked, value)
+    if update is None:
+        return checked._replace(default=value)
+    return checked._replace(default=value, keeper=_host.keeper(variable, value), update=update)
+
+
+def _read_sparse(place, variable, options, allow_downcast, scattered):
+    form = _host.sparse_format(variable)
+    if form not in (("csr",) if scattered else ("csr", "csc")):
+        raise TypeError(
+            f"{place} is a sparse matrix in the format {form}, whose rows can't be scattered: give "
+            "it in the format csr, or csr or csc in bcast_inputs."
+        )
+    if options.get("update") is not None or _host.is_kept(options.get("value")):
+        raise TypeError(
+            f"{place} is a sparse matrix: ranks can't keep its value. Use a shared variable."
+        )
+    parts, whole = _host.sparse_parts(variable)
+    checked = Input(
+        variable,
+        options.get("name", variable.name),
+        scattered,
+        is_implicit=options.get("implicit", False),
+        strict=options.get("strict", False),
+        allow_downcast=options.get("allow_downcast", allow_downcast),
+        parts=tuple(parts),
+        whole=whole,
+    )
+    if options.get("value") is None:
+        return checked
+    return checked._replace(default=_cast_default(place, checked, options["value"]))
+
+
+def _cast_default(place, checked, value):
+    variable = checked.variable
+    try:
+        if isinstance(value, _host.Variable):
+            raise TypeError("a variable has no value")
+        return checked.caster()(value)
+    except Exception as error:
+        # Theano's checks raise errors of many kinds for values that are no arrays.
+        raise TypeError(
+            f"{place} of type {variable.type} can't have the value {shown(value)}: "
+            f"{sentence(error)}"
+        ) from error

@@ -1,0 +1,105 @@
+"""The variants of a function, compiled from the arguments of `function`."""
+
+from synkhronos import _host
+from synkhronos._rank.replica import PLAIN, SLICED
+
+
+class Recipe:
+    """Arguments from which the variants of a function are compiled.
+
+    The plain variant is the function that ``theano.function`` makes. The sliced variant returns the
+    values of the updates after the outputs; it updates random states only, at every slice.
+
+    Parameters
+    ----------
+    inputs : list of Input
+        Those that ranks keep are replaced by their keepers.
+    """
+
+    def __init__(self, inputs, outputs, updates, update_modes, kwargs, row_numbers=()):
+        kept = [each for each in inputs if each.keeper is not None]
+        # Inputs come from shared memory, so they are variables on the host. An input on a device
+        # is given as its transfer from there.
+        self.given = [each._replace(variable=_host.on_host(each.variable)) for each in inputs]
+        self.inputs = [sent.variable for each in self.given for sent in each.sent()]
+        self.row_numbers = row_numbers  # inputs that the master computes, after the user's
+        self.inputs += [each.variable for each in row_numbers]
+        moved = [
+            (each.variable, new.variable)
+            for each, new in zip(inputs, self.given)
+            if each.variable is not new.variable
+        ]
+        moved += [(each.variable, each.keeper) for each in kept]
+        moved += [(each.variable, each.whole) for each in inputs if each.parts]
+        givens = kwargs.get("givens") or ()
+        if moved:
+            givens = [*(givens.items() if hasattr(givens, "items") else givens), *moved]
+        states = [(each.keeper, each.update) for each in kept if each.update is not None]
+        updates, update_modes = [*updates, *states], [*update_modes, *("avg" for _ in states)]
+        self._outputs, self._kwargs = outputs, {**kwargs, "givens": givens}
+        self.updates, self.update_modes = updates, update_modes
+        self._default_updates = []
+        self.sliceables = []
+        self.draws_all = False  # whether each rank draws the random numbers of all rows
+        self.divides_nothing = False  # whether all inputs are numbers that the ranks get whole
+        self._compiled = {}  # variant -> (outputs, updates, keyword arguments)
+
+    @property
+    def accumulated(self):
+        """The updates that are accumulated over slices: pairs (shared variable, mode)."""
+        given = [
+            (target, mode)
+            for (target, _), mode in zip(self.updates, self.update_modes)
+            if not _host.is_random_state(target)
+        ]
+        return given + [(target, "avg") for target, _ in self._default_updates]
+
+    @property
+    def updated(self):
+        """The shared variables that are updated, but for random states with default updates."""
+        return [target for target, _ in self.updates + self._default_updates]
+
+    def sliced_by_inputs(self):
+        """Return the shared variables of which the function slices rows that its inputs name.
+
+        Not those that it updates: it may keep its own results there.
+        """
+        if self.sliceables:
+            return []
+        givens = self._kwargs["givens"] or ()
+        pairs = givens.items() if hasattr(givens, "items") else givens
+        expressions = [*self._outputs.variables, *(value for _, value in self.updates)]
+        expressions += [value for _, value in pairs]
+        sliced = _host.sliced_by_inputs(expressions, self.inputs)
+        return [variable for variable in sliced if variable not in self.updated]
+
+    def compile_plain(self):
+        """Compile the function as it was given."""
+        compiled = self._compile(PLAIN, self._outputs.variables, self.updates, self._kwargs)
+        self._default_updates = [
+            (variable, expression)
+            for variable, expression in _host.default_updates(compiled, self.updates)
+            if not _host.is_random_state(variable)
+        ]
+        return compiled
+
+    def compile_sliced(self):
+        """Compile the function with its updates as outputs."""
+        states = [pair for pair in self.updates if _host.is_random_state(pair[0])]
+        values = [
+            _host.as_update(target, value)
+            for target, value in self.updates + self._default_updates
+            if not _host.is_random_state(target)
+        ]
+        defaults = [variable for variable, _ in self._default_updates]
+        kwargs = _host.without_default_updates(self._kwargs, defaults)
+        kwargs["on_unused_input"] = "ignore"  # the plain variant has warned
+        return self._compile(SLICED, self._outputs.variables + values, states, kwargs)
+
+    def _compile(self, variant, outputs, updates, kwargs):
+        self._compiled[variant] = outputs, updates, kwargs
+        return _host.compile_function(self.inputs, outputs, updates=updates, **kwargs)
+
+    def expression(self, variant, compiled):
+        """Return the expression of a variant, for ranks on another kind of device."""
+        return _host.expression_of(compiled, self.inputs, *self._compiled[variant])
