@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Fork, run the script, and return the exit status."""
     try:
-        code, folder = _compiled(options.script)
+        code, file, folder = _compiled(options.script)
     except OSError as error:
         print(f"can't open {options.script!r}: {error.strerror}", file=sys.stderr)
         return 2
@@ -76,26 +76,27 @@ def main(options: argparse.Namespace) -> int:
         return 2
     try:
         with synk.parallel() if options.parallel else contextlib.nullcontext():
-            return _run(code, folder, options)
+            return _run(code, file, folder, options)
     finally:
         if synk.status().state == "open":
             synk.close()
 
 
 def _compiled(script):
-    """Return the code of a script, and the first folder to import from."""
+    """Return the code of a script, its file, and the first folder to import from."""
     if script == "-":
-        return compile(sys.stdin.read(), "<stdin>", "exec", dont_inherit=True), ""
+        return compile(sys.stdin.read(), "<stdin>", "exec", dont_inherit=True), None, ""
+    name = os.path.abspath(script) if sys.version_info >= (3, 9) else script  # as in Python
     with io.open_code(os.path.abspath(script)) as file:
-        code = compile(file.read(), script, "exec", dont_inherit=True)
-    return code, os.path.dirname(os.path.realpath(script))
+        code = compile(file.read(), name, "exec", dont_inherit=True)
+    return code, name, os.path.dirname(os.path.realpath(script))
 
 
-def _run(code, folder, options):
+def _run(code, file, folder, options):
     module = types.ModuleType("__main__")
     module.__dict__.update(__builtins__=builtins, __cached__=None)
-    if options.script != "-":
-        module.__file__ = options.script
+    if file is not None:
+        module.__file__ = file
     # They stay: functions that run at the exit, and objects that are pickled, look for them.
     sys.modules["__main__"] = module
     sys.argv = [options.script, *options.arguments]
