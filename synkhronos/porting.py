@@ -172,9 +172,9 @@ class ParallelFunction:
         self._order = self._scattered + others
         self._session = current("theano.function in a block of parallel()")
         self._count = None
-        if divided.total is not None:
+        if divided.totals:
             self._count = _host.compile_function(
-                variables, [divided.total], on_unused_input="ignore", no_default_updates=True
+                variables, divided.totals, on_unused_input="ignore", no_default_updates=True
             )
             self._count.trust_input = False
         draws = any(_host.is_random_state(target) for target, _ in divided.updates)
@@ -222,7 +222,7 @@ class ParallelFunction:
             if self._count is None:
                 lengths = {len(values[i]) for i in self._scattered}
             else:
-                lengths = {int(self._count(*values)[0])}
+                lengths = {int(each) for each in self._count(*values)}
         except (TypeError, ValueError):  # Theano will say what is wrong
             return False
         return len(lengths) == 1 and lengths.pop() >= self._session.n_ranks

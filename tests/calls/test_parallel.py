@@ -209,6 +209,8 @@ REFUSED = {
     "a fixed number of rows": lambda v: v.x + theano.shared(np.ones((ROWS, 4))),
     "to a fixed number of rows": lambda v: v.x.reshape((ROWS, 2, 2)),
     "rows that lie along different axes": lambda v: v.x.dot(v.x.T),
+    "AllReduce": lambda v: v.x * synk.ops.all_reduce(v.w.sum(), "sum"),
+    "Rows": lambda v: v.x + v.row[synk.rows(0, 4)],
     "not for each row": lambda v: v.x + RandomStreams(3).uniform((4,)),
 }
 
@@ -329,6 +331,16 @@ def test_minibatches_by_index_are_divided(ranks, size):
         results, functions = trained_by_index(size)
     assert [type(each) for each in functions] == [ParallelFunction] * 2
     assert_equal(results, expected)
+
+
+@pytest.mark.layouts(Layout(2))
+def test_slices_of_different_lengths_run_in_the_master(ranks):
+    short, long, i = theano.shared(np.arange(7.0)), theano.shared(np.arange(9.0)), T.lscalar("i")
+    rows = slice(i * 4, (i + 1) * 4)
+    with synk.parallel():
+        f = theano.function([i], [short[rows].mean(), long[rows].mean()])
+    assert [float(each) for each in f(0)] == [1.5, 1.5] and f._theano is None
+    assert [float(each) for each in f(1)] == [5, 5.5] and f._theano is not None
 
 
 @pytest.mark.layouts(Layout(2))

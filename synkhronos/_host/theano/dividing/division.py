@@ -19,7 +19,8 @@ from theano.scan_module.scan_utils import equal_computations
 from theano.tensor import basic
 
 from synkhronos._host.theano.dividing.operations import rows_of_rank, total_rows
-from synkhronos._host.theano.graph import all_reduce
+from synkhronos._host.theano.graph import AllReduce, RankOperation, all_reduce
+from synkhronos._host.theano.rows import Rows
 from synkhronos._host.theano.variables import is_array_variable, is_random_state
 
 # The kinds of values that a variable has on the ranks.
@@ -55,7 +56,7 @@ class Divided(NamedTuple):
     outputs: List[Tuple[Any, Optional[str]]]  # variables with their modes
     axes: List[int]  # the axis of each output that its axis 0 came from
     updates: List[Tuple[Any, Any]]
-    total: Any  # the number of rows, an expression, if they are sliced from shared variables
+    totals: List[Any]  # expressions of the numbers of rows that are sliced from shared variables
 
 
 def divide(inputs, outputs, updates, givens, no_default_updates) -> Divided:
@@ -100,7 +101,9 @@ class _Division:
         self.inputs, self.scattered = inputs, scattered
         self.values = {}
         self.needed = set(needed)
-        self.bounds = self.total = None  # of the slice of shared variables that is the minibatch
+        # The bounds of the minibatch that is sliced from shared variables, and for each of these
+        # the number of rows; a call with different numbers must be serial.
+        self.bounds, self.totals = None, []
         for variable, has_rows in zip(inputs, scattered):
             kind = ROWS if has_rows else SAME
             self.values[variable] = Value(variable, kind, exact=has_rows)
@@ -124,9 +127,11 @@ class _Division:
             for target, each in zip(targets, wanted[n_outputs:])
         ]
         pairs, axes = [pair for pair, _ in outputs], [axis for _, axis in outputs]
-        return Divided(list(self.scattered), pairs, axes, updates, self.total)
+        return Divided(list(self.scattered), pairs, axes, updates, self.totals)
 
     def _apply(self, node):
+        if isinstance(node.op, (AllReduce, RankOperation, Rows)):
+            raise CannotDivide(f"has {_name(node)}, which says by itself what ranks do")
         for kind in type(node.op).__mro__:
             if kind in _RULES:
                 return _RULES[kind](self, node)
@@ -175,7 +180,7 @@ class _Division:
         mine = Shape_i(axis)(variable)
         if not exact:
             return mine, all_reduce(mine, "sum")
-        return mine, total_rows(mine) if self.total is None else self.total
+        return mine, self.totals[0] if self.totals else total_rows(mine)
 
     def rows_of(self, start, stop, variable):
         """Return the bounds of this rank's part of a slice of an array that all ranks have."""
@@ -185,8 +190,7 @@ class _Division:
             raise CannotDivide("slices its shared variables in several ways")
         new = [self.same(each) if isinstance(each, Variable) else each for each in (start, stop)]
         begin, end, total = rows_of_rank(*new, Shape_i(0)(variable))
-        if self.total is None:
-            self.total = total
+        self.totals.append(total)
         return begin, end
 
     def _output(self, variable):

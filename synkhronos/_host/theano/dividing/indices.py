@@ -156,22 +156,19 @@ def _axis_of_indices(division, node, x, indices, values):
     """Return the axis of rows in the items that indices select; refuse what has no rule."""
     if not all(isinstance(each, Variable) and is_array_variable(each) for each in indices):
         division.refuse(node)
-    ndim = max(each.ndim for each in indices)
-    if x.kind == ROWS:
+    ndim, axes = max(each.ndim for each in indices), set()
+    pairs = list(zip(indices, values))
+    if x.kind == ROWS:  # each row selects items of its own
         if x.axis or values[0].kind != POSITIONS or ndim != 1:
             division.refuse(node)
-        values = values[1:]
-        axes = {0}
-    else:
-        axes = set()
-    if any(value.kind == POSITIONS for value in values):
+        pairs, axes = pairs[1:], {0}
+    if any(value.kind == POSITIONS for _, value in pairs):
         division.refuse(node)
-    axes |= {v.axis + ndim - i.ndim for i, v in zip(indices[-len(values) :], values)
-             if v.kind == ROWS}  # fmt: skip
+    axes |= {value.axis + ndim - each.ndim for each, value in pairs if value.kind == ROWS}
     if len(axes) != 1:
         division.refuse(node, "rows that lie along different axes")
     [axis] = axes
-    for each, value in zip(indices[-len(values) :], values):
+    for each, value in pairs:
         place = axis - (ndim - each.ndim)
         if value.kind != ROWS and place >= 0 and not each.broadcastable[place]:
             division.refuse(node, f"rows and {each}, which has a fixed number of rows")

@@ -103,10 +103,13 @@ def _gradient_of_images(division, node):
     )
 
 
+# The inputs with images come first: these, or one, their pooled images, and gradients.
+_N_IMAGES = {pool.Pool: 1, pool.AveragePoolGrad: 2}
+
+
 @rule(pool.Pool, pool.PoolGrad, pool.DownsampleFactorMaxGradGrad)
 def _pool(division, node):
-    n_images = 1 if isinstance(node.op, pool.Pool) else node.op.__class__.__name__
-    n_images = {1: 1, "AveragePoolGrad": 2}.get(n_images, 3)
+    n_images = _N_IMAGES.get(type(node.op), 3)
     images = [division.of(each) for each in node.inputs[:n_images]]
     if all(value.kind != ROWS for value in images):
         return division.unruled(node)
@@ -132,6 +135,7 @@ def _random(division, node):
     new = []
     for each, value in zip(parameters, values):
         is_mine = value.kind == ROWS and is_each_row and value.axis == size.axis
+        is_mine = is_mine and each.ndim >= node.outputs[1].ndim - node.op.ndim_added
         new.append(value.variable if is_mine else division.same(each))
     inputs = [division.of(state).variable, size.variable, *new]
     if not is_each_row:
