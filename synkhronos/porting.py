@@ -166,7 +166,7 @@ class ParallelFunction:
         self.name = name
         self._compile_serially, self._theano = compile_serially, None
         self._names = [each.name for each in variables]
-        self._axes = divided.axes
+        self._axes, self._n_rows = divided.axes, divided.n_rows
         self._scattered = [i for i, has_rows in enumerate(divided.scattered) if has_rows]
         others = [i for i, has_rows in enumerate(divided.scattered) if not has_rows]
         self._order = self._scattered + others
@@ -225,6 +225,8 @@ class ParallelFunction:
                 lengths = {int(each) for each in self._count(*values)}
         except (TypeError, ValueError):  # Theano will say what is wrong
             return False
+        if self._n_rows is not None:
+            lengths.add(self._n_rows)
         return len(lengths) == 1 and lengths.pop() >= self._session.n_ranks
 
     def _joins_current(self):

@@ -97,6 +97,14 @@ EXPRESSIONS = {
         v.stack.flatten(2),
         v.x.flatten(),
     ],
+    "reshaped to a fixed number": lambda v: [
+        v.x.reshape((ROWS, 2, 2)),
+        conv2d(v.x.reshape((ROWS, 1, 2, 2)), v.filters[:, :1], (ROWS, 1, 2, 2), border_mode=1),
+        *T.grad(
+            T.sqr(conv2d(v.images.reshape((ROWS, 2, 6, 6)), v.filters, (ROWS, 2, 6, 6))).mean(),
+            [v.filters, v.images],
+        ),
+    ],
     "reshaped by parts": lambda v: [
         v.stack.reshape(T.concatenate([v.x.shape[:1], [-1]]), ndim=2),
         v.stack.reshape((v.n, T.prod(v.stack.shape[1:]))),
@@ -180,7 +188,7 @@ def test_divided_expressions_have_serial_values(ranks, name):
     v = Variables()
     outputs = EXPRESSIONS[name](v)
     # Convolutions and the gradients of pooling have compiled code only.
-    mode = "FAST_RUN" if "convol" in name or "average" in name else None
+    mode = "FAST_RUN" if any(each in name for each in ("convol", "average", "fixed")) else None
     serial = theano.function(v.inputs, outputs, mode=mode, on_unused_input="ignore")
     with synk.parallel():
         f = theano.function(v.inputs, outputs, mode=mode, on_unused_input="ignore")
@@ -207,7 +215,10 @@ REFUSED = {
     "Sort": lambda v: T.sort(v.x, axis=0),
     "by their number": accumulated,
     "a fixed number of rows": lambda v: v.x + theano.shared(np.ones((ROWS, 4))),
-    "to a fixed number of rows": lambda v: v.x.reshape((ROWS, 2, 2)),
+    "to a fixed number of rows": lambda v: v.x.flatten().reshape((ROWS, 2, 2)),
+    "has fixed numbers of rows": lambda v: (
+        v.x.reshape((ROWS, 4)).sum() + v.x.reshape((14, 2)).sum()
+    ),
     "rows that lie along different axes": lambda v: v.x.dot(v.x.T),
     "AllReduce": lambda v: v.x * synk.ops.all_reduce(v.w.sum(), "sum"),
     "Rows": lambda v: v.x + v.row[synk.rows(0, 4)],
@@ -341,6 +352,17 @@ def test_slices_of_different_lengths_run_in_the_master(ranks):
         f = theano.function([i], [short[rows].mean(), long[rows].mean()])
     assert [float(each) for each in f(0)] == [1.5, 1.5] and f._theano is None
     assert [float(each) for each in f(1)] == [5, 5.5] and f._theano is not None
+
+
+@pytest.mark.layouts(Layout(2))
+def test_calls_with_another_number_of_rows_than_the_graph_has_are_theanos(ranks):
+    v = Variables()
+    with synk.parallel():
+        f = theano.function([v.x], v.x.reshape((6, 2, 2)).sum(axis=(1, 2)))
+    assert f(np.ones((6, 4))).tolist() == [4] * 6 and f._theano is None
+    assert f(np.ones((3, 8))).tolist() == [4] * 6 and f._theano is not None
+    with pytest.raises(ValueError):
+        f(np.ones((7, 4)))
 
 
 @pytest.mark.layouts(Layout(2))

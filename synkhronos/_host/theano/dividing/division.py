@@ -57,6 +57,7 @@ class Divided(NamedTuple):
     axes: List[int]  # the axis of each output that its axis 0 came from
     updates: List[Tuple[Any, Any]]
     totals: List[Any]  # expressions of the numbers of rows that are sliced from shared variables
+    n_rows: Optional[int]  # the number of rows that a call must have; None for any
 
 
 def divide(inputs, outputs, updates, givens, no_default_updates) -> Divided:
@@ -104,6 +105,7 @@ class _Division:
         # The bounds of the minibatch that is sliced from shared variables, and for each of these
         # the number of rows; a call with different numbers must be serial.
         self.bounds, self.totals = None, []
+        self.n_rows = None
         for variable, has_rows in zip(inputs, scattered):
             kind = ROWS if has_rows else SAME
             self.values[variable] = Value(variable, kind, exact=has_rows)
@@ -127,7 +129,7 @@ class _Division:
             for target, each in zip(targets, wanted[n_outputs:])
         ]
         pairs, axes = [pair for pair, _ in outputs], [axis for _, axis in outputs]
-        return Divided(list(self.scattered), pairs, axes, updates, self.totals)
+        return Divided(list(self.scattered), pairs, axes, updates, self.totals, self.n_rows)
 
     def _apply(self, node):
         if isinstance(node.op, (AllReduce, RankOperation, Rows)):
@@ -181,6 +183,12 @@ class _Division:
         if not exact:
             return mine, all_reduce(mine, "sum")
         return mine, self.totals[0] if self.totals else total_rows(mine)
+
+    def require(self, n_rows):
+        """Let only calls with this number of rows be divided."""
+        if self.n_rows not in (None, n_rows):
+            raise CannotDivide(f"has fixed numbers of rows, {self.n_rows} and {n_rows}")
+        self.n_rows = n_rows
 
     def rows_of(self, start, stop, variable):
         """Return the bounds of this rank's part of a slice of an array that all ranks have."""

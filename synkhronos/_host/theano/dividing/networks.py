@@ -3,6 +3,8 @@
 Each rank draws the random numbers of its rows, from a stream of its own.
 """
 
+import copy
+
 from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.tensor import raw_random
 from theano.tensor.nnet import abstract_conv, nnet
@@ -60,8 +62,9 @@ def _without_batch_size(node):
     op = node.op
     if op.imshp is None or op.imshp[0] is None:
         return node
-    properties = {**op._props_dict(), "imshp": (None, *op.imshp[1:])}
-    return type(op)(**properties).make_node(*node.inputs)
+    op = copy.copy(op)
+    op.imshp = (None, *op.imshp[1:])
+    return op.make_node(*node.inputs)
 
 
 @rule(abstract_conv.AbstractConv)

@@ -79,6 +79,12 @@ def _reshape(division, node):
         axis, exact = 0, False
         if node.inputs[0].ndim == 1 and node.outputs[0].ndim > 1:
             division.refuse(node, "rows that become several rows in one")
+    elif shape.kind == SAME and value.exact and (_item(node.inputs[1], 0) or 0) > 1:
+        # With exactly this number of rows in the call each row becomes one row of the result.
+        division.require(_item(node.inputs[1], 0))
+        rest = [shape.variable[i] for i in range(1, node.outputs[0].ndim)]
+        mine = opt.MakeVector("int64")(Shape_i(0)(value.variable), *rest)
+        return division.apply(node, [value.variable, mine], ROWS, 0, True)
     else:
         division.refuse(node, "rows, to a fixed number of rows")
     if any(_item(node.inputs[1], i) != 1 for i in range(axis)):
