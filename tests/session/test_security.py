@@ -235,7 +235,9 @@ UNPICKLED = {
 }
 
 
-RUNS_WHAT_IT_READS = r"allow_pickle(?!=False)|joblib|marshal|shelve|yaml\.load|(?<!\.)\b(eval|exec)\("
+RUNS_WHAT_IT_READS = (
+    r"allow_pickle(?!=False)|joblib|marshal|shelve|yaml\.load|(?<!\.)\b(eval|exec)\("
+)
 
 
 def loads(tree):
