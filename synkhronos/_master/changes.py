@@ -47,7 +47,10 @@ class Changes:
         """Broadcast from now on what the script sets, also to variables that the workers have."""
         if not self.follow:
             self.follow = True
-            for key, variable in list(self._session.worker.variables.items()):
+            watched = list(self._session.worker.variables.items())
+            for _, variable in watched:
+                _host.unwatch(variable)
+            for key, variable in watched:
                 self.watch(key, variable)
 
     def equal(self, keys) -> None:

@@ -97,8 +97,9 @@ def unwatch(variable) -> None:
 
 def tell(variable) -> None:
     """Call what `watch` was given, for a value that a compiled function has set."""
-    if type(variable.container) is _Watched:
-        variable.container.on_set()
+    container = variable.container
+    for on_set, _ in container.watchers if type(container) is _Watched else ():
+        on_set()
 
 
 @contextlib.contextmanager
