@@ -18,7 +18,7 @@ from synkhronos import _host
 from synkhronos._arithmetic import partition, reduction
 from synkhronos._arithmetic.selection import select_each, select_rows
 from synkhronos._rank import commands
-from synkhronos._wording import advise, is_bool, sentence, shown, whole_number
+from synkhronos._wording import advise, count, is_bool, sentence, shown, whole_number
 
 CALLS = 3  # that are compared with check=True
 VARIABLE = "SYNKHRONOS_CHECK"
@@ -133,17 +133,23 @@ class Check:
             if variable in serial.apart or _host.is_random_state(variable):
                 continue
             found = serial.values_of_all_ranks(variable)
-            how = next(filter(None, (_difference(value, expected) for value in found)), None)
+            before = serial.before[variable]
+            differences = [_difference(value, expected, before=before) for value in found]
+            how = next(filter(None, differences), None)
             if how is None:
                 continue
-            cause = serial.cause_in_variables() or serial.cause_in_random_numbers()
+            cause = (
+                serial.cause_in_variables()
+                or serial.cause_in_random_numbers()
+                or serial.cause_in_idle_ranks(differences)
+            )
             if not cause:
                 cause = (
                     "Each rank updates with its own rows: reduce gradients over the ranks with "
                     "synk.ops.all_reduce(g), or take the rule from synkhronos.extensions.updates"
                 )
                 average = sum(found) / len(found) if len({v.shape for v in found}) == 1 else None
-                if average is not None and _difference(average, expected) is None:
+                if average is not None and not _difference(average, expected, before=before):
                     name = variable.name or "variable"
                     cause += f"; or call synk.all_reduce({name}) after each call"
                 cause += "."
@@ -162,6 +168,7 @@ class _Serial:
         self._inputs, self._recipe = inputs, recipe
         self._variables = list(_host.shared_variables(compiled))
         self.apart = set()  # variables that are to differ between ranks
+        self._targets = [v for v in recipe.updated if _host.is_array_variable(v)]
 
     def prepare(self, values, batch, batch_s):
         """Select the rows of a call; read the values of the variables on all ranks."""
@@ -187,6 +194,7 @@ class _Serial:
                 self._lent[variable] = np.concatenate(
                     [partition.take_rows(value, rows) for value, rows in zip(values, picks)]
                 )
+        self.before = {v: np.array(_host.to_host(_host.peek(v))) for v in self._targets}
         self._differ = [
             variable
             for variable in self._variables
@@ -205,11 +213,10 @@ class _Serial:
     def run(self, subset, arrays=None):
         """Return the outputs for the whole inputs, or other arrays, and the updated values."""
         arrays = self._arrays if arrays is None else arrays
-        targets = [v for v in self._recipe.updated if _host.is_array_variable(v)]
         with _host.on_copies(self._variables, self._lent):
             outputs = _host.run(self._compiled, arrays, subset)
             outputs = [_host.to_host(output) for output in outputs]
-            return outputs, {v: np.array(_host.to_host(_host.peek(v))) for v in targets}
+            return outputs, {v: np.array(_host.to_host(_host.peek(v))) for v in self._targets}
 
     def cause_in_variables(self):
         """Return a sentence if ranks have had different values of a variable, else None."""
@@ -227,6 +234,26 @@ class _Serial:
         if not any(map(_host.is_random_state, self._variables)):
             return None
         return "It draws random numbers: each rank draws from a stream of its own."
+
+    def cause_in_idle_ranks(self, differences):
+        """Return a sentence if only ranks without rows have a wrong update, else None.
+
+        `differences` has one item for each rank, None where the update is right.
+        """
+        if not self._scattered or _host.communicates(self._compiled):
+            return None
+        first = self._scattered[0]
+        edges = partition.edges(
+            self._arrays[first].shape[self._inputs.axes[first]], self._session.n_ranks
+        )
+        idle = [begin == end for begin, end in zip(edges, edges[1:])]
+        if idle != [how is not None for how in differences]:
+            return None
+        return (
+            "Ranks without rows do not run, and do not update: the call has "
+            f"{count(edges[-1], 'row')} for {count(self._session.n_ranks, 'rank')}. Give it at "
+            "least as many rows as there are ranks."
+        )
 
     def cause_in_mode(self, place, subset, mode, expected):
         """Return a sentence if the parts of the ranks make up what is expected in another way."""
@@ -296,8 +323,12 @@ def _any_differ(values):
     return any(_difference(value, values[0], exactly=True) for value in values[1:])
 
 
-def _difference(found, expected, exactly=False):
-    """Return by how much two arrays differ, in words; None if only by rounding."""
+def _difference(found, expected, exactly=False, before=None):
+    """Return by how much two arrays differ, in words; None if only by rounding.
+
+    `before` is what an update has changed: the change is compared, because a small one, as of a
+    small learning rate, can be wrong and differ little from the value.
+    """
     if isinstance(found, list):
         return f"a list of {len(found)} arrays, serially one of shape {expected.shape}"
     found, expected = np.asarray(_host.to_host(found)), np.asarray(_host.to_host(expected))
@@ -315,7 +346,16 @@ def _difference(found, expected, exactly=False):
         scale = np.abs(other[np.isfinite(other)]).max(initial=0)
     coarse = max(_TOLERANCES.get(str(each.dtype), 0) for each in (found, expected))
     tolerance = 0 if exactly else (coarse or _TOLERANCE) * scale
+    if before is not None and before.shape == other.shape:
+        with np.errstate(all="ignore"):
+            change = np.nan_to_num(np.abs(other - before)).max()
+        rounding = max(_rounding(each.dtype) for each in (found, expected))
+        tolerance = min(tolerance, 10 * (coarse or _TOLERANCE) * change + 64 * rounding * scale)
     largest = np.nan if np.isnan(apart).any() else apart.max()
     if largest <= tolerance:
         return None
     return f"the largest difference is {largest:.3g}, where the largest value is {scale:.3g}"
+
+
+def _rounding(dtype):
+    return np.finfo(dtype).eps if dtype.kind in "fc" else 0

@@ -120,6 +120,31 @@ def test_updates_with_the_rows_of_each_rank(ranks):
         f(X)
 
 
+@pytest.mark.parametrize("dtype, rate", [("float32", 1e-5), ("float64", 1e-9)])
+def test_updates_with_a_small_learning_rate(ranks, dtype, rate):
+    x = T.matrix("x", dtype)
+    rows = (np.arange(1, 4 * ranks.n + 1).reshape(-1, 2) / 5).astype(dtype)
+    for reduced in (False, True):
+        w = theano.shared(np.ones(2, dtype), "w")
+        grad = T.grad(T.sqr(T.dot(x, w)).mean(), w)
+        step = np.array(rate, dtype) * (synk.ops.all_reduce(grad) if reduced else grad)
+        f = made([x], updates=[(w, w - step)])
+        if reduced:
+            f(rows)
+        else:
+            for message in told(ranks, f, rows):
+                assert "The update of w in Function 'f' is not what" in message
+
+
+def test_ranks_without_rows_do_not_update(ranks):
+    x, calls = T.dvector("x"), theano.shared(0, "calls")
+    f = made([x], x.mean(), updates=[(calls, calls + 1)])
+    for message in told(ranks, f, X[: max(ranks.n - 1, 1), 0]):
+        assert "Ranks without rows do not run" in message
+    if ranks.n == 3:
+        assert synk.gather(calls).tolist() != [3] * 3
+
+
 def test_variables_that_the_script_has_set(ranks):
     x, w = T.dmatrix("x"), theano.shared(np.ones(2), "w")
     f = synk.function([x], T.dot(x, w).mean(), check=2, name="f")
