@@ -3,9 +3,10 @@
     w.set_value(v) ──▶ pending ──▶ the next call ──▶ follow=True: all ranks get the value
                                                  ──▶ else: a warning, if other ranks differ
 
-A call without such a change before it only looks whether `Changes.pending` is empty, or whether it
-has seen that the function uses none of what is pending. Collectives that set a variable on all ranks settle its change. A variable that ``scatter`` or ``set_value`` has
-given each rank a value of its own is left alone. Other threads may set variables at any moment.
+A call without such a change before it only looks whether `Changes.pending` is empty, or whether the
+function was found to use nothing of it. Collectives that set a variable on all ranks settle its
+change. A variable that ``scatter`` or ``set_value`` has given each rank a value of its own is left
+alone. Other threads may set variables at any moment.
 """
 
 import functools
