@@ -132,6 +132,8 @@ class Check:
         for variable, expected in updated.items():
             if variable in serial.apart or _host.is_random_state(variable):
                 continue
+            if getattr(variable.tag, "is_reduced_after_call", False):
+                continue
             found = serial.values_of_all_ranks(variable)
             before = serial.before[variable]
             differences = [_difference(value, expected, before=before) for value in found]
@@ -257,15 +259,21 @@ class _Serial:
 
     def cause_in_mode(self, place, subset, mode, expected):
         """Return a sentence if the parts of the ranks make up what is expected in another way."""
-        if not self._scattered or _host.communicates(self._compiled):
+        if _host.communicates(self._compiled):
             return None
+        if not self._scattered:
+            if self._recipe.sliceables or mode not in ("gather", "sum", "prod"):
+                return None
+            return "Nothing is scattered, so each rank computes the whole result: write (output, None)."
         n_ranks = self._session.n_ranks
         for axis in (None, 1):
             parts, counts = self._parts(place, subset, n_ranks, axis)
             if parts is None:
                 continue
-            for tried in _TRIED:
-                if axis is None and tried == mode:
+            gathers = [reduction.Gather(axis=along) for along in range(1, parts[0].ndim)]
+            for tried in (*_TRIED, *gathers):
+                along = reduction.axis_of(tried)
+                if axis is None and tried == mode and along == reduction.axis_of(mode):
                     continue
                 try:
                     dtype = reduction.result_dtype(tried, parts[0].dtype, _host.float_dtype())
@@ -273,14 +281,24 @@ class _Serial:
                 except (TypeError, ValueError):
                     continue
                 if isinstance(found, np.ndarray) and _difference(found, expected) is None:
-                    if axis:
-                        name = self._inputs.name_of(self._scattered[0])
-                        return (
-                            f"If rows are along axis 1, as in a sequence, write axes={{{name}: 1}} "
-                            f"in function(), with the mode {tried!r}."
-                        )
-                    return f"Write (output, {tried!r}): {_MEANING[tried]}"
+                    return self._advice(axis, tried, along)
         return None
+
+    def _advice(self, axis, mode, along):
+        """Return what to write if rows are along an axis, or that of each input if it is None."""
+        if axis:
+            name = self._inputs.name_of(self._scattered[0])
+            output = f", output: {along}" if along else ""
+            return (
+                f"If rows are along axis {axis}, as in a sequence, write axes={{{name}: {axis}"
+                f"{output}}} in function(), with the mode {str(mode)!r}."
+            )
+        if along:
+            return (
+                f"Write (output, 'gather') and axes={{output: {along}}} in function(): its axis "
+                f"{along} has a row for each row of the inputs."
+            )
+        return f"Write (output, {mode!r}): {_MEANING[mode]}"
 
     def _parts(self, place, subset, n_ranks, axis):
         """Return an output of each rank's rows, and the numbers of rows.

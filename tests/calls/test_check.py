@@ -15,7 +15,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
 from synkhronos import PortingWarning
-from synkhronos.extensions import update_rules
+from synkhronos.extensions import update_rules, updates
 
 LAYOUTS = [Layout(2), Layout(3, master=1), Layout(1)]
 X = np.arange(14.0).reshape(7, 2) / 5
@@ -172,6 +172,41 @@ def test_sequences_along_axis_0(ranks):
     f = made([x], T.sqr(x.cumsum(axis=0)[-1]).mean())
     for message in told(ranks, f, steps):
         assert "write axes={x: 1} in function(), with the mode 'avg'" in message
+
+
+def test_axes_of_gathered_outputs(ranks):
+    x = T.dmatrix("x")
+    steps = np.arange(8.0 * ranks.n).reshape(4, -1)
+    f = made([x], (2 * x, "gather"), axes={x: 1})
+    for message in told(ranks, f, steps):
+        assert "Write (output, 'gather') and axes={output: 1}" in message
+    f = made([x], (x.cumsum(axis=0), "gather"))
+    for message in told(ranks, f, np.arange(4.0 * ranks.n**2).reshape(2 * ranks.n, -1)):
+        assert "write axes={x: 1, output: 1} in function(), with the mode 'gather'" in message
+
+
+def test_outputs_where_nothing_is_scattered(ranks):
+    s = theano.shared(np.ones(3), "s")
+    f = made([], [2 * s, (s.sum(), "max"), (s, None)])
+    f()
+    for mode in ("gather", "sum"):
+        for message in told(ranks, made([], (2 * s, mode))):
+            assert "each rank computes the whole result: write (output, None)" in message
+
+
+def test_rules_in_two_steps(ranks):
+    x, y, w = T.dmatrix("x"), T.dvector("y"), theano.shared(np.ones(2), "w")
+    loss = T.sqr(T.dot(x, w) - y).mean()
+    for rule in (updates.adam, updates.sgd_nonflat):
+        grad_updates, param_updates, grads = rule(loss, [w], 0.1)
+        first, second = made([x, y], loss, updates=grad_updates), made([], updates=param_updates)
+        for _ in range(2):
+            first(X, X[:, 0])
+            synk.all_reduce(grads)
+            second()
+    first(X, X[:, 0])  # and the script forgets to reduce
+    for message in told(ranks, made([], updates=param_updates)):
+        assert "ranks had different values of w_grad_s" in message
 
 
 def test_sliceable_shared_variables(ranks):
