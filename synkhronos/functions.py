@@ -138,7 +138,7 @@ class Function:
         self._session = session  # last: after a Ctrl-C before this line the next call joins again
 
     def _require_session(self):
-        """Join the current session, if it adopts functions of closed ones; raise if none is open."""
+        """Join the current session, if it adopts functions of closed ones; else raise if closed."""
         with Current.lock:
             session = Current.session
             if self._session.state is not State.CLOSED or session is None or not session.adopts:
