@@ -264,7 +264,7 @@ class _Serial:
         if not self._scattered:
             if self._recipe.sliceables or mode not in ("gather", "sum", "prod"):
                 return None
-            return "Nothing is scattered: each rank computes the whole result. Write (output, None)."
+            return "Nothing is scattered: each rank computes the whole. Write (output, None)."
         n_ranks = self._session.n_ranks
         for axis in (None, 1):
             parts, counts = self._parts(place, subset, n_ranks, axis)

@@ -191,7 +191,7 @@ def test_outputs_where_nothing_is_scattered(ranks):
     f()
     for mode in ("gather", "sum"):
         for message in told(ranks, made([], (2 * s, mode))):
-            assert "each rank computes the whole result. Write (output, None)" in message
+            assert "each rank computes the whole. Write (output, None)" in message
 
 
 def test_rules_in_two_steps(ranks):
