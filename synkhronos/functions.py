@@ -620,7 +620,7 @@ def _make(source):
     chosen = copy.copy(source.outputs)
     variables = [each.variable for each in source.inputs]
     updates, keywords = source.updates, source.keywords
-    updates, keywords, numbers = take_out(variables, chosen, updates, keywords)
+    updates, keywords, numbers = take_out(source.inputs, chosen, updates, keywords)
     if source.draws_all:
         rows = [each.variable for each in source.inputs if each.is_scattered]
         rows += [each.variable for each in numbers]
