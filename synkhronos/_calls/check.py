@@ -129,6 +129,7 @@ class Check:
 
     def _differing_updates(self, serial, updated):
         """Yield, for each update that differs, its variable and a message."""
+        beside = serial.largest_change(updated)
         for variable, expected in updated.items():
             if variable in serial.apart or _host.is_random_state(variable):
                 continue
@@ -136,7 +137,9 @@ class Check:
                 continue
             found = serial.values_of_all_ranks(variable)
             before = serial.before[variable]
-            differences = [_difference(value, expected, before=before) for value in found]
+            differences = [
+                _difference(value, expected, before=before, beside=beside) for value in found
+            ]
             how = next(filter(None, differences), None)
             if how is None:
                 continue
@@ -219,6 +222,17 @@ class _Serial:
             outputs = _host.run(self._compiled, arrays, subset)
             outputs = [_host.to_host(output) for output in outputs]
             return outputs, {v: np.array(_host.to_host(_host.peek(v))) for v in self._targets}
+
+    def largest_change(self, updated):
+        """Return the largest change by an update of an array, but for numbers, as counters are."""
+        changes = [
+            _largest(expected, self.before[variable])
+            for variable, expected in updated.items()
+            if expected.ndim
+            and expected.dtype.kind in "fc"
+            and expected.shape == self.before[variable].shape
+        ]
+        return max(changes, default=0)
 
     def cause_in_variables(self):
         """Return a sentence if ranks have had different values of a variable, else None."""
@@ -341,7 +355,7 @@ def _any_differ(values):
     return any(_difference(value, values[0], exactly=True) for value in values[1:])
 
 
-def _difference(found, expected, exactly=False, before=None):
+def _difference(found, expected, exactly=False, before=None, beside=0):
     """Return by how much two arrays differ, in words; None if only by rounding.
 
     `before` is what an update has changed: the change is compared, because a small one, as of a
@@ -365,14 +379,20 @@ def _difference(found, expected, exactly=False, before=None):
     coarse = max(_TOLERANCES.get(str(each.dtype), 0) for each in (found, expected))
     tolerance = 0 if exactly else (coarse or _TOLERANCE) * scale
     if before is not None and before.shape == other.shape:
-        with np.errstate(all="ignore"):
-            change = np.nan_to_num(np.abs(other - before)).max()
+        change = _largest(other, before)
         rounding = max(_rounding(each.dtype) for each in (found, expected))
         tolerance = min(tolerance, 10 * (coarse or _TOLERANCE) * change + 64 * rounding * scale)
+        tolerance = max(tolerance, 64 * rounding * beside)
     largest = np.nan if np.isnan(apart).any() else apart.max()
     if largest <= tolerance:
         return None
     return f"the largest difference is {largest:.3g}, where the largest value is {scale:.3g}"
+
+
+def _largest(array, before):
+    """Return the largest change of an array's items, of those that are finite."""
+    with np.errstate(all="ignore"):
+        return np.nan_to_num(np.abs(array - before), posinf=0).max(initial=0)
 
 
 def _rounding(dtype):

@@ -136,6 +136,20 @@ def test_updates_with_a_small_learning_rate(ranks, dtype, rate):
                 assert "The update of w in Function 'f' is not what" in message
 
 
+def test_gradients_that_are_0_but_for_rounding(ranks):
+    x, b = T.fmatrix("x"), theano.shared(np.zeros(2, "float32"), "b")
+    w = theano.shared(np.ones((2, 2), "float32"), "w")
+    product = T.dot(x, w) + b
+    centered = product - synk.ops.all_reduce(product.mean(0))  # as in a batch normalization
+    loss = T.sqr(3 * centered - x).mean()
+    grads = [synk.ops.all_reduce(g) for g in T.grad(loss, [w, b])]
+    f = made([x], updates=[(p, p - np.float32(0.01) * g) for p, g in zip([w, b], grads)])
+    rows = np.random.RandomState(1).rand(7 * ranks.n, 2).astype("float32")
+    for _ in range(3):
+        f(rows)
+    assert 0 < abs(b.get_value()).max() < 1e-6
+
+
 def test_ranks_without_rows_do_not_update(ranks):
     x, calls = T.dvector("x"), theano.shared(0, "calls")
     f = made([x], x.mean(), updates=[(calls, calls + 1)])
