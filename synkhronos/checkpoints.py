@@ -269,7 +269,7 @@ def _tell(session, variable, entry):
         advise(
             f"save(): {variable} has other values on other ranks, so the file holds all of them, "
             f"and only {count(len(entry.arrays), 'rank')} can load it. If the master's value is "
-            "meant, write synkhronos.broadcast({variable.name or 'variable'}) before save()."
+            f"meant, write synkhronos.broadcast({variable.name or 'variable'}) before save()."
         )
 
 

@@ -137,8 +137,8 @@ class Function:
         self._key = key
         self._session = session  # last: after a Ctrl-C before this line the next call joins again
 
-    def _join_and_call(self, args, kwargs, output_subset, batch, batch_s, num_slices):
-        """Call in the current session, if it adopts functions of closed ones; else raise."""
+    def _require_session(self):
+        """Join the current session, if it adopts functions of closed ones; else raise if closed."""
         with Current.lock:
             session = Current.session
             if self._session.state is not State.CLOSED or session is None or not session.adopts:
@@ -146,6 +146,10 @@ class Function:
             else:
                 session.require_open()
                 self._join(session)
+
+    def _join_and_call(self, args, kwargs, output_subset, batch, batch_s, num_slices):
+        """Call in the current session, if it adopts functions of closed ones; else raise."""
+        self._require_session()
         return self(
             *args,
             output_subset=output_subset,
@@ -444,7 +448,7 @@ class Function:
         (1, 2, 10, 11, 'f copy')
         >>> synk.close()
         """
-        self._session.require_open()
+        self._require_session()
         truth("share_memory", share_memory)
         without_updates = truth("delete_updates", delete_updates)
         swapped = signature.check_swap(swap, self.get_shared())
@@ -616,7 +620,7 @@ def _make(source):
     chosen = copy.copy(source.outputs)
     variables = [each.variable for each in source.inputs]
     updates, keywords = source.updates, source.keywords
-    updates, keywords, numbers = take_out(variables, chosen, updates, keywords)
+    updates, keywords, numbers = take_out(source.inputs, chosen, updates, keywords)
     if source.draws_all:
         rows = [each.variable for each in source.inputs if each.is_scattered]
         rows += [each.variable for each in numbers]

@@ -126,7 +126,8 @@ def rows(
     ----------
     index : int or variable
         The number of the minibatch, from 0: an integer, a shared variable, or an expression of
-        inputs that all ranks get whole (those without axes, and `bcast_inputs`).
+        inputs that all ranks get whole (those without axes, and `bcast_inputs`), also of an
+        ``In(index, value=0, update=index + 1)``.
     size : int or variable
         The number of rows in a minibatch.
     length : int or variable, optional

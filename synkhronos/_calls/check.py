@@ -18,7 +18,7 @@ from synkhronos import _host
 from synkhronos._arithmetic import partition, reduction
 from synkhronos._arithmetic.selection import select_each, select_rows
 from synkhronos._rank import commands
-from synkhronos._wording import advise, is_bool, sentence, shown, whole_number
+from synkhronos._wording import advise, count, is_bool, sentence, shown, whole_number
 
 CALLS = 3  # that are compared with check=True
 VARIABLE = "SYNKHRONOS_CHECK"
@@ -129,21 +129,32 @@ class Check:
 
     def _differing_updates(self, serial, updated):
         """Yield, for each update that differs, its variable and a message."""
+        beside = serial.largest_change(updated)
         for variable, expected in updated.items():
             if variable in serial.apart or _host.is_random_state(variable):
                 continue
+            if getattr(variable.tag, "is_reduced_after_call", False):
+                continue
             found = serial.values_of_all_ranks(variable)
-            how = next(filter(None, (_difference(value, expected) for value in found)), None)
+            before = serial.before[variable]
+            differences = [
+                _difference(value, expected, before=before, beside=beside) for value in found
+            ]
+            how = next(filter(None, differences), None)
             if how is None:
                 continue
-            cause = serial.cause_in_variables() or serial.cause_in_random_numbers()
+            cause = (
+                serial.cause_in_variables()
+                or serial.cause_in_random_numbers()
+                or serial.cause_in_idle_ranks(differences)
+            )
             if not cause:
                 cause = (
                     "Each rank updates with its own rows: reduce gradients over the ranks with "
                     "synk.ops.all_reduce(g), or take the rule from synkhronos.extensions.updates"
                 )
                 average = sum(found) / len(found) if len({v.shape for v in found}) == 1 else None
-                if average is not None and _difference(average, expected) is None:
+                if average is not None and not _difference(average, expected, before=before):
                     name = variable.name or "variable"
                     cause += f"; or call synk.all_reduce({name}) after each call"
                 cause += "."
@@ -162,6 +173,7 @@ class _Serial:
         self._inputs, self._recipe = inputs, recipe
         self._variables = list(_host.shared_variables(compiled))
         self.apart = set()  # variables that are to differ between ranks
+        self._targets = [v for v in recipe.updated if _host.is_array_variable(v)]
 
     def prepare(self, values, batch, batch_s):
         """Select the rows of a call; read the values of the variables on all ranks."""
@@ -187,6 +199,7 @@ class _Serial:
                 self._lent[variable] = np.concatenate(
                     [partition.take_rows(value, rows) for value, rows in zip(values, picks)]
                 )
+        self.before = {v: np.array(_host.to_host(_host.peek(v))) for v in self._targets}
         self._differ = [
             variable
             for variable in self._variables
@@ -205,11 +218,21 @@ class _Serial:
     def run(self, subset, arrays=None):
         """Return the outputs for the whole inputs, or other arrays, and the updated values."""
         arrays = self._arrays if arrays is None else arrays
-        targets = [v for v in self._recipe.updated if _host.is_array_variable(v)]
         with _host.on_copies(self._variables, self._lent):
             outputs = _host.run(self._compiled, arrays, subset)
             outputs = [_host.to_host(output) for output in outputs]
-            return outputs, {v: np.array(_host.to_host(_host.peek(v))) for v in targets}
+            return outputs, {v: np.array(_host.to_host(_host.peek(v))) for v in self._targets}
+
+    def largest_change(self, updated):
+        """Return the largest change by an update of an array, but for numbers, as counters are."""
+        changes = [
+            _largest(expected, self.before[variable])
+            for variable, expected in updated.items()
+            if expected.ndim
+            and expected.dtype.kind in "fc"
+            and expected.shape == self.before[variable].shape
+        ]
+        return max(changes, default=0)
 
     def cause_in_variables(self):
         """Return a sentence if ranks have had different values of a variable, else None."""
@@ -228,17 +251,43 @@ class _Serial:
             return None
         return "It draws random numbers: each rank draws from a stream of its own."
 
-    def cause_in_mode(self, place, subset, mode, expected):
-        """Return a sentence if the parts of the ranks make up what is expected in another way."""
+    def cause_in_idle_ranks(self, differences):
+        """Return a sentence if only ranks without rows have a wrong update, else None.
+
+        `differences` has one item for each rank, None where the update is right.
+        """
         if not self._scattered or _host.communicates(self._compiled):
             return None
+        first = self._scattered[0]
+        edges = partition.edges(
+            self._arrays[first].shape[self._inputs.axes[first]], self._session.n_ranks
+        )
+        idle = [begin == end for begin, end in zip(edges, edges[1:])]
+        if idle != [how is not None for how in differences]:
+            return None
+        return (
+            "Ranks without rows do not run, and do not update: the call has "
+            f"{count(edges[-1], 'row')} for {count(self._session.n_ranks, 'rank')}. Give it at "
+            "least as many rows as there are ranks."
+        )
+
+    def cause_in_mode(self, place, subset, mode, expected):
+        """Return a sentence if the parts of the ranks make up what is expected in another way."""
+        if _host.communicates(self._compiled):
+            return None
+        if not self._scattered:
+            if self._recipe.sliceables or mode not in ("gather", "sum", "prod"):
+                return None
+            return "Nothing is scattered: each rank computes the whole. Write (output, None)."
         n_ranks = self._session.n_ranks
         for axis in (None, 1):
             parts, counts = self._parts(place, subset, n_ranks, axis)
             if parts is None:
                 continue
-            for tried in _TRIED:
-                if axis is None and tried == mode:
+            gathers = [reduction.Gather(axis=along) for along in range(1, parts[0].ndim)]
+            for tried in (*_TRIED, *gathers):
+                along = reduction.axis_of(tried)
+                if axis is None and tried == mode and along == reduction.axis_of(mode):
                     continue
                 try:
                     dtype = reduction.result_dtype(tried, parts[0].dtype, _host.float_dtype())
@@ -246,14 +295,24 @@ class _Serial:
                 except (TypeError, ValueError):
                     continue
                 if isinstance(found, np.ndarray) and _difference(found, expected) is None:
-                    if axis:
-                        name = self._inputs.name_of(self._scattered[0])
-                        return (
-                            f"If rows are along axis 1, as in a sequence, write axes={{{name}: 1}} "
-                            f"in function(), with the mode {tried!r}."
-                        )
-                    return f"Write (output, {tried!r}): {_MEANING[tried]}"
+                    return self._advice(axis, tried, along)
         return None
+
+    def _advice(self, axis, mode, along):
+        """Return what to write if rows are along an axis, or that of each input if it is None."""
+        if axis:
+            name = self._inputs.name_of(self._scattered[0])
+            output = f", output: {along}" if along else ""
+            return (
+                f"If rows are along axis {axis}, as in a sequence, write axes={{{name}: {axis}"
+                f"{output}}} in function(), with the mode {str(mode)!r}."
+            )
+        if along:
+            return (
+                f"Write (output, 'gather') and axes={{output: {along}}} in function(): its axis "
+                f"{along} has a row for each row of the inputs."
+            )
+        return f"Write (output, {mode!r}): {_MEANING[mode]}"
 
     def _parts(self, place, subset, n_ranks, axis):
         """Return an output of each rank's rows, and the numbers of rows.
@@ -296,8 +355,12 @@ def _any_differ(values):
     return any(_difference(value, values[0], exactly=True) for value in values[1:])
 
 
-def _difference(found, expected, exactly=False):
-    """Return by how much two arrays differ, in words; None if only by rounding."""
+def _difference(found, expected, exactly=False, before=None, beside=0):
+    """Return by how much two arrays differ, in words; None if only by rounding.
+
+    `before` is what an update has changed: the change is compared, because a small one, as of a
+    small learning rate, can be wrong and differ little from the value.
+    """
     if isinstance(found, list):
         return f"a list of {len(found)} arrays, serially one of shape {expected.shape}"
     found, expected = np.asarray(_host.to_host(found)), np.asarray(_host.to_host(expected))
@@ -315,7 +378,22 @@ def _difference(found, expected, exactly=False):
         scale = np.abs(other[np.isfinite(other)]).max(initial=0)
     coarse = max(_TOLERANCES.get(str(each.dtype), 0) for each in (found, expected))
     tolerance = 0 if exactly else (coarse or _TOLERANCE) * scale
+    if before is not None and before.shape == other.shape:
+        change = _largest(other, before)
+        rounding = max(_rounding(each.dtype) for each in (found, expected))
+        tolerance = min(tolerance, 10 * (coarse or _TOLERANCE) * change + 64 * rounding * scale)
+        tolerance = max(tolerance, 64 * rounding * beside)
     largest = np.nan if np.isnan(apart).any() else apart.max()
     if largest <= tolerance:
         return None
     return f"the largest difference is {largest:.3g}, where the largest value is {scale:.3g}"
+
+
+def _largest(array, before):
+    """Return the largest change of an array's items, of those that are finite."""
+    with np.errstate(all="ignore"):
+        return np.nan_to_num(np.abs(array - before), posinf=0).max(initial=0)
+
+
+def _rounding(dtype):
+    return np.finfo(dtype).eps if dtype.kind in "fc" else 0

@@ -165,6 +165,8 @@ class Values:
                 f"{variable} is a shared variable of {self._function}: set it on all ranks with "
                 "synkhronos.broadcast(variable, value)."
             )
+        if self._inputs.given[position].keeper is not None:
+            self._function._require_session()
         self._inputs.set(position, value)
 
     def __contains__(self, item):

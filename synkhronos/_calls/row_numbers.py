@@ -17,6 +17,8 @@ from synkhronos._wording import count, sentence
 def take_out(inputs, outputs, updates, keywords):
     """Replace the row numbers in the expressions of a function by inputs.
 
+    `inputs` is a list of `Input`; the master reads those that ranks keep from its own keepers.
+
     Returns
     -------
     updates : list of pairs
@@ -30,7 +32,11 @@ def take_out(inputs, outputs, updates, keywords):
     givens = keywords["givens"]
     pairs = list(givens.items() if isinstance(givens, dict) else givens or ())
     expressions = [*outputs.variables, *(new for _, new in updates), *(new for _, new in pairs)]
-    expressions, numbers, are_used = _host.without_row_numbers(expressions, pairs, inputs)
+    kept = [(each.variable, each.keeper) for each in inputs if each.keeper is not None]
+    variables = [each.variable for each in inputs]
+    expressions, numbers, are_used = _host.without_row_numbers(
+        expressions, [*pairs, *kept], variables
+    )
     if not numbers:
         return updates, keywords, numbers
     n_outputs, n_updates = len(outputs.variables), len(updates)

@@ -3,13 +3,15 @@
     w.set_value(v) ──▶ pending ──▶ the next call ──▶ follow=True: all ranks get the value
                                                  ──▶ else: a warning, if other ranks differ
 
-A call without such a change before it only looks whether `Changes.pending` is empty. Collectives
-that set a variable on all ranks settle its change. A variable that ``scatter`` or ``set_value`` has
-given each rank a value of its own is left alone.
+A call without such a change before it only looks whether `Changes.pending` is empty, or whether the
+function was found to use nothing of it. Collectives that set a variable on all ranks settle its
+change. A variable that ``scatter`` or ``set_value`` has given each rank a value of its own is left
+alone. Other threads may set variables at any moment.
 """
 
 import functools
 import pickle
+import weakref
 
 import numpy as np
 
@@ -31,17 +33,18 @@ class Changes:
         self._session = session
         self.follow = follow
         self.pending = {}
-        self._apart = (
-            set()
-        )  # keys of variables that have a value for each rank, as the script asked
+        self._apart = set()  # keys of variables with a value for each rank, as the script asked
         self._told = set()  # keys of variables that a warning was about
         self._read = {}  # key -> copy of a value that the script may have borrowed and written to
+        self._unconcerned = weakref.WeakSet()  # compiled functions that use nothing that is pending
 
     def watch(self, key, variable) -> None:
         """Notice from now on when the script sets a variable, which the workers have."""
         if self._session.n_ranks > 1:
             on_read = functools.partial(self._note_read, key) if self.follow else None
             _host.watch(variable, functools.partial(self._note, key), on_read)
+            forgotten = weakref.finalize(variable, self.pending.pop, key, None)
+            forgotten.atexit = False
 
     def follow_from_now(self) -> None:
         """Broadcast from now on what the script sets, also to variables that the workers have."""
@@ -68,6 +71,7 @@ class Changes:
     def _note(self, key):
         if key not in self._apart:
             self.pending[key] = True
+            self._unconcerned.clear()
 
     def _note_read(self, key, value):
         if key not in self._apart and isinstance(value, np.ndarray):
@@ -85,13 +89,14 @@ class Changes:
         """
         if self.follow:
             self._broadcast()
-        elif function is not None:
+        elif function is not None and function not in self._unconcerned:
             self._warn(function)
 
     def _broadcast(self):
-        changes, read = dict(self.pending), dict(self._read)
-        self.pending.clear()
-        self._read.clear()
+        changes = {}
+        while self.pending:  # one by one: none that another thread adds now is lost
+            changes.update([self.pending.popitem()])
+        read = {key: self._read.pop(key, None) for key in changes}
         try:
             changed = [
                 key for key, is_set in changes.items() if is_set or self._differs_from(read, key)
@@ -103,7 +108,9 @@ class Changes:
 
     def _differs_from(self, read, key):
         variable = self._session.worker.variables.get(key)
-        return variable is not None and not _is_equal(_host.peek(variable), read[key])
+        if variable is None or read[key] is None:
+            return variable is not None
+        return not _is_equal(_host.peek(variable), read[key])
 
     def _send(self, keys):
         """Set variables on all ranks to the master's values, random states to streams of these."""
@@ -122,13 +129,17 @@ class Changes:
             session.run(commands.Spread(states))
 
     def _warn(self, function):
+        # First: a variable that another thread sets below takes the function out again.
+        self._unconcerned.add(function)
         # Variables that the function only replaces have new values after the call.
         used = set(_host.shared_variables(function))
         read = set(_host.variables_read(function))
         variables = self._session.worker.variables
-        chosen = [key for key in list(self.pending) if variables.get(key) in used]
-        for key in chosen:
-            del self.pending[key]
+        pending = [(key, variables.get(key)) for key in list(self.pending)]
+        for key, variable in pending:
+            if variable in used:
+                self.pending.pop(key, None)
+        chosen = [key for key, variable in pending if variable in used]
         differ = [
             key
             for key in chosen
@@ -137,7 +148,7 @@ class Changes:
         for key in differ:
             self._told.add(key)
             variable = variables[key]
-            if _host.is_random_state(variable):
+            if _has_streams(variable):
                 advise(
                     f"The random state {variable} was set in the master only: other ranks go on "
                     "with their streams. Seed before the first call or distribute(), or write "
@@ -152,12 +163,23 @@ class Changes:
             )
 
     def _differs(self, key):
-        variable = self._session.worker.variables[key]
-        if _host.is_random_state(variable) or not _host.is_array_variable(variable):
+        session, variable = self._session, self._session.worker.variables[key]
+        if _has_streams(variable):
             return True
-        self._session.run(commands.Expose((key,)))
-        first, *others = self._session.comm.variables.values(key)
-        return not all(_is_equal(first, other) for other in others)
+        if _host.is_array_variable(variable):
+            session.run(commands.Expose((key,)))
+            first, *others = session.comm.variables.values(key)
+            return not all(_is_equal(first, other) for other in others)
+        first, *others = session.ask(commands.GetObject(key))
+        if _host.sparse_format(variable):
+            first, *others = map(pickle.loads, [first, *others])
+            return any(first.shape != other.shape or (first != other).nnz for other in others)
+        return any(first != other for other in others)
+
+
+def _has_streams(variable):
+    """Return whether a variable is a random state that each rank moves to a stream of its own."""
+    return _host.is_random_state(variable) and not _host.is_state_equal(variable)
 
 
 def _is_equal(value, other):

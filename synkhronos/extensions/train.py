@@ -192,7 +192,7 @@ def parallel_updates(
     params = check_params(params)
     if getattr(update_rule, "__module__", None) == "synkhronos.extensions.updates":
         raise TypeError(
-            "update_rule must take gradients: use synkhronos.extensions.rules."
+            "update_rule must take gradients: use synkhronos.extensions.update_rules."
             f"{getattr(update_rule, '__name__', '')}. The rules of extensions.updates are for "
             "make_train_function."
         )

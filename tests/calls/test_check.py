@@ -15,7 +15,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
 from synkhronos import PortingWarning
-from synkhronos.extensions import update_rules
+from synkhronos.extensions import update_rules, updates
 
 LAYOUTS = [Layout(2), Layout(3, master=1), Layout(1)]
 X = np.arange(14.0).reshape(7, 2) / 5
@@ -120,6 +120,45 @@ def test_updates_with_the_rows_of_each_rank(ranks):
         f(X)
 
 
+@pytest.mark.parametrize("dtype, rate", [("float32", 1e-5), ("float64", 1e-9)])
+def test_updates_with_a_small_learning_rate(ranks, dtype, rate):
+    x = T.matrix("x", dtype)
+    rows = (np.arange(1, 4 * ranks.n + 1).reshape(-1, 2) / 5).astype(dtype)
+    for reduced in (False, True):
+        w = theano.shared(np.ones(2, dtype), "w")
+        grad = T.grad(T.sqr(T.dot(x, w)).mean(), w)
+        step = np.array(rate, dtype) * (synk.ops.all_reduce(grad) if reduced else grad)
+        f = made([x], updates=[(w, w - step)])
+        if reduced:
+            f(rows)
+        else:
+            for message in told(ranks, f, rows):
+                assert "The update of w in Function 'f' is not what" in message
+
+
+def test_gradients_that_are_0_but_for_rounding(ranks):
+    x, b = T.fmatrix("x"), theano.shared(np.zeros(2, "float32"), "b")
+    w = theano.shared(np.ones((2, 2), "float32"), "w")
+    product = T.dot(x, w) + b
+    centered = product - synk.ops.all_reduce(product.mean(0))  # as in a batch normalization
+    loss = T.sqr(3 * centered - x).mean()
+    grads = [synk.ops.all_reduce(g) for g in T.grad(loss, [w, b])]
+    f = made([x], updates=[(p, p - np.float32(0.01) * g) for p, g in zip([w, b], grads)])
+    rows = np.random.RandomState(1).rand(7 * ranks.n, 2).astype("float32")
+    for _ in range(3):
+        f(rows)
+    assert 0 < abs(b.get_value()).max() < 1e-6
+
+
+def test_ranks_without_rows_do_not_update(ranks):
+    x, calls = T.dvector("x"), theano.shared(0, "calls")
+    f = made([x], x.mean(), updates=[(calls, calls + 1)])
+    for message in told(ranks, f, X[: max(ranks.n - 1, 1), 0]):
+        assert "Ranks without rows do not run" in message
+    if ranks.n == 3:
+        assert synk.gather(calls).tolist() != [3] * 3
+
+
 def test_variables_that_the_script_has_set(ranks):
     x, w = T.dmatrix("x"), theano.shared(np.ones(2), "w")
     f = synk.function([x], T.dot(x, w).mean(), check=2, name="f")
@@ -147,6 +186,41 @@ def test_sequences_along_axis_0(ranks):
     f = made([x], T.sqr(x.cumsum(axis=0)[-1]).mean())
     for message in told(ranks, f, steps):
         assert "write axes={x: 1} in function(), with the mode 'avg'" in message
+
+
+def test_axes_of_gathered_outputs(ranks):
+    x = T.dmatrix("x")
+    steps = np.arange(8.0 * ranks.n).reshape(4, -1)
+    f = made([x], (2 * x, "gather"), axes={x: 1})
+    for message in told(ranks, f, steps):
+        assert "Write (output, 'gather') and axes={output: 1}" in message
+    f = made([x], (x.cumsum(axis=0), "gather"))
+    for message in told(ranks, f, np.arange(4.0 * ranks.n**2).reshape(2 * ranks.n, -1)):
+        assert "write axes={x: 1, output: 1} in function(), with the mode 'gather'" in message
+
+
+def test_outputs_where_nothing_is_scattered(ranks):
+    s = theano.shared(np.ones(3), "s")
+    f = made([], [2 * s, (s.sum(), "max"), (s, None)])
+    f()
+    for mode in ("gather", "sum"):
+        for message in told(ranks, made([], (2 * s, mode))):
+            assert "each rank computes the whole. Write (output, None)" in message
+
+
+def test_rules_in_two_steps(ranks):
+    x, y, w = T.dmatrix("x"), T.dvector("y"), theano.shared(np.ones(2), "w")
+    loss = T.sqr(T.dot(x, w) - y).mean()
+    for rule in (updates.adam, updates.sgd_nonflat):
+        grad_updates, param_updates, grads = rule(loss, [w], 0.1)
+        first, second = made([x, y], loss, updates=grad_updates), made([], updates=param_updates)
+        for _ in range(2):
+            first(X, X[:, 0])
+            synk.all_reduce(grads)
+            second()
+    first(X, X[:, 0])  # and the script forgets to reduce
+    for message in told(ranks, made([], updates=param_updates)):
+        assert "ranks had different values of w_grad_s" in message
 
 
 def test_sliceable_shared_variables(ranks):

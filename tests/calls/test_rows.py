@@ -204,3 +204,23 @@ def test_rows_of_unequal_number_are_refused(data):
     np.testing.assert_allclose(g(0, [1, 2]), ROWS[:2].sum() + 3)
     with pytest.raises(ValueError, match="must have the same length"):
         g(0, [1, 2, 3])
+
+
+def test_an_index_that_ranks_keep_counts_by_itself(ranks, data):
+    pictures, _ = data
+    index = theano.In(INDEX, value=1, update=INDEX + 1)
+    serial = theano.function(
+        [index], X.sum(axis=1), givens={X: pictures[INDEX * 6 : INDEX * 6 + 6]}, mode=MODE
+    )
+    f = synk.function(
+        [index],
+        (X.sum(axis=1), "gather"),
+        givens={X: pictures[synk.rows(INDEX + 1 - 1, 6)]},
+        check=True,
+        mode=MODE,
+    )
+    for given in ((), (), (5,), ()):
+        np.testing.assert_allclose(f(*given), serial(*given))
+    f[INDEX] = serial[INDEX] = 2
+    np.testing.assert_allclose(f(), serial())
+    np.testing.assert_allclose(f.copy()(), pictures.get_value()[6:12].sum(axis=1))

@@ -184,6 +184,7 @@ def test_values_that_differ_between_ranks_are_told_once_and_restored(ranks, path
         with pytest.warns(synk.PortingWarning, match=r"save\(\): [st] has other values") as told:
             synk.save(path, [s, t])
         assert len(told) == 2 and told[0].filename == __file__
+        assert "write synkhronos.broadcast(s) before save()" in str(told[0].message)
         synk.save(path, [s, t])
     expected = synk.gather([s, t])
     synk.broadcast([s, t], [np.ones(1), np.ones(1)])

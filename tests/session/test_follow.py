@@ -1,6 +1,7 @@
 """Values that the script sets in the master alone: told of, or followed by the other ranks."""
 
 import copy
+import gc
 import pickle
 import subprocess
 import sys
@@ -8,7 +9,9 @@ import warnings
 
 import numpy as np
 import pytest
+import scipy.sparse
 import theano
+import theano.sparse
 import theano.tensor as T
 from support.helpers import function
 from support.layouts import ON_DEVICES, Layout, forked
@@ -17,7 +20,7 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
-from synkhronos import PortingWarning
+from synkhronos import PortingWarning, _host
 from synkhronos import session as _session
 
 pytestmark = pytest.mark.skipif(ON_DEVICES, reason="forks with options of its own")
@@ -181,6 +184,52 @@ def test_two_variables_with_one_container(follow):
             else:
                 with pytest.warns(PortingWarning):
                     call()
+
+
+def test_other_functions_look_once_at_what_is_pending(monkeypatch):
+    looks, read = [], _host.variables_read
+    monkeypatch.setattr(_host, "variables_read", lambda f: looks.append(f.name) or read(f))
+    with forked(Layout(2)):
+        w, f = made()
+        v, g = made()
+        f(np.ones(2)), g(np.ones(2))
+        w.set_value([2.0, 3.0])
+        for _ in range(3):
+            g(np.ones(2))
+        assert len(looks) == 1
+        v.set_value([2.0, 3.0])
+        with pytest.warns(PortingWarning, match="set in the master"):
+            g(np.ones(2))
+        with pytest.warns(PortingWarning, match="set in the master"):
+            f(np.ones(2))
+        changes = _session._Current.session.changes
+        assert not changes.pending
+        w.set_value([4.0, 3.0])
+        del w, f
+        gc.collect()
+        for _ in range(2):
+            g(np.ones(2))
+        assert not changes.pending
+
+
+@LAYOUTS
+def test_equal_values_that_are_no_arrays_are_not_told_of(n, master):
+    with forked(Layout(n, master)):
+        matrix = theano.shared(scipy.sparse.csr_matrix(np.eye(3)), "matrix")
+        streams = RandomStreams(3)
+        total = function([], (theano.sparse.sp_sum(matrix), None))
+        draw = function([], (streams.uniform((2,)), None), serial_random=True)
+        total(), draw()
+        matrix.set_value(scipy.sparse.csr_matrix(np.eye(3)))
+        [state] = draw.get_shared()
+        state.set_value(state.get_value())
+        total(), draw()
+        matrix.set_value(2 * scipy.sparse.csr_matrix(np.eye(3)))
+        with pytest.warns(PortingWarning, match="variable matrix was set in the master"):
+            total()
+        streams.seed(5)
+        with pytest.warns(PortingWarning, match=r"Write synk.broadcast\(variable\)"):
+            draw()
 
 
 def test_a_warning_that_is_an_error_leaves_the_session_usable():

@@ -46,6 +46,22 @@ def test_functions_join_the_new_session(before, after):
     assert repr(f).endswith(f"on {after[0]} rank{'s' * (after[0] > 1)}>")
 
 
+def test_copies_and_values_are_those_of_the_new_session():
+    x, k = T.dvector("x"), T.dscalar("k")
+    synk.fork(2)
+    inputs = [x, theano.In(k, value=1.0, update=k + 1)]
+    f, g = (function(inputs, (x * k, "gather")) for _ in range(2))
+    f(X)
+    synk.fork(3, restart=True)
+    assert f.copy()(X, 2.0).tolist() == (2 * X).tolist()
+    g[k] = 5.0
+    assert g(X).tolist() == (5 * X).tolist() and g[k] == 6
+    synk.close()
+    for refused in (f.copy, lambda: g.value.__setitem__(k, 5.0)):
+        with pytest.raises(SessionError, match="session that was closed"):
+            refused()
+
+
 def test_nothing_is_compiled_again(monkeypatch):
     from theano.gof.cmodule import GCC_compiler
 

@@ -991,7 +991,10 @@ for use in (STEP, PARALLEL):
         TypeError,
         ("3", "update_rule must be a function (grads, params, ...)"),
         ("'sgd'", "update_rule must be a function (grads, params, ...)"),
-        ("updates.sgd", "update_rule must take gradients: use synkhronos.extensions.rules.sgd"),
+        (
+            "updates.sgd",
+            "update_rule must take gradients: use synkhronos.extensions.update_rules.sgd",
+        ),
         ("lambda grads, params, learning_rate: 3", "What the update rule returns must be pairs"),
         ("lambda grads, params, learning_rate: [w]", "What the update rule returns must be pairs"),
     )

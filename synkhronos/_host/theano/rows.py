@@ -83,7 +83,7 @@ def without_row_numbers(expressions, givens, inputs):
     numbers depended on.
 
     Equal row numbers get one input. Raises ValueError for row numbers inside of a scan, where ranks
-    can't divide them. `givens` are the pairs (variable, replacement) of the function.
+    can't divide them. `givens` are pairs (variable, replacement): in the row numbers' arguments.
     """
     variables = [each for each in expressions if isinstance(each, Variable)]
     equal = {}
