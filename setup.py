@@ -60,6 +60,7 @@ EXTRAS = {
         "matplotlib",
         "pooch",
         "Lasagne>=0.1",
+        "downhill",
         # Later releases don't support Theano.
         "Keras==2.3.1",
     ],

@@ -32,6 +32,7 @@ _PUBLIC = {
     ),
     "values": ("get_lengths", "get_shapes", "get_value", "set_value"),
     "_machine.devices": ("get_n_gpu",),
+    "porting": ("parallel",),
     "profiling": ("profile",),
     "profiling.status": ("status",),
     "errors": ("PortingWarning", "SessionError", "SharedMemoryFull", "WorkerDied", "WorkerError"),
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from synkhronos.functions import function as function
     from synkhronos.inputs import data as data
     from synkhronos.ops import rows as rows
+    from synkhronos.porting import parallel as parallel
     from synkhronos.profiling import profile as profile
     from synkhronos.profiling.status import status as status
     from synkhronos.session import close as close

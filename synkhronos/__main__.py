@@ -1,4 +1,4 @@
-"""The command line: ``synkhronos info``, ``synkhronos theanorc``, ``synkhronos bench``."""
+"""The command line: ``synkhronos run``, ``info``, ``theanorc`` and ``bench``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Sequence
 
 from synkhronos._host.theano import import_support
 from synkhronos.errors import SessionError, SharedMemoryFull
+from synkhronos.tools import run
 
 THEANORC = """\
 # Written by `synkhronos theanorc`: the flags that Theano gets wherever Synkhronos is installed.
@@ -53,6 +54,15 @@ def _parser() -> argparse.ArgumentParser:
         "CUDA; the exit status is 1 if one that a GPU needs is missing, 2 if DIR is not made",
     )
     info.set_defaults(run=_info)
+
+    runner = commands.add_parser(
+        "run",
+        help="run a script in a session; with --parallel on all ranks",
+        description=run.__doc__,
+        allow_abbrev=False,
+    )
+    run.add_arguments(runner)
+    runner.set_defaults(run=run.main)
 
     theanorc = commands.add_parser(
         "theanorc",

@@ -40,6 +40,10 @@ NAMES = {
     "without_default_updates": "Return keyword arguments that leave out some default updates.",
     "as_update": "Return an update's expression, converted to the type of its shared variable.",
     "swapped": "Return expressions with some of their variables replaced.",
+    "divide": "Return the function for ranks that computes what a serial function computes.",
+    "CannotDivide": "The exception for a serial function that can't be divided over ranks.",
+    "intercept": "Make something else of the functions that are compiled in a with block.",
+    "CompiledFunction": "The class of the host's compiled functions.",
     "expression_of": "Return a function's expression, for ranks on other kinds of devices.",
     # Rows in graphs.
     "row_numbers": "Return an expression of the row numbers of a minibatch.",

@@ -43,6 +43,16 @@ class Changes:
             on_read = functools.partial(self._note_read, key) if self.follow else None
             _host.watch(variable, functools.partial(self._note, key), on_read)
 
+    def follow_from_now(self) -> None:
+        """Broadcast from now on what the script sets, also to variables that the workers have."""
+        if not self.follow:
+            self.follow = True
+            watched = list(self._session.worker.variables.items())
+            for _, variable in watched:
+                _host.unwatch(variable)
+            for key, variable in watched:
+                self.watch(key, variable)
+
     def equal(self, keys) -> None:
         """Note that a collective has set variables on all ranks."""
         for key in keys:

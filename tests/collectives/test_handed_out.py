@@ -70,10 +70,12 @@ def test_updates_that_swap_variables(n, master, tails):
             for length in tails:
                 tail(length)
                 own_a = own_a[-length:]
+                assert synk.get_value(n - 1, a).tolist() == own_a.tolist()
             swap()
             write(a)  # a has the value of b now
             for rank in range(n):
-                np.testing.assert_array_equal(synk.get_value(rank, b), own_a)
+                _, value = synk.get_value(rank, [a, b])
+                np.testing.assert_array_equal(value, own_a)
             synk.broadcast(b, np.full(4, -1.0))
             if write is synk.broadcast:
                 np.testing.assert_array_equal(synk.gather(a), [own_b] * n)

@@ -173,7 +173,7 @@ def test_a_worker_killed_before_its_memory_is_mapped(no_session, monkeypatch, ra
         check_that_it_is_over(2, signal.SIGKILL, lambda: synk.all_reduce(s), list(pids))
 
 
-@pytest.mark.parametrize("blow", [15, 11, 6, 7, 14], ids=lambda s: signal.Signals(s).name)
+@pytest.mark.parametrize("blow", [15, 11, 6, 7, 26], ids=lambda s: signal.Signals(s).name)
 def test_a_worker_ended_by_another_signal(no_session, monkeypatch, blow):
     set_point(monkeypatch, _host, "run", "before", faults.hit_by(blow))
     with bounded():

@@ -32,6 +32,7 @@ NAMES = [
     "get_value",
     "load",
     "ops",
+    "parallel",
     "profile",
     "reduce",
     "rows",

@@ -167,6 +167,22 @@ def test_seeds_of_the_master_alone_are_told_of(n, master, kind):
         draw(np.ones(n))
 
 
+@pytest.mark.parametrize("follow", [False, True])
+def test_two_variables_with_one_container(follow):
+    with forked(Layout(2), follow=follow):
+        w, f = made()
+        twin = w.clone()
+        g = function([], (twin, "gather"))
+        f(np.ones(2)), g()
+        for call in (lambda: f(np.ones(2))[0], g):
+            w.set_value(w.get_value() + 1)
+            if follow:
+                np.testing.assert_array_equal(call(), np.tile(w.get_value(), 2))
+            else:
+                with pytest.warns(PortingWarning):
+                    call()
+
+
 def test_a_warning_that_is_an_error_leaves_the_session_usable():
     with forked(Layout(2)):
         w, f = made()

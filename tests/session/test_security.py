@@ -231,10 +231,13 @@ UNPICKLED = {
     ("_host.theano.pickling", "load"): "functions",
     ("comm.shared.storage", "_read"): "places",
     ("values", "get_value"): "random states",
+    ("checkpoints", "_values"): "random states",
 }
 
 
-RUNS_WHAT_IT_READS = r"allow_pickle|joblib|marshal|shelve|yaml\.load|(?<!\.)\b(eval|exec)\("
+RUNS_WHAT_IT_READS = (
+    r"allow_pickle(?!=False)|joblib|marshal|shelve|yaml\.load|(?<!\.)\b(eval|exec)\("
+)
 
 
 def loads(tree):

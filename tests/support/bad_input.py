@@ -1082,6 +1082,15 @@ SAVE.refuses("file", TypeError, ("None", "file must be a path, got None"))
 PLOT.refuses("last", TypeError, ("2.5", "last must be an integer"), ("'all'", "last must be"))
 PLOT.refuses("last", ValueError, ("0", "last must be at least 1, got 0"))
 
+for use in uses("synk.parallel", n_parallel="None", check="True"):
+    use.refuses("n_parallel", TypeError, ("'two'", "n_parallel must be an integer"))
+    use.refuses("n_parallel", ValueError, ("0", "n_parallel must be at least 1"))
+    use.refuses("n_parallel", ValueError, ("5", "n_parallel=5, but there is a session of"))
+    use.refuses("check", TypeError, ("'yes'", "check must be an integer"))
+    use.refuses("check", ValueError, ("-1", "check must be at least 0"))
+    use.refuses("devices", ValueError, ("['cpu']", "devices was given, but there is a session"))
+    use.refuses("threads_per_rank", ValueError, ("2", "threads_per_rank was given, but there is"))
+
 # Uses that raise SessionError without a session.
 NEEDS_WORKERS = (FUNCTION, DATA, *COLLECTIVES, Use("synk.distribute", {}, "result is None"))
 NEEDS_WORKERS += (STEP, PROFILE, CHECKPOINT, RESTORED)
@@ -1091,6 +1100,7 @@ WITHOUT_WORKERS = {
     "synk.fork": "starts them; while there is a session it raises SessionError",
     "synk.close": "says in the log that there is nothing to end",
     "synk.get_n_gpu": "asks the machine",
+    "synk.parallel": "the block forks and closes",
     "synk.status": "tells that there is no session",
     "synk.ops": "makes expressions",
     "synk.rows": "makes an expression",
@@ -1137,6 +1147,7 @@ TITLES = {
     "synk.data": "Data",
     "synk.broadcast": "Collectives",
     "synk.save": "Checkpoints",
+    "synk.parallel": "Libraries and scripts as they are",
     "synk.profile": "Profiling",
     "synk.ops.all_reduce": "Operations of graphs",
     "rules.sgd": "Rules: synkhronos.extensions.update_rules",

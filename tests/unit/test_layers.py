@@ -21,6 +21,7 @@ FLOORS = [
     ["functions", "collectives", "values", "ops", "checkpoints"],
     ["profiling"],
     ["session"],
+    ["porting"],
     ["extensions"],
     ["function_module", "data_module"],
     ["__init__"],
@@ -146,6 +147,7 @@ def test_imports_look_down(name):
 def test_at_most_twelve_rooms_stand_beside_the_public_modules():
     public = {
         "session",
+        "porting",
         "functions",
         "inputs",
         "collectives",

@@ -22,6 +22,7 @@ from synkhronos._host.theano.devices import (
     to_device,
     to_host,
 )
+from synkhronos._host.theano.dividing import CannotDivide, divide
 from synkhronos._host.theano.functions import (
     as_update,
     caster,
@@ -37,6 +38,7 @@ from synkhronos._host.theano.functions import (
     without_default_updates,
 )
 from synkhronos._host.theano.graph import all_reduce, communicates, rank_weight, reducing
+from synkhronos._host.theano.intercepting import CompiledFunction, intercept
 from synkhronos._host.theano.pickling import dump, load
 from synkhronos._host.theano.random_numbers import (
     is_state_equal,

@@ -8,9 +8,9 @@ This module gives it better defaults while it is being imported, in memory only:
                         set_defaults()                fills in the options that both left open
                         theano.configdefaults         takes the flags from there, as ever
 
-It helps two libraries of models in the same way: Lasagne 0.1, the release on PyPI, imports
-``theano.tensor.signal.downsample``, which Theano 1.0 no longer has. Keras 2.3 takes names from
-``collections`` that Python 3.10 has moved to ``collections.abc``.
+It helps three libraries in the same way: Lasagne 0.1, the release on PyPI, imports
+``theano.tensor.signal.downsample``, which Theano 1.0 no longer has. Keras 2.3 and downhill 0.4 take
+names from ``collections`` that Python 3.10 has moved to ``collections.abc``.
 
 The .pth file imports an installed copy of this file, ``_synkhronos_import_support``. The copy runs
 at the start of every interpreter of the environment, so it imports only ``sys`` at first.
@@ -129,7 +129,7 @@ def _is_held(tmp_dir):
     return owner != os.getpid()
 
 
-def restore_collections(keras):
+def restore_collections(module):
     """Restore the names of the abstract classes in ``collections``."""
     import collections
     from collections import abc
@@ -164,7 +164,7 @@ def _spec_of_substitute(name):
     return ModuleSpec(name, Loader()) if name in SUBSTITUTES else None
 
 
-PREPARERS = {"keras": restore_collections}
+PREPARERS = {"downhill": restore_collections, "keras": restore_collections}
 FINISHERS = {
     "theano.configparser": set_defaults,
     "theano.gof.compilelock": wait_in_silence,

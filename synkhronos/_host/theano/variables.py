@@ -47,13 +47,15 @@ class _Watched(Container):
 
     def _get(self):
         value = self.storage[0]
-        if self.on_read is not None:
-            self.on_read(value)
+        for _, on_read in self.watchers:
+            if on_read is not None:
+                on_read(value)
         return value
 
     def _set(self, value):
         Container.__set__(self, value)
-        self.on_set()
+        for on_set, _ in self.watchers:
+            on_set()
 
     data = value = property(_get, _set)
 
@@ -61,7 +63,7 @@ class _Watched(Container):
         """Return a container without the watch, of the same cell."""
         plain = Container.__new__(Container)
         plain.__dict__.update(self.__dict__)
-        del plain.on_set, plain.on_read
+        del plain.watchers
         return plain
 
     def __reduce_ex__(self, protocol):
@@ -79,7 +81,9 @@ def watch(variable, on_set, on_read=None) -> None:
     writes to a borrowed array.
     """
     container = variable.container
-    container.on_set, container.on_read = on_set, on_read
+    # Several variables may have one container: Lasagne and Theano clone variables so.
+    watchers = container.watchers if type(container) is _Watched else ()
+    container.watchers = (*watchers, (on_set, on_read))
     container.__class__ = _Watched
 
 
@@ -88,7 +92,14 @@ def unwatch(variable) -> None:
     container = variable.container
     if type(container) is _Watched:
         container.__class__ = Container
-        del container.on_set, container.on_read
+        del container.watchers
+
+
+def tell(variable) -> None:
+    """Call what `watch` was given, for a value that a compiled function has set."""
+    container = variable.container
+    for on_set, _ in container.watchers if type(container) is _Watched else ():
+        on_set()
 
 
 @contextlib.contextmanager

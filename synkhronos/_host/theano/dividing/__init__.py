@@ -1,0 +1,6 @@
+"""Divide serial functions over the ranks; the rules are in the modules beside `division`."""
+
+from synkhronos._host.theano.dividing import elementwise, indices, networks, shapes
+from synkhronos._host.theano.dividing.division import CannotDivide, divide
+
+__all__ = ["CannotDivide", "divide", "elementwise", "indices", "networks", "shapes"]

@@ -1,0 +1,269 @@
+"""Divide the graph of a serial function over the ranks, so that each value stays serial Theano's.
+
+    x (rows) ──▶ dot(x, w) (rows) ──▶ ... ──▶ sum over rows (part) ──▶ / n (part) ──▶ output: "sum"
+                                      dot(x.T, delta) (part) ──▶ AllReduce ──▶ update (same)
+
+Each variable of the graph gets a kind, from the inputs to the outputs, by the rule of its
+operation. A part is reduced where an operation needs its value. An operation without a rule takes
+what is the same on all ranks, and can't take rows: then the function can't be divided.
+"""
+
+from typing import Any, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+from theano.compile.ops import Shape_i
+from theano.compile.pfunc import rebuild_collect_shared
+from theano.gof import Constant, Variable
+from theano.gof.graph import io_toposort
+from theano.scan_module.scan_utils import equal_computations
+from theano.tensor import basic
+
+from synkhronos._host.theano.dividing.operations import rows_of_rank, total_rows
+from synkhronos._host.theano.graph import AllReduce, RankOperation, all_reduce
+from synkhronos._host.theano.rows import Rows
+from synkhronos._host.theano.variables import is_array_variable, is_random_state
+
+# The kinds of values that a variable has on the ranks.
+SAME = "same"  # all ranks have the value that serial Theano has
+ROWS = "rows"  # each rank has its rows of that value, along one axis
+PART = "part"  # the values of all ranks add up to it
+LENGTH = "length"  # a number that is proportional to the rank's number of rows
+SHAPE = "shape"  # a vector, with a length at one position and else the same
+POSITIONS = "positions"  # the numbers of the rank's rows, from 0 on each rank
+STREAM = "stream"  # a random state
+UNKNOWN = "unknown"  # no rule says; only an error if something needs it
+
+
+class CannotDivide(Exception):
+    """A function can't be divided over the ranks; the message says why, without a subject."""
+
+
+class Value(NamedTuple):
+    """A variable on the ranks: what a rank computes for a variable of the serial graph."""
+
+    variable: Any
+    kind: str = SAME
+    axis: int = 0  # of the rows; the position of the length in a shape
+    exact: bool = False  # whether this axis is as long as the rank has rows, no multiple
+    total: Any = None  # the serial value of a length or a shape
+    reason: str = ""
+
+
+class Divided(NamedTuple):
+    """A function for ranks that computes what a serial one computes."""
+
+    scattered: List[bool]  # for each input
+    outputs: List[Tuple[Any, Optional[str]]]  # variables with their modes
+    axes: List[int]  # the axis of each output that its axis 0 came from
+    updates: List[Tuple[Any, Any]]
+    totals: List[Any]  # expressions of the numbers of rows that are sliced from shared variables
+    n_rows: Optional[int]  # the number of rows that a call must have; None for any
+
+
+def divide(inputs, outputs, updates, givens, no_default_updates) -> Divided:
+    """Divide a function, given by arguments of ``theano.function``; its updates become all updates.
+
+    Raises `CannotDivide`, with the reason.
+    """
+    candidates = [
+        is_array_variable(each) and each.ndim > 0 and not each.broadcastable[0] for each in inputs
+    ]
+    # A vector beside matrices may hold something else than an item for each row, such as weights.
+    matrices = [is_one and each.ndim > 1 for each, is_one in zip(inputs, candidates)]
+    attempts = [candidates, matrices] if any(matrices) else [candidates]
+    _, computed, (_, update_of, _, _) = rebuild_collect_shared(
+        list(outputs), list(inputs), givens, updates, True, True, no_default_updates
+    )
+    targets = list(update_of)
+    wanted = [*computed, *(update_of[target] for target in targets)]
+    failure = None
+    for scattered in dict.fromkeys(map(tuple, attempts)):
+        try:
+            return _divide(inputs, scattered, wanted, len(computed), targets)
+        except CannotDivide as error:
+            failure = failure or error
+    raise failure
+
+
+def _divide(inputs, scattered, wanted, n_outputs, targets):
+    # A part that something needs whole is reduced at once, so that all that follows uses the
+    # reduced one. Which parts these are shows at the end, and each attempt finds more.
+    needed = set()
+    while True:
+        division = _Division(inputs, scattered, needed)
+        result = division.run(wanted, n_outputs, targets)
+        if division.needed <= needed:
+            return result
+        needed = needed | division.needed
+
+
+class _Division:
+    def __init__(self, inputs, scattered, needed):
+        self.inputs, self.scattered = inputs, scattered
+        self.values = {}
+        self.needed = set(needed)
+        # The bounds of the minibatch that is sliced from shared variables, and for each of these
+        # the number of rows; a call with different numbers must be serial.
+        self.bounds, self.totals = None, []
+        self.n_rows = None
+        for variable, has_rows in zip(inputs, scattered):
+            kind = ROWS if has_rows else SAME
+            self.values[variable] = Value(variable, kind, exact=has_rows)
+
+    def run(self, wanted, n_outputs, targets):
+        before = set(self.needed)
+        uses_rows = any(self.of(each).kind == ROWS for each in wanted if each.owner is None)
+        for node in io_toposort(self.inputs, wanted):
+            uses_rows = uses_rows or any(self.of(each).kind == ROWS for each in node.inputs)
+            for variable, value in zip(node.outputs, self._apply(node)):
+                self.values[variable] = value
+                if value.kind == PART and variable in before:
+                    self.same(variable)
+        if not uses_rows and any(self.scattered):
+            raise CannotDivide("computes nothing from the rows of its inputs")
+        if not uses_rows:
+            raise CannotDivide("has no input with rows")
+        outputs = [self._output(each) for each in wanted[:n_outputs]]
+        updates = [
+            (target, self._update(target, each))
+            for target, each in zip(targets, wanted[n_outputs:])
+        ]
+        pairs, axes = [pair for pair, _ in outputs], [axis for _, axis in outputs]
+        return Divided(list(self.scattered), pairs, axes, updates, self.totals, self.n_rows)
+
+    def _apply(self, node):
+        if isinstance(node.op, (AllReduce, RankOperation, Rows)):
+            raise CannotDivide(f"has {_name(node)}, which says by itself what ranks do")
+        for kind in type(node.op).__mro__:
+            if kind in _RULES:
+                return _RULES[kind](self, node)
+        return self.unruled(node)
+
+    def of(self, variable):
+        """Return the value of a variable; those without an owner are constants and shared."""
+        if variable not in self.values:
+            is_stream = not isinstance(variable, Constant) and is_random_state(variable)
+            self.values[variable] = Value(variable, STREAM if is_stream else SAME)
+        return self.values[variable]
+
+    def same(self, variable):
+        """Return a variable whose value on all ranks is the serial one: reduce it, if need be."""
+        value = self.of(variable)
+        if value.kind == PART:
+            self.needed.add(variable)
+            value = self.values[variable] = Value(all_reduce(value.variable, "sum"))
+        if value.kind == SAME:
+            return value.variable
+        if value.kind in (LENGTH, SHAPE):
+            return value.total
+        if value.kind == UNKNOWN:
+            raise CannotDivide(value.reason)
+        if value.kind == STREAM:
+            raise CannotDivide("computes with a random state")
+        raise CannotDivide("computes with rows of an input where all ranks need all of them")
+
+    def unruled(self, node):
+        """Apply an operation to what is the same on all ranks."""
+        for each in node.inputs:
+            if self.of(each).kind in (ROWS, POSITIONS, STREAM):
+                raise CannotDivide(f"computes {_name(node)} of rows of its inputs")
+        return self.apply(node, [self.same(each) for each in node.inputs])
+
+    def apply(self, node, inputs, kind=SAME, axis=0, exact=False):
+        """Apply an operation to new inputs; return values of one kind for all its outputs."""
+        new = node.clone_with_new_inputs(list(inputs), strict=False).outputs
+        return [Value(each, kind, axis, exact) for each in new]
+
+    def refuse(self, node, what="rows of its inputs in a way that has no rule"):
+        raise CannotDivide(f"computes {_name(node)} of {what}")
+
+    def length(self, variable, axis, exact):
+        """Return the number of rows of a variable with rows: the rank's, and that of all ranks."""
+        mine = Shape_i(axis)(variable)
+        if not exact:
+            return mine, all_reduce(mine, "sum")
+        return mine, self.totals[0] if self.totals else total_rows(mine)
+
+    def require(self, n_rows):
+        """Let only calls with this number of rows be divided."""
+        if self.n_rows not in (None, n_rows):
+            raise CannotDivide(f"has fixed numbers of rows, {self.n_rows} and {n_rows}")
+        self.n_rows = n_rows
+
+    def rows_of(self, start, stop, variable):
+        """Return the bounds of this rank's part of a slice of an array that all ranks have."""
+        if self.bounds is None:
+            self.bounds = start, stop
+        elif not all(map(_equal, (start, stop), self.bounds)):
+            raise CannotDivide("slices its shared variables in several ways")
+        new = [self.same(each) if isinstance(each, Variable) else each for each in (start, stop)]
+        begin, end, total = rows_of_rank(*new, Shape_i(0)(variable))
+        self.totals.append(total)
+        return begin, end
+
+    def _output(self, variable):
+        value = self.of(variable)
+        if value.kind == PART and np.dtype(value.variable.dtype).kind in "iufc":
+            return (value.variable, "sum"), 0
+        if value.kind == ROWS:
+            axes = [value.axis, *(i for i in range(variable.ndim) if i != value.axis)]
+            moved = value.variable.dimshuffle(axes) if value.axis else value.variable
+            return (moved, "gather"), value.axis
+        return (self.same(variable), None), 0
+
+    def _update(self, target, variable):
+        value = self.of(variable)
+        if is_random_state(target):
+            if value.kind != STREAM:
+                raise CannotDivide(f"sets the random state {target}")
+            return value.variable
+        if value.kind == ROWS:
+            raise CannotDivide(f"updates {target} with rows of its inputs")
+        return self.same(variable)
+
+
+def _equal(one, other):
+    if isinstance(one, Variable) and isinstance(other, Variable):
+        return one is other or equal_computations([one], [other])
+    return one == other
+
+
+def _name(node):
+    op = node.op
+    op = getattr(op, "scalar_op", op)
+    return getattr(op, "name", None) or type(op).__name__
+
+
+_RULES = {}
+
+
+def rule(*ops):
+    def add(function):
+        _RULES.update(dict.fromkeys(ops, function))
+        return function
+
+    return add
+
+
+def of_length(division, node, values):
+    [old] = [value for value in values if value.kind in (LENGTH, SHAPE)]
+    [mine] = division.apply(node, [value.variable for value in values])
+    total = [value.total if value is old else value.variable for value in values]
+    [total] = division.apply(node, total)
+    exact = old.exact and len(values) == 1
+    return [old._replace(variable=mine.variable, total=total.variable, exact=exact)]
+
+
+def number(variable):
+    try:
+        return basic.get_scalar_constant_value(variable)
+    except basic.NotScalarConstantError:
+        return None
+
+
+def vector_length(variable):
+    """Return the length of a vector if the graph says it, else None."""
+    try:
+        return basic.get_vector_length(variable)
+    except ValueError:
+        return None

@@ -1,0 +1,202 @@
+"""Rules of indexing: rows are selected from what all ranks have, and never by their number."""
+
+from theano import tensor
+from theano.compile.sharedvalue import SharedVariable
+from theano.gof import Variable
+from theano.gof.graph import ancestors
+from theano.tensor import subtensor
+
+from synkhronos._host.theano.dividing.division import (
+    LENGTH,
+    PART,
+    POSITIONS,
+    ROWS,
+    SAME,
+    SHAPE,
+    Value,
+    number,
+    rule,
+    vector_length,
+)
+from synkhronos._host.theano.graph import all_reduce
+from synkhronos._host.theano.variables import is_array_variable
+
+
+def _axis_after(division, node, axis):
+    """Return the axis of rows after basic indexing; refuse indices of the rows."""
+    indices = node.op.idx_list
+    if axis < len(indices) and indices[axis] != slice(None, None, None):
+        division.refuse(node, "rows that are selected by their number")
+    return axis - sum(not isinstance(each, slice) for each in indices[:axis])
+
+
+@rule(subtensor.Subtensor)
+def _subtensor(division, node):
+    value = division.of(node.inputs[0])
+    if value.kind == SHAPE:
+        return _subtensor_of_shape(division, node, value)
+    if value.kind == SAME and not any(division.scattered):
+        bounds = _bounds_of_minibatch(division, node)
+        if bounds is not None:
+            begin, end = division.rows_of(*bounds, value.variable)
+            others = [slice(None)] * (node.inputs[0].ndim - 1)
+            return [Value(value.variable[(slice(begin, end), *others)], ROWS, exact=True)]
+    if value.kind not in (ROWS, PART):
+        return division.unruled(node)
+    rest = [division.same(each) for each in node.inputs[1:]]
+    axis = _axis_after(division, node, value.axis) if value.kind == ROWS else 0
+    return division.apply(node, [value.variable, *rest], value.kind, axis, value.exact)
+
+
+def _bounds_of_minibatch(division, node):
+    """Return the bounds of ``data[i * n : (i + 1) * n]``, for shared data and an input i."""
+    first, *others = subtensor.get_idx_list(node.inputs, node.op.idx_list)
+    if not isinstance(first, slice) or first.step is not None:
+        return None
+    bounds = [first.start, first.stop]
+    if not all(isinstance(each, Variable) for each in bounds):
+        return None
+    inputs = set(division.inputs)
+    if any(inputs.isdisjoint(ancestors([each])) for each in bounds):
+        return None
+    sliced = ancestors([node.inputs[0]])
+    is_shared = any(isinstance(each, SharedVariable) for each in sliced)
+    if not is_shared or not inputs.isdisjoint(sliced):
+        return None
+    return bounds if all(each == slice(None) for each in others) else None
+
+
+def _subtensor_of_shape(division, node, value):
+    [index] = subtensor.get_idx_list(node.inputs, node.op.idx_list)
+    bounds = [index.start, index.stop, index.step] if isinstance(index, slice) else [index]
+    numbers = [each if each is None else number(each) for each in bounds]
+    numbers = [each if each is None else int(each) for each in numbers]
+    length = vector_length(node.inputs[0])
+    if length is None or any(
+        number is None and each is not None for number, each in zip(numbers, bounds)
+    ):
+        return division.unruled(node)
+    places = range(length)
+    chosen = places[slice(*numbers)] if isinstance(index, slice) else places[numbers[0]]
+    [mine] = division.apply(node, [value.variable, *node.inputs[1:]])
+    if not isinstance(index, slice):
+        if chosen != value.axis:
+            return [mine]
+        [total] = division.apply(node, [value.total, *node.inputs[1:]])
+        return [value._replace(variable=mine.variable, kind=LENGTH, axis=0, total=total.variable)]
+    if value.axis not in chosen:
+        return [mine]
+    [total] = division.apply(node, [value.total, *node.inputs[1:]])
+    axis = chosen.index(value.axis)
+    return [value._replace(variable=mine.variable, axis=axis, total=total.variable)]
+
+
+@rule(subtensor.IncSubtensor)
+def _inc_subtensor(division, node):
+    x, y = map(division.of, node.inputs[:2])
+    if ROWS not in (x.kind, y.kind):
+        return _add_to(division, node, x, y, is_linear=not node.op.set_instead_of_inc)
+    if x.kind != ROWS:
+        division.refuse(node, f"rows and {node.inputs[0]}, which has a fixed number of rows")
+    axis = _axis_after(division, node, x.axis)
+    n_ints = sum(not isinstance(each, slice) for each in node.op.idx_list)
+    place = axis - (node.inputs[0].ndim - n_ints - node.inputs[1].ndim)
+    if y.kind == ROWS:
+        if y.axis != place:
+            division.refuse(node, "rows that lie along different axes")
+        new = y.variable
+    else:
+        new = division.same(node.inputs[1])
+        if place >= 0 and not new.broadcastable[place]:
+            division.refuse(node, f"rows and {node.inputs[1]}, which has a fixed number of rows")
+    rest = [division.same(each) for each in node.inputs[2:]]
+    return division.apply(node, [x.variable, new, *rest], ROWS, x.axis, x.exact)
+
+
+def _add_to(division, node, x, y, is_linear):
+    """Add parts, or values that are the same, to items of an array that has no rows."""
+    if y.kind == PART:
+        rest = [division.same(each) for each in node.inputs[2:]]
+        if (x.kind == PART and is_linear) or (x.kind == SAME and number(node.inputs[0]) == 0):
+            return division.apply(node, [x.variable, y.variable, *rest], PART)
+    return division.unruled(node)
+
+
+@rule(subtensor.AdvancedSubtensor1)
+def _take(division, node):
+    x, indices = map(division.of, node.inputs)
+    if x.kind == ROWS and x.axis > 0:
+        rest = division.same(node.inputs[1])
+        return division.apply(node, [x.variable, rest], ROWS, x.axis, x.exact)
+    if x.kind == ROWS and indices.kind == POSITIONS:
+        return division.apply(node, [x.variable, indices.variable], ROWS, 0, x.exact)
+    if indices.kind == ROWS and x.kind != ROWS:
+        whole = division.same(node.inputs[0])
+        return division.apply(node, [whole, indices.variable], ROWS, 0, indices.exact)
+    if x.kind == PART:
+        return division.apply(node, [x.variable, division.same(node.inputs[1])], PART)
+    return division.unruled(node)
+
+
+@rule(subtensor.AdvancedSubtensor)
+def _take_items(division, node):
+    x, indices = division.of(node.inputs[0]), node.inputs[1:]
+    values = [division.of(each) for each in indices]
+    if {x.kind, *(value.kind for value in values)} <= {SAME, PART, LENGTH, SHAPE}:
+        return division.unruled(node)
+    axis = _axis_of_indices(division, node, x, indices, values)
+    new = [v.variable if v.kind in (ROWS, POSITIONS) else division.same(i) for i, v in
+           zip(indices, values)]  # fmt: skip
+    whole = x.variable if x.kind == ROWS else division.same(node.inputs[0])
+    exact = x.exact or any(value.exact for value in values)
+    return division.apply(node, [whole, *new], ROWS, axis, exact)
+
+
+def _axis_of_indices(division, node, x, indices, values):
+    """Return the axis of rows in the items that indices select; refuse what has no rule."""
+    if not all(isinstance(each, Variable) and is_array_variable(each) for each in indices):
+        division.refuse(node)
+    ndim, axes = max(each.ndim for each in indices), set()
+    pairs = list(zip(indices, values))
+    if x.kind == ROWS:  # each row selects items of its own
+        if x.axis or values[0].kind != POSITIONS or ndim != 1:
+            division.refuse(node)
+        pairs, axes = pairs[1:], {0}
+    if any(value.kind == POSITIONS for _, value in pairs):
+        division.refuse(node)
+    axes |= {value.axis + ndim - each.ndim for each, value in pairs if value.kind == ROWS}
+    if len(axes) != 1:
+        division.refuse(node, "rows that lie along different axes")
+    [axis] = axes
+    for each, value in pairs:
+        place = axis - (ndim - each.ndim)
+        if value.kind != ROWS and place >= 0 and not each.broadcastable[place]:
+            division.refuse(node, f"rows and {each}, which has a fixed number of rows")
+    return axis
+
+
+@rule(subtensor.AdvancedIncSubtensor1, subtensor.AdvancedIncSubtensor)
+def _add_to_items(division, node):
+    x, y, *values = map(division.of, node.inputs)
+    if ROWS not in {x.kind, y.kind, *(value.kind for value in values)}:
+        return _add_to(division, node, x, y, is_linear=not node.op.set_instead_of_inc)
+    indices = node.inputs[2:]
+    axis = _axis_of_indices(division, node, x, indices, values)
+    new = [v.variable if v.kind in (ROWS, POSITIONS) else division.same(i) for i, v in
+           zip(indices, values)]  # fmt: skip
+    ndim = max(each.ndim for each in indices) + node.inputs[0].ndim - len(indices)
+    place = axis - (ndim - node.inputs[1].ndim)
+    if y.kind == ROWS and y.axis != place:
+        division.refuse(node, "rows that lie along different axes")
+    added = y.variable if y.kind == ROWS else division.same(node.inputs[1])
+    if y.kind != ROWS and place >= 0 and not added.broadcastable[place]:
+        division.refuse(node, f"rows and {node.inputs[1]}, which has a fixed number of rows")
+    if x.kind == ROWS:
+        return division.apply(node, [x.variable, added, *new], ROWS, 0, x.exact)
+    if node.op.set_instead_of_inc:
+        division.refuse(node, "rows, where a later one replaces an earlier one")
+    whole = division.same(node.inputs[0])
+    if number(node.inputs[0]) == 0:
+        return division.apply(node, [whole, added, *new], PART)
+    [part] = division.apply(node, [tensor.zeros_like(whole), added, *new])
+    return [Value(whole + all_reduce(part.variable, "sum"))]

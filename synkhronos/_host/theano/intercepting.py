@@ -1,0 +1,77 @@
+"""Make something else of the calls of ``theano.function`` in a with block, also inside libraries.
+
+    theano.function(...) ──▶ pfunc ──▶ the function that the block was given ──▶ any callable
+
+Libraries keep ``theano.function`` under names of their own, so the function that it calls is
+replaced. Calls from Theano's modules (``eval``, scans) and from this package go on as before, and
+so do those of other threads.
+"""
+
+import contextlib
+import contextvars
+import copyreg
+import inspect
+import sys
+
+from theano.compile.function_module import Function as CompiledFunction
+from theano.compile.function_module import _pickle_Function
+from theano.compile.pfunc import pfunc
+
+from synkhronos._host.theano.variables import is_random_state, tell
+
+_make = contextvars.ContextVar("synkhronos parallel", default=None)
+# The package `theano.compile` has a function of this name.
+_calls_pfunc = sys.modules["theano.compile.function"]
+_PARAMETERS = inspect.signature(pfunc)
+
+
+@contextlib.contextmanager
+def intercept(make):
+    """Call ``make(compile_serially, arguments)`` for each ``theano.function`` in a with block.
+
+    `arguments` are those of ``theano.function``, by name, with a list of outputs and "is_list";
+    ``compile_serially()`` compiles them as Theano does.
+    """
+    token = _make.set(make)
+    _calls_pfunc.pfunc = _intercepted
+    try:
+        yield
+    finally:
+        _make.reset(token)
+
+
+def _intercepted(*args, **kwargs):
+    make = _make.get()
+    # This frame's caller is theano.function.
+    module = sys._getframe(2).f_globals.get("__name__", "")
+    if make is None or module.split(".")[0] in ("theano", "synkhronos"):
+        return pfunc(*args, **kwargs)
+    bound = _PARAMETERS.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return make(lambda: _compile_serially(args, kwargs), dict(bound.arguments))
+
+
+def _compile_serially(args, kwargs):
+    function = pfunc(*args, **kwargs)
+    updated = [
+        each.variable
+        for each in function.maker.inputs
+        if each.implicit and each.update is not None and not is_random_state(each.variable)
+    ]
+    if updated:
+        function.synkhronos_updated = updated
+        function.__class__ = _Telling
+    return function
+
+
+class _Telling(CompiledFunction):
+    """A Theano function that tells of the shared variables that it updates in the master."""
+
+    def __call__(self, *args, **kwargs):
+        results = super().__call__(*args, **kwargs)
+        for variable in self.synkhronos_updated:
+            tell(variable)
+        return results
+
+
+copyreg.pickle(_Telling, _pickle_Function)

@@ -1,0 +1,288 @@
+"""Serial scripts and libraries on all ranks: ``theano.function`` makes functions for ranks.
+
+    theano.function(...) ──▶ divided over the ranks (_host) ──▶ ParallelFunction
+                         └─ can't be divided ──▶ the Theano function, in the master
+
+The master has serial Theano's values at every moment. So each call may run on all ranks or in the
+master, and what the master alone has set is broadcast before the next call on all ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any, ContextManager, Sequence
+
+import numpy as np
+
+from synkhronos import _host
+from synkhronos._calls.check import number_of_calls
+from synkhronos._machine.log import log
+from synkhronos._master.current import Current as _Current
+from synkhronos._master.current import current
+from synkhronos._master.session import State
+from synkhronos._wording import count, line_of_user, one_line, sentence, whole_number
+from synkhronos.functions import function
+from synkhronos.session import close, fork
+
+__all__ = ["ParallelFunction", "parallel"]
+
+
+def parallel(
+    n_parallel: int | None = None,
+    *,
+    devices: Sequence[str] | None = None,
+    threads_per_rank: int | None = None,
+    check: bool | int = True,
+) -> ContextManager[int]:
+    """Make ``theano.function`` build functions for all ranks in a ``with`` block.
+
+    It is for libraries and scripts that know nothing of ranks: they get the values that serial
+    Theano computes, to rounding. Inputs with axes are scattered along axis 0. The graph is divided:
+    sums over rows are added up over the ranks, rows are gathered, and gradients are
+    reduced before an update uses them. A function stays Theano's, in the master, if it has no input
+    with rows or an operation without a rule for rows; the logger "synkhronos" says why (level
+    INFO). So does a call in which the inputs have different numbers of rows, or fewer rows than
+    there are ranks.
+
+    Only random numbers differ: each rank draws those of its rows from a stream of its own.
+
+    Parameters
+    ----------
+    n_parallel, devices, threads_per_rank
+        As in :func:`~synkhronos.fork`. Without a session the block forks one, and closes it at its
+        end; then its functions stay usable, in the master. In a session that is there already,
+        the functions of the block work on all ranks until the session is closed.
+    check : bool or int
+        As in :func:`~synkhronos.function`: whether, or for how many calls, what the ranks compute
+        is compared with serial Theano, and a PortingWarning tells what differs. Functions that draw
+        random numbers are not compared.
+
+    Returns
+    -------
+    context manager
+        Its value is the number of ranks.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments of the wrong kind, and for another number of ranks, or devices, than a session
+        has that is there already. At the beginning of the block also what ``fork`` raises.
+
+    Notes
+    -----
+    Values that the script gives shared variables are broadcast (as with ``fork(follow=True)``).
+    Functions that were compiled before the block are seen as plain Theano functions: what they
+    update in the master is not broadcast. Other threads compile as before.
+
+    Examples
+    --------
+    >>> import numpy as np, theano, theano.tensor as T
+    >>> import synkhronos as synk
+    >>> x, w = T.dmatrix("x"), theano.shared(np.ones(2), "w")
+    >>> loss = T.sqr(T.dot(x, w)).mean()
+    >>> with synk.parallel(2):
+    ...     step = theano.function([x], loss, updates=[(w, w - 0.1 * T.grad(loss, w))])
+    ...     round(float(step([[1.0, 0.0], [2.0, 1.0], [0.0, 3.0]])), 6)
+    6.333333
+    >>> w.get_value().round(6)
+    array([0.533333, 0.2     ])
+    """
+    check = number_of_calls("check", check)
+    if n_parallel is not None:
+        n_parallel = whole_number("n_parallel", n_parallel, 1)
+    if _Current.session is not None:
+        _check_session(_Current.session, n_parallel, devices, threads_per_rank)
+    return _block(n_parallel, devices, threads_per_rank, check)
+
+
+def _check_session(session, n_parallel, devices, threads_per_rank):
+    if n_parallel not in (None, session.n_ranks):
+        raise ValueError(
+            f"n_parallel={n_parallel}, but there is a session of "
+            f"{count(session.n_ranks, 'rank')} already. Leave it out, or close() the session "
+            "before."
+        )
+    for name, value in (("devices", devices), ("threads_per_rank", threads_per_rank)):
+        if value is not None:
+            raise ValueError(
+                f"{name} was given, but there is a session already. Leave it out, or close() the "
+                "session before."
+            )
+
+
+@contextlib.contextmanager
+def _block(n_parallel, devices, threads_per_rank, check):
+    is_mine = _Current.session is None
+    if is_mine:
+        fork(n_parallel, devices=devices, threads_per_rank=threads_per_rank, follow=True)
+    session = current("parallel()")
+    try:
+        session.changes.follow_from_now()
+        with _host.intercept(functools.partial(_make, check)):
+            yield session.n_ranks
+    finally:
+        if is_mine and _Current.session is session:
+            close()
+
+
+def _make(check, compile_serially, arguments):
+    """Return a ParallelFunction of arguments of ``theano.function``, or the Theano function."""
+    name = arguments["name"]
+    name = "{}:{}".format(*line_of_user()) if name is None else str(name)
+    try:
+        return ParallelFunction(compile_serially, name, arguments, check)
+    except _host.CannotDivide as reason:
+        log.info("%s stays a Theano function: it %s", one_line(name), sentence(reason))
+    except Exception as error:
+        # Whatever is wrong with the arguments, Theano says it best.
+        log.info("%s stays a Theano function: %s", one_line(name), sentence(error))
+        log.debug("The error was raised here:", exc_info=error)
+    return compile_serially()
+
+
+class ParallelFunction:
+    """A function that ``theano.function`` made in a block of :func:`parallel`.
+
+    It is called as the Theano function would be. Other attributes, such as ``maker``, are those of
+    the Theano function, which is compiled when it is first needed. ``isinstance`` takes it for one.
+    """
+
+    def __init__(self, compile_serially, name, arguments, check):
+        variables = _variables_of(arguments)
+        outputs = arguments["outputs"]
+        self._is_list = outputs is None or isinstance(outputs, (list, tuple))
+        chosen = [] if outputs is None else list(outputs) if self._is_list else [outputs]
+        chosen = [getattr(each, "variable", each) for each in chosen]  # of theano.Out
+        self._keys = arguments["output_keys"]
+        updates = arguments["updates"] or []
+        divided = _host.divide(
+            variables,
+            chosen,
+            list(updates.items() if hasattr(updates, "items") else updates),
+            arguments["givens"],
+            arguments["no_default_updates"],
+        )
+        self.name = name
+        self._compile_serially, self._theano = compile_serially, None
+        self._names = [each.name for each in variables]
+        self._axes, self._n_rows = divided.axes, divided.n_rows
+        self._scattered = [i for i, has_rows in enumerate(divided.scattered) if has_rows]
+        others = [i for i, has_rows in enumerate(divided.scattered) if not has_rows]
+        self._order = self._scattered + others
+        self._session = current("theano.function in a block of parallel()")
+        self._count = None
+        if divided.totals:
+            self._count = _host.compile_function(
+                variables, divided.totals, on_unused_input="ignore", no_default_updates=True
+            )
+            self._count.trust_input = False
+        draws = any(_host.is_random_state(target) for target, _ in divided.updates)
+        self._on_ranks = function(
+            [variables[i] for i in self._scattered],
+            list(divided.outputs),
+            bcast_inputs=[variables[i] for i in others],
+            updates=divided.updates,
+            no_default_updates=True,
+            mode=arguments["mode"],
+            name=name,
+            allow_input_downcast=arguments["allow_input_downcast"],
+            on_unused_input=arguments["on_unused_input"],
+            check=0 if draws else check,
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function, on all ranks if the inputs have equally many rows, else serially."""
+        values = self._bind(args, kwargs) if kwargs else args
+        if values is None or not self._is_for_ranks(values):
+            return self.serial(*args, **kwargs)
+        results = self._on_ranks(*[values[i] for i in self._order])
+        if any(self._axes):
+            results = [
+                np.moveaxis(each, 0, axis) if axis else each
+                for each, axis in zip(results, self._axes)
+            ]
+        if self._keys is not None:
+            return dict(zip(self._keys, results))
+        return results if self._is_list else results[0]
+
+    def _bind(self, args, kwargs):
+        """Return the values of all inputs in order; None where Theano should say what is wrong."""
+        rest = self._names[len(args) :]
+        if set(rest) != set(kwargs) or len(rest) != len(kwargs):
+            return None
+        return [*args, *(kwargs[name] for name in rest)]
+
+    def _is_for_ranks(self, values):
+        if len(values) != len(self._order):
+            return False
+        if self._session.state is not State.OPEN and not self._joins_current():
+            return False
+        try:
+            if self._count is None:
+                lengths = {len(values[i]) for i in self._scattered}
+            else:
+                lengths = {int(each) for each in self._count(*values)}
+        except (TypeError, ValueError):  # Theano will say what is wrong
+            return False
+        if self._n_rows is not None:
+            lengths.add(self._n_rows)
+        return len(lengths) == 1 and lengths.pop() >= self._session.n_ranks
+
+    def _joins_current(self):
+        """Return whether the current session adopts functions of closed ones; if so, join it."""
+        session = _Current.session
+        if session is None or session.state is not State.OPEN or not session.adopts:
+            return False
+        session.changes.follow_from_now()
+        self._session = session
+        return True
+
+    @property
+    def serial(self):
+        """The Theano function; it runs in the master, and the next call broadcasts its updates."""
+        if self._theano is None:
+            self._theano = self._compile_serially()
+        return self._theano
+
+    @property
+    def __class__(self):
+        return _host.CompiledFunction
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.serial, name)
+
+    def __getitem__(self, item):
+        return self.serial[item]
+
+    def __setitem__(self, item, value):
+        self.serial[item] = value
+
+    def __contains__(self, item):
+        return item in self.serial
+
+    def __reduce_ex__(self, protocol):
+        # A copy, and the reader of the pickle, gets the Theano function.
+        return _as_it_is, (self.serial,)
+
+    def __repr__(self):
+        return f"<ParallelFunction {self.name!r} of {self._on_ranks!r}>"
+
+
+def _as_it_is(value):
+    return value
+
+
+def _variables_of(arguments):
+    """Return the variables of the inputs; raise CannotDivide for arguments that have no rule."""
+    for name, usual in (("accept_inplace", False), ("rebuild_strict", True), ("profile", None)):
+        if arguments[name] != usual:
+            raise _host.CannotDivide(f"was given {name}={arguments[name]!r}")
+    variables = []
+    for each in arguments["params"]:
+        if getattr(each, "update", None) is not None or getattr(each, "value", None) is not None:
+            raise _host.CannotDivide(f"has an input with a value or an update, {each}")
+        variables.append(getattr(each, "variable", each))
+    return variables

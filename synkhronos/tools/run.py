@@ -1,0 +1,121 @@
+"""Run a script in a session, as ``python script.py`` would; with --parallel on all ranks.
+
+The script must not call synkhronos.fork() itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import contextlib
+import io
+import os
+import sys
+import types
+
+import synkhronos as synk
+
+INTERRUPTED = 130  # the exit status of shells for a process that a Ctrl-C has ended
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this command to a parser."""
+    parser.add_argument(
+        "--parallel",
+        action="store_true",
+        help="let theano.function build functions for all ranks, also inside libraries",
+    )
+    parser.add_argument(
+        "-n", "--ranks", metavar="N", type=int, help="the number of ranks (default: as in fork)"
+    )
+    parser.add_argument(
+        "--devices", metavar="LIST", help="the device of each rank, such as cpu,cpu or cuda0,cuda1"
+    )
+    parser.add_argument(
+        "--threads-per-rank", metavar="N", type=int, help="threads of BLAS and OpenMP in each rank"
+    )
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="broadcast what the script sets with set_value; --parallel always does",
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="compare the first calls of each function with serial Theano; --parallel always does",
+    )
+    parser.add_argument(
+        "script", metavar="SCRIPT", help="a file of Python, or - for standard input"
+    )
+    parser.add_argument(
+        "arguments", metavar="...", nargs=argparse.REMAINDER, help="the script's own arguments"
+    )
+
+
+def main(options: argparse.Namespace) -> int:
+    """Fork, run the script, and return the exit status."""
+    try:
+        code, file, folder = _compiled(options.script)
+    except OSError as error:
+        print(f"can't open {options.script!r}: {error.strerror}", file=sys.stderr)
+        return 2
+    except (SyntaxError, ValueError) as error:  # ValueError: null bytes
+        _print(error)
+        return 1
+    devices = options.devices.split(",") if options.devices else None
+    try:
+        synk.fork(
+            options.ranks,
+            devices=devices,
+            threads_per_rank=options.threads_per_rank,
+            follow=options.follow or options.parallel,
+            check=options.check or None,
+        )
+    except (TypeError, ValueError, ImportError, synk.SessionError) as error:
+        print(f"can't start the ranks: {error}", file=sys.stderr)
+        return 2
+    try:
+        with synk.parallel() if options.parallel else contextlib.nullcontext():
+            return _run(code, file, folder, options)
+    finally:
+        if synk.status().state == "open":
+            synk.close()
+
+
+def _compiled(script):
+    """Return the code of a script, its file, and the first folder to import from."""
+    if script == "-":
+        return compile(sys.stdin.read(), "<stdin>", "exec", dont_inherit=True), None, ""
+    name = os.path.abspath(script) if sys.version_info >= (3, 9) else script  # as in Python
+    with io.open_code(os.path.abspath(script)) as file:
+        code = compile(file.read(), name, "exec", dont_inherit=True)
+    return code, name, os.path.dirname(os.path.realpath(script))
+
+
+def _run(code, file, folder, options):
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__builtins__=builtins, __cached__=None)
+    if file is not None:
+        module.__file__ = file
+    # They stay: functions that run at the exit, and objects that are pickled, look for them.
+    sys.modules["__main__"] = module
+    sys.argv = [options.script, *options.arguments]
+    sys.path[0] = folder
+    try:
+        exec(code, module.__dict__)
+    except KeyboardInterrupt as error:
+        _print(error)
+        return INTERRUPTED
+    except Exception as error:
+        _print(error)
+        return 1
+    return 0
+
+
+def _print(error):
+    """Print an exception as Python does, without the frames of this module."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
+        traceback = traceback.tb_next
+    error.__traceback__ = traceback
+    sys.excepthook(type(error), error, traceback)

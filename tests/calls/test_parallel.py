@@ -1,0 +1,515 @@
+"""`parallel`: functions that ``theano.function`` makes in its block have serial values."""
+
+import concurrent.futures
+import copy
+import logging
+import pickle
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support import compiling
+from support.layouts import ON_DEVICES, Layout
+from theano import function as function_of_a_library
+from theano.compile.function_module import Function
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor.nnet import conv2d
+from theano.tensor.shared_randomstreams import RandomStreams
+from theano.tensor.signal.pool import pool_2d
+
+import synkhronos as synk
+from synkhronos.porting import ParallelFunction
+
+pytestmark = pytest.mark.skipif(ON_DEVICES, reason="graphs of the CPU")
+LAYOUTS = [Layout(2), Layout(3, master=1), Layout(1)]
+ROWS = 7  # no multiple of 2 or 3
+
+
+@pytest.fixture(autouse=True)
+def quickly():
+    with compiling.quickly():
+        yield
+
+
+class Variables:
+    """Inputs with rows, shared variables, and values for the inputs."""
+
+    def __init__(self):
+        rng = np.random.RandomState(0)
+        self.x, self.y = T.dmatrix("x"), T.ivector("y")
+        self.images, self.stack = T.dtensor4("images"), T.dtensor3("stack")
+        self.inputs = [self.x, self.y, self.images, self.stack]
+        self.n = self.x.shape[0]
+        self.w = theano.shared(rng.randn(4, 3), "w")
+        self.row = theano.shared(rng.randn(4), "row")
+        self.filters = theano.shared(rng.randn(2, 2, 3, 3), "filters")
+        self.values = [
+            rng.randn(ROWS, 4),
+            rng.randint(0, 3, ROWS).astype("int32"),
+            rng.randn(ROWS, 2, 6, 6),
+            rng.randn(ROWS, 4, 2),
+        ]
+
+
+def softmax_loss(v):
+    return T.nnet.categorical_crossentropy(T.nnet.softmax(v.x.dot(v.w)), v.y).mean()
+
+
+def convolved(v):
+    return pool_2d(T.tanh(conv2d(v.images, v.filters)), (2, 2), ignore_border=True)
+
+
+def normalized(v):
+    return (v.x - v.x.mean(axis=0)) / T.sqrt(v.x.var(axis=0) + 1e-4)
+
+
+def of_own_rows(v):
+    return T.log(T.nnet.softmax(v.x))[T.arange(v.y.shape[0]), v.y]
+
+
+EXPRESSIONS = {
+    "items": lambda v: [v.x * 2 + v.w.sum(), T.switch(v.x > 0, v.x, v.row), T.clip(v.x, -1, 1)],
+    "ones and zeros": lambda v: [T.ones_like(v.x), T.zeros((v.n, 3)) + 1, T.alloc(v.row, v.n, 4)],
+    "sums": lambda v: [v.x.sum(), v.x.sum(axis=0), v.x.sum(axis=1), 2 - 3 * v.x.sum(), v.y.sum()],
+    "sums that are needed": lambda v: [T.sqr(v.x.sum()), v.x.sum() * v.y.sum(), v.x / v.x.sum()],
+    "means": lambda v: [v.x.mean(), v.x.mean(axis=0, keepdims=True), v.y.mean(), v.x.std()],
+    "comparisons": lambda v: [T.eq(v.y, 1).mean(), T.neq(v.x.argmax(axis=1), v.y).sum()],
+    "extremes": lambda v: [v.x.max(), v.x.min(axis=0), v.x.max(axis=1), v.x.argmax(axis=1)],
+    "products": lambda v: [v.x.prod(axis=0), v.x.prod(axis=1), v.x.norm(2)],
+    "any and all": lambda v: [T.any(v.x > 2), T.all(v.x > -9, axis=0), T.all(v.x > 0, axis=1)],
+    "centered": lambda v: [
+        normalized(v),
+        T.grad(T.sqr(normalized(v)).mean(), v.row, None, "ignore"),
+    ],
+    "matrices": lambda v: [v.x.dot(v.w), v.x.T.dot(v.x), v.w.T.dot(v.x.T), T.dot(v.x, v.row)],
+    "covariance": lambda v: [
+        T.dot(v.x.T, v.y),
+        T.dot(v.y, v.x),
+        T.batched_dot(v.stack, v.stack.dimshuffle(0, 2, 1)),
+    ],
+    "tensordot": lambda v: [T.tensordot(v.stack, v.w, [[1], [0]])],
+    "shapes": lambda v: [v.n, v.x.shape, v.x.size, v.n * 1.5, v.n - 1, v.n // 2, v.x.shape[1:]],
+    "reshaped": lambda v: [
+        v.x.reshape((v.n * 2, 2)),
+        v.x.reshape((-1, 2)),
+        v.stack.flatten(2),
+        v.x.flatten(),
+    ],
+    "reshaped to a fixed number": lambda v: [
+        v.x.reshape((ROWS, 2, 2)),
+        conv2d(v.x.reshape((ROWS, 1, 2, 2)), v.filters[:, :1], (ROWS, 1, 2, 2), border_mode=1),
+        *T.grad(
+            T.sqr(conv2d(v.images.reshape((ROWS, 2, 6, 6)), v.filters, (ROWS, 2, 6, 6))).mean(),
+            [v.filters, v.images],
+        ),
+    ],
+    "reshaped by parts": lambda v: [
+        v.stack.reshape(T.concatenate([v.x.shape[:1], [-1]]), ndim=2),
+        v.stack.reshape((v.n, T.prod(v.stack.shape[1:]))),
+    ],
+    "length of multiples": lambda v: [
+        v.stack.reshape((v.n * 2, 4)).mean(axis=0),
+        v.x.flatten().mean(),
+    ],
+    "axes": lambda v: [
+        v.x.dimshuffle(1, 0),
+        v.stack.dimshuffle(1, 0, 2),
+        v.stack.dimshuffle(2, "x", 0, 1),
+    ],
+    "joined": lambda v: [T.concatenate([v.x, v.x * 2], axis=1), T.stack([v.x, v.x], axis=2)],
+    "columns": lambda v: [
+        v.x[:, 1],
+        v.x[:, ::-1],
+        v.x[:, 1:3],
+        v.stack[:, 0, 1],
+        v.x.T[0],
+        v.x[:, [0, 2]],
+    ],
+    "split": lambda v: T.split(v.x, [1, 3], 2, axis=1),
+    "set columns": lambda v: [
+        T.set_subtensor(v.x[:, 1], 0),
+        T.inc_subtensor(v.x[:, :2], v.row[:2]),
+        T.inc_subtensor(v.x[:, 0], v.y),
+    ],
+    "own items": lambda v: [of_own_rows(v), -of_own_rows(v).mean(), v.x[T.arange(v.n), 1]],
+    "own items set": lambda v: [
+        T.set_subtensor(v.x[T.arange(v.n), v.y], 0.0),
+        T.extra_ops.to_one_hot(v.y, 4),
+    ],
+    "looked up": lambda v: [v.w[v.y], v.w[v.y].sum(axis=0), v.row[v.y], v.w[v.y, v.y]],
+    "looked up in steps": lambda v: [v.w[T.stack([v.y, v.y], axis=1)].mean(axis=1)],
+    "softmax": lambda v: [
+        T.nnet.softmax(v.x.dot(v.w) + v.row[:3]),
+        T.nnet.logsoftmax(v.x),
+        softmax_loss(v),
+    ],
+    "logistic": lambda v: [
+        T.nnet.binary_crossentropy(T.nnet.sigmoid(v.x), T.nnet.sigmoid(-v.x)).mean()
+    ],
+    "convolution": lambda v: [
+        convolved(v),
+        pool_2d(v.images, (2, 2), ignore_border=True, mode="average_inc_pad").mean(),
+    ],
+    "passed on": lambda v: [
+        theano.gradient.disconnected_grad(v.x),
+        T.opt.Assert()(v.x, T.gt(v.n, 0)),
+    ],
+    "of rows alone": lambda v: [v.x],
+    "gradients": lambda v: T.grad(softmax_loss(v) + 0.1 * (v.w**2).sum(), [v.w, v.x]),
+    "gradients of sums": lambda v: T.grad(T.sqr(v.x.dot(v.w)).sum(), [v.w, v.x]),
+    "gradients by logarithms": lambda v: T.grad(
+        -T.log(T.nnet.softmax(v.x.dot(v.w)))[T.arange(v.n), v.y].mean(), [v.w]
+    ),
+    "gradients of lookups": lambda v: T.grad(
+        T.sqr(v.w[v.y]).sum() + v.row[v.y].mean(), [v.w, v.row]
+    ),
+    "gradients of convolutions": lambda v: T.grad(
+        T.sqr(convolved(v)).mean(), [v.filters, v.images]
+    ),
+    "gradients of averages": lambda v: T.grad(
+        T.sqr(pool_2d(v.images, (2, 2), ignore_border=True, mode="average_inc_pad")).sum(),
+        [v.images],
+    ),
+    "gradients of extremes": lambda v: T.grad(
+        v.x.dot(v.w).max(axis=1).sum() + v.x.dot(v.w).max(), [v.w]
+    ),
+    "gradients of normalized": lambda v: T.grad((normalized(v).dot(v.w) ** 3).mean(), [v.w, v.x]),
+    "gradients of columns": lambda v: T.grad(T.sqr(v.x.dot(v.w[:, :2])[:, 0]).sum(), [v.w, v.x]),
+    "second derivatives": lambda v: T.grad(
+        (T.grad(T.tanh(v.x.dot(v.w)).mean(), v.w) ** 2).sum(), [v.w]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_divided_expressions_have_serial_values(ranks, name):
+    v = Variables()
+    outputs = EXPRESSIONS[name](v)
+    # Convolutions and the gradients of pooling have compiled code only.
+    mode = "FAST_RUN" if any(each in name for each in ("convol", "average", "fixed")) else None
+    serial = theano.function(v.inputs, outputs, mode=mode, on_unused_input="ignore")
+    with synk.parallel():
+        f = theano.function(v.inputs, outputs, mode=mode, on_unused_input="ignore")
+    assert type(f) is ParallelFunction
+    for result, expected in zip(f(*v.values), serial(*v.values)):
+        assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
+        np.testing.assert_allclose(result, expected, rtol=1e-9, atol=1e-12)
+    assert f._theano is None, "it was computed serially"
+
+
+def reversed_rows(v):
+    return v.x[::-1]
+
+
+def accumulated(v):
+    return theano.scan(lambda row, total: total + row, v.x, T.zeros_like(v.row))[0]
+
+
+REFUSED = {
+    "Subtensor": reversed_rows,
+    "rows that are selected by their number": lambda v: v.x[:3],
+    "which row has the largest value": lambda v: v.x.argmax(axis=0),
+    "CumOp": lambda v: T.cumsum(v.x, axis=0),
+    "Sort": lambda v: T.sort(v.x, axis=0),
+    "by their number": accumulated,
+    "a fixed number of rows": lambda v: v.x + theano.shared(np.ones((ROWS, 4))),
+    "to a fixed number of rows": lambda v: v.x.flatten().reshape((ROWS, 2, 2)),
+    "has fixed numbers of rows": lambda v: (
+        v.x.reshape((ROWS, 4)).sum() + v.x.reshape((14, 2)).sum()
+    ),
+    "rows that lie along different axes": lambda v: v.x.dot(v.x.T),
+    "AllReduce": lambda v: v.x * synk.ops.all_reduce(v.w.sum(), "sum"),
+    "Rows": lambda v: v.x + v.row[synk.rows(0, 4)],
+    "not for each row": lambda v: v.x + RandomStreams(3).uniform((4,)),
+}
+
+
+@pytest.mark.layouts(Layout(2))
+@pytest.mark.parametrize("reason", REFUSED)
+def test_functions_that_cannot_be_divided_stay_theanos(ranks, caplog, reason):
+    caplog.set_level(logging.INFO, "synkhronos")
+    v = Variables()
+    with synk.parallel():
+        f = theano.function([v.x], REFUSED[reason](v), name="f")
+    assert type(f) is Function
+    assert "f stays a Theano function: it " in caplog.text and reason in caplog.text
+    expected = theano.function([v.x], REFUSED[reason](v))
+    if reason != "not for each row":
+        np.testing.assert_array_equal(f(v.values[0]), expected(v.values[0]))
+
+
+@pytest.mark.layouts(Layout(2))
+def test_functions_without_rows_stay_theanos(ranks, caplog):
+    caplog.set_level(logging.INFO, "synkhronos")
+    v, a = Variables(), T.dscalar("a")
+    with synk.parallel():
+        functions = [
+            theano.function([a], a * 2),
+            theano.function([], v.w * 2),
+            theano.function([v.x], v.w * 2, on_unused_input="ignore"),
+            theano.function([theano.In(v.x, value=np.ones((3, 4)))], v.x.sum()),
+            theano.function([v.x], v.x.sum(), profile=True),
+        ]
+    assert [type(each) for each in functions] == [Function] * len(functions)
+    assert caplog.text.count("stays a Theano function") == len(functions)
+    assert functions[0](2) == 4 and functions[3]() == 12
+
+
+def adam_like(loss, params):
+    updates = OrderedDict()
+    count = theano.shared(np.float64(0), "count")
+    updates[count] = count + 1
+    for param, grad in zip(params, T.grad(loss, params)):
+        mean, square = (theano.shared(param.get_value() * 0) for _ in range(2))
+        updates[mean] = 0.9 * mean + 0.1 * grad
+        updates[square] = 0.99 * square + 0.01 * grad**2
+        step = updates[mean] / (1 - 0.9 ** updates[count])
+        updates[param] = param - 0.1 * step / (T.sqrt(updates[square]) + 1e-3)
+    return updates
+
+
+def trained(calls):
+    """Return losses and variables after calls of a training function, and the function."""
+    v = Variables()
+    running = theano.shared(np.zeros(4), "running")
+    hidden = normalized(v).dot(v.w)
+    loss = T.nnet.categorical_crossentropy(T.nnet.softmax(hidden), v.y).mean()
+    loss += 0.01 * (v.w**2).sum()
+    updates = adam_like(loss, [v.w])
+    updates[running] = 0.9 * running + 0.1 * v.x.mean(axis=0)
+    step = theano.function([v.x, v.y], loss, updates=updates, name="step")
+    predict = theano.function(inputs=[v.x], outputs=v.x.dot(v.w).argmax(axis=1))
+    results = calls(step, predict, v)
+    return [*results, *(variable.get_value() for variable in updates)], list(updates), step
+
+
+def usual_calls(step, predict, v):
+    x, y, *_ = v.values
+    results = [step(x, y), step(x, y=y), *step(x, y).reshape(1), predict(x)]
+    v.w.set_value(v.w.get_value() / 2)  # as learning rates decay
+    results.append(step(x, y))
+    results.append(step(x[:1], y[:1]))  # less rows than ranks: in the master alone
+    results.append(step(x, y))
+    v.w.get_value(borrow=True)[...] *= 2
+    return [*results, step(x, y), predict(x)]
+
+
+def assert_equal(results, expected):
+    for result, wanted in zip(results, expected):
+        assert (result.shape, result.dtype) == (wanted.shape, wanted.dtype)
+        np.testing.assert_allclose(result, wanted, rtol=1e-8, atol=1e-12)
+
+
+def test_training_leaves_serial_values_on_all_ranks(ranks):
+    expected, _, _ = trained(usual_calls)
+    with synk.parallel() as n:
+        results, variables, step = trained(usual_calls)
+    assert n == ranks.n and type(step) is ParallelFunction
+    assert_equal(results, expected)
+    step(*Variables().values[:2])  # also after the block
+    for variable in variables:
+        for rank in range(ranks.n):
+            np.testing.assert_array_equal(synk.get_value(rank, variable), variable.get_value())
+
+
+def trained_by_index(size):
+    """Train as the deep learning tutorials do, with minibatches of shared variables."""
+    rng = np.random.RandomState(1)
+    data = theano.shared(rng.randn(20, 4), "data")
+    labels = T.cast(theano.shared(rng.randint(0, 3, 20).astype("float64"), "labels"), "int32")
+    v, index, rate = Variables(), T.lscalar("index"), T.dscalar("rate")
+    p = T.nnet.softmax(v.x.dot(v.w))
+    loss = -T.log(p)[T.arange(v.y.shape[0]), v.y].mean()
+    rows = slice(index * size, (index + 1) * size)
+    givens = {v.x: data[rows], v.y: labels[rows]}
+    updates = [(v.w, v.w - rate * T.grad(loss, v.w))]
+    step = theano.function([index, theano.In(rate)], loss, updates=updates, givens=givens)
+    errors = theano.function(
+        [index], [T.neq(p.argmax(1), v.y).mean(), v.x, v.x.max()], givens=givens
+    )
+    results = [step(i, 0.1) for i in range(-(-20 // size))]
+    for i in range(-(-20 // size)):
+        results += errors(i)
+    return [*results, v.w.get_value()], (step, errors)
+
+
+@pytest.mark.parametrize("size", [6, 19, 20])  # the last minibatch has 2 rows, 1, 20
+def test_minibatches_by_index_are_divided(ranks, size):
+    expected, _ = trained_by_index(size)
+    with synk.parallel():
+        results, functions = trained_by_index(size)
+    assert [type(each) for each in functions] == [ParallelFunction] * 2
+    assert_equal(results, expected)
+
+
+@pytest.mark.layouts(Layout(2))
+def test_slices_of_different_lengths_run_in_the_master(ranks):
+    short, long, i = theano.shared(np.arange(7.0)), theano.shared(np.arange(9.0)), T.lscalar("i")
+    rows = slice(i * 4, (i + 1) * 4)
+    with synk.parallel():
+        f = theano.function([i], [short[rows].mean(), long[rows].mean()])
+    assert [float(each) for each in f(0)] == [1.5, 1.5] and f._theano is None
+    assert [float(each) for each in f(1)] == [5, 5.5] and f._theano is not None
+
+
+@pytest.mark.layouts(Layout(2))
+def test_calls_with_another_number_of_rows_than_the_graph_has_are_theanos(ranks):
+    v = Variables()
+    with synk.parallel():
+        f = theano.function([v.x], v.x.reshape((6, 2, 2)).sum(axis=(1, 2)))
+    assert f(np.ones((6, 4))).tolist() == [4] * 6 and f._theano is None
+    assert f(np.ones((3, 8))).tolist() == [4] * 6 and f._theano is not None
+    with pytest.raises(ValueError):
+        f(np.ones((7, 4)))
+
+
+@pytest.mark.layouts(Layout(2))
+def test_slices_that_have_no_rule_stay_theanos(ranks):
+    data, i, j = theano.shared(np.arange(10.0)), T.lscalar("i"), T.lscalar("j")
+    with synk.parallel():
+        f = theano.function([i, j], [data[i : i + 2].sum(), data[j : j + 3].sum()])
+        g = theano.function([i], data[i])
+    assert type(f) is type(g) is Function
+    assert [float(each) for each in f(1, 2)] == [3, 9] and g(3) == 3
+
+
+def test_the_ways_of_outputs_and_inputs(ranks):
+    x, a, weights = T.dmatrix("x"), T.dscalar("a"), T.dvector("weights")
+    total, rows = (x * a).sum(), x.dot(weights)
+    with synk.parallel():
+        functions = [
+            theano.function([x, a], total),
+            theano.function([a, x], [total]),
+            theano.function([x, theano.In(a)], theano.Out(total, borrow=True)),
+            theano.function([x, a], (total,)),
+            theano.function([x, a], {"total": total, "a": a}),
+            theano.function([x, a, weights], [rows, total]),
+            theano.function([x, a], None, updates=[], on_unused_input="ignore"),
+        ]
+    value = np.arange(15.0).reshape(5, 3)
+    one, listed, out, of_tuple, keyed, several, nothing = functions
+    assert one(value, 2) == 210 and one(a=2, x=value.tolist()) == 210 and one(value, a=2) == 210
+    assert [float(each) for each in listed(2, value)] == [210]
+    assert out(value, 2) == 210 and of_tuple(value, 2) == [210]
+    assert {name: float(each) for name, each in keyed(value, 2).items()} == {"a": 2, "total": 210}
+    joined, added = several(value, 2, [1, 0, 0])  # not as many weights as rows
+    np.testing.assert_array_equal(joined, value[:, 0])
+    assert added == 210 and several._theano is None
+    assert nothing(value, 2) == []
+
+
+def test_random_numbers_are_those_of_each_rank(ranks):
+    v = Variables()
+    x = np.ones((3000, 4))
+    with synk.parallel():
+        for streams in (RandomStreams(5), MRG_RandomStreams(5)):
+            mask = streams.binomial(n=1, p=0.5, size=v.x.shape, dtype="float64")
+            f = theano.function([v.x], [v.x * mask, (v.x * mask).mean()])
+            assert type(f) is ParallelFunction
+            (rows, mean), (again, _) = f(x), f(x)
+            assert set(np.unique(rows)) == {0, 1} and abs(rows.mean() - 0.5) < 0.03
+            assert float(mean) == pytest.approx(rows.mean())
+            assert abs(np.mean(rows == again) - 0.5) < 0.03
+            if ranks.n > 1:
+                assert abs(np.mean(rows[:1000] == rows[-1000:]) - 0.5) < 0.05
+
+
+@pytest.mark.layouts(Layout(2))
+def test_what_theano_refuses_is_refused_as_by_theano(ranks):
+    v = Variables()
+    loss = v.x.sum()
+    with synk.parallel():
+        f = theano.function([v.x], loss)
+        for bad in (
+            lambda make: make([v.x, v.y], loss),
+            lambda make: make([v.x, v.x], loss),
+            lambda make: make([v.x], loss, updates=[(v.x, v.x)]),
+            lambda make: make([v.x], loss, givens={v.x: v.w}),
+            lambda make: make([v.x], loss, mode="NO_SUCH_MODE"),
+            lambda make: make([v.x], "loss"),
+            lambda make: make(v.x, loss),
+        ):
+            with pytest.raises(Exception) as ours:
+                bad(theano.function)
+            with pytest.raises(Exception) as theirs:
+                in_a_thread(bad, theano.function)
+            assert type(ours.value) is type(theirs.value)
+    for arguments in ((), (v.values[0], 1), ([[1.0]], 1), (3,), ([["a"] * 4] * 2,)):
+        with pytest.raises((TypeError, ValueError)):
+            f(*arguments)
+    with pytest.raises(TypeError):
+        f(no_such_input=1)
+    assert f(v.values[0]) == pytest.approx(v.values[0].sum())
+
+
+def in_a_thread(function, *args):
+    """Call a function in a thread of its own, where nothing is made parallel."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(function, *args).result()
+
+
+@pytest.mark.layouts(Layout(2))
+def test_copies_of_theano_function_are_caught_and_others_are_not(ranks):
+    x = T.dvector("x")
+    made = []
+    with synk.parallel():
+        made.append(function_of_a_library([x], x.sum()))
+        made.append(theano.compile.function([x], x.sum()))
+        made.append(in_a_thread(theano.function, [x], x.sum()))
+        with synk.parallel():
+            made.append(theano.function([x], x.sum()))
+        made.append(theano.function([x], x.sum()))
+        assert x.sum().eval({x: [1, 2]}) == 3
+        assert type(synk.function([x], x.sum())) is synk.functions.Function
+    made.append(theano.function([x], x.sum()))
+    assert [type(each) is ParallelFunction for each in made] == [
+        True,
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.layouts(Layout(2))
+def test_functions_have_what_theano_functions_have(ranks):
+    v = Variables()
+    with synk.parallel():
+        f = theano.function([v.x], v.x.dot(v.w), updates=[(v.w, v.w + v.x.sum())], name="f")
+    assert isinstance(f, Function) and f.name == "f"
+    assert [each.variable for each in f.maker.inputs if not each.implicit] == [v.x]
+    assert f.get_shared() == [v.w] and f.maker.fgraph.outputs
+    assert "dot" in theano.printing.debugprint(f, file="str").lower()
+    f.trust_input = True
+    assert "ParallelFunction 'f'" in repr(f)
+    x, before = v.values[0], v.w.get_value()
+    np.testing.assert_allclose(f(x), x.dot(before))
+    for each in (pickle.loads(pickle.dumps(f)), copy.copy(f), f.copy()):
+        assert type(each) in (Function, type(f.serial))
+        assert np.shape(each(x))[-2:] == (ROWS, 3)  # Theano's own copies return lists
+    assert not hasattr(f, "no_such") and not hasattr(f, "_no_such")
+
+
+@pytest.mark.layouts(Layout(2))
+def test_functions_of_the_master_tell_other_ranks(ranks):
+    v = Variables()
+    with synk.parallel():
+        double = theano.function([], updates=[(v.w, v.w * 2)])
+        f = theano.function([v.x], v.x.dot(v.w).sum())
+        x = v.values[0]
+        first = f(x)
+        double()
+        assert f(x) == pytest.approx(2 * first)
+        pickle.loads(pickle.dumps(double))
+        copy.copy(double)
+
+
+def test_a_block_in_a_session_refuses_another_number_of_ranks(ranks):
+    for wrong in ({"n_parallel": ranks.n + 1}, {"devices": ["cpu"]}, {"threads_per_rank": 1}):
+        with pytest.raises(ValueError, match=next(iter(wrong))), synk.parallel(**wrong):
+            pass
+    with synk.parallel(ranks.n) as n:
+        assert n == ranks.n

@@ -1,0 +1,113 @@
+"""``synkhronos run`` runs a script as Python does: names, folders, output, errors, exit status."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from support.layouts import ON_DEVICES
+
+pytestmark = pytest.mark.skipif(ON_DEVICES, reason="forks with options of its own")
+
+SCRIPT = """
+import atexit, os, pickle, sys
+import helper
+print(__name__, __file__, sys.argv, sys.path[0], helper.NAME, len(sys.path))
+print(__doc__, __builtins__.__name__, sys.modules["__main__"].__dict__ is globals())
+class Kept:
+    pass
+print(type(pickle.loads(pickle.dumps(Kept()))) is Kept)
+def annotated(x: int): pass
+print(annotated.__annotations__)
+atexit.register(print, "at the end")
+how = sys.argv[1]
+if how == "status": sys.exit(3)
+if how == "message": sys.exit("a message")
+if how == "raise": raise ValueError("a reason")
+if how == "interrupt": raise KeyboardInterrupt
+if how == "close":
+    import synkhronos
+    if synkhronos.status().ranks:
+        synkhronos.close()
+"""
+
+
+def python(folder, *command, stdin=None):
+    """Run Python; return its exit status, what it printed, and its errors."""
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=folder,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def script(tmp_path):
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "helper.py").write_text("NAME = 'helper'\n")
+    (tmp_path / "scripts" / "script.py").write_text(SCRIPT)
+    return tmp_path / "scripts" / "script.py"
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("how", ["end", "status", "message", "raise", "interrupt", "close"])
+def test_a_script_runs_as_in_python(tmp_path, script, how):
+    relative = script.relative_to(tmp_path)
+    status, out, err = python(tmp_path, relative, how)
+    run = python(tmp_path, "-m", "synkhronos", "run", "-n", "2", relative, how)
+    # After a Ctrl-C Python ends itself by the signal, which shells show as 130.
+    assert run[0] == (130 if how == "interrupt" else status)
+    assert run[1:] == (out, err)
+    assert out and bool(err) == (how in ("message", "raise", "interrupt"))
+
+
+def test_options_of_the_script_are_its_own(tmp_path):
+    (tmp_path / "show.py").write_text(
+        "import sys, synkhronos as synk\nprint(sys.argv[1:], len(synk.status().ranks))\n"
+    )
+    run = ("-m", "synkhronos", "run", "--devices", "cpu,cpu,cpu", "--threads-per-rank", "1")
+    _, out, err = python(tmp_path, *run, "show.py", "-n", "5", "--parallel", "--", "x")
+    assert (out, err) == ("['-n', '5', '--parallel', '--', 'x'] 3\n", "")
+
+
+def test_a_script_of_standard_input(tmp_path):
+    status, out, _ = python(tmp_path, "-m", "synkhronos", "run", "-n", "1", "-", stdin="print(1)")
+    assert (status, out) == (0, "1\n")
+
+
+def test_follow_and_check(tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import theano, theano.tensor as T, synkhronos as synk\n"
+        "x, w = T.dvector('x'), theano.shared(1.0, 'w')\n"
+        "f = synk.function([x], [(x.sum() * w, 'sum'), x.sum()], mode='FAST_COMPILE')\n"
+        "f([1, 2, 3, 4]); w.set_value(2.0); print(f([1, 2, 3, 4])[0])\n"
+    )
+    run = ("-m", "synkhronos", "run", "-n", "2", "--follow", "--check", "script.py")
+    status, out, err = python(tmp_path, *run)
+    assert (status, out) == (0, "20.0\n")
+    assert "PortingWarning: Output 1 of" in err
+
+
+@pytest.mark.parametrize(
+    "arguments, status, message",
+    [
+        (["no_such_file.py"], 2, "can't open 'no_such_file.py': No such file or directory"),
+        (["-n", "0", "empty.py"], 2, "can't start the ranks: n_parallel must be at least 1"),
+        (["-n", "2", "--devices", "cpu", "empty.py"], 2, "can't start the ranks: n_parallel=2"),
+        (["-n", "two", "empty.py"], 2, "invalid int value: 'two'"),
+        (["--no-such-option", "empty.py"], 2, "usage: synkhronos"),
+        ([], 2, "usage: synkhronos"),
+        (["wrong.py"], 1, "SyntaxError"),
+        (["."], 2, "can't open '.': Is a directory"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(tmp_path, arguments, status, message):
+    (tmp_path / "empty.py").write_text("")
+    (tmp_path / "wrong.py").write_text("print(\n")
+    found = python(tmp_path, "-m", "synkhronos", "run", *arguments)
+    assert found[0] == status and message in found[2]
+    assert "Traceback" not in found[2] and found[1] == ""
