@@ -93,18 +93,18 @@ def run(name, changed=False, **sizes):
     return {key: np.array(value, float) for key, value in program.main(**sizes).items()}
 
 
-def run_on_ranks(name, ranks, check=False, **sizes):
-    """Run a ported program, as ``synkhronos run --follow`` and ``run --parallel`` do."""
-    with session(name, ranks, check):
-        return run(name, changed=True, **sizes)
+def run_on_ranks(name, ranks, check=False, changed=True, **sizes):
+    """Run a ported program, or the serial one in a block of ``synk.parallel``."""
+    with session(ranks, check, parallel=not (changed and CHANGES[name])):
+        return run(name, changed, **sizes)
 
 
 @contextlib.contextmanager
-def session(name, ranks, check=False):
-    """Fork for a ported program; close at the end."""
+def session(ranks, check=False, parallel=False):
+    """Fork as ``synkhronos run --follow`` does, or ``run --parallel``; close at the end."""
     synk.fork(ranks, follow=True, check=check)
     try:
-        with contextlib.nullcontext() if CHANGES[name] else synk.parallel(check=check):
+        with synk.parallel(check=check) if parallel else contextlib.nullcontext():
             yield
     finally:
         synk.close()

@@ -53,7 +53,7 @@ def serial(name, **sizes):
 
 def parallel(name, ranks, **sizes):
     """Return the results of a ported program, and the CPU seconds of each rank."""
-    with ported.session(name, ranks):
+    with ported.session(ranks, parallel=not ported.CHANGES[name]):
         processes = [psutil.Process(), *psutil.Process().children()]
         before = [seconds(each) for each in processes]
         results = ported.run(name, changed=True, **sizes)
