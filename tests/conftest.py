@@ -18,7 +18,7 @@ from support.waiting import Watch
 import synkhronos as synk
 from synkhronos import session as _session
 
-COMPILE_MUCH = {"calls", "collectives", "docs", "stress", "training"}  # folders
+COMPILE_MUCH = {"calls", "collectives", "docs", "ported", "stress", "training"}  # folders
 collect_ignore = []
 if not layouts.ON_DEVICES:
     collect_ignore.append("devices/test_device_ranks.py")

@@ -7,8 +7,13 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-# The check for machines with GPUs is a program of its own, with its own modules.
-FILES = [path for path in sorted(TESTS.rglob("*.py")) if "gpu" not in path.parts]
+# The check for machines with GPUs is a program of its own, with its own modules; tests/ported has
+# programs that tests run.
+FILES = [
+    path
+    for path in sorted(TESTS.rglob("*.py"))
+    if "gpu" not in path.parts and not path.name.startswith("serial_")
+]
 TEST_FILES = [path for path in FILES if path.name.startswith("test_")]
 SHARED = [path for path in FILES if path.parent == TESTS / "support"]
 
