@@ -93,7 +93,7 @@ def save(path: str | os.PathLike[str], functions_or_variables: Saved | Sequence[
     >>> synk.fork(2)
     2
     >>> x, w = T.dvector("x"), theano.shared(np.zeros(2), "w")
-    >>> step = synk.function([x], updates=[(w, w + 1)])
+    >>> step = synk.function([x], x.mean(), updates=[(w, w + 1)])
     >>> path = os.path.join(tempfile.mkdtemp(), "run.npz")
     >>> _ = step(np.ones(2))
     >>> synk.save(path, step)
