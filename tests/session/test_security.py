@@ -256,7 +256,9 @@ def test_pickles_are_read_in_few_places_and_never_from_files():
     found = {(name, function) for name, tree in MODULES.items() for function in loads(tree)}
     assert found == set(UNPICKLED)
     for path in (*ROOT.glob("synkhronos/**/*.py"), *ROOT.glob("demos/**/*.py")):
-        assert not re.search(RUNS_WHAT_IT_READS, path.read_text())
+        runs = re.findall(RUNS_WHAT_IT_READS, path.read_text())
+        # `synkhronos run` runs the script that it is given.
+        assert len(runs) == (path.name == "run.py"), path
     page = (ROOT / "docs" / "security.rst").read_text()
     for what in UNPICKLED.values():
         assert what in page
