@@ -172,9 +172,11 @@ class ParallelFunction:
         self._order = self._scattered + others
         self._session = current("theano.function in a block of parallel()")
         self._count = None
-        if divided.totals:
+        self._n_totals = len(divided.totals)
+        counted = divided.totals + divided.remainders
+        if counted:
             self._count = _host.compile_function(
-                variables, divided.totals, on_unused_input="ignore", no_default_updates=True
+                variables, counted, on_unused_input="ignore", no_default_updates=True
             )
             self._count.trust_input = False
         draws = any(_host.is_random_state(target) for target, _ in divided.updates)
@@ -219,10 +221,12 @@ class ParallelFunction:
         if self._session.state is not State.OPEN and not self._joins_current():
             return False
         try:
-            if self._count is None:
-                lengths = {len(values[i]) for i in self._scattered}
-            else:
-                lengths = {int(each) for each in self._count(*values)}
+            lengths = {len(values[i]) for i in self._scattered}
+            if self._count is not None:
+                counted = self._count(*values)
+                lengths.update(int(each) for each in counted[: self._n_totals])
+                if any(counted[self._n_totals :]):
+                    return False
         except (TypeError, ValueError):  # Theano will say what is wrong
             return False
         if self._n_rows is not None:

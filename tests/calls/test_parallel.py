@@ -226,6 +226,54 @@ REFUSED = {
 }
 
 
+def of_integers(dtype, expression):
+    """Return an input, an expression of it, and values whose sums don't fit into their dtype."""
+    b = T.TensorType(dtype, (False,))("b")
+    return b, expression(b), np.array([100, 90, 100, 7, 80], dtype)
+
+
+def of_zero(expression):
+    """Return an input, an expression of it and a variable, and values whose sums are 2 and 5."""
+    x, zero = T.dvector("x"), theano.shared(np.float64(0), "zero")
+    return x, expression(x, zero), np.array([3.0, 2.0, -3.0, 0.0, 0.0])
+
+
+UNUSUAL = {
+    "a small sum, cast": lambda: of_integers("int8", lambda b: b.sum(dtype="int8") + b.sum()),
+    "a small sum, divided": lambda: of_integers("uint8", lambda b: b.sum(dtype="uint8") / 2.0),
+    "an unsigned sum": lambda: of_integers("uint8", lambda b: T.cast(-b.sum(), "float64")),
+    "a small sum in a larger array": lambda: of_integers(
+        "int8", lambda b: T.inc_subtensor(T.zeros(3, "int64")[1], b.sum(dtype="int8"))
+    ),
+    "divided by 0": lambda: of_zero(lambda x, zero: x.sum() / zero),
+    "times infinity": lambda: of_zero(lambda x, zero: x.sum() * (1 / zero)),
+    "bits": lambda: of_integers("uint8", T.elemwise.CAReduce(theano.scalar.or_)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # divided by 0
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_numbers_are_serial_theanos(ranks, name):
+    variable, output, values = UNUSUAL[name]()
+    expected = theano.function([variable], output)(values)
+    with synk.parallel():
+        result = theano.function([variable], output)(values)
+    assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
+    np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.layouts(Layout(2))
+def test_rows_that_reshaping_would_tear_apart_run_in_the_master(ranks):
+    v, total = Variables(), theano.shared(np.zeros(8), "total")
+    with synk.parallel():
+        reshaped = v.x.reshape((-1, 8))
+        f = theano.function([v.x], reshaped, updates=[(total, total + reshaped.sum(axis=0))])
+    for n_rows, n_columns in [(6, 4), (7, 8), (6, 4)]:
+        x, before = np.random.RandomState(0).randn(n_rows, n_columns), total.get_value()
+        np.testing.assert_array_equal(f(x), x.reshape(-1, 8))
+        np.testing.assert_allclose(total.get_value(), before + x.reshape(-1, 8).sum(axis=0))
+
+
 @pytest.mark.layouts(Layout(2))
 @pytest.mark.parametrize("reason", REFUSED)
 def test_functions_that_cannot_be_divided_stay_theanos(ranks, caplog, reason):

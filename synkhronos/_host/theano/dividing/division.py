@@ -57,6 +57,7 @@ class Divided(NamedTuple):
     axes: List[int]  # the axis of each output that its axis 0 came from
     updates: List[Tuple[Any, Any]]
     totals: List[Any]  # expressions of the numbers of rows that are sliced from shared variables
+    remainders: List[Any]  # numbers that must be 0 in a call, or ranks can't reshape their rows
     n_rows: Optional[int]  # the number of rows that a call must have; None for any
 
 
@@ -105,6 +106,7 @@ class _Division:
         # The bounds of the minibatch that is sliced from shared variables, and for each of these
         # the number of rows; a call with different numbers must be serial.
         self.bounds, self.totals = None, []
+        self.remainders = []
         self.n_rows = None
         for variable, has_rows in zip(inputs, scattered):
             kind = ROWS if has_rows else SAME
@@ -129,7 +131,9 @@ class _Division:
             for target, each in zip(targets, wanted[n_outputs:])
         ]
         pairs, axes = [pair for pair, _ in outputs], [axis for _, axis in outputs]
-        return Divided(list(self.scattered), pairs, axes, updates, self.totals, self.n_rows)
+        return Divided(
+            list(self.scattered), pairs, axes, updates, self.totals, self.remainders, self.n_rows
+        )
 
     def _apply(self, node):
         if isinstance(node.op, (AllReduce, RankOperation, Rows)):
@@ -189,6 +193,11 @@ class _Division:
         if self.n_rows not in (None, n_rows):
             raise CannotDivide(f"has fixed numbers of rows, {self.n_rows} and {n_rows}")
         self.n_rows = n_rows
+
+    def keep_whole(self, variable, shape):
+        """Let only calls be divided in which each row becomes whole rows of a shape."""
+        old, new = basic.prod(variable.shape[1:]), basic.prod(shape[1:])
+        self.remainders.append(old % basic.maximum(new, 1))
 
     def rows_of(self, start, stop, variable):
         """Return the bounds of this rank's part of a slice of an array that all ranks have."""

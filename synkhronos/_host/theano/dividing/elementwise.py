@@ -2,8 +2,9 @@
 
 import numpy as np
 from theano import scalar, tensor
-from theano.compile.ops import DeepCopyOp, Rebroadcast, ViewOp
-from theano.tensor import basic, blas, elemwise, extra_ops, opt
+from theano.compile.ops import DeepCopyOp, Rebroadcast, Shape, Shape_i, ViewOp
+from theano.gof import Constant
+from theano.tensor import basic, blas, elemwise, extra_ops, opt, subtensor
 
 from synkhronos._host.theano.dividing.division import (
     LENGTH,
@@ -84,21 +85,55 @@ def _is_proportional(op, node, values):
 
 def _is_linear(op, node, values):
     parts = [value.kind == PART for value in values]
-    if np.dtype(node.outputs[0].dtype).kind not in "fciu":
+    [dtype] = {each.dtype for each in node.outputs}
+    if np.dtype(dtype).kind not in "fciu":
         return False
-    if isinstance(op, scalar.Cast):
-        return np.dtype(node.outputs[0].dtype).kind in "fc" or (
-            np.dtype(node.inputs[0].dtype).kind in "iub"
-        )
-    if isinstance(op, (scalar.Neg, scalar.Identity, scalar.Add, scalar.Sub)):
+    if not all(_converts(each.dtype, dtype) for each, part in zip(node.inputs, parts) if part):
+        return False
+    if isinstance(op, (scalar.Cast, scalar.Neg, scalar.Identity, scalar.Add, scalar.Sub)):
         return all(parts)
     if isinstance(op, scalar.Mul):
-        return sum(parts) == 1
+        factors = [each for each, part in zip(node.inputs, parts) if not part]
+        return sum(parts) == 1 and all(map(_is_finite, factors))
     if isinstance(op, scalar.TrueDiv):
-        return parts == [True, False]
+        return parts == [True, False] and _is_finite(node.inputs[1])
     if isinstance(op, scalar.Second):
         return parts == [False, True]
     return False
+
+
+def _converts(before, after):
+    """Return whether parts still add up to the whole in another dtype.
+
+    Sums of small or unsigned integers wrap around where they don't fit, which a wider dtype shows.
+    """
+    if before == after or before == "int64":
+        return True
+    before, after = np.dtype(before), np.dtype(after)
+    if before.kind in "iu":
+        return after.kind in "iu" and after.itemsize <= before.itemsize
+    return after.kind in "fc"
+
+
+def _is_finite(variable):
+    """Return whether the graph says that numbers are finite and not 0: constants and lengths.
+
+    Others are no factors of parts: infinite parts with different signs add up to NaN.
+    """
+    if isinstance(variable, Constant):
+        return bool(np.all(np.isfinite(variable.data) & (variable.data != 0)))
+    if variable.owner is None:
+        return False
+    op, inputs = variable.owner.op, variable.owner.inputs
+    if isinstance(op, (Shape, Shape_i)):
+        return True
+    if isinstance(op, elemwise.Elemwise):
+        return isinstance(op.scalar_op, (scalar.Cast, scalar.Mul)) and all(map(_is_finite, inputs))
+    if isinstance(op, opt.MakeVector):
+        return all(map(_is_finite, inputs))
+    is_same = isinstance(op, (elemwise.DimShuffle, elemwise.Prod, subtensor.Subtensor))
+    is_same = is_same or isinstance(op, (basic.TensorFromScalar, basic.ScalarFromTensor))
+    return is_same and _is_finite(inputs[0])
 
 
 @rule(
@@ -157,6 +192,8 @@ def _reduce(division, node):
     if isinstance(op, scalar.Add):
         return division.apply(node, [value.variable], PART)
     for kind, how in _REDUCED.items():
+        if kind in (scalar.AND, scalar.OR) and node.outputs[0].dtype != "bool":
+            continue  # of the bits of integers
         if isinstance(op, kind):
             [mine] = division.apply(node, [value.variable])
             return [Value(_all_reduce(mine.variable, how))]
@@ -203,8 +240,6 @@ def _dot(division, node):
     inner_x, inner_y = x_ndim - 1, n_batch if y_ndim == n_batch + 1 else y_ndim - 2
     kinds = x.kind, y.kind
     if ROWS not in kinds:
-        if sorted(kinds) == [PART, SAME]:
-            return division.apply(node, [x.variable, y.variable], PART)
         return division.unruled(node)
     if kinds == (ROWS, ROWS):
         if n_batch and x.axis == y.axis == 0:

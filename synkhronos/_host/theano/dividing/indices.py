@@ -115,7 +115,7 @@ def _inc_subtensor(division, node):
 
 def _add_to(division, node, x, y, is_linear):
     """Add parts, or values that are the same, to items of an array that has no rows."""
-    if y.kind == PART:
+    if y.kind == PART and node.inputs[1].dtype == node.outputs[0].dtype:
         rest = [division.same(each) for each in node.inputs[2:]]
         if (x.kind == PART and is_linear) or (x.kind == SAME and number(node.inputs[0]) == 0):
             return division.apply(node, [x.variable, y.variable, *rest], PART)

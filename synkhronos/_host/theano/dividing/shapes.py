@@ -79,6 +79,8 @@ def _reshape(division, node):
         axis, exact = 0, False
         if node.inputs[0].ndim == 1 and node.outputs[0].ndim > 1:
             division.refuse(node, "rows that become several rows in one")
+        if node.outputs[0].ndim > 1:
+            division.keep_whole(node.inputs[0], node.inputs[1])
     elif shape.kind == SAME and value.exact and (_item(node.inputs[1], 0) or 0) > 1:
         # With exactly this number of rows in the call each row becomes one row of the result.
         division.require(_item(node.inputs[1], 0))
