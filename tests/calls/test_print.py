@@ -40,6 +40,7 @@ def lines(rows, title=""):
     ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "n, master, parts",
     [
@@ -61,6 +62,7 @@ synk.close()
     assert sorted(done.stdout.splitlines()) == sorted(expected)
 
 
+@pytest.mark.slow("starts Python, which compiles in C")
 def test_other_functions_print_as_before(script):
     done = script(
         BEGIN

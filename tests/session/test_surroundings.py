@@ -105,6 +105,7 @@ def run(tmp_path, script, form):
     return done.stdout
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("closed", ["<&- >&- 2>&-", ">&-", "<&- 2>&-"])
 def test_no_memory_gets_the_number_of_a_closed_standard_stream(tmp_path, closed):
     opened = tmp_path / "opened"

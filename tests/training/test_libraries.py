@@ -174,6 +174,7 @@ print(type(train).__name__, type(test).__name__, file=sys.stderr)
 """
 
 
+@pytest.mark.slow("starts Python with a library, twice")
 @pytest.mark.parametrize("n", [3])
 def test_a_script_prints_the_same_numbers_on_ranks(tmp_path, n):
     script = tmp_path / "script.py"
