@@ -247,6 +247,12 @@ _RULES = {}
 
 
 def rule(*ops):
+    """Return a decorator that makes a function the rule of these classes of operations.
+
+    A rule takes the division and a node, and returns a `Value` for each output of the node. It
+    raises `CannotDivide` where the outputs would not be those of serial Theano.
+    """
+
     def add(function):
         _RULES.update(dict.fromkeys(ops, function))
         return function
@@ -255,6 +261,10 @@ def rule(*ops):
 
 
 def of_length(division, node, values):
+    """Apply an operation to one length or shape, and to values that are the same on all ranks.
+
+    It is applied twice: to the rank's length, and to the total, the length in serial Theano.
+    """
     [old] = [value for value in values if value.kind in (LENGTH, SHAPE)]
     [mine] = division.apply(node, [value.variable for value in values])
     total = [value.total if value is old else value.variable for value in values]
@@ -264,6 +274,7 @@ def of_length(division, node, values):
 
 
 def number(variable):
+    """Return the number that a variable always is, if the graph says it, else None."""
     try:
         return basic.get_scalar_constant_value(variable)
     except basic.NotScalarConstantError:
