@@ -24,6 +24,7 @@ from synkhronos import _host
 from synkhronos._calls import collective
 from synkhronos._hints import SharedVariable
 from synkhronos._master.current import call
+from synkhronos._master.staging import send_objects
 from synkhronos._rank import commands
 from synkhronos._wording import advise, count, sentence, shown
 from synkhronos.functions import Function
@@ -454,7 +455,7 @@ class _Plan:
     def _send_objects(self, keys, objects, rank):
         if objects:
             chosen = tuple(keys[variable] for variable in objects)
-            collective.send_objects(self._session, chosen, list(objects.values()), rank)
+            send_objects(self._session, chosen, list(objects.values()), rank)
 
 
 def _split(values):

@@ -18,6 +18,7 @@ from synkhronos import _host
 from synkhronos._calls import collective
 from synkhronos._hints import ArrayLike, Rows, SharedVariables, Values
 from synkhronos._master.current import call
+from synkhronos._master.staging import send_objects
 from synkhronos._rank import commands
 from synkhronos._wording import is_bool, truth
 
@@ -88,7 +89,7 @@ def broadcast(
             session.run(commands.Broadcast(array_keys, session.master_rank, nccl))
         if objects:
             object_keys = tuple(keys[variable] for variable in objects)
-            collective.send_objects(session, object_keys, [_host.peek(v) for v in objects], None)
+            send_objects(session, object_keys, [_host.peek(v) for v in objects])
         session.changes.equal(keys.values())
 
 

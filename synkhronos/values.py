@@ -14,6 +14,7 @@ from synkhronos import _host
 from synkhronos._calls import collective
 from synkhronos._hints import RandomState, Rows, SharedVariables, Values
 from synkhronos._master.current import call
+from synkhronos._master.staging import send_objects
 from synkhronos._rank import commands
 from synkhronos._wording import whole_number
 
@@ -72,7 +73,7 @@ def set_value(
         if objects:
             keys = session.registry.keys_of([variables[i] for i in objects])
             session.changes.apart(keys)
-            collective.send_objects(session, keys, [given[i] for i in objects], rank)
+            send_objects(session, keys, [given[i] for i in objects], rank)
 
 
 def get_value(rank: int, shared_vars: SharedVariables) -> Value | tuple[Value, ...]:

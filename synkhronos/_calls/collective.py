@@ -1,7 +1,5 @@
 """The arguments of collectives: checked before a command is sent, and put into shared memory."""
 
-import pickle
-
 import numpy as np
 
 from synkhronos import _host
@@ -217,11 +215,3 @@ def _send_rows(session, staged, rows):
     if rows is None or isinstance(rows, range):
         return rows
     return _stage(session, staged, rows)
-
-
-def send_objects(session, keys, objects, rank) -> None:
-    """Set variables that hold no arrays, on one rank, or on all if `rank` is None."""
-    pickled = pickle.dumps(objects, pickle.HIGHEST_PROTOCOL)
-    # The block owns the memory: it must live until the ranks have read it.
-    _block, reference = session.comm.memory.wrap(pickled)
-    session.run(commands.SetObject(keys, reference, rank))

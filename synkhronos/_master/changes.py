@@ -16,6 +16,7 @@ import weakref
 import numpy as np
 
 from synkhronos import _host
+from synkhronos._master.staging import send_objects
 from synkhronos._rank import commands
 from synkhronos._wording import advise
 
@@ -121,10 +122,7 @@ class Changes:
         if arrays:
             session.run(commands.Broadcast(arrays, session.master_rank))
         if objects:
-            values = [_host.peek(variables[key]) for key in objects]
-            # The block owns the memory: it must live until the ranks have read it.
-            _block, reference = session.comm.memory.wrap(pickle.dumps(values))
-            session.run(commands.SetObject(objects, reference, None))
+            send_objects(session, objects, [_host.peek(variables[key]) for key in objects])
         if states:
             session.run(commands.Spread(states))
 

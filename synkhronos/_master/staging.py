@@ -1,11 +1,13 @@
-"""Arrays of the master in memory that all ranks can fetch from, kept from call to call."""
+"""Values of the master in memory that all ranks can fetch from; arrays are kept between calls."""
 
 import math
+import pickle
 import sys
 from typing import NamedTuple, Optional
 
 import numpy as np
 
+from synkhronos._rank import commands
 from synkhronos._wording import shown
 from synkhronos.comm import Block, Memory, Reference
 
@@ -108,3 +110,11 @@ class StagedInput:
             store.resize(array.shape, keep=False)
         store.array[...] = array
         return store.ref
+
+
+def send_objects(session, keys, objects, rank=None) -> None:
+    """Set variables that hold no arrays, on one rank, or on all if `rank` is None."""
+    pickled = pickle.dumps(objects, pickle.HIGHEST_PROTOCOL)
+    # The block owns the memory: it must live until the ranks have read it.
+    _block, reference = session.comm.memory.wrap(pickled)
+    session.run(commands.SetObject(keys, reference, rank))
