@@ -170,7 +170,7 @@ class Changes:
             return not all(_is_equal(first, other) for other in others)
         first, *others = session.ask(commands.GetObject(key))
         if _host.sparse_format(variable):
-            first, *others = map(pickle.loads, [first, *others])
+            first, *others = [pickle.loads(each) for each in (first, *others)]
             return any(first.shape != other.shape or (first != other).nnz for other in others)
         return any(first != other for other in others)
 

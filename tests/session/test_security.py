@@ -232,6 +232,7 @@ UNPICKLED = {
     ("comm.shared.storage", "_read"): "places",
     ("values", "get_value"): "random states",
     ("checkpoints", "_values"): "random states",
+    ("_master.changes", "_differs"): "sparse values",
 }
 
 
