@@ -320,7 +320,7 @@ if pids[0] == 0:
     gc.collect()
     sys.exit(0)   # through atexit
 print("status", os.waitpid(pids[0], 0)[1])
-print("parent:", f(d), f([1.0, 2.0]))
+print("parent:", f(d), f([1.0, 2.0]), flush=True)
 if os.fork() == 0:
     print("second child:", synk.fork(2))
     g = synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
