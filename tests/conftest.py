@@ -156,6 +156,16 @@ def quickly_compiled():
 
 
 @pytest.fixture
+def compiled_if_thorough(request):
+    """Compile C code in `thorough` combinations only; others compute the same graph in Python."""
+    if request.node.get_closest_marker("thorough"):
+        yield
+        return
+    with compiling.in_python():
+        yield
+
+
+@pytest.fixture
 def other_thread():
     """Run a second thread, which gets the signals that the main thread masks."""
     end = threading.Event()
@@ -174,7 +184,8 @@ def script(tmp_path):
         path = tmp_path / "script.py"
         path.write_text(text)
         here = os.path.dirname(__file__)
-        env = {**os.environ, "PYTHONPATH": here, **kwargs.pop("env", {})}
+        quickly = {} if layouts.ON_DEVICES else {"THEANO_FLAGS": "mode=FAST_COMPILE"}
+        env = {**quickly, **os.environ, "PYTHONPATH": here, **kwargs.pop("env", {})}
         done = subprocess.run(
             [sys.executable, *kwargs.pop("options", ()), str(path)],
             capture_output=True,

@@ -183,7 +183,13 @@ EXPRESSIONS = {
 }
 
 
-@pytest.mark.parametrize("name", EXPRESSIONS)
+COMPILED = ["reshaped to a fixed number", "gradients of convolutions", "gradients of averages"]
+SLOW = pytest.mark.slow("compiles convolutions, or pooling, and their gradients")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=SLOW if name in COMPILED else ()) for name in EXPRESSIONS]
+)
 def test_divided_expressions_have_serial_values(ranks, name):
     v = Variables()
     outputs = EXPRESSIONS[name](v)

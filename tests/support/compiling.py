@@ -7,10 +7,23 @@ from theano.compile import mode
 
 from support.layouts import ON_DEVICES
 
+# The graph of FAST_RUN, computed by Python: only operations that Python can't compute are compiled.
+IN_PYTHON = theano.Mode(theano.gof.vm.VM_Linker(use_cloop=False, c_thunks=False), "fast_run")
+
+
+def quickly():
+    """Compile functions that name no mode in FAST_COMPILE, without a C compiler."""
+    return _by_default(mode.predefined_modes["FAST_COMPILE"])
+
+
+def in_python():
+    """Compile functions that name no mode as FAST_RUN does, but without a C compiler."""
+    return _by_default(IN_PYTHON)
+
 
 @contextlib.contextmanager
-def quickly():
-    """Compile functions that name no mode in FAST_COMPILE, without a C compiler.
+def _by_default(chosen):
+    """Compile functions that name no mode in another one than Theano's.
 
     Theano makes the default mode once, and goes on using it after a change of ``config.mode``. On
     devices nothing changes: their operations have compiled code only.
@@ -19,8 +32,8 @@ def quickly():
         yield
         return
     before = mode.instantiated_default_mode
-    with theano.change_flags(mode="FAST_COMPILE"):
-        mode.instantiated_default_mode = mode.predefined_modes["FAST_COMPILE"]
+    with theano.change_flags(mode="FAST_COMPILE"):  # of the class of those chosen here: Mode
+        mode.instantiated_default_mode = chosen
         try:
             yield
         finally:

@@ -67,6 +67,7 @@ def test_the_flat_vector_stays_where_it_is(ranks):
     assert flat.name == "flat_grad_s" and home.shape == (16,)
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 def test_mixed_dtypes():
     a, b = theano.shared(np.ones(2, "float32"), "a"), theano.shared(np.ones((2, 2)), "b")
     loss = (a**2).sum() + (b**3).sum()
