@@ -269,6 +269,7 @@ def test_after_close(no_session):
 
 
 @pytest.mark.faults
+@pytest.mark.usefixtures("quickly_compiled")
 def test_in_a_broken_session(no_session):
     synk.fork(2)
     known = names(2)

@@ -82,6 +82,7 @@ def test_what_is_right_is_not_told_of(ranks):
             f(X, X[0])
 
 
+@pytest.mark.usefixtures("compiled_if_thorough")
 def test_variables_are_as_without_the_check(ranks):
     x = T.dmatrix("x")
     values = []
@@ -248,6 +249,7 @@ def test_errors_are_those_of_the_call(ranks):
         g(np.ones((4, 3)))
 
 
+@pytest.mark.usefixtures("compiled_if_thorough")
 def test_a_number_of_calls(ranks):
     x = T.dmatrix("x")
     f = synk.function([x], x.sum(), check=1, name="f")

@@ -147,6 +147,7 @@ def test_half_precision_is_weighted_in_single(ranks, width):
     assert (f(rows)[0] == 300).all()
 
 
+@pytest.mark.slow("compiles a network")
 def test_modes_that_check_values(ranks):
     guard = NanGuardMode(True, True, True)
     inputs, params, loss = network("float64")
