@@ -27,6 +27,8 @@ if layouts.ONLY is None or layouts.ONLY.transport != "nccl":
 
 
 def pytest_configure(config):
+    if not layouts.ON_DEVICES:
+        compiling.fold_constants_in_python()
     Watch.stderr = os.dup(2)  # before pytest captures it
     config.add_cleanup(lambda: os.close(Watch.stderr))
     config.pluginmanager.register(Watch())

@@ -45,6 +45,7 @@ MODES = pytest.mark.parametrize("mode", ["FAST_COMPILE", IN_PYTHON], ids=["quick
 
 @MODES
 @pytest.mark.parametrize("name", OF_EACH_ROW)
+@pytest.mark.usefixtures("quickly_compiled")  # for what is inside of scan
 def test_an_average_of_what_each_row_has_is_told_once(ranks, name, mode):
     f = synk.function(
         [X, V], [X.mean(), OF_EACH_ROW[name]], mode=mode, name="f", on_unused_input="ignore"

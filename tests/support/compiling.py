@@ -4,10 +4,12 @@ import contextlib
 
 import theano
 from theano.compile import mode
+from theano.gof.op import PureOp
+from theano.tensor.elemwise import Elemwise
 
 from support.layouts import ON_DEVICES
 
-# The graph of FAST_RUN, computed by Python: only operations that Python can't compute are compiled.
+# The graph of FAST_RUN, computed by Python. Operations that have compiled code only can't run in it.
 IN_PYTHON = theano.Mode(theano.gof.vm.VM_Linker(use_cloop=False, c_thunks=False), "fast_run")
 
 
@@ -38,3 +40,15 @@ def _by_default(chosen):
             yield
         finally:
             mode.instantiated_default_mode = before
+
+
+def fold_constants_in_python():
+    """Have Theano compute constants in Python while it compiles, where it has Python code for them.
+
+    For constant arrays it would compile C code, in any mode, that runs once.
+    """
+
+    def has_python_code(op, node):
+        return type(op).perform is not PureOp.perform and len(node.inputs) < 32
+
+    PureOp.python_constant_folding = Elemwise.python_constant_folding = has_python_code

@@ -38,6 +38,7 @@ def step(rule, dtype="float64", **kwargs):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.sample(1)
 def test_sgd_is_serial_sgd(ranks, dtype):
     train, params, _ = step(updates.sgd, dtype, learning_rate=0.1)
     inputs, expected, loss = model(dtype)

@@ -40,3 +40,10 @@ def test_thorough_combinations_compile(request, number):
     before = theano.compile.mode.get_default_mode()
     request.getfixturevalue("compiled_if_thorough")
     assert (theano.compile.mode.get_default_mode() is before) == (number == 2)
+
+
+def test_constants_are_computed_in_python(monkeypatch):
+    monkeypatch.setattr(theano.gof.cmodule.ModuleCache, "module_from_key", None)
+    f = theano.function([], T.exp(T.arange(3.0)) + T.ones((2, 3)), mode="FAST_COMPILE")
+    assert isinstance(f.maker.fgraph.outputs[0].owner.inputs[0], theano.Constant)
+    np.testing.assert_allclose(f(), np.exp([range(3)] * 2) + 1)
