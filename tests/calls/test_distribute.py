@@ -341,6 +341,7 @@ def test_what_cant_be_unpickled_is_an_error_of_the_rank_and_harms_no_other(ranks
     del bad
 
 
+@pytest.mark.slow("pickles a graph of 1,500 operations")
 def test_deep_graphs_travel(ranks):
     x = T.dvector("x")
     y = x

@@ -9,7 +9,7 @@ from theano.tensor.elemwise import Elemwise
 
 from support.layouts import ON_DEVICES
 
-# The graph of FAST_RUN, computed by Python. Operations that have compiled code only can't run in it.
+# The graph of FAST_RUN, computed by Python. Operations that have no Python code can't run in it.
 IN_PYTHON = theano.Mode(theano.gof.vm.VM_Linker(use_cloop=False, c_thunks=False), "fast_run")
 
 
