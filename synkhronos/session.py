@@ -21,6 +21,8 @@ from synkhronos._master.current import Current as _Current
 from synkhronos._master.current import current
 from synkhronos._master.session import Session
 from synkhronos._wording import count, truth, whole_number
+from synkhronos.comm.mpi import job
+from synkhronos.comm.transports import make_gate_of_machines
 from synkhronos.errors import SessionError
 
 _MOST_THREADS = (1 << 31) - 1  # BLAS and OpenMP take the number as a C int
@@ -132,7 +134,8 @@ def _fork(
     restart,
 ):
     restart = truth("restart", restart)
-    if _Current.session is not None and not restart:
+    session = _Current.session
+    if session is not None and not restart and not session.may_be_replaced:
         raise SessionError(
             "fork() was called while a session is there: only fork once, or close() it before. In a"
             " notebook write fork(restart=True)."
@@ -155,13 +158,23 @@ def _fork(
     master = whole_number("master_rank", master_rank, 0, len(names) - 1)
     if _Current.session is not None:
         close()
+    link, plan = _Current.link, None
+    if link is not None:
+        plan = _plan(
+            link, n_parallel, use_gpu, devices, names, master, threads_per_rank, profile_workers
+        )
+        names = plan.devices
     try:
         # No Ctrl-C between a worker's start and the assignment: else close() would not find it.
         with interrupts_held():
             _release_closed()
             take_standard_streams()
+            gate = None
+            if plan is not None:
+                link.tell(None, plan)
+                gate = make_gate_of_machines(plan.layout(0), master, link, plan.session)
             _Current.session = Session(
-                names, threads, master, profile_workers, follow, check, restart
+                names, threads, master, profile_workers, follow, check, restart, gate
             )
         _Current.session.begin()
     except BaseException as error:
@@ -180,6 +193,14 @@ def _fork(
             close()
             raise
     return len(names)
+
+
+def _plan(link, n_parallel, use_gpu, devices, own, master, threads, profile):
+    """Return the plan of a session on all machines of the job."""
+    link.n_sessions += 1
+    devices = None if devices is None else tuple(devices)
+    wish = job.Wish(link.n_sessions, n_parallel, use_gpu, devices, job.facts())
+    return job.plan(link, wish, own, master, threads, profile)
 
 
 def _check_proc():
@@ -244,12 +265,15 @@ def _close_at_exit():
     if _Current.session is not None:
         close()
     _end_current()
+    link, _Current.link = _Current.link, None
+    if link is not None:
+        link.end()
 
 
 def _leave_in_child():
     """Forget the session in a process that the user forked: its workers belong to the master."""
     session, _Current.session, _Current.lock = _Current.session, None, threading.RLock()
-    _Current.closed = []
+    _Current.closed, _Current.link = [], None
     if session is not None:
         session.leave_in_child()
 

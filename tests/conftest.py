@@ -72,7 +72,7 @@ def keep_one_of_each_test(config, items):
     """
     by_test = {}
     for item in items:
-        if not {"no_session", "script"} & set(item.fixturenames):
+        if not {"no_session", "script"} & set(item.fixturenames) and fits_the_layout(item):
             name = item.nodeid.split("[")[0].replace(str(item.path.parent.name) + "/", "", 1)
             by_test.setdefault(name, []).append(item)
     chosen = set()
@@ -80,6 +80,15 @@ def keep_one_of_each_test(config, items):
         one = zlib.crc32(f"{list(layouts.ONLY.devices)} {name}".encode()) % len(each)
         chosen.update(each if "SYNKHRONOS_TEST_ALL" in os.environ else [each[one]])
     keep(config, items, chosen)
+
+
+def fits_the_layout(item):
+    """Return whether a test can run on the one layout of this run."""
+    if layouts.ONLY.machines == 1:
+        return True
+    marker = item.get_closest_marker("layouts")
+    ranks = {each.ranks for each in marker.args} if marker else {layouts.ONLY.ranks}
+    return layouts.ONLY.ranks in ranks and not item.get_closest_marker("one_machine")
 
 
 def keep(config, items, chosen):

@@ -1,7 +1,7 @@
 """The current session: the only mutable state at module level."""
 
 import threading
-from typing import ContextManager, List, Optional
+from typing import Any, ContextManager, List, Optional
 
 from synkhronos._master.session import Session
 from synkhronos.errors import SessionError
@@ -12,6 +12,7 @@ class Current:
 
     session: Optional[Session] = None
     closed: List[Session] = []  # noqa: RUF012 - with memory to free after a call that is still in
+    link: Any = None  # the connection with other machines, in a job on several
     lock = threading.RLock()  # held while a session begins or ends
 
 

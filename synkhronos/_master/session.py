@@ -34,7 +34,15 @@ class Session:
     """The master's side of one session: its workers, its own rank, and its state."""
 
     def __init__(
-        self, devices, threads, master_rank, profile_workers, follow=False, check=0, adopts=False
+        self,
+        devices,
+        threads,
+        master_rank,
+        profile_workers,
+        follow=False,
+        check=0,
+        adopts=False,
+        gate=None,
     ):
         self.state = State.OPEN
         self.adopts = adopts  # whether functions of closed sessions join it when they are called
@@ -44,6 +52,7 @@ class Session:
         self.master_rank = master_rank
         self.lock = threading.RLock()  # held in a call; calls of other threads wait for it
         self.inside = threading.Lock()  # held in a call; shows a nested call of the same thread
+        self.is_of_run = False  # whether `synkhronos run` has begun it, before the script
         self._death = None
         self._processes = {}
         self.garbage = Garbage()
@@ -53,7 +62,7 @@ class Session:
         self.recording = None  # a Recording while a profile is on
         self.registry = Registry(self)
         self.changes = Changes(self, follow)
-        self.gate = make_gate(self.n_ranks, master_rank)
+        self.gate = make_gate(self.n_ranks, master_rank) if gate is None else gate
         self.worker = Worker(master_rank, self.gate, devices, threads, self._on_release)
         # Weak: the user's references and functions keep the variables alive.
         self.worker.variables = weakref.WeakValueDictionary()
@@ -72,7 +81,7 @@ class Session:
         log.info("ranks on %s; the master is rank %d", ", ".join(self.devices), self.master_rank)
 
     def _start_workers(self, threads, profile):
-        for rank in range(self.n_ranks):
+        for rank in self.gate.ranks_here:
             if rank == self.master_rank:
                 continue
             worker = functools.partial(be_worker, rank, self.gate, self.devices, threads, profile)
@@ -91,6 +100,11 @@ class Session:
                 log.warning("NCCL can't be used (see `synkhronos info`): %s", error)
                 self.run(commands.Leave())
         log.info("arrays of devices travel between ranks through shared memory")
+
+    @property
+    def may_be_replaced(self):
+        """Whether fork() may begin another session in place of this one, which is not used yet."""
+        return self.is_of_run and not self.registry.functions() and not self.registry.data()
 
     @property
     def worker_pids(self):
@@ -240,6 +254,7 @@ class Session:
     def end(self) -> None:
         """Kill the workers that are left, and restore this process. Safe to call in any state."""
         self.state = State.CLOSED
+        self.gate.dismiss()
         kill_all(self._processes.values(), QUIT_SECONDS)
         self.worker.unbind()
         self.registry.unwatch()

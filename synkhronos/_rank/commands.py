@@ -198,16 +198,18 @@ class Assign:
         if self.rank not in (None, worker.rank):
             return
         for key, ref, selection in zip(self.keys, self.values, self.selections):
-            array = worker.fetch(ref)
             if selection is not None:
                 rows = unpack(worker, selection)
             elif self.rank is None:
-                rows = range(len(array))
+                rows = range(ref.shape[0])
             else:
                 rows = None
             if self.rank is None:
                 rows = rows[slice(*partition.share(len(rows), worker.n_ranks, worker.rank))]
-            assign(worker, key, array, rows)
+            if worker.comm.memory.is_near:
+                assign(worker, key, worker.fetch(ref), rows)
+            else:
+                assign(worker, key, worker.fetch(ref, rows))
 
 
 def assign(worker, key, array, rows=None):

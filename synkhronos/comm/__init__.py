@@ -113,6 +113,14 @@ class Gate(ABC):
         _finish_recorded(self)
 
     @property
+    def ranks_here(self) -> range:
+        """The ranks of this machine, whose processes the master starts."""
+        return range(self.n_ranks)
+
+    def dismiss(self) -> None:  # noqa: B027 - on one machine there is nothing to do
+        """Tell the other machines, if there are any, that the session is over."""
+
+    @property
     @abstractmethod
     def is_open(self) -> bool:
         """Whether the workers may still be in a call."""
@@ -276,6 +284,9 @@ class Block(Protocol):
 
 class Memory(ABC):
     """The memory of arrays that commands refer to: the master makes them, all ranks fetch them."""
+
+    # Whether `fetch` returns views, so that it costs nothing to fetch more than is needed.
+    is_near = True
 
     @abstractmethod
     def create(self, nbytes: int) -> Block:

@@ -90,10 +90,11 @@ def remote_cause(reports) -> RemoteTraceback:
     return RemoteTraceback(reports[min(reports)]["traceback"])
 
 
-def worker_died(rank, process) -> WorkerDied:
+def worker_died(rank, process, host="") -> WorkerDied:
     """Return the exception for a worker process that has ended."""
+    where = f" on {host}" if host else ""
     return WorkerDied(
-        f"Worker rank {rank} (process {process.pid}) {_how_it_ended(process.exitcode)}. The "
+        f"Worker rank {rank}{where} (process {process.pid}) {_how_it_ended(process.exitcode)}. The "
         "session has ended: close() and fork() to begin again.",
         rank,
         process.exitcode,
@@ -125,6 +126,13 @@ class Patience:
         )
         what = "come to a reduction with the other ranks" if in_a_meeting else "finish its part"
         log.warning("a call has waited %.0f s for %s to %s", waited, ranks, what)
+
+    def wait_for_hosts(self, hosts) -> None:
+        """Warn, if it is time, with the machines that the call waits for."""
+        waited = time.monotonic() - self._begin
+        if hosts and waited >= self._next:
+            self._next = 2 * waited
+            log.warning("a call has waited %.0f s for %s to finish", waited, " and ".join(hosts))
 
     def end(self) -> None:
         """Log the end of the wait, if there was a warning."""

@@ -4,6 +4,8 @@ from typing import Tuple
 
 from synkhronos._machine.devices import usable_cores
 from synkhronos.comm import Communicator, Gate, nccl, shared, single
+from synkhronos.comm.mpi import communicator
+from synkhronos.comm.mpi.gate import GateOfMachines, LeaderGate, MasterGate
 from synkhronos.comm.shared.gate import SharedGate
 
 
@@ -12,6 +14,14 @@ def make_gate(n_ranks: int, master_rank: int) -> Gate:
     if n_ranks == 1:
         return single.SingleGate(master_rank)
     return SharedGate(n_ranks, master_rank, spin=n_ranks <= usable_cores())
+
+
+def make_gate_of_machines(layout, master_rank: int, link, session: int) -> Gate:
+    """Return the gate of a machine's first process, before it forks the ranks of the machine."""
+    n_ranks = layout.counts[layout.machine]
+    is_first = layout.machine == 0
+    local = SharedGate(n_ranks, master_rank if is_first else 0, n_ranks <= usable_cores())
+    return (MasterGate if is_first else LeaderGate)(local, layout, master_rank, link, session)
 
 
 def kinds_for(devices) -> Tuple[str, ...]:
@@ -36,6 +46,8 @@ def connect(worker, on_release=None) -> Communicator:
         Called when the last view of a block of this rank's memory has gone, with a hashable that
         names the block and a function that frees the memory. By default it is freed at once.
     """
+    if isinstance(worker.gate, GateOfMachines):
+        return communicator.connect(worker, on_release)
     kinds = kinds_for(worker.devices)
     base = single.connect(worker) if kinds[0] == "single" else shared.connect(worker, on_release)
     return nccl.connect(worker, base) if "nccl" in kinds else base

@@ -1,6 +1,6 @@
 """Run a script in a session, as ``python script.py`` would; with --parallel on all ranks.
 
-The script must not call synkhronos.fork() itself.
+A script that calls synkhronos.fork() itself gets its own session; with --parallel it must not.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ import sys
 import types
 
 import synkhronos as synk
+from synkhronos._master.current import Current
+from synkhronos._rank import leader
+from synkhronos.comm.mpi import job
+from synkhronos.comm.mpi.link import Link
 
 INTERRUPTED = 130  # the exit status of shells for a process that a Ctrl-C has ended
 
@@ -54,6 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Fork, run the script, and return the exit status."""
+    if job.n_processes() > 1:
+        link = start_link()
+        if link.machine:
+            sys.path.insert(0, os.path.dirname(os.path.realpath(options.script)))
+            return leader.serve(link)
     try:
         code, file, folder = _compiled(options.script)
     except OSError as error:
@@ -74,12 +83,20 @@ def main(options: argparse.Namespace) -> int:
     except (TypeError, ValueError, ImportError, synk.SessionError) as error:
         print(f"can't start the ranks: {error}", file=sys.stderr)
         return 2
+    Current.session.is_of_run = not options.parallel
     try:
         with synk.parallel() if options.parallel else contextlib.nullcontext():
             return _run(code, file, folder, options)
     finally:
         if synk.status().state == "open":
             synk.close()
+
+
+def start_link() -> Link:
+    """Start the carrier of this machine; wait until all machines of the job have one."""
+    link = Current.link = Link()
+    link.begin()
+    return link
 
 
 def _compiled(script):

@@ -30,9 +30,12 @@ class Layout:
     master: int = 0
     devices: Tuple[str, ...] = ()
     transport: str = "shared"
+    machines: int = 1
 
     def __str__(self):
         parts = [f"{self.ranks}ranks-master{self.master}", *self.devices]
+        if self.machines > 1:
+            parts = [f"{self.machines}machines", *parts]
         return "-".join(parts if self.transport == "shared" else [*parts, self.transport])
 
     @property
@@ -53,11 +56,15 @@ class Layout:
             stand_in.install()
         if self.devices:
             return synk.fork(devices=list(self.devices), master_rank=self.master, **kwargs)
-        return synk.fork(self.ranks, master_rank=self.master, **kwargs)
+        return synk.fork(self.ranks // self.machines, master_rank=self.master, **kwargs)
 
 
 def from_environment():
     """Return the layout of all suites of this run, or None if each suite has its own."""
+    machines = os.environ.get("SYNKHRONOS_TEST_MACHINES")  # such as 2x1: 2 machines, a rank on each
+    if machines:
+        n_machines, n_ranks = map(int, machines.split("x"))
+        return Layout(n_machines * n_ranks, machines=n_machines)
     named = os.environ.get("SYNKHRONOS_TEST_DEVICES")
     if not named:
         return None
@@ -68,6 +75,7 @@ def from_environment():
 
 
 ONLY = from_environment()
+ON_MACHINES = ONLY is not None and ONLY.machines > 1
 ON_DEVICES = ONLY is not None and ONLY.is_on_devices
 IS_MIXED = ONLY is not None and ONLY.is_mixed
 

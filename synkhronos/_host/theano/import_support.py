@@ -149,6 +149,23 @@ def fill_downsample(downsample):
     downsample.max_pool_2d = max_pool_2d
 
 
+def hide_mpi(module):
+    """Keep ``theano.tensor.io`` from starting MPI, as it does wherever mpi4py is installed.
+
+    A process that has started MPI must not be forked, and in a job that mpirun has started it takes
+    the place of the process that is to use MPI. A script that imports mpi4py's MPI itself keeps
+    what Theano does with it.
+    """
+    if "mpi4py.MPI" not in sys.modules:
+        sys.modules["mpi4py.MPI"] = None
+
+
+def show_mpi(module):
+    """Undo `hide_mpi`."""
+    if sys.modules.get("mpi4py.MPI", module) is None:
+        del sys.modules["mpi4py.MPI"]
+
+
 def _nothing(module):
     pass
 
@@ -164,8 +181,13 @@ def _spec_of_substitute(name):
     return ModuleSpec(name, Loader()) if name in SUBSTITUTES else None
 
 
-PREPARERS = {"downhill": restore_collections, "keras": restore_collections}
+PREPARERS = {
+    "downhill": restore_collections,
+    "keras": restore_collections,
+    "theano.tensor.io": hide_mpi,
+}
 FINISHERS = {
+    "theano.tensor.io": show_mpi,
     "theano.configparser": set_defaults,
     "theano.gof.compilelock": wait_in_silence,
     "theano.tensor.blas": split_like_a_shell,

@@ -76,6 +76,9 @@ class SharedGate(Notices, Gate):
     it has ended.
     """
 
+    # With several machines: the first of this one's ranks, and its name, for messages.
+    first_rank, host = 0, ""
+
     def __init__(self, n_ranks: int, master_rank: int, spin: bool):
         super().__init__(n_ranks, master_rank)
         self._spins, self._yields = (SPINS, False) if spin else (YIELDS, True)
@@ -162,6 +165,11 @@ class SharedGate(Notices, Gate):
         # The number of the call, so that the next call need not clear it.
         self._cells[ABORT] = self._cells[SEQUENCE]
         self._wake_all()
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether the present call has been aborted."""
+        return self._cells[ABORT] == self._cells[SEQUENCE]
 
     def meet(self) -> None:
         """Wait inside a call until every rank has come to its meeting of the same number."""
@@ -345,7 +353,7 @@ class SharedGate(Notices, Gate):
         for rank, process in self._processes.items():
             if process.sentinel in ended:
                 process.join(1)  # the exit status arrives a moment after the sentinel has closed
-                raise reports.worker_died(rank, process)
+                raise reports.worker_died(self.first_rank + rank, process, self.host)
 
     def close_in_child(self) -> None:
         """Close the master's ends of the life pipes, in a process that is not the master."""

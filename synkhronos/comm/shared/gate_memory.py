@@ -74,10 +74,17 @@ class Notices:
         The ranks must meet once more before the next ballot: the first rank to leave this meeting
         would otherwise overwrite its ballot before the others have read it.
         """
-        self._cells[self._line(self.rank) + BALLOT] = ballot
+        self.vote(ballot)
         self.meet()
-        ballots = {self._cells[self._line(rank) + BALLOT] for rank in range(self.n_ranks)}
-        return len(ballots) == 1
+        return len({self.ballot(rank) for rank in range(self.n_ranks)}) == 1
+
+    def vote(self, ballot: int) -> None:
+        """Publish a number; the other ranks read it after the next meeting."""
+        self._cells[self._line(self.rank) + BALLOT] = ballot
+
+    def ballot(self, rank: int) -> int:
+        """Return the number that a rank has published."""
+        return self._cells[self._line(rank) + BALLOT]
 
     def hindmost(self, ranks, kind: int, value: int) -> list:
         """Return those of `ranks` that hold up the others in a wait for cells to reach a value.

@@ -35,7 +35,7 @@ class SharedOutputs(Outputs):
     def __init__(self, memory):
         self._memory = memory
         self._buffers = {}  # key -> (segment, views), of this rank
-        self._received = {}  # (key, rank) -> (segment ref, views), on the master
+        self._received = {}  # (key, rank) -> (segment ref, views, places), on the master
 
     def deposit(self, key, parts):
         """Copy the parts into this rank's buffer; return its layout if it is a new one."""
@@ -76,7 +76,7 @@ class SharedOutputs(Outputs):
             # The worker has dropped the old segment already; here it would stay mapped.
             self._memory.forget([old[0]])
         segment = self._memory.attach(answer.segment)
-        self._received[answer.key, rank] = answer.segment, _views(segment, answer)
+        self._received[answer.key, rank] = answer.segment, _views(segment, answer), answer.parts
         return True
 
     def collect(self, key, rank):
@@ -85,6 +85,11 @@ class SharedOutputs(Outputs):
             return self._received[key, rank][1]
         except KeyError:
             raise SessionError("The session was closed in the middle of a call.") from None
+
+    def places(self, key, rank):
+        """Return the places of these parts: (segment, dtype, shape, offset) each."""
+        segment, _, parts = self._received[key, rank]
+        return [(segment, *part) for part in parts]
 
     def forget(self, key):
         """Drop the buffer of function `key`, and views of other ranks' buffers for it."""

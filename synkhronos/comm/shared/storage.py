@@ -94,7 +94,7 @@ class Storage:
         self._retired = []  # regions that this command has replaced
         self._spares = {}  # key -> the region before the present one, see `new_region`
         self._written = 0, 0  # the generation of this rank's log, and its length
-        # rank -> key -> (segment, arrays), or their Place until they are first asked for
+        # rank -> key -> (segment, arrays, place), or the Place until they are first asked for
         self._others = [{} for _ in range(worker.n_ranks)]
         self._heard = [0] * worker.n_ranks  # generation and length of each log, as far as read
         # Weak: a segment stays mapped for as long as `_others` has an array in it.
@@ -325,7 +325,8 @@ class Storage:
             self._others[rank].update(pickle.loads(log[at : at + length]))
             at += length
 
-    def _arrays_of(self, rank, key):
+    def arrays_of(self, rank, key):
+        """Return the arrays of a key's region on one rank: views."""
         if rank == self._worker.rank:
             return self._own[key].arrays
         found = self._others[rank][key]
@@ -333,20 +334,27 @@ class Storage:
             found = self._others[rank][key] = self._attach(found)
         return found[1]
 
+    def places(self, rank, key) -> list:
+        """Return the places of a key's arrays on one rank: (segment, dtype, shape, offset) each."""
+        place = self._own[key].place if rank == self._worker.rank else self._others[rank][key]
+        if not isinstance(place, Place):
+            place = place[2]
+        return [(place.segment, *array) for array in place.arrays]
+
     def _attach(self, place):
         segment = self._attached.get(place.segment)
         if segment is None:
             segment = self._memory.open(place.segment)
             self._attached[place.segment] = segment
-        return segment, [segment.array(*array) for array in place.arrays]
+        return segment, [segment.array(*array) for array in place.arrays], place
 
     def arrays(self, key):
         """Return the list of arrays of each rank, in rank order."""
-        return [self._arrays_of(rank, key) for rank in range(self._worker.n_ranks)]
+        return [self.arrays_of(rank, key) for rank in range(self._worker.n_ranks)]
 
     def value_of(self, rank, key):
         """Return the value of a variable on one rank: a view."""
-        return self._arrays_of(rank, key)[0]
+        return self.arrays_of(rank, key)[0]
 
     def values(self, key):
         """Return the value of a variable on each rank, in rank order: views."""

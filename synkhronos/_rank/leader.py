@@ -1,0 +1,118 @@
+"""The life of a leader: the first process of a machine that is not the master's.
+
+It waits for the master's sessions. In each it starts the ranks of its machine, and is the first of
+them.
+"""
+
+import functools
+import gc
+
+from synkhronos._machine.devices import default_threads, resolve
+from synkhronos._machine.interrupts import interrupts_held
+from synkhronos._machine.log import log
+from synkhronos._machine.processes import ForkedProcess, join_all, kill_all
+from synkhronos._rank import commands
+from synkhronos._rank.worker import Worker, be_worker
+from synkhronos.comm import Aborted
+from synkhronos.comm.mpi import job
+from synkhronos.comm.mpi.gate import SessionOver
+from synkhronos.comm.mpi.link import JobEnded
+from synkhronos.comm.transports import make_gate_of_machines
+from synkhronos.errors import WorkerDied
+
+_END_SECONDS = 5.0
+
+
+def serve(link) -> int:
+    """Serve the master's sessions until the job ends; return the exit status."""
+    try:
+        while True:
+            _, message = link.wait_for_message()
+            if isinstance(message, job.Wish):
+                link.tell(0, ("offer", message.session, job.facts(), *_offer(message)))
+            elif isinstance(message, job.Plan):
+                _Session(link, message).run()
+    except JobEnded as end:
+        if end.is_regular:
+            return 0
+        log.error("%s", end)
+        return 1
+
+
+def _offer(wish):
+    """Return the devices of this machine for a session, or what is in the way."""
+    try:
+        return resolve(wish.n_parallel, wish.use_gpu, wish.devices), None
+    except Exception as error:
+        return (), f"{error}"
+
+
+class _Session:
+    """One session on this machine."""
+
+    def __init__(self, link, plan):
+        layout = plan.layout(link.machine)
+        gc.freeze()  # as in workers: the collections of `Forget` are short
+        self._link, self._session = link, plan.session
+        self._gate = make_gate_of_machines(layout, plan.master_rank, link, plan.session)
+        self._processes = []
+        ranks = layout.ranks()
+        threads = default_threads(len(ranks)) if plan.threads is None else plan.threads
+        with interrupts_held():
+            for rank in ranks[1:]:
+                life = functools.partial(
+                    be_worker, rank, self._gate, plan.devices, threads, plan.profile
+                )
+                process = ForkedProcess(life)
+                self._processes.append(process)
+                self._gate.watch(rank, process)
+        self._worker = Worker(ranks[0], self._gate, plan.devices, threads)
+        self._gate.on_answer = self._hear
+
+    def run(self):
+        """Run the master's commands until the session is over."""
+        quits = False
+        try:
+            while self._worker.running:
+                self._run_command()
+            quits = True
+        except JobEnded:
+            raise
+        except WorkerDied as death:
+            log.error("%s", death)
+            self._link.tell(0, ("died", self._session, str(death), death.rank, death.exitcode))
+        except SessionOver:
+            pass
+        finally:
+            if quits:
+                join_all(self._processes, _END_SECONDS)
+            kill_all(self._processes, _END_SECONDS)
+            for process in self._processes:
+                process.close()
+            self._worker.unbind()
+            self._worker.comm.close()
+            self._worker.replicas.clear()
+            self._gate.close()
+
+    def _run_command(self):
+        gate, worker = self._gate, self._worker
+        reply = error = command = None
+        worker.comm.outputs.begin_call()
+        try:
+            command = gate.next_command()
+            reply = command.run(worker)
+        except Aborted:
+            pass
+        except (WorkerDied, SessionOver):
+            raise
+        except BaseException as caught:
+            error = caught
+        exposed = None
+        if isinstance(command, commands.Expose):
+            exposed = command.keys, command.rank
+        gate.parts = functools.partial(worker.comm.parts_of_machine, exposed)
+        gate.worker_finish(reply, error)
+
+    def _hear(self, rank, answer):
+        if not self._worker.comm.outputs.hear(rank, answer):
+            self._gate.answers.append((rank, answer))

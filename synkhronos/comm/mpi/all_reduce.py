@@ -1,0 +1,203 @@
+"""All-reduce between machines: the messages, and the machine that computes each part.
+
+    cut the arrays into chunks; chunk c belongs to machine c mod M
+    1   every machine ── its values of chunk c ──▶ the owner of c, which reduces them
+    2   the owner of c ── the result ──▶ every machine
+
+Each machine sends and receives 2 (M - 1) / M of the bytes, the least that is possible (Patarasuk
+and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009). The owner
+reduces in the order of the machines, so that the bits of a result depend on nothing but the layout,
+and all machines get the same. Chunks are under way in both steps at the same time.
+
+Nothing here waits: `AllReduce.progress` does what can be done now.
+"""
+
+import collections
+
+import numpy as np
+
+from synkhronos._arithmetic.blocks import reduce_block
+
+CHUNK = 1 << 18  # bytes
+_WINDOW = 8  # messages to or from one machine that are under way in each step
+
+
+class AllReduce:
+    """One all-reduce of a list of arrays, in place.
+
+    Parameters
+    ----------
+    wire : object
+        With ``send(machine, buffer, tag)`` and ``receive(machine, buffer, tag)``, which return
+        requests with a method ``Test``.
+    machine, n_machines : int
+    arrays : list of numpy.ndarray
+        Contiguous; of the same shapes and dtypes on all machines.
+    ops : list of str
+    divisor : float
+        For averages.
+    tag : int
+        This one and the next are used.
+    compress : bool
+        Whether floats cross the network in half precision.
+    """
+
+    def __init__(self, wire, machine, n_machines, arrays, ops, divisor, tag, compress=False):
+        self._wire, self._machine, self._n_machines = wire, machine, n_machines
+        self._ops, self._divisor, self._compress = ops, divisor, compress
+        self._flat = [array.reshape(-1) for array in arrays]
+        self._chunk_list = list(self._chunks())
+        numbers = range(len(self._chunk_list))
+        self._mine = [c for c in numbers if c % n_machines == machine]
+        self._sources = {}  # own chunk -> machine -> values that have come
+        self._results = {}  # own chunk -> result
+        self._spreading = []  # the streams of results to other machines
+        self._streams = []
+        for other in range(n_machines):
+            if other != machine:
+                theirs = [c for c in numbers if c % n_machines == other]
+                self._add_streams(other, theirs, tag)
+
+    def _add_streams(self, other, theirs, tag):
+        """Add the four streams of messages between this machine and another one."""
+        results = _Stream(self._receive_result, theirs, self._keep, waits=True)
+        spread = _Stream(self._send_result, self._mine, None, waits=True)
+        self._spreading.append(spread)
+        self._streams += [
+            # A result is received where the values were, so after these have been sent.
+            _Stream(self._send_values, theirs, lambda chunk, *_: results.may.add(chunk)),
+            _Stream(self._receive_values, self._mine, self._take),
+            results,
+            spread,
+        ]
+        for stream in self._streams[-4:]:
+            stream.machine, stream.tag = other, tag
+
+    def progress(self) -> bool:
+        """Do what can be done now; return whether the all-reduce has ended."""
+        self._streams = [stream for stream in self._streams if not stream.progress()]
+        return not self._streams
+
+    def _chunks(self):
+        """Yield lists of (position, begin, end): parts of arrays of one dtype and operation."""
+        pieces, room, kind = [], CHUNK, None
+        for position, array in enumerate(self._flat):
+            here = array.dtype, self._ops[position]
+            at = 0
+            while at < array.size:
+                if pieces and (here != kind or room < array.itemsize):
+                    yield pieces
+                    pieces, room = [], CHUNK
+                kind = here
+                end = min(at + max(room // array.itemsize, 1), array.size)
+                pieces.append((position, at, end))
+                room -= (end - at) * array.itemsize
+                at = end
+        if pieces:
+            yield pieces
+
+    def _dtype(self, pieces):
+        """Return the dtype in which a chunk crosses the network."""
+        dtype = self._flat[pieces[0][0]].dtype
+        return np.dtype(np.float16) if self._compress and dtype.kind == "f" else dtype
+
+    def _values(self, pieces):
+        """Return this machine's values of a chunk, as they are sent: a view if that is possible."""
+        if len(pieces) == 1:
+            position, begin, end = pieces[0]
+            values = self._flat[position][begin:end]
+        else:
+            values = np.concatenate([self._flat[p][begin:end] for p, begin, end in pieces])
+        return values.astype(self._dtype(pieces), copy=False)
+
+    def _empty(self, pieces):
+        return np.empty(sum(end - begin for _, begin, end in pieces), self._dtype(pieces))
+
+    def _send_values(self, chunk, machine, tag):
+        values = self._values(self._chunk_list[chunk])
+        return self._wire.send(machine, values, tag), values
+
+    def _receive_values(self, chunk, machine, tag):
+        buffer = self._empty(self._chunk_list[chunk])
+        return self._wire.receive(machine, buffer, tag), buffer
+
+    def _send_result(self, chunk, machine, tag):
+        result = self._results[chunk]
+        return self._wire.send(machine, result, tag + 1), result
+
+    def _receive_result(self, chunk, machine, tag):
+        pieces = self._chunk_list[chunk]
+        position, begin, end = pieces[0]
+        place = self._flat[position][begin:end]
+        in_place = len(pieces) == 1 and self._dtype(pieces) == place.dtype
+        buffer = place if in_place else self._empty(pieces)
+        return self._wire.receive(machine, buffer, tag + 1), buffer
+
+    def _take(self, chunk, machine, values):
+        """Take another machine's values of an own chunk; reduce it when all have come."""
+        pieces = self._chunk_list[chunk]
+        sources = self._sources.setdefault(chunk, {self._machine: self._values(pieces)})
+        sources[machine] = values
+        if len(sources) < self._n_machines:
+            return
+        del self._sources[chunk]
+        result = self._results[chunk] = self._empty(pieces)
+        ordered = [sources[machine] for machine in range(self._n_machines)]
+        reduce_block(self._ops[pieces[0][0]], ordered, result, self._divisor)
+        self._keep(chunk, self._machine, result)
+        for stream in self._spreading:
+            stream.may.add(chunk)
+
+    def _keep(self, chunk, machine, result):
+        """Write a result into the arrays, unless it was received there."""
+        at = 0
+        for position, begin, end in self._chunk_list[chunk]:
+            place = self._flat[position][begin:end]
+            if not np.may_share_memory(place, result):
+                place[...] = result[at : at + end - begin]
+            at += end - begin
+
+
+class _Stream:
+    """The messages in one step to or from one machine, in order; a few are under way at a time.
+
+    Attributes
+    ----------
+    may : set of int, or None
+        The chunks that can be sent or received already; None for all.
+    """
+
+    machine = tag = 0
+
+    def __init__(self, begin, chunks, on_end, waits=False):
+        self._begin, self._on_end = begin, on_end
+        self._chunks = collections.deque(chunks)
+        self.may = set() if waits else None
+        self._under_way = collections.deque()
+
+    def progress(self):
+        """Do what can be done now; return whether all messages have been sent or received."""
+        while self._under_way and self._under_way[0][1].Test():
+            chunk, _, buffer = self._under_way.popleft()
+            if self._on_end is not None:
+                self._on_end(chunk, self.machine, buffer)
+        while self._chunks and len(self._under_way) < _WINDOW:
+            chunk = self._chunks[0]
+            if self.may is not None and chunk not in self.may:
+                break
+            self._chunks.popleft()
+            self._under_way.append((chunk, *self._begin(chunk, self.machine, self.tag)))
+        return not (self._chunks or self._under_way)
+
+
+def reduce_all(sources, ops, divisor, compress, out):
+    """Reduce lists of small arrays, one of each machine, in that order, into `out`."""
+    for position, target in enumerate(out):
+        values = [each[position] for each in sources]
+        if compress and target.dtype.kind == "f":
+            values = [each.astype(np.float16) for each in values]
+            result = np.empty(target.shape, np.float16)
+        else:
+            result = np.empty(target.shape, target.dtype)
+        reduce_block(ops[position], values, result, divisor)
+        target[...] = result

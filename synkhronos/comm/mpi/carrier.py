@@ -1,0 +1,503 @@
+"""The carrier of a machine: the process that speaks MPI, for all ranks there.
+
+    script or leader ── Unix socket ──┐                            ┌── script or leader
+    rank             ── Unix socket ──┤ carrier ═══ MPI ═══ carrier├── rank
+    segments of shared memory ── mapped ┘                            └ mapped ── segments
+
+Theano holds Python's lock while it computes, so a rank can't move data meanwhile; and a process
+that has begun MPI must not be forked. So MPI has a process of its own, which the first process of
+the machine starts. It reads and writes the segments of the ranks where they are.
+
+A message is a tuple whose first item names it: `Carrier` has a method ``from_rank_...`` or
+``from_machine_...`` for each. Messages between two carriers keep their order. What is large goes in
+a message of its own, announced by a small one, so that both sides are ready for it.
+"""
+
+import collections
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+
+import mpi4py
+
+mpi4py.rc.threads = False  # only one thread calls MPI
+
+import numpy as np  # noqa: E402
+from mpi4py import MPI  # noqa: E402
+
+from synkhronos._arithmetic.partition import take_rows  # noqa: E402
+from synkhronos._machine.shared_memory import Segments  # noqa: E402
+from synkhronos.comm.mpi.all_reduce import AllReduce, reduce_all  # noqa: E402
+from synkhronos.comm.mpi.channel import Channel, Closed  # noqa: E402
+
+SMALL = 1 << 15  # bytes that travel in the message that announces them
+_PART = 1 << 20  # bytes of an array in one message
+_AWAKE_SECONDS = 0.002  # after something has happened, the carrier looks without a pause
+_NAPS = (
+    (0.1, 0.0002),
+    (10.0, 0.001),
+    (float("inf"), 0.005),
+)  # (idle for so long, seconds of a nap)
+HEARTBEAT_SECONDS = 1.0
+LOST_SECONDS = 8.0  # a machine that has not been heard of for this long is lost
+_MESSAGE, _BULK, _REDUCE = 1, 2, 1 << 12  # tags
+
+
+class _Fetch:
+    """An array of another machine on its way to this one."""
+
+    def __init__(self):
+        self.waiting = []  # (channel, number) of each rank that wants it
+        self.answer = None
+
+
+class Carrier:
+    """The event loop of a carrier."""
+
+    def __init__(self, leader, listener):
+        self._comm = MPI.COMM_WORLD.Dup()
+        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.machine, self.n_machines = self._comm.rank, self._comm.size
+        self._others = [m for m in range(self.n_machines) if m != self.machine]
+        self._segments = Segments()
+        self._leader, self._listener = leader, listener
+        self._channels = {leader.fileno(): leader}
+        self._poll = select.poll()
+        self._poll.register(leader, select.POLLIN)
+        self._poll.register(listener, select.POLLIN)
+        self._sending = []  # (request, buffer)
+        self._receiving = []  # (request, buffer, what to do then)
+        self._rounds = {}  # id -> _Round
+        self._ready = collections.defaultdict(dict)  # id -> machine -> announcement
+        self._over = {}  # machine -> session, call, number of exchanges: of an aborted call
+        self._settling = None  # (channel, id, session, sequence)
+        self._fetches = {}  # number -> _Fetch
+        self._fetched = {}  # what -> _Fetch of this call, for whole arrays
+        self._numbers = 0
+        self._lent, self._free = [], []  # segments: with arrays of this call, and unused ones
+        self._heard = dict.fromkeys(self._others, time.monotonic())
+        self._beat = 0.0
+        self.is_running = True
+        self._leader.post(("hello", self.machine, self.n_machines))
+
+    def run(self) -> None:
+        """Carry messages until the leader or the first machine says that it is over."""
+        last = time.monotonic()
+        while self.is_running:
+            busy = self._rounds or self._receiving or self._sending
+            now = time.monotonic()
+            idle = now - last
+            if busy or idle < _AWAKE_SECONDS:
+                nap = 0
+                if not busy:
+                    os.sched_yield()
+            else:
+                nap = next(nap for limit, nap in _NAPS if idle < limit)
+            happened = self._serve_ranks(nap)
+            happened |= self._serve_machines()
+            happened |= self._move()
+            if happened:
+                last = time.monotonic()
+            elif busy:
+                os.sched_yield()
+            if now - self._beat > HEARTBEAT_SECONDS:
+                self._beat = now
+                self._send_heartbeats(now)
+        for request, _ in self._sending:
+            _wait_at_most(request, 1.0)
+
+    def _serve_ranks(self, seconds):
+        happened = False
+        for fd, _ in self._poll.poll(1000 * seconds):
+            happened = True
+            if fd == self._listener.fileno():
+                self._accept()
+                continue
+            channel = self._channels[fd]
+            try:
+                channel.flush()
+                messages = channel.receive()
+            except Closed:
+                self._drop(channel)
+                continue
+            for name, *rest in messages:
+                getattr(self, f"from_rank_{name}")(channel, *rest)
+        for channel in [c for c in self._channels.values() if c.has_unsent]:
+            self._post(channel)
+        return happened
+
+    def _post(self, channel, *message):
+        try:
+            if message:
+                channel.post(message)
+            else:
+                channel.flush()
+        except Closed:
+            self._drop(channel)
+
+    def _accept(self):
+        connection, _ = self._listener.accept()
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        _, user, _ = struct.unpack("3i", credentials)
+        if user != os.getuid():
+            return connection.close()
+        channel = Channel(connection)
+        self._channels[channel.fileno()] = channel
+        self._poll.register(channel, select.POLLIN)
+
+    def _drop(self, channel):
+        if channel.fileno() not in self._channels:
+            return
+        self._poll.unregister(channel)
+        del self._channels[channel.fileno()]
+        if channel is self._leader:
+            # It has ended without a word: the other machines end their parts.
+            self._tell_all("end", f"The first process on {socket.gethostname()} has ended.")
+            self.is_running = False
+        channel.close()
+
+    def _serve_machines(self):
+        status, happened = MPI.Status(), False
+        while self._comm.Iprobe(MPI.ANY_SOURCE, _MESSAGE, status):
+            happened = True
+            data = bytearray(status.Get_count(MPI.BYTE))
+            machine = status.Get_source()
+            self._comm.Recv([data, MPI.BYTE], machine, _MESSAGE)
+            self._heard[machine] = time.monotonic()
+            name, *rest = pickle.loads(data)
+            getattr(self, f"from_machine_{name}")(machine, *rest)
+        return happened
+
+    def _move(self):
+        """Go on with what is under way."""
+        happened = False
+        if self._sending:
+            left = [each for each in self._sending if not each[0].Test()]
+            happened = len(left) < len(self._sending)
+            self._sending = left
+        for each in [each for each in self._receiving if each[0].Test()]:
+            happened = True
+            self._receiving.remove(each)
+            each[2]()
+        for id, work in list(self._rounds.items()):
+            if work.progress():
+                happened = True
+                del self._rounds[id]
+        if self._settling is not None:
+            self._settle()
+        return happened
+
+    def _settle(self):
+        """Drop reductions that not all machines have begun; answer when none is open."""
+        channel, id, session, sequence = self._settling
+        for key, work in list(self._rounds.items()):
+            if key[0] < session or (not work.has_started and self._is_given_up(key)):
+                del self._rounds[key]
+        if not any(key[:2] == (session, sequence) for key in self._rounds):
+            for key in [key for key in self._ready if key[:2] <= (session, sequence)]:
+                del self._ready[key]
+            self._settling = None
+            self._post(channel, "done", id, None)
+
+    def _is_given_up(self, key):
+        session, sequence, number = key
+        return any(
+            over[:2] == (session, sequence) and over[2] < number for over in self._over.values()
+        )
+
+    def _send_heartbeats(self, now):
+        others = self._others if self.machine == 0 else [0]
+        for machine in others:
+            self.tell(machine, "alive")
+        for machine in self._others:
+            if (0 in (machine, self.machine)) and now - self._heard[machine] > LOST_SECONDS:
+                self._lose(machine)
+                return
+
+    def _lose(self, machine):
+        self._post(self._leader, "lost", machine, now_silent(LOST_SECONDS))
+        for other in self._others:
+            if other != machine:
+                self.tell(other, "end", f"Machine {machine} is lost.")
+        self._heard[machine] = float("inf")
+
+    def tell(self, machine, *message):
+        """Send a message to the carrier of another machine."""
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        self._sending.append((self._comm.Isend([data, MPI.BYTE], machine, _MESSAGE), data))
+
+    def _tell_all(self, *message):
+        for machine in self._others:
+            self.tell(machine, *message)
+
+    def send(self, machine, buffer, tag):
+        """Send an array; return the request."""
+        return self._comm.Isend([_bytes(buffer), MPI.BYTE], machine, tag)
+
+    def receive(self, machine, buffer, tag):
+        """Receive an array; return the request."""
+        return self._comm.Irecv([_bytes(buffer), MPI.BYTE], machine, tag)
+
+    def from_rank_tell(self, channel, to, message):
+        """Pass a message on to the leaders of one machine, or of all others."""
+        for machine in self._others if to is None else [to]:
+            self.tell(machine, "told", message)
+
+    def from_rank_begin(self, channel):
+        """Begin a call: arrays that the last one fetched are not needed any more."""
+        self._free += self._lent
+        self._lent.clear()
+        self._fetched.clear()
+
+    def from_rank_forget(self, channel, references):
+        """Drop the maps of segments that their ranks have released."""
+        self._segments.forget(references)
+
+    def from_rank_fetch(self, channel, number, machine, place, rows, axis, is_whole):
+        """Get some rows of an array of another machine, and answer with a segment that has them."""
+        what = (machine, place, repr(rows), axis)
+        fetch = self._fetched.get(what)
+        if fetch is not None:
+            if fetch.answer is None:
+                fetch.waiting.append((channel, number))
+            else:
+                self._post(channel, "fetched", number, *fetch.answer)
+            return
+        fetch = _Fetch()
+        fetch.waiting.append((channel, number))
+        self._numbers += 1
+        self._fetches[self._numbers] = fetch
+        if is_whole:
+            self._fetched[what] = fetch
+        self.tell(machine, "want", self._numbers, place, rows, axis)
+
+    def from_rank_reduce(self, channel, id, places, ops, divisor, layout, compress):
+        """Reduce arrays over the machines, in place."""
+        arrays = [self._open(place) for place in places]
+        work = _Round(self, channel, id, arrays, ops, divisor, layout, compress)
+        self._rounds[id] = work
+        for machine in self._others:
+            self.tell(machine, "ready", id, layout, work.inline)
+
+    def from_rank_spread(self, channel, id, root, places):
+        """Copy arrays from the machine `root` to all others; answer when they are there."""
+        arrays = [self._open(place) for place in places]
+        if self.machine == root:
+            for machine in self._others:
+                for array in arrays:
+                    for part in _parts(array):
+                        self._sending.append((self.send(machine, part, _BULK), part))
+            return self._post(channel, "done", id, None)
+        pending = [part for array in arrays for part in _parts(array)]
+        left = len(pending)
+
+        def one_less():
+            nonlocal left
+            left -= 1
+            if not left:
+                self._post(channel, "done", id, None)
+
+        for part in pending:
+            self._receiving.append((self.receive(root, part, _BULK), part, one_less))
+        if not pending:
+            self._post(channel, "done", id, None)
+
+    def from_rank_settle(self, channel, id, session, sequence, count):
+        """Tell all how many exchanges of a call were begun here; answer when none is open."""
+        begun = count[1] if count[0] == sequence else 0
+        self._over[self.machine] = session, sequence, begun
+        self._tell_all("over", session, sequence, begun)
+        self._settling = channel, id, session, sequence
+
+    def from_rank_end(self, channel, reason):
+        """End this carrier, and those of all other machines."""
+        self._tell_all("end", reason)
+        self.is_running = False
+
+    def from_machine_alive(self, machine):
+        """Take note: the time was written down already."""
+
+    def from_machine_told(self, machine, message):
+        """Pass a message on to the leader of this machine."""
+        self._post(self._leader, "told", machine, message)
+
+    def from_machine_end(self, machine, reason):
+        """End, because another machine has."""
+        self._post(self._leader, "end", reason)
+        self.is_running = False
+
+    def from_machine_want(self, machine, number, place, rows, axis):
+        """Send rows of an array of this machine."""
+        try:
+            array = self._open(place)
+            if rows is not None:
+                array = take_rows(array, rows, axis=axis)
+            array = np.ascontiguousarray(array).reshape(array.shape)
+        except Exception as error:
+            return self.tell(machine, "failed", number, f"{type(error).__name__}: {error}")
+        if array.nbytes <= SMALL:
+            return self.tell(machine, "here", number, array.dtype.str, array.shape, array.tobytes())
+        self.tell(machine, "coming", number, array.dtype.str, array.shape)
+        for part in _parts(array):
+            self._sending.append((self.send(machine, part, _BULK), part))
+        return None
+
+    def from_machine_failed(self, machine, number, problem):
+        """Tell the rank that its array can't be had."""
+        self._answer(number, None, None, None, problem)
+
+    def from_machine_here(self, machine, number, dtype, shape, data):
+        """Take a small array."""
+        segment = self._room(len(data))
+        segment.array(np.uint8, (len(data),))[...] = np.frombuffer(data, np.uint8)
+        self._answer(number, segment.ref, dtype, shape, None)
+
+    def from_machine_coming(self, machine, number, dtype, shape):
+        """Receive a large array."""
+        nbytes = int(np.dtype(dtype).itemsize * np.prod(shape, dtype=np.int64))
+        segment = self._room(nbytes)
+        parts = list(_parts(segment.array(np.uint8, (nbytes,))))
+        left = len(parts)
+
+        def one_less():
+            nonlocal left
+            left -= 1
+            if not left:
+                self._answer(number, segment.ref, dtype, shape, None)
+
+        for part in parts:
+            self._receiving.append((self.receive(machine, part, _BULK), part, one_less))
+
+    def from_machine_over(self, machine, session, sequence, begun):
+        """Take note of how many exchanges of an aborted call another machine has begun."""
+        self._over[machine] = session, sequence, begun
+
+    def from_machine_ready(self, machine, id, layout, inline):
+        """Take note that another machine has begun an all-reduce."""
+        self._ready[id][machine] = layout, inline
+
+    def _answer(self, number, *answer):
+        fetch = self._fetches.pop(number)
+        fetch.answer = answer
+        for channel, theirs in fetch.waiting:
+            self._post(channel, "fetched", theirs, *answer)
+
+    def _open(self, place):
+        segment, dtype, shape, offset = place
+        return self._segments.attach(segment).array(dtype, shape, offset)
+
+    def _room(self, nbytes):
+        """Return a segment for the time of this call."""
+        fitting = [s for s in self._free if nbytes <= s.ref.nbytes <= max(4 * nbytes, 1 << 16)]
+        if fitting:
+            segment = min(fitting, key=lambda segment: segment.ref.nbytes)
+            self._free.remove(segment)
+        else:
+            segment = self._segments.create(max(nbytes + nbytes // 4, 1 << 12))
+        self._lent.append(segment)
+        return segment
+
+    def announcements(self, id):
+        """Return the announcements of a round by other machines: machine -> layout, arrays."""
+        return self._ready[id]
+
+    def close_round(self, channel, id, answer):
+        """Answer the rank that waits for a round."""
+        self._ready.pop(id, None)
+        self._post(channel, "done", id, answer)
+
+
+class _Round:
+    """An all-reduce, from its announcement to its answer."""
+
+    def __init__(self, carrier, channel, id, arrays, ops, divisor, layout, compress):
+        self._carrier, self._channel, self._id = carrier, channel, id
+        self._arrays, self._ops, self._divisor = arrays, ops, divisor
+        self._layout, self._compress = layout, compress
+        nbytes = sum(array.nbytes for array in arrays)
+        self.inline = [array.copy() for array in arrays] if nbytes <= SMALL else None
+        self._work = None
+
+    @property
+    def has_started(self):
+        """Whether arrays may be under way already."""
+        return self._work is not None
+
+    def progress(self):
+        """Do what can be done now; return whether the round has ended."""
+        if self._work is not None:
+            if not self._work.progress():
+                return False
+            self._carrier.close_round(self._channel, self._id, None)
+            return True
+        carrier, others = self._carrier, self._carrier.announcements(self._id)
+        if len(others) < carrier.n_machines - 1:
+            return False
+        layouts = [
+            self._layout if machine == carrier.machine else others[machine][0]
+            for machine in range(carrier.n_machines)
+        ]
+        if any(layout != self._layout for layout in layouts):
+            carrier.close_round(self._channel, self._id, layouts)
+            return True
+        if self.inline is not None:
+            sources = [
+                self.inline if machine == carrier.machine else others[machine][1]
+                for machine in range(carrier.n_machines)
+            ]
+            reduce_all(sources, self._ops, self._divisor, self._compress, self._arrays)
+            carrier.close_round(self._channel, self._id, None)
+            return True
+        tag = _REDUCE + 2 * (hash(self._id) % (1 << 14))
+        self._work = AllReduce(
+            carrier,
+            carrier.machine,
+            carrier.n_machines,
+            self._arrays,
+            self._ops,
+            self._divisor,
+            tag,
+            self._compress,
+        )
+        return False
+
+
+def now_silent(seconds):
+    """Return the sentence about a machine that is not heard of any more."""
+    return f"It has not been heard of for {seconds:.0f} s"
+
+
+def _bytes(array):
+    return array.reshape(-1).view(np.uint8)
+
+
+def _parts(array):
+    """Yield the bytes of an array in pieces of one message each."""
+    flat = _bytes(array)
+    for begin in range(0, len(flat), _PART):
+        yield flat[begin : begin + _PART]
+
+
+def _wait_at_most(request, seconds):
+    end = time.monotonic() + seconds
+    while not request.Test() and time.monotonic() < end:
+        os.sched_yield()
+
+
+def main(fd: int, name: str) -> None:
+    """Run a carrier: `fd` is its socket to the leader; ranks connect to the abstract name."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the script answers it
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(f"\0{name}")
+    listener.listen(1024)
+    carrier = Carrier(Channel(socket.socket(fileno=fd)), listener)
+    carrier.run()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

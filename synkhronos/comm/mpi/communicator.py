@@ -1,0 +1,72 @@
+"""One rank's end of the transport of several machines, on top of its machine's shared memory."""
+
+from synkhronos.comm import Communicator
+from synkhronos.comm.mpi.arrays import MachinesArrays
+from synkhronos.comm.mpi.memory import MachinesMemory
+from synkhronos.comm.mpi.outputs import MachinesOutputs
+from synkhronos.comm.mpi.variables import MachinesVariables
+from synkhronos.comm.shared import SharedMemory
+from synkhronos.comm.shared.outputs import SharedOutputs
+from synkhronos.comm.shared.storage import Storage
+
+
+class _OfThisMachine:
+    """A worker as the shared memory of its machine knows it: ranks are counted there alone."""
+
+    def __init__(self, worker):
+        self._worker = worker
+        self.gate = worker.gate.local
+        self.rank = worker.rank - worker.gate.first
+        self.n_ranks = self.gate.n_ranks
+        ranks = worker.gate.layout.ranks()
+        self.devices = worker.devices[ranks.start : ranks.stop]
+
+    @property
+    def variables(self):
+        """The shared variables, by key."""
+        return self._worker.variables
+
+
+class MachinesCommunicator(Communicator):
+    """One rank's end of the transport of several machines."""
+
+    def __init__(self, worker, on_release):
+        here, gate = _OfThisMachine(worker), worker.gate
+        base = SharedMemory(on_release, lambda: gate.check_alive(milliseconds=1000))
+        storage = Storage(here, base)
+        memory = MachinesMemory(base, gate)
+        arrays = MachinesArrays(here, storage, gate)
+        outputs = MachinesOutputs(SharedOutputs(base), memory, gate)
+        variables = MachinesVariables(here, storage, arrays, memory, gate)
+        super().__init__(memory, variables, outputs, arrays)
+        if gate.layout.machine == 0:
+            gate.on_parts = self._take_parts
+
+    def parts_of_machine(self, exposed):
+        """Return what a leader sends with the end of a command: outputs, and places of values.
+
+        `exposed` has the keys of variables that the command has exposed and the rank; or is None.
+        """
+        places = {} if exposed is None else self.variables.exposed_places(*exposed)
+        return self.outputs.of_machine(), places
+
+    def _take_parts(self, machine, parts):
+        outputs, places = parts
+        self.outputs.take(machine, outputs)
+        self.variables.take_exposed(places)
+
+    def forget(self, functions, variables):
+        """Drop the memory and the views of functions and shared variables that are no more."""
+        super().forget(functions, variables)
+        if variables:
+            self.arrays.close()
+
+    def close(self):
+        """Drop all memory and views."""
+        super().close()
+        self.memory.close()
+
+
+def connect(worker, on_release) -> Communicator:
+    """Return this rank's communicator."""
+    return MachinesCommunicator(worker, on_release)

@@ -1,0 +1,482 @@
+"""The start and finish barriers of several machines: each has a gate of its own, in shared memory.
+
+    master                          carriers, MPI                  leaders of other machines
+    start(command) ──▶ own gate
+                   ── ("command", number, slot, command) ──────▶   next_command() ──▶ their gates
+    runs its part                                                  run their parts
+    finish()       ◀── own gate                                    worker_finish() ◀── their gates
+                   ◀── ("done", number, rows, errors, answers, outputs) ──
+
+A leader is its machine's first process. To the workers of its machine it is what the master is to
+its own; to the master it is a worker. Each command passes each machine's gate once, so all gates
+number the commands alike.
+
+A rank that raises aborts the call on its machine; its leader tells the others. A leader that leaves
+a call with all-reduces that other machines may never come to first settles them: all leaders say
+how many they have begun, and the carriers drop those that not all have.
+"""
+
+import contextlib
+import pickle
+import select
+from dataclasses import dataclass
+
+from synkhronos._machine.interrupts import interrupts_held
+from synkhronos.comm import Aborted, Gate, reports
+from synkhronos.comm.shared.gate import MAX_SLOTS, PATIENCE_SECONDS
+from synkhronos.errors import WorkerDied
+
+_HEARTBEAT_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The ranks of each machine: they follow one another.
+
+    Attributes
+    ----------
+    counts : tuple of int
+        The number of ranks of each machine.
+    hosts : tuple of str
+    machine : int
+        This process's.
+    """
+
+    counts: tuple
+    hosts: tuple
+    machine: int
+
+    @property
+    def n_ranks(self):
+        """The number of ranks of all machines."""
+        return sum(self.counts)
+
+    def first(self, machine=None):
+        """Return the first rank of a machine; of this one by default."""
+        return sum(self.counts[: self.machine if machine is None else machine])
+
+    def machine_of(self, rank):
+        """Return the machine of a rank."""
+        return next(m for m in range(len(self.counts)) if rank < self.first(m + 1))
+
+    def ranks(self, machine=None):
+        """Return the ranks of a machine; of this one by default."""
+        machine = self.machine if machine is None else machine
+        return range(self.first(machine), self.first(machine + 1))
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """A command that does nothing, in place of one that a leader could not read."""
+
+    def run(self, worker):
+        """Do nothing."""
+
+
+class GateOfMachines(Gate):
+    """The parts that the gates of the master, of leaders and of workers have in common.
+
+    Parameters
+    ----------
+    local : SharedGate
+        Of the ranks of this machine.
+    layout : Layout
+    master_rank : int
+    link : Link
+    session : int
+        The number of the session in this job.
+    """
+
+    def __init__(self, local, layout, master_rank, link, session):
+        self.local, self.layout = local, layout
+        super().__init__(layout.n_ranks, master_rank)
+        self.first = layout.first()
+        self.rank = self.first + local.rank
+        self.link, self.session = link, session
+        local.on_answer = self._hear
+        local.first_rank, local.host = self.first, layout.hosts[layout.machine]
+        self._poll = select.poll()
+        self._poll.register(link.channel, select.POLLIN)
+        self._is_worker = False
+        self._exchanged = {}  # id -> machine -> object
+        self._aborted = 0  # the last call that another machine has aborted
+        self._count = 0, 0  # a call, and the number of exchanges and reductions in it
+
+    @property
+    def recorder(self):
+        """The recorder of this rank."""
+        return self.local.recorder
+
+    @recorder.setter
+    def recorder(self, recorder):
+        if hasattr(self, "local"):
+            self.local.recorder = recorder
+
+    @property
+    def is_leader(self):
+        """Whether this process speaks for its machine."""
+        return not self._is_worker
+
+    @property
+    def sequence(self):
+        """The number of the last call that was started."""
+        return self.local.sequence
+
+    def report_rows(self, rows):
+        """Publish the number of rows that this rank computed from."""
+        self.local.report_rows(rows)
+
+    def watch(self, rank, process):
+        """End every wait of this process when a worker of this machine ends."""
+        self.local.watch(rank - self.first, process)
+        self._poll.register(process.sentinel, select.POLLIN)
+
+    def become_worker(self, rank):
+        """Take the place of `rank`, in its own process, right after the fork."""
+        self._is_worker = True
+        self.rank = rank
+        self.link.leave_in_child()
+        self.local.become_worker(rank - self.first)
+
+    def next_command(self):
+        """Wait at the start barrier; return the next command."""
+        return self.local.next_command()
+
+    def worker_finish(self, reply=None, error=None):
+        """Arrive at the finish barrier."""
+        self.local.worker_finish(reply, error)
+
+    def close_in_child(self):
+        """Close what keeps workers alive, in a process that the user forked."""
+        self.link.leave_in_child()
+        self.local.close_in_child()
+
+    def close(self):
+        """Close every descriptor of this machine's gate."""
+        self.local.close()
+
+    def check_alive(self, milliseconds=0):
+        """Raise WorkerDied if a worker of this machine is gone."""
+        self.local.check_alive(milliseconds)
+
+    def abort(self):
+        """Tell every rank, on all machines, to leave the call that is under way."""
+        self.local.abort()
+        if not self._is_worker:
+            self.link.tell(None, ("abort", self.session, self.sequence))
+
+    def _hear(self, rank, answer):
+        self.on_answer(self.first + rank, answer)
+
+    def next_id(self):
+        """Return the name of the next exchange or reduction of this call, the same everywhere."""
+        sequence, count = self._count
+        count = count + 1 if sequence == self.sequence else 1
+        self._count = self.sequence, count
+        return self.session, self.sequence, count
+
+    def exchange(self, value):
+        """Return the values of all machines, in order: each leader gives its own."""
+        id = self.next_id()
+        self.link.tell(None, ("exchanged", id, value))
+        self.wait(lambda: len(self._exchanged.get(id, ())) == len(self.layout.counts) - 1)
+        found = self._exchanged.pop(id)
+        found[self.layout.machine] = value
+        return [found[machine] for machine in range(len(self.layout.counts))]
+
+    def told_by(self, machine, id):
+        """Wait for what the leader of a machine gives to an exchange; return it."""
+        self.wait(lambda: machine in self._exchanged.get(id, ()))
+        return self._exchanged.pop(id)[machine]
+
+    def wait_for_answer(self, id):
+        """Wait for the carrier's answer; return it."""
+        answer = None
+
+        def has_come():
+            nonlocal answer
+            there, answer = self.link.answer(id)
+            return there
+
+        self.wait(has_come)
+        return answer
+
+    def meet(self):
+        """Wait inside a call until every rank of all machines has come."""
+        self.local.meet()
+        if self.is_leader:
+            self.exchange(None)
+        self.local.meet()
+
+    def agree(self, ballot):
+        """Meet, and return whether the ballots of all ranks are the same."""
+        equal = self.local.agree(ballot)
+        if self.is_leader:
+            values = self.exchange((equal, ballot))
+            equal = all(value == (True, ballot) for value in values)
+        return bool(self.verdict(int(equal)))
+
+    def verdict(self, value=None):
+        """Meet with the ranks of this machine; return the leader's value, a number."""
+        leader = self.local.master_rank
+        if self.is_leader:
+            self.local.vote(value)
+        self.local.meet()
+        return self.local.ballot(leader)
+
+    def wait(self, has_come, in_call=True):
+        """Take messages until `has_come` returns true.
+
+        Raises
+        ------
+        Aborted
+            In a call that another machine has aborted.
+        WorkerDied
+            If a worker has died, or a machine is lost.
+        """
+        patience = None
+        while True:
+            self._take_messages()
+            if has_come():
+                if patience:
+                    patience.end()
+                return
+            if in_call and self._aborted == self.sequence:
+                raise Aborted
+            ready = self._poll.poll(1000 * _HEARTBEAT_SECONDS)
+            if any(fd != self.link.channel.fileno() for fd, _ in ready):
+                self.check_alive()
+            if not ready and not in_call and self.rank == self.master_rank:
+                patience = patience or reports.Patience(PATIENCE_SECONDS, _HEARTBEAT_SECONDS)
+                patience.wait_for_hosts(self.missing())
+
+    def missing(self):
+        """Return the hosts that a finish barrier waits for."""
+        return []
+
+    def _take_messages(self):
+        self.link.pump()
+        while True:
+            with interrupts_held():
+                message = self.link.told()
+                if message is None:
+                    return
+                machine, (name, *rest) = message
+                if not getattr(self, f"_on_{name}", self._on_other)(machine, *rest):
+                    continue
+            self.link.untell(machine, (name, *rest))
+            return
+
+    def _on_abort(self, machine, session, sequence):
+        if session == self.session:
+            self._aborted = max(self._aborted, sequence)
+            if sequence == self.sequence:
+                self.local.abort()
+
+    def _on_exchanged(self, machine, id, value):
+        if id[0] == self.session:
+            self._exchanged.setdefault(id, {})[machine] = value
+
+    def _on_other(self, machine, *rest):
+        """Drop a message of an earlier session."""
+
+    def settle(self):
+        """Wait until the carriers have ended or dropped the reductions of an aborted call."""
+        id = "settled", self.session, self.sequence
+        self.link.settle(id, self.session, self.sequence, self._count)
+        self.wait_settled(id)
+
+    def wait_settled(self, id):
+        """Wait for the answer of `settle`."""
+        self.wait(lambda: self.link.answer(id)[0], in_call=False)
+
+
+class MasterGate(GateOfMachines):
+    """The gate of the master, and of the workers of its machine."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self._slots = {}
+        self._finished = 0
+        self._done = {}  # machine -> what its leader has sent for the present call
+        self._rows = {}
+        self.on_parts = lambda machine, parts: None  # takes a machine's outputs
+
+    @property
+    def is_open(self):
+        """Whether the workers may still be in a call."""
+        return self.local.is_open or self._finished != self.sequence
+
+    def start(self, command):
+        """Pass the start barriers of all machines."""
+        self._take_messages()
+        if self.is_open:
+            self.drain()
+        self.errors.clear()
+        slot, payload = self._slots.get(command), None
+        if slot is None:
+            payload = pickle.dumps(command, pickle.HIGHEST_PROTOCOL)
+            if len(self._slots) >= MAX_SLOTS:
+                self._slots.clear()
+            slot = len(self._slots)
+        self.check_alive()
+        # Together: all machines start the command, or none.
+        with interrupts_held():
+            self._done.clear()
+            self.link.begin_call()
+            number = self.sequence + 1
+            self.link.tell(None, ("command", self.session, number, slot, payload))
+            self.local.start(command)
+        self._slots[command] = slot
+
+    def finish(self):
+        """Wait until every rank of all machines has reached the finish barrier."""
+        self.local.finish()
+        for rank, error in self.local.errors.items():
+            self.errors[self.first + rank] = error
+        self.local.errors.clear()
+        if self.errors and self._aborted < self.sequence:
+            self.link.tell(None, ("abort", self.session, self.sequence))
+            self._aborted = self.sequence
+        if self._aborted == self.sequence or self.local.is_aborted:
+            self.settle()
+        self.wait(lambda: not self.missing(), in_call=False)
+        for machine, (rows, errors, answers, parts) in sorted(self._done.items()):
+            self._rows[machine] = rows
+            self.errors.update(errors)
+            if parts is not None:
+                self.on_parts(machine, parts)
+            for rank, answer in answers:
+                self.on_answer(rank, answer)
+        if self.errors:
+            self._slots.clear()
+        self._finished = self.sequence
+
+    @property
+    def ranks_here(self):
+        """The ranks of the master's machine."""
+        return self.layout.ranks()
+
+    def dismiss(self):
+        """Tell the leaders that the session is over."""
+        with contextlib.suppress(WorkerDied):  # the job may be over, too
+            self.link.tell(None, ("over", self.session))
+
+    def missing(self):
+        """Return the hosts that have not finished the call."""
+        others = range(1, len(self.layout.counts))
+        return [self.layout.hosts[m] for m in others if m not in self._done]
+
+    def rows(self):
+        """Return the numbers that the ranks reported in the last call, in rank order."""
+        rows = list(self.local.rows())
+        for machine in range(1, len(self.layout.counts)):
+            rows += self._rows[machine]
+        return rows
+
+    def _on_done(self, machine, session, sequence, *content):
+        if (session, sequence) == (self.session, self.sequence):
+            self._done[machine] = content
+
+    def _on_died(self, machine, session, message, rank, exitcode):
+        if session == self.session:
+            raise WorkerDied(message, rank, exitcode)
+
+    def _on_lost(self, machine, why):
+        host = self.layout.hosts[machine]
+        raise WorkerDied(
+            f"Machine {host} is lost: {why}. The session has ended, and the job with it."
+        )
+
+
+class LeaderGate(GateOfMachines):
+    """The gate of another machine's leader, and of its workers."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self._commands = {}
+        self._next = None
+        self.parts = lambda: None  # returns what the master gets of the ranks of this machine
+        self.answers = []
+        self.has_ended = False
+
+    @property
+    def is_open(self):
+        """Whether the workers of this machine may still be in a call."""
+        return self.local.is_open
+
+    def start(self, command):
+        """Start a command on this machine."""
+        self.local.start(command)
+
+    def finish(self):
+        """Finish a command on this machine."""
+        self.local.finish()
+
+    def rows(self):
+        """Return the numbers that the ranks of this machine reported."""
+        return list(self.local.rows())
+
+    def next_command(self):
+        """Wait for the master's next command, and start it on this machine."""
+        if self._is_worker:
+            return self.local.next_command()
+        self.wait(lambda: self._next is not None or self.has_ended, in_call=False)
+        if self.has_ended:
+            return None
+        (slot, payload), self._next = self._next, None
+        self.link.begin_call()
+        self.answers.clear()
+        try:
+            if payload is not None:
+                self._commands[slot] = pickle.loads(payload)
+        except BaseException:
+            self.local.start(Nothing())
+            raise
+        command = self._commands[slot]
+        self.local.start(command)
+        return command
+
+    def worker_finish(self, reply=None, error=None):
+        """Wait for the workers of this machine; tell the master how the command has ended."""
+        if self._is_worker:
+            return self.local.worker_finish(reply, error)
+        if error is not None:
+            self.local.abort()
+        elif reply is not None:
+            self._hear(self.local.rank, reply)
+        self.local.finish()
+        errors = {self.first + rank: each for rank, each in self.local.errors.items()}
+        self.local.errors.clear()
+        if error is not None:
+            errors[self.rank] = reports.report_on(error)
+        if errors:
+            self.link.tell(None, ("abort", self.session, self.sequence))
+        if errors or self.local.is_aborted or self._aborted == self.sequence:
+            self.settle()
+        parts = None if errors else self.parts()
+        content = self.rows(), errors, list(self.answers), parts
+        self.link.tell(0, ("done", self.session, self.sequence, *content))
+        return None
+
+    def _on_command(self, machine, session, sequence, slot, payload):
+        if session == self.session:
+            self._next = slot, payload
+
+    def _on_over(self, machine, session):
+        if session == self.session:
+            self.has_ended = True
+
+    def _on_begin(self, machine, *rest):
+        self.has_ended = True  # the master has begun another session
+        return True
+
+    def wait(self, has_come, in_call=True):
+        """Take messages until `has_come`; leave if the session is over."""
+        super().wait(lambda: has_come() or self.has_ended, in_call)
+        if self.has_ended and not has_come():
+            raise SessionOver
+
+
+class SessionOver(BaseException):
+    """The master has ended the session: leave it at once."""

@@ -1,0 +1,112 @@
+"""The beginning of a session on several machines: all say what they have, the master decides."""
+
+import os
+import platform
+import socket
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Optional, Tuple
+
+import numpy as np
+
+from synkhronos.comm.mpi.gate import Layout
+from synkhronos.errors import SessionError
+
+# Each names the number of processes of a job: Open MPI, MPICH and Intel MPI, Slurm's steps.
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+_FACTS = ("host", "Synkhronos", "Theano", "NumPy", "Python")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The arguments of the master's ``fork()``, which hold on every machine."""
+
+    session: int
+    n_parallel: Optional[int]
+    use_gpu: Optional[bool]
+    devices: Optional[Tuple[str, ...]]
+    facts: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A session: the devices of all ranks, and which are on which machine."""
+
+    session: int
+    counts: Tuple[int, ...]
+    hosts: Tuple[str, ...]
+    devices: Tuple[str, ...]
+    master_rank: int
+    threads: Optional[int]
+    profile: bool
+
+    def layout(self, machine):
+        """Return the layout as one machine sees it."""
+        return Layout(self.counts, self.hosts, machine)
+
+
+def n_processes(environment=os.environ) -> int:
+    """Return the number of processes that mpirun or srun has started; 1 without them.
+
+    >>> n_processes({"OMPI_COMM_WORLD_SIZE": "2"}), n_processes({})
+    (2, 1)
+    """
+    for name in _SIZES:
+        if environment.get(name, "").isdigit():
+            return int(environment[name])
+    return 1
+
+
+def facts() -> Tuple[str, ...]:
+    """Return the name of this machine, and the versions that all must agree on."""
+    versions = []
+    for package in ("synkhronos", "theano"):
+        try:
+            versions.append(metadata.version(package))
+        except metadata.PackageNotFoundError:
+            versions.append("(a source tree)")
+    return (socket.gethostname(), *versions, np.__version__, platform.python_version())
+
+
+def plan(link, wish, own_devices, master_rank, threads, profile) -> Plan:
+    """Ask all machines what they have for a session; return the plan, or raise.
+
+    Raises
+    ------
+    SessionError
+        If machines have different versions, or one can't give what was asked for.
+    """
+    link.tell(None, wish)
+    answers = {0: (wish.facts, own_devices, None)}
+    while len(answers) < link.n_machines:
+        machine, message = link.wait_for_message()
+        if message[0] == "offer" and message[1] == wish.session:
+            answers[machine] = message[2:]
+        elif message[0] == "lost":
+            raise SessionError(f"fork() has lost machine {machine}: {message[1]}.")
+    table = [answers[machine] for machine in range(link.n_machines)]
+    if len({facts[1:] for facts, _, _ in table}) > 1:
+        raise SessionError(_disagreement([facts for facts, _, _ in table]))
+    for facts, _, problem in table:
+        if problem is not None:
+            raise SessionError(f"fork() can't start ranks on {facts[0]}: {problem}")
+    return Plan(
+        wish.session,
+        tuple(len(devices) for _, devices, _ in table),
+        tuple(facts[0] for facts, _, _ in table),
+        tuple(device for _, devices, _ in table for device in devices),
+        master_rank,
+        threads,
+        profile,
+    )
+
+
+def _disagreement(rows):
+    """Return the message for machines with different versions: a table."""
+    rows = [_FACTS, *rows]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return (
+        "fork() needs the same versions on all machines, because functions travel between them:\n"
+        + "\n".join(lines)
+    )

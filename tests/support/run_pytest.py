@@ -1,0 +1,7 @@
+"""Run pytest as a script: in a job of several machines it is the master's."""
+
+import sys
+
+import pytest
+
+sys.exit(pytest.main(sys.argv[1:]))
