@@ -409,6 +409,7 @@ def test_a_link_to_a_file_of_another_user_is_not_followed(tmp_path, capsys):
     assert other.read_text() == "kept" and (folder / "libcuda.so").is_symlink()
 
 
+@pytest.mark.slow("looks for devices in other processes")
 def test_modules_in_the_working_folder_are_not_run(tmp_path, monkeypatch):
     for name in ("json", "statistics", "ctypes", "pygpu", "dataclasses", "shlex", "theano"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
