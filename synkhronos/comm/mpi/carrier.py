@@ -84,7 +84,7 @@ class Carrier:
         self._lent, self._free = [], []  # segments: with arrays of this call, and unused ones
         self._heard = dict.fromkeys(self._others, time.monotonic())
         self._beat = 0.0
-        self.is_running = True
+        self.is_running, self.has_lost = True, False
         self._leader.post(("hello", self.machine, self.n_machines))
 
     def run(self) -> None:
@@ -230,6 +230,11 @@ class Carrier:
             if other != machine:
                 self.tell(other, "end", f"Machine {machine} is lost")
         self._heard[machine] = float("inf")
+        self.has_lost = True
+        if machine == 0:
+            reason = f"The first machine is lost: {now_silent(LOST_SECONDS)}"
+            self._post(self._leader, "end", reason, machine)
+            self.is_running = False
 
     def tell(self, machine, *message):
         """Send a message to the carrier of another machine."""
@@ -552,7 +557,12 @@ def main(fd: int, name: str) -> None:
     listener.bind(f"\0{name}")
     listener.listen(1024)
     carrier = Carrier(Channel(socket.socket(fileno=fd)), listener)
-    carrier.run()
+    try:
+        carrier.run()
+    finally:
+        if carrier.has_lost:
+            # The end of MPI would wait for the lost machine. So does what Python does at its exit.
+            os._exit(1)
 
 
 if __name__ == "__main__":

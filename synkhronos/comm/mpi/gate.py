@@ -112,6 +112,11 @@ class GateOfMachines(Gate):
         if hasattr(self, "local"):
             self.local.recorder = recorder
 
+    def host_of(self, rank):
+        """Return the name of the machine that a rank is on, unless it is this one."""
+        machine = self.layout.machine_of(rank)
+        return None if machine == self.layout.machine else self.layout.hosts[machine]
+
     @property
     def is_leader(self):
         """Whether this process speaks for its machine."""
@@ -191,7 +196,7 @@ class GateOfMachines(Gate):
         self.wait(lambda: machine in self._exchanged.get(id, ()))
         return self._exchanged.pop(id)[machine]
 
-    def wait_for_answer(self, id):
+    def wait_for_answer(self, id, in_call=True):
         """Wait for the carrier's answer; return it."""
         answer = None
 
@@ -200,7 +205,7 @@ class GateOfMachines(Gate):
             there, answer = self.link.answer(id)
             return there
 
-        self.wait(has_come)
+        self.wait(has_come, in_call)
         return answer
 
     def meet(self):
