@@ -7,6 +7,7 @@ A process has at most one session at a time.
 """
 
 import atexit
+import dataclasses
 import os
 import threading
 from typing import Optional, Sequence, Union
@@ -20,7 +21,7 @@ from synkhronos._machine.processes import number_in_proc, take_standard_streams
 from synkhronos._master.current import Current as _Current
 from synkhronos._master.current import current
 from synkhronos._master.session import Session
-from synkhronos._wording import count, truth, whole_number
+from synkhronos._wording import count, shown, truth, whole_number
 from synkhronos.comm.mpi import job
 from synkhronos.comm.transports import make_gate_of_machines
 from synkhronos.errors import SessionError
@@ -41,6 +42,7 @@ def fork(
     follow: bool = False,
     check: Optional[Union[bool, int]] = None,
     restart: bool = False,
+    compress: Optional[str] = None,
 ) -> int:
     """Start the workers: one process for each rank but the master's, which is this process.
 
@@ -82,10 +84,15 @@ def fork(
         the workers, without compiling them again. Shared variables have the master's values. Data
         must be made again: their memory is freed.
 
+    compress : {None, "float16"}
+        With several machines, "float16" sends floats of reductions between them in half precision,
+        which halves the bytes: each machine's sum over its ranks is rounded once, these are summed
+        in single precision, and the result is rounded once. Numbers beyond 65504 become infinite.
+
     Returns
     -------
     int
-        The number of ranks.
+        The number of ranks, of all machines.
 
     Raises
     ------
@@ -119,6 +126,7 @@ def fork(
             follow,
             check,
             restart,
+            compress,
         )
 
 
@@ -132,6 +140,7 @@ def _fork(
     follow,
     check,
     restart,
+    compress,
 ):
     restart = truth("restart", restart)
     session = _Current.session
@@ -154,6 +163,8 @@ def _fork(
     )
     profile_workers = truth("profile_workers", profile_workers)
     follow = truth("follow", follow)
+    if compress is not None and str(compress) != "float16":
+        raise ValueError(f"compress must be 'float16' or None, got {shown(compress)}.")
     check = of_environment() if check is None else number_of_calls("check", check)
     master = whole_number("master_rank", master_rank, 0, len(names) - 1)
     if _Current.session is not None:
@@ -161,8 +172,9 @@ def _fork(
     link, plan = _Current.link, None
     if link is not None:
         plan = _plan(
-            link, n_parallel, use_gpu, devices, names, master, threads_per_rank, profile_workers
+            link, (n_parallel, use_gpu, devices), names, master, threads_per_rank, profile_workers
         )
+        plan = dataclasses.replace(plan, compress=compress is not None)
         names = plan.devices
     try:
         # No Ctrl-C between a worker's start and the assignment: else close() would not find it.
@@ -172,7 +184,7 @@ def _fork(
             gate = None
             if plan is not None:
                 link.tell(None, ("plan", plan))
-                gate = make_gate_of_machines(plan.layout(0), master, link, plan.session)
+                gate = make_gate_of_machines(plan, link)
             _Current.session = Session(
                 names, threads, master, profile_workers, follow, check, restart, gate
             )
@@ -195,9 +207,10 @@ def _fork(
     return len(names)
 
 
-def _plan(link, n_parallel, use_gpu, devices, own, master, threads, profile):
+def _plan(link, wanted, own, master, threads, profile):
     """Return the plan of a session on all machines of the job."""
     link.n_sessions += 1
+    n_parallel, use_gpu, devices = wanted
     devices = None if devices is None else tuple(devices)
     wish = job.Wish(link.n_sessions, n_parallel, use_gpu, devices, job.facts())
     return job.plan(link, wish, own, master, threads, profile)

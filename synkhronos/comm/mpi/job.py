@@ -39,6 +39,7 @@ class Plan:
     master_rank: int
     threads: Optional[int]
     profile: bool
+    compress: bool = False
 
     def layout(self, machine):
         """Return the layout as one machine sees it."""

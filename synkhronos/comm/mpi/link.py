@@ -169,6 +169,13 @@ class Link:
             return
         with contextlib.suppress(WorkerDied):  # it may be over already
             self._send("end", None)
+        self.join()
+
+    def join(self) -> None:
+        """Wait until the carrier has ended MPI: mpirun complains about a process that ends before.
+
+        A carrier that waits for a lost machine is killed.
+        """
         end = time.monotonic() + _END_SECONDS
         while self._carrier.poll() is None and time.monotonic() < end:
             time.sleep(0.01)
