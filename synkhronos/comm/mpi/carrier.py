@@ -45,12 +45,16 @@ from synkhronos.comm.mpi.transfers import (  # noqa: E402
     parts,
 )
 
-_AWAKE_SECONDS = 0.002  # after something has happened, the carrier looks without a pause
-_NAPS = (
-    (0.1, 0.0002),
+# MPI has to be asked whether something has come. Between two looks the carrier sleeps, and leaves
+# the core to the ranks: the longer, the longer nothing has happened.
+_SELECTS = 1024  # select() takes descriptors below
+_LOOKS = 20  # looks without a pause
+_NAPS = (  # (nothing has happened for so long, seconds of a pause)
+    (0.01, 0.00005),
+    (0.2, 0.0002),
     (10.0, 0.001),
     (float("inf"), 0.005),
-)  # (idle for so long, seconds of a nap)
+)
 HEARTBEAT_SECONDS = 1.0
 LOST_SECONDS = 8.0  # a machine that has not been heard of for this long is lost
 _MESSAGE, _BULK = 1, 2  # tags; all-reduces have others
@@ -89,24 +93,20 @@ class Carrier:
 
     def run(self) -> None:
         """Carry messages until the leader or the first machine says that it is over."""
-        last = time.monotonic()
+        last, looks, nap = time.monotonic(), 0, 0
         while self.is_running:
-            busy = self._rounds or self._receiving or self._sending
-            now = time.monotonic()
-            idle = now - last
-            if busy or idle < _AWAKE_SECONDS:
-                nap = 0
-                if not busy:
-                    os.sched_yield()
-            else:
-                nap = next(nap for limit, nap in _NAPS if idle < limit)
             happened = self._serve_ranks(nap)
             happened |= self._serve_machines()
             happened |= self._move()
+            now = time.monotonic()
             if happened:
-                last = time.monotonic()
-            elif busy:
-                os.sched_yield()
+                last, looks, nap = now, 0, 0
+            else:
+                looks += 1
+                if looks > _LOOKS:
+                    busy = self._rounds or self._receiving or self._sending
+                    idle = 0 if busy else now - last
+                    nap = next(nap for limit, nap in _NAPS if idle < limit)
             if now - self._beat > HEARTBEAT_SECONDS:
                 self._beat = now
                 self._send_heartbeats(now)
@@ -115,7 +115,7 @@ class Carrier:
 
     def _serve_ranks(self, seconds):
         happened = False
-        for fd, _ in self._poll.poll(1000 * seconds):
+        for fd in self._ready_sockets(seconds):
             happened = True
             if fd == self._listener.fileno():
                 self._accept()
@@ -132,6 +132,14 @@ class Carrier:
         for channel in [c for c in self._channels.values() if c.has_unsent]:
             self._post(channel)
         return happened
+
+    def _ready_sockets(self, seconds):
+        """Return the descriptors of sockets that can be read; wait for one at most so long."""
+        if seconds:
+            sockets = [self._listener.fileno(), *self._channels]
+            if max(sockets) < _SELECTS:  # `poll` can't wait for less than a millisecond
+                return select.select(sockets, (), (), seconds)[0]
+        return [fd for fd, _ in self._poll.poll(1000 * seconds)]
 
     def _post(self, channel, *message):
         try:
