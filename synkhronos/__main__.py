@@ -1,4 +1,4 @@
-"""The command line: ``synkhronos run``, ``info``, ``theanorc`` and ``bench``."""
+"""The command line: ``synkhronos run``, ``launch``, ``info``, ``theanorc`` and ``bench``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Sequence
 
 from synkhronos._host.theano import import_support
 from synkhronos.errors import SessionError, SharedMemoryFull
-from synkhronos.tools import run
+from synkhronos.tools import launch, run
 
 THEANORC = """\
 # Written by `synkhronos theanorc`: the flags that Theano gets wherever Synkhronos is installed.
@@ -63,6 +63,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_arguments(runner)
     runner.set_defaults(run=run.main)
+
+    launcher = commands.add_parser(
+        "launch",
+        help="run a script on several machines",
+        description=launch.__doc__,
+        allow_abbrev=False,
+    )
+    launch.add_arguments(launcher)
+    launcher.set_defaults(run=launch.main)
 
     theanorc = commands.add_parser(
         "theanorc",
