@@ -171,7 +171,7 @@ def _fork(
             take_standard_streams()
             gate = None
             if plan is not None:
-                link.tell(None, plan)
+                link.tell(None, ("plan", plan))
                 gate = make_gate_of_machines(plan.layout(0), master, link, plan.session)
             _Current.session = Session(
                 names, threads, master, profile_workers, follow, check, restart, gate

@@ -27,6 +27,8 @@ if layouts.ONLY is None or layouts.ONLY.transport != "nccl":
 
 
 def pytest_configure(config):
+    if not layouts.ON_DEVICES:
+        compiling.fold_constants_in_python()
     Watch.stderr = os.dup(2)  # before pytest captures it
     config.add_cleanup(lambda: os.close(Watch.stderr))
     config.pluginmanager.register(Watch())
@@ -165,6 +167,16 @@ def quickly_compiled():
 
 
 @pytest.fixture
+def compiled_if_thorough(request):
+    """Compile C code in `thorough` combinations only; others compute the same graph in Python."""
+    if request.node.get_closest_marker("thorough"):
+        yield
+        return
+    with compiling.in_python():
+        yield
+
+
+@pytest.fixture
 def other_thread():
     """Run a second thread, which gets the signals that the main thread masks."""
     end = threading.Event()
@@ -183,7 +195,8 @@ def script(tmp_path):
         path = tmp_path / "script.py"
         path.write_text(text)
         here = os.path.dirname(__file__)
-        env = {**os.environ, "PYTHONPATH": here, **kwargs.pop("env", {})}
+        quickly = {} if layouts.ON_DEVICES else {"THEANO_FLAGS": "mode=FAST_COMPILE"}
+        env = {**quickly, **os.environ, "PYTHONPATH": here, **kwargs.pop("env", {})}
         done = subprocess.run(
             [sys.executable, *kwargs.pop("options", ()), str(path)],
             capture_output=True,

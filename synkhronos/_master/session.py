@@ -55,6 +55,7 @@ class Session:
         self.is_of_run = False  # whether `synkhronos run` has begun it, before the script
         self._death = None
         self._processes = {}
+        self.pids = []  # of all ranks, in rank order
         self.garbage = Garbage()
         self._answers = {}
         self.staged = {}  # shared memory that collectives keep for plain values
@@ -76,9 +77,13 @@ class Session:
 
     def begin(self) -> None:
         """Wait until all ranks have started and opened their devices."""
-        self.run(commands.Ready())
+        self.pids = self.ask(commands.Ready())
         self._connect_devices()
         log.info("ranks on %s; the master is rank %d", ", ".join(self.devices), self.master_rank)
+
+    def host_of(self, rank):
+        """Return the name of a rank's machine, or None if that is this one."""
+        return self.gate.host_of(rank)
 
     def _start_workers(self, threads, profile):
         for rank in self.gate.ranks_here:
@@ -240,6 +245,8 @@ class Session:
         """
         with self.free() as is_free:
             is_idle = is_free and self.state is State.OPEN and not self.gate.is_open
+            if is_idle and self.recording is not None:
+                self.recording.fetch()
             self.state = State.CLOSED
             if is_idle:
                 with contextlib.suppress(WorkerDied):

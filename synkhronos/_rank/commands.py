@@ -23,8 +23,8 @@ class Ready:
     """Open the devices: when a rank reaches the finish barrier, it has started up."""
 
     def run(self, worker):
-        """Bind this rank to its device."""
-        worker.bind()
+        """Bind this rank to its device; return the id of its process."""
+        return worker.bind()
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,12 @@ def serve(link) -> int:
     """Serve the master's sessions until the job ends; return the exit status."""
     try:
         while True:
-            _, message = link.wait_for_message()
-            if isinstance(message, job.Wish):
-                link.tell(0, ("offer", message.session, job.facts(), *_offer(message)))
-            elif isinstance(message, job.Plan):
-                _Session(link, message).run()
+            _, (name, *content) = link.wait_for_message()
+            if name == "wish":
+                [wish] = content
+                link.tell(0, ("offer", wish.session, job.facts(), *_offer(wish)))
+            elif name == "plan":
+                _Session(link, *content).run()
     except JobEnded as end:
         if end.is_regular:
             return 0

@@ -61,14 +61,15 @@ class Worker:
         # The master also computes alone: plain Theano functions, and as_theano.
         return self.n_ranks > 1 and (not self.is_master or self.gate.is_open)
 
-    def bind(self) -> None:
-        """Open the device, and limit the threads to this rank's part of the cores."""
+    def bind(self) -> int:
+        """Open the device, limit the threads to this rank's part of the cores; return the pid."""
         self._limits = limit_threads(self.threads)
         if self.device != "cpu":
             _host.open_device(self.device, self.rank, self.threads)
         log.info(
             "process %d on %s, with %s", os.getpid(), self.device, count(self.threads, "thread")
         )
+        return os.getpid()
 
     def unbind(self) -> None:
         """Restore the limits of threads, and log without a rank from now on."""

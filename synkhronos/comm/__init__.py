@@ -117,6 +117,10 @@ class Gate(ABC):
         """The ranks of this machine, whose processes the master starts."""
         return range(self.n_ranks)
 
+    def host_of(self, rank: int) -> Optional[str]:
+        """Return the name of the machine that a rank is on; None if that is this process's."""
+        return None
+
     def dismiss(self) -> None:  # noqa: B027 - on one machine there is nothing to do
         """Tell the other machines, if there are any, that the session is over."""
 
@@ -287,6 +291,7 @@ class Memory(ABC):
 
     # Whether `fetch` returns views, so that it costs nothing to fetch more than is needed.
     is_near = True
+    lent: Optional[Block] = None  # a block of this rank that the master may fetch from
 
     @abstractmethod
     def create(self, nbytes: int) -> Block:
@@ -321,6 +326,10 @@ class Memory(ABC):
         copied, into `buffer` if there is one. A view is valid until the end of the command, or
         for as long as the master keeps the array.
         """
+
+    def fetch_from(self, rank: int, reference: Reference) -> np.ndarray:
+        """Return, on the master, a copy of an array that a rank has made, as it is now."""
+        return self.fetch(reference).copy()
 
     @abstractmethod
     def forget(self, references: Iterable[Hashable]) -> None:

@@ -13,9 +13,12 @@ with None at any time. A rank with no room left only counts the spans that it dr
 """
 
 import functools
+import math
 import struct
 import time
 from dataclasses import dataclass
+
+import numpy as np
 
 from synkhronos.comm import Reference
 from synkhronos.profiling.timeline import NUMBERS, SPAN
@@ -106,11 +109,11 @@ def _writer(memory):
     return write
 
 
-def read(memory, rank):
-    """Return the spans that a rank has written, dtype SPAN, and the number that it dropped."""
-    spans = memory[rank, 1:].view(SPAN)[:, 0]
+def read(rows):
+    """Return the spans in a rank's rows, dtype SPAN, and the number that it dropped."""
+    spans = rows[1:].view(SPAN)[:, 0]
     # A rank may be writing now: rows that it has not come to are zero.
-    return spans[spans["part"] > 0], int(memory[rank, 0, 0])
+    return spans[spans["part"] > 0], int(rows[0, 0])
 
 
 @dataclass(frozen=True)
@@ -121,8 +124,16 @@ class StartRecording:
 
     def run(self, worker):
         """Give this rank a recorder, which keeps the memory alive until `StopRecording`."""
-        memory = worker.fetch(self.memory)
-        worker.record(Recorder(worker.gate, memory[worker.rank]))
+        memory = worker.comm.memory
+        if memory.is_near:
+            worker.record(Recorder(worker.gate, memory.fetch(self.memory)[worker.rank]))
+            return None
+        # On another machine than the master's: memory of this rank, from which the master fetches.
+        shape = self.memory.shape[1:]
+        # It is kept until the next profile, because the master reads it after the end of this one.
+        block = memory.lent = memory.create(math.prod(shape) * 8)
+        worker.record(Recorder(worker.gate, block.array(np.int64, shape)))
+        return block.reference(np.int64, shape)
 
 
 @dataclass(frozen=True)
@@ -132,3 +143,12 @@ class StopRecording:
     def run(self, worker):
         """Take this rank's recorder away."""
         worker.record(None)
+
+
+@dataclass(frozen=True)
+class TellTime:
+    """Compare the clocks of the ranks."""
+
+    def run(self, worker):
+        """Return the time of this rank's clock."""
+        return clock()

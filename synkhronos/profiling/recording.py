@@ -19,9 +19,10 @@ from synkhronos._master.session import State
 from synkhronos._wording import one_line, without_folder
 from synkhronos.errors import SessionError, SharedMemoryFull, WorkerDied
 from synkhronos.profiling import recorder
-from synkhronos.profiling.recorder import StartRecording, StopRecording, clock
+from synkhronos.profiling.recorder import StartRecording, StopRecording, TellTime, clock
 from synkhronos.profiling.timeline import SPAN, Part
 
+_COMPARISONS = 5  # calls
 LONGEST_NAME = 200  # characters, in arrays with a name in each row
 _CALL, _RAISED = int(Part.CALL), int(Part.RAISED)
 
@@ -50,6 +51,9 @@ class Recording:
         self._room = room
         self._memory = None
         self._kept = None  # the result of `read` at the end
+        self._elsewhere = [None] * session.n_ranks  # references to rows on other machines
+        self._fetched = {}  # rank -> rows, of other machines
+        self._ahead = [0] * session.n_ranks  # nanoseconds that each rank's clock is ahead
         self._is_wanted = False  # True from the end of `begin` to the begin of `end`
 
     def begin(self) -> None:
@@ -75,11 +79,34 @@ class Recording:
         with interrupts_held():
             self._memory = segment.array(np.int64, shape)
             session.recording = self
-        session.run(StartRecording(segment.reference(np.int64, shape)))
+        self._elsewhere = session.ask(StartRecording(segment.reference(np.int64, shape)))
+        self._ahead = self._compare_clocks()
         with interrupts_held():
             session.require_open()  # a signal handler may have closed the session
             self._write_span = session.worker.recorder.write
             self._is_wanted = True
+
+    def _compare_clocks(self):
+        """Return by how many nanoseconds each rank's clock is ahead of the master's.
+
+        The ranks of a machine have one clock. For others it is the middle of the shortest of a few
+        calls that asks them for their time.
+        """
+        session = self.session
+        ahead = [0] * session.n_ranks
+        if not any(self._elsewhere):
+            return ahead
+        calls = []
+        for _ in range(_COMPARISONS):
+            begin = clock()
+            times = session.ask(TellTime())
+            calls.append((clock() - begin, begin, times))
+        duration, begin, times = min(calls)
+        middle = begin + duration // 2
+        for rank, reference in enumerate(self._elsewhere):
+            if reference is not None:
+                ahead[rank] = times[rank] - middle
+        return ahead
 
     def _end_interrupted(self):
         """End a recording whose begin or end a Ctrl-C interrupted; refuse to end any other one."""
@@ -170,8 +197,26 @@ class Recording:
         memory = self._memory  # keeps it alive here, also if another thread ends the recording
         if memory is None:
             return self._kept
-        found = [recorder.read(memory, rank) for rank in range(len(memory))]
+        found = [recorder.read(self._rows(memory, rank)) for rank in range(len(memory))]
+        for (spans, _), ahead in zip(found, self._ahead):
+            spans["begin"] -= ahead
+            spans["end"] -= ahead
         return [spans for spans, _ in found], [dropped for _, dropped in found]
+
+    def _rows(self, memory, rank):
+        """Return the rows that a rank has written."""
+        reference = self._elsewhere[rank]
+        if reference is None:
+            return memory[rank]
+        if self.session.state is State.OPEN:
+            self._fetched[rank] = self.session.comm.memory.fetch_from(rank, reference)
+        return self._fetched.get(rank, np.zeros((1, len(SPAN.names)), np.int64))
+
+    def fetch(self) -> None:
+        """Fetch the rows of other machines, before the session is closed."""
+        if self._memory is not None and any(self._elsewhere):
+            with contextlib.suppress(WorkerDied):
+                self.read()
 
 
 class _Call:

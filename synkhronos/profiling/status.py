@@ -33,6 +33,9 @@ class RankStatus:
     shared : int or None
         Bytes of the session's shared memory that this rank has mapped, made by any rank; None if
         the system did not tell.
+    host : str or None
+        The name of the rank's machine, if that is another one than the master's. The system does
+        not tell of processes there.
     """
 
     rank: int
@@ -42,6 +45,7 @@ class RankStatus:
     process: str
     resident: Optional[int]
     shared: Optional[int]
+    host: Optional[str] = None
 
 
 @dataclass(frozen=True)
@@ -88,8 +92,8 @@ class Status:
     commands : int
         The number of commands that were sent to the workers; a call sends one, or a few.
     shared : int or None
-        Bytes of shared memory that the session has in use, counted once if several ranks have
-        mapped them; None if the system did not tell it for a rank.
+        Bytes of shared memory that the session has in use on this machine, counted once if several
+        ranks have mapped them; None if the system did not tell it for a rank.
     ranks : tuple of RankStatus
     functions : tuple of FunctionStatus
     data : tuple of ArrayStatus
@@ -121,7 +125,7 @@ class Status:
                 [
                     (
                         f"{each.rank}, master" if each.is_master else str(each.rank),
-                        each.device,
+                        each.device if each.host is None else f"{each.device} of {each.host}",
                         str(each.pid),
                         each.process,
                         _amount(each.resident),
@@ -215,10 +219,8 @@ def status() -> Status:
     session = Current.session
     if session is None:
         return Status("no session")
-    pids = session.worker_pids
-    pids.insert(session.master_rank, os.getpid())
     segments: Dict[Hashable, int] = {}
-    ranks = tuple([_rank(session, rank, pid, segments) for rank, pid in enumerate(pids)])
+    ranks = tuple([_rank(session, rank, segments) for rank in range(session.n_ranks)])
     functions = session.registry.functions()
     used = [variable for function in functions for variable in function.get_shared()]
     variables = dict.fromkeys([*used, *session.registry.variables()])
@@ -226,7 +228,9 @@ def status() -> Status:
         _state(session),
         session.master_rank,
         session.gate.sequence,
-        None if any(rank.shared is None for rank in ranks) else sum(segments.values()),
+        None
+        if any(rank.shared is None and rank.host is None for rank in ranks)
+        else sum(segments.values()),
         ranks,
         tuple([_function(session, function) for function in functions]),
         tuple([_data(session, data) for data in session.registry.data()]),
@@ -242,8 +246,14 @@ def _state(session):
     return "interrupted" if session.gate.is_open else "open"
 
 
-def _rank(session, rank, pid, segments):
+def _rank(session, rank, segments):
     """Return the status of one rank; add the segments that it has mapped to `segments`."""
+    pid, host = session.pids[rank] if session.pids else 0, session.host_of(rank)
+    if host is not None:
+        is_master, unknown = False, None
+        return RankStatus(
+            rank, session.devices[rank], pid, is_master, "unknown", unknown, unknown, host
+        )
     process, resident = _process(pid)
     own = {} if process in ("ended", "gone") else session.comm.memory.mapped_by(pid)
     segments.update(own or {})

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support.compiling import IN_PYTHON
 from support.helpers import function
 from support.layouts import Layout
 
@@ -39,10 +40,12 @@ ONE_FOR_ALL = {
     "shape": X.shape,
     "one": X.sum(axis=0, keepdims=True),
 }
+MODES = pytest.mark.parametrize("mode", ["FAST_COMPILE", IN_PYTHON], ids=["quick", "rewritten"])
 
 
-@pytest.mark.parametrize("mode", ["FAST_COMPILE", "FAST_RUN"])
+@MODES
 @pytest.mark.parametrize("name", OF_EACH_ROW)
+@pytest.mark.usefixtures("quickly_compiled")  # for what is inside of scan
 def test_an_average_of_what_each_row_has_is_told_once(ranks, name, mode):
     f = synk.function(
         [X, V], [X.mean(), OF_EACH_ROW[name]], mode=mode, name="f", on_unused_input="ignore"
@@ -59,7 +62,7 @@ def test_an_average_of_what_each_row_has_is_told_once(ranks, name, mode):
     f(*value)
 
 
-@pytest.mark.parametrize("mode", ["FAST_COMPILE", "FAST_RUN"])
+@MODES
 def test_averages_of_something_else_are_not_warned_of(mode):
     outputs = list(ONE_FOR_ALL.values())
     f = synk.function([X, V], outputs, mode=mode, on_unused_input="ignore")

@@ -115,6 +115,7 @@ def recurrent(reduce):
     return [w, v], loss, [(p, p - 0.5 * reduce(T.grad(loss, p))) for p in (w, v)], states
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 def test_a_recurrent_network_trains_as_serial_theano(ranks):
     serial_params, loss, updates, states = recurrent(lambda g: g)
     serial = theano.function([X, Y], [loss, states], updates=updates, mode=MODE)

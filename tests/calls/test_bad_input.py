@@ -231,6 +231,7 @@ def refused_in_state(use, known, kind, match):
     assert type(caught.value) is kind and str(caught.value).endswith(".")
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 def test_before_fork(no_session):
     known = names()
     for use in bad_input.NEEDS_WORKERS:
@@ -268,6 +269,7 @@ def test_after_close(no_session):
 
 
 @pytest.mark.faults
+@pytest.mark.usefixtures("quickly_compiled")
 def test_in_a_broken_session(no_session):
     synk.fork(2)
     known = names(2)

@@ -205,6 +205,7 @@ def test_no_optimizer_and_no_compiler_run_on_the_workers(ranks):
 
 @pytest.mark.parametrize("streams", [MRG_RandomStreams, RandomStreams])
 @pytest.mark.sample(1)
+@pytest.mark.usefixtures("compiled_if_thorough")
 def test_random_streams_differ_between_ranks_and_repeat_for_a_seed(ranks, streams):
     def draws(seed):
         stream = streams(seed)
@@ -224,6 +225,7 @@ def test_random_streams_differ_between_ranks_and_repeat_for_a_seed(ranks, stream
     assert first.min() >= 0 and first.max() < 1
 
 
+@pytest.mark.usefixtures("compiled_if_thorough")
 def test_random_streams_used_by_two_functions_go_on(ranks):
     stream = MRG_RandomStreams(3)
     draw = stream.normal((2,))
@@ -339,6 +341,7 @@ def test_what_cant_be_unpickled_is_an_error_of_the_rank_and_harms_no_other(ranks
     del bad
 
 
+@pytest.mark.slow("pickles a graph of 1,500 operations")
 def test_deep_graphs_travel(ranks):
     x = T.dvector("x")
     y = x

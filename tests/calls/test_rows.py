@@ -31,6 +31,7 @@ def classifier():
     return [w, b], loss, T.neq(T.argmax(p, axis=1), Y).mean()
 
 
+@pytest.mark.usefixtures("compiled_if_thorough")
 def test_the_idiom_of_the_tutorials_trains_as_serial_theano(ranks, data):
     pictures, labels = data[0], T.cast(data[1], "int32")
     params, loss, errors = classifier()
@@ -145,6 +146,7 @@ def test_calls_with_rows_are_checked(ranks, data):
             wrong(2)
 
 
+@pytest.mark.usefixtures("compiled_if_thorough")
 def test_theano_function_takes_all_rows(data):
     rows = synk.rows(INDEX, 4, length=50)
     f = theano.function([INDEX], [data[0][rows], rows.shape[0], rows])

@@ -82,6 +82,7 @@ def test_what_is_right_is_not_told_of(ranks):
             f(X, X[0])
 
 
+@pytest.mark.usefixtures("compiled_if_thorough")
 def test_variables_are_as_without_the_check(ranks):
     x = T.dmatrix("x")
     values = []
@@ -159,6 +160,7 @@ def test_ranks_without_rows_do_not_update(ranks):
         assert synk.gather(calls).tolist() != [3] * 3
 
 
+@pytest.mark.usefixtures("compiled_if_thorough")
 def test_variables_that_the_script_has_set(ranks):
     x, w = T.dmatrix("x"), theano.shared(np.ones(2), "w")
     f = synk.function([x], T.dot(x, w).mean(), check=2, name="f")
@@ -247,6 +249,7 @@ def test_errors_are_those_of_the_call(ranks):
         g(np.ones((4, 3)))
 
 
+@pytest.mark.usefixtures("compiled_if_thorough")
 def test_a_number_of_calls(ranks):
     x = T.dmatrix("x")
     f = synk.function([x], x.sum(), check=1, name="f")
@@ -259,6 +262,7 @@ def test_a_number_of_calls(ranks):
 
 @pytest.mark.skipif(ON_DEVICES, reason="forks by itself")
 @pytest.mark.parametrize("how", ["fork", "environment", "off", "wrong"])
+@pytest.mark.sample(2)
 def test_it_is_asked_for_once_for_all(how):
     program = (
         "import theano.tensor as T, synkhronos as synk\n"

@@ -79,6 +79,7 @@ def test_every_mode(ranks, mode, slices):
         )
 
 
+@pytest.mark.usefixtures("compiled_if_thorough")
 def test_gradients_over_slices_are_those_without(ranks):
     w = theano.shared(np.random.RandomState(0).randn(3, 2).astype("float32"), "w")
     g, h = theano.shared(np.zeros((3, 2), "float32")), theano.shared(np.zeros((3, 2), "float32"))

@@ -106,6 +106,7 @@ def test_a_value_and_a_dict(ranks):
     assert f.output_modes == ["gather", "sum"]
 
 
+@pytest.mark.slow("compiles operations on sparse matrices")
 def test_training_on_rows(ranks):
     x, y = sparse.csr_matrix("x"), T.dmatrix("y")
     values = []

@@ -147,6 +147,7 @@ def test_half_precision_is_weighted_in_single(ranks, width):
     assert (f(rows)[0] == 300).all()
 
 
+@pytest.mark.slow("compiles a network")
 def test_modes_that_check_values(ranks):
     guard = NanGuardMode(True, True, True)
     inputs, params, loss = network("float64")
@@ -186,6 +187,7 @@ def test_shapes_that_differ_are_told_of_and_the_session_lives_on(ranks):
     np.testing.assert_allclose(f(*same), found)
 
 
+@pytest.mark.slow("compiles a network twice")
 def test_outside_of_a_session_it_computes_what_theano_does():
     inputs, params, loss = network("float64")
     grads = [synk.ops.all_reduce(g) for g in T.grad(loss, params)]

@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,7 @@ def demo(monkeypatch):
 
 
 @pytest.mark.parametrize("devices", ["cpu", "cpu,cpu", "cpu,cpu,cpu"])
+@pytest.mark.usefixtures("quickly_compiled")
 def test_demo_1_agrees_with_theano_for_any_number_of_ranks(demo, monkeypatch, capsys, devices):
     monkeypatch.setenv("SYNKHRONOS_DEVICES", devices)
     found = demo("demo_1").main()
@@ -44,7 +46,7 @@ def test_demo_1_agrees_with_theano_for_any_number_of_ranks(demo, monkeypatch, ca
     assert "Basic math test passed." in capsys.readouterr().out
 
 
-@pytest.mark.slow("trains a network with all ranks, and serially")
+@pytest.mark.usefixtures("quickly_compiled")
 def test_train_digits_learns_as_serial_theano_does(demo, capsys, tmp_path):
     picture = tmp_path / "curves.png"
     found = demo("train_digits").main(
@@ -65,6 +67,7 @@ def test_train_digits_learns_as_serial_theano_does(demo, capsys, tmp_path):
     assert err == ""  # no progress bars where it is no terminal
 
 
+@pytest.mark.slow("trains a network with 128 units in two layers")
 def test_train_digits_reaches_95_percent(demo):
     found = demo("train_digits").main(["--ranks", "2", "--hidden", "128", "128"])
     assert max(found["accuracies"]) > 0.95 and found["accuracies"][-1] > 0.95
@@ -180,6 +183,7 @@ def test_demos_run_as_scripts_from_any_folder(tmp_path):
             cwd=tmp_path,
             capture_output=True,
             text=True,
+            env={**os.environ, "THEANO_FLAGS": "mode=FAST_COMPILE"},
         )
         assert (child.returncode, child.stderr) == (0, ""), child.stderr
         assert "Basic math test passed." in child.stdout or "--ranks" in child.stdout

@@ -81,7 +81,7 @@ def test_a_lesson_runs_on_the_devices_that_are_named(no_session, capsys, name):
 @pytest.mark.sample(1)
 def test_a_lesson_is_a_script_for_any_floatx_and_folder(tmp_path, monkeypatch, name):
     monkeypatch.setenv("SYNKHRONOS_DEVICES", "cpu,cpu")
-    monkeypatch.setenv("THEANO_FLAGS", "floatX=float32")
+    monkeypatch.setenv("THEANO_FLAGS", "floatX=float32,mode=FAST_COMPILE")
     child = subprocess.run(
         [sys.executable, str(DEMOS / f"{name}.py")], cwd=tmp_path, capture_output=True, text=True
     )

@@ -102,6 +102,7 @@ def test_what_is_stored_is_complete_and_names_no_machine(stored):
 
 
 @needs_jupyter
+@pytest.mark.slow("starts a kernel")
 def test_calls_in_a_kernel_are_interrupted_and_the_session_lives_on(tmp_path):
     found = json.loads(in_kernel(tmp_path, "interrupt"))
     begin, *others = found["said"]

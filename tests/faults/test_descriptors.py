@@ -88,6 +88,7 @@ synk.close()
 
 
 @pytest.mark.parametrize("where", [ON_THE_MASTER, ON_A_WORKER], ids=["master", "worker"])
+@pytest.mark.sample(1)
 def test_no_descriptor_left(script, where):
     done = script(BEGIN + where + END)
     assert "Error" not in done.stderr

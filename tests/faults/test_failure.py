@@ -240,7 +240,10 @@ def _start(tmp_path, text):
     return process, [int(pid) for pid in process.stdout.readline().split()]
 
 
-@pytest.mark.parametrize("state", ["idle", "asleep", "computing"])
+COMPUTING = pytest.param("computing", marks=pytest.mark.slow("computes for seconds"))
+
+
+@pytest.mark.parametrize("state", ["idle", "asleep", COMPUTING])
 def test_when_the_master_is_killed_workers_and_memory_go(tmp_path, state):
     text = f"""
 import time

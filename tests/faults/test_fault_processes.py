@@ -267,7 +267,7 @@ ENDINGS = {  # how, and the exit status
 
 
 @pytest.mark.parametrize("how", ENDINGS)
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 def test_the_interpreter_ends_with(script, how):
     text, status = ENDINGS[how]
     done = script(BEGIN + text, check=False)

@@ -149,7 +149,7 @@ end()
 """
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "handlers",
     [AT_ANY_TIME, THAT_RAISES, SET_AFTER_FORK, DURING_FORK, OF_CHILDREN, FAULTHANDLER],

@@ -95,6 +95,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("kind", ["spawn", "forkserver"])
 @pytest.mark.parametrize("before", [True, False], ids=["in a session", "without a session"])
+@pytest.mark.sample(1)
 def test_processes_started_anew_have_sessions_of_their_own(script, kind, before):
     done = script(SPAWNED.replace("KIND", kind).replace("BEFORE", str(before)), timeout=240)
     assert done.stdout.splitlines() == ["[4.0, 8.0, 12.0]", "3.0"]
@@ -137,12 +138,14 @@ def test_ipython_runs_code_and_ends_without_close(tmp_path):
     wait_until(lambda: not any(map(runs, pids)), BOUND)
 
 
+@pytest.mark.slow("starts IPython")
 def test_ipython_runs_a_script_again_and_again(tmp_path):
     (tmp_path / "lines.py").write_text(LINES + "synk.close()\n")
     done = ipython(tmp_path, "-c", "%run lines.py\n%run lines.py\nf.as_theano([1, 2])")
     assert done.returncode == 0 and done.stdout.count("sum 10.0") == 2, done.stdout + done.stderr
 
 
+@pytest.mark.slow("starts IPython")
 def test_ipython_goes_on_after_a_script_that_fails(tmp_path):
     (tmp_path / "fails.py").write_text(LINES + "f('ab')\n")
     done = ipython(tmp_path, "-c", "%run fails.py\nprint('then', float(f([1, 2])))\nsynk.close()")

@@ -82,6 +82,7 @@ def test_plain_import_gets_default_flags_and_writes_no_rc(home):
 
 
 @needs_installation
+@pytest.mark.slow("imports Theano in a new interpreter")
 def test_no_device_is_opened_and_no_new_cudnn_is_tried_by_default(home):
     code = """
     import theano
@@ -362,6 +363,7 @@ shutil.rmtree = lambda *args, onexc=None, **kwargs: rmtree(*args, **kwargs)
 
 @needs_setup
 @pytest.mark.parametrize("form", [["."], ["-e", "."], [".[demos]"]], ids=" ".join)
+@pytest.mark.sample(1)
 def test_pip_ends_with_a_sentence_on_a_newer_python(source_tree, tmp_path, form):
     if not any(importlib.metadata.distributions(name="pip")):
         pytest.skip("pip is not installed in this environment")

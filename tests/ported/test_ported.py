@@ -13,6 +13,14 @@ pytestmark = [
     pytest.mark.usefixtures("quickly_compiled", "no_session"),
 ]
 PROGRAMS = sorted(ported.CHANGES)
+SLOW = {"lenet": pytest.mark.slow("compiles convolutions and their gradients")}
+
+
+def of_programs(names):
+    """Parametrize a test by the programs of these names."""
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=SLOW.get(name, ())) for name in names]
+    )
 
 
 @functools.lru_cache(maxsize=None)
@@ -39,7 +47,7 @@ def compiles(name, quickly_compiled):
 
 @pytest.mark.usefixtures("compiles")
 @pytest.mark.parametrize("ranks, check", [(2, True), (3, False), (2, False), (3, True), (1, False)])
-@pytest.mark.parametrize("name", PROGRAMS)
+@of_programs(PROGRAMS)
 def test_the_results_are_those_of_serial_theano(name, ranks, check):
     # A PortingWarning would be an error.
     found = ported.run_on_ranks(name, ranks, check)
@@ -50,7 +58,7 @@ def test_the_results_are_those_of_serial_theano(name, ranks, check):
 @pytest.mark.usefixtures("compiles")
 @pytest.mark.parametrize("ranks", [2, 3, 1])
 # Dropout of the Lasagne program draws other numbers.
-@pytest.mark.parametrize("name", sorted(set(PROGRAMS) - {"lasagne"}))
+@of_programs(sorted(set(PROGRAMS) - {"lasagne"}))
 def test_programs_without_a_change_agree_too(name, ranks):
     found = ported.run_on_ranks(name, ranks, check=True, changed=False)
     assert ported.difference(found, serial(name)) < 1e-8

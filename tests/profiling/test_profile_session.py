@@ -206,6 +206,7 @@ END
 
 
 @pytest.mark.parametrize("end", ["synk.close()", "pass", "raise ValueError"])
+@pytest.mark.sample(1)
 def test_the_environment_asks_for_a_profile_of_a_whole_script(script, tmp_path, end):
     env = {"SYNKHRONOS_PROFILE": "trace.json"}
     done = script(SCRIPT.replace("END", end), env=env, check=False)

@@ -118,6 +118,7 @@ def test_on_another_number_of_ranks(path):
 @pytest.mark.parametrize("streams", [MRG_RandomStreams, RandomStreams])
 @pytest.mark.parametrize("n, master", [(1, 0), (2, 0), (3, 1)])
 @pytest.mark.skipif(ON_DEVICES, reason="forks for itself")
+@pytest.mark.sample(2)
 def test_a_resumed_run_is_the_run_that_was_not_interrupted(tmp_path, n, master, streams):
     path = tmp_path / "run.npz"
     with compiling.quickly():

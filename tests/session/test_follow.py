@@ -258,6 +258,7 @@ def test_what_could_not_be_followed_is_followed_by_the_next_call(monkeypatch):
 
 
 @pytest.mark.parametrize("follow", [False, True])
+@pytest.mark.sample(1)
 def test_variables_are_those_of_theano_for_others(follow):
     with forked(Layout(2), follow=follow):
         w, f = made()

@@ -227,6 +227,9 @@ def test_no_socket_and_no_file_is_opened_by_a_session(script, tmp_path, fallback
 UNPICKLED = {
     ("comm.shared.gate", "next_command"): "commands",
     ("comm.shared.gate", "_take_reply"): "answers",
+    ("comm.mpi.gate", "next_command"): "commands of another machine",
+    ("comm.mpi.channel", "receive"): "messages on a socket",
+    ("comm.mpi.carrier", "_serve_machines"): "messages of another machine",
     ("_rank.commands", "run"): "random states",
     ("_host.theano.pickling", "load"): "functions",
     ("comm.shared.storage", "_read"): "places",
@@ -409,6 +412,7 @@ def test_a_link_to_a_file_of_another_user_is_not_followed(tmp_path, capsys):
     assert other.read_text() == "kept" and (folder / "libcuda.so").is_symlink()
 
 
+@pytest.mark.slow("looks for devices in other processes")
 def test_modules_in_the_working_folder_are_not_run(tmp_path, monkeypatch):
     for name in ("json", "statistics", "ctypes", "pygpu", "dataclasses", "shlex", "theano"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")

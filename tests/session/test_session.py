@@ -345,6 +345,7 @@ synk.close()
 
 
 @pytest.mark.parametrize("ending", ["", "sys.exit(3)", "raise KeyError('mine')", "os._exit(4)"])
+@pytest.mark.sample(2)
 def test_a_script_that_forgets_to_close_leaves_nothing(script, ending):
     done = script(
         f"""
@@ -440,6 +441,7 @@ def test_idle_workers_use_no_cpu():
     assert used() - before <= 0.02
 
 
+@pytest.mark.slow("watches processes for a second")
 def test_idle_workers_use_no_cpu_in_a_process_without_standard_input(script):
     done = script(
         """

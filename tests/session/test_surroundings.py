@@ -170,6 +170,7 @@ def test_fork_is_refused_without_a_proc(tmp_path):
 
 
 @pytest.mark.parametrize("n, master", [(2, 0), (3, 1)])
+@pytest.mark.sample(1)
 def test_a_file_of_another_process_is_never_read(no_session, monkeypatch, tmp_path, n, master):
     # As in a PID namespace: /proc/<pid> is a process that has a file of its own at this number.
     other = tmp_path / "secret"

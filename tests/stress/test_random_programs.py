@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from support import compiling
 from support.layouts import ON_DEVICES, Layout
 
 import synkhronos as synk
@@ -52,15 +51,15 @@ def program(seed, steps=3):
 
 
 @pytest.mark.sample(4)
+@pytest.mark.usefixtures("quickly_compiled")
 @pytest.mark.parametrize("seed", range(PROGRAMS))
 def test_random_programs_have_serial_values(ranks, seed):
     arguments, variables = program(seed)
-    with compiling.quickly():
-        (inputs, outputs, updates), expected = program(seed)
-        serial = theano.function(inputs, outputs, updates=updates, on_unused_input="ignore")
-        with synk.parallel(check=False):
-            inputs, outputs, updates = arguments
-            f = theano.function(inputs, outputs, updates=updates, on_unused_input="ignore")
+    (inputs, outputs, updates), expected = program(seed)
+    serial = theano.function(inputs, outputs, updates=updates, on_unused_input="ignore")
+    with synk.parallel(check=False):
+        inputs, outputs, updates = arguments
+        f = theano.function(inputs, outputs, updates=updates, on_unused_input="ignore")
     for n_rows in (6, 1, 7):
         x = np.random.RandomState(seed + n_rows).randn(n_rows, 4)
         try:

@@ -4,13 +4,28 @@ import contextlib
 
 import theano
 from theano.compile import mode
+from theano.gof.op import PureOp
+from theano.tensor.elemwise import Elemwise
 
 from support.layouts import ON_DEVICES
 
+# The graph of FAST_RUN, computed by Python. Operations that have no Python code can't run in it.
+IN_PYTHON = theano.Mode(theano.gof.vm.VM_Linker(use_cloop=False, c_thunks=False), "fast_run")
+
+
+def quickly():
+    """Compile functions that name no mode in FAST_COMPILE, without a C compiler."""
+    return _by_default(mode.predefined_modes["FAST_COMPILE"])
+
+
+def in_python():
+    """Compile functions that name no mode as FAST_RUN does, but without a C compiler."""
+    return _by_default(IN_PYTHON)
+
 
 @contextlib.contextmanager
-def quickly():
-    """Compile functions that name no mode in FAST_COMPILE, without a C compiler.
+def _by_default(chosen):
+    """Compile functions that name no mode in another one than Theano's.
 
     Theano makes the default mode once, and goes on using it after a change of ``config.mode``. On
     devices nothing changes: their operations have compiled code only.
@@ -19,9 +34,21 @@ def quickly():
         yield
         return
     before = mode.instantiated_default_mode
-    with theano.change_flags(mode="FAST_COMPILE"):
-        mode.instantiated_default_mode = mode.predefined_modes["FAST_COMPILE"]
+    with theano.change_flags(mode="FAST_COMPILE"):  # of the class of those chosen here: Mode
+        mode.instantiated_default_mode = chosen
         try:
             yield
         finally:
             mode.instantiated_default_mode = before
+
+
+def fold_constants_in_python():
+    """Have Theano compute constants in Python while it compiles, where it has Python code for them.
+
+    For constant arrays it would compile C code, in any mode, that runs once.
+    """
+
+    def has_python_code(op, node):
+        return type(op).perform is not PureOp.perform and len(node.inputs) < 32
+
+    PureOp.python_constant_folding = Elemwise.python_constant_folding = has_python_code

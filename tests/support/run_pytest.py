@@ -4,4 +4,5 @@ import sys
 
 import pytest
 
-sys.exit(pytest.main(sys.argv[1:]))
+if __name__ == "__main__":  # doctests import it
+    sys.exit(pytest.main(sys.argv[1:]))

@@ -74,6 +74,7 @@ def run_collectives(*options):
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow("measures each collective")
 def test_bench_collectives_prints_every_cell(tmp_path):
     picture = tmp_path / "times.png"
     done = run_collectives("--json", "--plot", str(picture))
@@ -336,6 +337,7 @@ def test_peers_that_compute_nonsense_are_found_out(fake):
         ({"run": "time.sleep(60)"}, r"too long \(time reduce\)"),
     ],
 )
+@pytest.mark.sample(3)
 def test_peers_that_fail_leave_nothing(fake, monkeypatch, options, message):
     if "sleep" in str(options):
         monkeypatch.setattr(peers, "START_SECONDS", 1.5)

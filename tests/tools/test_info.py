@@ -77,6 +77,7 @@ def test_a_broken_theano_is_reported(home):
     assert (ok, child.returncode, child.stderr) == (False, 1, "")
 
 
+@pytest.mark.slow("tries to link with what is not there")
 def test_a_blas_that_does_not_link_is_reported(home):
     child = info(home, THEANO_FLAGS="blas.ldflags=-lnowhere_to_be_found")
     line = next(line for line in child.stdout.splitlines() if line.startswith("BLAS"))

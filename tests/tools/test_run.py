@@ -53,7 +53,7 @@ def script(tmp_path):
     return tmp_path / "scripts" / "script.py"
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("how", ["end", "status", "message", "raise", "interrupt", "close"])
 def test_a_script_runs_as_in_python(tmp_path, script, how):
     relative = script.relative_to(tmp_path)

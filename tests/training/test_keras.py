@@ -260,6 +260,7 @@ OPTIMIZERS = [
 
 
 @pytest.mark.parametrize(("name", "options"), OPTIMIZERS, ids=lambda value: str(value))
+@pytest.mark.sample(5)
 def test_optimizers_step_as_in_one_process(two_ranks, twins, keras, name, options):
     def optimizer():
         return getattr(keras.optimizers, name)(**options)

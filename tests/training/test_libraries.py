@@ -115,6 +115,7 @@ def assert_serial_results(train, ranks):
         ("adadelta", {"max_gradient_elem": 1.0}),
     ],
 )
+@pytest.mark.usefixtures("compiled_if_thorough")
 def test_downhill(no_session, monkeypatch, algorithm, options):
     downhill = pytest.importorskip("downhill")
     # As the import support does where it was installed since it knows downhill.
@@ -128,11 +129,13 @@ def test_downhill(no_session, monkeypatch, algorithm, options):
 @pytest.mark.parametrize(
     "rule, options", [("nesterov_momentum", {"learning_rate": 0.1}), ("adam", {})]
 )
+@pytest.mark.usefixtures("compiled_if_thorough")
 def test_lasagne(no_session, rule, options):
     pytest.importorskip("lasagne")
     assert_serial_results(lambda: with_lasagne(rule, **options), (1, 2, 3))
 
 
+@pytest.mark.slow("compiles a network")
 def test_dropout_of_lasagne_learns_on_ranks(no_session):
     lasagne = pytest.importorskip("lasagne")
     lasagne.random.set_rng(np.random.RandomState(5))

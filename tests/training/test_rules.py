@@ -139,6 +139,7 @@ class Serial:
 @pytest.mark.parametrize("form", [in_one_function, in_two_functions], ids=["one", "two"])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize(("reference", "hyper", "of_each", "beside"), CASES, ids=IDS)
+@pytest.mark.usefixtures("compiled_if_thorough")
 def test_rules(ranks, reference, hyper, of_each, beside, dtype, form):
     inputs, params, loss = model(dtype)
     first = [param.get_value() for param in params]
@@ -168,6 +169,7 @@ def test_what_rules_return(reference, hyper, of_each, beside):
     assert reference.__name__ in updates.__all__ and reference.__name__ in rules.__all__
 
 
+@pytest.mark.usefixtures("compiled_if_thorough")
 def test_sgd_nonflat(ranks):
     inputs, params, loss = model("float64")
     first = [param.get_value() for param in params]
@@ -190,6 +192,7 @@ def test_sgd_nonflat(ranks):
 
 
 @pytest.mark.parametrize("nesterov", [False, True], ids=["plain", "nesterov"])
+@pytest.mark.usefixtures("compiled_if_thorough")
 def test_momentum_is_momentum_applied_to_sgd(ranks, nesterov):
     name = "nesterov_momentum" if nesterov else "momentum"
     apply = updates.apply_nesterov_momentum if nesterov else updates.apply_momentum
@@ -223,6 +226,7 @@ def test_momentum_of_some_of_the_updates():
         assert (more[variable] is value) == (variable not in params)
 
 
+@pytest.mark.usefixtures("compiled_if_thorough")
 def test_slices_accumulate_to_the_same_step(ranks):
     x, y = minibatches("float64", ranks.n)[1]
     after = []
@@ -244,12 +248,14 @@ def test_slices_accumulate_to_the_same_step(ranks):
 
 
 @pytest.mark.skipif(ON_DEVICES, reason="devices have single precision")
+@pytest.mark.usefixtures("quickly_compiled")
 def test_hyperparameters_are_not_rounded_to_floatx():
     w = theano.shared(np.zeros(1), "w")
     with theano.change_flags(floatX="float32"):
         assert theano.function([], rules.sgd(w.sum(), [w], 0.1)[w])()[0] == -0.1
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 def test_hyperparameters_may_be_variables():
     w, rate = theano.shared(np.zeros(2, "float32"), "w"), T.dscalar("rate")
     f = theano.function([rate], updates=rules.sgd(w.sum(), [w], rate))
@@ -367,6 +373,7 @@ def test_a_weighted_mean_is_that_of_serial_theano(ranks):
             np.testing.assert_allclose(replica, other.get_value(), rtol=1e-9)
 
 
+@pytest.mark.usefixtures("compiled_if_thorough")
 def test_two_steps_accumulate_slices(ranks):
     x, y = minibatches("float64", ranks.n)[1]
     after = []

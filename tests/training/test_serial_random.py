@@ -61,6 +61,7 @@ def test_a_network_with_dropout_learns_as_in_serial_theano(ranks, generator):
 
 
 @GENERATORS
+@pytest.mark.usefixtures("compiled_if_thorough")
 def test_the_numbers_themselves(ranks, generator):
     x, p = T.dmatrix("x"), T.dscalar("p")
 
@@ -95,6 +96,7 @@ def test_the_numbers_themselves(ranks, generator):
     assert all(map(np.array_equal, f.as_theano(X, 0.3), serial(X, 0.3)))
 
 
+@pytest.mark.usefixtures("compiled_if_thorough")
 def test_givens_and_default_updates(ranks):
     def parts():
         x, d = T.dmatrix("x"), T.dmatrix("d")
@@ -161,6 +163,7 @@ def test_a_state_is_either_equal_or_of_each_rank(ranks):
         assert first(X[:, 0]).shape == (23,)
 
 
+@pytest.mark.usefixtures("compiled_if_thorough")
 def test_the_numbers_of_rows_by_the_index_of_a_minibatch(ranks):
     x, index, data = T.dmatrix("x"), T.lscalar("index"), theano.shared(X, "data")
     masked, own = (x * MRG_RandomStreams(3).binomial(x.shape, p=0.5) for _ in range(2))

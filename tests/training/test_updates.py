@@ -38,6 +38,8 @@ def step(rule, dtype="float64", **kwargs):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.sample(1)
+@pytest.mark.usefixtures("compiled_if_thorough")
 def test_sgd_is_serial_sgd(ranks, dtype):
     train, params, _ = step(updates.sgd, dtype, learning_rate=0.1)
     inputs, expected, loss = model(dtype)
@@ -56,6 +58,7 @@ def test_sgd_is_serial_sgd(ranks, dtype):
 
 
 @pytest.mark.skipif(ON_DEVICES, reason="a variable on a device is copied to its home and back")
+@pytest.mark.usefixtures("compiled_if_thorough")
 def test_the_flat_vector_stays_where_it_is(ranks):
     train, _, flat = step(updates.sgd, learning_rate=0.1)
     x, y = RANDOM.randn(2 * ranks.n, 4), RANDOM.randn(2 * ranks.n)
@@ -67,6 +70,7 @@ def test_the_flat_vector_stays_where_it_is(ranks):
     assert flat.name == "flat_grad_s" and home.shape == (16,)
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 def test_mixed_dtypes():
     a, b = theano.shared(np.ones(2, "float32"), "a"), theano.shared(np.ones((2, 2)), "b")
     loss = (a**2).sum() + (b**3).sum()
@@ -85,6 +89,7 @@ def test_nonflat_grads():
     assert [g.ndim for g in grads] == [2, 2, 0]
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 def test_flatten_without_a_place():
     x = T.dmatrix("x")
     assert updates.flatten_vars([x, x.sum()]).eval({x: [[1, 2]]}).tolist() == [1, 2, 3]

@@ -75,6 +75,8 @@ class Carrier:
         self._rounds = {}  # id -> _Round
         self._ready = collections.defaultdict(dict)  # id -> machine -> announcement
         self._over = {}  # machine -> session, call, number of exchanges: of an aborted call
+        self._begun = 0, 0, 0  # the last reduction that was begun here
+        self._spreads = {}  # id -> _Spread
         self._settling = None  # (channel, id, session, sequence)
         self._fetches = {}  # number -> _Fetch
         self._fetched = {}  # what -> _Fetch of this call, for whole arrays
@@ -82,7 +84,7 @@ class Carrier:
         self._lent, self._free = [], []  # segments: with arrays of this call, and unused ones
         self._heard = dict.fromkeys(self._others, time.monotonic())
         self._beat = 0.0
-        self.is_running = True
+        self.is_running, self.has_lost = True, False
         self._leader.post(("hello", self.machine, self.n_machines))
 
     def run(self) -> None:
@@ -157,7 +159,7 @@ class Carrier:
         del self._channels[channel.fileno()]
         if channel is self._leader:
             # It has ended without a word: the other machines end their parts.
-            self._tell_all("end", f"The first process on {socket.gethostname()} has ended.")
+            self._tell_all("end", f"The first process on {socket.gethostname()} has ended")
             self.is_running = False
         channel.close()
 
@@ -198,7 +200,10 @@ class Carrier:
         for key, work in list(self._rounds.items()):
             if key[0] < session or (not work.has_started and self._is_given_up(key)):
                 del self._rounds[key]
-        if not any(key[:2] == (session, sequence) for key in self._rounds):
+        for key, spread in list(self._spreads.items()):
+            if key[:2] <= (session, sequence) and not spread.is_open:
+                del self._spreads[key]
+        if not any(key[:2] == (session, sequence) for key in (*self._rounds, *self._spreads)):
             for key in [key for key in self._ready if key[:2] <= (session, sequence)]:
                 del self._ready[key]
             self._settling = None
@@ -223,8 +228,13 @@ class Carrier:
         self._post(self._leader, "lost", machine, now_silent(LOST_SECONDS))
         for other in self._others:
             if other != machine:
-                self.tell(other, "end", f"Machine {machine} is lost.")
+                self.tell(other, "end", f"Machine {machine} is lost")
         self._heard[machine] = float("inf")
+        self.has_lost = True
+        if machine == 0:
+            reason = f"The first machine is lost: {now_silent(LOST_SECONDS)}"
+            self._post(self._leader, "end", reason, machine)
+            self.is_running = False
 
     def tell(self, machine, *message):
         """Send a message to the carrier of another machine."""
@@ -280,7 +290,7 @@ class Carrier:
         """Reduce arrays over the machines, in place."""
         arrays = [self._open(place) for place in places]
         work = _Round(self, channel, id, arrays, ops, divisor, layout, compress)
-        self._rounds[id] = work
+        self._rounds[id], self._begun = work, id
         for machine in self._others:
             self.tell(machine, "ready", id, layout, work.inline)
 
@@ -289,27 +299,34 @@ class Carrier:
         arrays = [self._open(place) for place in places]
         if self.machine == root:
             for machine in self._others:
+                self.tell(machine, "spreading", id, [array.nbytes for array in arrays])
                 for array in arrays:
                     for part in _parts(array):
                         self._sending.append((self.send(machine, part, _BULK), part))
             return self._post(channel, "done", id, None)
-        pending = [part for array in arrays for part in _parts(array)]
-        left = len(pending)
+        spread = self._spreads.setdefault(id, _Spread())
+        spread.give(arrays, lambda: self._post(channel, "done", id, None))
+        return self._end_spread(id, spread)
 
-        def one_less():
-            nonlocal left
-            left -= 1
-            if not left:
-                self._post(channel, "done", id, None)
+    def from_machine_spreading(self, machine, id, sizes):
+        """Receive arrays, into their places if the ranks here have named these already."""
+        spread = self._spreads.setdefault(id, _Spread())
+        for array in spread.announce(sizes):
+            for part in _parts(array):
+                spread.left += 1
+                work = self.receive(machine, part, _BULK), part, spread.one_less
+                self._receiving.append(work)
+        spread.then = lambda: self._end_spread(id, spread)
+        self._end_spread(id, spread)
 
-        for part in pending:
-            self._receiving.append((self.receive(root, part, _BULK), part, one_less))
-        if not pending:
-            self._post(channel, "done", id, None)
+    def _end_spread(self, id, spread):
+        if spread.is_complete:
+            self._spreads.pop(id, None)
+            spread.answer()
 
-    def from_rank_settle(self, channel, id, session, sequence, count):
-        """Tell all how many exchanges of a call were begun here; answer when none is open."""
-        begun = count[1] if count[0] == sequence else 0
+    def from_rank_settle(self, channel, id, session, sequence):
+        """Tell all which reductions of a call were begun here; answer when none is open."""
+        begun = self._begun[2] if self._begun[:2] == (session, sequence) else 0
         self._over[self.machine] = session, sequence, begun
         self._tell_all("over", session, sequence, begun)
         self._settling = channel, id, session, sequence
@@ -328,7 +345,7 @@ class Carrier:
 
     def from_machine_end(self, machine, reason):
         """End, because another machine has."""
-        self._post(self._leader, "end", reason)
+        self._post(self._leader, "end", reason, machine)
         self.is_running = False
 
     def from_machine_want(self, machine, number, place, rows, axis):
@@ -410,6 +427,50 @@ class Carrier:
         """Answer the rank that waits for a round."""
         self._ready.pop(id, None)
         self._post(channel, "done", id, answer)
+
+
+class _Spread:
+    """Arrays that another machine sends to this one, and the places of them here.
+
+    Either may come first. What comes before the places are known is received elsewhere, because
+    the next message from that machine must not be taken for it.
+    """
+
+    def __init__(self):
+        self._places = self._received = None
+        self.answer = self.then = None
+        self.left = 0  # parts of arrays that have not come
+
+    def give(self, places, answer):
+        """Take the places of the arrays, and what to call when they are filled."""
+        self._places, self.answer = places, answer
+
+    def announce(self, sizes):
+        """Return arrays to receive into, of these numbers of bytes."""
+        self._received = self._places
+        if self._places is None:
+            self._received = [np.empty(nbytes, np.uint8) for nbytes in sizes]
+        return self._received
+
+    def one_less(self):
+        """Take note that a part has come."""
+        self.left -= 1
+        self.then()
+
+    @property
+    def is_open(self):
+        """Whether arrays are on their way into memory of the ranks."""
+        return bool(self.left) and self._received is self._places
+
+    @property
+    def is_complete(self):
+        """Whether all has come and its places are known; then they are filled."""
+        if self._received is None or self._places is None or self.left:
+            return False
+        for place, array in zip(self._places, self._received):
+            if place is not array:
+                _bytes(place)[...] = _bytes(array)
+        return True
 
 
 class _Round:
@@ -496,7 +557,12 @@ def main(fd: int, name: str) -> None:
     listener.bind(f"\0{name}")
     listener.listen(1024)
     carrier = Carrier(Channel(socket.socket(fileno=fd)), listener)
-    carrier.run()
+    try:
+        carrier.run()
+    finally:
+        if carrier.has_lost:
+            # The end of MPI would wait for the lost machine. So does what Python does at its exit.
+            os._exit(1)
 
 
 if __name__ == "__main__":

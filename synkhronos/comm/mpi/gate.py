@@ -112,6 +112,11 @@ class GateOfMachines(Gate):
         if hasattr(self, "local"):
             self.local.recorder = recorder
 
+    def host_of(self, rank):
+        """Return the name of the machine that a rank is on, unless it is this one."""
+        machine = self.layout.machine_of(rank)
+        return None if machine == self.layout.machine else self.layout.hosts[machine]
+
     @property
     def is_leader(self):
         """Whether this process speaks for its machine."""
@@ -170,6 +175,8 @@ class GateOfMachines(Gate):
 
     def next_id(self):
         """Return the name of the next exchange or reduction of this call, the same everywhere."""
+        for id in [id for id in self._exchanged if id[1] < self.sequence]:
+            del self._exchanged[id]  # of a call that was left early
         sequence, count = self._count
         count = count + 1 if sequence == self.sequence else 1
         self._count = self.sequence, count
@@ -189,7 +196,7 @@ class GateOfMachines(Gate):
         self.wait(lambda: machine in self._exchanged.get(id, ()))
         return self._exchanged.pop(id)[machine]
 
-    def wait_for_answer(self, id):
+    def wait_for_answer(self, id, in_call=True):
         """Wait for the carrier's answer; return it."""
         answer = None
 
@@ -198,7 +205,7 @@ class GateOfMachines(Gate):
             there, answer = self.link.answer(id)
             return there
 
-        self.wait(has_come)
+        self.wait(has_come, in_call)
         return answer
 
     def meet(self):
@@ -274,7 +281,7 @@ class GateOfMachines(Gate):
                 self.local.abort()
 
     def _on_exchanged(self, machine, id, value):
-        if id[0] == self.session:
+        if id[:2] >= (self.session, self.sequence):
             self._exchanged.setdefault(id, {})[machine] = value
 
     def _on_other(self, machine, *rest):
@@ -283,7 +290,7 @@ class GateOfMachines(Gate):
     def settle(self):
         """Wait until the carriers have ended or dropped the reductions of an aborted call."""
         id = "settled", self.session, self.sequence
-        self.link.settle(id, self.session, self.sequence, self._count)
+        self.link.settle(id, self.session, self.sequence)
         self.wait_settled(id)
 
     def wait_settled(self, id):
@@ -296,6 +303,7 @@ class MasterGate(GateOfMachines):
 
     def __init__(self, *args):
         super().__init__(*args)
+        self.link.first_rank_of = self.layout.first
         self._slots = {}
         self._finished = 0
         self._done = {}  # machine -> what its leader has sent for the present call
@@ -467,8 +475,8 @@ class LeaderGate(GateOfMachines):
         if session == self.session:
             self.has_ended = True
 
-    def _on_begin(self, machine, *rest):
-        self.has_ended = True  # the master has begun another session
+    def _on_wish(self, machine, *rest):
+        self.has_ended = True  # the master begins another session
         return True
 
     def wait(self, has_come, in_call=True):

@@ -76,7 +76,7 @@ def plan(link, wish, own_devices, master_rank, threads, profile) -> Plan:
     SessionError
         If machines have different versions, or one can't give what was asked for.
     """
-    link.tell(None, wish)
+    link.tell(None, ("wish", wish))
     answers = {0: (wish.facts, own_devices, None)}
     while len(answers) < link.n_machines:
         machine, message = link.wait_for_message()

@@ -53,7 +53,8 @@ class Link:
         self._told = collections.deque()
         self._answers = {}
         self._numbers = 0
-        self._has_ended, self._end = False, None  # whether and why the job has ended
+        self._end = None  # why the job has ended, and the machine
+        self.first_rank_of = lambda machine: None  # while there is a session: its first rank
 
     def begin(self) -> None:
         """Wait until the carrier has begun MPI."""
@@ -101,9 +102,9 @@ class Link:
         """Begin to copy arrays from one machine to all others; `answer` tells of its end."""
         self._send("spread", id, root, places)
 
-    def settle(self, id, session, sequence, count):
-        """Say how many exchanges of an aborted call this machine has begun; see `answer`."""
-        self._send("settle", id, session, sequence, count)
+    def settle(self, id, session, sequence):
+        """Give up what not all machines have begun of an aborted call; see `answer`."""
+        self._send("settle", id, session, sequence)
 
     def answer(self, id):
         """Return whether the answer to a request has come, and the answer."""
@@ -144,22 +145,29 @@ class Link:
             elif name == "hello":
                 self.machine, self.n_machines = rest
             elif name == "end":
-                self._has_ended, self._end = True, rest[0]
+                self._end = tuple(rest)
                 raise self.lost()
             elif name == "lost":
                 self._told.append((rest[0], ("lost", rest[1])))
 
     def lost(self):
         """Return the exception for a job that has ended."""
-        if self._has_ended:
-            return JobEnded(self._end)
-        return JobEnded(f"The carrier on {socket.gethostname()} has ended.")
+        reason, machine = self._end or (
+            f"The process of {socket.gethostname()} that speaks MPI has ended",
+            self.machine,
+        )
+        if self.machine:
+            return JobEnded(reason)
+        return WorkerDied(
+            f"{reason}, and with it the job on {self.n_machines} machines: start it again.",
+            self.first_rank_of(machine),
+        )
 
     def end(self) -> None:
         """End the carriers of all machines."""
         if os.getpid() != self._owner:
             return
-        with contextlib.suppress(JobEnded):
+        with contextlib.suppress(WorkerDied):  # it may be over already
             self._send("end", None)
         end = time.monotonic() + _END_SECONDS
         while self._carrier.poll() is None and time.monotonic() < end:

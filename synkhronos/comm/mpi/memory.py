@@ -33,6 +33,13 @@ class MachinesMemory(Memory):
         place = reference.segment, reference.dtype, reference.shape, 0
         return self.fetched((*self._fetcher.fetch(0, place, rows, axis), None))
 
+    def fetch_from(self, rank, reference):
+        """Return, on the master, a copy of an array that a rank has made."""
+        gate = self._gate
+        place = reference.segment, reference.dtype, reference.shape, 0
+        number = gate.link.fetch(gate.layout.machine_of(rank), place)
+        return self.fetched(gate.wait_for_answer(number, in_call=False)).copy()
+
     def fetched(self, answer):
         """Return a view of an array that the carrier has fetched, valid until the next command."""
         segment, dtype, shape, problem = answer
