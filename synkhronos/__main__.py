@@ -53,7 +53,14 @@ def _parser() -> argparse.ArgumentParser:
         help="make a folder of links for LD_LIBRARY_PATH, by which Theano finds the libraries of "
         "CUDA; the exit status is 1 if one that a GPU needs is missing, 2 if DIR is not made",
     )
-    info.set_defaults(run=_info)
+    info.add_argument(
+        "--hosts",
+        metavar="LIST",
+        help="ask each of these machines, such as node0,node1: versions, cores, devices; the exit "
+        "status is 1 if they don't agree, or one can't be reached",
+    )
+    launch.add_mpirun_arguments(info)
+    info.set_defaults(run=_info, hostfile=None)
 
     runner = commands.add_parser(
         "run",
@@ -119,9 +126,12 @@ class _Version(argparse.Action):
 
 def _info(arguments: argparse.Namespace) -> int:
     from synkhronos.tools import info
+    from synkhronos.tools.info import machines
 
     if arguments.link_cuda is not None:
         return _link_cuda(arguments.link_cuda)
+    if arguments.hosts is not None:
+        return machines.main(arguments)
     results = info.checks()
     if arguments.json:
         print(info.as_json(results))

@@ -16,7 +16,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Mapping, Optional, Sequence, Tuple
+from typing import Mapping, Sequence
 
 from synkhronos import _wording
 from synkhronos._machine import devices as _devices
@@ -41,7 +41,7 @@ class Host:
     """A machine, and the number of its ranks if it was given."""
 
     name: str
-    ranks: Optional[int] = None
+    ranks: int | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -169,7 +169,7 @@ def find_hosts(options: argparse.Namespace, environment: Mapping[str, str] = os.
     return [Host(name) for name in names]
 
 
-def parse_hosts(text: str) -> List[Host]:
+def parse_hosts(text: str) -> list[Host]:
     """Return the machines that --hosts names.
 
     >>> parse_hosts("node0,node1:2")
@@ -229,7 +229,7 @@ def _read_hostfile(path):
     return _checked(hosts, path)
 
 
-def expand_nodes(text: str) -> List[str]:
+def expand_nodes(text: str) -> list[str]:
     """Return the names in a list of Slurm.
 
     >>> expand_nodes("node[01-03,7],gpu")
@@ -271,7 +271,7 @@ def mpirun_line(
     options: argparse.Namespace,
     command: Sequence[str],
     variables: Mapping[str, str],
-) -> List[str]:
+) -> list[str]:
     """Return the command line that runs a command once on each machine."""
     arguments = _split_arguments(options.mpirun_args)
     _check_root(arguments)
@@ -345,8 +345,8 @@ def check_mpirun() -> None:
         )
 
 
-def _kind(text) -> Tuple[str, str]:
-    """Return the name of an MPI and its first number.
+def _kind(text) -> tuple[str, str]:
+    r"""Return the name of an MPI and its first number.
 
     >>> _kind("mpirun (Open MPI) 5.0.11"), _kind("HYDRA build details:\\nVersion: 4.1")
     (('Open MPI', '5'), ('MPICH', '4'))
@@ -363,7 +363,7 @@ def _shown(kind):
     return " ".join(filter(None, kind))
 
 
-def why_not_started(printed: str, hosts: Sequence[Host], agent: Optional[str]) -> str:
+def why_not_started(printed: str, hosts: Sequence[Host], agent: str | None) -> str:
     """Return a sentence about an mpirun that has ended before the script began."""
     details = "\n".join(f"    {line}" for line in printed.strip().splitlines()[-25:])
     if re.search(r"daemon|unable to reliably start|ORTE was unable|ssh:", printed, re.IGNORECASE):

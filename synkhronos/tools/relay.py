@@ -5,11 +5,11 @@
     stdout         ◀──────────────────────────────────────────────────────────────── stdout
     stderr         ◀── without marks ── stderr with marks ◀── start, more, status ── stderr
 
-mpirun does not pass the end of its standard input on, stalls if much waits there, ignores what a
-Ctrl-C is for, and prints a page about every exit status but 0. So the launcher sends a frame of
-input when the guard has asked for it, and the process that mpirun starts is a guard: it forks the process that runs the
-script, and ends with status 0 when that has ended. What mpirun prints before the guard's first mark
-is its own.
+mpirun does not pass the end of its standard input on, stalls if much waits there, ends the script
+at a Ctrl-C, and prints a page about every exit status but 0. So the process that mpirun starts is a
+guard: it forks the process that runs the script, asks the launcher for each piece of input, and
+ends with status 0 when the script has ended. What mpirun prints before the guard's first mark is
+about mpirun.
 """
 
 from __future__ import annotations

@@ -252,9 +252,9 @@ def test_the_ranks_that_launch_gives_a_machine(monkeypatch):
     monkeypatch.setenv("SYNKHRONOS_RANKS_OF_MACHINES", "3,,1")
     assert devices.resolve(use_gpu=False) == ("cpu",) * 3
     assert devices.resolve(3, use_gpu=False) == ("cpu",) * 3
-    with pytest.raises(ValueError, match="n_parallel asks for 2 ranks .* was told 3 for this one"):
+    with pytest.raises(ValueError, match=r"n_parallel asks for 2 ranks .* was told 3 for this one"):
         devices.resolve(2)
-    with pytest.raises(ValueError, match="devices asks for 1 rank .* was told 3"):
+    with pytest.raises(ValueError, match=r"devices asks for 1 rank .* was told 3"):
         devices.resolve(devices=["cpu"])
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     assert devices.resolve(2, use_gpu=False) == ("cpu",) * 2
