@@ -26,8 +26,9 @@ from synkhronos.tools import relay, run
 _HOST = re.compile(r"(?:[\w.-]+@)?[A-Za-z0-9_][\w.-]*")
 _EXPORTED = {"THEANO_FLAGS", "PYTHONPATH", "OMP_NUM_THREADS"}
 _ROOT = "ALLOW_RUN_AS_ROOT"
-# A daemon of mpirun on a machine that is cut off ends after these seconds; by default an hour.
-_KEEPALIVE = {"time": 5, "intvl": 2, "probes": 3}
+# A daemon of mpirun on a machine that is cut off ends after 14 seconds; by default after minutes.
+# Later than ranks take a machine for lost: mpirun ends the script without a word.
+_KEEPALIVE = {"time": 8, "intvl": 2, "probes": 3}
 _PROBE_SECONDS = 10
 _INSTALL = "pip install 'synkhronos[mpi]'"
 

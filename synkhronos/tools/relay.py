@@ -32,8 +32,8 @@ _DATA, _SIGNAL = 0, 1
 _HEADER = struct.Struct(">BI")  # kind, number of bytes or of the signal
 _FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 _PATIENCE = 10.0  # seconds for the script to end after a Ctrl-C
-_GRACE = 6.0  # seconds for mpirun to end after the script
-_LAST = 3.0  # seconds between SIGTERM and SIGKILL
+_GRACE = 3.0  # seconds for mpirun to end after the script
+_LAST = 2.0  # seconds between SIGTERM and SIGKILL
 _PR_SET_PDEATHSIG = 1
 _SIZE = 1 << 16
 _FRAME = 2048  # bytes of input; PRRTE loses itself above 4096
@@ -254,7 +254,7 @@ class Launch:
             return 1
         if self._status is None:
             print("mpirun has ended before the script.", file=sys.stderr)
-            return self._mpirun.returncode or 1
+            return max(self._mpirun.returncode, 1)
         return self._status
 
     def _printed(self):
@@ -279,7 +279,8 @@ class Launch:
                 continue
             for key, _ in self._selector.select(min(left, 1.0)):
                 key.data()
-        self._write(2, _PAGE.sub(b"", bytes(self._late + self._tail)))
+        rest = b"" if self._tail.startswith(b"\0") else self._tail  # half a mark
+        self._write(2, _PAGE.sub(b"", bytes(self._late + rest)))
 
     def _wait_for_stdin(self):
         """Take the next piece of input, unless a terminal would stop this process for it."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 from support.waiting import wait_until
@@ -286,9 +287,10 @@ class Launched:
     def wait(self, stdin=None):
         """Return the exit status, what was printed, and errors; check that nothing is left."""
         try:
-            out, err = self.process.communicate(stdin, timeout=30)
-        finally:
+            out, err = self.process.communicate(stdin, timeout=60)
+        except subprocess.TimeoutExpired:
             self.process.kill()
+            out, err = self.process.communicate()
         assert self.hosts.is_empty(), [self.hosts.programs(i + 1) for i in range(2)]
         return self.process.returncode, out, err
 
@@ -314,6 +316,20 @@ def test_a_script_on_two_hosts(two_hosts, tmp_path):
     host = f"synk{two_hosts.net}-1"
     assert (status, err) == (3, "no newline")
     assert out == f"{host} 3 ['--hosts', 'b c'] 45.0 {text}\n"
+
+
+@pytest.mark.slow("starts mpirun on hosts, and compiles")
+def test_the_demo_on_two_hosts(two_hosts, tmp_path):
+    demo = Path(__file__).parents[2] / "demos" / "several_machines.py"
+    names = f"{two_hosts.addresses[0]}:2,{two_hosts.addresses[1]}:1"
+    launched = Launched(two_hosts, tmp_path, demo, "--steps", "20", "--hidden", "8", names=names)
+    status, out, err = launched.wait()
+    assert (status, err) == (0, "")
+    first, second, parallel, serial, last = out.splitlines()
+    assert first == f"synk{two_hosts.net}-1: ranks 0, 1"
+    assert second == f"synk{two_hosts.net}-2: rank 2"
+    assert parallel.split("loss")[1] == serial.split("loss")[1]
+    assert float(last.split()[6].rstrip(";")) < 1e-12 and last.endswith("equal on all ranks: True")
 
 
 @pytest.mark.slow("starts mpirun on hosts five times")
@@ -410,8 +426,9 @@ def test_output_is_read_by_head(two_hosts, tmp_path):
     )
     launched = Launched(two_hosts, tmp_path, "-n", "1", "script.py")
     assert launched.process.stdout.readline() == "0\n"
-    launched.process.stdout.close()
-    launched.process.wait(60)
+    with launched.process:
+        launched.process.stdout.close()
+        launched.process.stdin.close()
     wait_until(two_hosts.is_empty, 20)
 
 

@@ -4,6 +4,7 @@ Each in a job of its own: pytest is the master's script.
 """
 
 import faulthandler
+import os
 import subprocess
 from pathlib import Path
 
@@ -35,11 +36,13 @@ def run(these, layout, names, request):
     for name in names:
         file, *test = name.split("::")
         paths.append("::".join([str(HERE / f"{file}.py"), *test]))
-    pytest_arguments = ["-q", "--no-header", "-p", "no:cacheprovider", *paths]
+    # Machines but the first import the test's module for what it defines.
+    folders = [str(HERE), *dict.fromkeys(str(Path(path.split("::")[0]).parent) for path in paths)]
+    pytest_arguments = ["-q", "--color=no", "--no-header", "-p", "no:cacheprovider", *paths]
     done = subprocess.run(
         these.script("-n", n_ranks, RUN_PYTEST, *pytest_arguments, n_hosts=int(n_machines)),
         cwd=HERE.parent,
-        env=these.environment(SYNKHRONOS_TEST_MACHINES=layout),
+        env=these.environment(SYNKHRONOS_TEST_MACHINES=layout, PYTHONPATH=os.pathsep.join(folders)),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -57,10 +60,10 @@ def test_a_few_of_each_on_two_machines(two_hosts, request):
 
 
 @pytest.mark.slow(WAITS)
-@pytest.mark.parametrize("layout", ["2x1", "2x2", "3x1"])
+@pytest.mark.parametrize("machines", ["2x1", "2x2", "3x1"])
 @pytest.mark.parametrize("names", SUITES, ids=" ".join)
-def test_suites(three_hosts, layout, names, request):
-    run(three_hosts, layout, names, request)
+def test_suites(three_hosts, machines, names, request):
+    run(three_hosts, machines, names, request)
 
 
 def test_hosts_have_nothing_in_common(two_hosts):
