@@ -1,6 +1,6 @@
-"""What several machines have, for ``synkhronos info --hosts``; each is asked by itself.
+"""Ask each of several machines what it has, for ``synkhronos info --hosts``.
 
-As a script it prints what this machine has.
+As a script this file prints what its machine has.
 """
 
 from __future__ import annotations
