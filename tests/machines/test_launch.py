@@ -405,7 +405,7 @@ def child_processes(pid):
         return [int(child) for child in children.read().split()]
 
 
-@pytest.mark.parametrize("why", ["no host", "no answer"])
+@pytest.mark.parametrize("why", ["no host", "no agent"])
 def test_a_host_that_cannot_be_reached(two_hosts, tmp_path, why):
     (tmp_path / "script.py").write_text("print(1)\n")
     names = f"{two_hosts.addresses[0]},10.{two_hosts.net}.0.9"
@@ -419,6 +419,7 @@ def test_a_host_that_cannot_be_reached(two_hosts, tmp_path, why):
     assert (status, out) == (1, "") and "Traceback" not in err
 
 
+@pytest.mark.slow("ends mpirun after some seconds")
 def test_output_is_read_by_head(two_hosts, tmp_path):
     """A reader that goes away ends the script as in a pipe of a shell, and nothing is left."""
     (tmp_path / "script.py").write_text(
