@@ -20,7 +20,7 @@ from synkhronos._machine.processes import number_in_proc, take_standard_streams
 from synkhronos._master.current import Current as _Current
 from synkhronos._master.current import current
 from synkhronos._master.session import Session
-from synkhronos._wording import count, truth, whole_number
+from synkhronos._wording import count, shown, truth, whole_number
 from synkhronos.comm.mpi import job
 from synkhronos.comm.transports import make_gate_of_machines
 from synkhronos.errors import SessionError
@@ -41,6 +41,7 @@ def fork(
     follow: bool = False,
     check: Optional[Union[bool, int]] = None,
     restart: bool = False,
+    compress: Optional[str] = None,
 ) -> int:
     """Start the workers: one process for each rank but the master's, which is this process.
 
@@ -82,10 +83,15 @@ def fork(
         the workers, without compiling them again. Shared variables have the master's values. Data
         must be made again: their memory is freed.
 
+    compress : {None, "float16"}
+        With several machines, "float16" sends floats of reductions between them in half precision,
+        which halves the bytes: each machine's sum over its ranks is rounded once, these are summed
+        in single precision, and the result is rounded once. Numbers beyond 65504 become infinite.
+
     Returns
     -------
     int
-        The number of ranks.
+        The number of ranks, of all machines.
 
     Raises
     ------
@@ -109,98 +115,69 @@ def fork(
     >>> synk.close()
     """
     with _Current.lock:
-        return _fork(
-            devices,
-            n_parallel,
-            use_gpu,
-            threads_per_rank,
-            master_rank,
-            profile_workers,
-            follow,
-            check,
-            restart,
-        )
-
-
-def _fork(
-    devices,
-    n_parallel,
-    use_gpu,
-    threads_per_rank,
-    master_rank,
-    profile_workers,
-    follow,
-    check,
-    restart,
-):
-    restart = truth("restart", restart)
-    session = _Current.session
-    if session is not None and not restart and not session.may_be_replaced:
-        raise SessionError(
-            "fork() was called while a session is there: only fork once, or close() it before. In a"
-            " notebook write fork(restart=True)."
-        )
-    profile_file = profiling.file_of_environment()
-    names = resolve(n_parallel, use_gpu, devices)
-    _host.refuse_open_device()
-    if len(names) > 1:
-        _check_proc()
-    if set(names) != {"cpu"}:
-        _host.import_device_backend()
-    threads = (
-        default_threads(len(names))
-        if threads_per_rank is None
-        else whole_number("threads_per_rank", threads_per_rank, 1, _MOST_THREADS)
-    )
-    profile_workers = truth("profile_workers", profile_workers)
-    follow = truth("follow", follow)
-    check = of_environment() if check is None else number_of_calls("check", check)
-    master = whole_number("master_rank", master_rank, 0, len(names) - 1)
-    if _Current.session is not None:
-        close()
-    link, plan = _Current.link, None
-    if link is not None:
-        plan = _plan(
-            link, n_parallel, use_gpu, devices, names, master, threads_per_rank, profile_workers
-        )
-        names = plan.devices
-    try:
-        # No Ctrl-C between a worker's start and the assignment: else close() would not find it.
-        with interrupts_held():
-            _release_closed()
-            take_standard_streams()
-            gate = None
-            if plan is not None:
-                link.tell(None, ("plan", plan))
-                gate = make_gate_of_machines(plan.layout(0), master, link, plan.session)
-            _Current.session = Session(
-                names, threads, master, profile_workers, follow, check, restart, gate
+        restart = truth("restart", restart)
+        session = _Current.session
+        if session is not None and not restart and not session.may_be_replaced:
+            raise SessionError(
+                "fork() was called while a session is there: only fork once, or close() it before. "
+                "In a notebook write fork(restart=True)."
             )
-        _Current.session.begin()
-    except BaseException as error:
-        _end_current()
-        if not isinstance(error, OSError):
-            raise
-        raise SessionError(
-            f"fork() can't start {count(len(names), 'rank')} on this machine: {error}. Each "
-            "takes a process and, of the master, four descriptors and two for each Data (see "
-            "ulimit -n, ulimit -u)."
-        ) from error
-    if profile_file is not None:
-        try:
-            profiling.record_until_close(current("a profile"), profile_file)
-        except BaseException:
+        profile_file = profiling.file_of_environment()
+        names = resolve(n_parallel, use_gpu, devices)
+        _host.refuse_open_device()
+        if len(names) > 1:
+            _check_proc()
+        if set(names) != {"cpu"}:
+            _host.import_device_backend()
+        threads = (
+            default_threads(len(names))
+            if threads_per_rank is None
+            else whole_number("threads_per_rank", threads_per_rank, 1, _MOST_THREADS)
+        )
+        profile_workers = truth("profile_workers", profile_workers)
+        follow = truth("follow", follow)
+        if compress is not None and str(compress) != "float16":
+            raise ValueError(f"compress must be 'float16' or None, got {shown(compress)}.")
+        check = of_environment() if check is None else number_of_calls("check", check)
+        master = whole_number("master_rank", master_rank, 0, len(names) - 1)
+        if _Current.session is not None:
             close()
-            raise
-    return len(names)
-
-
-def _plan(link, n_parallel, use_gpu, devices, own, master, threads, profile):
-    """Return the plan of a session on all machines of the job."""
-    link.n_sessions += 1
-    devices = None if devices is None else tuple(devices)
-    wish = job.Wish(link.n_sessions, n_parallel, use_gpu, devices, job.facts())
-    return job.plan(link, wish, own, master, threads, profile)
+        link, plan = _Current.link, None
+        if link is not None:
+            devices = None if devices is None else tuple(devices)
+            wish = job.Wish(link.next_session(), n_parallel, use_gpu, devices, job.facts())
+            options = master, threads_per_rank, profile_workers, compress is not None
+            plan = job.plan(link, wish, names, *options)
+            names = plan.devices
+        try:
+            # No Ctrl-C between a worker's start and the assignment: else close() would not find it.
+            with interrupts_held():
+                _release_closed()
+                take_standard_streams()
+                gate = None
+                if plan is not None:
+                    link.tell(None, ("plan", plan))
+                    gate = make_gate_of_machines(plan, link)
+                _Current.session = Session(
+                    names, threads, master, profile_workers, follow, check, restart, gate
+                )
+            _Current.session.begin()
+        except BaseException as error:
+            _end_current()
+            if not isinstance(error, OSError):
+                raise
+            raise SessionError(
+                f"fork() can't start {count(len(names), 'rank')} on this machine: {error}. Each "
+                "takes a process and, of the master, four descriptors and two for each Data (see "
+                "ulimit -n, ulimit -u)."
+            ) from error
+        if profile_file is not None:
+            try:
+                profiling.record_until_close(current("a profile"), profile_file)
+            except BaseException:
+                close()
+                raise
+        return len(names)
 
 
 def _check_proc():

@@ -34,6 +34,7 @@ def serve(link) -> int:
             elif name == "plan":
                 _Session(link, *content).run()
     except JobEnded as end:
+        link.join()
         if end.is_regular:
             return 0
         log.error("%s", end)
@@ -55,7 +56,7 @@ class _Session:
         layout = plan.layout(link.machine)
         gc.freeze()  # as in workers: the collections of `Forget` are short
         self._link, self._session = link, plan.session
-        self._gate = make_gate_of_machines(layout, plan.master_rank, link, plan.session)
+        self._gate = make_gate_of_machines(plan, link)
         self._processes = []
         ranks = layout.ranks()
         threads = default_threads(len(ranks)) if plan.threads is None else plan.threads

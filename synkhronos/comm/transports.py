@@ -16,12 +16,13 @@ def make_gate(n_ranks: int, master_rank: int) -> Gate:
     return SharedGate(n_ranks, master_rank, spin=n_ranks <= usable_cores())
 
 
-def make_gate_of_machines(layout, master_rank: int, link, session: int) -> Gate:
+def make_gate_of_machines(plan, link) -> Gate:
     """Return the gate of a machine's first process, before it forks the ranks of the machine."""
+    layout, master_rank = plan.layout(link.machine), plan.master_rank
     n_ranks = layout.counts[layout.machine]
     is_first = layout.machine == 0
     local = SharedGate(n_ranks, master_rank if is_first else 0, n_ranks <= usable_cores())
-    return (MasterGate if is_first else LeaderGate)(local, layout, master_rank, link, session)
+    return (MasterGate if is_first else LeaderGate)(local, layout, plan, link)
 
 
 def kinds_for(devices) -> Tuple[str, ...]:

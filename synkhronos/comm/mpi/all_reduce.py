@@ -19,7 +19,7 @@ import numpy as np
 from synkhronos._arithmetic.blocks import reduce_block
 
 CHUNK = 1 << 18  # bytes
-_WINDOW = 8  # messages to or from one machine that are under way in each step
+_WINDOW = 16  # messages to or from one machine that are under way in each step
 
 
 class AllReduce:

@@ -22,7 +22,6 @@ class MachinesArrays(SharedArrays):
     def __init__(self, worker, storage, gate):
         super().__init__(worker, storage)  # `worker` is that of this machine
         self._all = gate
-        self.compress = False
 
     def exchange(self, arrays, ops, weights, targets):
         """Reduce arrays that every rank has computed, into arrays of its own."""
@@ -98,7 +97,7 @@ class MachinesArrays(SharedArrays):
         # With the machine: no other one's is the same, even if its ranks differ in the same way.
         here = (kinds, shapes[0]) if is_equal else ("unequal", gate.layout.machine, shapes)
         places = self._storage.places(0, key) if is_equal else []
-        gate.link.reduce(id, places, ops, divisor, here, self.compress)
+        gate.link.reduce(id, places, ops, divisor, here, gate.compress)
         layouts = gate.wait_for_answer(id)
         if layouts is None:
             return None

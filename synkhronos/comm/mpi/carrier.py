@@ -25,6 +25,9 @@ import time
 
 import mpi4py
 
+# Open MPI asks the receiver before it sends more than this. The question and the answer would wait
+# behind the data that a slow cable has queued; here the receiver is ready in almost all cases.
+os.environ.setdefault("OMPI_MCA_btl_tcp_eager_limit", str(1 << 20))
 mpi4py.rc.threads = False  # only one thread calls MPI
 
 import numpy as np  # noqa: E402
@@ -32,11 +35,16 @@ from mpi4py import MPI  # noqa: E402
 
 from synkhronos._arithmetic.partition import take_rows  # noqa: E402
 from synkhronos._machine.shared_memory import Segments  # noqa: E402
-from synkhronos.comm.mpi.all_reduce import AllReduce, reduce_all  # noqa: E402
 from synkhronos.comm.mpi.channel import Channel, Closed  # noqa: E402
+from synkhronos.comm.mpi.transfers import (  # noqa: E402
+    SMALL,
+    Fetch,
+    Round,
+    Spread,
+    bytes_of,
+    parts,
+)
 
-SMALL = 1 << 15  # bytes that travel in the message that announces them
-_PART = 1 << 20  # bytes of an array in one message
 _AWAKE_SECONDS = 0.002  # after something has happened, the carrier looks without a pause
 _NAPS = (
     (0.1, 0.0002),
@@ -45,15 +53,7 @@ _NAPS = (
 )  # (idle for so long, seconds of a nap)
 HEARTBEAT_SECONDS = 1.0
 LOST_SECONDS = 8.0  # a machine that has not been heard of for this long is lost
-_MESSAGE, _BULK, _REDUCE = 1, 2, 1 << 12  # tags
-
-
-class _Fetch:
-    """An array of another machine on its way to this one."""
-
-    def __init__(self):
-        self.waiting = []  # (channel, number) of each rank that wants it
-        self.answer = None
+_MESSAGE, _BULK = 1, 2  # tags; all-reduces have others
 
 
 class Carrier:
@@ -72,14 +72,14 @@ class Carrier:
         self._poll.register(listener, select.POLLIN)
         self._sending = []  # (request, buffer)
         self._receiving = []  # (request, buffer, what to do then)
-        self._rounds = {}  # id -> _Round
+        self._rounds = {}  # id -> Round
         self._ready = collections.defaultdict(dict)  # id -> machine -> announcement
         self._over = {}  # machine -> session, call, number of exchanges: of an aborted call
         self._begun = 0, 0, 0  # the last reduction that was begun here
-        self._spreads = {}  # id -> _Spread
+        self._spreads = {}  # id -> Spread
         self._settling = None  # (channel, id, session, sequence)
-        self._fetches = {}  # number -> _Fetch
-        self._fetched = {}  # what -> _Fetch of this call, for whole arrays
+        self._fetches = {}  # number -> Fetch
+        self._fetched = {}  # what -> Fetch of this call, for whole arrays
         self._numbers = 0
         self._lent, self._free = [], []  # segments: with arrays of this call, and unused ones
         self._heard = dict.fromkeys(self._others, time.monotonic())
@@ -247,11 +247,11 @@ class Carrier:
 
     def send(self, machine, buffer, tag):
         """Send an array; return the request."""
-        return self._comm.Isend([_bytes(buffer), MPI.BYTE], machine, tag)
+        return self._comm.Isend([bytes_of(buffer), MPI.BYTE], machine, tag)
 
     def receive(self, machine, buffer, tag):
         """Receive an array; return the request."""
-        return self._comm.Irecv([_bytes(buffer), MPI.BYTE], machine, tag)
+        return self._comm.Irecv([bytes_of(buffer), MPI.BYTE], machine, tag)
 
     def from_rank_tell(self, channel, to, message):
         """Pass a message on to the leaders of one machine, or of all others."""
@@ -278,7 +278,7 @@ class Carrier:
             else:
                 self._post(channel, "fetched", number, *fetch.answer)
             return
-        fetch = _Fetch()
+        fetch = Fetch()
         fetch.waiting.append((channel, number))
         self._numbers += 1
         self._fetches[self._numbers] = fetch
@@ -289,7 +289,7 @@ class Carrier:
     def from_rank_reduce(self, channel, id, places, ops, divisor, layout, compress):
         """Reduce arrays over the machines, in place."""
         arrays = [self._open(place) for place in places]
-        work = _Round(self, channel, id, arrays, ops, divisor, layout, compress)
+        work = Round(self, channel, id, arrays, ops, divisor, layout, compress)
         self._rounds[id], self._begun = work, id
         for machine in self._others:
             self.tell(machine, "ready", id, layout, work.inline)
@@ -301,18 +301,18 @@ class Carrier:
             for machine in self._others:
                 self.tell(machine, "spreading", id, [array.nbytes for array in arrays])
                 for array in arrays:
-                    for part in _parts(array):
+                    for part in parts(array):
                         self._sending.append((self.send(machine, part, _BULK), part))
             return self._post(channel, "done", id, None)
-        spread = self._spreads.setdefault(id, _Spread())
+        spread = self._spreads.setdefault(id, Spread())
         spread.give(arrays, lambda: self._post(channel, "done", id, None))
         return self._end_spread(id, spread)
 
     def from_machine_spreading(self, machine, id, sizes):
         """Receive arrays, into their places if the ranks here have named these already."""
-        spread = self._spreads.setdefault(id, _Spread())
+        spread = self._spreads.setdefault(id, Spread())
         for array in spread.announce(sizes):
-            for part in _parts(array):
+            for part in parts(array):
                 spread.left += 1
                 work = self.receive(machine, part, _BULK), part, spread.one_less
                 self._receiving.append(work)
@@ -360,7 +360,7 @@ class Carrier:
         if array.nbytes <= SMALL:
             return self.tell(machine, "here", number, array.dtype.str, array.shape, array.tobytes())
         self.tell(machine, "coming", number, array.dtype.str, array.shape)
-        for part in _parts(array):
+        for part in parts(array):
             self._sending.append((self.send(machine, part, _BULK), part))
         return None
 
@@ -378,8 +378,8 @@ class Carrier:
         """Receive a large array."""
         nbytes = int(np.dtype(dtype).itemsize * np.prod(shape, dtype=np.int64))
         segment = self._room(nbytes)
-        parts = list(_parts(segment.array(np.uint8, (nbytes,))))
-        left = len(parts)
+        pending = list(parts(segment.array(np.uint8, (nbytes,))))
+        left = len(pending)
 
         def one_less():
             nonlocal left
@@ -387,7 +387,7 @@ class Carrier:
             if not left:
                 self._answer(number, segment.ref, dtype, shape, None)
 
-        for part in parts:
+        for part in pending:
             self._receiving.append((self.receive(machine, part, _BULK), part, one_less))
 
     def from_machine_over(self, machine, session, sequence, begun):
@@ -429,119 +429,9 @@ class Carrier:
         self._post(channel, "done", id, answer)
 
 
-class _Spread:
-    """Arrays that another machine sends to this one, and the places of them here.
-
-    Either may come first. What comes before the places are known is received elsewhere, because
-    the next message from that machine must not be taken for it.
-    """
-
-    def __init__(self):
-        self._places = self._received = None
-        self.answer = self.then = None
-        self.left = 0  # parts of arrays that have not come
-
-    def give(self, places, answer):
-        """Take the places of the arrays, and what to call when they are filled."""
-        self._places, self.answer = places, answer
-
-    def announce(self, sizes):
-        """Return arrays to receive into, of these numbers of bytes."""
-        self._received = self._places
-        if self._places is None:
-            self._received = [np.empty(nbytes, np.uint8) for nbytes in sizes]
-        return self._received
-
-    def one_less(self):
-        """Take note that a part has come."""
-        self.left -= 1
-        self.then()
-
-    @property
-    def is_open(self):
-        """Whether arrays are on their way into memory of the ranks."""
-        return bool(self.left) and self._received is self._places
-
-    @property
-    def is_complete(self):
-        """Whether all has come and its places are known; then they are filled."""
-        if self._received is None or self._places is None or self.left:
-            return False
-        for place, array in zip(self._places, self._received):
-            if place is not array:
-                _bytes(place)[...] = _bytes(array)
-        return True
-
-
-class _Round:
-    """An all-reduce, from its announcement to its answer."""
-
-    def __init__(self, carrier, channel, id, arrays, ops, divisor, layout, compress):
-        self._carrier, self._channel, self._id = carrier, channel, id
-        self._arrays, self._ops, self._divisor = arrays, ops, divisor
-        self._layout, self._compress = layout, compress
-        nbytes = sum(array.nbytes for array in arrays)
-        self.inline = [array.copy() for array in arrays] if nbytes <= SMALL else None
-        self._work = None
-
-    @property
-    def has_started(self):
-        """Whether arrays may be under way already."""
-        return self._work is not None
-
-    def progress(self):
-        """Do what can be done now; return whether the round has ended."""
-        if self._work is not None:
-            if not self._work.progress():
-                return False
-            self._carrier.close_round(self._channel, self._id, None)
-            return True
-        carrier, others = self._carrier, self._carrier.announcements(self._id)
-        if len(others) < carrier.n_machines - 1:
-            return False
-        layouts = [
-            self._layout if machine == carrier.machine else others[machine][0]
-            for machine in range(carrier.n_machines)
-        ]
-        if any(layout != self._layout for layout in layouts):
-            carrier.close_round(self._channel, self._id, layouts)
-            return True
-        if self.inline is not None:
-            sources = [
-                self.inline if machine == carrier.machine else others[machine][1]
-                for machine in range(carrier.n_machines)
-            ]
-            reduce_all(sources, self._ops, self._divisor, self._compress, self._arrays)
-            carrier.close_round(self._channel, self._id, None)
-            return True
-        tag = _REDUCE + 2 * (hash(self._id) % (1 << 14))
-        self._work = AllReduce(
-            carrier,
-            carrier.machine,
-            carrier.n_machines,
-            self._arrays,
-            self._ops,
-            self._divisor,
-            tag,
-            self._compress,
-        )
-        return False
-
-
 def now_silent(seconds):
     """Return the sentence about a machine that is not heard of any more."""
     return f"It has not been heard of for {seconds:.0f} s"
-
-
-def _bytes(array):
-    return array.reshape(-1).view(np.uint8)
-
-
-def _parts(array):
-    """Yield the bytes of an array in pieces of one message each."""
-    flat = _bytes(array)
-    for begin in range(0, len(flat), _PART):
-        yield flat[begin : begin + _PART]
 
 
 def _wait_at_most(request, seconds):

@@ -81,18 +81,23 @@ class GateOfMachines(Gate):
     local : SharedGate
         Of the ranks of this machine.
     layout : Layout
-    master_rank : int
+    plan : Plan
     link : Link
+
+    Attributes
+    ----------
     session : int
         The number of the session in this job.
+    compress : bool
+        Whether floats cross the network in half precision.
     """
 
-    def __init__(self, local, layout, master_rank, link, session):
+    def __init__(self, local, layout, plan, link):
         self.local, self.layout = local, layout
-        super().__init__(layout.n_ranks, master_rank)
+        super().__init__(layout.n_ranks, plan.master_rank)
         self.first = layout.first()
         self.rank = self.first + local.rank
-        self.link, self.session = link, session
+        self.link, self.session, self.compress = link, plan.session, plan.compress
         local.on_answer = self._hear
         local.first_rank, local.host = self.first, layout.hosts[layout.machine]
         self._poll = select.poll()

@@ -39,6 +39,7 @@ class Plan:
     master_rank: int
     threads: Optional[int]
     profile: bool
+    compress: bool
 
     def layout(self, machine):
         """Return the layout as one machine sees it."""
@@ -68,7 +69,7 @@ def facts() -> Tuple[str, ...]:
     return (socket.gethostname(), *versions, np.__version__, platform.python_version())
 
 
-def plan(link, wish, own_devices, master_rank, threads, profile) -> Plan:
+def plan(link, wish, own_devices, master_rank, threads, profile, compress) -> Plan:
     """Ask all machines what they have for a session; return the plan, or raise.
 
     Raises
@@ -98,6 +99,7 @@ def plan(link, wish, own_devices, master_rank, threads, profile) -> Plan:
         master_rank,
         threads,
         profile,
+        compress,
     )
 
 

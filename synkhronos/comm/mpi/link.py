@@ -6,6 +6,7 @@ to the same carrier for the arrays that they fetch.
 
 import collections
 import contextlib
+import itertools
 import os
 import secrets
 import socket
@@ -49,12 +50,16 @@ class Link:
         self._owner = os.getpid()
         self.channel = Channel(ours)
         self.machine = self.n_machines = None
-        self.n_sessions = 0
+        self._sessions = itertools.count(1)
         self._told = collections.deque()
         self._answers = {}
         self._numbers = 0
         self._end = None  # why the job has ended, and the machine
         self.first_rank_of = lambda machine: None  # while there is a session: its first rank
+
+    def next_session(self) -> int:
+        """Return the number of the next session in this job."""
+        return next(self._sessions)
 
     def begin(self) -> None:
         """Wait until the carrier has begun MPI."""
@@ -169,6 +174,13 @@ class Link:
             return
         with contextlib.suppress(WorkerDied):  # it may be over already
             self._send("end", None)
+        self.join()
+
+    def join(self) -> None:
+        """Wait until the carrier has ended MPI: mpirun complains about a process that ends before.
+
+        A carrier that waits for a lost machine is killed.
+        """
         end = time.monotonic() + _END_SECONDS
         while self._carrier.poll() is None and time.monotonic() < end:
             time.sleep(0.01)

@@ -1,0 +1,128 @@
+"""Arrays on their way between machines, as a carrier keeps track of them."""
+
+import numpy as np
+
+from synkhronos.comm.mpi.all_reduce import AllReduce, reduce_all
+
+SMALL = 1 << 15  # bytes that travel in the message that announces them
+_PART = 1 << 20  # bytes of an array in one message
+_REDUCE = 1 << 12  # the first of the tags of all-reduces
+
+
+class Fetch:
+    """An array of another machine on its way to this one."""
+
+    def __init__(self):
+        self.waiting = []  # (channel, number) of each rank that wants it
+        self.answer = None
+
+
+class Spread:
+    """Arrays that another machine sends to this one, and the places of them here.
+
+    Either may come first. What comes before the places are known is received elsewhere, because
+    the next message from that machine must not be taken for it.
+    """
+
+    def __init__(self):
+        self._places = self._received = None
+        self.answer = self.then = None
+        self.left = 0  # parts of arrays that have not come
+
+    def give(self, places, answer):
+        """Take the places of the arrays, and what to call when they are filled."""
+        self._places, self.answer = places, answer
+
+    def announce(self, sizes):
+        """Return arrays to receive into, of these numbers of bytes."""
+        self._received = self._places
+        if self._places is None:
+            self._received = [np.empty(nbytes, np.uint8) for nbytes in sizes]
+        return self._received
+
+    def one_less(self):
+        """Take note that a part has come."""
+        self.left -= 1
+        self.then()
+
+    @property
+    def is_open(self):
+        """Whether arrays are on their way into memory of the ranks."""
+        return bool(self.left) and self._received is self._places
+
+    @property
+    def is_complete(self):
+        """Whether all has come and its places are known; then they are filled."""
+        if self._received is None or self._places is None or self.left:
+            return False
+        for place, array in zip(self._places, self._received):
+            if place is not array:
+                bytes_of(place)[...] = bytes_of(array)
+        return True
+
+
+class Round:
+    """An all-reduce, from its announcement to its answer."""
+
+    def __init__(self, carrier, channel, id, arrays, ops, divisor, layout, compress):
+        self._carrier, self._channel, self._id = carrier, channel, id
+        self._arrays, self._ops, self._divisor = arrays, ops, divisor
+        self._layout, self._compress = layout, compress
+        nbytes = sum(array.nbytes for array in arrays)
+        self.inline = [array.copy() for array in arrays] if nbytes <= SMALL else None
+        self._work = None
+
+    @property
+    def has_started(self):
+        """Whether arrays may be under way already."""
+        return self._work is not None
+
+    def progress(self):
+        """Do what can be done now; return whether the round has ended."""
+        if self._work is not None:
+            if not self._work.progress():
+                return False
+            self._carrier.close_round(self._channel, self._id, None)
+            return True
+        carrier, others = self._carrier, self._carrier.announcements(self._id)
+        if len(others) < carrier.n_machines - 1:
+            return False
+        layouts = [
+            self._layout if machine == carrier.machine else others[machine][0]
+            for machine in range(carrier.n_machines)
+        ]
+        if any(layout != self._layout for layout in layouts):
+            carrier.close_round(self._channel, self._id, layouts)
+            return True
+        if self.inline is not None:
+            sources = [
+                self.inline if machine == carrier.machine else others[machine][1]
+                for machine in range(carrier.n_machines)
+            ]
+            reduce_all(sources, self._ops, self._divisor, self._compress, self._arrays)
+            carrier.close_round(self._channel, self._id, None)
+            return True
+        tag = _REDUCE + 2 * (hash(self._id) % (1 << 14))
+        self._work = AllReduce(
+            carrier,
+            carrier.machine,
+            carrier.n_machines,
+            self._arrays,
+            self._ops,
+            self._divisor,
+            tag,
+            self._compress,
+        )
+        return False
+
+
+def bytes_of(array):
+    """Return the memory of a contiguous array as bytes."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def parts(array):
+    """Yield the bytes of an array in pieces of one message each."""
+    flat = bytes_of(array)
+    for begin in range(0, len(flat), _PART):
+        yield flat[begin : begin + _PART]

@@ -1,0 +1,228 @@
+"""Faults on several machines: the call ends with the rank and the host, and nothing is left."""
+
+import os
+import signal
+import subprocess
+import textwrap
+import time
+
+import pytest
+from support import hosts
+
+pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=f"needs {hosts.missing()}")
+
+BEGIN = """
+import os, signal, sys, threading, time
+import numpy as np, theano, theano.tensor as T
+import synkhronos as synk
+from support.machine_operations import KILL, RAISE, SLEEP, trouble
+
+theano.config.mode = "FAST_COMPILE"
+n = synk.fork(int(os.environ["RANKS"]))
+x, w = T.dvector("x"), theano.shared(np.zeros(3), "w")
+total = synk.ops.all_reduce(trouble(x).sum(), "sum")
+plain = synk.function([x], (trouble(x).sum(), "sum"))
+reducing = synk.function([x], [(x.sum(), "sum")], updates=[(w, w + total)])
+quiet = np.zeros(n)
+
+def on(rank, what):
+    rows = np.zeros(n)
+    rows[rank] = what
+    return rows
+
+def attempt(call, *args):
+    begin = time.monotonic()
+    try:
+        result = call(*args)
+    except BaseException as error:
+        seconds = time.monotonic() - begin
+        print(type(error).__name__, getattr(error, "rank", None), str(error).splitlines()[:1],
+              "in time" if seconds < 1.5 else f"after {seconds} s", flush=True)
+    else:
+        print("went well", np.sum(result), flush=True)
+
+print("begun", plain(quiet), *reducing(quiet), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def two():
+    with hosts.up(2) as these:
+        yield these
+
+
+def start(these, script, tmp_path, ranks=1, **variables):
+    """Start a script on two hosts."""
+    file = tmp_path / "script.py"
+    file.write_text(BEGIN + textwrap.dedent(script))
+    environment = these.environment(RANKS=str(ranks), PYTHONPATH=str(hosts.ROOT / "tests"))
+    return subprocess.Popen(
+        these.script("-n", str(ranks), file),
+        env={**environment, "PYTHONUNBUFFERED": "1", **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process, seconds=60):
+    """Return the output of a script; end what is left of mpirun."""
+    try:
+        return process.communicate(timeout=seconds)[0]
+    except subprocess.TimeoutExpired:
+        raise AssertionError("the script did not end") from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def wait_for_line(process, beginning):
+    """Read the output up to a line; return it."""
+    for line in process.stdout:
+        if line.startswith(beginning):
+            return line
+    raise AssertionError(f"no line {beginning!r}")
+
+
+def test_what_a_rank_raises_names_rank_and_host_and_the_session_goes_on(two, tmp_path):
+    script = """
+    for call in (plain, reducing):
+        for rank in range(n):
+            attempt(call, on(rank, RAISE))
+            attempt(call, quiet)
+    synk.all_reduce(w)
+    print(np.sum(synk.gather(w)))
+    """
+    lines = finish(start(two, script, tmp_path, ranks=2)).splitlines()
+    for rank in range(4):
+        host = f"synk{two.net}-{1 + rank // 2}"
+        said = f"WorkerError {rank} ['Rank {rank} of 4 on {host} raised RuntimeError: on purpose"
+        assert sum(line.startswith(said) for line in lines) == 2, lines
+    assert lines.count("went well 0.0") == 8
+    assert lines[-1] == "0.0"
+    assert two.is_empty()
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_a_workers_death_names_rank_and_host_and_a_new_session_works(two, tmp_path, rank):
+    script = f"""
+    attempt(reducing, on({rank}, KILL))
+    attempt(plain, quiet)
+    synk.close()
+    synk.fork(2)
+    f = synk.function([x], (x.sum(), "sum"))
+    attempt(f, np.ones(n))
+    """
+    lines = finish(start(two, script, tmp_path, ranks=2)).splitlines()
+    deaths = [line for line in lines if line.startswith(f"WorkerDied {rank}")]
+    assert len(deaths) == 2, lines
+    assert f"Worker rank {rank} on synk{two.net}-{1 + rank // 2} (process" in deaths[0]
+    assert all("in time" in line for line in deaths)
+    assert lines[-1] == "went well 4.0"
+    assert two.is_empty()
+
+
+def test_ctrl_c_leaves_a_call_at_once_and_the_next_call_is_right(two, tmp_path):
+    script = """
+    def interrupted(call, rows, seconds):
+        timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+        try:
+            timer.start()
+            call(rows)
+            timer.join()
+            time.sleep(0.1)
+        except KeyboardInterrupt:
+            pass
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupted(plain, on(n - 1, SLEEP), 0.3)
+    attempt(plain, np.zeros(n) + 7)
+    for number in range(40):
+        interrupted(reducing, quiet + 8, 0.0002 * number)
+        assert plain(quiet + 8) == 8 * n
+    synk.broadcast(w, np.zeros(3))
+    reducing(quiet + 8)
+    print(synk.gather(w).tolist())
+    """
+    lines = finish(start(two, script, tmp_path)).splitlines()
+    assert lines[-2:] == ["went well 14.0", str([[16.0] * 3] * 2)]
+    assert two.is_empty()
+
+
+LOOP = """
+try:
+    while True:
+        plain(quiet)
+        reducing(quiet)
+        synk.all_reduce(w)
+except BaseException as error:
+    print(f"{type(error).__name__}: {error}", flush=True)
+    os._exit(3)
+"""
+
+
+@pytest.mark.parametrize("host", [1, 2])
+@pytest.mark.parametrize("carrier", [False, True])
+@pytest.mark.slow("starts and ends jobs of MPI")
+def test_a_killed_process_of_a_machine_ends_the_job(two, tmp_path, host, carrier):
+    process = start(two, LOOP, tmp_path)
+    wait_for_line(process, "begun")
+    programs = two.programs(host)
+    [pid] = [pid for pid in programs if ("comm.mpi.carrier" in programs[pid]) == carrier]
+    begin = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    output = finish(process)
+    assert time.monotonic() - begin < 15
+    assert f"synk{two.net}-{host}" in output
+    assert process.returncode != 0
+    assert two.is_empty()
+
+
+@pytest.mark.slow("waits until a silent machine is given up")
+def test_a_cut_cable_ends_the_script_and_the_processes_of_both_machines(two, tmp_path):
+    process = start(two, LOOP, tmp_path)
+    try:
+        wait_for_line(process, "begun")
+        begin = time.monotonic()
+        two.cut(2)
+        line = wait_for_line(process, "WorkerDied")
+        assert time.monotonic() - begin < 15
+        assert f"Machine synk{two.net}-2 is lost" in line
+        while any(two.programs(host) for host in (1, 2)):
+            assert time.monotonic() - begin < 30, [two.programs(host) for host in (1, 2)]
+            time.sleep(0.1)
+    finally:
+        # mpirun itself waits for its daemon on the other machine; `synkhronos launch` ends it.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        two.mend(2)
+        for host in (1, 2):
+            for pid in two.pids(host):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_machines_with_other_versions_are_refused_with_a_table(two, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("print('begun')")
+    other = tmp_path / "sitecustomize.py"
+    other.write_text(
+        "import platform, socket\n"
+        "if socket.gethostname().endswith('-2'):\n"
+        "    platform.python_version = lambda: '3.11.99'\n"
+    )
+    done = subprocess.run(
+        two.script("-n", "1", script),
+        env=two.environment(PYTHONPATH=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "fork() needs the same versions on all machines" in done.stderr
+    assert "3.11.99" in done.stderr
+    assert f"synk{two.net}-2" in done.stderr
+    assert "begun" not in done.stdout
+    assert two.is_empty()

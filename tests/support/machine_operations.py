@@ -1,0 +1,25 @@
+"""An operation whose rank gets into trouble, in a module that all machines can import."""
+
+import os
+import signal
+import time
+
+import theano.tensor as T
+from theano.compile.ops import as_op
+
+NOTHING, RAISE, KILL, SLEEP, STOP = range(5)
+
+
+@as_op(itypes=[T.dvector], otypes=[T.dvector])
+def trouble(x):
+    """Return `x`; its first number says what happens before."""
+    what = int(x[0]) if len(x) else NOTHING
+    if what == RAISE:
+        raise RuntimeError("on purpose")
+    if what == KILL:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == SLEEP:
+        time.sleep(2)
+    if what == STOP:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return x
