@@ -329,7 +329,7 @@ def test_the_demo_on_two_hosts(two_hosts, tmp_path):
     assert first == f"synk{two_hosts.net}-1: ranks 0, 1"
     assert second == f"synk{two_hosts.net}-2: rank 2"
     assert parallel.split("loss")[1] == serial.split("loss")[1]
-    assert float(last.split()[6].rstrip(";")) < 1e-12 and last.endswith("equal on all ranks: True")
+    assert float(last.split()[5].rstrip(";")) < 1e-12 and last.endswith("equal on all ranks: True")
 
 
 @pytest.mark.slow("starts mpirun on hosts five times")
