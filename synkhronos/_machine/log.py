@@ -6,15 +6,17 @@ log = logging.getLogger("synkhronos")
 
 
 class _Rank(logging.Filter):
-    """Puts the rank of this process in front of messages, if the process has a rank."""
+    """Puts the rank of this process, and its host, in front of messages, if it has a rank."""
 
     number = None
+    host = None
     in_a_call = None
 
     def filter(self, record):
         record.rank = self.number
         if self.number is not None:
-            record.msg = f"rank {self.number}: {record.msg}"
+            host = "" if self.host is None else f" on {self.host}"
+            record.msg = f"rank {self.number}{host}: {record.msg}"
         return True
 
 
@@ -32,6 +34,11 @@ def name_rank(number, in_a_call=None) -> None:
         Returns whether this process computes its part of a call of several ranks.
     """
     _rank.number, _rank.in_a_call = number, in_a_call
+
+
+def name_host(name) -> None:
+    """Set the host that follows the rank in messages, where the ranks are on several machines."""
+    _rank.host = name.replace("%", "%%")
 
 
 def rank_in_a_call():

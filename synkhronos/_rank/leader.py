@@ -103,6 +103,8 @@ class _Session:
         try:
             command = gate.next_command()
             reply = command.run(worker)
+            if not worker.running:
+                return  # nothing waits for the end of Quit, and workers may have ended already
         except Aborted:
             pass
         except (WorkerDied, SessionOver):

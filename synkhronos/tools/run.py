@@ -10,14 +10,18 @@ import builtins
 import contextlib
 import io
 import os
+import socket
 import sys
 import types
 
 import synkhronos as synk
+from synkhronos._machine.devices import undo_binding
+from synkhronos._machine.log import name_host
 from synkhronos._master.current import Current
 from synkhronos._rank import leader
 from synkhronos.comm.mpi import job
 from synkhronos.comm.mpi.link import Link
+from synkhronos.tools import relay
 
 INTERRUPTED = 130  # the exit status of shells for a process that a Ctrl-C has ended
 
@@ -58,11 +62,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Fork, run the script, and return the exit status."""
+    undo_binding()
+    if relay.is_launched() and not relay.guard():
+        return 0  # another process has run the script, and its status has been told
     if job.n_processes() > 1:
         link = start_link()
         if link.machine:
             sys.path.insert(0, os.path.dirname(os.path.realpath(options.script)))
-            return leader.serve(link)
+            try:
+                return leader.serve(link)
+            finally:
+                link.end()  # mpirun takes an end before its carrier's for a failure
     try:
         code, file, folder = _compiled(options.script)
     except OSError as error:
@@ -96,6 +106,7 @@ def start_link() -> Link:
     """Start the carrier of this machine; wait until all machines of the job have one."""
     link = Current.link = Link()
     link.begin()
+    name_host(socket.gethostname())
     return link
 
 

@@ -684,10 +684,16 @@ def test_unequal_shapes_of_a_reduced_output_are_refused(ranks, mode):
 @pytest.mark.layouts(Layout(3, master=1))
 def test_every_rank_sees_its_own_rows_in_rank_order(ranks):
     import os
+    import socket
+    import zlib
+
+    def process():
+        """Return a number of this process; two machines may number processes alike."""
+        return os.getpid() + (zlib.crc32(socket.gethostname().encode()) << 20)
 
     x = T.dvector("x")
-    f = function([x], [(x, "gather"), (Call(lambda x: [os.getpid()])(x), "gather")])
-    _, pids = f(np.arange(7.0))
-    assert pids.astype(int).tolist() == [int(p) for p in on_ranks(os.getpid)]
-    assert pids[ranks.master] == os.getpid()
-    assert len(set(pids)) == ranks.n
+    f = function([x], [(x, "gather"), (Call(lambda x: [process()])(x), "gather")])
+    _, found = f(np.arange(7.0))
+    assert found.astype(int).tolist() == [int(number) for number in on_ranks(process)]
+    assert found[ranks.master] == process()
+    assert len(set(found)) == ranks.n

@@ -713,6 +713,7 @@ def of_all_ranks(what, x):
     return (Call(what, T.lvector)(x), "gather")
 
 
+@pytest.mark.one_machine
 def test_consecutive_rows_are_used_where_they_are(ranks):
     x = T.dmatrix("x")
     f = function([x], [of_all_ranks(address, x), of_all_ranks(is_in_shared_memory, x)])
@@ -733,6 +734,7 @@ def test_consecutive_rows_are_used_where_they_are(ranks):
     assert shared.tolist() == [0] * ranks.n
 
 
+@pytest.mark.one_machine
 def test_picked_rows_go_to_a_buffer_that_is_kept(ranks):
     x, y = T.dmatrix("x"), T.dmatrix("y")
     f = function([x, y], [of_all_ranks(address, x), of_all_ranks(address, y)])

@@ -73,6 +73,15 @@ def test_train_digits_reaches_95_percent(demo):
     assert max(found["accuracies"]) > 0.95 and found["accuracies"][-1] > 0.95
 
 
+def test_several_machines_on_one(demo, capsys):
+    found = demo("several_machines").main(["--ranks", "2", "--steps", "8", "--hidden", "8"])
+    assert (found["ranks"], len(found["hosts"]), len(set(found["hosts"]))) == (2, 2, 1)
+    assert found["losses"] == pytest.approx(found["serial_losses"])
+    assert found["losses"][-1] < found["losses"][0]
+    assert found["difference"] < 1e-12 and found["replicas_equal"]
+    assert f"{found['hosts'][0]}: ranks 0, 1\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -537,3 +537,20 @@ def test_what_is_missing_in_theano_is_missing_still(home):
         )
         == "theano.tensor.signal.upsample\ntheano.nothing\n"
     )
+
+
+@needs_installation
+def test_theano_does_not_start_mpi(home):
+    """Theano imports mpi4py's MPI, which starts MPI, if it can: then no process may be forked."""
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+    done = python(
+        """
+        import sys, theano, theano.tensor.io
+        print("mpi4py.MPI" in sys.modules, theano.tensor.io.mpi_enabled)
+        import mpi4py; mpi4py.rc.initialize = False
+        from mpi4py import MPI
+        print(MPI.Is_initialized(), MPI is sys.modules["mpi4py.MPI"])
+        """,
+        home,
+    )
+    assert done.split() == ["False", "False", "False", "True"]

@@ -84,6 +84,22 @@ class Hosts:
         """Return the command line that runs a script in a session on all hosts."""
         return self.command(sys.executable, "-m", "synkhronos", "run", *arguments, **kwargs)
 
+    def launch(self, *arguments, hosts=None):
+        """Return the command line of `synkhronos launch` on these hosts."""
+        return [
+            *(sys.executable, "-m", "synkhronos", "launch"),
+            *("--hosts", hosts or ",".join(self.addresses)),
+            *self.reached_by,
+            *map(str, arguments),
+        ]
+
+    @property
+    def reached_by(self):
+        """The options of `synkhronos launch` and `info` that say how hosts are reached."""
+        agent = f"{sys.executable} {Path(__file__).resolve()}"
+        network = f"--mca btl tcp,self --mca btl_tcp_if_include 10.{self.net}.0.0/24"
+        return ["--agent", agent, "--mpirun-args", network]
+
     def environment(self, **variables):
         """Return the environment for `command`."""
         names = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")

@@ -94,15 +94,16 @@ class MachinesArrays(SharedArrays):
         gate = self._all
         id = gate.next_id()
         kinds, shapes = layout
-        common = (kinds, shapes[0]) if is_equal else ("unequal", kinds, shapes)
+        # With the machine: no other one's is the same, even if its ranks differ in the same way.
+        here = (kinds, shapes[0]) if is_equal else ("unequal", gate.layout.machine, shapes)
         places = self._storage.places(0, key) if is_equal else []
-        gate.link.reduce(id, places, ops, divisor, (common, len(shapes)), gate.compress)
+        gate.link.reduce(id, places, ops, divisor, here, gate.compress)
         layouts = gate.wait_for_answer(id)
         if layouts is None:
             return None
         found = []
-        for (here, *rest), n_ranks in layouts:
-            found += rest[1] if here == "unequal" else [rest[0]] * n_ranks
+        for n_ranks, each in zip(gate.layout.counts, layouts):
+            found += each[2] if each[0] == "unequal" else [each[1]] * n_ranks
         return found
 
 

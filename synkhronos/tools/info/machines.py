@@ -1,0 +1,129 @@
+"""Ask each of several machines what it has, for ``synkhronos info --hosts``.
+
+As a script this file prints what its machine has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+from synkhronos._machine import devices
+from synkhronos.comm.mpi import job
+from synkhronos.tools import launch
+
+_SECONDS = 120
+_MARK = "synkhronos-machine "
+_COLUMNS = ("machine", "host", "Synkhronos", "Theano", "NumPy", "Python", "cores", "devices")
+_VERSIONS = slice(2, 6)  # of a row: what must be the same everywhere
+
+
+def main(options: argparse.Namespace) -> int:
+    """Print a table of the machines; return 1 if they disagree or one gives no answer."""
+    try:
+        hosts = launch.find_hosts(options)
+        launch.check_mpirun()
+        lines = [_line(host, options) for host in hosts]
+    except (launch.CannotLaunch, ValueError) as error:
+        print(f"can't ask the machines: {error}", file=sys.stderr)
+        return 2
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda asked: _ask(*asked, options.agent), zip(hosts, lines)))
+    rows = [row for row, _ in answers if row]
+    if options.json:
+        named = [dict(zip(_COLUMNS, row)) for row in rows]
+        problems = {host.name: each for host, (_, each) in zip(hosts, answers) if each}
+        ok = not problems and agree(rows)
+        print(json.dumps({"ok": ok, "machines": named, "problems": problems}, indent=2))
+        return int(not ok)
+    if rows:
+        print(table(rows))
+    for _, problem in answers:
+        if problem:
+            print(problem)
+    if not agree(rows):
+        print(disagreement(rows))
+    elif len(rows) == len(hosts):
+        print("All have the same versions." if len(rows) > 1 else "It can be reached.")
+    return int(len(rows) < len(hosts) or not agree(rows))
+
+
+def _line(host, options):
+    command = [sys.executable, "-m", "synkhronos.tools.info.machines"]
+    return launch.mpirun_line([host], options, command, {})
+
+
+def _ask(host, line, agent):
+    """Return the row of a machine, and a sentence if there is none."""
+    try:
+        done = subprocess.run(
+            line,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired:
+        return None, f"{host.name} gives no answer within {_SECONDS} s."
+    for text in done.stdout.splitlines():
+        if text.startswith(_MARK):
+            return [host.name, *json.loads(text[len(_MARK) :])], None
+    printed = done.stderr + done.stdout
+    if "Traceback" in printed or "can't open" in printed or "No module" in printed:
+        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        return None, (
+            f"{host.name} can be reached, but does not run Synkhronos ({last[0]}): is this "
+            f"environment at the same path there? {shlex.quote(sys.executable)}"
+        )
+    return None, launch.why_not_started(printed, [host], agent).replace("can't launch: ", "")
+
+
+def agree(rows: list[list[str]]) -> bool:
+    """Return whether all machines have the same versions."""
+    return len({tuple(row[_VERSIONS]) for row in rows}) <= 1
+
+
+def disagreement(rows: list[list[str]]) -> str:
+    """Return a sentence that names the versions that differ.
+
+    >>> disagreement([["a", "n", "1", "1", "1.23", "3.8"], ["b", "m", "1", "1", "1.2", "3.8"]])
+    'They differ in NumPy: fork() needs the same versions on all machines.'
+    """
+    columns = list(zip(*(row[_VERSIONS] for row in rows)))
+    names = [name for name, values in zip(_COLUMNS[_VERSIONS], columns) if len({*values}) > 1]
+    return f"They differ in {' and '.join(names)}: fork() needs the same versions on all machines."
+
+
+def table(rows: list[list[str]]) -> str:
+    """Return the rows as text.
+
+    >>> print(table([["a", "n", "0.1", "1.0.5", "1.23.5", "3.11.7", "2", "2 cpu"]]))
+    machine  host  Synkhronos  Theano  NumPy   Python  cores  devices
+    a        n     0.1         1.0.5   1.23.5  3.11.7  2      2 cpu
+    """
+    lines = [_COLUMNS, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def own_row() -> list[str]:
+    """Return what this machine has: the columns of the table after the first."""
+    devices.undo_binding()
+    try:
+        counts = Counter(devices.kind(name) for name in devices.resolve())
+        found = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    except Exception as error:
+        found = f"none: {error}"
+    return [*job.facts(), str(devices.usable_cores()), found]
+
+
+if __name__ == "__main__":
+    # In one write, because the output of several machines may come together.
+    os.write(1, f"\n{_MARK}{json.dumps(own_row())}\n".encode())

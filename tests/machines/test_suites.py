@@ -1,0 +1,84 @@
+"""The behaviour suites on several machines: see tests/support/layouts.py.
+
+Each in a job of its own: pytest is the master's script.
+"""
+
+import faulthandler
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from support import hosts
+
+HERE = Path(__file__).parents[1]
+RUN_PYTEST = HERE / "support" / "run_pytest.py"
+WAITS = "starts a job on several hosts, and compiles"
+SUITES = [
+    ["calls/test_functions"],
+    ["calls/test_slices"],
+    ["collectives/test_collectives"],
+    ["collectives/test_ops"],
+    ["training/test_updates"],
+]
+FEW = [
+    "collectives/test_collectives::test_broadcast",
+    "collectives/test_ops::test_training_in_one_function_is_serial_training",
+    "calls/test_functions::test_every_rank_sees_its_own_rows_in_rank_order",
+]
+
+
+def run(these, layout, names, request):
+    """Run test files in a job on some hosts, with a session on a layout such as 2x1."""
+    faulthandler.cancel_dump_traceback_later()  # what runs has its own, for each test
+    n_machines, n_ranks = layout.split("x")
+    paths = []
+    for name in names:
+        file, *test = name.split("::")
+        paths.append("::".join([str(HERE / f"{file}.py"), *test]))
+    # Machines but the first import the test's module for what it defines.
+    folders = [str(HERE), *dict.fromkeys(str(Path(path.split("::")[0]).parent) for path in paths)]
+    pytest_arguments = ["-q", "--color=no", "--no-header", "-p", "no:cacheprovider", *paths]
+    done = subprocess.run(
+        these.script("-n", n_ranks, RUN_PYTEST, *pytest_arguments, n_hosts=int(n_machines)),
+        cwd=HERE.parent,
+        env=these.environment(SYNKHRONOS_TEST_MACHINES=layout, PYTHONPATH=os.pathsep.join(folders)),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
+    summary = next(line for line in reversed(done.stdout.splitlines()) if " passed" in line)
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        request.config.pluginmanager.getplugin("terminalreporter").write_line(f" {summary}")
+    assert these.is_empty()
+
+
+def test_a_few_of_each_on_two_machines(two_hosts, request):
+    run(two_hosts, "2x1", FEW, request)
+
+
+@pytest.mark.slow(WAITS)
+@pytest.mark.parametrize("machines", ["2x1", "2x2", "3x1"])
+@pytest.mark.parametrize("names", SUITES, ids=" ".join)
+def test_suites(three_hosts, machines, names, request):
+    run(three_hosts, machines, names, request)
+
+
+def test_hosts_have_nothing_in_common(two_hosts):
+    """They have names, process numbers and shared memory of their own."""
+    script = "hostname; echo $$; ls /dev/shm; touch /dev/shm/a; sleep 1"
+    done = subprocess.run(
+        two_hosts.command("sh", "-c", script),
+        env=two_hosts.environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.split()
+    assert {f"synk{two_hosts.net}-1", f"synk{two_hosts.net}-2"} <= set(words)
+    assert "a" not in words
+    assert two_hosts.is_empty() and hosts.mpirun().exists()
