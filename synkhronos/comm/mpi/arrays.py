@@ -47,7 +47,7 @@ class MachinesArrays(SharedArrays):
         self._exchanges = gate.sequence, self._exchanges[1] + 1
         if self._exchanges[1] == 1:
             self._storage.begin()
-        layout = tuple((_wide(a.dtype).str, a.shape) for a in arrays)
+        layout = tuple((wide(a.dtype).str, a.shape) for a in arrays)
         region = self._storage.region_of(key)
         if region and region.layout != layout:
             arrays = [a.copy() if any(a is b for b in region.arrays) else a for a in arrays]
@@ -137,5 +137,6 @@ def identity(op, dtype):
     return np.inf if op == "min" else -np.inf
 
 
-def _wide(dtype):
+def wide(dtype):
+    """Return the dtype in which arrays of a dtype are summed."""
     return np.dtype(np.float32) if dtype == np.float16 else dtype

@@ -9,7 +9,7 @@ import itertools
 import numpy as np
 
 from synkhronos import _host
-from synkhronos.comm.mpi.arrays import Unequal
+from synkhronos.comm.mpi.arrays import Unequal, wide
 from synkhronos.comm.shared.arrays import reduce_whole
 from synkhronos.comm.shared.variables import SharedVariables
 
@@ -187,9 +187,17 @@ class MachinesVariables(SharedVariables):
         shapes = [value.shape for value in values]
         if len({*shapes}) > 1:
             return 0, shapes
-        result = np.empty(values[0].shape, values[0].dtype)
-        reduce_whole(op, values, result, len(values))
-        return result
+        # In the order of `all_reduce`, so that the bits are the same: each machine's ranks first.
+        layout, parts = self._all.layout, []
+        for machine in range(len(layout.counts)):
+            ranks = layout.ranks(machine)
+            part = np.empty(values[0].shape, wide(values[0].dtype))
+            here = [values[rank].astype(part.dtype, copy=False) for rank in ranks]
+            reduce_whole("sum" if op == "avg" else op, here, part, 1)
+            parts.append(part)
+        result = np.empty(values[0].shape, parts[0].dtype)
+        reduce_whole(op, parts, result, len(values))
+        return result.astype(values[0].dtype, copy=False)
 
 
 def _first_unequal(of_ranks):
