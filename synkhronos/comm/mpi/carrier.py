@@ -45,10 +45,11 @@ from synkhronos.comm.mpi.transfers import (  # noqa: E402
     parts,
 )
 
-# MPI has to be asked whether something has come. Between two looks the carrier sleeps, and leaves
-# the core to the ranks: the longer, the longer nothing has happened.
+# MPI has to be asked whether something has come. For a moment the carrier asks all the time. Then
+# it sleeps between two looks, and leaves the core to the ranks: the longer nothing has happened,
+# the longer.
 _SELECTS = 1024  # select() takes descriptors below
-_LOOKS = 20  # looks without a pause
+_AWAKE_SECONDS = 0.001
 _NAPS = (  # (nothing has happened for so long, seconds of a pause)
     (0.01, 0.00005),
     (0.2, 0.0002),
@@ -93,20 +94,20 @@ class Carrier:
 
     def run(self) -> None:
         """Carry messages until the leader or the first machine says that it is over."""
-        last, looks, nap = time.monotonic(), 0, 0
+        last, nap = time.monotonic(), 0
         while self.is_running:
             happened = self._serve_ranks(nap)
             happened |= self._serve_machines()
             happened |= self._move()
             now = time.monotonic()
             if happened:
-                last, looks, nap = now, 0, 0
+                last, nap = now, 0
+            elif now - last < _AWAKE_SECONDS:
+                os.sched_yield()
             else:
-                looks += 1
-                if looks > _LOOKS:
-                    busy = self._rounds or self._receiving or self._sending
-                    idle = 0 if busy else now - last
-                    nap = next(nap for limit, nap in _NAPS if idle < limit)
+                busy = self._rounds or self._receiving or self._sending
+                idle = 0 if busy else now - last
+                nap = next(nap for limit, nap in _NAPS if idle < limit)
             if now - self._beat > HEARTBEAT_SECONDS:
                 self._beat = now
                 self._send_heartbeats(now)
