@@ -6,6 +6,8 @@ them.
 
 import functools
 import gc
+import signal
+import socket
 
 from synkhronos._machine.devices import default_threads, resolve
 from synkhronos._machine.interrupts import interrupts_held
@@ -25,6 +27,7 @@ _END_SECONDS = 5.0
 
 def serve(link) -> int:
     """Serve the master's sessions until the job ends; return the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the script answers it
     try:
         while True:
             _, (name, *content) = link.wait_for_message()
@@ -38,6 +41,10 @@ def serve(link) -> int:
         if end.is_regular:
             return 0
         log.error("%s", end)
+        return 1
+    except Exception as error:
+        log.exception("the ranks of this machine can't go on")
+        link.end(f"{socket.gethostname()} raised {type(error).__name__}: {error}")
         return 1
 
 
@@ -95,6 +102,8 @@ class _Session:
             self._worker.comm.close()
             self._worker.replicas.clear()
             self._gate.close()
+            gc.unfreeze()  # compiled functions are cycles, which go now
+            gc.collect()
 
     def _run_command(self):
         gate, worker = self._gate, self._worker

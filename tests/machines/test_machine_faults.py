@@ -124,6 +124,25 @@ def test_a_workers_death_names_rank_and_host_and_a_new_session_works(two, tmp_pa
     assert two.is_empty()
 
 
+def test_a_reduction_that_only_some_ranks_come_to_is_refused(two, tmp_path):
+    script = """
+    from theano.ifelse import ifelse
+    some = ifelse(T.gt(x.sum(), 0), synk.ops.all_reduce(2 * x.sum(), "sum"), x.sum())
+    f = synk.function([x], (some, "sum"), mode=theano.Mode("vm", "fast_compile"))
+    for rank in (0, n - 1, 1, 0):
+        attempt(f, on(rank, 5))
+        attempt(plain, quiet)
+    attempt(f, quiet + 5)
+    """
+    lines = finish(start(two, script, tmp_path, ranks=2)).splitlines()
+    refused = [line for line in lines if line.startswith("WorkerError")]
+    assert len(refused) == 4, lines
+    assert all("has left a call in which rank" in line for line in refused)
+    assert lines.count("went well 0.0") == 4
+    assert lines[-1] == "went well 160.0"
+    assert two.is_empty()
+
+
 def test_ctrl_c_leaves_a_call_at_once_and_the_next_call_is_right(two, tmp_path):
     script = """
     def interrupted(call, rows, seconds):

@@ -175,6 +175,8 @@ def _take_down(hosts):
         for pid in done.stdout.split() if not done.returncode else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
+        # First: the system removes what is left in a namespace some time after the namespace.
+        _ip("link", "del", f"s{hosts.net}v{i}", check=False)
         _ip("netns", "del", f"synk{hosts.net}-{i}", check=False)
     _ip("link", "del", f"s{hosts.net}br", check=False)
 

@@ -11,6 +11,7 @@ first rank of a machine here.
 import numpy as np
 
 from synkhronos._arithmetic.blocks import cut, reduce_block
+from synkhronos.comm import Aborted
 from synkhronos.comm.shared.arrays import SharedArrays, reduce_whole
 
 _EQUAL, _UNEQUAL = 1, 2
@@ -29,15 +30,17 @@ class MachinesArrays(SharedArrays):
         equal = len({*weighing}) == 1
         divisor = len(weighing) if equal else sum(weights)
         mine = weights[self._all.rank]
-        shapes = self.reduce(arrays, ops, weights, 1 if equal else mine or 1, divisor)
-        if isinstance(shapes, Unequal):
+        results = self.reduce(arrays, ops, weights, 1 if equal else mine or 1, divisor)
+        if isinstance(results, Unequal):
+            if results.of_ranks is None:
+                raise Aborted  # the leader of this machine says why
             raise ValueError(
                 f"all_reduce got arrays of different shapes on the ranks: in rank order, "
-                f"{shapes.of_ranks}."
+                f"{results.of_ranks}."
             )
         return [
             result.copy() if target is None else reduce_whole("sum", [result], target, 1)
-            for result, target in zip(shapes, targets)
+            for result, target in zip(results, targets)
         ]
 
     def reduce(self, arrays, ops, weights, factor, divisor):

@@ -58,6 +58,7 @@ _NAPS = (  # (nothing has happened for so long, seconds of a pause)
 )
 HEARTBEAT_SECONDS = 1.0
 LOST_SECONDS = 8.0  # a machine that has not been heard of for this long is lost
+_MOST_FREE = 16  # segments
 _MESSAGE, _BULK = 1, 2  # tags; all-reduces have others
 
 
@@ -86,7 +87,7 @@ class Carrier:
         self._fetches = {}  # number -> Fetch
         self._fetched = {}  # what -> Fetch of this call, for whole arrays
         self._numbers = 0
-        self._lent, self._free = [], []  # segments: with arrays of this call, and unused ones
+        self._lent, self._free = [], []  # (segment, number of the fetch) of this call; others
         self._heard = dict.fromkeys(self._others, time.monotonic())
         self._beat = 0.0
         self.is_running, self.has_lost = True, False
@@ -269,8 +270,10 @@ class Carrier:
 
     def from_rank_begin(self, channel):
         """Begin a call: arrays that the last one fetched are not needed any more."""
-        self._free += self._lent
-        self._lent.clear()
+        # A call that was left early may have left arrays that are still on their way.
+        self._free += [segment for segment, number in self._lent if number not in self._fetches]
+        self._lent = [(each, number) for each, number in self._lent if number in self._fetches]
+        del self._free[:-_MOST_FREE]
         self._fetched.clear()
 
     def from_rank_forget(self, channel, references):
@@ -379,14 +382,14 @@ class Carrier:
 
     def from_machine_here(self, machine, number, dtype, shape, data):
         """Take a small array."""
-        segment = self._room(len(data))
+        segment = self._room(len(data), number)
         segment.array(np.uint8, (len(data),))[...] = np.frombuffer(data, np.uint8)
         self._answer(number, segment.ref, dtype, shape, None)
 
     def from_machine_coming(self, machine, number, dtype, shape):
         """Receive a large array."""
         nbytes = int(np.dtype(dtype).itemsize * np.prod(shape, dtype=np.int64))
-        segment = self._room(nbytes)
+        segment = self._room(nbytes, number)
         pending = list(parts(segment.array(np.uint8, (nbytes,))))
         left = len(pending)
 
@@ -417,15 +420,15 @@ class Carrier:
         segment, dtype, shape, offset = place
         return self._segments.attach(segment).array(dtype, shape, offset)
 
-    def _room(self, nbytes):
-        """Return a segment for the time of this call."""
+    def _room(self, nbytes, number):
+        """Return a segment for a fetched array, for the time of this call."""
         fitting = [s for s in self._free if nbytes <= s.ref.nbytes <= max(4 * nbytes, 1 << 16)]
         if fitting:
             segment = min(fitting, key=lambda segment: segment.ref.nbytes)
             self._free.remove(segment)
         else:
             segment = self._segments.create(max(nbytes + nbytes // 4, 1 << 12))
-        self._lent.append(segment)
+        self._lent.append((segment, number))
         return segment
 
     def announcements(self, id):

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos.comm import Aborted, Gate, reports
 from synkhronos.comm.shared.gate import MAX_SLOTS, PATIENCE_SECONDS
-from synkhronos.errors import WorkerDied
+from synkhronos.errors import SessionError, WorkerDied
 
 _HEARTBEAT_SECONDS = 1.0
 
@@ -106,6 +106,7 @@ class GateOfMachines(Gate):
         self._exchanged = {}  # id -> machine -> object
         self._aborted = 0  # the last call that another machine has aborted
         self._count = 0, 0  # a call, and the number of exchanges and reductions in it
+        self._left = {}  # machines that have ended the present call -> that number of theirs
 
     @property
     def recorder(self):
@@ -254,13 +255,38 @@ class GateOfMachines(Gate):
                     patience.end()
                 return
             if in_call and self._aborted == self.sequence:
+                self.local.abort()
                 raise Aborted
+            if in_call and self._left:
+                self._check_not_left()
             ready = self._poll.poll(1000 * _HEARTBEAT_SECONDS)
             if any(fd != self.link.channel.fileno() for fd, _ in ready):
                 self.check_alive()
             if not ready and not in_call and self.rank == self.master_rank:
                 patience = patience or reports.Patience(PATIENCE_SECONDS, _HEARTBEAT_SECONDS)
                 patience.wait_for_hosts(self.missing())
+                # Others may wait for a reduction with machines that have ended the call.
+                self.link.tell(None, ("left", self.session, self.sequence, self.have_left()))
+
+    def _check_not_left(self):
+        """Raise if a machine has left the call without the reduction that this one waits for."""
+        for machine, begun in self._left.items():
+            if begun < self.begun:
+                raise SessionError(
+                    f"Rank {self.layout.first(machine)} has left a call in which rank {self.rank} "
+                    "still waits to reduce with it. All ranks must compute the same all_reduces, "
+                    "so they can't be in a branch that only some of them take."
+                )
+
+    @property
+    def begun(self):
+        """The number of exchanges and reductions of the present call that were begun here."""
+        sequence, count = self._count
+        return count if sequence == self.sequence else 0
+
+    def have_left(self):
+        """Return the machines that have ended the call -> their number of reductions."""
+        return {}
 
     def missing(self):
         """Return the hosts that a finish barrier waits for."""
@@ -285,6 +311,10 @@ class GateOfMachines(Gate):
             if sequence == self.sequence:
                 self.local.abort()
 
+    def _on_left(self, machine, session, sequence, left):
+        if (session, sequence) == (self.session, self.sequence):
+            self._left = left
+
     def _on_exchanged(self, machine, id, value):
         if id[:2] >= (self.session, self.sequence):
             self._exchanged.setdefault(id, {})[machine] = value
@@ -295,6 +325,7 @@ class GateOfMachines(Gate):
     def settle(self):
         """Wait until the carriers have ended or dropped the reductions of an aborted call."""
         id = "settled", self.session, self.sequence
+        self.link.answer(id)  # of a settlement that was left early
         self.link.settle(id, self.session, self.sequence)
         self.wait_settled(id)
 
@@ -336,6 +367,7 @@ class MasterGate(GateOfMachines):
         # Together: all machines start the command, or none.
         with interrupts_held():
             self._done.clear()
+            self._left = {}
             self.link.begin_call()
             number = self.sequence + 1
             self.link.tell(None, ("command", self.session, number, slot, payload))
@@ -387,9 +419,14 @@ class MasterGate(GateOfMachines):
             rows += self._rows[machine]
         return rows
 
-    def _on_done(self, machine, session, sequence, *content):
+    def have_left(self):
+        """Return the machines that have ended the call -> their number of reductions."""
+        return {**self._left, 0: self.begun}
+
+    def _on_done(self, machine, session, sequence, begun, *content):
         if (session, sequence) == (self.session, self.sequence):
             self._done[machine] = content
+            self._left[machine] = begun
 
     def _on_died(self, machine, session, message, rank, exitcode):
         if session == self.session:
@@ -412,6 +449,7 @@ class LeaderGate(GateOfMachines):
         self.parts = lambda: None  # returns what the master gets of the ranks of this machine
         self.answers = []
         self.has_ended = False
+        self._finished = 0
 
     @property
     def is_open(self):
@@ -436,8 +474,9 @@ class LeaderGate(GateOfMachines):
             return self.local.next_command()
         self.wait(lambda: self._next is not None or self.has_ended, in_call=False)
         if self.has_ended:
-            return None
+            raise SessionOver
         (slot, payload), self._next = self._next, None
+        self._left = {}
         self.link.begin_call()
         self.answers.clear()
         try:
@@ -448,6 +487,8 @@ class LeaderGate(GateOfMachines):
             raise
         command = self._commands[slot]
         self.local.start(command)
+        if self._aborted == self.sequence:
+            self.local.abort()  # the message came before the call was started here
         return command
 
     def worker_finish(self, reply=None, error=None):
@@ -469,8 +510,15 @@ class LeaderGate(GateOfMachines):
             self.settle()
         parts = None if errors else self.parts()
         content = self.rows(), errors, list(self.answers), parts
-        self.link.tell(0, ("done", self.session, self.sequence, *content))
+        self._finished = self.sequence
+        self.link.tell(0, ("done", self.session, self.sequence, self.begun, *content))
         return None
+
+    def _on_abort(self, machine, session, sequence):
+        super()._on_abort(machine, session, sequence)
+        if session == self.session and sequence == self._finished:
+            # This machine has ended the call: the carriers of the others wait to know how.
+            self.link.settle(("settled", session, sequence), session, sequence)
 
     def _on_command(self, machine, session, sequence, slot, payload):
         if session == self.session:

@@ -29,8 +29,8 @@ class Link:
     machine, n_machines : int
     name : str
         Of the abstract socket by which workers connect to the carrier.
-    on_told : callable
-        Takes each message of another machine's leader: ``on_told(machine, message)``.
+    first_rank_of : callable
+        Takes a machine; returns its first rank in the present session, or None.
     """
 
     def __init__(self):
@@ -55,10 +55,13 @@ class Link:
         self._answers = {}
         self._numbers = 0
         self._end = None  # why the job has ended, and the machine
+        self._loss = None  # the sentence about a machine that is lost
         self.first_rank_of = lambda machine: None  # while there is a session: its first rank
 
     def next_session(self) -> int:
-        """Return the number of the next session in this job."""
+        """Return the number of the next session in this job; raise if a machine is lost."""
+        if self._loss is not None:
+            raise SessionError(f"{self._loss}. The job is over: start it again.")
         return next(self._sessions)
 
     def begin(self) -> None:
@@ -153,7 +156,9 @@ class Link:
                 self._end = tuple(rest)
                 raise self.lost()
             elif name == "lost":
-                self._told.append((rest[0], ("lost", rest[1])))
+                machine, why = rest
+                self._told.append((machine, ("lost", why)))
+                self._loss = f"Machine {machine} is lost: {why}"
 
     def lost(self):
         """Return the exception for a job that has ended."""
@@ -168,12 +173,12 @@ class Link:
             self.first_rank_of(machine),
         )
 
-    def end(self) -> None:
-        """End the carriers of all machines."""
+    def end(self, reason=None) -> None:
+        """End the carriers of all machines; `reason` is None at the script's regular end."""
         if os.getpid() != self._owner:
             return
         with contextlib.suppress(WorkerDied):  # it may be over already
-            self._send("end", None)
+            self._send("end", reason)
         self.join()
 
     def join(self) -> None:

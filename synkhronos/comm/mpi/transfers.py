@@ -6,7 +6,7 @@ from synkhronos.comm.mpi.all_reduce import AllReduce, reduce_all
 
 SMALL = 1 << 15  # bytes that travel in the message that announces them
 _PART = 1 << 20  # bytes of an array in one message
-_REDUCE = 1 << 12  # the first of the tags of all-reduces
+_REDUCE, _TAGS = 1 << 12, 1 << 13  # the first tag of all-reduces, and half their number
 
 
 class Fetch:
@@ -102,7 +102,8 @@ class Round:
             reduce_all(sources, self._ops, self._divisor, self._compress, self._arrays)
             carrier.close_round(self._channel, self._id, None)
             return True
-        tag = _REDUCE + 2 * (hash(self._id) % (1 << 14))
+        _, sequence, number = self._id
+        tag = _REDUCE + 2 * ((31 * sequence + number) % _TAGS)
         self._work = AllReduce(
             carrier,
             carrier.machine,

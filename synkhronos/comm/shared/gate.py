@@ -132,7 +132,7 @@ class SharedGate(Notices, Gate):
                     patience = patience or reports.Patience(PATIENCE_SECONDS, _HEARTBEAT_MS / 1000)
                     kind = cell % LINE
                     late = self.hindmost(self._processes, kind, value)
-                    pids = {rank: self._processes[rank].pid for rank in late}
+                    pids = {self.first_rank + rank: self._processes[rank].pid for rank in late}
                     patience.wait_for(pids, in_a_meeting=kind == MET)
         finally:
             cells[asleep] = 0  # a flag that a Ctrl-C here leaves set costs needless writes only
@@ -200,7 +200,8 @@ class SharedGate(Notices, Gate):
             if self._cells[ABORT] == sequence:
                 raise Aborted
             raise SessionError(
-                f"Rank {done // LINE - 1} has left a call in which rank {self.rank} still waits "
+                f"Rank {self.first_rank + done // LINE - 1} has left a call in which rank "
+                f"{self.first_rank + self.rank} still waits "
                 "to reduce with it. All ranks must compute the same all_reduces, so they can't be "
                 "in a branch that only some of them take."
             )
