@@ -58,6 +58,7 @@ ON_ONE_MACHINE = {
     "comm.mpi.carrier",
     "comm.reports",
     "_rank.worker",  # in its own process
+    "_rank.leader",
     "tools.relay",  # of mpirun, and of the process that mpirun has started
     "_host.theano.import_support",
     "profiling.status",
