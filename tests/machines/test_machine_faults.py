@@ -1,5 +1,6 @@
 """Faults on several machines: the call ends with the rank and the host, and nothing is left."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -214,12 +215,13 @@ def test_a_cut_cable_ends_the_script_and_the_processes_of_both_machines(two, tmp
             time.sleep(0.1)
     finally:
         # mpirun itself waits for its daemon on the other machine; `synkhronos launch` ends it.
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         process.stdout.close()
         two.mend(2)
-        for host in (1, 2):
-            for pid in two.pids(host):
+        for pid in (*two.pids(1), *two.pids(2)):
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
