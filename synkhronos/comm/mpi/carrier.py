@@ -282,8 +282,8 @@ class Carrier:
 
     def from_rank_fetch(self, channel, number, machine, place, rows, axis, is_whole):
         """Get some rows of an array of another machine, and answer with a segment that has them."""
-        what = (machine, place, repr(rows), axis)
-        fetch = self._fetched.get(what)
+        what = machine, place
+        fetch = self._fetched.get(what) if is_whole else None
         if fetch is not None:
             if fetch.answer is None:
                 fetch.waiting.append((channel, number))

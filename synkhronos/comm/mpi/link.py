@@ -11,9 +11,9 @@ import os
 import secrets
 import socket
 import subprocess
-import sys
 import time
 
+from synkhronos._machine.devices import python_command
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos.comm.mpi.channel import Channel, Closed, pair
 from synkhronos.errors import SessionError, WorkerDied
@@ -37,12 +37,9 @@ class Link:
         ours, theirs = pair()
         self.name = f"synkhronos-{secrets.token_hex(16)}"
         os.set_inheritable(theirs.fileno(), True)
-        code = (
-            "import sys; sys.path.remove('') if '' in sys.path else None\n"
-            "from synkhronos.comm.mpi.carrier import main; main(int(sys.argv[1]), sys.argv[2])"
-        )
+        code = "from synkhronos.comm.mpi.carrier import main; main(int(sys.argv[1]), sys.argv[2])"
         self._carrier = subprocess.Popen(
-            [sys.executable, "-c", code, str(theirs.fileno()), self.name],
+            python_command(code, str(theirs.fileno()), self.name),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
         )
