@@ -35,6 +35,7 @@ from mpi4py import MPI  # noqa: E402
 
 from synkhronos._arithmetic.partition import take_rows  # noqa: E402
 from synkhronos._machine.shared_memory import Segments  # noqa: E402
+from synkhronos.comm.mpi.buckets import Bucket  # noqa: E402
 from synkhronos.comm.mpi.channel import Channel, Closed  # noqa: E402
 from synkhronos.comm.mpi.transfers import (  # noqa: E402
     SMALL,
@@ -58,6 +59,9 @@ _NAPS = (  # (nothing has happened for so long, seconds of a pause)
 )
 HEARTBEAT_SECONDS = 1.0
 LOST_SECONDS = 8.0  # a machine that has not been heard of for this long is lost
+# All machines begin rounds in one order. With two at a time, a round's first chunks fill the pause
+# at the end of the round before; with more, all would end late.
+_OPEN_ROUNDS = 2
 _MOST_FREE = 16  # segments
 _MESSAGE, _BULK = 1, 2  # tags; all-reduces have others
 
@@ -82,6 +86,8 @@ class Carrier:
         self._ready = collections.defaultdict(dict)  # id -> machine -> announcement
         self._over = {}  # machine -> session, call, number of exchanges: of an aborted call
         self._begun = 0, 0, 0  # the last reduction that was begun here
+        self._buckets = {}  # id -> Bucket, until all ranks here have begun it
+        self._settled = 0, 0  # the session and number of the last call that was given up
         self._spreads = {}  # id -> Spread
         self._settling = None  # (channel, id, session, sequence)
         self._fetches = {}  # number -> Fetch
@@ -196,10 +202,16 @@ class Carrier:
             happened = True
             self._receiving.remove(each)
             each[2]()
-        for id, work in list(self._rounds.items()):
+        n_open = 0
+        for id in sorted(self._rounds):
+            work = self._rounds[id]
             if work.progress():
                 happened = True
                 del self._rounds[id]
+            else:
+                n_open += work.has_started
+            if n_open == _OPEN_ROUNDS:
+                break
         if self._settling is not None:
             self._settle()
         return happened
@@ -301,8 +313,33 @@ class Carrier:
     def from_rank_reduce(self, channel, id, places, ops, divisor, layout, compress):
         """Reduce arrays over the machines, in place."""
         arrays = [self._open(place) for place in places]
-        work = Round(self, channel, id, arrays, ops, divisor, layout, compress)
+        how = ops, divisor, layout, compress
+        self._begin_round(id, arrays, how, lambda layouts: self._post(channel, "done", id, layouts))
+
+    def from_rank_bucket(self, channel, id, rank, n_ranks, places, layout, counting, *how):
+        """Take a rank's part of a bucket; begin to reduce it when all of this machine have come."""
+        if id[:2] <= self._settled:
+            return
+        bucket = self._buckets.setdefault(id, Bucket(n_ranks))
+        bucket.add(rank, channel, places, layout)
+        if not bucket.is_complete:
+            return
+        del self._buckets[id]
+        ops, divisor, compress = how
+        here, arrays = bucket.layout(self.machine), []
+        if here[0] != "unequal":
+            arrays = bucket.reduce(self._open, ops, counting)
+
+        def answer(layouts):
+            for each in bucket.channels:
+                self._post(each, "done", id, (layouts, bucket.places))
+
+        self._begin_round(id, arrays, (ops, divisor, here, compress), answer)
+
+    def _begin_round(self, id, arrays, how, answer):
+        work = Round(self, id, arrays, *how, answer)
         self._rounds[id], self._begun = work, id
+        layout = how[2]
         for machine in self._others:
             self.tell(machine, "ready", id, layout, work.inline)
 
@@ -338,6 +375,9 @@ class Carrier:
 
     def from_rank_settle(self, channel, id, session, sequence):
         """Tell all which reductions of a call were begun here; answer when none is open."""
+        self._settled = session, sequence
+        for key in [key for key in self._buckets if key[:2] <= self._settled]:
+            del self._buckets[key]
         begun = self._begun[2] if self._begun[:2] == (session, sequence) else 0
         self._over[self.machine] = session, sequence, begun
         self._tell_all("over", session, sequence, begun)
@@ -435,10 +475,9 @@ class Carrier:
         """Return the announcements of a round by other machines: machine -> layout, arrays."""
         return self._ready[id]
 
-    def close_round(self, channel, id, answer):
-        """Answer the rank that waits for a round."""
+    def forget_announcements(self, id):
+        """Drop the announcements of a round that has ended."""
         self._ready.pop(id, None)
-        self._post(channel, "done", id, answer)
 
 
 def now_silent(seconds):

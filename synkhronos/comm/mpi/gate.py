@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos.comm import Aborted, Gate, reports
+from synkhronos.comm.mpi.buckets import LOOK_SECONDS, Line
 from synkhronos.comm.shared.gate import MAX_SLOTS, PATIENCE_SECONDS
 from synkhronos.errors import SessionError, WorkerDied
 
@@ -146,6 +147,7 @@ class GateOfMachines(Gate):
         """Take the place of `rank`, in its own process, right after the fork."""
         self._is_worker = True
         self.rank = rank
+        self._line = Line(self.link.name)
         self.link.leave_in_child()
         self.local.become_worker(rank - self.first)
 
@@ -202,7 +204,7 @@ class GateOfMachines(Gate):
         self.wait(lambda: machine in self._exchanged.get(id, ()))
         return self._exchanged.pop(id)[machine]
 
-    def wait_for_answer(self, id, in_call=True):
+    def wait_for_answer(self, id, in_call=True, look_seconds=_HEARTBEAT_SECONDS):
         """Wait for the carrier's answer; return it."""
         answer = None
 
@@ -211,8 +213,25 @@ class GateOfMachines(Gate):
             there, answer = self.link.answer(id)
             return there
 
-        self.wait(has_come, in_call)
+        self.wait(has_come, in_call, look_seconds)
         return answer
+
+    def begin_bucket(self, number, *part):
+        """Tell the carrier that this rank has begun a bucket, the `number`-th of this call."""
+        if self._is_worker:
+            self._line.begin(*part)
+            return
+        self._count = self.sequence, number
+        self.link.begin_bucket(*part)
+
+    def wait_for_bucket(self, id):
+        """Wait for the end of a bucket; return what the carrier says of it.
+
+        That is None, or the layouts of all machines if they differ, and the places of the results.
+        """
+        if self._is_worker:
+            return self._line.wait_for(id, lambda: self.local.is_aborted)
+        return self.wait_for_answer(id, look_seconds=LOOK_SECONDS)
 
     def meet(self):
         """Wait inside a call until every rank of all machines has come."""
@@ -237,13 +256,16 @@ class GateOfMachines(Gate):
         self.local.meet()
         return self.local.ballot(leader)
 
-    def wait(self, has_come, in_call=True):
+    def wait(self, has_come, in_call=True, look_seconds=_HEARTBEAT_SECONDS):
         """Take messages until `has_come` returns true.
+
+        A rank of this machine that aborts the call sends no message: in a call, this process looks
+        after `look_seconds`.
 
         Raises
         ------
         Aborted
-            In a call that another machine has aborted.
+            In a call that another rank has aborted.
         WorkerDied
             If a worker has died, or a machine is lost.
         """
@@ -257,9 +279,11 @@ class GateOfMachines(Gate):
             if in_call and self._aborted == self.sequence:
                 self.local.abort()
                 raise Aborted
+            if in_call and self.local.is_aborted:
+                raise Aborted
             if in_call and self._left:
                 self._check_not_left()
-            ready = self._poll.poll(1000 * _HEARTBEAT_SECONDS)
+            ready = self._poll.poll(1000 * look_seconds)
             if any(fd != self.link.channel.fileno() for fd, _ in ready):
                 self.check_alive()
             if not ready and not in_call and self.rank == self.master_rank:
@@ -532,9 +556,9 @@ class LeaderGate(GateOfMachines):
         self.has_ended = True  # the master begins another session
         return True
 
-    def wait(self, has_come, in_call=True):
+    def wait(self, has_come, in_call=True, look_seconds=_HEARTBEAT_SECONDS):
         """Take messages until `has_come`; leave if the session is over."""
-        super().wait(lambda: has_come() or self.has_ended, in_call)
+        super().wait(lambda: has_come() or self.has_ended, in_call, look_seconds)
         if self.has_ended and not has_come():
             raise SessionOver
 

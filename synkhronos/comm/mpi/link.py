@@ -103,6 +103,10 @@ class Link:
         """Begin an all-reduce over the machines; `answer` tells of its end."""
         self._send("reduce", id, places, ops, divisor, layout, compress)
 
+    def begin_bucket(self, *message):
+        """Tell the carrier that this rank has begun a bucket; `answer` tells of its end."""
+        self._send("bucket", *message)
+
     def spread(self, id, root, places):
         """Begin to copy arrays from one machine to all others; `answer` tells of its end."""
         self._send("spread", id, root, places)

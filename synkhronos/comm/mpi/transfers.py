@@ -62,10 +62,13 @@ class Spread:
 
 
 class Round:
-    """An all-reduce, from its announcement to its answer."""
+    """An all-reduce, from its announcement to its answer.
 
-    def __init__(self, carrier, channel, id, arrays, ops, divisor, layout, compress):
-        self._carrier, self._channel, self._id = carrier, channel, id
+    `answer` is called at its end: with None, or with the layouts of all machines if these differ.
+    """
+
+    def __init__(self, carrier, id, arrays, ops, divisor, layout, compress, answer):
+        self._carrier, self._id, self._answer = carrier, id, answer
         self._arrays, self._ops, self._divisor = arrays, ops, divisor
         self._layout, self._compress = layout, compress
         nbytes = sum(array.nbytes for array in arrays)
@@ -82,7 +85,7 @@ class Round:
         if self._work is not None:
             if not self._work.progress():
                 return False
-            self._carrier.close_round(self._channel, self._id, None)
+            self._end(None)
             return True
         carrier, others = self._carrier, self._carrier.announcements(self._id)
         if len(others) < carrier.n_machines - 1:
@@ -92,7 +95,7 @@ class Round:
             for machine in range(carrier.n_machines)
         ]
         if any(layout != self._layout for layout in layouts):
-            carrier.close_round(self._channel, self._id, layouts)
+            self._end(layouts)
             return True
         if self.inline is not None:
             sources = [
@@ -100,7 +103,7 @@ class Round:
                 for machine in range(carrier.n_machines)
             ]
             reduce_all(sources, self._ops, self._divisor, self._compress, self._arrays)
-            carrier.close_round(self._channel, self._id, None)
+            self._end(None)
             return True
         _, sequence, number = self._id
         tag = _REDUCE + 2 * ((31 * sequence + number) % _TAGS)
@@ -115,6 +118,10 @@ class Round:
             self._compress,
         )
         return False
+
+    def _end(self, layouts):
+        self._carrier.forget_announcements(self._id)
+        self._answer(layouts)
 
 
 def bytes_of(array):
