@@ -25,7 +25,8 @@ class MachinesArrays(SharedArrays):
         super().__init__(worker, storage)  # `worker` is that of this machine
         self._all, self._open = gate, open_segment
         self._call, self._runs = 0, {}  # a call, and how often it has begun each bucket
-        self._begun = {}  # bucket -> its id, and the key of its region
+        self._begun = {}  # bucket -> its id, and the key of its region, until it has ended
+        self._ended = {}  # bucket -> the key of its region, and the places of the results
         self._seen = {}  # key -> places, and views of the first rank's boxes there
 
     def close(self):
@@ -89,16 +90,20 @@ class MachinesArrays(SharedArrays):
         # With the machine: no other one's is the same, even if its ranks differ in the same way.
         here = (kinds, shapes[0]) if is_equal else ("unequal", gate.layout.machine, shapes)
         places = self._storage.places(0, key) if is_equal else []
+        gate.hold_interrupts()
         gate.link.reduce(id, places, ops, divisor, here, gate.compress)
-        layouts = gate.wait_for_answer(id)
+        layouts = gate.wait_for_reduction(id)
         return None if layouts is None else self._of_ranks(layouts)
 
     def begin(self, bucket, arrays, ops, weights):
         """Begin to reduce a bucket: copy the arrays into boxes, and tell the carrier."""
         gate, worker = self._all, self._worker
+        if gate.is_leader:
+            gate.hold_interrupts()  # ranks may get results before this one waits for them
         if self._call != gate.sequence:
             self._call = gate.sequence
-            self._runs.clear()
+            for kept in (self._runs, self._begun, self._ended):
+                kept.clear()
             self._storage.begin()
         run = self._runs.get(bucket, 0)
         key = self._next_key(bucket)
@@ -117,12 +122,18 @@ class MachinesArrays(SharedArrays):
         gate.begin_bucket(number, id, worker.rank, worker.n_ranks, places, layout, *how)
 
     def end(self, bucket, arrays, ops, weights, targets):
-        """Wait for the results of a bucket; return them, in arrays of this rank if need be."""
-        id, key = self._begun.pop(bucket)
-        layouts, places = self._all.wait_for_bucket(id)
-        if layouts is not None:
-            self._refuse(self._of_ranks(layouts) if self._all.is_leader else None)
-        results = self._results(key, places)
+        """Return the results of a bucket, in arrays of this rank if need be.
+
+        The first end waits for all buckets. If a rank fails before it has begun the last one, no
+        rank has used a result: else they would have different values of shared variables.
+        """
+        for each, (id, key) in sorted(self._begun.items()):
+            layouts, places = self._all.wait_for_bucket(id)
+            if layouts is not None:
+                self._refuse(self._of_ranks(layouts) if self._all.is_leader else None)
+            self._ended[each] = key, places
+        self._begun.clear()
+        results = self._results(*self._ended[bucket])
         return [_into(target, result) for result, target in zip(results, targets)]
 
     def _results(self, key, places):

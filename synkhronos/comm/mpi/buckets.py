@@ -13,11 +13,8 @@ import socket
 import numpy as np
 
 from synkhronos._arithmetic.blocks import cut, reduce_block
-from synkhronos.comm import Aborted
 from synkhronos.comm.mpi.channel import Channel, Closed
 from synkhronos.comm.mpi.link import JobEnded
-
-LOOK_SECONDS = 0.05  # between two looks at whether the call has been aborted
 
 
 class Line:
@@ -37,22 +34,12 @@ class Line:
         except Closed:
             raise _ended() from None
 
-    def wait_for(self, id, is_aborted):
-        """Wait for the end of a bucket; return the carrier's answer.
-
-        Raises
-        ------
-        Aborted
-            When the call has been aborted: the bucket may never end.
-        """
+    def wait_for(self, id):
+        """Wait for the end of a bucket; return the carrier's answer."""
         try:
             while id not in self._answers:
-                if self._channel.wait(LOOK_SECONDS):
-                    self._answers.update(
-                        (done, answer) for _, done, answer in self._channel.receive()
-                    )
-                elif is_aborted():
-                    raise Aborted
+                self._channel.wait()
+                self._answers.update((done, answer) for _, done, answer in self._channel.receive())
         except Closed:
             raise _ended() from None
         answer = self._answers.pop(id)

@@ -14,6 +14,7 @@ a message of its own, announced by a small one, so that both sides are ready for
 """
 
 import collections
+import functools
 import os
 import pickle
 import select
@@ -38,6 +39,7 @@ from synkhronos._machine.shared_memory import Segments  # noqa: E402
 from synkhronos.comm.mpi.buckets import Bucket  # noqa: E402
 from synkhronos.comm.mpi.channel import Channel, Closed  # noqa: E402
 from synkhronos.comm.mpi.transfers import (  # noqa: E402
+    GIVEN_UP,
     SMALL,
     Fetch,
     Round,
@@ -87,7 +89,7 @@ class Carrier:
         self._over = {}  # machine -> session, call, number of exchanges: of an aborted call
         self._begun = 0, 0, 0  # the last reduction that was begun here
         self._buckets = {}  # id -> Bucket, until all ranks here have begun it
-        self._settled = 0, 0  # the session and number of the last call that was given up
+        self._given_up = 0, 0  # the session and number of the last call that was given up
         self._spreads = {}  # id -> Spread
         self._settling = None  # (channel, id, session, sequence)
         self._fetches = {}  # number -> Fetch
@@ -217,11 +219,10 @@ class Carrier:
         return happened
 
     def _settle(self):
-        """Drop reductions that not all machines have begun; answer when none is open."""
+        """Answer the leader when no reduction of a call that was given up is open any more."""
         channel, id, session, sequence = self._settling
-        for key, work in list(self._rounds.items()):
-            if key[0] < session or (not work.has_started and self._is_given_up(key)):
-                del self._rounds[key]
+        for key in [key for key in self._rounds if key[0] < session]:
+            del self._rounds[key]
         for key, spread in list(self._spreads.items()):
             if key[:2] <= (session, sequence) and not spread.is_open:
                 del self._spreads[key]
@@ -230,6 +231,25 @@ class Carrier:
                 del self._ready[key]
             self._settling = None
             self._post(channel, "done", id, None)
+
+    def _give_up(self, session, sequence):
+        """Begin no more reductions of a call; tell all machines how many have been begun here.
+
+        So all carriers come to know which reductions all machines have begun. These go on to their
+        end, everywhere. All others are dropped, everywhere.
+        """
+        if (session, sequence) > self._given_up:
+            self._given_up = session, sequence
+            begun = self._begun[2] if self._begun[:2] == (session, sequence) else 0
+            self._over[self.machine] = session, sequence, begun
+            self._tell_all("over", session, sequence, begun)
+        for key in [key for key in self._buckets if key[:2] <= self._given_up]:
+            for channel in self._buckets.pop(key).channels:
+                self._post(channel, "done", key, GIVEN_UP)
+        for key, work in list(self._rounds.items()):
+            if not work.has_started and self._is_given_up(key):
+                del self._rounds[key]
+                work.end(GIVEN_UP)
 
     def _is_given_up(self, key):
         session, sequence, number = key
@@ -312,18 +332,21 @@ class Carrier:
 
     def from_rank_reduce(self, channel, id, places, ops, divisor, layout, compress):
         """Reduce arrays over the machines, in place."""
+        if id[:2] <= self._given_up:
+            return self._post(channel, "done", id, GIVEN_UP)
         arrays = [self._open(place) for place in places]
         how = ops, divisor, layout, compress
-        self._begin_round(id, arrays, how, lambda layouts: self._post(channel, "done", id, layouts))
+        answer = functools.partial(self._post, channel, "done", id)
+        return self._begin_round(id, arrays, how, answer)
 
     def from_rank_bucket(self, channel, id, rank, n_ranks, places, layout, counting, *how):
         """Take a rank's part of a bucket; begin to reduce it when all of this machine have come."""
-        if id[:2] <= self._settled:
-            return
+        if id[:2] <= self._given_up:
+            return self._post(channel, "done", id, GIVEN_UP)
         bucket = self._buckets.setdefault(id, Bucket(n_ranks))
         bucket.add(rank, channel, places, layout)
         if not bucket.is_complete:
-            return
+            return None
         del self._buckets[id]
         ops, divisor, compress = how
         here, arrays = bucket.layout(self.machine), []
@@ -332,9 +355,10 @@ class Carrier:
 
         def answer(layouts):
             for each in bucket.channels:
-                self._post(each, "done", id, (layouts, bucket.places))
+                told = layouts if layouts == GIVEN_UP else (layouts, bucket.places)
+                self._post(each, "done", id, told)
 
-        self._begin_round(id, arrays, (ops, divisor, here, compress), answer)
+        return self._begin_round(id, arrays, (ops, divisor, here, compress), answer)
 
     def _begin_round(self, id, arrays, how, answer):
         work = Round(self, id, arrays, *how, answer)
@@ -373,14 +397,13 @@ class Carrier:
             self._spreads.pop(id, None)
             spread.answer()
 
+    def from_rank_give_up(self, channel, session, sequence):
+        """Give up those reductions of a call that not all machines have begun."""
+        self._give_up(session, sequence)
+
     def from_rank_settle(self, channel, id, session, sequence):
-        """Tell all which reductions of a call were begun here; answer when none is open."""
-        self._settled = session, sequence
-        for key in [key for key in self._buckets if key[:2] <= self._settled]:
-            del self._buckets[key]
-        begun = self._begun[2] if self._begun[:2] == (session, sequence) else 0
-        self._over[self.machine] = session, sequence, begun
-        self._tell_all("over", session, sequence, begun)
+        """Give up a call; answer when none of its reductions is open."""
+        self._give_up(session, sequence)
         self._settling = channel, id, session, sequence
 
     def from_rank_end(self, channel, reason):
@@ -443,8 +466,9 @@ class Carrier:
             self._receiving.append((self.receive(machine, part, _BULK), part, one_less))
 
     def from_machine_over(self, machine, session, sequence, begun):
-        """Take note of how many exchanges of an aborted call another machine has begun."""
+        """Take note of how many reductions of an aborted call another machine has begun."""
         self._over[machine] = session, sequence, begun
+        self._give_up(session, sequence)
 
     def from_machine_ready(self, machine, id, layout, inline):
         """Take note that another machine has begun an all-reduce."""

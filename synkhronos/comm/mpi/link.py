@@ -111,8 +111,12 @@ class Link:
         """Begin to copy arrays from one machine to all others; `answer` tells of its end."""
         self._send("spread", id, root, places)
 
+    def give_up(self, session, sequence):
+        """Give up what not all machines have begun of a call; waiting ranks get an answer."""
+        self._send("give_up", session, sequence)
+
     def settle(self, id, session, sequence):
-        """Give up what not all machines have begun of an aborted call; see `answer`."""
+        """Give up a call; `answer` tells when no reduction of it is open any more."""
         self._send("settle", id, session, sequence)
 
     def answer(self, id):

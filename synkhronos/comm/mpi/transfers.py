@@ -4,6 +4,7 @@ import numpy as np
 
 from synkhronos.comm.mpi.all_reduce import AllReduce, reduce_all
 
+GIVEN_UP = "given up"  # the answer about a reduction that not all machines have begun
 SMALL = 1 << 15  # bytes that travel in the message that announces them
 _PART = 1 << 20  # bytes of an array in one message
 _REDUCE, _TAGS = 1 << 12, 1 << 13  # the first tag of all-reduces, and half their number
@@ -64,7 +65,8 @@ class Spread:
 class Round:
     """An all-reduce, from its announcement to its answer.
 
-    `answer` is called at its end: with None, or with the layouts of all machines if these differ.
+    `answer` is called at its end: with None, with the layouts of all machines if these differ, or
+    with GIVEN_UP.
     """
 
     def __init__(self, carrier, id, arrays, ops, divisor, layout, compress, answer):
@@ -85,7 +87,7 @@ class Round:
         if self._work is not None:
             if not self._work.progress():
                 return False
-            self._end(None)
+            self.end(None)
             return True
         carrier, others = self._carrier, self._carrier.announcements(self._id)
         if len(others) < carrier.n_machines - 1:
@@ -95,7 +97,7 @@ class Round:
             for machine in range(carrier.n_machines)
         ]
         if any(layout != self._layout for layout in layouts):
-            self._end(layouts)
+            self.end(layouts)
             return True
         if self.inline is not None:
             sources = [
@@ -103,7 +105,7 @@ class Round:
                 for machine in range(carrier.n_machines)
             ]
             reduce_all(sources, self._ops, self._divisor, self._compress, self._arrays)
-            self._end(None)
+            self.end(None)
             return True
         _, sequence, number = self._id
         tag = _REDUCE + 2 * ((31 * sequence + number) % _TAGS)
@@ -119,7 +121,8 @@ class Round:
         )
         return False
 
-    def _end(self, layouts):
+    def end(self, layouts):
+        """Answer."""
         self._carrier.forget_announcements(self._id)
         self._answer(layouts)
 
