@@ -21,6 +21,8 @@ import collections
 import numpy as np
 from theano import gof
 from theano.compile.sharedvalue import SharedVariable
+from theano.gof.type import generic
+from theano.ifelse import IfElse
 from theano.tensor import TensorType
 from theano.tensor.elemwise import Elemwise
 
@@ -41,7 +43,11 @@ def overlap_reductions(overlaps: bool) -> None:
 
 
 class Begin(gof.Op):
-    """Begins to reduce a bucket of arrays, and passes them on to its End."""
+    """Begins to reduce a bucket of arrays, and passes them on to its End.
+
+    The last input and output are no arrays. They tie each Begin to the one before it, so that all
+    ranks begin the buckets in order whatever becomes of the graph.
+    """
 
     __props__ = ("ops", "bucket")
 
@@ -58,7 +64,7 @@ class Begin(gof.Op):
         """Begin to reduce with the other ranks."""
         call = current_call()
         if call is not None:
-            call.begin(self.bucket, inputs, self.ops)
+            call.begin(self.bucket, inputs[:-1], self.ops)
         for x, storage in zip(inputs, output_storage):
             storage[0] = x
 
@@ -96,8 +102,8 @@ class Overlap(gof.Optimizer):
         if not _State.overlaps:
             return
         nodes = [node for node in fgraph.apply_nodes if isinstance(node.op, AllReduce)]
-        # A lazy node, an IfElse, may leave out what comes before it; then the order is its own.
-        is_lazy = any(getattr(node.op, "lazy", False) for node in fgraph.apply_nodes)
+        # With an IfElse, Theano computes what is needed, in an order that it finds as it goes on.
+        is_lazy = any(isinstance(node.op, IfElse) for node in fgraph.apply_nodes)
         if len(nodes) != 1 or not nodes[0].op.inplace or is_lazy:
             return
         [node] = nodes
@@ -106,7 +112,7 @@ class Overlap(gof.Optimizer):
         buckets = _buckets(fgraph, node)
         if len(buckets) < 2:
             return
-        op, pairs = node.op, []
+        op, pairs, tie = node.op, [], gof.Constant(generic, None)
         lent = [self._may_be_lent(output) for output in node.outputs]
         for number, bucket in enumerate(buckets):
             ops = tuple(op.ops[i] for i in bucket)
@@ -114,7 +120,7 @@ class Overlap(gof.Optimizer):
                 self._land(node.inputs[i], at, number) if lent[i] else node.inputs[i]
                 for at, i in enumerate(bucket)
             ]
-            begun = Begin(ops, number)(*arrays, return_list=True)
+            *begun, tie = Begin(ops, number)(*arrays, tie, return_list=True)
             end = End(
                 ops, tuple(op.serials[i] for i in bucket), tuple(lent[i] for i in bucket), number
             )

@@ -232,7 +232,7 @@ class Carrier:
             self._settling = None
             self._post(channel, "done", id, None)
 
-    def _give_up(self, session, sequence):
+    def from_rank_give_up(self, channel, session, sequence):
         """Begin no more reductions of a call; tell all machines how many have been begun here.
 
         So all carriers come to know which reductions all machines have begun. These go on to their
@@ -397,13 +397,9 @@ class Carrier:
             self._spreads.pop(id, None)
             spread.answer()
 
-    def from_rank_give_up(self, channel, session, sequence):
-        """Give up those reductions of a call that not all machines have begun."""
-        self._give_up(session, sequence)
-
     def from_rank_settle(self, channel, id, session, sequence):
         """Give up a call; answer when none of its reductions is open."""
-        self._give_up(session, sequence)
+        self.from_rank_give_up(None, session, sequence)
         self._settling = channel, id, session, sequence
 
     def from_rank_end(self, channel, reason):
@@ -468,7 +464,7 @@ class Carrier:
     def from_machine_over(self, machine, session, sequence, begun):
         """Take note of how many reductions of an aborted call another machine has begun."""
         self._over[machine] = session, sequence, begun
-        self._give_up(session, sequence)
+        self.from_rank_give_up(None, session, sequence)
 
     def from_machine_ready(self, machine, id, layout, inline):
         """Take note that another machine has begun an all-reduce."""

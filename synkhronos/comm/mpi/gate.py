@@ -33,42 +33,6 @@ _LOOK_SECONDS = 0.05  # between two looks at what sends no message: an abort her
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The ranks of each machine: they follow one another.
-
-    Attributes
-    ----------
-    counts : tuple of int
-        The number of ranks of each machine.
-    hosts : tuple of str
-    machine : int
-        This process's.
-    """
-
-    counts: tuple
-    hosts: tuple
-    machine: int
-
-    @property
-    def n_ranks(self):
-        """The number of ranks of all machines."""
-        return sum(self.counts)
-
-    def first(self, machine=None):
-        """Return the first rank of a machine; of this one by default."""
-        return sum(self.counts[: self.machine if machine is None else machine])
-
-    def machine_of(self, rank):
-        """Return the machine of a rank."""
-        return next(m for m in range(len(self.counts)) if rank < self.first(m + 1))
-
-    def ranks(self, machine=None):
-        """Return the ranks of a machine; of this one by default."""
-        machine = self.machine if machine is None else machine
-        return range(self.first(machine), self.first(machine + 1))
-
-
-@dataclass(frozen=True)
 class Nothing:
     """A command that does nothing, in place of one that a leader could not read."""
 
