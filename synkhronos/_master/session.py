@@ -212,6 +212,7 @@ class Session:
         # Neither here nor in the log the exception itself: its frames would keep the user's arrays.
         self.state, self._death = State.BROKEN, (str(death), death.rank, death.exitcode)
         log.error("%s", self._death[0])
+        self.gate.dismiss()
         kill_all(self._processes.values(), 1)
 
     def _on_release(self, ref, give_back):

@@ -99,6 +99,7 @@ class _Session:
             for process in self._processes:
                 process.close()
             self._worker.unbind()
+            self._gate.on_over()
             self._worker.comm.close()
             self._worker.replicas.clear()
             self._gate.close()

@@ -13,6 +13,8 @@ transport    ranks                  what it does
 ``shared``   of one machine         everything, in shared memory; arrays on devices are copied there
 ``nccl``     each on its own GPU    reduces arrays on the devices, if all ranks have them with the
                                     same shape and dtype; for all else it uses another transport
+``mpi``      of several machines    everything: in shared memory within each machine, through MPI
+                                    between them
 ===========  =====================  ==========================================================
 
 Every rank calls the same methods in the same order, unless a method says otherwise.

@@ -41,6 +41,7 @@ class MachinesCommunicator(Communicator):
         super().__init__(memory, variables, outputs, arrays)
         if gate.layout.machine == 0:
             gate.on_parts = self._take_parts
+        gate.on_over = memory.leave
 
     def parts_of_machine(self, exposed):
         """Return what a leader sends with the end of a command: outputs, and places of values.
@@ -50,9 +51,9 @@ class MachinesCommunicator(Communicator):
         places = {} if exposed is None else self.variables.exposed_places(*exposed)
         return self.outputs.of_machine(), places
 
-    def _take_parts(self, machine, parts):
+    def _take_parts(self, parts):
         outputs, places = parts
-        self.outputs.take(machine, outputs)
+        self.outputs.take(outputs)
         self.variables.take_exposed(places)
 
     def forget(self, functions, variables):

@@ -107,6 +107,7 @@ class GateOfMachines(Gate):
         self._aborted = 0  # the last call that another machine has aborted
         self._count = 0, 0  # a call, and the number of exchanges and reductions in it
         self._left = {}  # machines that have ended the present call -> that number of theirs
+        self.on_over = lambda: None  # leaves this process's memory to the carrier
 
     @property
     def recorder(self):
@@ -115,8 +116,7 @@ class GateOfMachines(Gate):
 
     @recorder.setter
     def recorder(self, recorder):
-        if hasattr(self, "local"):
-            self.local.recorder = recorder
+        self.local.recorder = recorder
 
     def host_of(self, rank):
         """Return the name of the machine that a rank is on, unless it is this one."""
@@ -132,6 +132,11 @@ class GateOfMachines(Gate):
     def sequence(self):
         """The number of the last call that was started."""
         return self.local.sequence
+
+    @property
+    def call_number(self):
+        """The numbers of the session and of the last call that was started."""
+        return self.session, self.local.sequence
 
     def report_rows(self, rows):
         """Publish the number of rows that this rank computed from."""
@@ -342,9 +347,10 @@ class MasterGate(GateOfMachines):
         self.link.first_rank_of = self.layout.first
         self._slots = {}
         self._finished = 0
+        self._is_dismissed = False
         self._done = {}  # machine -> what its leader has sent for the present call
         self._rows = {}
-        self.on_parts = lambda machine, parts: None  # takes a machine's outputs
+        self.on_parts = lambda parts: None  # takes a machine's outputs
 
     @property
     def is_open(self):
@@ -356,6 +362,8 @@ class MasterGate(GateOfMachines):
         self._take_messages()
         if self.is_open:
             self.drain()
+        if self.link.is_fetching:  # what a Ctrl-C has left: until then ranks keep their memory
+            self.wait(lambda: not self.link.is_fetching, in_call=False)
         self.errors.clear()
         slot, payload = self._slots.get(command), None
         if slot is None:
@@ -390,7 +398,7 @@ class MasterGate(GateOfMachines):
             self._rows[machine] = rows
             self.errors.update(errors)
             if parts is not None:
-                self.on_parts(machine, parts)
+                self.on_parts(parts)
             for rank, answer in answers:
                 self.on_answer(rank, answer)
         if self.errors:
@@ -403,8 +411,12 @@ class MasterGate(GateOfMachines):
         return self.layout.ranks()
 
     def dismiss(self):
-        """Tell the leaders that the session is over."""
-        with contextlib.suppress(WorkerDied):  # the job may be over, too
+        """Tell the leaders and the carrier that the session is over."""
+        if self._is_dismissed:
+            return
+        with interrupts_held(), contextlib.suppress(WorkerDied):  # the job may be over, too
+            self._is_dismissed = True
+            self.on_over()
             self.link.tell(None, ("over", self.session))
 
     def missing(self):

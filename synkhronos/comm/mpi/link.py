@@ -11,6 +11,7 @@ import os
 import secrets
 import socket
 import subprocess
+import threading
 import time
 
 from synkhronos._machine.devices import python_command
@@ -51,9 +52,11 @@ class Link:
         self._told = collections.deque()
         self._answers = {}
         self._numbers = 0
+        self._fetching = set()  # the numbers of fetches that have no answer yet
         self._end = None  # why the job has ended, and the machine
         self._loss = None  # the sentence about a machine that is lost
         self.first_rank_of = lambda machine: None  # while there is a session: its first rank
+        self._lock = threading.RLock()  # close() in another thread sends, too
 
     def next_session(self) -> int:
         """Return the number of the next session in this job; raise if a machine is lost."""
@@ -91,13 +94,19 @@ class Link:
         self._receive(0)
         return True
 
-    def begin_call(self):
-        """Tell the carrier that arrays of the last call are not needed any more."""
-        self._send("begin")
+    @property
+    def is_fetching(self) -> bool:
+        """Whether arrays that this process has asked for are still on their way."""
+        return bool(self._fetching)
 
-    def forget(self, references):
-        """Tell the carrier that segments have been released."""
-        self._send("forget", references)
+    def begin_call(self):
+        """Drop answers that the last call did not wait for, because it was left early."""
+        self._answers.clear()
+
+    def leave(self, session):
+        """Tell the carrier that a session has ended on this machine; its memory may go."""
+        with contextlib.suppress(WorkerDied):  # the job may be over, too
+            self._send("leave", session)
 
     def reduce(self, id, places, ops, divisor, layout, compress=False):
         """Begin an all-reduce over the machines; `answer` tells of its end."""
@@ -112,21 +121,32 @@ class Link:
         self._send("settle", id, session, sequence)
 
     def answer(self, id):
-        """Return whether the answer to a request has come, and the answer."""
-        if id in self._answers:
-            return True, self._answers.pop(id)
-        return False, None
+        """Return whether the answer to a request has come, and the answer.
 
-    def fetch(self, machine, place, rows=None, axis=0):
+        Raises
+        ------
+        SessionError
+            If the request has failed.
+        """
+        if id not in self._answers:
+            return False, None
+        answer = self._answers.pop(id)
+        if isinstance(answer, _Failure):
+            raise SessionError(f"Data did not come or go between machines: {answer}")
+        return True, answer
+
+    def fetch(self, call, machine, place):
         """Begin to fetch an array of another machine; return the number of its answer."""
-        self._numbers += 1
-        number = "fetch", self._numbers
-        self._send("fetch", number, machine, place, rows, axis, False)
+        with interrupts_held():
+            self._numbers += 1
+            number = "fetch", self._numbers
+            self._fetching.add(number)
+            self._send("fetch", number, call, machine, place, None, 0)
         return number
 
     def _send(self, *message):
         try:
-            with interrupts_held():
+            with interrupts_held(), self._lock:
                 self.channel.send(message)
         except Closed:
             raise self.lost() from None
@@ -145,8 +165,10 @@ class Link:
         for name, *rest in messages:
             if name == "told":
                 self._told.append(tuple(rest))
-            elif name in ("done", "fetched"):
-                self._answers[rest[0]] = rest[1] if name == "done" else tuple(rest[1:])
+            elif name in ("done", "failed"):
+                id, answer = rest
+                self._answers[id] = answer if name == "done" else _Failure(answer)
+                self._fetching.discard(id)
             elif name == "hello":
                 self.machine, self.n_machines = rest
             elif name == "end":
@@ -195,6 +217,10 @@ class Link:
         self.channel.close()
 
 
+class _Failure(str):
+    """Why a request has failed, in place of its answer."""
+
+
 class JobEnded(WorkerDied):
     """Another machine, or the carrier of this one, has ended.
 
@@ -215,24 +241,26 @@ class Fetcher:
     def __init__(self, name):
         self._name, self._channel, self._numbers = name, None, 0
 
-    def fetch(self, machine, place, rows, axis):
+    def fetch(self, call, machine, place, rows, axis):
         """Return the place in shared memory, here, of rows of an array of another machine."""
-        if self._channel is None:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            connection.connect(f"\0{self._name}")
-            self._channel = Channel(connection)
-        self._numbers += 1
         try:
-            message = "fetch", self._numbers, machine, place, rows, axis, rows is None
-            self._channel.send(message)
+            if self._channel is None:
+                connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                connection.connect(f"\0{self._name}")
+                self._channel = Channel(connection)
+            self._numbers += 1
+            self._channel.send(("fetch", self._numbers, call, machine, place, rows, axis))
             while True:
                 self._channel.wait()
-                for _, number, segment, dtype, shape, problem in self._channel.receive():
+                for name, number, answer in self._channel.receive():
+                    if number is None:
+                        self.close()  # the carrier could not take the connection
+                    if name == "failed" and number in (None, self._numbers):
+                        raise SessionError(f"An array of another machine did not come: {answer}")
                     if number == self._numbers:
-                        if problem is not None:
-                            raise SessionError(f"An array did not come: {problem}")
-                        return segment, dtype, shape
-        except Closed:
+                        return answer
+        except (Closed, ConnectionError):
+            self.close()
             raise JobEnded("The carrier of this machine has ended.") from None
 
     def close(self):

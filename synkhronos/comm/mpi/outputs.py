@@ -24,7 +24,8 @@ class MachinesOutputs(Outputs):
     def __init__(self, base, memory, gate):
         self._base, self._memory, self._gate = base, memory, gate
         self._deposited = []  # (rank, key) of this call, on a leader
-        self._parts = {}  # rank -> arrays, or their places, of the last call, on the master
+        self._parts = {}  # rank -> arrays, or their places, of a call, on the master
+        self._taken = 0  # the number of that call
 
     def deposit(self, key, parts):
         """Copy the parts into this rank's buffer."""
@@ -59,22 +60,22 @@ class MachinesOutputs(Outputs):
         ]
         return sent
 
-    def take(self, machine, sent):
+    def take(self, sent):
         """Take, on the master, the outputs of another machine."""
+        if self._taken != self._gate.sequence:
+            self._parts.clear()  # of the last call that had outputs
+            self._taken = self._gate.sequence
         for rank, arrays, places in sent:
-            self._parts[rank] = machine, arrays, places
+            self._parts[rank] = arrays, places
 
     def collect(self, key, rank):
         """Return the parts that `rank` deposited in the last call."""
         if rank in self._gate.layout.ranks():
             return self._base.collect(key, rank)
-        machine, arrays, places = self._parts[rank]
+        arrays, places = self._parts[rank]
         if arrays is None:
-            link, gate = self._gate.link, self._gate
-            numbers = [link.fetch(machine, place) for place in places]
-            answers = [gate.wait_for_answer(number) for number in numbers]
-            arrays = [self._memory.fetched(answer) for answer in answers]
-            self._parts[rank] = machine, arrays, None
+            arrays = self._memory.fetch_all(rank, places)
+            self._parts[rank] = arrays, None
         return arrays
 
     def forget(self, key):

@@ -117,11 +117,11 @@ class MachinesVariables(SharedVariables):
         leader = self._leader
         if self._worker.rank != leader:
             for key in keys:
-                joined = self._storage.arrays_of(leader, f"gathered {key}")[0]
+                joined = self._storage.arrays_of(leader, _gathered(key))[0]
                 self._give_joined(key, joined)
         else:
             for key in keys:
-                self._give_joined(key, self._storage.region_of(f"gathered {key}").arrays[0])
+                self._give_joined(key, self._storage.region_of(_gathered(key)).arrays[0])
         return None
 
     def _gather(self, key, shapes):
@@ -129,7 +129,7 @@ class MachinesVariables(SharedVariables):
         layout, storage = self._all.layout, self._storage
         dtype = np.dtype(self._worker.variables[key].dtype).str
         rows = sum(shape[0] for shape in shapes)
-        name = f"gathered {key}"
+        name = _gathered(key)
         [joined] = storage.room_for(name, ((dtype, (rows, *shapes[0][1:])),))
         storage.post()
         segment, _, _, begin = storage.places(self._worker.rank, name)[0]
@@ -152,13 +152,19 @@ class MachinesVariables(SharedVariables):
         else:
             self._storage.new_region(key, joined.shape)[...] = joined
 
+    def forget(self, keys):
+        """Drop the regions of these variables, and all views."""
+        super().forget((*keys, *map(_gathered, keys)))
+        self._exposed = {
+            place: each for place, each in self._exposed.items() if place[1] not in keys
+        }
+
     def value_of(self, rank, key):
         """Return, on the master, the value that one rank has exposed."""
         layout = self._all.layout
         if rank in layout.ranks():
             return super().value_of(rank - self._all.first, key)
-        number = self._all.link.fetch(layout.machine_of(rank), self._exposed[rank, key])
-        return self._memory.fetched(self._all.wait_for_answer(number))
+        return self._memory.fetch_all(rank, [self._exposed[rank, key]])[0]
 
     def exposed_places(self, keys, rank):
         """Return, on a leader, the places of what its ranks, or one of them, have exposed."""
@@ -198,6 +204,11 @@ class MachinesVariables(SharedVariables):
         result = np.empty(values[0].shape, parts[0].dtype)
         reduce_whole(op, parts, result, len(values))
         return result.astype(values[0].dtype, copy=False)
+
+
+def _gathered(key):
+    """Return the key of the region in which a leader joins the values of a variable."""
+    return f"gathered {key}"
 
 
 def _first_unequal(of_ranks):
