@@ -135,7 +135,7 @@ class Segment:
 
 
 class _Sharing:
-    """Whether processes that outlive the session may be using the memory of a rank."""
+    """Tells finalizers that processes beyond the session may be using the memory of a rank."""
 
     is_left = False
 

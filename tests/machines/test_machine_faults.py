@@ -65,14 +65,20 @@ def test_a_reduction_that_only_some_ranks_come_to_is_refused(two, tmp_path):
     for rank in (0, n - 1, 1, 0):
         attempt(f, on(rank, 5))
         attempt(plain, quiet)
-    attempt(f, quiet + 5)
+    attempt(f, quiet + 8)
+    unlike = synk.function([x], (synk.ops.all_reduce(trouble(x), "sum"), "sum"))
+    attempt(unlike, on(2, NARROW) + on(3, NARROW))
+    attempt(unlike, quiet + 8)
     """
     lines = finish(start(two, script, tmp_path, ranks=2)).splitlines()
-    refused = [line for line in lines if line.startswith("WorkerError")]
+    *refused, unlike = [line for line in lines if line.startswith("WorkerError")]
     assert len(refused) == 4, lines
+    hosts = f"float64 on synk{two.net}-1, float32 on synk{two.net}-2"
+    assert f"arrays of different dtypes on the machines: {hosts}." in unlike
     assert all("has left a call in which rank" in line for line in refused)
     assert lines.count("went well 0.0") == 4
-    assert lines[-1] == "went well 160.0"
+    assert lines[-3] == "went well 256.0"
+    assert lines[-1] == "went well 128.0"
     assert two.is_empty()
 
 
@@ -157,14 +163,15 @@ def test_a_cut_cable_ends_the_script_and_the_processes_of_both_machines(two, tmp
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_machines_with_other_versions_are_refused_with_a_table(two, tmp_path):
+def begin_with(two, tmp_path, on_second):
+    """Begin a session where Python runs something first on the second host; return its end."""
     script = tmp_path / "script.py"
     script.write_text("print('begun')")
-    other = tmp_path / "sitecustomize.py"
-    other.write_text(
-        "import platform, socket\n"
-        "if socket.gethostname().endswith('-2'):\n"
-        "    platform.python_version = lambda: '3.11.99'\n"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, platform, socket\n"
+        "def refuse(path):\n"
+        "    raise FileNotFoundError(path)\n"
+        f"if socket.gethostname().endswith('-2'):\n    {on_second}\n"
     )
     done = subprocess.run(
         two.script("-n", "1", script),
@@ -174,8 +181,19 @@ def test_machines_with_other_versions_are_refused_with_a_table(two, tmp_path):
         timeout=60,
     )
     assert done.returncode == 2
-    assert "fork() needs the same versions on all machines" in done.stderr
-    assert "3.11.99" in done.stderr
     assert f"synk{two.net}-2" in done.stderr
     assert "begun" not in done.stdout
     assert two.is_empty()
+    return done
+
+
+def test_machines_with_other_versions_are_refused_with_a_table(two, tmp_path):
+    done = begin_with(two, tmp_path, "platform.python_version = lambda: '3.11.99'")
+    assert "fork() needs the same versions on all machines" in done.stderr
+    assert "3.11.99" in done.stderr
+
+
+@pytest.mark.slow("starts a job of MPI")
+def test_a_machine_without_proc_is_refused(two, tmp_path):
+    done = begin_with(two, tmp_path, "os.readlink = refuse")
+    assert f"can't start ranks on synk{two.net}-2: fork() needs a /proc" in done.stderr

@@ -11,7 +11,7 @@ BEGIN = """
 import os, signal, sys, threading, time
 import numpy as np, theano, theano.tensor as T
 import synkhronos as synk
-from support.machine_operations import KILL, RAISE, SLEEP, trouble
+from support.machine_operations import KILL, NARROW, RAISE, SLEEP, STOP, trouble
 
 theano.config.mode = "FAST_COMPILE"
 n = synk.fork(int(os.environ["RANKS"]))

@@ -327,7 +327,7 @@ class Carrier:
             self.tell(machine, "told", message)
 
     def from_rank_leave(self, channel, session):
-        """Forget a session that has ended here: nothing more is begun, nobody waits.
+        """Forget a session that has ended here: nothing more is begun, and no rank waits.
 
         What has been begun on all machines goes on in memory that nothing else uses any more.
         """

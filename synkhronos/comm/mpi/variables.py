@@ -9,11 +9,13 @@ import itertools
 import numpy as np
 
 from synkhronos import _host
-from synkhronos.comm.mpi.arrays import Unequal, wide
-from synkhronos.comm.shared.arrays import reduce_whole
-from synkhronos.comm.shared.variables import SharedVariables
-
-_EQUAL, _UNEQUAL = 1, 2
+from synkhronos.comm.mpi.arrays import EQUAL, UNEQUAL, Unequal
+from synkhronos.comm.shared.arrays import reduce_whole, wide
+from synkhronos.comm.shared.variables import (
+    SharedVariables,
+    first_unequal,
+    first_unequal_rows,
+)
 
 
 class MachinesVariables(SharedVariables):
@@ -91,7 +93,7 @@ class MachinesVariables(SharedVariables):
         results = self._arrays.reduce(values, (op,) * len(keys), (1,) * n_ranks, 1, n_ranks)
         values = None  # a reference would count as one that is held
         if isinstance(results, Unequal):
-            return results.of_ranks and _first_unequal(results.of_ranks)
+            return results.of_ranks and first_unequal(list(zip(*results.of_ranks)))
         if root in (None, gate.rank):
             for key, result in zip(keys, results):
                 self._give(key, result)
@@ -106,8 +108,8 @@ class MachinesVariables(SharedVariables):
         if gate.is_leader:
             machines = gate.exchange(here)
             shapes = [list(itertools.chain(*each)) for each in zip(*machines)]
-            unequal = _first_unequal_rows(shapes)
-        if gate.verdict(_EQUAL if unequal is None else _UNEQUAL) == _UNEQUAL:
+            unequal = first_unequal_rows(shapes)
+        if gate.verdict(EQUAL if unequal is None else UNEQUAL) == UNEQUAL:
             return unequal
         if gate.is_leader:
             for key, each in zip(keys, shapes):
@@ -209,18 +211,3 @@ class MachinesVariables(SharedVariables):
 def _gathered(key):
     """Return the key of the region in which a leader joins the values of a variable."""
     return f"gathered {key}"
-
-
-def _first_unequal(of_ranks):
-    """Return (position, shapes of the ranks) of the first array whose shapes differ."""
-    for position, shapes in enumerate(zip(*of_ranks)):
-        if len({*shapes}) > 1:
-            return position, list(shapes)
-    return None
-
-
-def _first_unequal_rows(shapes):
-    for position, each in enumerate(shapes):
-        if len({shape[1:] for shape in each}) > 1:
-            return position, each
-    return None
