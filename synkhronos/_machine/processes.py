@@ -14,6 +14,8 @@ import sys
 import time
 import traceback
 
+from synkhronos.errors import SessionError
+
 # Their default is to end a process; a script may get a handler for one after the fork.
 _OF_BATCH_SYSTEMS = {signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 
@@ -50,6 +52,17 @@ def number_in_proc() -> int:
     --pid --fork`` without ``--mount-proc`` makes. /proc/<os.getpid()> is another process there.
     """
     return int(os.readlink("/proc/self"))
+
+
+def check_proc() -> None:
+    """Raise SessionError if there is no /proc that shows this process."""
+    try:
+        number_in_proc()
+    except OSError as error:
+        raise SessionError(
+            f"fork() needs a /proc that shows this process, because ranks open the memory of one "
+            f"another there: {error}. Mount one: mount -t proc proc /proc, or unshare --mount-proc."
+        ) from error
 
 
 def proc_has_our_numbers() -> bool:

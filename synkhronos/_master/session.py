@@ -285,8 +285,8 @@ class Session:
 
     def leave_in_child(self) -> None:
         """Abandon the session in a process that the user forked from the master, which keeps it."""
+        self.state = State.CLOSED  # first: the connection with other machines is the master's
         if self.recording is not None:
             self.recording.leave()
-        self.state = State.CLOSED
         name_rank(None)
         self.gate.close_in_child()

@@ -12,7 +12,7 @@ import socket
 from synkhronos._machine.devices import default_threads, resolve
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log
-from synkhronos._machine.processes import ForkedProcess, join_all, kill_all
+from synkhronos._machine.processes import ForkedProcess, check_proc, join_all, kill_all
 from synkhronos._rank import commands
 from synkhronos._rank.worker import Worker, be_worker
 from synkhronos.comm import Aborted
@@ -51,6 +51,7 @@ def serve(link) -> int:
 def _offer(wish):
     """Return the devices of this machine for a session, or what is in the way."""
     try:
+        check_proc()
         return resolve(wish.n_parallel, wish.use_gpu, wish.devices), None
     except Exception as error:
         return (), f"{error}"
@@ -111,7 +112,7 @@ class _Session:
         reply = error = command = None
         worker.comm.outputs.begin_call()
         try:
-            command = gate.next_command()
+            command = worker.next_recorded() if worker.recorder else gate.next_command()
             reply = command.run(worker)
             if not worker.running:
                 return  # nothing waits for the end of Quit, and workers may have ended already
@@ -125,6 +126,8 @@ class _Session:
         if isinstance(command, commands.Expose):
             exposed = command.keys, command.rank
         gate.parts = functools.partial(worker.comm.parts_of_machine, exposed)
+        if worker.recorder is not None:
+            worker.recorder.mark("finish")
         gate.worker_finish(reply, error)
 
     def _hear(self, rank, answer):
