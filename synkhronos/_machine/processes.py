@@ -45,6 +45,43 @@ def life_of(pid: int) -> str:
     return _LIVES.get(letter, "ended")
 
 
+class StopWatch:
+    """Measures how long processes have been stopped (SIGSTOP); debuggers stop them otherwise.
+
+    It has to be asked every second or so. A longer pause means that this process has been stopped,
+    too, as by a Ctrl-Z to a whole job; then it begins anew.
+    """
+
+    _LONGEST_PAUSE = 3.0
+
+    def __init__(self):
+        # process id -> when it was first seen stopped, and last, and how often it had run
+        self._seen = {}
+
+    def seconds(self, pid: int) -> float:
+        """Return for how many seconds a process has been stopped."""
+        now = time.monotonic()
+        if life_of(pid) != "stopped":
+            self._seen.pop(pid, None)
+            return 0.0
+        turns = _turns_of(pid)
+        first, last, before = self._seen.get(pid, (now, now, turns))
+        # Programs that limit the use of a processor stop and continue a process in turns.
+        if now - last > self._LONGEST_PAUSE or turns != before:
+            first = now
+        self._seen[pid] = first, now, turns
+        return now - first
+
+
+def _turns_of(pid):
+    """Return how often a process was given a processor; None if the system does not show it."""
+    try:
+        with open(f"/proc/{pid}/status") as status:
+            return [line for line in status if "ctxt_switches" in line]
+    except OSError:
+        return None
+
+
 def number_in_proc() -> int:
     """Return the number of this process in /proc; raise OSError if it is not there.
 

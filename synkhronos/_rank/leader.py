@@ -76,6 +76,7 @@ class _Session:
                 process = ForkedProcess(life)
                 self._processes.append(process)
                 self._gate.watch(rank, process)
+        link.watch(plan.session, dict(zip(ranks[1:], [each.pid for each in self._processes])))
         self._worker = Worker(ranks[0], self._gate, plan.devices, threads)
         self._gate.on_answer = self._hear
 

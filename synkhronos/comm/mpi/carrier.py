@@ -17,6 +17,9 @@ A request that fails here, because descriptors or shared memory are used up, is 
 uses until they have its answer. After a call that was aborted they ask it to "settle", which it
 answers when nothing of the call is under way in their memory. At the end of a session, "leave",
 they don't wait: the carrier has the last maps of the memory then, which keep it until all is done.
+
+Each second carriers tell one another that they are alive. On other machines than the script's, a
+process that has been stopped for long counts as dead, because nothing else would tell the script.
 """
 
 import os
@@ -38,6 +41,7 @@ mpi4py.rc.threads = False  # only one thread calls MPI
 
 from mpi4py import MPI  # noqa: E402
 
+from synkhronos._machine.processes import StopWatch  # noqa: E402
 from synkhronos._machine.shared_memory import Segments  # noqa: E402
 from synkhronos.comm.mpi.channel import Channel, Closed  # noqa: E402
 from synkhronos.comm.mpi.fetches import Fetches, problem_here  # noqa: E402
@@ -87,7 +91,10 @@ class Carrier:
         self._settled = 0, 0  # the last call in which the ranks here will begin nothing more
         self._left = 0  # the last session that has ended here
         self._heard = dict.fromkeys(self._others, time.monotonic())
-        self._beat = 0.0
+        self._beat = time.monotonic()
+        self._stop_watch = StopWatch()
+        self._workers = {}  # rank -> process id, of the present session
+        self._session = 0
         self.is_running, self.has_lost = True, False
         self._leader.post(("hello", self.machine, self.n_machines))
 
@@ -108,9 +115,13 @@ class Carrier:
                 idle = 0 if busy else now - last
                 nap = next(nap for limit, nap in _NAPS if idle < limit)
             if now - self._beat > HEARTBEAT_SECONDS:
+                if now - self._beat > LOST_SECONDS / 2:  # this process has been stopped itself
+                    self._heard.update(dict.fromkeys(self._others, now))
                 self._beat = now
                 self._send_heartbeats(now)
                 self._segments.forget_freed()
+                if self.machine != 0:
+                    self._end_stopped()
         self._send_what_is_left()
 
     def fail(self, reason):
@@ -284,6 +295,24 @@ class Carrier:
                 self._lose(machine)
                 return
 
+    def _end_stopped(self):
+        """Kill processes of this machine that have been stopped for long, and say so."""
+        where, for_long = f"on {socket.gethostname()}", f"was stopped for {LOST_SECONDS:.0f} s"
+        leader = os.getppid()
+        if self._stop_watch.seconds(leader) > LOST_SECONDS:
+            self._tell_all("end", f"The first process {where} {for_long}")
+            self.is_running = False
+            os.kill(leader, signal.SIGKILL)
+        for rank, pid in list(self._workers.items()):
+            if self._stop_watch.seconds(pid) > LOST_SECONDS:
+                message = (
+                    f"Worker rank {rank} {where} (process {pid}) {for_long}, and then killed. The "
+                    "session has ended: close() and fork() to begin again."
+                )
+                self.tell(0, "told", ("died", self._session, message, rank, -signal.SIGKILL))
+                del self._workers[rank]
+                os.kill(pid, signal.SIGKILL)
+
     def _lose(self, machine):
         self.post(self._leader, "lost", machine, now_silent(LOST_SECONDS))
         for other in self._others:
@@ -326,12 +355,17 @@ class Carrier:
         for machine in self._others if to is None else [to]:
             self.tell(machine, "told", message)
 
+    def from_rank_watch(self, channel, session, workers):
+        """Watch the workers of this machine: rank -> process id."""
+        self._session, self._workers = session, workers
+
     def from_rank_leave(self, channel, session):
         """Forget a session that has ended here: nothing more is begun, and no rank waits.
 
         What has been begun on all machines goes on in memory that nothing else uses any more.
         """
         self._left = max(self._left, session)
+        self._workers = {}
         for key in [key for key, work in self._rounds.items() if not work.has_started]:
             if self._is_over(key):
                 del self._rounds[key]

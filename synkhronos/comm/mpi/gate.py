@@ -267,6 +267,8 @@ class GateOfMachines(Gate):
             ready = self._poll.poll(1000 * _HEARTBEAT_SECONDS)
             if any(fd != self.link.channel.fileno() for fd, _ in ready):
                 self.check_alive()
+            if not ready:
+                self.link.look_after_carrier()
             if not ready and not in_call and self.rank == self.master_rank:
                 patience = patience or reports.Patience(PATIENCE_SECONDS, _HEARTBEAT_SECONDS)
                 patience.wait_for_hosts(self.missing())

@@ -16,10 +16,13 @@ import time
 
 from synkhronos._machine.devices import python_command
 from synkhronos._machine.interrupts import interrupts_held
+from synkhronos._machine.processes import StopWatch
 from synkhronos.comm.mpi.channel import Channel, Closed, pair
 from synkhronos.errors import SessionError, WorkerDied
 
 _END_SECONDS = 5.0
+_LOOK_SECONDS = 1.0  # a wait for the carrier looks after it so often
+_STOPPED_SECONDS = 8.0  # a carrier that has been stopped for so long is killed
 
 
 class Link:
@@ -56,6 +59,7 @@ class Link:
         self._end = None  # why the job has ended, and the machine
         self._loss = None  # the sentence about a machine that is lost
         self.first_rank_of = lambda machine: None  # while there is a session: its first rank
+        self._stop_watch = StopWatch()
         self._lock = threading.RLock()  # close() in another thread sends, too
 
     def next_session(self) -> int:
@@ -67,7 +71,7 @@ class Link:
     def begin(self) -> None:
         """Wait until the carrier has begun MPI."""
         while self.machine is None:
-            self._receive(None)
+            self._receive(_LOOK_SECONDS)
 
     def tell(self, machine, message) -> None:
         """Send a message to the leader of one machine, or of all others if `machine` is None."""
@@ -84,7 +88,7 @@ class Link:
     def wait_for_message(self):
         """Return the next message of another leader, with its machine."""
         while not self._told:
-            self._receive(None)
+            self._receive(_LOOK_SECONDS)
         return self._told.popleft()
 
     def pump(self, seconds=0) -> bool:
@@ -99,9 +103,20 @@ class Link:
         """Whether arrays that this process has asked for are still on their way."""
         return bool(self._fetching)
 
+    def look_after_carrier(self):
+        """Kill a carrier that has been stopped for long, and raise; to call each second."""
+        if self._stop_watch.seconds(self._carrier.pid) > _STOPPED_SECONDS:
+            self._end = f"{_stopped_carrier()} and then killed", self.machine
+            self._carrier.kill()
+            raise self.lost()
+
     def begin_call(self):
         """Drop answers that the last call did not wait for, because it was left early."""
         self._answers.clear()
+
+    def watch(self, session, workers):
+        """Have the carrier watch the workers of this machine: rank -> process id."""
+        self._send("watch", session, workers)
 
     def leave(self, session):
         """Tell the carrier that a session has ended on this machine; its memory may go."""
@@ -154,7 +169,7 @@ class Link:
     def _receive(self, seconds):
         try:
             if not self.channel.wait(seconds):
-                return
+                return self.look_after_carrier() if seconds else None
             # A Ctrl-C between the two would lose messages.
             with interrupts_held():
                 self._sort(self.channel.receive())
@@ -221,6 +236,13 @@ class _Failure(str):
     """Why a request has failed, in place of its answer."""
 
 
+def _stopped_carrier():
+    return (
+        f"The process of {socket.gethostname()} that speaks MPI was stopped for "
+        f"{_STOPPED_SECONDS:.0f} s"
+    )
+
+
 class JobEnded(WorkerDied):
     """Another machine, or the carrier of this one, has ended.
 
@@ -240,6 +262,7 @@ class Fetcher:
 
     def __init__(self, name):
         self._name, self._channel, self._numbers = name, None, 0
+        self._stop_watch = StopWatch()
 
     def fetch(self, call, machine, place, rows, axis):
         """Return the place in shared memory, here, of rows of an array of another machine."""
@@ -251,7 +274,8 @@ class Fetcher:
             self._numbers += 1
             self._channel.send(("fetch", self._numbers, call, machine, place, rows, axis))
             while True:
-                self._channel.wait()
+                if not self._channel.wait(_LOOK_SECONDS):
+                    self._look_after_carrier()
                 for name, number, answer in self._channel.receive():
                     if number is None:
                         self.close()  # the carrier could not take the connection
@@ -262,6 +286,10 @@ class Fetcher:
         except (Closed, ConnectionError):
             self.close()
             raise JobEnded("The carrier of this machine has ended.") from None
+
+    def _look_after_carrier(self):
+        if self._stop_watch.seconds(self._channel.peer) > _STOPPED_SECONDS:
+            raise JobEnded(_stopped_carrier())
 
     def close(self):
         """Close the connection."""
