@@ -14,6 +14,7 @@ from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log
 from synkhronos._machine.processes import ForkedProcess, check_proc, join_all, kill_all
 from synkhronos._rank import commands
+from synkhronos._rank.outputs import combine_of_machine
 from synkhronos._rank.worker import Worker, be_worker
 from synkhronos.comm import Aborted
 from synkhronos.comm.mpi import job
@@ -123,10 +124,12 @@ class _Session:
             raise
         except BaseException as caught:
             error = caught
-        exposed = None
+        exposed = combine = None
         if isinstance(command, commands.Expose):
             exposed = command.keys, command.rank
-        gate.parts = functools.partial(worker.comm.parts_of_machine, exposed)
+        elif isinstance(command, commands.RunFunction):
+            combine = functools.partial(combine_of_machine, worker, command)
+        gate.parts = functools.partial(worker.comm.parts_of_machine, exposed, combine)
         if worker.recorder is not None:
             worker.recorder.mark("finish")
         gate.worker_finish(reply, error)

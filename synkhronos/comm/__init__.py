@@ -39,6 +39,7 @@ from typing import (
 
 import numpy as np
 
+from synkhronos._arithmetic import reduction
 from synkhronos.comm import reports
 from synkhronos.errors import SessionError, WorkerDied
 
@@ -405,7 +406,15 @@ class Variables(ABC):
 
 
 class Outputs(ABC):
-    """The way of functions' outputs from the workers to the master."""
+    """The way of functions' outputs from the workers to the master.
+
+    Attributes
+    ----------
+    combine : callable
+        Combines what `collect` returns for one output of all ranks, as `reduction.combine` does.
+    """
+
+    combine = staticmethod(reduction.combine)
 
     def reduces(self, dtype: str, ndim: int, mode: Optional[str]) -> bool:
         """Return whether `reduce` can take outputs of this kind, so that they stay on devices."""

@@ -126,9 +126,7 @@ def end_at(these, tmp_path, point, ranks, fault):
         (2, "leader", "close"),
         (2, "carrier", "all_reduce"),
         (1, "carrier", "fetching"),
-        (2, "worker", "idle"),
         (2, "worker", "all_reduce"),
-        (2, "worker", "fetching"),
         (2, "worker", "close"),
     ],
 )
@@ -147,7 +145,6 @@ def test_a_process_that_is_killed_ends_the_job(two, tmp_path, host, kind, point)
 @pytest.mark.parametrize(
     "host, kind, point",
     [
-        (2, "leader", "idle"),
         (2, "leader", "all_reduce"),
         (2, "carrier", "fetching"),
         (1, "carrier", "all_reduce"),
@@ -170,7 +167,7 @@ def test_a_process_that_stays_stopped_ends_the_job(two, tmp_path, host, kind, po
 
 
 @pytest.mark.slow("waits until a silent machine is given up")
-@pytest.mark.parametrize("point", ["idle", "fetching", "close"])
+@pytest.mark.parametrize("point", ["fetching", "close"])
 def test_a_machine_that_is_cut_off_is_lost(two, tmp_path, point):
     process = start(two, POINTS + ENDLESS.format(point), tmp_path)
     try:
@@ -180,7 +177,7 @@ def test_a_machine_that_is_cut_off_is_lost(two, tmp_path, point):
         two.cut(2)
         line = wait_for_line(process, ("WorkerDied", "SessionError"))
         assert time.monotonic() - begin < 15
-        assert f"synk{two.net}-2" in line or "machine 1" in line.lower()
+        assert f"synk{two.net}-2" in line
         wait_until(lambda: not any(two.programs(host) for host in (1, 2)), 30)
     finally:
         # mpirun itself waits for its daemon on the other machine; `synkhronos launch` ends it.

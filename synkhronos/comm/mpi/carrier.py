@@ -71,6 +71,7 @@ class Carrier:
         self._comm = MPI.COMM_WORLD.Dup()
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.machine, self.n_machines = self._comm.rank, self._comm.size
+        self._hosts = self._comm.allgather(socket.gethostname())
         self._others = [m for m in range(self.n_machines) if m != self.machine]
         self._segments = Segments()
         self._fetches = Fetches(self, self._segments)
@@ -314,14 +315,15 @@ class Carrier:
                 os.kill(pid, signal.SIGKILL)
 
     def _lose(self, machine):
-        self.post(self._leader, "lost", machine, now_silent(LOST_SECONDS))
+        host = self._hosts[machine]
+        self.post(self._leader, "lost", machine, host, now_silent(LOST_SECONDS))
         for other in self._others:
             if other != machine:
-                self.tell(other, "end", f"Machine {machine} is lost")
+                self.tell(other, "end", f"Machine {host} is lost")
         self._heard[machine] = float("inf")
         self.has_lost = True
         if machine == 0:
-            reason = f"The first machine is lost: {now_silent(LOST_SECONDS)}"
+            reason = f"The first machine, {host}, is lost: {now_silent(LOST_SECONDS)}"
             self.post(self._leader, "end", reason, machine)
             self.is_running = False
 

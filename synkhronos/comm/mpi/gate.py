@@ -446,8 +446,7 @@ class MasterGate(GateOfMachines):
         if session == self.session:
             raise WorkerDied(message, rank, exitcode)
 
-    def _on_lost(self, machine, why):
-        host = self.layout.hosts[machine]
+    def _on_lost(self, machine, host, why):
         raise WorkerDied(
             f"Machine {host} is lost: {why}. The session has ended, and the job with it."
         )

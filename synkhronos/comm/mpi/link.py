@@ -115,7 +115,7 @@ class Link:
         self._answers.clear()
 
     def watch(self, session, workers):
-        """Have the carrier watch the workers of this machine: rank -> process id."""
+        """Tell the carrier which workers to watch: rank -> process id."""
         self._send("watch", session, workers)
 
     def leave(self, session):
@@ -190,9 +190,9 @@ class Link:
                 self._end = tuple(rest)
                 raise self.lost()
             elif name == "lost":
-                machine, why = rest
-                self._told.append((machine, ("lost", why)))
-                self._loss = f"Machine {machine} is lost: {why}"
+                machine, host, why = rest
+                self._told.append((machine, ("lost", host, why)))
+                self._loss = f"Machine {host} is lost: {why}"
 
     def lost(self):
         """Return the exception for a job that has ended."""
