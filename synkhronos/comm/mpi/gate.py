@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos.comm import Aborted, Gate, reports
-from synkhronos.comm.mpi.buckets import Line
+from synkhronos.comm.mpi.link import Line
 from synkhronos.comm.mpi.transfers import GIVEN_UP
 from synkhronos.comm.shared.gate import MAX_SLOTS, PATIENCE_SECONDS
 from synkhronos.errors import SessionError, WorkerDied
@@ -57,6 +57,8 @@ class GateOfMachines(Gate):
         The number of the session in this job.
     compress : bool
         Whether floats cross the network in half precision.
+    line : Line
+        This rank's own connection with the carrier.
     """
 
     def __init__(self, local, layout, plan, link):
@@ -69,12 +71,14 @@ class GateOfMachines(Gate):
         local.first_rank, local.host = self.first, layout.hosts[layout.machine]
         self._poll = select.poll()
         self._poll.register(link.channel, select.POLLIN)
+        self.line = Line(link.name)
         self._is_worker = False
         self._held = ()  # not empty when a Ctrl-C has come that is held
         self._exchanged = {}  # id -> machine -> object
         self._aborted = 0  # the last call that another machine has aborted
         self._count = 0, 0  # a call, and the number of exchanges and reductions in it
         self._left = {}  # machines that have ended the present call -> that number of theirs
+        self.on_over = lambda: None  # leaves this process's memory to the carrier
 
     @property
     def recorder(self):
@@ -83,8 +87,7 @@ class GateOfMachines(Gate):
 
     @recorder.setter
     def recorder(self, recorder):
-        if hasattr(self, "local"):
-            self.local.recorder = recorder
+        self.local.recorder = recorder
 
     def host_of(self, rank):
         """Return the name of the machine that a rank is on, unless it is this one."""
@@ -101,6 +104,11 @@ class GateOfMachines(Gate):
         """The number of the last call that was started."""
         return self.local.sequence
 
+    @property
+    def call_number(self):
+        """The numbers of the session and of the last call that was started."""
+        return self.session, self.local.sequence
+
     def report_rows(self, rows):
         """Publish the number of rows that this rank computed from."""
         self.local.report_rows(rows)
@@ -114,7 +122,6 @@ class GateOfMachines(Gate):
         """Take the place of `rank`, in its own process, right after the fork."""
         self._is_worker = True
         self.rank = rank
-        self._line = Line(self.link.name)
         self.link.leave_in_child()
         self.local.become_worker(rank - self.first)
 
@@ -187,7 +194,7 @@ class GateOfMachines(Gate):
     def begin_bucket(self, number, *part):
         """Tell the carrier that this rank has begun a bucket, the `number`-th of this call."""
         if self._is_worker:
-            self._line.begin(*part)
+            self.line.begin_bucket(*part)
             return
         self._count = self.sequence, number
         self.link.begin_bucket(*part)
@@ -204,7 +211,7 @@ class GateOfMachines(Gate):
         """
         if not self._is_worker:
             return self.wait_for_reduction(id)
-        answer = self._line.wait_for(id)
+        answer = self.line.wait_for_bucket(id)
         if answer == GIVEN_UP:
             raise Aborted
         return answer
@@ -289,6 +296,8 @@ class GateOfMachines(Gate):
             ready = self._poll.poll(1000 * look_seconds)
             if any(fd != self.link.channel.fileno() for fd, _ in ready):
                 self.check_alive()
+            if not ready:
+                self.link.look_after_carrier()
             if not ready and not in_call and self.rank == self.master_rank:
                 patience = patience or reports.Patience(PATIENCE_SECONDS, _HEARTBEAT_SECONDS)
                 patience.wait_for_hosts(self.missing())
@@ -370,9 +379,10 @@ class MasterGate(GateOfMachines):
         self._slots = {}
         self._finished = 0
         self._holding = None  # while a Ctrl-C is held: the context of that
+        self._is_dismissed = False
         self._done = {}  # machine -> what its leader has sent for the present call
         self._rows = {}
-        self.on_parts = lambda machine, parts: None  # takes a machine's outputs
+        self.on_parts = lambda parts: None  # takes a machine's outputs
 
     @property
     def is_open(self):
@@ -384,6 +394,8 @@ class MasterGate(GateOfMachines):
         self._take_messages()
         if self.is_open:
             self.drain()
+        if self.link.is_fetching:  # what a Ctrl-C has left: until then ranks keep their memory
+            self.wait(lambda: not self.link.is_fetching, in_call=False)
         self.errors.clear()
         slot, payload = self._slots.get(command), None
         if slot is None:
@@ -437,7 +449,7 @@ class MasterGate(GateOfMachines):
             self._rows[machine] = rows
             self.errors.update(errors)
             if parts is not None:
-                self.on_parts(machine, parts)
+                self.on_parts(parts)
             for rank, answer in answers:
                 self.on_answer(rank, answer)
         if self.errors:
@@ -450,8 +462,12 @@ class MasterGate(GateOfMachines):
         return self.layout.ranks()
 
     def dismiss(self):
-        """Tell the leaders that the session is over."""
-        with contextlib.suppress(WorkerDied):  # the job may be over, too
+        """Tell the leaders and the carrier that the session is over."""
+        if self._is_dismissed:
+            return
+        with interrupts_held(), contextlib.suppress(WorkerDied):  # the job may be over, too
+            self._is_dismissed = True
+            self.on_over()
             self.link.tell(None, ("over", self.session))
 
     def missing(self):
@@ -479,8 +495,7 @@ class MasterGate(GateOfMachines):
         if session == self.session:
             raise WorkerDied(message, rank, exitcode)
 
-    def _on_lost(self, machine, why):
-        host = self.layout.hosts[machine]
+    def _on_lost(self, machine, host, why):
         raise WorkerDied(
             f"Machine {host} is lost: {why}. The session has ended, and the job with it."
         )
