@@ -22,7 +22,6 @@ Each second carriers tell one another that they are alive. On other machines tha
 process that has been stopped for long counts as dead, because nothing else would tell the script.
 """
 
-import functools
 import os
 import pickle
 import select
@@ -44,16 +43,10 @@ from mpi4py import MPI  # noqa: E402
 
 from synkhronos._machine.processes import StopWatch  # noqa: E402
 from synkhronos._machine.shared_memory import Segments  # noqa: E402
-from synkhronos.comm.mpi.buckets import Bucket  # noqa: E402
 from synkhronos.comm.mpi.channel import Channel, Closed  # noqa: E402
 from synkhronos.comm.mpi.fetches import Fetches, problem_here  # noqa: E402
-from synkhronos.comm.mpi.transfers import (  # noqa: E402
-    GIVEN_UP,
-    Round,
-    Spread,
-    bytes_of,
-    parts,
-)
+from synkhronos.comm.mpi.reductions import Reductions  # noqa: E402
+from synkhronos.comm.mpi.transfers import Spread, bytes_of, parts  # noqa: E402
 
 # MPI has to be asked whether something has come. For a moment the carrier asks all the time. Then
 # it sleeps between two looks, and leaves the core to the ranks: the longer nothing has happened,
@@ -68,9 +61,6 @@ _NAPS = (  # (nothing has happened for so long, seconds of a pause)
 )
 HEARTBEAT_SECONDS = 1.0
 LOST_SECONDS = 8.0  # a machine that has not been heard of for this long is lost
-# All machines begin rounds in one order. With two at a time, a round's first chunks fill the pause
-# at the end of the round before; with more, all would end late.
-_OPEN_ROUNDS = 2
 _REQUESTS = {"fetch", "reduce", "spread"}  # of ranks: each has an answer that may be "failed"
 _MESSAGE, _BULK = 1, 2  # tags; all-reduces have others
 
@@ -94,12 +84,7 @@ class Carrier:
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # to refuse connections with
         self._sending = []  # (request, buffer)
         self._receiving = []  # (request, buffer, what to do then); also some that is sent
-        self._rounds = {}  # id -> Round
-        self._ready = {}  # id -> machine -> announcement
-        self._over = {}  # machine -> session, call, number of exchanges: of an aborted call
-        self._begun = 0, 0, 0  # the last reduction that was begun here
-        self._buckets = {}  # id -> Bucket, until all ranks here have begun it
-        self._given_up = 0, 0  # the session and number of the last call that was given up
+        self._reductions = Reductions(self)
         self._spreads = {}  # id -> Spread
         self._settling = None  # (channel, id, session, sequence)
         self._settled = 0, 0  # the last call in which the ranks here will begin nothing more
@@ -125,7 +110,7 @@ class Carrier:
             elif now - last < _AWAKE_SECONDS:
                 os.sched_yield()
             else:
-                busy = self._rounds or self._receiving or self._sending
+                busy = self._reductions.are_under_way or self._receiving or self._sending
                 idle = 0 if busy else now - last
                 nap = next(nap for limit, nap in _NAPS if idle < limit)
             if now - self._beat > HEARTBEAT_SECONDS:
@@ -141,7 +126,7 @@ class Carrier:
     def fail(self, reason):
         """End all carriers after an error that no rank can be told of."""
         self.has_lost = True
-        self._tell_all("end", reason)
+        self.tell_all("end", reason)
         self.post(self._leader, "end", reason, self.machine)
         self._send_what_is_left()
 
@@ -178,7 +163,8 @@ class Carrier:
             self.post(channel, "failed", rest[0], problem_here(error))
 
     def _handler(self, name):
-        return getattr(self, name, None) or getattr(self._fetches, name)
+        those = self, self._fetches, self._reductions
+        return next(getattr(each, name) for each in those if hasattr(each, name))
 
     def _ready_sockets(self, seconds):
         """Return the descriptors of sockets that can be read; wait for one at most so long."""
@@ -230,7 +216,7 @@ class Carrier:
         del self._channels[channel.fileno()]
         if channel is self._leader:
             # It has ended without a word: the other machines end their parts.
-            self._tell_all("end", f"The first process on {socket.gethostname()} has ended")
+            self.tell_all("end", f"The first process on {socket.gethostname()} has ended")
             self.is_running = False
         channel.close()
 
@@ -257,16 +243,7 @@ class Carrier:
             happened = True
             self._receiving.remove(each)
             each[2]()
-        n_open = 0
-        for id in sorted(self._rounds):
-            work = self._rounds[id]
-            if work.progress():
-                happened = True
-                del self._rounds[id]
-            else:
-                n_open += work.has_started
-            if n_open == _OPEN_ROUNDS:
-                break
+        happened |= self._reductions.progress()
         if self._settling is not None:
             self._settle()
         return happened
@@ -275,51 +252,24 @@ class Carrier:
         """Answer the leader when no reduction of a call that was given up is open any more."""
         channel, id, *call = self._settling
         self._drop_spreads()
-        if not any(key[:2] == tuple(call) for key in (*self._rounds, *self._spreads)):
-            self._drop_announcements()
+        call = tuple(call)
+        if not self._reductions.have(call) and not any(key[:2] == call for key in self._spreads):
+            self._reductions.drop_announcements(self.is_over)
             self._settling = None
             self.post(channel, "done", id, None)
 
     def _drop_spreads(self):
         for key, spread in list(self._spreads.items()):
-            if self._is_over(key) and not spread.is_open:
+            if self.is_over(key) and not spread.is_open:
                 del self._spreads[key]
 
-    def _drop_announcements(self):
-        for key in [key for key in self._ready if self._is_over(key) and key not in self._rounds]:
-            del self._ready[key]
-
-    def _is_over(self, id):
+    def is_over(self, id):
         """Return whether the ranks here begin nothing more in the call of a reduction."""
         return id[0] <= self._left or id[:2] <= self._settled
 
     def has_left(self, session):
         """Return whether a session has ended here."""
         return session <= self._left
-
-    def from_rank_give_up(self, channel, session, sequence):
-        """Begin no more reductions of a call; tell all machines how many have been begun here.
-
-        So all carriers come to know which reductions all machines have begun. These go on to their
-        end, everywhere. All others are dropped, everywhere.
-        """
-        if (session, sequence) > self._given_up:
-            self._given_up = session, sequence
-            begun = self._begun[2] if self._begun[:2] == (session, sequence) else 0
-            self._over[self.machine] = session, sequence, begun
-            self._tell_all("over", session, sequence, begun)
-        for key in [key for key in self._buckets if key[:2] <= self._given_up]:
-            self._buckets.pop(key).answer(self.post, "done", key, GIVEN_UP)
-        for key, work in list(self._rounds.items()):
-            if not work.has_started and self._is_given_up(key):
-                del self._rounds[key]
-                work.end(GIVEN_UP)
-
-    def _is_given_up(self, key):
-        session, sequence, number = key
-        return any(
-            over[:2] == (session, sequence) and over[2] < number for over in self._over.values()
-        )
 
     def _send_heartbeats(self, now):
         others = self._others if self.machine == 0 else [0]
@@ -335,7 +285,7 @@ class Carrier:
         where, for_long = f"on {socket.gethostname()}", f"was stopped for {LOST_SECONDS:.0f} s"
         leader = os.getppid()
         if self._stop_watch.seconds(leader) > LOST_SECONDS:
-            self._tell_all("end", f"The first process {where} {for_long}")
+            self.tell_all("end", f"The first process {where} {for_long}")
             self.is_running = False
             os.kill(leader, signal.SIGKILL)
         for rank, pid in list(self._workers.items()):
@@ -366,7 +316,8 @@ class Carrier:
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         self._sending.append((self._comm.Isend([data, MPI.BYTE], machine, _MESSAGE), data))
 
-    def _tell_all(self, *message):
+    def tell_all(self, *message):
+        """Send a message to the carriers of all other machines."""
         for machine in self._others:
             self.tell(machine, *message)
 
@@ -402,53 +353,11 @@ class Carrier:
         """
         self._left = max(self._left, session)
         self._workers = {}
-        for key in [key for key, work in self._rounds.items() if not work.has_started]:
-            if self._is_over(key):
-                del self._rounds[key]
         self._drop_spreads()
-        self._drop_announcements()
+        self._reductions.leave(self.is_over)
         if self._settling is not None and self._settling[2] <= session:
             self._settling = None
         self._segments.forget_all()
-
-    def from_rank_reduce(self, channel, id, places, ops, divisor, layout, compress):
-        """Reduce arrays over the machines, in place."""
-        if id[:2] <= self._given_up:
-            return self.post(channel, "done", id, GIVEN_UP)
-        arrays = [self.open(place) for place in places]
-        how = ops, divisor, layout, compress
-        answer = functools.partial(self.post, channel, "done", id)
-        return self._begin_round(id, arrays, how, answer)
-
-    def from_rank_bucket(self, channel, id, rank, n_ranks, places, layout, counting, *how):
-        """Take a rank's part of a bucket; begin to reduce it when all of this machine have come."""
-        if id[:2] <= self._given_up:
-            return self.post(channel, "done", id, GIVEN_UP)
-        bucket = self._buckets.setdefault(id, Bucket(n_ranks))
-        bucket.add(rank, channel, places, layout)
-        if not bucket.is_complete:
-            return None
-        del self._buckets[id]
-        ops, divisor, compress = how
-        here, arrays = bucket.layout(self.machine), []
-        try:
-            if here[0] != "unequal":
-                arrays = bucket.reduce(self.open, ops, counting)
-        except Exception as error:
-            return bucket.answer(self.post, "failed", id, problem_here(error))
-
-        def answer(layouts):
-            told = layouts if layouts == GIVEN_UP else (layouts, bucket.places)
-            bucket.answer(self.post, "done", id, told)
-
-        return self._begin_round(id, arrays, (ops, divisor, here, compress), answer)
-
-    def _begin_round(self, id, arrays, how, answer):
-        work = Round(self, id, arrays, *how, answer)
-        self._rounds[id], self._begun = work, id
-        layout = how[2]
-        for machine in self._others:
-            self.tell(machine, "ready", id, layout, work.inline)
 
     def from_rank_spread(self, channel, id, root, places):
         """Copy arrays from the machine `root` to all others; answer when they are there."""
@@ -472,7 +381,7 @@ class Carrier:
     def from_machine_spreading(self, machine, id, sizes):
         """Receive arrays, into their places if the ranks here have named these already."""
         # Of a call that is over it is received, too: the next array must not be taken for it.
-        spread = Spread() if self._is_over(id) else self._spreads.setdefault(id, Spread())
+        spread = Spread() if self.is_over(id) else self._spreads.setdefault(id, Spread())
         for array in spread.announce(sizes):
             for part in parts(array):
                 spread.left += 1
@@ -487,13 +396,13 @@ class Carrier:
 
     def from_rank_settle(self, channel, id, session, sequence):
         """Give up a call; answer when none of its reductions is open."""
-        self.from_rank_give_up(None, session, sequence)
+        self._reductions.from_rank_give_up(channel, session, sequence)
         self._settled = max(self._settled, (session, sequence))
         self._settling = channel, id, session, sequence
 
     def from_rank_end(self, channel, reason):
         """End this carrier, and those of all other machines."""
-        self._tell_all("end", reason)
+        self.tell_all("end", reason)
         self.is_running = False
 
     def from_machine_alive(self, machine):
@@ -508,29 +417,10 @@ class Carrier:
         self.post(self._leader, "end", reason, machine)
         self.is_running = False
 
-    def from_machine_over(self, machine, session, sequence, begun):
-        """Take note of how many reductions of an aborted call another machine has begun."""
-        self._over[machine] = session, sequence, begun
-        self.from_rank_give_up(None, session, sequence)
-
-    def from_machine_ready(self, machine, id, layout, inline):
-        """Take note that another machine has begun an all-reduce."""
-        if self._is_over(id) and id not in self._rounds:
-            return  # of a call that this machine has left without it
-        self._ready.setdefault(id, {})[machine] = layout, inline
-
     def open(self, place):
         """Return an array of a rank of this machine, where it is."""
         segment, dtype, shape, offset = place
         return self._segments.attach(segment).array(dtype, shape, offset)
-
-    def announcements(self, id):
-        """Return the announcements of a round by other machines: machine -> layout, arrays."""
-        return self._ready.get(id, {})
-
-    def forget_announcements(self, id):
-        """Drop the announcements of a round that has ended."""
-        self._ready.pop(id, None)
 
 
 def now_silent(seconds):

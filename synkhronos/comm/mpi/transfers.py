@@ -67,8 +67,8 @@ class Round:
     with GIVEN_UP.
     """
 
-    def __init__(self, carrier, id, arrays, ops, divisor, layout, compress, answer):
-        self._carrier, self._id, self._answer = carrier, id, answer
+    def __init__(self, carrier, owner, id, arrays, ops, divisor, layout, compress, answer):
+        self._carrier, self._owner, self._id, self._answer = carrier, owner, id, answer
         self._arrays, self._ops, self._divisor = arrays, ops, divisor
         self._layout, self._compress = layout, compress
         nbytes = sum(array.nbytes for array in arrays)
@@ -87,7 +87,7 @@ class Round:
                 return False
             self.end(None)
             return True
-        carrier, others = self._carrier, self._carrier.announcements(self._id)
+        carrier, others = self._carrier, self._owner.announcements(self._id)
         if len(others) < carrier.n_machines - 1:
             return False
         layouts = [
@@ -121,7 +121,7 @@ class Round:
 
     def end(self, layouts):
         """Answer."""
-        self._carrier.forget_announcements(self._id)
+        self._owner.forget_announcements(self._id)
         self._answer(layouts)
 
 
