@@ -135,3 +135,26 @@ print(len(carrier._segments._attached))
 """,
     )
     assert lines == ["1"]
+
+
+def test_a_request_that_fails_here_is_answered_and_nothing_begins(script):
+    lines = run(
+        script,
+        """
+def no_room(place):
+    raise MemoryError("no room")
+
+carrier.open = no_room
+rank.post(("reduce", (1, 1, 1), [place], ["sum"], 1, large, False))
+rank.post(("spread", (1, 1, 2), 0, [place]))
+carrier._serve_ranks(0)
+[(name, id, problem), (_, other, _)] = heard()
+said = f"{socket.gethostname()} could not do its part, MemoryError: no room"
+print(name, id, other, problem == said)
+print(told, carrier._rounds, carrier._spreads, carrier._begun)
+carrier.fail("It is over")
+print(told, heard())
+""",
+    )
+    assert lines[:2] == ["failed (1, 1, 1) (1, 1, 2) True", "[] {} {} (0, 0, 0)"]
+    assert lines[2] == "[(1, 'end', 'It is over')] [('end', 'It is over', 0)]"

@@ -38,7 +38,7 @@ def test_what_a_rank_raises_names_rank_and_host_and_the_session_goes_on(two, tmp
     assert two.is_empty()
 
 
-@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("rank", [3, pytest.param(1, marks=pytest.mark.slow("starts a job"))])
 def test_a_workers_death_names_rank_and_host_and_a_new_session_works(two, tmp_path, rank):
     script = f"""
     attempt(reducing, on({rank}, KILL))
@@ -61,8 +61,9 @@ def test_a_reduction_that_only_some_ranks_come_to_is_refused(two, tmp_path):
     script = """
     from theano.ifelse import ifelse
     some = ifelse(T.gt(x.sum(), 0), synk.ops.all_reduce(2 * x.sum(), "sum"), x.sum())
-    f = synk.function([x], (some, "sum"), mode=theano.Mode("vm", "fast_compile"))
-    for rank in (0, n - 1, 1, 0):
+    lazy = theano.gof.vm.VM_Linker(use_cloop=False, c_thunks=False)
+    f = synk.function([x], (some, "sum"), mode=theano.Mode(lazy, "fast_compile"))
+    for rank in (0, n - 1):
         attempt(f, on(rank, 5))
         attempt(plain, quiet)
     attempt(f, quiet + 8)
@@ -72,11 +73,11 @@ def test_a_reduction_that_only_some_ranks_come_to_is_refused(two, tmp_path):
     """
     lines = finish(start(two, script, tmp_path, ranks=2)).splitlines()
     *refused, unlike = [line for line in lines if line.startswith("WorkerError")]
-    assert len(refused) == 4, lines
+    assert len(refused) == 2, lines
     hosts = f"float64 on synk{two.net}-1, float32 on synk{two.net}-2"
     assert f"arrays of different dtypes on the machines: {hosts}." in unlike
     assert all("has left a call in which rank" in line for line in refused)
-    assert lines.count("went well 0.0") == 4
+    assert lines.count("went well 0.0") == 2
     assert lines[-3] == "went well 256.0"
     assert lines[-1] == "went well 128.0"
     assert two.is_empty()

@@ -7,6 +7,7 @@ from support.machine_scripts import finish, start
 pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=f"needs {hosts.missing()}")
 
 
+@pytest.mark.slow("starts a job of MPI")
 def test_outputs_are_combined_in_each_machine_and_then_between_them(two_hosts, tmp_path):
     script = """
     import functools

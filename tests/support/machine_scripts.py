@@ -73,4 +73,5 @@ def wait_for_line(process, beginning):
     for line in process.stdout:
         if line.startswith(beginning):
             return line
+    process.communicate()  # it has ended
     raise AssertionError(f"no line {beginning!r}")

@@ -239,10 +239,13 @@ class Carrier:
             left = [each for each in self._sending if not each[0].Test()]
             happened = len(left) < len(self._sending)
             self._sending = left
-        for each in [each for each in self._receiving if each[0].Test()]:
+        left, have_come = [], []
+        for each in self._receiving:
+            (have_come if each[0].Test() else left).append(each)
+        self._receiving = left
+        for _, _, then in have_come:
             happened = True
-            self._receiving.remove(each)
-            each[2]()
+            then()
         happened |= self._reductions.progress()
         if self._settling is not None:
             self._settle()

@@ -573,7 +573,12 @@ class LeaderGate(GateOfMachines):
             self.link.tell(None, ("abort", self.session, self.sequence))
         if errors or self.local.is_aborted or self._aborted == self.sequence:
             self.settle()
-        parts = None if errors else self.parts()
+        parts = None
+        if not errors:
+            try:
+                parts = self.parts()
+            except Exception as problem:  # there may be no shared memory for them
+                errors[self.rank] = reports.report_on(problem)
         content = self.rows(), errors, list(self.answers), parts
         self._finished = self.sequence
         self.link.tell(0, ("done", self.session, self.sequence, self.begun, *content))

@@ -45,6 +45,7 @@ class MachinesOutputs(Outputs):
         self._deposited = []  # (rank, key) of this call, on a leader
         self._parts = {}  # rank -> parts of a call, on the master
         self._taken = 0  # the number of that call
+        self._collected = {}  # rank -> what `collect` returns of it
 
     def deposit(self, key, parts):
         """Copy the parts into this rank's buffer."""
@@ -101,6 +102,7 @@ class MachinesOutputs(Outputs):
         """Take, on the master, the outputs of another machine."""
         if self._taken != self._gate.sequence:
             self._parts.clear()  # of the last call that had outputs
+            self._collected.clear()
             self._taken = self._gate.sequence
         self._parts.update(sent)
 
@@ -108,24 +110,13 @@ class MachinesOutputs(Outputs):
         """Return the parts that `rank` deposited in the last call."""
         if rank in self._gate.layout.ranks():
             return self._base.collect(key, rank)
-        parts = self._parts[rank]
-        places = [part.place for part in parts if part is not None and part.array is None]
-        if places:
-            arrays = self._memory.fetch_all(rank, places)
-            parts = self._parts[rank] = [
-                part
-                if part is None or part.array is not None
-                else Part(arrays.pop(0), None, part.n_parts)
-                for part in parts
-            ]
-        return [
-            None
-            if part is None
-            else Partial(part.array, part.n_parts)
-            if part.n_parts > 1
-            else part.array
-            for part in parts
-        ]
+        found = self._collected.get(rank)
+        if found is None:
+            parts = self._parts[rank]
+            places = [part.place for part in parts if part is not None and part.place is not None]
+            fetched = iter(self._memory.fetch_all(rank, places) if places else ())
+            found = self._collected[rank] = [_received(part, fetched) for part in parts]
+        return found
 
     def forget(self, key):
         """Drop the memory and the views that belong to function `key`."""
@@ -136,9 +127,17 @@ class MachinesOutputs(Outputs):
     def close(self):
         """Drop all memory and views."""
         self._parts.clear()
+        self._collected.clear()
         self._layouts.clear()
         self._base.close()
         self._combined.close()
+
+
+def _received(part, fetched):
+    if part is None:
+        return None
+    array = part.array if part.place is None else next(fetched)
+    return Partial(array, part.n_parts) if part.n_parts > 1 else array
 
 
 def _part(part):
