@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -232,7 +233,7 @@ def test_figures_of_a_layout(fakes):
     assert text.startswith("2 machines, 2 ranks each: a, b\nMPI: Open MPI v5, 4 processes.")
     assert "0.100 ms, 100.0 Mbit/s each way" in text
     [line] = [line for line in text.splitlines() if line.startswith("all_reduce     1,048,576")]
-    expected = "104.858 (104.858) 209.715 (209.715) 0.50 (0.50) 52.429 (52.429) 0.50"
+    expected = "104.858 (104.858) 209.715 (209.715) 0.50 (0.50) 52.429 (52.429) 0.50 84.086"
     assert " ".join(line.split()[2:]) == expected
     last = text.splitlines()[-1]
     assert " ".join(last.split()) == "a mlp 4.0 400 400.00 400.00 800.00 600.00 50 %"
@@ -372,13 +373,15 @@ def test_two_hosts(two_hosts, tmp_path):
 
 @pytest.mark.mpi
 @pytest.mark.slow("starts two programs on two hosts")
-def test_nothing_is_left_on_hosts_when_it_is_killed(two_hosts):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_is_left_on_hosts_when_it_is_ended(two_hosts, number):
     line = on_hosts.line(two_hosts, ["bench", "machines", "--sizes", "1K", "--seconds", "60"])
-    with subprocess.Popen(
-        line, env=two_hosts.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-    ) as benchmark:
-        mpi = b"bench.machines.processes"
-        wait_until(lambda: any(mpi in each for each in two_hosts.programs(2).values()), 60)
-        time.sleep(2)
-        benchmark.kill()
+    quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    with subprocess.Popen(line, env=two_hosts.environment(), **quiet) as benchmark:
+        try:
+            mpi = "bench.machines.processes"
+            wait_until(lambda: any(mpi in each for each in two_hosts.programs(2).values()), 60)
+            time.sleep(2)
+        finally:
+            benchmark.send_signal(number)
     assert two_hosts.is_empty()

@@ -4,7 +4,8 @@ all_reduce sums an array of float32 of each rank in place; MPI's is MPI.Allreduc
 call has a number as its output; MPI's is a Bcast of 256 bytes and a Reduce of a number. float16 is
 fork(compress="float16"). Synkhronos is timed in Python on the master, from the call to its return;
 of MPI it is the slowest process. Both are there all the time, and take turns in rounds. Times are
-medians, with the least ones in brackets.
+medians, with the least ones in brackets. Cable is the time of the least bytes that an all-reduce
+can send, 2 (M - 1) / M of an array for M machines, at the bandwidth that MPI has between two.
 
 Compute is a step without a reduction, and communication the reduction of all gradients, without a
 step. "off" and "on" are steps without and with overlap. Hidden is (off - on) / (off - compute): the
@@ -170,9 +171,9 @@ def text(found):
         f"{1e3 * network['latency']:.3f} ms, {8e-6 * network['bandwidth']:.1f} Mbit/s each way",
         "",
         f"{'ms, median (least)':24}{'Synkhronos':>22}{'MPI':>22}{'ratio':>17}"
-        f"{'float16':>22}{'/ float32':>10}",
+        f"{'float16':>22}{'/ float32':>10}{'cable':>11}",
     ]
-    lines += [_line(row) for row in found["rows"]]
+    lines += [_line(row, found) for row in found["rows"]]
     if found["steps"]:
         lines += ["", _head_of_steps()]
         lines += [_line_of_step(step) for step in found["steps"]]
@@ -181,7 +182,7 @@ def text(found):
     return "\n".join(lines) + "\n"
 
 
-def _line(row):
+def _line(row, found):
     ours, mpi, half = row["synkhronos"], row["mpi"], row.get("float16")
     name = "call" if row["what"] == "call" else f"all_reduce {row['bytes']:13,}"
     line = f"{name:24}{_shown(ours):>22}{_shown(mpi):>22}"
@@ -189,7 +190,19 @@ def _line(row):
     line += f"{'{:.2f} ({:.2f})'.format(*ratios):>17}"
     if half:
         line += f"{_shown(half):>22}{half['median'] / ours['median']:10.2f}"
+        line += f"{1e3 * least_seconds(row['bytes'], found):11.3f}"
     return line
+
+
+def least_seconds(nbytes, found):
+    """Return the time that the least bytes of an all-reduce take on the cable of a machine.
+
+    >>> network = {"latency": 0.0001, "bandwidth": 1e6}
+    >>> round(least_seconds(1e6, {"counts": [2, 2, 2, 2], "network": network}), 4)
+    1.5002
+    """
+    n, network = len(found["counts"]), found["network"]
+    return 2 * network["latency"] + 2 * (n - 1) / n * nbytes / network["bandwidth"]
 
 
 def _shown(times):

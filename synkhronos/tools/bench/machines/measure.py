@@ -99,6 +99,9 @@ class _Turns:
                 [once] = program.ask(warm=1, count=1, **question)
                 fits = int(self._seconds / ROUNDS / max(once, 1e-6))
                 self._counts[key] = min(max(fits, 1), REPETITIONS), once < _LONG_SECONDS
+                if once >= _LONG_SECONDS:
+                    self._times[key].append(once)
+                    continue
             count, is_short = self._counts[key]
             warm = 1 + count // 10 if is_short else 0
             self._times[key] += program.ask(warm=warm, count=count, **question)
