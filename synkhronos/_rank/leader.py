@@ -9,6 +9,7 @@ import gc
 import signal
 import socket
 
+from synkhronos import _host
 from synkhronos._machine.devices import default_threads, resolve
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log
@@ -51,6 +52,8 @@ def serve(link) -> int:
 def _offer(wish):
     """Return the devices of this machine for a session, or what is in the way."""
     try:
+        # As in fork(). It also loads the BLAS, whose threads can't be limited before.
+        _host.refuse_open_device()
         return resolve(wish.n_parallel, wish.use_gpu, wish.devices), None
     except Exception as error:
         return (), f"{error}"

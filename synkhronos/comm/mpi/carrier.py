@@ -14,6 +14,7 @@ a message of its own, announced by a small one, so that both sides are ready for
 """
 
 import collections
+import functools
 import os
 import pickle
 import select
@@ -35,8 +36,10 @@ from mpi4py import MPI  # noqa: E402
 
 from synkhronos._arithmetic.partition import take_rows  # noqa: E402
 from synkhronos._machine.shared_memory import Segments  # noqa: E402
+from synkhronos.comm.mpi.buckets import Bucket  # noqa: E402
 from synkhronos.comm.mpi.channel import Channel, Closed  # noqa: E402
 from synkhronos.comm.mpi.transfers import (  # noqa: E402
+    GIVEN_UP,
     SMALL,
     Fetch,
     Round,
@@ -58,6 +61,9 @@ _NAPS = (  # (nothing has happened for so long, seconds of a pause)
 )
 HEARTBEAT_SECONDS = 1.0
 LOST_SECONDS = 8.0  # a machine that has not been heard of for this long is lost
+# All machines begin rounds in one order. With two at a time, a round's first chunks fill the pause
+# at the end of the round before; with more, all would end late.
+_OPEN_ROUNDS = 2
 _MOST_FREE = 16  # segments
 _MESSAGE, _BULK = 1, 2  # tags; all-reduces have others
 
@@ -82,6 +88,8 @@ class Carrier:
         self._ready = collections.defaultdict(dict)  # id -> machine -> announcement
         self._over = {}  # machine -> session, call, number of exchanges: of an aborted call
         self._begun = 0, 0, 0  # the last reduction that was begun here
+        self._buckets = {}  # id -> Bucket, until all ranks here have begun it
+        self._given_up = 0, 0  # the session and number of the last call that was given up
         self._spreads = {}  # id -> Spread
         self._settling = None  # (channel, id, session, sequence)
         self._fetches = {}  # number -> Fetch
@@ -196,20 +204,25 @@ class Carrier:
             happened = True
             self._receiving.remove(each)
             each[2]()
-        for id, work in list(self._rounds.items()):
+        n_open = 0
+        for id in sorted(self._rounds):
+            work = self._rounds[id]
             if work.progress():
                 happened = True
                 del self._rounds[id]
+            else:
+                n_open += work.has_started
+            if n_open == _OPEN_ROUNDS:
+                break
         if self._settling is not None:
             self._settle()
         return happened
 
     def _settle(self):
-        """Drop reductions that not all machines have begun; answer when none is open."""
+        """Answer the leader when no reduction of a call that was given up is open any more."""
         channel, id, session, sequence = self._settling
-        for key, work in list(self._rounds.items()):
-            if key[0] < session or (not work.has_started and self._is_given_up(key)):
-                del self._rounds[key]
+        for key in [key for key in self._rounds if key[0] < session]:
+            del self._rounds[key]
         for key, spread in list(self._spreads.items()):
             if key[:2] <= (session, sequence) and not spread.is_open:
                 del self._spreads[key]
@@ -218,6 +231,25 @@ class Carrier:
                 del self._ready[key]
             self._settling = None
             self._post(channel, "done", id, None)
+
+    def from_rank_give_up(self, channel, session, sequence):
+        """Begin no more reductions of a call; tell all machines how many have been begun here.
+
+        So all carriers come to know which reductions all machines have begun. These go on to their
+        end, everywhere. All others are dropped, everywhere.
+        """
+        if (session, sequence) > self._given_up:
+            self._given_up = session, sequence
+            begun = self._begun[2] if self._begun[:2] == (session, sequence) else 0
+            self._over[self.machine] = session, sequence, begun
+            self._tell_all("over", session, sequence, begun)
+        for key in [key for key in self._buckets if key[:2] <= self._given_up]:
+            for channel in self._buckets.pop(key).channels:
+                self._post(channel, "done", key, GIVEN_UP)
+        for key, work in list(self._rounds.items()):
+            if not work.has_started and self._is_given_up(key):
+                del self._rounds[key]
+                work.end(GIVEN_UP)
 
     def _is_given_up(self, key):
         session, sequence, number = key
@@ -300,9 +332,38 @@ class Carrier:
 
     def from_rank_reduce(self, channel, id, places, ops, divisor, layout, compress):
         """Reduce arrays over the machines, in place."""
+        if id[:2] <= self._given_up:
+            return self._post(channel, "done", id, GIVEN_UP)
         arrays = [self._open(place) for place in places]
-        work = Round(self, channel, id, arrays, ops, divisor, layout, compress)
+        how = ops, divisor, layout, compress
+        answer = functools.partial(self._post, channel, "done", id)
+        return self._begin_round(id, arrays, how, answer)
+
+    def from_rank_bucket(self, channel, id, rank, n_ranks, places, layout, counting, *how):
+        """Take a rank's part of a bucket; begin to reduce it when all of this machine have come."""
+        if id[:2] <= self._given_up:
+            return self._post(channel, "done", id, GIVEN_UP)
+        bucket = self._buckets.setdefault(id, Bucket(n_ranks))
+        bucket.add(rank, channel, places, layout)
+        if not bucket.is_complete:
+            return None
+        del self._buckets[id]
+        ops, divisor, compress = how
+        here, arrays = bucket.layout(self.machine), []
+        if here[0] != "unequal":
+            arrays = bucket.reduce(self._open, ops, counting)
+
+        def answer(layouts):
+            for each in bucket.channels:
+                told = layouts if layouts == GIVEN_UP else (layouts, bucket.places)
+                self._post(each, "done", id, told)
+
+        return self._begin_round(id, arrays, (ops, divisor, here, compress), answer)
+
+    def _begin_round(self, id, arrays, how, answer):
+        work = Round(self, id, arrays, *how, answer)
         self._rounds[id], self._begun = work, id
+        layout = how[2]
         for machine in self._others:
             self.tell(machine, "ready", id, layout, work.inline)
 
@@ -337,10 +398,8 @@ class Carrier:
             spread.answer()
 
     def from_rank_settle(self, channel, id, session, sequence):
-        """Tell all which reductions of a call were begun here; answer when none is open."""
-        begun = self._begun[2] if self._begun[:2] == (session, sequence) else 0
-        self._over[self.machine] = session, sequence, begun
-        self._tell_all("over", session, sequence, begun)
+        """Give up a call; answer when none of its reductions is open."""
+        self.from_rank_give_up(None, session, sequence)
         self._settling = channel, id, session, sequence
 
     def from_rank_end(self, channel, reason):
@@ -403,8 +462,9 @@ class Carrier:
             self._receiving.append((self.receive(machine, part, _BULK), part, one_less))
 
     def from_machine_over(self, machine, session, sequence, begun):
-        """Take note of how many exchanges of an aborted call another machine has begun."""
+        """Take note of how many reductions of an aborted call another machine has begun."""
         self._over[machine] = session, sequence, begun
+        self.from_rank_give_up(None, session, sequence)
 
     def from_machine_ready(self, machine, id, layout, inline):
         """Take note that another machine has begun an all-reduce."""
@@ -435,10 +495,9 @@ class Carrier:
         """Return the announcements of a round by other machines: machine -> layout, arrays."""
         return self._ready[id]
 
-    def close_round(self, channel, id, answer):
-        """Answer the rank that waits for a round."""
+    def forget_announcements(self, id):
+        """Drop the announcements of a round that has ended."""
         self._ready.pop(id, None)
-        self._post(channel, "done", id, answer)
 
 
 def now_silent(seconds):

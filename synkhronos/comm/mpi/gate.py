@@ -23,46 +23,13 @@ from dataclasses import dataclass
 
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos.comm import Aborted, Gate, reports
+from synkhronos.comm.mpi.buckets import Line
+from synkhronos.comm.mpi.transfers import GIVEN_UP
 from synkhronos.comm.shared.gate import MAX_SLOTS, PATIENCE_SECONDS
 from synkhronos.errors import SessionError, WorkerDied
 
 _HEARTBEAT_SECONDS = 1.0
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The ranks of each machine: they follow one another.
-
-    Attributes
-    ----------
-    counts : tuple of int
-        The number of ranks of each machine.
-    hosts : tuple of str
-    machine : int
-        This process's.
-    """
-
-    counts: tuple
-    hosts: tuple
-    machine: int
-
-    @property
-    def n_ranks(self):
-        """The number of ranks of all machines."""
-        return sum(self.counts)
-
-    def first(self, machine=None):
-        """Return the first rank of a machine; of this one by default."""
-        return sum(self.counts[: self.machine if machine is None else machine])
-
-    def machine_of(self, rank):
-        """Return the machine of a rank."""
-        return next(m for m in range(len(self.counts)) if rank < self.first(m + 1))
-
-    def ranks(self, machine=None):
-        """Return the ranks of a machine; of this one by default."""
-        machine = self.machine if machine is None else machine
-        return range(self.first(machine), self.first(machine + 1))
+_LOOK_SECONDS = 0.05  # between two looks at what sends no message: an abort here, a held Ctrl-C
 
 
 @dataclass(frozen=True)
@@ -103,6 +70,7 @@ class GateOfMachines(Gate):
         self._poll = select.poll()
         self._poll.register(link.channel, select.POLLIN)
         self._is_worker = False
+        self._held = ()  # not empty when a Ctrl-C has come that is held
         self._exchanged = {}  # id -> machine -> object
         self._aborted = 0  # the last call that another machine has aborted
         self._count = 0, 0  # a call, and the number of exchanges and reductions in it
@@ -146,6 +114,7 @@ class GateOfMachines(Gate):
         """Take the place of `rank`, in its own process, right after the fork."""
         self._is_worker = True
         self.rank = rank
+        self._line = Line(self.link.name)
         self.link.leave_in_child()
         self.local.become_worker(rank - self.first)
 
@@ -174,6 +143,7 @@ class GateOfMachines(Gate):
         """Tell every rank, on all machines, to leave the call that is under way."""
         self.local.abort()
         if not self._is_worker:
+            self.link.give_up(self.session, self.sequence)
             self.link.tell(None, ("abort", self.session, self.sequence))
 
     def _hear(self, rank, answer):
@@ -214,6 +184,62 @@ class GateOfMachines(Gate):
         self.wait(has_come, in_call)
         return answer
 
+    def begin_bucket(self, number, *part):
+        """Tell the carrier that this rank has begun a bucket, the `number`-th of this call."""
+        if self._is_worker:
+            self._line.begin(*part)
+            return
+        self._count = self.sequence, number
+        self.link.begin_bucket(*part)
+
+    def wait_for_bucket(self, id):
+        """Wait for the end of a bucket; return what the carrier says of it.
+
+        That is None, or the layouts of all machines if they differ, and the places of the results.
+
+        Raises
+        ------
+        Aborted
+            As `wait_for_reduction`.
+        """
+        if not self._is_worker:
+            return self.wait_for_reduction(id)
+        answer = self._line.wait_for(id)
+        if answer == GIVEN_UP:
+            raise Aborted
+        return answer
+
+    def wait_for_reduction(self, id):
+        """Wait for the end of a reduction between the machines; return the carrier's answer.
+
+        If the call is aborted meanwhile, or a Ctrl-C is held, the carriers decide. A reduction that
+        all machines have begun goes on to its end, because some ranks may use its result already:
+        then all do, the master too, and the Ctrl-C is raised when the call ends.
+
+        Raises
+        ------
+        Aborted
+            If a machine has not begun the reduction; then no rank has a result.
+        """
+        answer, asked = None, False
+
+        def has_come():
+            nonlocal answer, asked
+            there, answer = self.link.answer(id)
+            is_aborted = self._aborted == self.sequence or self.local.is_aborted
+            if not there and not asked and (is_aborted or self._held):
+                asked = True
+                self.link.give_up(self.session, self.sequence)
+            return there
+
+        self.wait(has_come, may_leave=False, look_seconds=_LOOK_SECONDS)
+        if answer == GIVEN_UP:
+            raise Aborted
+        return answer
+
+    def hold_interrupts(self):
+        """Delay a Ctrl-C until the end of the call: what follows, all ranks do, or none."""
+
     def meet(self):
         """Wait inside a call until every rank of all machines has come."""
         self.local.meet()
@@ -237,13 +263,13 @@ class GateOfMachines(Gate):
         self.local.meet()
         return self.local.ballot(leader)
 
-    def wait(self, has_come, in_call=True):
-        """Take messages until `has_come` returns true.
+    def wait(self, has_come, in_call=True, may_leave=True, look_seconds=_HEARTBEAT_SECONDS):
+        """Take messages until `has_come` returns true; ask it every `look_seconds` at least.
 
         Raises
         ------
         Aborted
-            In a call that another machine has aborted.
+            In a call that another machine has aborted, if `may_leave`.
         WorkerDied
             If a worker has died, or a machine is lost.
         """
@@ -256,10 +282,11 @@ class GateOfMachines(Gate):
                 return
             if in_call and self._aborted == self.sequence:
                 self.local.abort()
-                raise Aborted
+                if may_leave:
+                    raise Aborted
             if in_call and self._left:
                 self._check_not_left()
-            ready = self._poll.poll(1000 * _HEARTBEAT_SECONDS)
+            ready = self._poll.poll(1000 * look_seconds)
             if any(fd != self.link.channel.fileno() for fd, _ in ready):
                 self.check_alive()
             if not ready and not in_call and self.rank == self.master_rank:
@@ -342,6 +369,7 @@ class MasterGate(GateOfMachines):
         self.link.first_rank_of = self.layout.first
         self._slots = {}
         self._finished = 0
+        self._holding = None  # while a Ctrl-C is held: the context of that
         self._done = {}  # machine -> what its leader has sent for the present call
         self._rows = {}
         self.on_parts = lambda machine, parts: None  # takes a machine's outputs
@@ -374,8 +402,27 @@ class MasterGate(GateOfMachines):
             self.local.start(command)
         self._slots[command] = slot
 
+    def hold_interrupts(self):
+        """Delay a Ctrl-C until the end of the call."""
+        if self._holding is None:
+            holding = contextlib.ExitStack()
+            self._held = holding.enter_context(interrupts_held())
+            self._holding = holding
+
+    def _release_interrupts(self):
+        """Raise a Ctrl-C that came in the meantime."""
+        holding, self._holding, self._held = self._holding, None, ()
+        if holding is not None:
+            holding.close()
+
+    def abort(self):
+        """Tell every rank, on all machines, to leave the call that is under way."""
+        super().abort()
+        self._release_interrupts()
+
     def finish(self):
         """Wait until every rank of all machines has reached the finish barrier."""
+        self._release_interrupts()
         self.local.finish()
         for rank, error in self.local.errors.items():
             self.errors[self.first + rank] = error
@@ -499,6 +546,9 @@ class LeaderGate(GateOfMachines):
             self.local.abort()
         elif reply is not None:
             self._hear(self.local.rank, reply)
+        if self.local.is_aborted:
+            # Workers of this machine may wait for buckets, which this process has not begun.
+            self.link.give_up(self.session, self.sequence)
         self.local.finish()
         errors = {self.first + rank: each for rank, each in self.local.errors.items()}
         self.local.errors.clear()
@@ -514,12 +564,6 @@ class LeaderGate(GateOfMachines):
         self.link.tell(0, ("done", self.session, self.sequence, self.begun, *content))
         return None
 
-    def _on_abort(self, machine, session, sequence):
-        super()._on_abort(machine, session, sequence)
-        if session == self.session and sequence == self._finished:
-            # This machine has ended the call: the carriers of the others wait to know how.
-            self.link.settle(("settled", session, sequence), session, sequence)
-
     def _on_command(self, machine, session, sequence, slot, payload):
         if session == self.session:
             self._next = slot, payload
@@ -532,9 +576,9 @@ class LeaderGate(GateOfMachines):
         self.has_ended = True  # the master begins another session
         return True
 
-    def wait(self, has_come, in_call=True):
+    def wait(self, has_come, *args, **kwargs):
         """Take messages until `has_come`; leave if the session is over."""
-        super().wait(lambda: has_come() or self.has_ended, in_call)
+        super().wait(lambda: has_come() or self.has_ended, *args, **kwargs)
         if self.has_ended and not has_come():
             raise SessionOver
 

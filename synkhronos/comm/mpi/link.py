@@ -103,12 +103,20 @@ class Link:
         """Begin an all-reduce over the machines; `answer` tells of its end."""
         self._send("reduce", id, places, ops, divisor, layout, compress)
 
+    def begin_bucket(self, *message):
+        """Tell the carrier that this rank has begun a bucket; `answer` tells of its end."""
+        self._send("bucket", *message)
+
     def spread(self, id, root, places):
         """Begin to copy arrays from one machine to all others; `answer` tells of its end."""
         self._send("spread", id, root, places)
 
+    def give_up(self, session, sequence):
+        """Give up what not all machines have begun of a call; waiting ranks get an answer."""
+        self._send("give_up", session, sequence)
+
     def settle(self, id, session, sequence):
-        """Give up what not all machines have begun of an aborted call; see `answer`."""
+        """Give up a call; `answer` tells when no reduction of it is open any more."""
         self._send("settle", id, session, sequence)
 
     def answer(self, id):
