@@ -144,8 +144,8 @@ def test_programs_end_with_the_benchmark():
 class Fake:
     """A program whose times are made up."""
 
-    def __init__(self, name, has_overlap=True, losses=(2.0, 1.0, 0.5)):
-        self.name, self.has_overlap, self.losses = name, has_overlap, list(losses)
+    def __init__(self, name, losses=(2.0, 1.0, 0.5)):
+        self.name, self.losses = name, list(losses)
         self.session, self.asked = None, []
 
     def __enter__(self):
@@ -161,7 +161,7 @@ class Fake:
     def _fork(self, overlap, compress, threads_per_rank):
         self.session = "on" if overlap else "float16" if compress else "off"
         assert threads_per_rank == 1
-        return {"counts": [2, 2], "overlap": self.has_overlap}
+        return [2, 2]
 
     def _hello(self):
         return {"version": "Open MPI v5", "hosts": ["a", "a", "b", "b"]}
@@ -241,15 +241,11 @@ def test_figures_of_a_layout(fakes):
     assert measure.measure(HOSTS, options(*ARGUMENTS), {(2, 2)}) is None
 
 
-def test_a_version_without_overlap_has_no_such_figures(fakes):
-    _, other = fakes(has_overlap=False)
-    found = measure.measure(HOSTS, options(*ARGUMENTS), set())
-    assert [step["hidden"] for step in found["steps"]] == [None, None]
-    assert "on" not in found["steps"][0] and not other.asked
-    assert "This version has no overlap." in machines.text(found)
-    fakes(has_overlap=False)
+def test_training_can_be_left_out(fakes):
+    _, overlapping = fakes()
     found = measure.measure(HOSTS, options(*ARGUMENTS, "--no-training"), set())
     assert found["steps"] == [] and "step of training" not in machines.text(found)
+    assert not overlapping.asked
 
 
 def test_training_that_overlap_changes_is_refused(fakes):
@@ -300,7 +296,7 @@ def ranks():
 def test_the_ranks_measure_reductions_and_calls(no_session, monkeypatch, quickly_compiled):
     monkeypatch.setenv("SYNKHRONOS_DEVICES", "cpu,cpu")
     with ranks() as measured:
-        assert measured.fork(overlap=False, compress=False, threads_per_rank=1)["counts"] == [2]
+        assert measured.fork(overlap=False, compress=False, threads_per_rank=1) == [2]
         assert measured.check(4000)
         for nbytes in (1024, 40_000, 1024):
             seconds = measured.all_reduce(nbytes, warm=2, count=3)
@@ -365,7 +361,7 @@ def test_two_hosts(two_hosts, tmp_path):
         assert layout["steps"][0]["rows"] == 32
         for step in layout["steps"]:
             assert step["bytes"] == 4 * 669_706
-            for part in ("compute", "communication", "off", *["on"] * layout["overlap"]):
+            for part in ("compute", "communication", "off", "on"):
                 assert 0 < step[part]["least"] <= step[part]["median"]
     assert done.stdout.count("all_reduce         1,024") == 2
     assert two_hosts.is_empty()

@@ -177,8 +177,6 @@ def text(found):
     if found["steps"]:
         lines += ["", _head_of_steps()]
         lines += [_line_of_step(step) for step in found["steps"]]
-        if not found["overlap"]:
-            lines.append("This version has no overlap.")
     return "\n".join(lines) + "\n"
 
 
@@ -217,5 +215,5 @@ def _head_of_steps():
 def _line_of_step(step):
     line = f"{step['title']:26}{step['bytes'] / 1e6:15.1f}{step['rows']:15}"
     for part in ("compute", "communication", "off", "on"):
-        line += f"{1e3 * step[part]['median']:15.2f}" if part in step else f"{'-':>15}"
+        line += f"{1e3 * step[part]['median']:15.2f}"
     return line + ("            -" if step["hidden"] is None else f"{100 * step['hidden']:13.0f} %")

@@ -4,7 +4,6 @@ A step of training has its rows in scattered shared variables, so that nothing b
 the network.
 """
 
-import inspect
 import json
 import sys
 import time
@@ -45,17 +44,14 @@ class Ranks:
         self._trainings = {}
 
     def fork(self, overlap, compress, threads_per_rank):
-        """Begin a session anew; return its ranks of each host, and whether it can overlap."""
-        can_overlap = "overlap" in inspect.signature(synk.fork).parameters
-        options = {"overlap": overlap} if can_overlap else {}
-        options["compress"] = "float16" if compress else None
+        """Begin a session anew; return the number of its ranks on each machine."""
+        options = {"overlap": overlap, "compress": "float16" if compress else None}
         if self._resize is not None:
             self._resize(1)  # because a new session sends the value over the network
         synk.fork(restart=True, threads_per_rank=threads_per_rank, **options)
         ranks = synk.status().ranks
         hosts = [each.host for each in ranks]  # the ranks of a machine follow one another
-        counts = [hosts.count(host) for host in dict.fromkeys(hosts)]
-        return {"counts": counts, "overlap": can_overlap}
+        return [hosts.count(host) for host in dict.fromkeys(hosts)]
 
     def check(self, nbytes):
         """Return whether a reduction is right on all ranks."""
