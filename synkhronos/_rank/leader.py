@@ -19,7 +19,7 @@ from synkhronos._rank.outputs import combine_of_machine
 from synkhronos._rank.worker import Worker, be_worker
 from synkhronos.comm import Aborted
 from synkhronos.comm.mpi import job
-from synkhronos.comm.mpi.gate import SessionOver
+from synkhronos.comm.mpi.leader_gate import SessionOver
 from synkhronos.comm.mpi.link import JobEnded
 from synkhronos.comm.transports import make_gate_of_machines
 from synkhronos.errors import WorkerDied
