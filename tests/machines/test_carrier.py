@@ -15,7 +15,7 @@ from synkhronos.comm.mpi.channel import Channel
 ours, theirs = socket.socketpair()
 rank = Channel(ours)
 carrier = Carrier(Channel(theirs), socket.socket(socket.AF_UNIX))
-leader = carrier._leader
+leader, reductions = carrier._leader, carrier._reductions
 carrier.n_machines, carrier._others = 2, [1]  # the other one is this script
 told, under_way = [], []
 carrier.tell = lambda *message: told.append(message)
@@ -44,7 +44,7 @@ place = segment.ref, "<f8", (100_000,), 0
 large = ("<f8", 100_000)
 
 def reduce(*id):
-    carrier.from_rank_reduce(leader, id, [place], ["sum"], 1, large, False)
+    reductions.from_rank_reduce(leader, id, [place], ["sum"], 1, large, False)
 
 def heard():
     return [message for message in rank.receive() if message[0] != "hello"]
@@ -62,19 +62,50 @@ def test_an_aborted_call_leaves_nothing(script):
 reduce(1, 1, 1)
 carrier.from_rank_spread(leader, (1, 1, 2), 1, [place])
 carrier.from_machine_spreading(1, (1, 1, 3), [800_000])
-carrier.from_machine_over(1, 1, 1, 0)
+reductions.from_machine_over(1, 1, 1, 0)
 carrier.from_rank_settle(leader, "settled", 1, 1)
 carrier._move()
 print(heard())
 # What the other machine sent before it heard of that:
 carrier.from_machine_spreading(1, (1, 1, 2), [800_000])
-carrier.from_machine_ready(1, (1, 1, 1), large, None)
+reductions.from_machine_ready(1, (1, 1, 1), large, None)
 come()
-print(carrier._rounds, carrier._spreads, carrier._ready, carrier._receiving, carrier._settling)
+print(reductions._rounds, carrier._spreads, reductions._ready, carrier._receiving, carrier._settling)
 print(sorted(message[0] for message in heard()))
 """,
     )
-    assert lines == ["[('done', 'settled', None)]", "{} {} {} [] None", "[]"]
+    assert lines[0] == "[('done', (1, 1, 1), 'given up'), ('done', 'settled', None)]"
+    assert lines[1:] == ["{} {} {} [] None", "[]"]
+
+
+def test_what_all_have_begun_ends_and_all_else_is_given_up(script):
+    lines = run(
+        script,
+        """
+reduce(1, 1, 1)
+reduce(1, 1, 2)
+reductions.from_machine_ready(1, (1, 1, 1), large, None)  # under way before the abort
+carrier._move()
+carrier._move()
+reductions.from_rank_give_up(leader, 1, 1)
+print(told[-1], heard())
+reductions.from_machine_over(1, 1, 1, 1)  # the other machine has begun the first alone
+print(heard())
+reduce(1, 1, 3)
+print(heard())
+come()
+print(heard())
+reduce(1, 2, 1)  # the next call
+print(heard(), list(reductions._rounds))
+""",
+    )
+    assert lines == [
+        "(1, 'over', 1, 1, 2) []",
+        "[('done', (1, 1, 2), 'given up')]",
+        "[('done', (1, 1, 3), 'given up')]",
+        "[('done', (1, 1, 1), None)]",
+        "[] [(1, 2, 1)]",
+    ]
 
 
 def test_a_call_is_settled_when_nothing_is_under_way_in_memory_of_ranks(script):
@@ -82,14 +113,14 @@ def test_a_call_is_settled_when_nothing_is_under_way_in_memory_of_ranks(script):
         script,
         """
 reduce(1, 1, 1)
-carrier.from_machine_ready(1, (1, 1, 1), large, None)
+reductions.from_machine_ready(1, (1, 1, 1), large, None)
 carrier._move()
 carrier.from_rank_spread(leader, (1, 1, 2), 0, [place])
 print(heard())
-carrier.from_machine_over(1, 1, 1, 2)
+reductions.from_machine_over(1, 1, 1, 2)
 carrier.from_rank_settle(leader, "settled", 1, 1)
 carrier._move()
-print(heard(), len(carrier._rounds), len(carrier._spreads))
+print(heard(), len(reductions._rounds), len(carrier._spreads))
 come()
 print(heard())
 """,
@@ -105,7 +136,7 @@ def test_what_a_session_leaves_goes_on_in_memory_that_goes_with_it(script):
         script,
         """
 reduce(1, 1, 1)
-carrier.from_machine_ready(1, (1, 1, 1), large, None)
+reductions.from_machine_ready(1, (1, 1, 1), large, None)
 carrier._move()
 reduce(1, 1, 2)
 carrier.from_machine_spreading(1, (1, 1, 3), [800_000])
@@ -113,10 +144,10 @@ carrier.from_rank_settle(leader, "settled", 1, 1)
 carrier.from_rank_leave(leader, 1)
 own.leave()
 del segment
-print(list(carrier._rounds), list(carrier._spreads), list(carrier._ready), carrier._settling)
+print(list(reductions._rounds), list(carrier._spreads), list(reductions._ready), carrier._settling)
 print(len(carrier._segments._attached), carrier.has_left(1), carrier.has_left(2))
 come()  # reads and writes the memory
-print(list(carrier._rounds), carrier._receiving)
+print(list(reductions._rounds), carrier._receiving)
 """,
     )
     assert lines == ["[(1, 1, 1)] [] [(1, 1, 1)] None", "0 True False", "[] []"]
@@ -151,7 +182,7 @@ carrier._serve_ranks(0)
 [(name, id, problem), (_, other, _)] = heard()
 said = f"{socket.gethostname()} could not do its part, MemoryError: no room"
 print(name, id, other, problem == said)
-print(told, carrier._rounds, carrier._spreads, carrier._begun)
+print(told, reductions._rounds, carrier._spreads, reductions._begun)
 carrier.fail("It is over")
 print(told, heard())
 """,
