@@ -42,6 +42,7 @@ def fork(
     check: Optional[Union[bool, int]] = None,
     restart: bool = False,
     compress: Optional[str] = None,
+    overlap: bool = True,
 ) -> int:
     """Start the workers: one process for each rank but the master's, which is this process.
 
@@ -82,7 +83,10 @@ def fork(
         again. Functions of closed sessions then work in this one: their first call sends them to
         the workers, without compiling them again. Shared variables have the master's values. Data
         must be made again: their memory is freed.
-
+    overlap : bool
+        With several machines whose ranks are CPU cores: whether a function with several
+        :func:`ops.all_reduce <synkhronos.ops.all_reduce>` begins each as soon as it has computed
+        the array, and computes on meanwhile. The results are the same.
     compress : {None, "float16"}
         With several machines, "float16" sends floats of reductions between them in half precision,
         which halves the bytes: each machine's sum over its ranks is rounded once, these are summed
@@ -137,6 +141,7 @@ def fork(
         )
         profile_workers = truth("profile_workers", profile_workers)
         follow = truth("follow", follow)
+        overlap = truth("overlap", overlap)
         if compress is not None and str(compress) != "float16":
             raise ValueError(f"compress must be 'float16' or None, got {shown(compress)}.")
         check = of_environment() if check is None else number_of_calls("check", check)
@@ -150,6 +155,7 @@ def fork(
             options = master, threads_per_rank, profile_workers, compress is not None
             plan = job.plan(link, wish, names, *options)
             names = plan.devices
+        _host.overlap_reductions(overlap and plan is not None and set(names) == {"cpu"})
         try:
             # No Ctrl-C between a worker's start and the assignment: else close() would not find it.
             with interrupts_held():

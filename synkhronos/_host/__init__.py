@@ -85,6 +85,7 @@ NAMES = {
     # Operations in graphs.
     "all_reduce": "Return an expression that is reduced over the ranks while a function runs.",
     "rank_weight": "Return an expression of a rank's weight in an average.",
+    "overlap_reductions": "Say whether functions begin reductions while they still compute.",
     "communicates": "Return whether ranks reduce while they run a compiled function.",
     "reducing": "Send a function's reductions through a communicator inside a with block.",
     # Devices: a host without devices returns that no value is on one.

@@ -12,7 +12,7 @@ import threading
 
 @contextlib.contextmanager
 def interrupts_held():
-    """Delay a Ctrl-C until the end of the block.
+    """Delay a Ctrl-C until the end of the block; give a list, which is not empty once one came.
 
     A Ctrl-C in the block is recorded, and raised once when the block ends, also if the block ends
     with another exception. A wait in the block must be short: it can't be interrupted.
@@ -21,15 +21,15 @@ def interrupts_held():
     the signal to another thread.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # Python raises KeyboardInterrupt in the main thread only
+        yield ()  # Python raises KeyboardInterrupt in the main thread only
         return
     if signal.getsignal(signal.SIGINT) is None:
-        yield  # a handler outside of Python, which Python could not set again
+        yield ()  # a handler outside of Python, which Python could not set again
         return
     held = []
     previous = signal.signal(signal.SIGINT, lambda *args: held.append(args))
     try:
-        yield
+        yield held
     finally:
         # First the handler, so that the signal reaches the one of the user's program. Blocks nest:
         # in an inner block `previous` is the handler of the outer one, which records the signal.

@@ -9,6 +9,7 @@ import gc
 import signal
 import socket
 
+from synkhronos import _host
 from synkhronos._machine.devices import default_threads, resolve
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log
@@ -18,7 +19,7 @@ from synkhronos._rank.outputs import combine_of_machine
 from synkhronos._rank.worker import Worker, be_worker
 from synkhronos.comm import Aborted
 from synkhronos.comm.mpi import job
-from synkhronos.comm.mpi.gate import SessionOver
+from synkhronos.comm.mpi.leader_gate import SessionOver
 from synkhronos.comm.mpi.link import JobEnded
 from synkhronos.comm.transports import make_gate_of_machines
 from synkhronos.errors import WorkerDied
@@ -53,6 +54,8 @@ def _offer(wish):
     """Return the devices of this machine for a session, or what is in the way."""
     try:
         check_proc()
+        # As in fork(). It also loads the BLAS, whose threads can't be limited before.
+        _host.refuse_open_device()
         return resolve(wish.n_parallel, wish.use_gpu, wish.devices), None
     except Exception as error:
         return (), f"{error}"

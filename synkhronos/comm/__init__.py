@@ -501,10 +501,43 @@ class Arrays(ABC):
             On every rank, if shapes differ.
         """
 
+    def begin(  # noqa: B027 - a transport need not begin before the end
+        self, bucket: int, arrays: List[Any], ops: Tuple[str, ...], weights: Tuple[int, ...]
+    ) -> None:
+        """Begin to reduce a bucket: arrays that the function needs reduced later, at `end`.
+
+        The arrays may not be written to until then.
+
+        Parameters
+        ----------
+        bucket : int
+            Buckets of a function are numbered from 0, in the order in which all ranks begin them.
+        arrays, ops, weights
+            See `exchange`.
+        """
+
+    def end(
+        self,
+        bucket: int,
+        arrays: List[Any],
+        ops: Tuple[str, ...],
+        weights: Tuple[int, ...],
+        targets: List[Any],
+    ) -> List[Any]:
+        """Return the reduced arrays of a bucket that was begun with the same ones; see `exchange`.
+
+        In place of a target None, an array is valid until the next `begin` of the bucket.
+        """
+        return self.exchange(arrays, ops, weights, targets)
+
     def landing_place(
-        self, position: int, shape: Tuple[int, ...], dtype: np.dtype
+        self,
+        position: int,
+        shape: Tuple[int, ...],
+        dtype: np.dtype,
+        bucket: Optional[int] = None,
     ) -> Optional[np.ndarray]:
-        """Return memory for the array at a position of the next exchange, or None.
+        """Return memory for the array at a position of the next exchange, or bucket, or None.
 
         A function that computes the array there saves a copy. The memory is valid until that
         exchange has ended.

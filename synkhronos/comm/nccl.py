@@ -194,7 +194,7 @@ class NcclArrays(ArraysOver):
                 results[i] = result
         return results
 
-    def landing_place(self, position, shape, dtype):
+    def landing_place(self, position, shape, dtype, bucket=None):
         """Return None: positions count all arrays, not only those that go through memory."""
         return None
 

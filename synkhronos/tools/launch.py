@@ -272,13 +272,16 @@ def mpirun_line(
     options: argparse.Namespace,
     command: Sequence[str],
     variables: Mapping[str, str],
+    counts: Sequence[int] | None = None,
 ) -> list[str]:
-    """Return the command line that runs a command once on each machine."""
+    """Return the command line that runs a command on each machine: once, or `counts` times."""
+    each = [1] * len(hosts) if counts is None else counts
     arguments = _split_arguments(options.mpirun_args)
     _check_root(arguments)
     line = [find_mpirun()]
-    line += ["--host", ",".join(f"{host.name}:1" for host in hosts)]
-    line += ["-n", str(len(hosts)), "--map-by", "ppr:1:node", "--bind-to", "none"]
+    line += ["--host", ",".join(f"{host.name}:{count}" for host, count in zip(hosts, each))]
+    mapping = "ppr:1:node" if counts is None else "slot"
+    line += ["-n", str(sum(each)), "--map-by", mapping, "--bind-to", "none"]
     if options.agent:
         line += ["--mca", "plm", "ssh", "--mca", "plm_rsh_agent", options.agent]
     for name, value in _KEEPALIVE.items():

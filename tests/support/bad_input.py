@@ -95,6 +95,7 @@ RANKS.refuses("n_parallel", ValueError, ("2**70", "n_parallel must be at most 41
 RANKS.refuses("n_parallel", TypeError, ("np.True_", "n_parallel must be an integer or None"))
 FORK.refuses("use_gpu", ValueError, ("True", "use_gpu=True, but devices names cpu, cpu"))
 FORK.refuses("restart", TypeError, ("X", "restart must be True or False"))
+FORK.refuses("overlap", TypeError, ("X", "overlap must be True or False"))
 FORK.refuses("compress", ValueError, ("'float8'", "compress must be 'float16' or None"))
 FORK.refuses(
     "master_rank",

@@ -22,9 +22,11 @@ from support.waiting import wait_until
 
 import synkhronos as synk
 from synkhronos.__main__ import main
+from synkhronos.comm.mpi import all_reduce
 from synkhronos.tools.bench import (
     BENCHMARKS,
     call,
+    clusters,
     collectives,
     function,
     imports,
@@ -530,3 +532,134 @@ def test_scaling_says_what_is_wrong_with_a_file(tmp_path, capsys):
     assert scaling.main(parser.parse_args(["--plot", str(picture)])) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "Theano-MPI AlexNet-128b" in capsys.readouterr().out
+
+
+FAST = clusters.Cable(latency=0.0, bandwidth=1e9, call=0.0)
+LAYOUT = {
+    "counts": [1, 1],
+    "network": {"latency": 1e-4, "bandwidth": 1e9},
+    "rows": [
+        {"what": "call", "synkhronos": {"median": 0.001}},
+        {"what": "all_reduce", "bytes": 1024, "synkhronos": {"median": 0.0015}},
+        {"what": "all_reduce", "bytes": 1 << 24, "synkhronos": {"median": 1.6}},
+    ],
+    "steps": [],
+}
+
+
+def step_with(hidden, compute, nbytes=4_000_000):
+    figures = {"compute": {"median": compute}, "communication": {"median": 0.4}}
+    return {"hidden": hidden, "bytes": nbytes, **figures}
+
+
+@pytest.mark.parametrize("machines", [2, 3, 8])
+@pytest.mark.parametrize("n_chunks", [1, 5, 64])
+def test_the_busiest_machine_sends_what_all_reduce_sends(machines, n_chunks, monkeypatch):
+    """The model counts the bytes that `AllReduce` itself gives to each machine."""
+    for module in (all_reduce, clusters):
+        monkeypatch.setattr(module, "CHUNK", 128)
+    sent = bytes_sent(machines, n_chunks)
+    nbytes = n_chunks * all_reduce.CHUNK
+    assert clusters.busiest_bytes(machines, nbytes) == max(sent)
+    least = 2 * (machines - 1) / machines * nbytes
+    assert max(sent) >= least
+    assert n_chunks % machines or max(sent) == least
+
+
+def bytes_sent(machines, n_chunks):
+    """Return the bytes that each machine sends in an all-reduce that really happens."""
+    sent, waiting = [0] * machines, {}
+
+    class Wire:
+        def __init__(self, machine):
+            self.machine = machine
+
+        def send(self, machine, buffer, tag):
+            sent[self.machine] += buffer.nbytes
+            waiting.setdefault((self.machine, machine, tag), []).append(buffer.copy())
+            return Mock(Test=lambda: True)
+
+        def receive(self, machine, buffer, tag):
+            def has_come():
+                queue = waiting.get((machine, self.machine, tag))
+                if queue:
+                    buffer[...] = queue.pop(0)
+                    return True
+                return False
+
+            return Mock(Test=has_come)
+
+    arrays = [np.ones(n_chunks * all_reduce.CHUNK, np.int8) for _ in range(machines)]
+    works = [
+        all_reduce.AllReduce(Wire(number), number, machines, [array], ["max"], 1, 0)
+        for number, array in enumerate(arrays)
+    ]
+    while works:
+        works = [work for work in works if not work.progress()]
+    return sent
+
+
+def test_reductions_and_steps_on_machines():
+    assert clusters.reduction_seconds(2, 1e9, FAST) == pytest.approx(1 + clusters.MESSAGE_SECONDS)
+    small = clusters.reduction_seconds(9, 1000, FAST)
+    assert small == pytest.approx(8 * (clusters.MESSAGE_SECONDS + 1e-6))
+    slow = clusters.Cable(latency=0.1, bandwidth=1e9, call=0.0)
+    assert clusters.reduction_seconds(2, 1e9, slow) == pytest.approx(1.3, rel=1e-3)
+    alone, on = (clusters.step_seconds(2, 2, 1.5, 1e9, FAST, hidden) for hidden in (0, 1))
+    assert (alone, on) == (pytest.approx(3, rel=1e-3), pytest.approx(2, rel=1e-3))
+    # Overlap hides no more than there is to compute.
+    assert clusters.step_seconds(2, 2, 0.5, 1e9, FAST, 1) == pytest.approx(2.5, rel=1e-3)
+
+
+def test_figures_of_a_network_are_read_from_a_file():
+    cable, fit = clusters.measured({"layouts": [{**LAYOUT, "counts": [2, 2]}, LAYOUT]})
+    assert (cable.latency, cable.call, cable.machines, cable.hidden) == (1e-4, 0.001, 2, 0)
+    assert cable.bandwidth == pytest.approx((1 << 24) / 1.6, rel=1e-3)
+    assert [(nbytes, measured) for nbytes, _, measured in fit] == [(1024, 0.0015), (1 << 24, 1.6)]
+    assert fit[1][1] == pytest.approx(1.6)
+    # The step of the largest network that computes as long as it communicates.
+    steps = [step_with(0.9, 0.4, 1000), step_with(0.2, 0.01), step_with(0.5, 0.39)]
+    steps += [step_with(None, 0.4)]
+    assert clusters.measured({"layouts": [{**LAYOUT, "steps": steps}]})[0].hidden == 0.5
+    with pytest.raises(ValueError, match="no all_reduce of more than 32768 bytes"):
+        clusters.measured({"layouts": [{**LAYOUT, "rows": LAYOUT["rows"][:2]}]})
+
+
+def test_more_machines_are_modelled(capsys, tmp_path):
+    file = tmp_path / "network.json"
+    file.write_text(json.dumps({"layouts": [{**LAYOUT, "steps": [step_with(0.5, 0.4)]}]}))
+    assert main(["bench", "scaling", "--network", str(file), "--json"]) == 0
+    for curve in json.loads(capsys.readouterr().out):
+        for kind in ("weak", "strong"):
+            found = {
+                name: [curve["machines"][name][kind][str(n)] for n in clusters.MACHINES]
+                for name in ("off", "on")
+            }
+            for off, on, n in zip(found["off"], found["on"], clusters.MACHINES):
+                assert 0 < off <= on < n
+            assert kind == "strong" or found["off"] == sorted(found["off"])
+    assert main(["bench", "scaling", "--network", str(file), "--bandwidth", "10Gbit"]) == 0
+    shown = capsys.readouterr().out
+    assert "A model, no measurement: machines with 0.100 ms and 10000.0 Mbit/s between" in shown
+    assert "16,777,216" in shown and shown.count("Synkhronos ResNet-50") == 3
+    assert main(["bench", "scaling", "--latency", "1ms", "--bandwidth", "1GB"]) == 0
+    assert "1.000 ms and 8000.0 Mbit/s" in capsys.readouterr().out
+
+
+def test_wrong_figures_of_a_network(capsys, tmp_path):
+    assert main(["bench", "scaling", "--latency", "1ms"]) == 2
+    assert "--latency and --bandwidth go together" in capsys.readouterr().err
+    file = tmp_path / "network.json"
+    for wrong in ("{", "{}", '{"layouts": []}', '{"layouts": [{"counts": [1, 1]}]}'):
+        file.write_text(wrong)
+        assert main(["bench", "scaling", "--network", str(file)]) == 1
+        assert f"cannot use {file}: " in capsys.readouterr().err
+    for option, value, expected in [
+        ("--latency", "100", "expected a time such as 100us"),
+        ("--latency", "-1s", "expected a time"),
+        ("--bandwidth", "1T", "expected an amount for each second, such as 100Mbit"),
+        ("--bandwidth", "0Mbit", "expected an amount"),
+    ]:
+        with pytest.raises(SystemExit):
+            main(["bench", "scaling", f"{option}={value}"])
+        assert expected in capsys.readouterr().err

@@ -41,7 +41,7 @@ ONLY = {
     },
     "pygpu": {"_host.theano", "comm.nccl", "_machine.devices", "tools.info"},
     "posix_ipc": {"_machine.shared_memory", "tools.info"},
-    "mpi4py": {"comm.mpi", "tools.bench.peers"},
+    "mpi4py": {"comm.mpi", "tools.bench.peers", "tools.bench.machines.processes"},
     "torch": {"tools.bench.peers"},
     "keras": {"extensions.keras"},
     "matplotlib": {"profiling", "tools.bench"},

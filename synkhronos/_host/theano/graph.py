@@ -39,14 +39,24 @@ class _Call:
         self.failures = []
         self._comm, self._recorder = comm, recorder
 
-    def reduce(self, arrays, ops, targets):
-        """Return the reduced arrays; see `Communicator.exchange`."""
+    def reduce(self, arrays, ops, targets, bucket=None):
+        """Return the reduced arrays; see `Arrays.exchange`, and `Arrays.end` for a bucket."""
+        if bucket is None:
+            return self._recorded(arrays, self._comm.exchange, arrays, ops, self.weights, targets)
+        everything = bucket, arrays, ops, self.weights, targets
+        return self._recorded(arrays, self._comm.end, *everything)
+
+    def begin(self, bucket, arrays, ops):
+        """Begin to reduce a bucket; see `Arrays.begin`."""
+        self._recorded((), self._comm.begin, bucket, arrays, ops, self.weights)
+
+    def _recorded(self, moved, method, *arguments):
         try:
             if self._recorder is None:
-                return self._comm.exchange(arrays, ops, self.weights, targets)
+                return method(*arguments)
             with self._recorder.span("reduce") as span:
-                results = self._comm.exchange(arrays, ops, self.weights, targets)
-                span.moved(*arrays)
+                results = method(*arguments)
+                span.moved(*moved)
                 return results
         except BaseException as error:
             self.failures.append(error)
@@ -69,6 +79,11 @@ def reducing(comm, weights, rank, recorder=None):
         _call.reset(token)
 
 
+def current_call():
+    """Return the call that this rank computes for, or None outside of one."""
+    return _call.get()
+
+
 class AllReduce(gof.Op):
     """Reduces each input over the ranks; outside of a call, the identity.
 
@@ -77,6 +92,7 @@ class AllReduce(gof.Op):
     """
 
     __props__ = ("ops", "serials", "inplace", "lent")
+    bucket = None  # its number, if the reduction was begun before: see `overlapping`
 
     def __init__(self, ops, serials, inplace=False, lent=()):
         self.ops, self.serials, self.inplace = ops, serials, inplace
@@ -116,7 +132,8 @@ class AllReduce(gof.Op):
                 fits = kept is not None and kept.shape == x.shape
                 target = kept if fits else devices.empty_like(x)
             targets.append(target)
-        for storage, result in zip(output_storage, call.reduce(inputs, self.ops, targets)):
+        results = call.reduce(inputs, self.ops, targets, self.bucket)
+        for storage, result in zip(output_storage, results):
             storage[0] = result
 
     def do_constant_folding(self, node):
@@ -200,13 +217,14 @@ def rank_weight():
 class Landing(gof.Op):
     """An array, of any contents, for a product of matrices, in shared memory if possible.
 
-    `position` is the position of the product among the inputs of the AllReduce.
+    `position` is the position of the product among the inputs of the AllReduce; `bucket` is the
+    number of its bucket, if there are several.
     """
 
-    __props__ = ("position",)
+    __props__ = ("position", "bucket")
 
-    def __init__(self, position):
-        self.position = position
+    def __init__(self, position, bucket=None):
+        self.position, self.bucket = position, bucket
 
     def make_node(self, x, y):
         """Return the node, for the product of two matrices."""
@@ -222,7 +240,7 @@ class Landing(gof.Op):
         x, y = inputs
         shape, call, place = (x.shape[0], y.shape[1]), _call.get(), None
         if call is not None:
-            place = call.landing_place(self.position, shape, x.dtype)
+            place = call.landing_place(self.position, shape, x.dtype, self.bucket)
         output_storage[0][0] = np.empty(shape, x.dtype) if place is None else place
 
     def infer_shape(self, node, shapes):

@@ -39,6 +39,7 @@ from synkhronos._host.theano.functions import (
 )
 from synkhronos._host.theano.graph import all_reduce, communicates, rank_weight, reducing
 from synkhronos._host.theano.intercepting import CompiledFunction, intercept
+from synkhronos._host.theano.overlapping import overlap_reductions
 from synkhronos._host.theano.pickling import dump, load
 from synkhronos._host.theano.random_numbers import (
     is_state_equal,

@@ -19,6 +19,7 @@ from theano.tensor import TensorType, blas, constant
 
 from synkhronos._host.theano import devices
 from synkhronos._host.theano.graph import AllReduce, Landing
+from synkhronos._host.theano.overlapping import Overlap
 
 
 class _Fuse(gof.Optimizer):
@@ -69,22 +70,24 @@ class _Lend(gof.Optimizer):
 
     def apply(self, fgraph):
         nodes = [node for node in fgraph.apply_nodes if isinstance(node.op, AllReduce)]
-        if len(nodes) != 1 or not nodes[0].op.inplace:
+        if len(nodes) != 1 or not nodes[0].op.inplace or nodes[0].op.bucket is not None:
             return
         op, inputs, outputs = nodes[0].op, nodes[0].inputs, nodes[0].outputs
-        lent = tuple(_is_plain(output) and not _outlives(output) for output in outputs)
+        lent = tuple(may_be_lent(output) for output in outputs)
         if not any(lent):
             return
-        landing = [_land(x, i) if lent[i] else x for i, x in enumerate(inputs)]
+        landing = [land(x, i) if lent[i] else x for i, x in enumerate(inputs)]
         lender = AllReduce(op.ops, op.serials, inplace=True, lent=lent)
         fgraph.replace_all_validate(
             list(zip(outputs, lender(*landing, return_list=True))), reason="synkhronos_lend"
         )
 
 
-def _is_plain(variable):
+def may_be_lent(variable):
+    """Return whether an output of an AllReduce may stay where it is reduced."""
     # Half precision is reduced in single precision, so not in its own memory.
-    return type(variable.type) is TensorType and variable.dtype != "float16"
+    plain = type(variable.type) is TensorType and variable.dtype != "float16"
+    return plain and not _outlives(variable)
 
 
 def _outlives(variable):
@@ -99,14 +102,14 @@ def _outlives(variable):
     return False
 
 
-def _land(x, position):
+def land(x, position, bucket=None):
     """Return the same product, computed in a landing place; return `x` if it is no product."""
     op = getattr(x.owner, "op", None)
     if len(x.clients) > 1 or not isinstance(op, (blas.Dot22, blas.Dot22Scalar)):
         return x
     left, right, *scale = x.owner.inputs
     one, zero = (constant(np.asarray(number, x.dtype)) for number in (1, 0))
-    place = Landing(position)(left, right)
+    place = Landing(position, bucket)(left, right)
     product = blas.gemm_inplace(place, *(scale or [one]), left, right, zero)
     return product if product.type == x.type else x
 
@@ -121,7 +124,8 @@ modes.optdb.register(
     80,
     "synkhronos",
 )
-# After all optimizations that work in place.
+# After all optimizations that work in place. A function that overlaps has nothing left to lend.
+modes.optdb.register("synkhronos_overlap", Overlap(may_be_lent, land), 199, "synkhronos")
 modes.optdb.register("synkhronos_lend", _Lend(), 200, "synkhronos")
 
 

@@ -10,38 +10,47 @@ first rank of a machine here.
 
 import numpy as np
 
-from synkhronos._arithmetic.blocks import cut, reduce_block
 from synkhronos.comm import Aborted
+from synkhronos.comm.mpi.buckets import reduce_into_first
 from synkhronos.comm.shared.arrays import SharedArrays, reduce_whole, wide
 
 EQUAL, UNEQUAL = 1, 2  # verdicts of leaders
+_BUCKET_BITS = 16  # of the number of a bucket, beside the number of the run
 
 
 class MachinesArrays(SharedArrays):
     """One rank's part in reductions over several machines."""
 
-    def __init__(self, worker, storage, gate):
+    def __init__(self, worker, storage, gate, open_segment):
         super().__init__(worker, storage)  # `worker` is that of this machine
-        self._all = gate
+        self._all, self._open = gate, open_segment
+        self._call, self._runs = 0, {}  # a call, and how often it has begun each bucket
+        self._begun = {}  # bucket -> its id, and the key of its region, until it has ended
+        self._ended = {}  # bucket -> the key of its region, and the places of the results
+        self._seen = {}  # key -> places, and views of the first rank's boxes there
+
+    def close(self):
+        """Drop the views of other ranks' memory, which keep it mapped."""
+        super().close()
+        self._seen.clear()
 
     def exchange(self, arrays, ops, weights, targets):
         """Reduce arrays that every rank has computed, into arrays of its own."""
-        weighing = [weight for weight in weights if weight]
-        equal = len({*weighing}) == 1
-        divisor = len(weighing) if equal else sum(weights)
-        mine = weights[self._all.rank]
-        results = self.reduce(arrays, ops, weights, 1 if equal else mine or 1, divisor)
+        results = self.reduce(arrays, ops, weights, *_weigh(weights, self._all.rank))
         if isinstance(results, Unequal):
-            if results.of_ranks is None:
-                raise Aborted  # the leader of this machine says why
-            raise ValueError(
-                f"all_reduce got arrays of different shapes on the ranks: in rank order, "
-                f"{results.of_ranks}."
-            )
+            self._refuse(results.of_ranks)
         return [
-            result.copy() if target is None else reduce_whole("sum", [result], target, 1)
+            result.copy() if target is None else _into(target, result)
             for result, target in zip(results, targets)
         ]
+
+    def _refuse(self, shapes):
+        """Raise for arrays of these shapes on the ranks, which only leaders know."""
+        if shapes is None:
+            raise Aborted  # the leader of this machine says why
+        raise ValueError(
+            f"all_reduce got arrays of different shapes on the ranks: in rank order, {shapes}."
+        )
 
     def reduce(self, arrays, ops, weights, factor, divisor):
         """Return views of the reduced arrays, valid until the next exchange; or Unequal."""
@@ -51,10 +60,7 @@ class MachinesArrays(SharedArrays):
         if self._exchanges[1] == 1:
             self._storage.begin()
         layout = tuple((wide(a.dtype).str, a.shape) for a in arrays)
-        region = self._storage.region_of(key)
-        if region and region.layout != layout:
-            arrays = [a.copy() if any(a is b for b in region.arrays) else a for a in arrays]
-        boxes = self._storage.room_for(key, layout)
+        arrays, boxes = self._boxes_for(key, layout, arrays)
         self._fill(arrays, ops, boxes, factor, False)
         self._storage.post()
         gate.meet()
@@ -65,7 +71,7 @@ class MachinesArrays(SharedArrays):
         first = self._all.first
         counting = [r for r in range(worker.n_ranks) if weights[first + r]]
         if is_equal:
-            self._reduce_here(everyone, ops, counting)
+            reduce_into_first(everyone, ops, counting, worker.n_ranks, worker.rank)
             if worker.n_ranks > 1:
                 gate.meet()
         answer = None
@@ -77,22 +83,6 @@ class MachinesArrays(SharedArrays):
             return Unequal(answer)
         return everyone[0]
 
-    def _reduce_here(self, everyone, ops, counting):
-        """Reduce this rank's share of the boxes of this machine into those of its first rank."""
-        worker = self._worker
-        if not counting:
-            if worker.rank == 0:
-                for op, box in zip(ops, everyone[0]):
-                    box.fill(identity(op, box.dtype))
-            return
-        if counting == [0]:
-            return
-        sources = [everyone[rank] for rank in counting]
-        values = list(zip(everyone[0], *sources))
-        for position, (out, *blocks) in cut(values, worker.n_ranks, worker.rank):
-            op = "sum" if ops[position] == "avg" else ops[position]
-            reduce_block(op, blocks, out, 1)
-
     def _reduce_between(self, key, ops, divisor, is_equal, layout):
         gate = self._all
         id = gate.next_id()
@@ -100,11 +90,73 @@ class MachinesArrays(SharedArrays):
         # With the machine: no other one's is the same, even if its ranks differ in the same way.
         here = (kinds, shapes[0]) if is_equal else ("unequal", gate.layout.machine, shapes)
         places = self._storage.places(0, key) if is_equal else []
+        gate.hold_interrupts()
         gate.link.reduce(id, places, ops, divisor, here, gate.compress)
-        layouts = gate.wait_for_answer(id)
-        if layouts is None:
-            return None
-        found = []
+        layouts = gate.wait_for_reduction(id)
+        return None if layouts is None else self._of_ranks(layouts)
+
+    def begin(self, bucket, arrays, ops, weights):
+        """Begin to reduce a bucket: copy the arrays into boxes, and tell the carrier."""
+        gate, worker = self._all, self._worker
+        if gate.is_leader:
+            gate.hold_interrupts()  # ranks may get results before this one waits for them
+        if self._call != gate.sequence:
+            self._call = gate.sequence
+            for kept in (self._runs, self._begun, self._ended):
+                kept.clear()
+            self._storage.begin()
+        run = self._runs.get(bucket, 0)
+        key = self._next_key(bucket)
+        factor, divisor = _weigh(weights, gate.rank)
+        layout = tuple((wide(a.dtype).str, a.shape) for a in arrays)
+        arrays, boxes = self._boxes_for(key, layout, arrays)
+        self._fill(arrays, ops, boxes, factor, False)
+        # All ranks begin the same buckets in the same order; the carriers count with this number.
+        number = run << _BUCKET_BITS | bucket + 1
+        id = gate.session, gate.sequence, number
+        self._runs[bucket] = run + 1
+        self._begun[bucket] = id, key
+        counting = [r for r in range(worker.n_ranks) if weights[gate.first + r]]
+        places = self._storage.places(worker.rank, key)
+        how = counting, ops, divisor, gate.compress
+        gate.begin_bucket(number, id, worker.rank, worker.n_ranks, places, layout, *how)
+
+    def end(self, bucket, arrays, ops, weights, targets):
+        """Return the results of a bucket, in arrays of this rank if need be.
+
+        The first end waits for all buckets. If a rank fails before it has begun the last one, no
+        rank has used a result: else they would have different values of shared variables.
+        """
+        for each, (id, key) in sorted(self._begun.items()):
+            layouts, places = self._all.wait_for_bucket(id)
+            if layouts is not None:
+                self._refuse(self._of_ranks(layouts) if self._all.is_leader else None)
+            self._ended[each] = key, places
+        self._begun.clear()
+        results = self._results(*self._ended[bucket])
+        return [_into(target, result) for result, target in zip(results, targets)]
+
+    def _results(self, key, places):
+        if self._worker.rank == 0:
+            return self._storage.region_of(key).arrays
+        known = self._seen.get(key)
+        if known is None or known[0] != places:
+            segment = self._open(places[0][0])
+            views = [segment.array(*place) for _, *place in places]
+            known = self._seen[key] = places, views, segment
+        return known[1]
+
+    def _next_key(self, bucket):
+        if bucket is None:
+            return self._next_scratch()
+        # In turns, where a function runs several times in a call: a rank that is ahead fills one
+        # region while others still use the results in the other.
+        run = self._runs.get(bucket, 0) if self._call == self._all.sequence else 0
+        return f"bucket {bucket} {run % 2}"
+
+    def _of_ranks(self, layouts):
+        """Return the shapes on each rank, of the layouts of all machines."""
+        gate, found = self._all, []
         for n_ranks, each in zip(gate.layout.counts, layouts):
             found += each[2] if each[0] == "unequal" else [each[1]] * n_ranks
         if all(shapes == found[0] for shapes in found):
@@ -125,21 +177,16 @@ class Unequal:
         self.of_ranks = of_ranks
 
 
-def identity(op, dtype):
-    """Return the number that changes nothing in a reduction.
+def _weigh(weights, rank):
+    """Return what an average multiplies this rank's arrays with, and divides the sum by."""
+    weighing = [weight for weight in weights if weight]
+    equal = len({*weighing}) == 1
+    return (1, len(weighing)) if equal else (weights[rank] or 1, sum(weights))
 
-    >>> identity("max", np.dtype("int8")), identity("prod", np.dtype("f4")), identity("avg", "f8")
-    (-128, 1, 0)
-    """
-    dtype = np.dtype(dtype)
-    if op in ("avg", "sum", "prod"):
-        return int(op == "prod")
-    if dtype.kind == "b":
-        return op == "min"
-    if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        return limits.max if op == "min" else limits.min
-    return np.inf if op == "min" else -np.inf
+
+def _into(target, result):
+    """Return a result, copied into its target if there is one."""
+    return result if target is None else reduce_whole("sum", [result], target, 1)
 
 
 def _about_dtypes(hosts, dtypes):

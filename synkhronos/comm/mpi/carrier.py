@@ -45,7 +45,8 @@ from synkhronos._machine.processes import StopWatch  # noqa: E402
 from synkhronos._machine.shared_memory import Segments  # noqa: E402
 from synkhronos.comm.mpi.channel import Channel, Closed  # noqa: E402
 from synkhronos.comm.mpi.fetches import Fetches, problem_here  # noqa: E402
-from synkhronos.comm.mpi.transfers import Round, Spread, bytes_of, parts  # noqa: E402
+from synkhronos.comm.mpi.reductions import Reductions  # noqa: E402
+from synkhronos.comm.mpi.transfers import Spread, bytes_of, parts  # noqa: E402
 
 # MPI has to be asked whether something has come. For a moment the carrier asks all the time. Then
 # it sleeps between two looks, and leaves the core to the ranks: the longer nothing has happened,
@@ -83,10 +84,7 @@ class Carrier:
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # to refuse connections with
         self._sending = []  # (request, buffer)
         self._receiving = []  # (request, buffer, what to do then); also some that is sent
-        self._rounds = {}  # id -> Round
-        self._ready = {}  # id -> machine -> announcement
-        self._over = {}  # machine -> session, call, number of exchanges: of an aborted call
-        self._begun = 0, 0, 0  # the last reduction that was begun here
+        self._reductions = Reductions(self)
         self._spreads = {}  # id -> Spread
         self._settling = None  # (channel, id, session, sequence)
         self._settled = 0, 0  # the last call in which the ranks here will begin nothing more
@@ -112,7 +110,7 @@ class Carrier:
             elif now - last < _AWAKE_SECONDS:
                 os.sched_yield()
             else:
-                busy = self._rounds or self._receiving or self._sending
+                busy = self._reductions.are_under_way or self._receiving or self._sending
                 idle = 0 if busy else now - last
                 nap = next(nap for limit, nap in _NAPS if idle < limit)
             if now - self._beat > HEARTBEAT_SECONDS:
@@ -128,7 +126,7 @@ class Carrier:
     def fail(self, reason):
         """End all carriers after an error that no rank can be told of."""
         self.has_lost = True
-        self._tell_all("end", reason)
+        self.tell_all("end", reason)
         self.post(self._leader, "end", reason, self.machine)
         self._send_what_is_left()
 
@@ -165,7 +163,8 @@ class Carrier:
             self.post(channel, "failed", rest[0], problem_here(error))
 
     def _handler(self, name):
-        return getattr(self, name, None) or getattr(self._fetches, name)
+        those = self, self._fetches, self._reductions
+        return next(getattr(each, name) for each in those if hasattr(each, name))
 
     def _ready_sockets(self, seconds):
         """Return the descriptors of sockets that can be read; wait for one at most so long."""
@@ -217,7 +216,7 @@ class Carrier:
         del self._channels[channel.fileno()]
         if channel is self._leader:
             # It has ended without a word: the other machines end their parts.
-            self._tell_all("end", f"The first process on {socket.gethostname()} has ended")
+            self.tell_all("end", f"The first process on {socket.gethostname()} has ended")
             self.is_running = False
         channel.close()
 
@@ -247,48 +246,33 @@ class Carrier:
         for _, _, then in have_come:
             happened = True
             then()
-        for id, work in list(self._rounds.items()):
-            if work.progress():
-                happened = True
-                del self._rounds[id]
+        happened |= self._reductions.progress()
         if self._settling is not None:
             self._settle()
         return happened
 
     def _settle(self):
-        """Drop reductions that not all machines have begun; answer when none is open."""
+        """Answer the leader when no reduction of a call that was given up is open any more."""
         channel, id, *call = self._settling
-        for key, work in list(self._rounds.items()):
-            if not work.has_started and self._is_given_up(key):
-                del self._rounds[key]
         self._drop_spreads()
-        if not any(key[:2] == tuple(call) for key in (*self._rounds, *self._spreads)):
-            self._drop_announcements()
+        call = tuple(call)
+        if not self._reductions.have(call) and not any(key[:2] == call for key in self._spreads):
+            self._reductions.drop_announcements(self.is_over)
             self._settling = None
             self.post(channel, "done", id, None)
 
     def _drop_spreads(self):
         for key, spread in list(self._spreads.items()):
-            if self._is_over(key) and not spread.is_open:
+            if self.is_over(key) and not spread.is_open:
                 del self._spreads[key]
 
-    def _drop_announcements(self):
-        for key in [key for key in self._ready if self._is_over(key) and key not in self._rounds]:
-            del self._ready[key]
-
-    def _is_over(self, id):
+    def is_over(self, id):
         """Return whether the ranks here begin nothing more in the call of a reduction."""
         return id[0] <= self._left or id[:2] <= self._settled
 
     def has_left(self, session):
         """Return whether a session has ended here."""
         return session <= self._left
-
-    def _is_given_up(self, key):
-        session, sequence, number = key
-        return any(
-            over[:2] == (session, sequence) and over[2] < number for over in self._over.values()
-        )
 
     def _send_heartbeats(self, now):
         others = self._others if self.machine == 0 else [0]
@@ -304,7 +288,7 @@ class Carrier:
         where, for_long = f"on {socket.gethostname()}", f"was stopped for {LOST_SECONDS:.0f} s"
         leader = os.getppid()
         if self._stop_watch.seconds(leader) > LOST_SECONDS:
-            self._tell_all("end", f"The first process {where} {for_long}")
+            self.tell_all("end", f"The first process {where} {for_long}")
             self.is_running = False
             os.kill(leader, signal.SIGKILL)
         for rank, pid in list(self._workers.items()):
@@ -335,7 +319,8 @@ class Carrier:
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         self._sending.append((self._comm.Isend([data, MPI.BYTE], machine, _MESSAGE), data))
 
-    def _tell_all(self, *message):
+    def tell_all(self, *message):
+        """Send a message to the carriers of all other machines."""
         for machine in self._others:
             self.tell(machine, *message)
 
@@ -371,22 +356,11 @@ class Carrier:
         """
         self._left = max(self._left, session)
         self._workers = {}
-        for key in [key for key, work in self._rounds.items() if not work.has_started]:
-            if self._is_over(key):
-                del self._rounds[key]
         self._drop_spreads()
-        self._drop_announcements()
+        self._reductions.leave(self.is_over)
         if self._settling is not None and self._settling[2] <= session:
             self._settling = None
         self._segments.forget_all()
-
-    def from_rank_reduce(self, channel, id, places, ops, divisor, layout, compress):
-        """Reduce arrays over the machines, in place."""
-        arrays = [self.open(place) for place in places]
-        work = Round(self, channel, id, arrays, ops, divisor, layout, compress)
-        self._rounds[id], self._begun = work, id
-        for machine in self._others:
-            self.tell(machine, "ready", id, layout, work.inline)
 
     def from_rank_spread(self, channel, id, root, places):
         """Copy arrays from the machine `root` to all others; answer when they are there."""
@@ -410,7 +384,7 @@ class Carrier:
     def from_machine_spreading(self, machine, id, sizes):
         """Receive arrays, into their places if the ranks here have named these already."""
         # Of a call that is over it is received, too: the next array must not be taken for it.
-        spread = Spread() if self._is_over(id) else self._spreads.setdefault(id, Spread())
+        spread = Spread() if self.is_over(id) else self._spreads.setdefault(id, Spread())
         for array in spread.announce(sizes):
             for part in parts(array):
                 spread.left += 1
@@ -424,16 +398,14 @@ class Carrier:
             spread.answer()
 
     def from_rank_settle(self, channel, id, session, sequence):
-        """Tell all which reductions of a call were begun here; answer when none is open."""
-        begun = self._begun[2] if self._begun[:2] == (session, sequence) else 0
-        self._over[self.machine] = session, sequence, begun
+        """Give up a call; answer when none of its reductions is open."""
+        self._reductions.from_rank_give_up(channel, session, sequence)
         self._settled = max(self._settled, (session, sequence))
-        self._tell_all("over", session, sequence, begun)
         self._settling = channel, id, session, sequence
 
     def from_rank_end(self, channel, reason):
         """End this carrier, and those of all other machines."""
-        self._tell_all("end", reason)
+        self.tell_all("end", reason)
         self.is_running = False
 
     def from_machine_alive(self, machine):
@@ -448,29 +420,10 @@ class Carrier:
         self.post(self._leader, "end", reason, machine)
         self.is_running = False
 
-    def from_machine_over(self, machine, session, sequence, begun):
-        """Take note of how many exchanges of an aborted call another machine has begun."""
-        self._over[machine] = session, sequence, begun
-
-    def from_machine_ready(self, machine, id, layout, inline):
-        """Take note that another machine has begun an all-reduce."""
-        if self._is_over(id) and id not in self._rounds:
-            return  # of a call that this machine has left without it
-        self._ready.setdefault(id, {})[machine] = layout, inline
-
     def open(self, place):
         """Return an array of a rank of this machine, where it is."""
         segment, dtype, shape, offset = place
         return self._segments.attach(segment).array(dtype, shape, offset)
-
-    def announcements(self, id):
-        """Return the announcements of a round by other machines: machine -> layout, arrays."""
-        return self._ready.get(id, {})
-
-    def close_round(self, channel, id, answer):
-        """Answer the rank that waits for a round."""
-        self._ready.pop(id, None)
-        self.post(channel, "done", id, answer)
 
 
 def now_silent(seconds):

@@ -35,7 +35,7 @@ class MachinesCommunicator(Communicator):
         base = SharedMemory(on_release, lambda: gate.check_alive(milliseconds=1000))
         storage = Storage(here, base)
         memory = MachinesMemory(base, gate)
-        arrays = MachinesArrays(here, storage, gate)
+        arrays = MachinesArrays(here, storage, gate, base.open)
         outputs = MachinesOutputs(SharedOutputs(base), SharedOutputs(base), memory, gate)
         variables = MachinesVariables(here, storage, arrays, memory, gate)
         super().__init__(memory, variables, outputs, arrays)

@@ -11,66 +11,22 @@ A leader is its machine's first process. To the workers of its machine it is wha
 its own; to the master it is a worker. Each command passes each machine's gate once, so all gates
 number the commands alike.
 
-A rank that raises aborts the call on its machine; its leader tells the others. A leader that leaves
-a call with all-reduces that other machines may never come to first settles them: all leaders say
-how many they have begun, and the carriers drop those that not all have.
+A rank that raises aborts the call on its machine; its leader tells the others. The carriers then
+decide which all-reduces of the call go on: see `synkhronos.comm.mpi.reductions`. A leader ends the
+call when none is under way.
 """
 
-import contextlib
-import pickle
 import select
-from dataclasses import dataclass
 
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos.comm import Aborted, Gate, reports
-from synkhronos.comm.shared.gate import MAX_SLOTS, PATIENCE_SECONDS
-from synkhronos.errors import SessionError, WorkerDied
+from synkhronos.comm.mpi.link import Line
+from synkhronos.comm.mpi.transfers import GIVEN_UP
+from synkhronos.comm.shared.gate import PATIENCE_SECONDS
+from synkhronos.errors import SessionError
 
 _HEARTBEAT_SECONDS = 1.0
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The ranks of each machine: they follow one another.
-
-    Attributes
-    ----------
-    counts : tuple of int
-        The number of ranks of each machine.
-    hosts : tuple of str
-    machine : int
-        This process's.
-    """
-
-    counts: tuple
-    hosts: tuple
-    machine: int
-
-    @property
-    def n_ranks(self):
-        """The number of ranks of all machines."""
-        return sum(self.counts)
-
-    def first(self, machine=None):
-        """Return the first rank of a machine; of this one by default."""
-        return sum(self.counts[: self.machine if machine is None else machine])
-
-    def machine_of(self, rank):
-        """Return the machine of a rank."""
-        return next(m for m in range(len(self.counts)) if rank < self.first(m + 1))
-
-    def ranks(self, machine=None):
-        """Return the ranks of a machine; of this one by default."""
-        machine = self.machine if machine is None else machine
-        return range(self.first(machine), self.first(machine + 1))
-
-
-@dataclass(frozen=True)
-class Nothing:
-    """A command that does nothing, in place of one that a leader could not read."""
-
-    def run(self, worker):
-        """Do nothing."""
+_LOOK_SECONDS = 0.05  # between two looks at what sends no message: an abort here, a held Ctrl-C
 
 
 class GateOfMachines(Gate):
@@ -90,6 +46,8 @@ class GateOfMachines(Gate):
         The number of the session in this job.
     compress : bool
         Whether floats cross the network in half precision.
+    line : Line
+        This rank's own connection with the carrier.
     """
 
     def __init__(self, local, layout, plan, link):
@@ -102,7 +60,9 @@ class GateOfMachines(Gate):
         local.first_rank, local.host = self.first, layout.hosts[layout.machine]
         self._poll = select.poll()
         self._poll.register(link.channel, select.POLLIN)
+        self.line = Line(link.name)
         self._is_worker = False
+        self._held = ()  # not empty when a Ctrl-C has come that is held
         self._exchanged = {}  # id -> machine -> object
         self._aborted = 0  # the last call that another machine has aborted
         self._count = 0, 0  # a call, and the number of exchanges and reductions in it
@@ -179,6 +139,7 @@ class GateOfMachines(Gate):
         """Tell every rank, on all machines, to leave the call that is under way."""
         self.local.abort()
         if not self._is_worker:
+            self.link.give_up(self.session, self.sequence)
             self.link.tell(None, ("abort", self.session, self.sequence))
 
     def _hear(self, rank, answer):
@@ -219,6 +180,62 @@ class GateOfMachines(Gate):
         self.wait(has_come, in_call)
         return answer
 
+    def begin_bucket(self, number, *part):
+        """Tell the carrier that this rank has begun a bucket, the `number`-th of this call."""
+        if self._is_worker:
+            self.line.begin_bucket(*part)
+            return
+        self._count = self.sequence, number
+        self.link.begin_bucket(*part)
+
+    def wait_for_bucket(self, id):
+        """Wait for the end of a bucket; return what the carrier says of it.
+
+        That is None, or the layouts of all machines if they differ, and the places of the results.
+
+        Raises
+        ------
+        Aborted
+            As `wait_for_reduction`.
+        """
+        if not self._is_worker:
+            return self.wait_for_reduction(id)
+        answer = self.line.wait_for_bucket(id)
+        if answer == GIVEN_UP:
+            raise Aborted
+        return answer
+
+    def wait_for_reduction(self, id):
+        """Wait for the end of a reduction between the machines; return the carrier's answer.
+
+        If the call is aborted meanwhile, or a Ctrl-C is held, the carriers decide. A reduction that
+        all machines have begun goes on to its end, because some ranks may use its result already:
+        then all do, the master too, and the Ctrl-C is raised when the call ends.
+
+        Raises
+        ------
+        Aborted
+            If a machine has not begun the reduction; then no rank has a result.
+        """
+        answer, asked = None, False
+
+        def has_come():
+            nonlocal answer, asked
+            there, answer = self.link.answer(id)
+            is_aborted = self._aborted == self.sequence or self.local.is_aborted
+            if not there and not asked and (is_aborted or self._held):
+                asked = True
+                self.link.give_up(self.session, self.sequence)
+            return there
+
+        self.wait(has_come, may_leave=False, look_seconds=_LOOK_SECONDS)
+        if answer == GIVEN_UP:
+            raise Aborted
+        return answer
+
+    def hold_interrupts(self):
+        """Delay a Ctrl-C until the end of the call: what follows, all ranks do, or none."""
+
     def meet(self):
         """Wait inside a call until every rank of all machines has come."""
         self.local.meet()
@@ -242,13 +259,13 @@ class GateOfMachines(Gate):
         self.local.meet()
         return self.local.ballot(leader)
 
-    def wait(self, has_come, in_call=True):
-        """Take messages until `has_come` returns true.
+    def wait(self, has_come, in_call=True, may_leave=True, look_seconds=_HEARTBEAT_SECONDS):
+        """Take messages until `has_come` returns true; ask it every `look_seconds` at least.
 
         Raises
         ------
         Aborted
-            In a call that another machine has aborted.
+            In a call that another machine has aborted, if `may_leave`.
         WorkerDied
             If a worker has died, or a machine is lost.
         """
@@ -261,10 +278,11 @@ class GateOfMachines(Gate):
                 return
             if in_call and self._aborted == self.sequence:
                 self.local.abort()
-                raise Aborted
+                if may_leave:
+                    raise Aborted
             if in_call and self._left:
                 self._check_not_left()
-            ready = self._poll.poll(1000 * _HEARTBEAT_SECONDS)
+            ready = self._poll.poll(1000 * look_seconds)
             if any(fd != self.link.channel.fileno() for fd, _ in ready):
                 self.check_alive()
             if not ready:
@@ -339,223 +357,3 @@ class GateOfMachines(Gate):
     def wait_settled(self, id):
         """Wait for the answer of `settle`."""
         self.wait(lambda: self.link.answer(id)[0], in_call=False)
-
-
-class MasterGate(GateOfMachines):
-    """The gate of the master, and of the workers of its machine."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.link.first_rank_of = self.layout.first
-        self._slots = {}
-        self._finished = 0
-        self._is_dismissed = False
-        self._done = {}  # machine -> what its leader has sent for the present call
-        self._rows = {}
-        self.on_parts = lambda parts: None  # takes a machine's outputs
-
-    @property
-    def is_open(self):
-        """Whether the workers may still be in a call."""
-        return self.local.is_open or self._finished != self.sequence
-
-    def start(self, command):
-        """Pass the start barriers of all machines."""
-        self._take_messages()
-        if self.is_open:
-            self.drain()
-        if self.link.is_fetching:  # what a Ctrl-C has left: until then ranks keep their memory
-            self.wait(lambda: not self.link.is_fetching, in_call=False)
-        self.errors.clear()
-        slot, payload = self._slots.get(command), None
-        if slot is None:
-            payload = pickle.dumps(command, pickle.HIGHEST_PROTOCOL)
-            if len(self._slots) >= MAX_SLOTS:
-                self._slots.clear()
-            slot = len(self._slots)
-        self.check_alive()
-        # Together: all machines start the command, or none.
-        with interrupts_held():
-            self._done.clear()
-            self._left = {}
-            self.link.begin_call()
-            number = self.sequence + 1
-            self.link.tell(None, ("command", self.session, number, slot, payload))
-            self.local.start(command)
-        self._slots[command] = slot
-
-    def finish(self):
-        """Wait until every rank of all machines has reached the finish barrier."""
-        self.local.finish()
-        for rank, error in self.local.errors.items():
-            self.errors[self.first + rank] = error
-        self.local.errors.clear()
-        if self.errors and self._aborted < self.sequence:
-            self.link.tell(None, ("abort", self.session, self.sequence))
-            self._aborted = self.sequence
-        if self._aborted == self.sequence or self.local.is_aborted:
-            self.settle()
-        self.wait(lambda: not self.missing(), in_call=False)
-        for machine, (rows, errors, answers, parts) in sorted(self._done.items()):
-            self._rows[machine] = rows
-            self.errors.update(errors)
-            if parts is not None:
-                self.on_parts(parts)
-            for rank, answer in answers:
-                self.on_answer(rank, answer)
-        if self.errors:
-            self._slots.clear()
-        self._finished = self.sequence
-
-    @property
-    def ranks_here(self):
-        """The ranks of the master's machine."""
-        return self.layout.ranks()
-
-    def dismiss(self):
-        """Tell the leaders and the carrier that the session is over."""
-        if self._is_dismissed:
-            return
-        with interrupts_held(), contextlib.suppress(WorkerDied):  # the job may be over, too
-            self._is_dismissed = True
-            self.on_over()
-            self.link.tell(None, ("over", self.session))
-
-    def missing(self):
-        """Return the hosts that have not finished the call."""
-        others = range(1, len(self.layout.counts))
-        return [self.layout.hosts[m] for m in others if m not in self._done]
-
-    def rows(self):
-        """Return the numbers that the ranks reported in the last call, in rank order."""
-        rows = list(self.local.rows())
-        for machine in range(1, len(self.layout.counts)):
-            rows += self._rows[machine]
-        return rows
-
-    def have_left(self):
-        """Return the machines that have ended the call -> their number of reductions."""
-        return {**self._left, 0: self.begun}
-
-    def _on_done(self, machine, session, sequence, begun, *content):
-        if (session, sequence) == (self.session, self.sequence):
-            self._done[machine] = content
-            self._left[machine] = begun
-
-    def _on_died(self, machine, session, message, rank, exitcode):
-        if session == self.session:
-            raise WorkerDied(message, rank, exitcode)
-
-    def _on_lost(self, machine, host, why):
-        raise WorkerDied(
-            f"Machine {host} is lost: {why}. The session has ended, and the job with it."
-        )
-
-
-class LeaderGate(GateOfMachines):
-    """The gate of another machine's leader, and of its workers."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self._commands = {}
-        self._next = None
-        self.parts = lambda: None  # returns what the master gets of the ranks of this machine
-        self.answers = []
-        self.has_ended = False
-        self._finished = 0
-
-    @property
-    def is_open(self):
-        """Whether the workers of this machine may still be in a call."""
-        return self.local.is_open
-
-    def start(self, command):
-        """Start a command on this machine."""
-        self.local.start(command)
-
-    def finish(self):
-        """Finish a command on this machine."""
-        self.local.finish()
-
-    def rows(self):
-        """Return the numbers that the ranks of this machine reported."""
-        return list(self.local.rows())
-
-    def next_command(self):
-        """Wait for the master's next command, and start it on this machine."""
-        if self._is_worker:
-            return self.local.next_command()
-        self.wait(lambda: self._next is not None or self.has_ended, in_call=False)
-        if self.has_ended:
-            raise SessionOver
-        (slot, payload), self._next = self._next, None
-        self._left = {}
-        self.link.begin_call()
-        self.answers.clear()
-        try:
-            if payload is not None:
-                self._commands[slot] = pickle.loads(payload)
-        except BaseException:
-            self.local.start(Nothing())
-            raise
-        command = self._commands[slot]
-        self.local.start(command)
-        if self._aborted == self.sequence:
-            self.local.abort()  # the message came before the call was started here
-        return command
-
-    def worker_finish(self, reply=None, error=None):
-        """Wait for the workers of this machine; tell the master how the command has ended."""
-        if self._is_worker:
-            return self.local.worker_finish(reply, error)
-        if error is not None:
-            self.local.abort()
-        elif reply is not None:
-            self._hear(self.local.rank, reply)
-        self.local.finish()
-        errors = {self.first + rank: each for rank, each in self.local.errors.items()}
-        self.local.errors.clear()
-        if error is not None:
-            errors[self.rank] = reports.report_on(error)
-        if errors:
-            self.link.tell(None, ("abort", self.session, self.sequence))
-        if errors or self.local.is_aborted or self._aborted == self.sequence:
-            self.settle()
-        parts = None
-        if not errors:
-            try:
-                parts = self.parts()
-            except Exception as problem:  # there may be no shared memory for them
-                errors[self.rank] = reports.report_on(problem)
-        content = self.rows(), errors, list(self.answers), parts
-        self._finished = self.sequence
-        self.link.tell(0, ("done", self.session, self.sequence, self.begun, *content))
-        return None
-
-    def _on_abort(self, machine, session, sequence):
-        super()._on_abort(machine, session, sequence)
-        if session == self.session and sequence == self._finished:
-            # This machine has ended the call: the carriers of the others wait to know how.
-            self.link.settle(("settled", session, sequence), session, sequence)
-
-    def _on_command(self, machine, session, sequence, slot, payload):
-        if session == self.session:
-            self._next = slot, payload
-
-    def _on_over(self, machine, session):
-        if session == self.session:
-            self.has_ended = True
-
-    def _on_wish(self, machine, *rest):
-        self.has_ended = True  # the master begins another session
-        return True
-
-    def wait(self, has_come, in_call=True):
-        """Take messages until `has_come`; leave if the session is over."""
-        super().wait(lambda: has_come() or self.has_ended, in_call)
-        if self.has_ended and not has_come():
-            raise SessionOver
-
-
-class SessionOver(BaseException):
-    """The master has ended the session: leave it at once."""

@@ -9,12 +9,47 @@ from typing import Optional, Tuple
 
 import numpy as np
 
-from synkhronos.comm.mpi.gate import Layout
 from synkhronos.errors import SessionError
 
 # Each names the number of processes of a job: Open MPI, MPICH and Intel MPI, Slurm's steps.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 _FACTS = ("host", "Synkhronos", "Theano", "NumPy", "Python")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The ranks of each machine: they follow one another.
+
+    Attributes
+    ----------
+    counts : tuple of int
+        The number of ranks of each machine.
+    hosts : tuple of str
+    machine : int
+        This process's.
+    """
+
+    counts: tuple
+    hosts: tuple
+    machine: int
+
+    @property
+    def n_ranks(self):
+        """The number of ranks of all machines."""
+        return sum(self.counts)
+
+    def first(self, machine=None):
+        """Return the first rank of a machine; of this one by default."""
+        return sum(self.counts[: self.machine if machine is None else machine])
+
+    def machine_of(self, rank):
+        """Return the machine of a rank."""
+        return next(m for m in range(len(self.counts)) if rank < self.first(m + 1))
+
+    def ranks(self, machine=None):
+        """Return the ranks of a machine; of this one by default."""
+        machine = self.machine if machine is None else machine
+        return range(self.first(machine), self.first(machine + 1))
 
 
 @dataclass(frozen=True)

@@ -127,12 +127,20 @@ class Link:
         """Begin an all-reduce over the machines; `answer` tells of its end."""
         self._send("reduce", id, places, ops, divisor, layout, compress)
 
+    def begin_bucket(self, *message):
+        """Tell the carrier that this rank has begun a bucket; `answer` tells of its end."""
+        self._send("bucket", *message)
+
     def spread(self, id, root, places):
         """Begin to copy arrays from one machine to all others; `answer` tells of its end."""
         self._send("spread", id, root, places)
 
+    def give_up(self, session, sequence):
+        """Give up what not all machines have begun of a call; waiting ranks get an answer."""
+        self._send("give_up", session, sequence)
+
     def settle(self, id, session, sequence):
-        """Give up what not all machines have begun of an aborted call; see `answer`."""
+        """Give up a call; `answer` tells when no reduction of it is open any more."""
         self._send("settle", id, session, sequence)
 
     def answer(self, id):
@@ -147,7 +155,7 @@ class Link:
             return False, None
         answer = self._answers.pop(id)
         if isinstance(answer, _Failure):
-            raise SessionError(f"Data did not come or go between machines: {answer}")
+            raise SessionError(f"{_NOT_COME}: {answer}")
         return True, answer
 
     def fetch(self, call, machine, place):
@@ -232,6 +240,9 @@ class Link:
         self.channel.close()
 
 
+_NOT_COME = "Data did not come or go between machines"
+
+
 class _Failure(str):
     """Why a request has failed, in place of its answer."""
 
@@ -257,35 +268,65 @@ class JobEnded(WorkerDied):
         self.is_regular = message is None
 
 
-class Fetcher:
-    """A worker's connection with the carrier, for the arrays that it fetches; made when needed."""
+class Line:
+    """A rank's own connection with the carrier, for what leaders don't do for it.
+
+    That is the arrays that it fetches and, on workers, buckets. It is made when it is needed.
+    """
 
     def __init__(self, name):
         self._name, self._channel, self._numbers = name, None, 0
+        self._answers = {}
         self._stop_watch = StopWatch()
 
     def fetch(self, call, machine, place, rows, axis):
         """Return the place in shared memory, here, of rows of an array of another machine."""
+        self._numbers += 1
+        self._send("fetch", self._numbers, call, machine, place, rows, axis)
+        return self._wait_for(self._numbers)
+
+    def begin_bucket(self, *message):
+        """Begin a bucket; see `Link.begin_bucket`."""
+        self._send("bucket", *message)
+
+    def wait_for_bucket(self, id):
+        """Wait for the end of a bucket; return the carrier's answer."""
+        answer = self._wait_for(id)
+        for old in [each for each in self._answers if isinstance(each, tuple) and each < id]:
+            if old[:2] < id[:2]:
+                del self._answers[old]  # of a call that was left early
+        return answer
+
+    def _send(self, *message):
         try:
             if self._channel is None:
                 connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 connection.connect(f"\0{self._name}")
                 self._channel = Channel(connection)
-            self._numbers += 1
-            self._channel.send(("fetch", self._numbers, call, machine, place, rows, axis))
-            while True:
+            self._channel.send(message)
+        except (Closed, ConnectionError):
+            raise self._ended() from None
+
+    def _wait_for(self, id):
+        try:
+            while id not in self._answers:
                 if not self._channel.wait(_LOOK_SECONDS):
                     self._look_after_carrier()
                 for name, number, answer in self._channel.receive():
-                    if number is None:
-                        self.close()  # the carrier could not take the connection
-                    if name == "failed" and number in (None, self._numbers):
-                        raise SessionError(f"An array of another machine did not come: {answer}")
-                    if number == self._numbers:
-                        return answer
+                    if number is None:  # the carrier could not take the connection
+                        self.close()
+                        raise SessionError(f"{_NOT_COME}: {answer}")
+                    self._answers[number] = answer if name == "done" else _Failure(answer)
         except (Closed, ConnectionError):
-            self.close()
-            raise JobEnded("The carrier of this machine has ended.") from None
+            raise self._ended() from None
+        answer = self._answers.pop(id)
+        if isinstance(answer, _Failure):
+            raise SessionError(f"{_NOT_COME}: {answer}")
+        return answer
+
+    def _ended(self):
+        self.close()
+        return JobEnded("The carrier of this machine has ended.")
 
     def _look_after_carrier(self):
         if self._stop_watch.seconds(self._channel.peer) > _STOPPED_SECONDS:
@@ -296,3 +337,4 @@ class Fetcher:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+        self._answers.clear()

@@ -6,7 +6,6 @@ these cross the network, and what several ranks of a machine need whole crosses 
 """
 
 from synkhronos.comm import Memory
-from synkhronos.comm.mpi.link import Fetcher
 
 
 class MachinesMemory(Memory):
@@ -14,7 +13,6 @@ class MachinesMemory(Memory):
 
     def __init__(self, base, gate):
         self._base, self._gate = base, gate
-        self._fetcher = Fetcher(gate.link.name)
         self._arena = {}  # the carrier's segments with what this rank has fetched
         if gate.layout.machine == 0:
             self.fetch = base.fetch
@@ -31,7 +29,7 @@ class MachinesMemory(Memory):
     def fetch(self, reference, rows=None, buffer=None, axis=0):
         """Return the array, or some of its rows: a copy, valid until the end of the command."""
         place = reference.segment, reference.dtype, reference.shape, 0
-        return self._view(*self._fetcher.fetch(self._gate.call_number, 0, place, rows, axis))
+        return self._view(*self._gate.line.fetch(self._gate.call_number, 0, place, rows, axis))
 
     def fetch_from(self, rank, reference):
         """Return, on the master, a copy of an array that a rank has made."""
@@ -78,5 +76,5 @@ class MachinesMemory(Memory):
 
     def close(self):
         """Close the connection with the carrier."""
-        self._fetcher.close()
+        self._gate.line.close()
         self._arena.clear()

@@ -4,6 +4,7 @@ import numpy as np
 
 from synkhronos.comm.mpi.all_reduce import AllReduce, reduce_all
 
+GIVEN_UP = "given up"  # the answer about a reduction that not all machines have begun
 SMALL = 1 << 15  # bytes that travel in the message that announces them
 _PART = 1 << 20  # bytes of an array in one message
 _REDUCE, _TAGS = 1 << 12, 1 << 13  # the first tag of all-reduces, and half their number
@@ -60,10 +61,14 @@ class Spread:
 
 
 class Round:
-    """An all-reduce, from its announcement to its answer."""
+    """An all-reduce, from its announcement to its answer.
 
-    def __init__(self, carrier, channel, id, arrays, ops, divisor, layout, compress):
-        self._carrier, self._channel, self._id = carrier, channel, id
+    `answer` is called at its end: with None, with the layouts of all machines if these differ, or
+    with GIVEN_UP.
+    """
+
+    def __init__(self, carrier, owner, id, arrays, ops, divisor, layout, compress, answer):
+        self._carrier, self._owner, self._id, self._answer = carrier, owner, id, answer
         self._arrays, self._ops, self._divisor = arrays, ops, divisor
         self._layout, self._compress = layout, compress
         nbytes = sum(array.nbytes for array in arrays)
@@ -80,9 +85,9 @@ class Round:
         if self._work is not None:
             if not self._work.progress():
                 return False
-            self._carrier.close_round(self._channel, self._id, None)
+            self.end(None)
             return True
-        carrier, others = self._carrier, self._carrier.announcements(self._id)
+        carrier, others = self._carrier, self._owner.announcements(self._id)
         if len(others) < carrier.n_machines - 1:
             return False
         layouts = [
@@ -90,7 +95,7 @@ class Round:
             for machine in range(carrier.n_machines)
         ]
         if any(layout != self._layout for layout in layouts):
-            carrier.close_round(self._channel, self._id, layouts)
+            self.end(layouts)
             return True
         if self.inline is not None:
             sources = [
@@ -98,7 +103,7 @@ class Round:
                 for machine in range(carrier.n_machines)
             ]
             reduce_all(sources, self._ops, self._divisor, self._compress, self._arrays)
-            carrier.close_round(self._channel, self._id, None)
+            self.end(None)
             return True
         _, sequence, number = self._id
         tag = _REDUCE + 2 * ((31 * sequence + number) % _TAGS)
@@ -113,6 +118,11 @@ class Round:
             self._compress,
         )
         return False
+
+    def end(self, layouts):
+        """Answer."""
+        self._owner.forget_announcements(self._id)
+        self._answer(layouts)
 
 
 def bytes_of(array):

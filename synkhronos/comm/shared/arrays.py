@@ -49,12 +49,7 @@ class SharedArrays(Arrays):
         if self._exchanges[1] == 1:
             self._storage.begin()  # the last call has ended on all ranks
         layout = tuple((wide(a.dtype).str, a.shape) for a in arrays)
-        region = self._storage.region_of(key)
-        if region and region.layout != layout:
-            # Some arrays may have been computed in boxes of the old layout, whose memory the new
-            # boxes take.
-            arrays = [a.copy() if any(a is b for b in region.arrays) else a for a in arrays]
-        boxes = self._storage.room_for(key, layout)
+        arrays, boxes = self._boxes_for(key, layout, arrays)
         in_shares = len(weighing) > _ALL_READ_ALL or sum(box.nbytes for box in boxes) > _LITTLE
         own = self._fill(arrays, ops, boxes, factor, in_shares)
         self._storage.post()
@@ -74,17 +69,29 @@ class SharedArrays(Arrays):
             for op, each, target in zip(ops, sources, targets)
         ]
 
-    def landing_place(self, position, shape, dtype):
+    def _boxes_for(self, key, layout, arrays):
+        """Return the arrays, and boxes of their layout; of arrays in other boxes, copies."""
+        region = self._storage.region_of(key)
+        if region and region.layout != layout:
+            # They have been computed in boxes of the old layout, whose memory the new boxes take.
+            arrays = [a.copy() if any(a is b for b in region.arrays) else a for a in arrays]
+        return arrays, self._storage.room_for(key, layout)
+
+    def landing_place(self, position, shape, dtype, bucket=None):
         """Return the box for the array at a position of the next exchange, or None.
 
         Only for functions with one exchange: in others the next one might not be that of the array.
         """
-        region = self._storage.region_of(self._next_scratch())
+        region = self._storage.region_of(self._next_key(bucket))
         # A Ctrl-C can leave a region without a layout.
         if region is None or region.layout is None or position >= len(region.arrays):
             return None
         box = region.arrays[position]
         return box if box.shape == shape and box.dtype == dtype else None
+
+    def _next_key(self, bucket):
+        # A bucket may not be the next to be exchanged.
+        return self._next_scratch() if bucket is None else None
 
     def _next_scratch(self):
         """Return the key of the next exchange's region; in a new call, begin with the first."""

@@ -5,6 +5,7 @@ BENCHMARKS = {
     "collectives": "synkhronos.tools.bench.collectives",
     "function": "synkhronos.tools.bench.function",
     "import": "synkhronos.tools.bench.imports",
+    "machines": "synkhronos.tools.bench.machines",
     "scaling": "synkhronos.tools.bench.scaling",
     "training": "synkhronos.tools.bench.training",
 }

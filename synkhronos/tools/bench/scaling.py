@@ -9,6 +9,10 @@ all-reduce, L its latency, and O all other time of a call, waiting included. The
 nothing overlaps; that every device has its own memory bandwidth, which cores of one machine do not;
 and that B does not fall with n, although it does between machines. Efficiency is C divided by T(n).
 
+With figures of a network, from ``synkhronos bench machines --json`` or given, it says what 8 to 64
+machines would give, each with as many devices as were measured: see the model in
+`synkhronos.tools.bench.clusters`.
+
 The measurements are those of ``synkhronos bench training --json``, beside published ones: those of
 Theano-MPI (Ma, Mao and Taylor 2016, arXiv:1605.08325; the table of its README, Tesla K80, seconds
 for 5120 images, computing + communicating), and that of Synkhronos (Stooke and Abbeel 2017,
@@ -21,7 +25,7 @@ import math
 import sys
 from pathlib import Path
 
-from synkhronos.tools.bench import options
+from synkhronos.tools.bench import clusters, options
 
 DEVICES = (1, 2, 4, 8, 16, 32, 64)
 LATENCY = 20e-6  # seconds: a barrier between processes, and the start of a kernel on each device
@@ -74,6 +78,24 @@ def add_arguments(parser):
         nargs="?",
         help="output of `synkhronos bench training --json`; without it published results only",
     )
+    parser.add_argument(
+        "--network",
+        metavar="FILE",
+        help="output of `synkhronos bench machines --json FILE`, for a model of 8 to 64 machines",
+    )
+    parser.add_argument(
+        "--latency",
+        type=clusters.seconds,
+        metavar="TIME",
+        help="of the network between machines, such as 100us; with --network in place of its",
+    )
+    parser.add_argument(
+        "--bandwidth",
+        type=clusters.rate,
+        metavar="RATE",
+        help="of the network in each direction, such as 100Mbit or 1.2GB; with --network in place "
+        "of its",
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.add_argument("--plot", metavar="FILE.png", help="draw efficiency against devices")
 
@@ -83,17 +105,42 @@ def main(args) -> int:
     if not options.can_plot(args.plot):
         return 1
     curves = published()
-    if args.file:
-        try:
+    cable, fit, file = None, [], args.file
+    try:
+        if args.file:
             curves += measured(json.loads(Path(args.file).read_text()))
-        except (OSError, *NONSENSE) as error:
-            print(f"cannot use {args.file}: {type(error).__name__}: {error}", file=sys.stderr)
-            return 1
+        file = args.network
+        if args.network:
+            cable, fit = clusters.measured(json.loads(Path(args.network).read_text()))
+    except (OSError, *NONSENSE) as error:
+        print(f"cannot use {file}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    if args.network or args.latency or args.bandwidth:
+        try:
+            cable = clusters.with_figures(cable, args.latency, args.bandwidth)
+        except ValueError as error:
+            print(error, file=sys.stderr)
+            return 2
+        for curve in curves:
+            curve["machines"] = clusters.speedups(curve, _on_devices(curve), cable)
     print(json.dumps(curves, indent=2) if args.json else text(curves))
+    if cable is not None and not args.json:
+        print("\n" + clusters.text(curves, cable, fit))
     if args.plot:
         plot(curves, args.plot)
         print(f"wrote {args.plot}", file=sys.stderr)
     return 0
+
+
+def _on_devices(curve):
+    """Return a function: compute time -> the time of a step on the devices of one machine."""
+    return lambda compute: step_seconds(
+        curve["ranks"],
+        compute,
+        curve["bytes"],
+        curve["bandwidth"],
+        overhead=curve["overhead"],
+    )
 
 
 def step_seconds(n, compute, nbytes, bandwidth, latency=LATENCY, overhead=0.0):
@@ -164,15 +211,15 @@ def measured(results):
         # One rank uses all cores, so it does not measure one device.
         points = {s["number"]: serial / s["seconds"] for s in ranked if s["number"] > 1}
         title = "".join(c if c.isprintable() else "?" for c in found["title"])
-        curves.append(_curve(title, compute, nbytes, bandwidth, overhead, points))
-        curves[-1]["ranks"] = n
+        curves.append(_curve(title, compute, nbytes, bandwidth, overhead, points, n))
     return curves
 
 
-def _curve(name, compute, nbytes, bandwidth, overhead, points):
+def _curve(name, compute, nbytes, bandwidth, overhead, points, n_ranks=8):
     alone = step_seconds(1, compute, nbytes, bandwidth)
     return {
         "name": name,
+        "ranks": n_ranks,
         "compute": compute,
         "bytes": nbytes,
         "bandwidth": bandwidth,

@@ -1,0 +1,103 @@
+"""Buckets: reductions that a function begins long before it needs the results.
+
+    rank      fills boxes ── ("bucket", id, boxes) ──▶ carrier                and computes on
+    carrier   when all ranks of its machine have come: reduces into the boxes of the first rank,
+              then between the machines ── ("done", id, places) ──▶ all ranks of its machine
+    rank      uses the boxes of the first rank where they are, or copies them
+
+No rank waits for another one, or for the carrier, before it needs a result.
+"""
+
+import numpy as np
+
+from synkhronos._arithmetic.blocks import cut, reduce_block
+
+
+class Bucket:
+    """A bucket on the carrier, until all ranks of the machine have begun it."""
+
+    def __init__(self, n_ranks):
+        self._channels = []
+        self._places = [None] * n_ranks
+        self._layouts = [None] * n_ranks
+
+    def add(self, rank, channel, places, layout):
+        """Take the part of one rank, counted on this machine."""
+        self._channels.append(channel)
+        self._places[rank], self._layouts[rank] = places, layout
+
+    def answer(self, post, *message):
+        """Send a message to all ranks that have begun it."""
+        for channel in self._channels:
+            post(channel, *message)
+
+    @property
+    def is_complete(self):
+        """Whether all ranks of this machine have begun it."""
+        return len(self._channels) == len(self._places)
+
+    def layout(self, machine):
+        """Return the dtypes and shapes that the ranks of this machine have, for comparison.
+
+        If they differ, it is the layout of no other machine, even if its ranks differ alike.
+        """
+        first, *others = self._layouts
+        kinds = [kind for kind, _ in first]
+        shapes = [[shape for _, shape in layout] for layout in self._layouts]
+        if all(layout == first for layout in others):
+            return kinds, shapes[0]
+        return "unequal", machine, shapes
+
+    @property
+    def places(self):
+        """The places of the results: the boxes of the first rank."""
+        return self._places[0]
+
+    def reduce(self, open_place, ops, counting):
+        """Reduce the boxes of some ranks into those of the first; return these."""
+        boxes = [[open_place(place) for place in places] for places in self._places]
+        reduce_into_first(boxes, ops, counting, 1, 0)
+        return boxes[0]
+
+
+def reduce_into_first(everyone, ops, counting, n_parts, part):
+    """Reduce a part of the boxes of some ranks into those of the first rank.
+
+    Parameters
+    ----------
+    everyone : list of list of numpy.ndarray
+        The boxes of each rank of this machine.
+    ops : tuple of str
+    counting : list of int
+        The ranks, counted on this machine, that have rows.
+    n_parts, part : int
+        Which part of each array is to be reduced here.
+    """
+    if not counting:
+        if part == 0:
+            for op, box in zip(ops, everyone[0]):
+                box.fill(identity(op, box.dtype))
+        return
+    if list(counting) == [0]:
+        return
+    sources = [everyone[rank] for rank in counting]
+    for position, (out, *blocks) in cut(list(zip(everyone[0], *sources)), n_parts, part):
+        op = "sum" if ops[position] == "avg" else ops[position]
+        reduce_block(op, blocks, out, 1)
+
+
+def identity(op, dtype):
+    """Return the number that changes nothing in a reduction.
+
+    >>> identity("max", np.dtype("int8")), identity("prod", np.dtype("f4")), identity("avg", "f8")
+    (-128, 1, 0)
+    """
+    dtype = np.dtype(dtype)
+    if op in ("avg", "sum", "prod"):
+        return int(op == "prod")
+    if dtype.kind == "b":
+        return op == "min"
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return limits.max if op == "min" else limits.min
+    return np.inf if op == "min" else -np.inf

@@ -1,0 +1,129 @@
+"""The processes of MPI in ``synkhronos bench machines``, one for each rank of Synkhronos.
+
+The first one reads what to do, and tells the others. Between their turns these sleep between two
+looks, and not in MPI, which would keep a core busy.
+"""
+
+import json
+import socket
+import sys
+import time
+
+import numpy as np
+
+from synkhronos.tools.bench.machines.programs import answer
+
+_TAG = 1
+_LOOK_SECONDS = 0.002
+_PIECE = 1 << 15  # bytes: MPI asks the receiver before it sends larger messages
+_MESSAGE_BYTES = 256  # about those of a call, to each machine and back
+
+_clock = time.perf_counter
+
+
+def main():
+    """Do what the benchmark asks for, until it says that this is all."""
+    import mpi4py
+
+    mpi4py.rc.threads = False  # MPI is faster without locks
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    process = Process(MPI)
+    lines = iter(sys.stdin) if comm.rank == 0 else None
+    while True:
+        if comm.rank == 0:
+            message = json.loads(next(lines, '{"do": "stop"}'))
+            for other in range(1, comm.size):
+                comm.send(message, other, _TAG)
+        else:
+            while not comm.Iprobe(0, _TAG):
+                time.sleep(_LOOK_SECONDS)
+            message = comm.recv(source=0, tag=_TAG)
+        name = message.pop("do")
+        if name == "stop":
+            return
+        result = getattr(process, name)(**message)
+        if comm.rank == 0:
+            answer(result)
+
+
+class Process:
+    """One process: a method for each thing that it is asked for; the first one's result counts."""
+
+    def __init__(self, mpi):
+        self._mpi, self._comm = mpi, mpi.COMM_WORLD
+        self._array = np.zeros(0, "float32")
+
+    def hello(self):
+        """Return the version of MPI, and the hosts of all processes."""
+        hosts = self._comm.gather(socket.gethostname())
+        return {"version": self._mpi.Get_library_version().split(",")[0].strip(), "hosts": hosts}
+
+    def check(self, nbytes):
+        """Return whether a reduction is right in all processes."""
+        comm = self._comm
+        array = np.arange(nbytes // 4, dtype="float32") % 7 + comm.rank
+        expected = comm.size * (array - comm.rank) + comm.size * (comm.size - 1) // 2
+        comm.Allreduce(self._mpi.IN_PLACE, [array, self._mpi.FLOAT])
+        is_right = comm.gather(bool(np.array_equal(array, expected)))
+        return comm.rank > 0 or all(is_right)
+
+    def all_reduce(self, nbytes, warm, count):
+        """Return the seconds of the slowest process in each of some sums, made in place."""
+        if self._array.nbytes != nbytes:
+            self._array = np.full(nbytes // 4, 0, "float32")  # full() writes all pages
+        buffer = [self._array, self._mpi.FLOAT]
+        return self._slowest(lambda: self._comm.Allreduce(self._mpi.IN_PLACE, buffer), warm, count)
+
+    def call(self, warm, count):
+        """Return the same of what a call sends: a message to all, and a sum of their numbers."""
+        comm = self._comm
+        message, number, total = bytearray(_MESSAGE_BYTES), np.zeros(1), np.zeros(1)
+
+        def run():
+            comm.Bcast([message, self._mpi.BYTE])
+            comm.Reduce(number, total)
+
+        return self._slowest(run, warm, count)
+
+    def _slowest(self, run, warm, count):
+        comm, seconds = self._comm, []
+        for _ in range(warm + count):
+            comm.Barrier()
+            begin = _clock()
+            run()
+            seconds.append(_clock() - begin)
+        every = comm.gather(seconds[warm:])
+        return np.max(every, axis=0).tolist() if comm.rank == 0 else None
+
+    def network(self, other, nbytes, count):
+        """Return the latency in seconds, and bytes per second in each of both directions at once.
+
+        They are those between the first process and another one.
+        """
+        comm = self._comm
+        if comm.rank not in (0, other):
+            return None
+        peer = other if comm.rank == 0 else 0
+        small, large = np.zeros(1, np.uint8), np.zeros(nbytes, np.uint8)
+        received = np.zeros(nbytes, np.uint8)
+        trips, exchanges = [], []
+        for _ in range(20 * count):
+            begin = _clock()
+            if comm.rank == 0:
+                comm.Send(small, peer)
+                comm.Recv(small, peer)
+            else:
+                comm.Recv(small, peer)
+                comm.Send(small, peer)
+            trips.append(_clock() - begin)
+        pieces = range(0, nbytes, _PIECE)
+        for _ in range(1 + count):
+            begin = _clock()
+            under_way = [comm.Irecv(received[at : at + _PIECE], peer) for at in pieces]
+            under_way += [comm.Isend(large[at : at + _PIECE], peer) for at in pieces]
+            self._mpi.Request.Waitall(under_way)
+            exchanges.append(_clock() - begin)
+        latency = float(np.median(trips[count:])) / 2
+        return {"latency": latency, "bandwidth": nbytes / float(np.median(exchanges[1:]))}

@@ -1,0 +1,383 @@
+"""``synkhronos bench machines``: its two programs, its turns and figures, and the whole of it."""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+import theano
+from support import on_hosts
+from support.leaks import nothing_left
+from support.waiting import wait_until
+
+import synkhronos as synk
+from synkhronos.__main__ import main
+from synkhronos.extensions import update_rules
+from synkhronos.tools import launch
+from synkhronos.tools.bench import machines, networks
+from synkhronos.tools.bench.machines import measure, programs, session
+from synkhronos.tools.bench.machines.programs import Program, ProgramError
+from synkhronos.tools.launch import Host
+
+
+def options(*given):
+    parser = argparse.ArgumentParser()
+    machines.add_arguments(parser)
+    return parser.parse_args(given)
+
+
+def test_without_machines_it_says_what_it_needs(monkeypatch, capsys):
+    for name in ("SLURM_JOB_NODELIST", "PBS_NODEFILE"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["bench", "machines"]) == 2
+    error = capsys.readouterr().err
+    assert "can't measure machines: there is no allocation of Slurm or PBS" in error
+    assert "--hosts node0:2,node1:2" in error
+    assert main(["bench", "machines", "--hosts", "node0"]) == 2
+    assert "node0 is one machine alone, and nothing crosses a network" in capsys.readouterr().err
+    assert main(["bench", "machines", "--hosts", "a b"]) == 2
+    assert "--hosts: 'a b' is not a machine" in capsys.readouterr().err
+
+
+def test_the_machines_of_an_allocation_are_found(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-3]")
+    found = launch.find_hosts(options(), os.environ)
+    assert machines.layouts(found, None) == [
+        [Host("node1", 1), Host("node2", 1), Host("node3", 1)],
+        [Host("node1"), Host("node2"), Host("node3")],
+    ]
+    assert machines.layouts(found[:2], [1, 2]) == [
+        [Host("node1", 1), Host("node2", 1)],
+        [Host("node1", 2), Host("node2", 2)],
+    ]
+    ones = [Host("a", 1), Host("b", 1)]
+    assert machines.layouts(ones, None) == [ones]
+
+
+def test_a_file_needs_a_folder(tmp_path, capsys):
+    for wrong in (tmp_path / "nothing" / "f.json", tmp_path):
+        assert main(["bench", "machines", "--hosts", "a,b", "--json", str(wrong)]) == 2
+        assert f"--json can't write {wrong}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--ranks", "1,0", "expected a number from 1 on, got '0'"),
+        ("--ranks", "", "expected a number from 1 on, got ''"),
+        ("--sizes", "3", "'3' is no number of bytes"),
+        ("--networks", "cnn", "'cnn' is no network; there are: mlp, dense"),
+        ("--batch", "-5", "expected a number from 1 on"),
+        ("--seconds", "0", "expected a number above 0"),
+        ("--threads-per-rank", "two", "expected a number from 1 on"),
+    ],
+)
+def test_options_are_checked(option, value, message, capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "machines", option, value])
+    assert message in capsys.readouterr().err
+
+
+ECHO = """
+import json, os, sys, time
+for line in sys.stdin:
+    message = json.loads(line)
+    print("noise", flush=True)
+    if message["do"] == "stop": break
+    if message["do"] == "die": print("I am ill", file=sys.stderr); sys.exit(3)
+    if message["do"] == "sleep": time.sleep(60)
+    os.write(1, ("\\n" + MARK + json.dumps(message) + "\\n").encode())
+"""
+
+
+def echo():
+    line = [sys.executable, "-c", f"MARK = {programs.MARK!r}\n{ECHO}"]
+    return Program("Echo", line)
+
+
+def test_a_program_answers_until_it_is_told_to_stop():
+    with nothing_left(), echo() as program:
+        assert program.ask("add", number=7) == {"do": "add", "number": 7}
+        assert program.ask("add", text="x" * 1500)["text"] == "x" * 1500
+        process = program._process
+    assert process.returncode == 0
+
+
+def test_a_program_that_ends_is_told_of():
+    with nothing_left(), pytest.raises(ProgramError) as raised, echo() as program:
+        program.ask("die")
+    assert str(raised.value) == "Echo ended (die). It said:\nI am ill"
+    with nothing_left(), pytest.raises(
+        ProgramError, match=r"Echo ended \(add\)"
+    ), echo() as program:
+        program._process.kill()
+        program._process.wait()
+        program.ask("add")
+
+
+def test_a_program_that_hangs_is_ended():
+    told = pytest.raises(ProgramError, match=r"took too long \(sleep\)")
+    with nothing_left(), told, echo() as program:
+        program.ask("sleep", seconds=0.1)
+
+
+def test_programs_end_with_the_benchmark():
+    code = (
+        "import sys\nfrom synkhronos.tools.bench.machines.programs import Program\n"
+        "with Program('Sleep', ['sleep', '60']) as program:\n"
+        "    print(program._process.pid, flush=True)\n"
+        "    program.ask('nothing')\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as benchmark:
+        slept = psutil.Process(int(benchmark.stdout.readline()))
+        benchmark.kill()
+    wait_until(lambda: not slept.is_running() or slept.status() == psutil.STATUS_ZOMBIE, 10)
+
+
+class Fake:
+    """A program whose times are made up."""
+
+    def __init__(self, name, losses=(2.0, 1.0, 0.5)):
+        self.name, self.losses = name, list(losses)
+        self.session, self.asked = None, []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        pass
+
+    def ask(self, do, **message):
+        self.asked.append(do)
+        return getattr(self, f"_{do}")(**message)
+
+    def _fork(self, overlap, compress, threads_per_rank):
+        self.session = "on" if overlap else "float16" if compress else "off"
+        assert threads_per_rank == 1
+        return [2, 2]
+
+    def _hello(self):
+        return {"version": "Open MPI v5", "hosts": ["a", "a", "b", "b"]}
+
+    def _check(self, nbytes):
+        return True
+
+    def _network(self, other, nbytes, count):
+        assert other == 2  # the first process of the second machine
+        return {"latency": 1e-4, "bandwidth": 12.5e6}
+
+    def _call(self, warm, count):
+        return [0.001] * count
+
+    def _all_reduce(self, nbytes, warm, count):
+        speed = {"float16": 2e7, "off": 1e7}.get(self.session, 0.5e7)
+        return [nbytes / speed] * count
+
+    def _size(self, network):
+        return {"title": f"a {network}", "bytes": 4_000_000}
+
+    def _losses(self, network, rows, count):
+        return self.losses[:count]
+
+    def _step(self, network, rows, part, warm, count):
+        compute, communication = 0.001 * rows, 0.4
+        seconds = {"compute": compute, "communication": communication}
+        hidden = min(compute, communication) / 2 if self.session == "on" else 0
+        return [seconds.get(part, compute + communication - hidden)] * count
+
+
+@pytest.fixture
+def fakes(monkeypatch):
+    """Put fakes in place of the programs; return a function that makes them."""
+
+    def put(**kwargs):
+        sessions = [Fake("Synkhronos", **kwargs), Fake("overlap")]
+        made = [*sessions]
+        monkeypatch.setattr(programs, "session", lambda hosts, args: made.pop(0))
+        monkeypatch.setattr(programs, "processes", lambda hosts, counts, args: Fake("MPI"))
+        return sessions
+
+    return put
+
+
+ARGUMENTS = ["--hosts", "a:2,b:2", "--sizes", "1K,1M", "--networks", "mlp", "--seconds", "0.1"]
+ARGUMENTS += ["--threads-per-rank", "1"]
+HOSTS = [Host("a", 2), Host("b", 2)]
+
+
+def test_figures_of_a_layout(fakes):
+    fakes()
+    found = measure.measure(HOSTS, options(*ARGUMENTS), set())
+    assert (found["machines"], found["counts"]) == (["a", "b"], [2, 2])
+    assert found["network"] == {"latency": 1e-4, "bandwidth": 12.5e6}
+    call, small, large = found["rows"]
+    assert (call["what"], small["bytes"], large["bytes"]) == ("call", 1024, 1 << 20)
+    assert "float16" not in call and call["mpi"]["least"] == 0.001
+    figures = [large[name]["median"] for name in ("synkhronos", "mpi", "float16")]
+    assert figures == [(1 << 20) / speed for speed in (1e7, 0.5e7, 2e7)]
+    assert large["synkhronos"]["count"] >= measure.ROUNDS
+    usual, balanced = found["steps"]
+    assert (usual["rows"], balanced["rows"]) == (512, 400)
+    assert [balanced[part]["median"] for part in ("compute", "communication")] == [0.4, 0.4]
+    assert balanced["hidden"] == pytest.approx(0.5)
+    assert usual["hidden"] == pytest.approx(0.2 / 0.4)
+    assert json.loads(json.dumps(found)) == found
+    text = machines.text(found)
+    assert text.startswith("2 machines, 2 ranks each: a, b\nMPI: Open MPI v5, 4 processes.")
+    assert "0.100 ms, 100.0 Mbit/s each way" in text
+    [line] = [line for line in text.splitlines() if line.startswith("all_reduce     1,048,576")]
+    expected = "104.858 (104.858) 209.715 (209.715) 0.50 (0.50) 52.429 (52.429) 0.50 84.086"
+    assert " ".join(line.split()[2:]) == expected
+    last = text.splitlines()[-1]
+    assert " ".join(last.split()) == "a mlp 4.0 400 400.00 400.00 800.00 600.00 50 %"
+    fakes()
+    assert measure.measure(HOSTS, options(*ARGUMENTS), {(2, 2)}) is None
+
+
+def test_training_can_be_left_out(fakes):
+    _, overlapping = fakes()
+    found = measure.measure(HOSTS, options(*ARGUMENTS, "--no-training"), set())
+    assert found["steps"] == [] and "step of training" not in machines.text(found)
+    assert not overlapping.asked
+
+
+def test_training_that_overlap_changes_is_refused(fakes):
+    fakes(losses=[2.0, 1.0, 0.6])
+    with pytest.raises(ProgramError, match="mlp does not train with overlap as without"):
+        measure.measure(HOSTS, options(*ARGUMENTS), set())
+
+
+def test_wrong_sums_and_processes_elsewhere_are_refused(fakes, monkeypatch):
+    fakes()
+    monkeypatch.setattr(Fake, "_check", lambda self, nbytes: self.name != "MPI")
+    with pytest.raises(ProgramError, match=r"MPI computed a wrong all_reduce\."):
+        measure.measure(HOSTS, options(*ARGUMENTS), set())
+    fakes()
+    elsewhere = {"version": "Open MPI v5", "hosts": ["a", "a", "a", "b"]}
+    monkeypatch.setattr(Fake, "_hello", lambda self: elsewhere)
+    with pytest.raises(ProgramError, match=r"MPI has its processes on a, a, a, b"):
+        measure.measure(HOSTS, options(*ARGUMENTS), set())
+
+
+def test_rows_are_chosen_from_what_was_measured():
+    asked = []
+
+    def compute(rows):
+        asked.append(rows)
+        return 0.05 + 0.001 * rows + (0.0001 * rows if rows > 3000 else 0)
+
+    rows = measure.balance(compute, 4.0, 512, 2, 8192)
+    assert compute(rows) == pytest.approx(4.0, rel=0.02)
+    assert measure.balance(compute, 100.0, 512, 2, 3000) == 6000  # the most
+    noisy = iter([0.2, 0.1, 0.1, 0.1, 0.1])
+    most = measure.balance(lambda rows: next(noisy), 1.0, 512, 2, 8192)
+    assert 512 <= most <= 16384
+
+
+@contextlib.contextmanager
+def ranks():
+    """Yield what measures Synkhronos, in this process."""
+    floatx = theano.config.floatX
+    theano.config.floatX = "float32"
+    try:
+        yield session.Ranks()
+    finally:
+        theano.config.floatX = floatx
+        synk.close()
+
+
+def test_the_ranks_measure_reductions_and_calls(no_session, monkeypatch, quickly_compiled):
+    monkeypatch.setenv("SYNKHRONOS_DEVICES", "cpu,cpu")
+    with ranks() as measured:
+        assert measured.fork(overlap=False, compress=False, threads_per_rank=1) == [2]
+        assert measured.check(4000)
+        for nbytes in (1024, 40_000, 1024):
+            seconds = measured.all_reduce(nbytes, warm=2, count=3)
+            assert len(seconds) == 3 and min(seconds) > 0
+            for rank in range(2):
+                assert synk.get_value(rank, measured._vector).nbytes == nbytes
+        assert len(measured.call(warm=1, count=2)) == 2
+        assert float(measured._call()) == 20
+        measured.fork(overlap=False, compress=True, threads_per_rank=1)
+        assert len(measured.all_reduce(1024, warm=0, count=1)) == 1
+        assert float(measured._call()) == 20
+
+
+def test_the_ranks_train_as_serial_theano(no_session, monkeypatch, quickly_compiled):
+    monkeypatch.setenv("SYNKHRONOS_DEVICES", "cpu,cpu")
+    with ranks() as measured:
+        measured.fork(overlap=False, compress=False, threads_per_rank=1)
+        losses = measured.losses("mlp", 8, 3)
+        model = networks.Mlp()
+        x, y = model.rows(8)
+        updates = update_rules.momentum(model.loss, model.params, session.RATE)
+        serial = theano.function([model.x, model.y], model.loss, updates=updates)
+        np.testing.assert_allclose(losses, [serial(x, y) for _ in range(3)], rtol=1e-5)
+        for part in ("compute", "communication", "step"):
+            [seconds] = measured.step("mlp", 4, part, warm=0, count=1)
+            assert seconds > 0
+        # From the first parameters again, though their velocities stay.
+        assert measured.losses("mlp", 8, 1) == pytest.approx(losses[:1])
+        found = measured.size("mlp")
+        assert found == {"title": model.title, "bytes": 4 * 669_706}
+
+
+def test_the_dense_network_has_40_megabytes():
+    assert 40e6 < 4 * networks.Dense().n_numbers < 42e6
+
+
+@pytest.mark.mpi
+@pytest.mark.slow("starts and measures two programs on two hosts, twice")
+def test_two_hosts(two_hosts, tmp_path):
+    file = tmp_path / "figures.json"
+    command = ["bench", "machines", "--sizes", "1K,64K", "--networks", "mlp", "--batch", "32"]
+    command += ["--seconds", "0.05", "--threads-per-rank", "1", "--json", str(file)]
+    done = subprocess.run(
+        on_hosts.line(two_hosts, command, ranks=2),
+        env=two_hosts.environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    layouts = json.loads(file.read_text())["layouts"]
+    assert [each["counts"] for each in layouts] == [[1, 1], [2, 2]]
+    for layout in layouts:
+        assert layout["machines"] == two_hosts.addresses
+        assert layout["mpi"].startswith("Open MPI")
+        assert 0 < layout["network"]["latency"] < 0.1 and layout["network"]["bandwidth"] > 1e6
+        assert [row.get("bytes") for row in layout["rows"]] == [None, 1024, 65536]
+        for row in layout["rows"]:
+            for name in ("synkhronos", "mpi", "float16")[: 2 if row["what"] == "call" else 3]:
+                assert 0 < row[name]["least"] <= row[name]["median"]
+        assert layout["steps"][0]["rows"] == 32
+        for step in layout["steps"]:
+            assert step["bytes"] == 4 * 669_706
+            for part in ("compute", "communication", "off", "on"):
+                assert 0 < step[part]["least"] <= step[part]["median"]
+    assert done.stdout.count("all_reduce         1,024") == 2
+    assert two_hosts.is_empty()
+
+
+@pytest.mark.mpi
+@pytest.mark.slow("starts two programs on two hosts")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_is_left_on_hosts_when_it_is_ended(two_hosts, number):
+    line = on_hosts.line(two_hosts, ["bench", "machines", "--sizes", "1K", "--seconds", "60"])
+    quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    with subprocess.Popen(line, env=two_hosts.environment(), **quiet) as benchmark:
+        try:
+            mpi = "bench.machines.processes"
+            wait_until(lambda: any(mpi in each for each in two_hosts.programs(2).values()), 60)
+            time.sleep(2)
+        finally:
+            benchmark.send_signal(number)
+    assert two_hosts.is_empty()

@@ -1,0 +1,196 @@
+"""Reductions that begin while a function computes: the same results, and no rank left behind."""
+
+import os
+import signal
+import subprocess
+import textwrap
+
+import pytest
+from support import hosts
+
+pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=f"needs {hosts.missing()}")
+
+BEGIN = """
+import os, signal, sys, threading, time
+import numpy as np, theano, theano.tensor as T
+import synkhronos as synk
+from synkhronos._host.theano import overlapping
+from support.compiling import IN_PYTHON
+from support.machine_operations import KILL, RAISE, SLEEP, trouble
+
+overlapping.BUCKET_BYTES = 1  # each gradient is a bucket
+X = np.random.RandomState(0).randn(9, 4)
+
+def network(make, reduce):
+    x, t = T.dmatrix("x"), T.dvector("t")
+    rng = np.random.RandomState(1)
+    params = [theano.shared(rng.randn(*shape)) for shape in [(4, 6), (6, 5), (5,)]]
+    h = x
+    for w in params[:2]:
+        h = T.tanh(T.dot(h, w))
+    y = T.dot(h, params[2])
+    grads = T.grad((y ** 2).mean(), params)
+    grads[0] += trouble(t).sum()  # in the last bucket
+    grads = [reduce(g) for g in grads]
+    updates = [(p, p - 0.1 * g) for p, g in zip(params, grads)]
+    return make([x, t], (y ** 2).mean(), updates=updates, mode=IN_PYTHON), params
+
+def ended(f):
+    nodes = f._compiled.maker.fgraph.toposort()
+    return sum(isinstance(node.op, overlapping.End) for node in nodes)
+
+def train(overlap):
+    n = synk.fork(int(os.environ["RANKS"]), overlap=overlap)
+    f, params = network(synk.function, synk.ops.all_reduce)
+    assert ended(f) == (3 if overlap else 0), ended(f)
+    synk.distribute()
+    for rows in (8, 9, 5, 2, 1):  # some ranks have fewer rows than others, or none
+        f(X[:rows], np.zeros(rows))
+    for slices in (2, 3):
+        f(X, np.zeros(9), num_slices=slices)
+    return n, f, params
+
+def attempt(call, *args):
+    begin = time.monotonic()
+    try:
+        call(*args)
+    except BaseException as error:
+        seconds = time.monotonic() - begin
+        print(type(error).__name__, getattr(error, "rank", None), str(error).splitlines()[:1],
+              "in time" if seconds < 1.5 else f"after {seconds} s", flush=True)
+    else:
+        print("went well", flush=True)
+"""
+
+
+def run(these, ranks, script, tmp_path, **variables):
+    """Run a script on two hosts; return the lines that it prints."""
+    file = tmp_path / "script.py"
+    file.write_text(BEGIN + textwrap.dedent(script))
+    process = subprocess.Popen(
+        these.script("-n", str(ranks), file),
+        env=these.environment(
+            RANKS=str(ranks),
+            PYTHONPATH=str(hosts.ROOT / "tests"),
+            PYTHONUNBUFFERED="1",
+            **variables,
+        ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        lines = process.communicate(timeout=100)[0].splitlines()
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert these.is_empty(), lines
+    return lines
+
+
+EQUAL = """
+n, f, params = train(True)
+mine = [[synk.get_value(rank, p) for rank in range(n)] for p in params]
+synk.close()
+_, _, others = train(False)
+serial, expected = network(theano.function, lambda g: g)
+for rows in (8, 9, 5, 2, 1, 9, 9):
+    serial(X[:rows], np.zeros(rows))
+for values, other, right in zip(mine, others, expected):
+    assert all(np.array_equal(value, values[0]) for value in values)
+    assert np.array_equal(other.get_value(), values[0])
+    np.testing.assert_allclose(values[0], right.get_value(), rtol=1e-10, atol=1e-12)
+print("equal")
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow("starts a job"))])
+def test_results_are_those_without_overlap_and_of_serial_theano(two_hosts, tmp_path, ranks):
+    assert run(two_hosts, ranks, EQUAL, tmp_path)[-1] == "equal"
+
+
+FAULTS = """
+n, f, params = train(os.environ["OVERLAP"] == "1")
+quiet = np.zeros(8)
+X = X[:8]
+
+def on(rank, what):
+    rows = np.zeros(8)
+    rows[2 * rank] = what  # the first row of the rank
+    return rows
+
+for rank in range(n):
+    attempt(f, X, on(rank, RAISE))
+    attempt(f, X, quiet)
+threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
+attempt(f, X, on(n - 1, SLEEP))
+attempt(f, X, quiet)
+values = [[synk.get_value(rank, p) for rank in range(n)] for p in params]
+print(all(np.array_equal(a, b) for each in values for a, b in zip(each, each[1:])), flush=True)
+attempt(f, X, on(3, KILL))
+"""
+
+
+@pytest.mark.slow("starts a job of four ranks")
+@pytest.mark.parametrize("overlap", "01")
+def test_a_rank_that_never_comes_to_a_reduction_strands_nobody(two_hosts, tmp_path, overlap):
+    lines = run(two_hosts, 2, FAULTS, tmp_path, OVERLAP=overlap)
+    errors = [line for line in lines if line.startswith("WorkerError")]
+    assert len(errors) == 4, lines
+    for rank, line in enumerate(errors):
+        assert line.startswith(f"WorkerError {rank} "), lines
+        assert "raised RuntimeError: on purpose" in line
+        assert line.endswith("in time"), lines
+    assert lines.count("went well") == 5, lines
+    assert any(line.startswith("KeyboardInterrupt") and "in time" in line for line in lines), lines
+    assert "True" in lines
+    died = [line for line in lines if line.startswith("WorkerDied 3")]
+    assert len(died) == 1, lines
+    assert died[0].endswith("in time")
+
+
+UNEQUAL = """
+synk.fork(int(os.environ["RANKS"]))
+x = T.dmatrix("x")
+a, b = theano.shared(np.zeros((1, 4))), theano.shared(np.zeros(4))
+updates = [(a, synk.ops.all_reduce(2 * x)), (b, synk.ops.all_reduce(T.exp(x).sum(0)))]
+f = synk.function([x], x.sum(), updates=updates, mode=IN_PYTHON)
+assert ended(f) == 2
+attempt(f, X[:5])
+attempt(f, X[:4])
+print(a.get_value().shape)
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow("starts a job"))])
+def test_unequal_shapes_in_a_bucket_are_refused(two_hosts, tmp_path, ranks):
+    lines = run(two_hosts, ranks, UNEQUAL, tmp_path)
+    assert lines[-3].startswith("WorkerError 0 "), lines
+    assert "arrays of different shapes on the ranks" in lines[-3]
+    assert lines[-2:] == ["went well", f"({2 if ranks == 1 else 1}, 4)"], lines
+
+
+@pytest.mark.slow("starts a job on several hosts, and compiles")
+def test_suites_with_each_array_in_a_bucket(two_hosts):
+    names = "collectives/test_ops.py", "training/test_updates.py"
+    pytest_script = hosts.ROOT / "tests" / "support" / "run_pytest.py"
+    options = ["-q", "--color=no", "-p", "no:cacheprovider", "-k", "not take_one_round"]
+    paths = [hosts.ROOT / "tests" / name for name in names]
+    folders = [hosts.ROOT / "tests", *dict.fromkeys(path.parent for path in paths)]
+    done = subprocess.run(
+        two_hosts.script("-n", "2", pytest_script, *options, *map(str, paths)),
+        cwd=hosts.ROOT,
+        env=two_hosts.environment(
+            SYNKHRONOS_TEST_MACHINES="2x2",
+            SYNKHRONOS_TEST_BUCKET="1",
+            PYTHONPATH=os.pathsep.join(map(str, folders)),
+        ),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
+    assert two_hosts.is_empty()
