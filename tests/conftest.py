@@ -24,7 +24,7 @@ COMPILE_MUCH = {"calls", "collectives", "docs", "ported", "stress", "training"} 
 collect_ignore = []
 if not layouts.ON_DEVICES:
     collect_ignore.append("devices/test_device_ranks.py")
-if layouts.ONLY is None or layouts.ONLY.transport != "nccl":
+if layouts.ONLY is None or layouts.ONLY.transport == "shared":
     collect_ignore.append("devices/test_nccl.py")
 
 
@@ -198,7 +198,8 @@ def script(tmp_path):
         path.write_text(text)
         here = os.path.dirname(__file__)
         quickly = {} if layouts.ON_DEVICES else {"THEANO_FLAGS": "mode=FAST_COMPILE"}
-        env = {**quickly, **os.environ, "PYTHONPATH": here, **kwargs.pop("env", {})}
+        folders = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+        env = {**quickly, **os.environ, "PYTHONPATH": folders, **kwargs.pop("env", {})}
         done = subprocess.run(
             [sys.executable, *kwargs.pop("options", ()), str(path)],
             capture_output=True,

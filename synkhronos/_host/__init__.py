@@ -97,7 +97,7 @@ NAMES = {
     "to_host": "Return a value, copied to the host if it is on a device.",
     "to_device": "Return a value, copied to this rank's device if it is on the host.",
     "copy_from_device": "Copy an array from the device into an array of the host.",
-    "copy_to_device": "Copy an array of the host into an array on the device.",
+    "copy_to_device": "Copy an array, of the host or on the device, into one on the device.",
     "empty_on_device": "Return a new array on the device.",
     "empty_like": "Return a new array like another one, on the device or the host as that one is.",
     "join_on_device": "Return arrays of the host, joined along axis 0 in an array on the device.",

@@ -214,6 +214,7 @@ class Session:
         log.error("%s", self._death[0])
         self.gate.dismiss()
         kill_all(self._processes.values(), 1)
+        self.comm.abort()
 
     def _on_release(self, ref, give_back):
         # A finalizer, when the master's last view of a block has gone. Between calls no worker
@@ -264,6 +265,8 @@ class Session:
         self.state = State.CLOSED
         self.gate.dismiss()
         kill_all(self._processes.values(), QUIT_SECONDS)
+        if self.gate.is_open:
+            self.comm.abort()  # a worker may have been killed in a round
         self.worker.unbind()
         self.registry.unwatch()
         if self.recording is not None:

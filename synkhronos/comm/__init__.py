@@ -591,6 +591,9 @@ class Communicator:
     def leave(self) -> None:
         """Use the base from now on, because a rank could not join."""
 
+    def abort(self) -> None:
+        """End, on the master, what its device still waits for from ranks that are gone."""
+
     def forget(self, functions: Keys, variables: Keys) -> None:
         """Drop the memory and the views of functions and shared variables that are no more."""
         for key in functions:

@@ -15,8 +15,7 @@ NCCL has no way out for a rank if another rank does not come: its kernel spins f
   the workers, whose devices have finished.
 
 If a worker is killed in between, the gate tells the master, which kills the other workers; the
-driver ends their kernels. The master's own kernel spins on, so its device can't be used until the
-process ends. The clique too is kept until then: leaving it would wait for the other ranks.
+driver ends their kernels. NCCL ends the master's own kernel when the master aborts the clique.
 
 References
 ----------
@@ -24,18 +23,22 @@ NVIDIA, NCCL User Guide, "Collective Operations" and "Thread Safety".
 """
 
 import contextlib
+import ctypes
 import hashlib
+import threading
 
 import numpy as np
 
 from synkhronos import _host
 from synkhronos._arithmetic.blocks import OPS
 from synkhronos._machine.interrupts import interrupts_held
+from synkhronos._machine.log import log
 from synkhronos.comm import Communicator
 from synkhronos.comm.composition import ArraysOver, OutputsOver, VariablesOver
 
 _DTYPES = ("int8", "int32", "int64", "uint64", "float16", "float32", "float64")
 _LARGEST = 2**31 - 1  # elements of an array: libgpuarray counts in C's int
+_ABORT_SECONDS = 10
 
 
 class _Clique:
@@ -53,6 +56,21 @@ class _Clique:
         clique = GpuCommCliqueId(_host.device_context(), comm_id=bytearray(clique_id))
         self._gate.meet()
         self.comm = GpuComm(clique, self._worker.n_ranks, self._worker.rank)
+
+    def abort(self):
+        """End the kernels of this rank's device that wait for ranks that are gone."""
+        comm, self.comm = self.comm, None
+        if comm is None:
+            return
+        # Never freed: pygpu would free what the abort frees, and wait for the other ranks before.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(comm))
+        thread = threading.Thread(target=_abort, args=(comm, _host.device_context()), daemon=True)
+        thread.start()
+        thread.join(_ABORT_SECONDS)
+        if thread.is_alive():
+            log.warning(
+                "NCCL does not end its work on %s: restart the process", self._worker.device
+            )
 
     def run(self, rounds, verb):
         """Reduce, if all ranks are going to reduce the same; return whether this was done."""
@@ -261,6 +279,10 @@ class NcclCommunicator(Communicator):
         # No kernel of the clique runs: this follows a `join` that failed on a rank.
         self._clique.comm = None
 
+    def abort(self):
+        """End what the device does in a round, because a rank is gone."""
+        self._clique.abort()
+
     def forget(self, functions, variables):
         """Drop the memory and the views of functions and shared variables that are no more."""
         self.base.forget(functions, variables)
@@ -280,6 +302,39 @@ def connect(worker, base) -> Communicator:
         outputs=NcclOutputs(worker, clique, base.outputs),
         arrays=NcclArrays(worker, clique, base.arrays),
     )
+
+
+def _abort(comm, context):
+    """Let NCCL end its kernels, and free the communicator; pygpu has no function for it."""
+    handle = _handle(comm, context)
+    if handle is None:
+        return
+    get_extension = ctypes.CDLL("libgpuarray.so.3").gpuarray_get_extension
+    get_extension.restype, get_extension.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
+    enter, leave = (
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(get_extension(name))
+        for name in (b"cuda_enter", b"cuda_exit")
+    )
+    end = ctypes.CDLL("libnccl.so").ncclCommAbort
+    end.argtypes = [ctypes.c_void_p]
+    enter(context.ptr)  # NCCL frees memory of the context that is current in this thread
+    try:
+        end(handle)
+    finally:
+        leave(context.ptr)
+
+
+def _handle(comm, context):
+    """Return the address of NCCL's communicator in pygpu's, or None if pygpu's is another one.
+
+    pygpu/collectives.h has the object: behind the head of every Python object, the address of
+    libgpuarray's communicator. That one has the addresses of its context and of NCCL's.
+    """
+    if not any(base.__module__ == "pygpu.collectives" for base in type(comm).__mro__):
+        return None
+    inner = ctypes.c_void_p.from_address(id(comm) + object.__basicsize__).value
+    of_context, handle = (ctypes.c_void_p * 2).from_address(inner)
+    return handle if of_context == context.ptr else None
 
 
 class _Round:

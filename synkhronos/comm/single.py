@@ -221,7 +221,11 @@ class SingleArrays(Arrays):
         for array, target in zip(arrays, targets):
             if target is None:
                 target = array
-            elif target is not array:
+            elif target is array:
+                pass  # reduced in place
+            elif _host.is_on_device(target):
+                _host.copy_to_device(target, array)
+            else:
                 target[...] = array
             results.append(target)
         return results

@@ -260,3 +260,24 @@ def test_quota_without_control_groups(tmp_path):
 def test_threads_share_the_cores(monkeypatch):
     monkeypatch.setattr(_devices, "usable_cores", lambda: 8)
     assert [default_threads(n) for n in (1, 2, 3, 8, 9)] == [8, 4, 2, 1, 1]
+
+
+FAKE_DEVICE = """
+import types
+import synkhronos
+from theano import scalar
+from theano.gpuarray import elemwise, type
+from synkhronos._host.theano import devices
+
+type._context_reg["fake"] = types.SimpleNamespace(kind=b"cuda", bin_id=b"sm_90")
+x = type.GpuArrayType("float32", (False, False), context_name="fake")()
+node = elemwise.GpuCAReduceCuda(scalar.add, axis=(0,)).make_node(x)
+print(bool(node.op.c_code_cache_version_apply(node)))
+devices._let_reductions_be_cached()
+print(bool(node.op.c_code_cache_version_apply(node)))
+"""
+
+
+@needs_pygpu
+def test_reductions_for_cuda_have_a_version_so_that_the_cache_keeps_them(script):
+    assert script(FAKE_DEVICE).stdout.split() == ["False", "True"]

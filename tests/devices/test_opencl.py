@@ -3,18 +3,10 @@
 Each in a process of its own, because a process can fork for devices only once.
 """
 
-import faulthandler
-import functools
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from support.on_devices import missing, run_suites
 
-from synkhronos._machine.devices import probe
-
-HERE = Path(__file__).parents[1]
+ONE = "opencl0:0"
 TWO = "opencl0:0,opencl0:0"
 MIX = "opencl0:0,cpu"
 MIX_OF_THREE = "opencl0:0,cpu,opencl0:0"
@@ -24,6 +16,7 @@ SOME_RULES = [
     "training/test_rules::test_two_steps_accumulate_slices",
     "training/test_rules::test_warm_up_counts_calls_not_slices",
 ]
+NO_ROWS = "collectives/test_ops::test_what_has_no_rows_counts_for_nothing"
 # PoCL builds each operation anew on each rank, so no suite runs on all layouts.
 CASES = [
     (
@@ -31,6 +24,7 @@ CASES = [
         0,
         ["devices/test_device_ranks", "collectives/test_collectives", "training/test_updates"],
     ),
+    (ONE, 0, ["devices/test_device_ranks::test_training_is_serial_training_on_the_cpu", NO_ROWS]),
     (TWO, 0, ["calls/test_functions", "collectives/test_ops"]),
     (TWO, 0, ["calls/test_slices", *SOME_RULES]),
     (MIX_OF_THREE, 1, ["collectives/test_collectives", "training/test_updates"]),
@@ -45,45 +39,20 @@ pytestmark = [
 ]
 
 
-@functools.lru_cache(maxsize=None)
-def missing():
-    """Return why there is no OpenCL device, or nothing."""
-    count, problem = probe("opencl")
-    return "" if count else f"no OpenCL device ({problem or 'it counts 0'}): run `make opencl`"
-
-
-def run(names, request, **variables):
-    """Run test files in a process of their own, on devices that the environment names."""
-    if missing():
-        pytest.skip(missing())
-    faulthandler.cancel_dump_traceback_later()  # what runs has its own, for each test
-    paths = []
-    for name in names:
-        file, *test = name.split("::")
-        paths.append("::".join([str(HERE / f"{file}.py"), *test]))
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *paths],
-        cwd=HERE.parent,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-    summary = done.stdout.strip().splitlines()[-1]
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        request.config.pluginmanager.getplugin("terminalreporter").write_line(f" {summary}")
-    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
-    assert " passed" in summary
+@pytest.fixture(autouse=True)
+def device():
+    if missing("opencl"):
+        pytest.skip(f"{missing('opencl')}: run `make opencl`")
 
 
 @pytest.mark.parametrize(("devices", "master", "suites"), CASES)
 def test_suites(devices, master, suites, request):
-    run(suites, request, SYNKHRONOS_TEST_DEVICES=devices, SYNKHRONOS_TEST_MASTER=str(master))
+    run_suites(devices, master, suites, request)
 
 
 def test_nccl_with_a_stand_in(request):
     """What NCCL is given, and when; not NCCL itself."""
-    run(NCCL, request, SYNKHRONOS_TEST_DEVICES=TWO, SYNKHRONOS_TEST_TRANSPORT="nccl")
+    run_suites(TWO, 0, NCCL, request, transport="stand-in")
 
 
 SCRIPT = """
@@ -103,8 +72,6 @@ except synk.SessionError as error:
 
 
 def test_devices_by_the_environment_and_once_in_a_process(script):
-    if missing():
-        pytest.skip(missing())
     first, second, third = script(
         SCRIPT, env={"SYNKHRONOS_DEVICES": "opencl0:0, opencl0:0"}
     ).stdout.splitlines()
@@ -113,8 +80,6 @@ def test_devices_by_the_environment_and_once_in_a_process(script):
 
 
 def test_a_device_that_is_open_already(script):
-    if missing():
-        pytest.skip(missing())
     flags = {"THEANO_FLAGS": "device=opencl0:0"}
     done = script("import theano, synkhronos as s; s.fork(2)", env=flags, check=False)
     assert done.returncode == 1
@@ -123,8 +88,6 @@ def test_a_device_that_is_open_already(script):
 
 
 def test_a_killed_worker_on_a_device_is_told_of(script):
-    if missing():
-        pytest.skip(missing())
     text = """
 import os, signal, time
 import numpy as np, theano, synkhronos as synk

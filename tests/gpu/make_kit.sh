@@ -15,11 +15,12 @@ WHEELS="Theano==1.0.5 numpy==1.23.5 scipy==1.10.1 six posix_ipc threadpoolctl cl
 
 usage() {
     cat << END
-Usage: tests/gpu/make_kit.sh OUTDIR
+Usage: tests/gpu/make_kit.sh OUTDIR [PACKAGE ...]
 
 Writes OUTDIR/kit.tar.xz, about 36 MiB: Python 3.11, NumPy, SciPy, Theano and pygpu, for run_kit.sh. It needs
 Debian 12 on x86-64 with its package archive, PyPI, and a $PYTHON with pip (or another: PYTHON=...).
 OUTDIR may be build/gpu-kit of the checkout, where git ignores it and run_kit.sh looks for it.
+Each PACKAGE is put into the kit too, without what it depends on: pytest pluggy iniconfig packaging
 END
 }
 
@@ -42,6 +43,7 @@ apt-get --print-uris -qq download $DEBIAN > /dev/null ||
 
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
+shift
 work=$(mktemp -d "${TMPDIR:-/tmp}/make-kit.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/debs" "$work/wheels" "$work/kit"
@@ -54,8 +56,8 @@ for deb in debs/*.deb; do dpkg-deb -x "$deb" kit; done
 
 echo "wheels ..."
 echo 'setuptools<70' > build-with.txt # newer ones don't build Theano
-PIP_CONSTRAINT=$PWD/build-with.txt "$PYTHON" -m pip wheel -q --no-deps --prefer-binary -w wheels $WHEELS 2> pip.log ||
-    { cat pip.log >&2; fail "pip did not get all of: $WHEELS"; }
+PIP_CONSTRAINT=$PWD/build-with.txt "$PYTHON" -m pip wheel -q --no-deps --prefer-binary -w wheels $WHEELS "$@" 2> pip.log ||
+    { cat pip.log >&2; fail "pip did not get all of: $WHEELS $*"; }
 packages=kit/usr/local/lib/python3.11/dist-packages # where Debian's Python looks first
 mkdir -p $packages
 for wheel in wheels/*.whl; do "$PYTHON" -m zipfile -e "$wheel" $packages; done

@@ -8,11 +8,13 @@ checkout=$(cd "$here/../.." && pwd)
 usage() {
     cat << END
 Usage: tests/gpu/run_kit.sh [KIT.tar.xz] [OPTION of check.py ...]
+       tests/gpu/run_kit.sh [KIT.tar.xz] --python ARGUMENT ...
 
 Unpacks the kit (default: build/gpu-kit/kit.tar.xz of the checkout) into a temporary folder, links CUDA's
 libraries there, and runs check.py, which takes all CUDA devices unless --devices names others. It writes
 gpu-check.json and gpu-check.txt into the folder RECORD (default: the present one). Nothing else stays, unless
 KEEP names a folder: then the kit is unpacked there, and what was compiled stays for the next time.
+With --python the kit's Python gets the arguments, in place of check.py: -m synkhronos info
 
 The exit status is 0 if nothing failed, 1 if something did, 2 if the kit does not work here. The options are
 those of check.py:
@@ -34,6 +36,7 @@ esac
 for command in tar xz g++; do
     command -v "$command" > /dev/null || fail "$command is not here"
 done
+[ "${1:-}" != --python ] || [ $# -gt 1 ] || fail "--python needs what the kit's Python is to run: --python train.py"
 record=${RECORD:-.}
 mkdir -p "$record"
 record=$(cd "$record" && pwd)
@@ -68,7 +71,7 @@ echo 'import synkhronos' > "$root/usr/local/lib/python3.11/dist-packages/synkhro
 kept=() # what the user chose for the devices and for Theano
 while read -r name; do
     kept+=("$name=${!name}")
-done < <(compgen -e | grep -E '^(THEANO_FLAGS|(CUDA|NVIDIA|NCCL|POCL|OCL)_.*)$')
+done < <(compgen -e | grep -E '^(THEANO_FLAGS|(CUDA|NVIDIA|NCCL|POCL|OCL|SYNKHRONOS)_.*)$')
 
 clean() {
     local path=$1
@@ -84,6 +87,12 @@ clean "$libraries" "$python" -c 'import synkhronos, theano' 2> "$work/import.txt
     fail "the kit does not run here. It needs glibc 2.36 or newer; this is $(ldd --version 2>&1 | head -n 1)"
 }
 
+# Compiled now: Theano's and pygpu's sources bring warnings, which are errors in Synkhronos's tests.
+if [ ! -e "$work/compiled" ]; then
+    clean "$libraries" "$python" -W ignore -m compileall -q -j 0 \
+        "$root"/usr/local/lib/python3.11/dist-packages "$root"/usr/lib/python3/dist-packages > "$work/compiled" 2>&1 || true
+fi
+
 # Wheels of CUDA lie beside the packages of this machine's Python, where that of the kit does not look.
 wheels=$(python3 -c '
 import glob, site, sysconfig
@@ -97,9 +106,15 @@ clean "$wheels${wheels:+:}$libraries" "$python" -m synkhronos info --link-cuda "
 driver=$(readlink -f "$work/cuda/libcuda.so" || true)
 driver=${driver:+$(dirname "$driver")}
 
+linked=$work/cuda:$libraries${driver:+:$driver}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 status=0
+if [ "${1:-}" = --python ]; then
+    shift
+    clean "$linked" "$python" "$@" || status=$?
+    exit "$status"
+fi
 {
     cat "$work/links.txt"
-    clean "$work/cuda:$libraries${driver:+:$driver}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "$python" "$here/check.py" --json "$record/gpu-check.json" "$@"
+    clean "$linked" "$python" "$here/check.py" --json "$record/gpu-check.json" "$@"
 } 2>&1 | tee "$record/gpu-check.txt" || status=$?
 exit "$status"

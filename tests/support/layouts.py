@@ -2,9 +2,10 @@
 
 A suite lists its layouts as ``LAYOUTS``, or runs on `ALL`; its fixture ``ranks`` is a session on
 each of them in turn. With SYNKHRONOS_TEST_DEVICES=opencl0:0,opencl0:0 (and
-SYNKHRONOS_TEST_MASTER=1, SYNKHRONOS_TEST_TRANSPORT=nccl) all suites run on one layout, which these
-name. A process can fork for devices only once, so all suites of such a run share one session, and
-the tests that fork for themselves are left out.
+SYNKHRONOS_TEST_MASTER=1, SYNKHRONOS_TEST_TRANSPORT=stand-in) all suites run on one layout, which
+these name; the transport "nccl" is NCCL, "stand-in" what stands in for it. A process can fork for
+devices only once, so all suites of such a run share one session, and the tests that fork for
+themselves are left out.
 """
 
 import contextlib
@@ -50,10 +51,14 @@ class Layout:
 
     def fork(self, **kwargs):
         """Fork the ranks of this layout; return their number."""
-        if self.transport == "nccl":
+        if self.transport == "stand-in":
             from support import stand_in
 
             stand_in.install()
+        elif self.transport == "nccl":
+            from support import one_gpu
+
+            one_gpu.install()
         if self.devices:
             return synk.fork(devices=list(self.devices), master_rank=self.master, **kwargs)
         return synk.fork(self.ranks // self.machines, master_rank=self.master, **kwargs)
@@ -78,6 +83,7 @@ ONLY = from_environment()
 ON_MACHINES = ONLY is not None and ONLY.machines > 1
 ON_DEVICES = ONLY is not None and ONLY.is_on_devices
 IS_MIXED = ONLY is not None and ONLY.is_mixed
+ON_CUDA = ONLY is not None and any(device.startswith("cuda") for device in ONLY.devices)
 
 ALL = [Layout(2), Layout(3, master=1), Layout(1), Layout(4), Layout(3), Layout(2, master=1)]
 FEWER = [Layout(2), Layout(3, master=1), Layout(1), Layout(4)]

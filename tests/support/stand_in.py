@@ -85,6 +85,10 @@ def install():
     module = types.ModuleType("pygpu.collectives")
     module.GpuComm, module.GpuCommCliqueId = GpuComm, GpuCommCliqueId
     sys.modules["pygpu.collectives"] = module
-    transports.kinds_for = lambda devices: (
-        ("shared", "nccl") if "cpu" not in devices else ("shared",)
-    )
+    transports.kinds_for = kinds_for
+
+
+def kinds_for(devices):
+    """Return the transports of ranks whose devices NCCL would refuse: all have one."""
+    base = "single" if len(devices) == 1 else "shared"
+    return (base, "nccl") if "cpu" not in devices else (base,)

@@ -487,7 +487,7 @@ def test_bench_training_prints_every_system_and_its_shares(tmp_path):
 
 def test_a_system_that_fails_is_told_of():
     with pytest.raises(training.BenchError, match="nothing:\nTraceback"), training._System(
-        "nothing", "one", 2, "no such network", 8
+        "nothing", "one", ["cpu"] * 2, "no such network", 8
     ):
         pass
     assert not multiprocessing.active_children()
@@ -506,7 +506,7 @@ def test_training_that_is_not_serial_training_is_told_of(monkeypatch):
 
     monkeypatch.setattr(training, "_System", System)
     with pytest.raises(training.BenchError, match="1 rank does not train as serial Theano"):
-        training.measure("mlp", 2, 8, 1, 2)
+        training.measure("mlp", ["cpu"] * 2, 8, 1, 2)
 
 
 def test_the_model_gives_published_figures_back():

@@ -12,7 +12,7 @@ TESTS = Path(__file__).parents[1]
 FILES = [
     path
     for path in sorted(TESTS.rglob("*.py"))
-    if "gpu" not in path.parts and not path.name.startswith("serial_")
+    if "gpu" not in path.relative_to(TESTS).parts and not path.name.startswith("serial_")
 ]
 TEST_FILES = [path for path in FILES if path.name.startswith("test_")]
 SHARED = [path for path in FILES if path.parent == TESTS / "support"]

@@ -6,6 +6,7 @@ The rank that a device is bound to opens it once, after the fork. Before that no
 device, and on CPU ranks this module imports NumPy only.
 """
 
+import copy
 import functools
 import os
 import sys
@@ -77,6 +78,8 @@ def open_device(device: str, rank: int, threads: int) -> None:
         ) from error
     if device.startswith("opencl"):
         _work_around_opencl()
+    else:
+        _let_reductions_be_cached()
 
 
 def _prepare_pocl(rank, threads):
@@ -105,6 +108,25 @@ def _work_around_opencl():
     # PoCL has no nan(""), and Theano ends the process when a kernel can't be built.
     for op in (scalar.Maximum, scalar.Minimum):
         _replace_in_code(op, 'nan("")', "NAN")
+
+
+def _let_reductions_be_cached():
+    """Let processes find reductions for CUDA in Theano's compile cache.
+
+    Their version has the number `verbose`. Theano takes its 0 to mean that they have no version, so
+    each process compiled each of them anew.
+    """
+    from theano.gpuarray.elemwise import GpuCAReduceCuda
+
+    original = GpuCAReduceCuda.c_code_cache_version_apply
+
+    @functools.wraps(original)
+    def c_code_cache_version_apply(self, node):
+        counted = copy.copy(self)
+        counted.verbose = self.verbose + 1
+        return original(counted, node)
+
+    GpuCAReduceCuda.c_code_cache_version_apply = c_code_cache_version_apply
 
 
 def _keep_half_precision_on_host(opt, name):
@@ -192,10 +214,12 @@ def scale_on_device(value, factor) -> None:
 
 
 def copy_to_device(value, array) -> None:
-    """Copy a host array into an array on the device, of the same shape and dtype."""
+    """Copy an array, of the host or on the device, into an equal one on the device."""
     if value.size:
-        if value.flags.c_contiguous:
-            value.write(np.ascontiguousarray(array))
+        if is_on_device(array) and value.ndim:
+            value[...] = array
+        elif value.flags.c_contiguous:
+            value.write(np.ascontiguousarray(array))  # pygpu can't index arrays without axes
         else:
             value[...] = array
 

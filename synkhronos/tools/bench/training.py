@@ -45,6 +45,12 @@ def add_arguments(parser):
         "--ranks", type=options.count, help="ranks at most (default: one for each core)"
     )
     parser.add_argument(
+        "--devices",
+        type=_devices_of_ranks,
+        metavar="A,B",
+        help="one for each rank, such as cuda0,cuda1; serial Theano gets the first (default: cpu)",
+    )
+    parser.add_argument(
         "--networks",
         type=options.names(NETWORKS, "network"),
         default=list(NETWORKS),
@@ -68,17 +74,31 @@ def add_arguments(parser):
     parser.add_argument("--plot", metavar="FILE.png", help="draw examples per second, and shares")
 
 
+def _devices_of_ranks(text):
+    from synkhronos._machine.devices import DEVICE_NAME, EXAMPLES
+
+    found = [name.strip() for name in text.split(",")]
+    for name in found:
+        if not DEVICE_NAME.fullmatch(name):
+            raise argparse.ArgumentTypeError(f"{name!r} is no device, {EXAMPLES}")
+    return found
+
+
 def main(args) -> int:
     """Measure, print, and return the exit status."""
     from synkhronos._machine import devices
 
+    if args.ranks and args.devices and args.ranks != len(args.devices):
+        print(f"--ranks {args.ranks}, but --devices names {len(args.devices)}", file=sys.stderr)
+        return 1
     if not options.can_plot(args.plot):  # checked before the measurements, which take minutes
         return 1
     cores = devices.usable_cores()
-    most = args.ranks or cores
+    names = args.devices or ["cpu"] * (args.ranks or cores)
     results = {
         "batch": args.batch,
         "cores": cores,
+        "devices": names,
         "busy_cores": options.busy_cores(),
         "networks": {},
     }
@@ -87,7 +107,9 @@ def main(args) -> int:
         print(f"others keep {busy:.1f} cores busy: this tells little about speed", file=sys.stderr)
     try:
         for name in args.networks:
-            results["networks"][name] = found = measure(name, most, args.batch, args.seconds, cores)
+            results["networks"][name] = found = measure(
+                name, names, args.batch, args.seconds, cores
+            )
             if not args.json:
                 print(network_text(found, args.batch, cores), flush=True)
     except BenchError as error:
@@ -101,17 +123,19 @@ def main(args) -> int:
     return 0
 
 
-def measure(name, most, batch, seconds, cores):
+def measure(name, devices, batch, seconds, cores):
     """Return the time of a step of one network, and its shares, in each system."""
-    serial = {"serial, 1 thread": 1, f"serial, {cores} threads": cores}
-    jobs = {label: ("serial", threads) for label, threads in serial.items()}
+    most, first = len(devices), devices[0]
+    jobs = {"serial, 1 thread": ("serial", 1), f"serial, {cores} threads": ("serial", cores)}
+    if first != "cpu":
+        jobs = {"serial, 1 thread": ("serial", 1), f"serial, {first}": ("serial", [first])}
     for n in range(1, most + 1):
-        jobs[f"{n} rank{'s' * (n > 1)}"] = ("one", n)
-    jobs[f"{most} ranks, two functions"] = ("two", most)
+        jobs[f"{n} rank{'s' * (n > 1)}"] = ("one", devices[:n])
+    jobs[f"{most} rank{'s' * (most > 1)}, two functions"] = ("two", devices)
     with contextlib.ExitStack() as stack:
         systems = {}
-        for label, (form, number) in jobs.items():
-            systems[label] = stack.enter_context(_System(label, form, number, name, batch))
+        for label, (form, where) in jobs.items():
+            systems[label] = stack.enter_context(_System(label, form, where, name, batch))
         first = {label: system.ask("losses", FIRST) for label, system in systems.items()}
         for label, losses in first.items():
             if not np.allclose(losses, first["serial, 1 thread"], rtol=TOLERANCE):
@@ -131,11 +155,11 @@ def _take_turns(name, jobs, systems, seconds):
             times[label].append(statistics.median(steps))
     network = NETWORKS[name]()
     found = {"title": network.title, "numbers": int(network.n_numbers), "systems": {}}
-    for label, (form, number) in jobs.items():
+    for label, (form, where) in jobs.items():
         shares = None if form == "serial" else systems[label].ask("shares", max(5, counts[label]))
         found["systems"][label] = {
             "form": form,
-            "number": number,
+            "number": len(where) if isinstance(where, list) else where,
             "seconds": min(times[label]),
             "rounds": times[label],
             "shares": shares,
@@ -187,9 +211,9 @@ class _System:
         self.close()
 
 
-def _be_system(pipe, form, number, name, batch):
+def _be_system(pipe, form, where, name, batch):
     try:
-        with _stepping(form, number, name, batch) as step:
+        with _stepping(form, where, name, batch) as step:
             pipe.send(None)
             while True:
                 what, count = pipe.recv()
@@ -214,8 +238,8 @@ def _timed(step):
 
 
 @contextlib.contextmanager
-def _stepping(form, number, name, batch):
-    """Yield a function that takes one step."""
+def _stepping(form, where, name, batch):
+    """Yield a function that takes one step: with so many threads, or on these devices."""
     from threadpoolctl import threadpool_limits
 
     import synkhronos as synk
@@ -223,32 +247,35 @@ def _stepping(form, number, name, batch):
     from synkhronos.extensions import train, update_rules, updates
 
     library.config.floatX = "float32"  # the dtype of constants that Theano adds to the graph
-    network = NETWORKS[name]()
-    random = np.random.RandomState(3)
-    rows = network.rows(MINIBATCHES * batch)
-    arguments = network.loss, network.params
-    inputs = [network.x, network.y]
+    with contextlib.ExitStack() as stack:
+        if isinstance(where, list):
+            synk.fork(devices=where)  # before the network is made, so that its values are there
+            stack.callback(synk.close)
+        else:
+            stack.enter_context(threadpool_limits(where))
+        network = NETWORKS[name]()
+        random = np.random.RandomState(3)
+        rows = network.rows(MINIBATCHES * batch)
+        arguments = network.loss, network.params
+        inputs = [network.x, network.y]
 
-    def pick():
-        return random.randint(0, MINIBATCHES * batch, batch)
+        def pick():
+            return random.randint(0, MINIBATCHES * batch, batch)
 
-    if form == "serial":
-        step = update_rules.momentum(*arguments, RATE)
-        step.update(network.averages)
-        function = library.function(inputs, network.loss, updates=step)
-        buffers = [np.empty((batch, *array.shape[1:]), array.dtype) for array in rows]
+        if form == "serial":
+            step = update_rules.momentum(*arguments, RATE)
+            step.update(network.averages)
+            function = library.function(inputs, network.loss, updates=step)
+            buffers = [np.empty((batch, *array.shape[1:]), array.dtype) for array in rows]
 
-        def serial():
-            chosen = pick()
-            for array, buffer in zip(rows, buffers):
-                np.take(array, chosen, axis=0, out=buffer, mode="clip")
-            return function(*buffers)
+            def serial():
+                chosen = pick()
+                for array, buffer in zip(rows, buffers):
+                    np.take(array, chosen, axis=0, out=buffer, mode="clip")
+                return function(*buffers)
 
-        with threadpool_limits(number):
             yield serial
-        return
-    synk.fork(number, devices=["cpu"] * number)
-    try:
+            return
         if form == "one":
             function = train.make_train_step(
                 inputs, *arguments, update_rules.momentum, RATE, averages=network.averages
@@ -257,8 +284,6 @@ def _stepping(form, number, name, batch):
             function = train.make_train_function(*arguments, *inputs, updates.momentum, RATE)
         data = [synk.data(array) for array in rows]
         yield lambda: function(*data, batch=pick())
-    finally:
-        synk.close()
 
 
 def shares(step, count):
@@ -282,10 +307,11 @@ def network_text(found, batch, cores):
     """Return the results of one network as text."""
     systems = found["systems"]
     one, many = (s["seconds"] for s in systems.values() if s["form"] == "serial")
+    column = [label for label, s in systems.items() if s["form"] == "serial"][1].split(", ")[1]
     lines = [
         f"{found['title']}: {found['numbers']:,} numbers; minibatches of {batch} rows, float32, "
         f"{cores} cores",
-        f"{'':24}{'ms/step':>9}{'rows/s':>9}{'/ 1 thread':>12}{f'/ {cores} threads':>13}"
+        f"{'':24}{'ms/step':>9}{'rows/s':>9}{'/ 1 thread':>12}{f'/ {column}':>13}"
         + "".join(f"{name:>12}" for name in SHARES),
     ]
     for label, system in systems.items():

@@ -40,6 +40,11 @@ class Run:
         """``"cpu"``, ``"cuda"`` or ``"opencl"``: what rank 0 computes on."""
         return self.devices[0].rstrip("0123456789:")
 
+    @property
+    def is_mixed(self):
+        """Whether the ranks' devices are of several kinds, which round each in their way."""
+        return len({device.rstrip("0123456789:") for device in self.devices}) > 1
+
 
 def scenario(limit=120):
     """Make a function a scenario, with the seconds after which it counts as hung."""

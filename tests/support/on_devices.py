@@ -1,0 +1,57 @@
+"""Test files in a process of their own, on devices: a process can fork for devices only once."""
+
+import faulthandler
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from synkhronos._machine.devices import probe
+
+HERE = Path(__file__).parents[1]
+
+
+@functools.lru_cache(maxsize=None)
+def missing(kind):
+    """Return why there is no device of a kind, ``"opencl"`` or ``"cuda"``, or nothing."""
+    count, problem = probe(kind)
+    return "" if count else f"no {kind} device ({problem or 'it counts 0'})"
+
+
+def run(names, request, **variables):
+    """Run test files in a process of their own, on devices that the environment names."""
+    faulthandler.cancel_dump_traceback_later()  # what runs has its own, for each test
+    paths = []
+    for name in names:
+        file, *test = name.split("::")
+        paths.append("::".join([str(HERE / f"{file}.py"), *test]))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *paths],
+        cwd=HERE.parent,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+    summary = done.stdout.strip().splitlines()[-1]
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        request.config.pluginmanager.getplugin("terminalreporter").write_line(f" {summary}")
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
+    assert " passed" in summary
+
+
+def run_suites(devices, master, names, request, transport="shared"):
+    """Run test files on ranks with these devices; skip if there are none."""
+    kind = "cuda" if "cuda" in devices else "opencl"
+    if missing(kind):
+        pytest.skip(missing(kind))
+    run(
+        names,
+        request,
+        SYNKHRONOS_TEST_DEVICES=devices,
+        SYNKHRONOS_TEST_MASTER=str(master),
+        SYNKHRONOS_TEST_TRANSPORT=transport,
+    )
