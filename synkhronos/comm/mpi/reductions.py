@@ -61,6 +61,8 @@ class Reductions:
         for key in [key for key, work in self._rounds.items() if not work.has_started]:
             if is_over(key):
                 del self._rounds[key]
+        for key in [key for key in self._buckets if is_over(key)]:
+            del self._buckets[key]  # of ranks that did not all come
         self.drop_announcements(is_over)
 
     def drop_announcements(self, is_over):
