@@ -61,7 +61,7 @@ _NAPS = (  # (nothing has happened for so long, seconds of a pause)
 )
 HEARTBEAT_SECONDS = 1.0
 LOST_SECONDS = 8.0  # a machine that has not been heard of for this long is lost
-_REQUESTS = {"fetch", "reduce", "spread"}  # of ranks: each has an answer that may be "failed"
+_REQUESTS = {"fetch", "reduce", "bucket", "spread"}  # of ranks: the answer may be "failed"
 _MESSAGE, _BULK = 1, 2  # tags; all-reduces have others
 
 
