@@ -16,7 +16,7 @@ from synkhronos._calls.check import number_of_calls, of_environment
 from synkhronos._machine.devices import default_threads, resolve
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log
-from synkhronos._machine.processes import number_in_proc, take_standard_streams
+from synkhronos._machine.processes import check_proc, take_standard_streams
 from synkhronos._master.current import Current as _Current
 from synkhronos._master.current import current
 from synkhronos._master.session import Session
@@ -129,8 +129,9 @@ def fork(
         profile_file = profiling.file_of_environment()
         names = resolve(n_parallel, use_gpu, devices)
         _host.refuse_open_device()
-        if len(names) > 1:
-            _check_proc()
+        n_here = len(names)
+        if n_here > 1 or _Current.link is not None:
+            check_proc()
         if set(names) != {"cpu"}:
             _host.import_device_backend()
         threads = (
@@ -173,7 +174,7 @@ def fork(
             if not isinstance(error, OSError):
                 raise
             raise SessionError(
-                f"fork() can't start {count(len(names), 'rank')} on this machine: {error}. Each "
+                f"fork() can't start {count(n_here, 'rank')} on this machine: {error}. Each "
                 "takes a process and, of the master, four descriptors and two for each Data (see "
                 "ulimit -n, ulimit -u)."
             ) from error
@@ -184,16 +185,6 @@ def fork(
                 close()
                 raise
         return len(names)
-
-
-def _check_proc():
-    try:
-        number_in_proc()
-    except OSError as error:
-        raise SessionError(
-            f"fork() needs a /proc that shows this process, because ranks open the memory of one "
-            f"another there: {error}. Mount one: mount -t proc proc /proc, or unshare --mount-proc."
-        ) from error
 
 
 def close() -> None:

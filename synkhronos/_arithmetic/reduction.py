@@ -8,6 +8,7 @@ apart, in a list).
 """
 
 import functools
+from typing import NamedTuple
 
 import numpy as np
 
@@ -89,11 +90,7 @@ def combine(mode, parts, weights, dtype):
     shape = parts[0].shape
     for part in parts:
         if part.shape != shape:
-            raise ValueError(
-                f"can't be reduced with {mode!r}: the ranks computed different shapes, "
-                f"{[part.shape for part in parts]}. Reduce over axis 0 in the graph, or use the "
-                "mode 'gather'."
-            )
+            raise ValueError(_about_shapes(mode, [part.shape for part in parts]))
     # Half precision is combined in single: its 11 bits would lose a rank's whole contribution.
     wide = np.dtype(np.float32) if dtype == np.float16 else dtype
     if parts[0].dtype is not wide:
@@ -103,6 +100,75 @@ def combine(mode, parts, weights, dtype):
         parts = [part * wide.type(weight) for part, weight in zip(parts, weights)]
         return np.asarray(functools.reduce(np.add, parts) / wide.type(sum(weights)), dtype)
     return np.asarray(functools.reduce(UFUNCS[mode], parts), dtype)
+
+
+class Partial(NamedTuple):
+    """The parts of several ranks, combined; those of an average are weighted, but not divided."""
+
+    part: np.ndarray
+    n_parts: int
+
+    @property
+    def shape(self):
+        """The shape of each of the parts."""
+        return self.part.shape
+
+
+def combine_some(mode, parts, weights):
+    """Combine the parts of one machine's ranks, in rank order, for `combine_of_machines`.
+
+    Returns
+    -------
+    Partial or None
+        None if the parts must stay apart: of a mode that does not combine element by element, of
+        different shapes, or integers to be averaged, whose precision the master alone knows.
+    """
+    shapes = {part.shape for part in parts}
+    kind = parts[0].dtype.kind
+    if mode in (None, "gather") or len({*shapes}) > 1 or (mode == "avg" and kind not in "fc"):
+        return None
+    wide = np.dtype(np.float32) if parts[0].dtype == np.float16 else parts[0].dtype
+    return Partial(np.asarray(_reduced(mode, parts, weights, wide)), len(parts))
+
+
+def combine_of_machines(mode, parts, weights, dtype):
+    """Reduce as `combine` does, where some ranks of a machine share one part.
+
+    The first of them has a `Partial`, the others None.
+    """
+    if not any(isinstance(part, Partial) for part in parts):
+        return combine(mode, parts, weights, dtype)
+    everyone = [part for part in parts if part is not None]
+    shapes = [part.shape for part in everyone]
+    if any(shape != shapes[0] for shape in shapes):
+        shapes = [
+            shape for each in everyone for shape in [each.shape] * getattr(each, "n_parts", 1)
+        ]
+        raise ValueError(_about_shapes(mode, shapes))
+    wide, total = np.dtype(np.float32) if dtype == np.float16 else dtype, sum(weights)
+    weighted = [
+        (part.part, 1) if isinstance(part, Partial) else (part, weight)
+        for part, weight in zip(parts, weights)
+        if part is not None
+    ]
+    result = _reduced(mode, *zip(*weighted), wide)
+    return np.asarray(result / wide.type(total) if mode == "avg" else result, dtype)
+
+
+def _reduced(mode, parts, weights, wide):
+    """Return the reduction in a precision, without the division of an average."""
+    parts = [part.astype(wide, copy=False) for part in parts]
+    if mode == "avg":
+        parts = [part * wide.type(weight) for part, weight in zip(parts, weights)]
+        return functools.reduce(np.add, parts)
+    return functools.reduce(UFUNCS[mode], parts)
+
+
+def _about_shapes(mode, shapes):
+    return (
+        f"can't be reduced with {mode!r}: the ranks computed different shapes, {shapes}. Reduce "
+        "over axis 0 in the graph, or use the mode 'gather'."
+    )
 
 
 def _gather(parts, axis):

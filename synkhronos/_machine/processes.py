@@ -14,6 +14,8 @@ import sys
 import time
 import traceback
 
+from synkhronos.errors import SessionError
+
 # Their default is to end a process; a script may get a handler for one after the fork.
 _OF_BATCH_SYSTEMS = {signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 
@@ -43,6 +45,43 @@ def life_of(pid: int) -> str:
     return _LIVES.get(letter, "ended")
 
 
+class StopWatch:
+    """Measures how long processes have been stopped (SIGSTOP); debuggers stop them otherwise.
+
+    It has to be asked every second or so. A longer pause means that this process has been stopped,
+    too, as by a Ctrl-Z to a whole job; then it begins anew.
+    """
+
+    _LONGEST_PAUSE = 3.0
+
+    def __init__(self):
+        # process id -> when it was first seen stopped, and last, and how often it had run
+        self._seen = {}
+
+    def seconds(self, pid: int) -> float:
+        """Return for how many seconds a process has been stopped."""
+        now = time.monotonic()
+        if life_of(pid) != "stopped":
+            self._seen.pop(pid, None)
+            return 0.0
+        turns = _turns_of(pid)
+        first, last, before = self._seen.get(pid, (now, now, turns))
+        # Programs that limit the use of a processor stop and continue a process in turns.
+        if now - last > self._LONGEST_PAUSE or turns != before:
+            first = now
+        self._seen[pid] = first, now, turns
+        return now - first
+
+
+def _turns_of(pid):
+    """Return how often a process was given a processor; None if the system does not show it."""
+    try:
+        with open(f"/proc/{pid}/status") as status:
+            return [line for line in status if "ctxt_switches" in line]
+    except OSError:
+        return None
+
+
 def number_in_proc() -> int:
     """Return the number of this process in /proc; raise OSError if it is not there.
 
@@ -50,6 +89,17 @@ def number_in_proc() -> int:
     --pid --fork`` without ``--mount-proc`` makes. /proc/<os.getpid()> is another process there.
     """
     return int(os.readlink("/proc/self"))
+
+
+def check_proc() -> None:
+    """Raise SessionError if there is no /proc that shows this process."""
+    try:
+        number_in_proc()
+    except OSError as error:
+        raise SessionError(
+            f"fork() needs a /proc that shows this process, because ranks open the memory of one "
+            f"another there: {error}. Mount one: mount -t proc proc /proc, or unshare --mount-proc."
+        ) from error
 
 
 def proc_has_our_numbers() -> bool:

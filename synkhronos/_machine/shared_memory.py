@@ -13,7 +13,9 @@ owner          the process that has created the segment. It keeps the descriptor
                long as it has a view: other ranks open ``/proc/<pid>/fd/<fd>`` to attach it
 memory         is freed when the owner truncates the file, after its last view has gone; see
                ``on_release``. A rank that still has the segment mapped must not read it any
-               more (``SIGBUS``)
+               more (``SIGBUS``), and drops the map when it sees that: `Segment.is_freed`. After
+               `Segments.leave` the owner only closes the file: the memory is freed with the
+               last map
 maps           of other ranks exist for as long as these ranks keep the `Segment` or a view
 owner's death  closes the descriptor, so that no rank can attach the segment any more. The kernel
                frees the memory when the last map has gone
@@ -126,6 +128,17 @@ class Segment:
         """Return the reference that stands for ``array(dtype, shape)`` in messages."""
         return ArrayRef(self.ref, np.dtype(dtype).str, tuple(shape))
 
+    @property
+    def is_freed(self) -> bool:
+        """Whether the owner has truncated the memory."""
+        return self._memory.size() == 0  # of the file, not of the map
+
+
+class _Sharing:
+    """Tells finalizers that processes beyond the session may be using the memory of a rank."""
+
+    is_left = False
+
 
 class Segments:
     """The segments of one rank: those that it has created, and those that it has attached.
@@ -145,6 +158,7 @@ class Segments:
         self._attached = {}  # mapped until `forget`
         self._on_release = on_release or (lambda ref, give_back: give_back())
         self._on_lost = on_lost or (lambda: None)
+        self._sharing = _Sharing()  # finalizers hold it, and must not keep the maps alive
 
     def create(self, nbytes: int) -> Segment:
         """Make a zero-filled segment, with its memory reserved.
@@ -168,7 +182,9 @@ class Segments:
             ref = SegmentRef(owner, fd, next(_serials), nbytes, file.st_dev, file.st_ino)
             segment = self._own[ref] = Segment(ref, memory)
             # Runs when the map is deallocated, which is after the last view has gone.
-            end = weakref.finalize(memory, _release, os.getpid(), ref, self._on_release)
+            end = weakref.finalize(
+                memory, _release, os.getpid(), ref, self._on_release, self._sharing
+            )
             end.atexit = False  # at exit the kernel frees all
         return segment
 
@@ -192,6 +208,18 @@ class Segments:
         """Drop segments that their owners have released; views that are left keep them mapped."""
         for ref in refs:
             self._attached.pop(ref, None)
+
+    def forget_freed(self) -> None:
+        """Drop the segments that their owners have truncated."""
+        self.forget([ref for ref, segment in self._attached.items() if segment.is_freed])
+
+    def forget_all(self) -> None:
+        """Drop all segments of other ranks; views that are left keep them mapped."""
+        self._attached.clear()
+
+    def leave(self) -> None:
+        """Close own segments without truncating them from now on: another process may use them."""
+        self._sharing.is_left = True
 
 
 def is_in_a_segment(array) -> bool:
@@ -288,13 +316,14 @@ def _reserve(nbytes: int) -> int:
     return fd
 
 
-def _release(owner: int, ref: SegmentRef, on_release) -> None:
+def _release(owner: int, ref: SegmentRef, on_release, sharing) -> None:
     # A process that the user forks from the owner inherits the object, but doesn't own the memory.
     if owner == os.getpid():
         with interrupts_held():  # Python prints and drops what a finalizer raises
-            on_release(ref, lambda: _give_back(ref.fd))
+            on_release(ref, lambda: _give_back(ref.fd, sharing))
 
 
-def _give_back(fd: int) -> None:
-    os.ftruncate(fd, 0)  # frees the pages, even if other ranks still have them mapped
+def _give_back(fd: int, sharing: _Sharing) -> None:
+    if not sharing.is_left:
+        os.ftruncate(fd, 0)  # frees the pages, even if other ranks still have them mapped
     os.close(fd)  # from now on the number may stand for another file: see the serial

@@ -212,6 +212,7 @@ class Session:
         # Neither here nor in the log the exception itself: its frames would keep the user's arrays.
         self.state, self._death = State.BROKEN, (str(death), death.rank, death.exitcode)
         log.error("%s", self._death[0])
+        self.gate.dismiss()
         kill_all(self._processes.values(), 1)
 
     def _on_release(self, ref, give_back):
@@ -284,8 +285,8 @@ class Session:
 
     def leave_in_child(self) -> None:
         """Abandon the session in a process that the user forked from the master, which keeps it."""
+        self.state = State.CLOSED  # first: the connection with other machines is the master's
         if self.recording is not None:
             self.recording.leave()
-        self.state = State.CLOSED
         name_rank(None)
         self.gate.close_in_child()

@@ -13,12 +13,13 @@ from synkhronos import _host
 from synkhronos._machine.devices import default_threads, resolve
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log
-from synkhronos._machine.processes import ForkedProcess, join_all, kill_all
+from synkhronos._machine.processes import ForkedProcess, check_proc, join_all, kill_all
 from synkhronos._rank import commands
+from synkhronos._rank.outputs import combine_of_machine
 from synkhronos._rank.worker import Worker, be_worker
 from synkhronos.comm import Aborted
 from synkhronos.comm.mpi import job
-from synkhronos.comm.mpi.gate import SessionOver
+from synkhronos.comm.mpi.leader_gate import SessionOver
 from synkhronos.comm.mpi.link import JobEnded
 from synkhronos.comm.transports import make_gate_of_machines
 from synkhronos.errors import WorkerDied
@@ -52,6 +53,7 @@ def serve(link) -> int:
 def _offer(wish):
     """Return the devices of this machine for a session, or what is in the way."""
     try:
+        check_proc()
         # As in fork(). It also loads the BLAS, whose threads can't be limited before.
         _host.refuse_open_device()
         return resolve(wish.n_parallel, wish.use_gpu, wish.devices), None
@@ -78,6 +80,7 @@ class _Session:
                 process = ForkedProcess(life)
                 self._processes.append(process)
                 self._gate.watch(rank, process)
+        link.watch(plan.session, dict(zip(ranks[1:], [each.pid for each in self._processes])))
         self._worker = Worker(ranks[0], self._gate, plan.devices, threads)
         self._gate.on_answer = self._hear
 
@@ -102,6 +105,7 @@ class _Session:
             for process in self._processes:
                 process.close()
             self._worker.unbind()
+            self._gate.on_over()
             self._worker.comm.close()
             self._worker.replicas.clear()
             self._gate.close()
@@ -113,7 +117,7 @@ class _Session:
         reply = error = command = None
         worker.comm.outputs.begin_call()
         try:
-            command = gate.next_command()
+            command = worker.next_recorded() if worker.recorder else gate.next_command()
             reply = command.run(worker)
             if not worker.running:
                 return  # nothing waits for the end of Quit, and workers may have ended already
@@ -123,10 +127,14 @@ class _Session:
             raise
         except BaseException as caught:
             error = caught
-        exposed = None
+        exposed = combine = None
         if isinstance(command, commands.Expose):
             exposed = command.keys, command.rank
-        gate.parts = functools.partial(worker.comm.parts_of_machine, exposed)
+        elif isinstance(command, commands.RunFunction):
+            combine = functools.partial(combine_of_machine, worker, command)
+        gate.parts = functools.partial(worker.comm.parts_of_machine, exposed, combine)
+        if worker.recorder is not None:
+            worker.recorder.mark("finish")
         gate.worker_finish(reply, error)
 
     def _hear(self, rank, answer):

@@ -22,6 +22,7 @@ class Results:
 
     def __init__(self, worker):
         self._worker = worker
+        self._combine = worker.comm.outputs.combine
         self.drop()
 
     def drop(self) -> None:
@@ -95,7 +96,7 @@ class Results:
                 number = combined.index(position)
                 parts = [self._part(request, rank, position, number) for rank in ranks]
             try:
-                result = reduction.combine(modes[output], parts, weights, dtypes[output])
+                result = self._combine(modes[output], parts, weights, dtypes[output])
             except ValueError as error:
                 raise ValueError(f"Output {output} of {what} {sentence(error)}") from None
             # Copy a part that is a view of memory that later calls overwrite: a worker's part, or a
@@ -114,6 +115,42 @@ class Results:
             return _host.to_host(self._kept[position])
         parts = worker.comm.outputs.collect(request.function, rank)
         return parts[position if rank == request.source else number]
+
+
+def combine_of_machine(worker, request, found):
+    """Combine, on a leader, what its ranks have deposited for a call: one part for the machine.
+
+    Parameters
+    ----------
+    request : RunFunction
+    found : dict
+        Rank -> its parts.
+
+    Returns
+    -------
+    dict
+        Rank -> parts, where the first rank has a `Partial` and the others None, if the parts can
+        be combined without the master.
+    """
+    modes, chosen = (
+        worker.replicas[request.function].description.output_modes,
+        request.output_subset,
+    )
+    if chosen is not None:
+        modes = [modes[output] for output in chosen]
+    n_parts = len(request.combined)
+    if len(found) < 2 or request.source in found or any(len(e) != n_parts for e in found.values()):
+        return found
+    rows = dict(zip(worker.gate.layout.ranks(), worker.gate.rows()))
+    weights = [rows[rank] for rank in found]
+    combined = {rank: list(parts) for rank, parts in found.items()}
+    for number, position in enumerate(request.combined):
+        parts = [parts[number] for parts in found.values()]
+        partial = reduction.combine_some(modes[position], parts, weights)
+        if partial is not None:
+            for place, each in enumerate(combined.values()):
+                each[number] = None if place else partial
+    return combined
 
 
 def _combined(request, reduced):

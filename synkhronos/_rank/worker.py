@@ -103,7 +103,7 @@ class Worker:
             reply = error = None
             try:
                 record = self.recorder is not None
-                command = self._next_recorded() if record else self.gate.next_command()
+                command = self.next_recorded() if record else self.gate.next_command()
                 reply = command.run(self)
             except Aborted:
                 pass
@@ -120,7 +120,8 @@ class Worker:
                 self.gate.worker_finish(error=unsent)
             del reply, error  # not kept while this rank waits: tracebacks keep arrays alive
 
-    def _next_recorded(self):
+    def next_recorded(self):
+        """Wait for the next command, and record the wait."""
         with self.recorder.span("start"):
             return self.gate.next_command()
 

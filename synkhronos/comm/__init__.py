@@ -13,6 +13,8 @@ transport    ranks                  what it does
 ``shared``   of one machine         everything, in shared memory; arrays on devices are copied there
 ``nccl``     each on its own GPU    reduces arrays on the devices, if all ranks have them with the
                                     same shape and dtype; for all else it uses another transport
+``mpi``      of several machines    everything: in shared memory within each machine, through MPI
+                                    between them
 ===========  =====================  ==========================================================
 
 Every rank calls the same methods in the same order, unless a method says otherwise.
@@ -37,6 +39,7 @@ from typing import (
 
 import numpy as np
 
+from synkhronos._arithmetic import reduction
 from synkhronos.comm import reports
 from synkhronos.errors import SessionError, WorkerDied
 
@@ -403,7 +406,15 @@ class Variables(ABC):
 
 
 class Outputs(ABC):
-    """The way of functions' outputs from the workers to the master."""
+    """The way of functions' outputs from the workers to the master.
+
+    Attributes
+    ----------
+    combine : callable
+        Combines what `collect` returns for one output of all ranks, as `reduction.combine` does.
+    """
+
+    combine = staticmethod(reduction.combine)
 
     def reduces(self, dtype: str, ndim: int, mode: Optional[str]) -> bool:
         """Return whether `reduce` can take outputs of this kind, so that they stay on devices."""

@@ -5,7 +5,9 @@ from typing import Tuple
 from synkhronos._machine.devices import usable_cores
 from synkhronos.comm import Communicator, Gate, nccl, shared, single
 from synkhronos.comm.mpi import communicator
-from synkhronos.comm.mpi.gate import GateOfMachines, LeaderGate, MasterGate
+from synkhronos.comm.mpi.gate import GateOfMachines
+from synkhronos.comm.mpi.leader_gate import LeaderGate
+from synkhronos.comm.mpi.master_gate import MasterGate
 from synkhronos.comm.shared.gate import SharedGate
 
 

@@ -167,8 +167,9 @@ class Recording:
 
     def _keep_and_free(self):
         """Copy the spans, and drop the shared memory."""
+        kept = self.read()  # it may have to wait for other machines, so a Ctrl-C may come in it
         with interrupts_held():
-            self._kept = self.read()
+            self._kept = kept
             self._memory = self.session.recording = None
 
     def close(self) -> None:
@@ -208,8 +209,12 @@ class Recording:
         reference = self._elsewhere[rank]
         if reference is None:
             return memory[rank]
-        if self.session.state is State.OPEN:
-            self._fetched[rank] = self.session.comm.memory.fetch_from(rank, reference)
+        session = self.session
+        if session.state is State.OPEN:
+            with session.lock:  # a call, in another thread, uses the same connection
+                # In a signal handler in the middle of a call, what was fetched last is returned.
+                if session.state is State.OPEN and not session.inside.locked():
+                    self._fetched[rank] = session.comm.memory.fetch_from(rank, reference)
         return self._fetched.get(rank, np.zeros((1, len(SPAN.names)), np.int64))
 
     def fetch(self) -> None:

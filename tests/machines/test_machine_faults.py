@@ -4,87 +4,19 @@ import contextlib
 import os
 import signal
 import subprocess
-import textwrap
 import time
 
 import pytest
 from support import hosts
+from support.machine_scripts import finish, start, wait_for_line
 
 pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=f"needs {hosts.missing()}")
-
-BEGIN = """
-import os, signal, sys, threading, time
-import numpy as np, theano, theano.tensor as T
-import synkhronos as synk
-from support.machine_operations import KILL, RAISE, SLEEP, trouble
-
-theano.config.mode = "FAST_COMPILE"
-n = synk.fork(int(os.environ["RANKS"]))
-x, w = T.dvector("x"), theano.shared(np.zeros(3), "w")
-total = synk.ops.all_reduce(trouble(x).sum(), "sum")
-plain = synk.function([x], (trouble(x).sum(), "sum"))
-reducing = synk.function([x], [(x.sum(), "sum")], updates=[(w, w + total)])
-quiet = np.zeros(n)
-
-def on(rank, what):
-    rows = np.zeros(n)
-    rows[rank] = what
-    return rows
-
-def attempt(call, *args):
-    begin = time.monotonic()
-    try:
-        result = call(*args)
-    except BaseException as error:
-        seconds = time.monotonic() - begin
-        print(type(error).__name__, getattr(error, "rank", None), str(error).splitlines()[:1],
-              "in time" if seconds < 1.5 else f"after {seconds} s", flush=True)
-    else:
-        print("went well", np.sum(result), flush=True)
-
-print("begun", plain(quiet), *reducing(quiet), flush=True)
-"""
 
 
 @pytest.fixture(scope="module")
 def two():
     with hosts.up(2) as these:
         yield these
-
-
-def start(these, script, tmp_path, ranks=1, **variables):
-    """Start a script on two hosts."""
-    file = tmp_path / "script.py"
-    file.write_text(BEGIN + textwrap.dedent(script))
-    environment = these.environment(RANKS=str(ranks), PYTHONPATH=str(hosts.ROOT / "tests"))
-    return subprocess.Popen(
-        these.script("-n", str(ranks), file),
-        env={**environment, "PYTHONUNBUFFERED": "1", **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def finish(process, seconds=60):
-    """Return the output of a script; end what is left of mpirun."""
-    try:
-        return process.communicate(timeout=seconds)[0]
-    except subprocess.TimeoutExpired:
-        raise AssertionError("the script did not end") from None
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def wait_for_line(process, beginning):
-    """Read the output up to a line; return it."""
-    for line in process.stdout:
-        if line.startswith(beginning):
-            return line
-    raise AssertionError(f"no line {beginning!r}")
 
 
 def test_what_a_rank_raises_names_rank_and_host_and_the_session_goes_on(two, tmp_path):
@@ -106,7 +38,7 @@ def test_what_a_rank_raises_names_rank_and_host_and_the_session_goes_on(two, tmp
     assert two.is_empty()
 
 
-@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("rank", [3, pytest.param(1, marks=pytest.mark.slow("starts a job"))])
 def test_a_workers_death_names_rank_and_host_and_a_new_session_works(two, tmp_path, rank):
     script = f"""
     attempt(reducing, on({rank}, KILL))
@@ -129,18 +61,25 @@ def test_a_reduction_that_only_some_ranks_come_to_is_refused(two, tmp_path):
     script = """
     from theano.ifelse import ifelse
     some = ifelse(T.gt(x.sum(), 0), synk.ops.all_reduce(2 * x.sum(), "sum"), x.sum())
-    f = synk.function([x], (some, "sum"), mode=theano.Mode("vm", "fast_compile"))
-    for rank in (0, n - 1, 1, 0):
+    lazy = theano.gof.vm.VM_Linker(use_cloop=False, c_thunks=False)
+    f = synk.function([x], (some, "sum"), mode=theano.Mode(lazy, "fast_compile"))
+    for rank in (0, n - 1):
         attempt(f, on(rank, 5))
         attempt(plain, quiet)
-    attempt(f, quiet + 5)
+    attempt(f, quiet + 8)
+    unlike = synk.function([x], (synk.ops.all_reduce(trouble(x), "sum"), "sum"))
+    attempt(unlike, on(2, NARROW) + on(3, NARROW))
+    attempt(unlike, quiet + 8)
     """
     lines = finish(start(two, script, tmp_path, ranks=2)).splitlines()
-    refused = [line for line in lines if line.startswith("WorkerError")]
-    assert len(refused) == 4, lines
+    *refused, unlike = [line for line in lines if line.startswith("WorkerError")]
+    assert len(refused) == 2, lines
+    hosts = f"float64 on synk{two.net}-1, float32 on synk{two.net}-2"
+    assert f"arrays of different dtypes on the machines: {hosts}." in unlike
     assert all("has left a call in which rank" in line for line in refused)
-    assert lines.count("went well 0.0") == 4
-    assert lines[-1] == "went well 160.0"
+    assert lines.count("went well 0.0") == 2
+    assert lines[-3] == "went well 256.0"
+    assert lines[-1] == "went well 128.0"
     assert two.is_empty()
 
 
@@ -225,14 +164,15 @@ def test_a_cut_cable_ends_the_script_and_the_processes_of_both_machines(two, tmp
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_machines_with_other_versions_are_refused_with_a_table(two, tmp_path):
+def begin_with(two, tmp_path, on_second):
+    """Begin a session where Python runs something first on the second host; return its end."""
     script = tmp_path / "script.py"
     script.write_text("print('begun')")
-    other = tmp_path / "sitecustomize.py"
-    other.write_text(
-        "import platform, socket\n"
-        "if socket.gethostname().endswith('-2'):\n"
-        "    platform.python_version = lambda: '3.11.99'\n"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, platform, socket\n"
+        "def refuse(path):\n"
+        "    raise FileNotFoundError(path)\n"
+        f"if socket.gethostname().endswith('-2'):\n    {on_second}\n"
     )
     done = subprocess.run(
         two.script("-n", "1", script),
@@ -242,8 +182,19 @@ def test_machines_with_other_versions_are_refused_with_a_table(two, tmp_path):
         timeout=60,
     )
     assert done.returncode == 2
-    assert "fork() needs the same versions on all machines" in done.stderr
-    assert "3.11.99" in done.stderr
     assert f"synk{two.net}-2" in done.stderr
     assert "begun" not in done.stdout
     assert two.is_empty()
+    return done
+
+
+def test_machines_with_other_versions_are_refused_with_a_table(two, tmp_path):
+    done = begin_with(two, tmp_path, "platform.python_version = lambda: '3.11.99'")
+    assert "fork() needs the same versions on all machines" in done.stderr
+    assert "3.11.99" in done.stderr
+
+
+@pytest.mark.slow("starts a job of MPI")
+def test_a_machine_without_proc_is_refused(two, tmp_path):
+    done = begin_with(two, tmp_path, "os.readlink = refuse")
+    assert f"can't start ranks on synk{two.net}-2: fork() needs a /proc" in done.stderr

@@ -227,7 +227,7 @@ def test_no_socket_and_no_file_is_opened_by_a_session(script, tmp_path, fallback
 UNPICKLED = {
     ("comm.shared.gate", "next_command"): "commands",
     ("comm.shared.gate", "_take_reply"): "answers",
-    ("comm.mpi.gate", "next_command"): "commands of another machine",
+    ("comm.mpi.leader_gate", "next_command"): "commands of another machine",
     ("comm.mpi.channel", "receive"): "messages on a socket",
     ("comm.mpi.carrier", "_serve_machines"): "messages of another machine",
     ("_rank.commands", "run"): "random states",

@@ -12,11 +12,13 @@ stands in for ssh:
 """
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,24 +151,44 @@ class Hosts:
 @contextlib.contextmanager
 def up(n_hosts, net=None):
     """Make hosts for a with block; at its end no process is left on them."""
-    net = net or 100 + os.getpid() % 100
-    hosts = Hosts(net, n_hosts)
-    _take_down(hosts)
-    try:
-        _ip("link", "add", f"s{net}br", "type", "bridge")
-        _ip("addr", "add", f"10.{net}.0.254/24", "dev", f"s{net}br")
-        _ip("link", "set", f"s{net}br", "up")
-        for i in range(1, n_hosts + 1):
-            name, cable = f"synk{net}-{i}", f"s{net}v{i}"
-            _ip("netns", "add", name)
-            _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name)
-            _ip("link", "set", cable, "master", f"s{net}br", "up")
-            _ip("-n", name, "addr", "add", f"10.{net}.0.{i}/24", "dev", "eth0")
-            _ip("-n", name, "link", "set", "eth0", "up")
-            _ip("-n", name, "link", "set", "lo", "up")
-        yield hosts
-    finally:
+    with _own_net(net) as net:
+        hosts = Hosts(net, n_hosts)
         _take_down(hosts)
+        try:
+            _bring_up(hosts)
+            yield hosts
+        finally:
+            _take_down(hosts)
+
+
+@contextlib.contextmanager
+def _own_net(net):
+    """Yield the number of a network that no other process of this machine uses for hosts."""
+    numbers = [net] if net else [100 + (os.getpid() + i) % 100 for i in range(100)]
+    for number in numbers:
+        with open(os.path.join(tempfile.gettempdir(), f"synk-hosts-{number}"), "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            yield number
+            return
+    raise RuntimeError(f"other processes use the networks {numbers}")
+
+
+def _bring_up(hosts):
+    net = hosts.net
+    _ip("link", "add", f"s{net}br", "type", "bridge")
+    _ip("addr", "add", f"10.{net}.0.254/24", "dev", f"s{net}br")
+    _ip("link", "set", f"s{net}br", "up")
+    for i in range(1, hosts.n_hosts + 1):
+        name, cable = f"synk{net}-{i}", f"s{net}v{i}"
+        _ip("netns", "add", name)
+        _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name)
+        _ip("link", "set", cable, "master", f"s{net}br", "up")
+        _ip("-n", name, "addr", "add", f"10.{net}.0.{i}/24", "dev", "eth0")
+        _ip("-n", name, "link", "set", "eth0", "up")
+        _ip("-n", name, "link", "set", "lo", "up")
 
 
 def _take_down(hosts):

@@ -7,7 +7,7 @@ import time
 import theano.tensor as T
 from theano.compile.ops import as_op
 
-NOTHING, RAISE, KILL, SLEEP, STOP = range(5)
+NOTHING, RAISE, KILL, SLEEP, STOP, NARROW = range(6)
 
 
 @as_op(itypes=[T.dvector], otypes=[T.dvector])
@@ -22,4 +22,6 @@ def trouble(x):
         time.sleep(2)
     if what == STOP:
         os.kill(os.getpid(), signal.SIGSTOP)
+    if what == NARROW:
+        return x.astype("float32")  # which breaks a promise
     return x

@@ -168,7 +168,7 @@ def test_at_most_twelve_rooms_stand_beside_the_public_modules():
 
 def test_the_parser_sees_what_is_there():
     assert own_imports("functions") >= {"_master.current", "inputs", "_calls.request"}
-    assert own_imports("comm") == {"comm.reports", "errors"}
+    assert own_imports("comm") == {"_arithmetic.reduction", "comm.reports", "errors"}
     assert "_rank.worker" in own_imports("_master.session")
     assert own_imports("comm.transports") >= {"comm.single", "comm.shared", "comm.nccl"}
 

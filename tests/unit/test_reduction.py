@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from synkhronos._arithmetic import reduction
-from synkhronos._arithmetic.reduction import combine, parse_mode, result_dtype
+from synkhronos._arithmetic.reduction import (
+    combine,
+    combine_of_machines,
+    combine_some,
+    parse_mode,
+    result_dtype,
+)
 
 f64, f32, f16 = np.dtype("float64"), np.dtype("float32"), np.dtype("float16")
 
@@ -178,3 +184,29 @@ def test_average_of_means_is_the_mean_of_all_rows(rows, cuts):
 def test_gather_of_a_split_is_the_whole(rows, cut):
     result = combine("gather", np.split(rows, [cut]), [cut, 6 - cut], rows.dtype)
     np.testing.assert_array_equal(result, rows)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i4", "?"])
+@pytest.mark.parametrize("mode", reduction.MODES)
+def test_parts_may_be_combined_machine_by_machine(mode, dtype):
+    rng, weights = np.random.RandomState(1), [3, 2, 2, 1, 4]
+    parts = [(4 * rng.rand(7)).astype(dtype) for _ in weights]
+    wanted = result_dtype(mode, dtype, f32)
+    partial = combine_some(mode, parts[2:4], weights[2:4])
+    if partial is None:
+        assert mode == "gather" or (mode == "avg" and dtype in ("i4", "?"))
+        return
+    some = [*parts[:2], partial, None, parts[4]]
+    found = combine_of_machines(mode, some, weights, wanted)
+    whole = combine(mode, parts, weights, wanted)
+    assert found.dtype == whole.dtype == wanted
+    np.testing.assert_allclose(found, whole, rtol=1e-3 if dtype == "f2" else 1e-6)
+    alone = combine_of_machines(mode, [partial, None], weights[2:4], wanted)
+    np.testing.assert_array_equal(alone, combine(mode, parts[2:4], weights[2:4], wanted))
+
+
+def test_shapes_of_partial_results_are_those_of_each_of_their_ranks():
+    assert combine_some("sum", [np.zeros(2), np.zeros(3)], [1, 1]) is None
+    partial = combine_some("sum", [np.zeros(2), np.zeros(2)], [1, 1])
+    with pytest.raises(ValueError, match=r"different shapes, \[\(3,\), \(2,\), \(2,\)\]"):
+        combine_of_machines("sum", [np.zeros(3), partial, None], [1, 1, 1], f64)

@@ -226,3 +226,22 @@ def test_without_unnamed_files_posix_ipc_makes_a_segment(monkeypatch, tmp_path):
         assert os.fstat(fd).st_size == 4096
     finally:
         os.close(fd)
+
+
+def test_memory_that_is_left_goes_with_the_last_map(segments):
+    """At the end of a session on several machines, the carrier may still be sending it."""
+    other = Segments()
+    first, second = segments.create(1000), segments.create(1000)
+    views = [other.attach(each.ref).array("u1", (1000,)) for each in (first, second)]
+    del first
+    assert [other.attach(ref).is_freed for ref in other._attached] == [True, False]
+    other.forget_freed()
+    segments.leave()
+    fd, own = second.ref.fd, second.array("u1", (1000,))
+    own[...] = 5
+    del own, second
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(fd)
+    np.testing.assert_array_equal(views[1], 5)
+    other.forget_all()
+    assert not other._attached

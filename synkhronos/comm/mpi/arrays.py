@@ -12,9 +12,9 @@ import numpy as np
 
 from synkhronos.comm import Aborted
 from synkhronos.comm.mpi.buckets import reduce_into_first
-from synkhronos.comm.shared.arrays import SharedArrays, reduce_whole
+from synkhronos.comm.shared.arrays import SharedArrays, reduce_whole, wide
 
-_EQUAL, _UNEQUAL = 1, 2
+EQUAL, UNEQUAL = 1, 2  # verdicts of leaders
 _BUCKET_BITS = 16  # of the number of a bucket, beside the number of the run
 
 
@@ -79,7 +79,7 @@ class MachinesArrays(SharedArrays):
             # Ranks on devices of other kinds may compute in another precision.
             kinds = [box.dtype.str for box in everyone[0]]
             answer = self._reduce_between(key, ops, divisor, is_equal, (kinds, shapes))
-        if self._all.verdict(_EQUAL if answer is None else _UNEQUAL) == _UNEQUAL:
+        if self._all.verdict(EQUAL if answer is None else UNEQUAL) == UNEQUAL:
             return Unequal(answer)
         return everyone[0]
 
@@ -159,6 +159,8 @@ class MachinesArrays(SharedArrays):
         gate, found = self._all, []
         for n_ranks, each in zip(gate.layout.counts, layouts):
             found += each[2] if each[0] == "unequal" else [each[1]] * n_ranks
+        if all(shapes == found[0] for shapes in found):
+            raise ValueError(_about_dtypes(gate.layout.hosts, [dtypes for dtypes, _ in layouts]))
         return found
 
 
@@ -187,6 +189,12 @@ def _into(target, result):
     return result if target is None else reduce_whole("sum", [result], target, 1)
 
 
-def wide(dtype):
-    """Return the dtype in which arrays of a dtype are summed."""
-    return np.dtype(np.float32) if dtype == np.float16 else dtype
+def _about_dtypes(hosts, dtypes):
+    """Return the message for arrays whose dtypes differ between machines.
+
+    >>> _about_dtypes(("node0", "node1"), [["<f8", "<f4"], ["<f8", "<f8"]])
+    'all_reduce got arrays of different dtypes on the machines: float32 on node0, float64 on node1.'
+    """
+    different = next(each for each in zip(*dtypes) if len({*each}) > 1)
+    names = [f"{np.dtype(dtype).name} on {host}" for dtype, host in zip(different, hosts)]
+    return f"all_reduce got arrays of different dtypes on the machines: {', '.join(names)}."

@@ -8,79 +8,33 @@
 No rank waits for another one, or for the carrier, before it needs a result.
 """
 
-import socket
-
 import numpy as np
 
 from synkhronos._arithmetic.blocks import cut, reduce_block
-from synkhronos.comm.mpi.channel import Channel, Closed
-from synkhronos.comm.mpi.link import JobEnded
-
-
-class Line:
-    """A worker's connection with the carrier, for buckets; made when it is needed."""
-
-    def __init__(self, name):
-        self._name, self._channel, self._answers = name, None, {}
-
-    def begin(self, *message):
-        """Begin a bucket."""
-        if self._channel is None:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            connection.connect(f"\0{self._name}")
-            self._channel = Channel(connection)
-        try:
-            self._channel.send(("bucket", *message))
-        except Closed:
-            raise _ended() from None
-
-    def wait_for(self, id):
-        """Wait for the end of a bucket; return the carrier's answer."""
-        try:
-            while id not in self._answers:
-                self._channel.wait()
-                self._answers.update((done, answer) for _, done, answer in self._channel.receive())
-        except Closed:
-            raise _ended() from None
-        answer = self._answers.pop(id)
-        for old in [each for each in self._answers if each[:2] < id[:2]]:
-            del self._answers[old]  # of a call that was left early
-        return answer
-
-    def close(self):
-        """Close the connection."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-
-
-def _ended():
-    return JobEnded("The carrier of this machine has ended.")
 
 
 class Bucket:
-    """A bucket on the carrier, until all ranks of the machine have begun it.
-
-    Attributes
-    ----------
-    channels : list
-        Of the ranks that wait for its end.
-    """
+    """A bucket on the carrier, until all ranks of the machine have begun it."""
 
     def __init__(self, n_ranks):
-        self.channels = []
+        self._channels = []
         self._places = [None] * n_ranks
         self._layouts = [None] * n_ranks
 
     def add(self, rank, channel, places, layout):
         """Take the part of one rank, counted on this machine."""
-        self.channels.append(channel)
+        self._channels.append(channel)
         self._places[rank], self._layouts[rank] = places, layout
+
+    def answer(self, post, *message):
+        """Send a message to all ranks that have begun it."""
+        for channel in self._channels:
+            post(channel, *message)
 
     @property
     def is_complete(self):
         """Whether all ranks of this machine have begun it."""
-        return len(self.channels) == len(self._places)
+        return len(self._channels) == len(self._places)
 
     def layout(self, machine):
         """Return the dtypes and shapes that the ranks of this machine have, for comparison.

@@ -11,10 +11,17 @@ the machine starts. It reads and writes the segments of the ranks where they are
 A message is a tuple whose first item names it: `Carrier` has a method ``from_rank_...`` or
 ``from_machine_...`` for each. Messages between two carriers keep their order. What is large goes in
 a message of its own, announced by a small one, so that both sides are ready for it.
+
+A request that fails here, because descriptors or shared memory are used up, is answered with
+"failed" and a sentence that names this machine: its rank raises. Ranks keep memory that the carrier
+uses until they have its answer. After a call that was aborted they ask it to "settle", which it
+answers when nothing of the call is under way in their memory. At the end of a session, "leave",
+they don't wait: the carrier has the last maps of the memory then, which keep it until all is done.
+
+Each second carriers tell one another that they are alive. On other machines than the script's, a
+process that has been stopped for long counts as dead, because nothing else would tell the script.
 """
 
-import collections
-import functools
 import os
 import pickle
 import select
@@ -23,6 +30,7 @@ import socket
 import struct
 import sys
 import time
+import traceback
 
 import mpi4py
 
@@ -31,22 +39,14 @@ import mpi4py
 os.environ.setdefault("OMPI_MCA_btl_tcp_eager_limit", str(1 << 20))
 mpi4py.rc.threads = False  # only one thread calls MPI
 
-import numpy as np  # noqa: E402
 from mpi4py import MPI  # noqa: E402
 
-from synkhronos._arithmetic.partition import take_rows  # noqa: E402
+from synkhronos._machine.processes import StopWatch  # noqa: E402
 from synkhronos._machine.shared_memory import Segments  # noqa: E402
-from synkhronos.comm.mpi.buckets import Bucket  # noqa: E402
 from synkhronos.comm.mpi.channel import Channel, Closed  # noqa: E402
-from synkhronos.comm.mpi.transfers import (  # noqa: E402
-    GIVEN_UP,
-    SMALL,
-    Fetch,
-    Round,
-    Spread,
-    bytes_of,
-    parts,
-)
+from synkhronos.comm.mpi.fetches import Fetches, problem_here  # noqa: E402
+from synkhronos.comm.mpi.reductions import Reductions  # noqa: E402
+from synkhronos.comm.mpi.transfers import Spread, bytes_of, parts  # noqa: E402
 
 # MPI has to be asked whether something has come. For a moment the carrier asks all the time. Then
 # it sleeps between two looks, and leaves the core to the ranks: the longer nothing has happened,
@@ -61,10 +61,7 @@ _NAPS = (  # (nothing has happened for so long, seconds of a pause)
 )
 HEARTBEAT_SECONDS = 1.0
 LOST_SECONDS = 8.0  # a machine that has not been heard of for this long is lost
-# All machines begin rounds in one order. With two at a time, a round's first chunks fill the pause
-# at the end of the round before; with more, all would end late.
-_OPEN_ROUNDS = 2
-_MOST_FREE = 16  # segments
+_REQUESTS = {"fetch", "reduce", "spread"}  # of ranks: each has an answer that may be "failed"
 _MESSAGE, _BULK = 1, 2  # tags; all-reduces have others
 
 
@@ -75,29 +72,28 @@ class Carrier:
         self._comm = MPI.COMM_WORLD.Dup()
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.machine, self.n_machines = self._comm.rank, self._comm.size
+        self._hosts = self._comm.allgather(socket.gethostname())
         self._others = [m for m in range(self.n_machines) if m != self.machine]
         self._segments = Segments()
+        self._fetches = Fetches(self, self._segments)
         self._leader, self._listener = leader, listener
         self._channels = {leader.fileno(): leader}
         self._poll = select.poll()
         self._poll.register(leader, select.POLLIN)
         self._poll.register(listener, select.POLLIN)
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # to refuse connections with
         self._sending = []  # (request, buffer)
-        self._receiving = []  # (request, buffer, what to do then)
-        self._rounds = {}  # id -> Round
-        self._ready = collections.defaultdict(dict)  # id -> machine -> announcement
-        self._over = {}  # machine -> session, call, number of exchanges: of an aborted call
-        self._begun = 0, 0, 0  # the last reduction that was begun here
-        self._buckets = {}  # id -> Bucket, until all ranks here have begun it
-        self._given_up = 0, 0  # the session and number of the last call that was given up
+        self._receiving = []  # (request, buffer, what to do then); also some that is sent
+        self._reductions = Reductions(self)
         self._spreads = {}  # id -> Spread
         self._settling = None  # (channel, id, session, sequence)
-        self._fetches = {}  # number -> Fetch
-        self._fetched = {}  # what -> Fetch of this call, for whole arrays
-        self._numbers = 0
-        self._lent, self._free = [], []  # (segment, number of the fetch) of this call; others
+        self._settled = 0, 0  # the last call in which the ranks here will begin nothing more
+        self._left = 0  # the last session that has ended here
         self._heard = dict.fromkeys(self._others, time.monotonic())
-        self._beat = 0.0
+        self._beat = time.monotonic()
+        self._stop_watch = StopWatch()
+        self._workers = {}  # rank -> process id, of the present session
+        self._session = 0
         self.is_running, self.has_lost = True, False
         self._leader.post(("hello", self.machine, self.n_machines))
 
@@ -114,12 +110,27 @@ class Carrier:
             elif now - last < _AWAKE_SECONDS:
                 os.sched_yield()
             else:
-                busy = self._rounds or self._receiving or self._sending
+                busy = self._reductions.are_under_way or self._receiving or self._sending
                 idle = 0 if busy else now - last
                 nap = next(nap for limit, nap in _NAPS if idle < limit)
             if now - self._beat > HEARTBEAT_SECONDS:
+                if now - self._beat > LOST_SECONDS / 2:  # this process has been stopped itself
+                    self._heard.update(dict.fromkeys(self._others, now))
                 self._beat = now
                 self._send_heartbeats(now)
+                self._segments.forget_freed()
+                if self.machine != 0:
+                    self._end_stopped()
+        self._send_what_is_left()
+
+    def fail(self, reason):
+        """End all carriers after an error that no rank can be told of."""
+        self.has_lost = True
+        self.tell_all("end", reason)
+        self.post(self._leader, "end", reason, self.machine)
+        self._send_what_is_left()
+
+    def _send_what_is_left(self):
         for request, _ in self._sending:
             _wait_at_most(request, 1.0)
 
@@ -137,11 +148,23 @@ class Carrier:
             except Closed:
                 self._drop(channel)
                 continue
-            for name, *rest in messages:
-                getattr(self, f"from_rank_{name}")(channel, *rest)
+            for message in messages:
+                self._serve(channel, *message)
         for channel in [c for c in self._channels.values() if c.has_unsent]:
-            self._post(channel)
+            self.post(channel)
         return happened
+
+    def _serve(self, channel, name, *rest):
+        try:
+            self._handler(f"from_rank_{name}")(channel, *rest)
+        except Exception as error:
+            if name not in _REQUESTS:
+                raise
+            self.post(channel, "failed", rest[0], problem_here(error))
+
+    def _handler(self, name):
+        those = self, self._fetches, self._reductions
+        return next(getattr(each, name) for each in those if hasattr(each, name))
 
     def _ready_sockets(self, seconds):
         """Return the descriptors of sockets that can be read; wait for one at most so long."""
@@ -151,7 +174,8 @@ class Carrier:
                 return select.select(sockets, (), (), seconds)[0]
         return [fd for fd, _ in self._poll.poll(1000 * seconds)]
 
-    def _post(self, channel, *message):
+    def post(self, channel, *message):
+        """Send a message to a rank, or what is left of the last ones."""
         try:
             if message:
                 channel.post(message)
@@ -161,7 +185,10 @@ class Carrier:
             self._drop(channel)
 
     def _accept(self):
-        connection, _ = self._listener.accept()
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:
+            return self._refuse(error)
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         _, user, _ = struct.unpack("3i", credentials)
         if user != os.getuid():
@@ -170,6 +197,18 @@ class Carrier:
         self._channels[channel.fileno()] = channel
         self._poll.register(channel, select.POLLIN)
 
+    def _refuse(self, error):
+        """Answer a connection for which there is no descriptor."""
+        os.close(self._spare)
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            pass  # it has gone
+        else:
+            self.post(Channel(connection), "failed", None, problem_here(error))
+            connection.close()
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
     def _drop(self, channel):
         if channel.fileno() not in self._channels:
             return
@@ -177,7 +216,7 @@ class Carrier:
         del self._channels[channel.fileno()]
         if channel is self._leader:
             # It has ended without a word: the other machines end their parts.
-            self._tell_all("end", f"The first process on {socket.gethostname()} has ended")
+            self.tell_all("end", f"The first process on {socket.gethostname()} has ended")
             self.is_running = False
         channel.close()
 
@@ -190,7 +229,7 @@ class Carrier:
             self._comm.Recv([data, MPI.BYTE], machine, _MESSAGE)
             self._heard[machine] = time.monotonic()
             name, *rest = pickle.loads(data)
-            getattr(self, f"from_machine_{name}")(machine, *rest)
+            self._handler(f"from_machine_{name}")(machine, *rest)
         return happened
 
     def _move(self):
@@ -200,62 +239,40 @@ class Carrier:
             left = [each for each in self._sending if not each[0].Test()]
             happened = len(left) < len(self._sending)
             self._sending = left
-        for each in [each for each in self._receiving if each[0].Test()]:
+        left, have_come = [], []
+        for each in self._receiving:
+            (have_come if each[0].Test() else left).append(each)
+        self._receiving = left
+        for _, _, then in have_come:
             happened = True
-            self._receiving.remove(each)
-            each[2]()
-        n_open = 0
-        for id in sorted(self._rounds):
-            work = self._rounds[id]
-            if work.progress():
-                happened = True
-                del self._rounds[id]
-            else:
-                n_open += work.has_started
-            if n_open == _OPEN_ROUNDS:
-                break
+            then()
+        happened |= self._reductions.progress()
         if self._settling is not None:
             self._settle()
         return happened
 
     def _settle(self):
         """Answer the leader when no reduction of a call that was given up is open any more."""
-        channel, id, session, sequence = self._settling
-        for key in [key for key in self._rounds if key[0] < session]:
-            del self._rounds[key]
-        for key, spread in list(self._spreads.items()):
-            if key[:2] <= (session, sequence) and not spread.is_open:
-                del self._spreads[key]
-        if not any(key[:2] == (session, sequence) for key in (*self._rounds, *self._spreads)):
-            for key in [key for key in self._ready if key[:2] <= (session, sequence)]:
-                del self._ready[key]
+        channel, id, *call = self._settling
+        self._drop_spreads()
+        call = tuple(call)
+        if not self._reductions.have(call) and not any(key[:2] == call for key in self._spreads):
+            self._reductions.drop_announcements(self.is_over)
             self._settling = None
-            self._post(channel, "done", id, None)
+            self.post(channel, "done", id, None)
 
-    def from_rank_give_up(self, channel, session, sequence):
-        """Begin no more reductions of a call; tell all machines how many have been begun here.
+    def _drop_spreads(self):
+        for key, spread in list(self._spreads.items()):
+            if self.is_over(key) and not spread.is_open:
+                del self._spreads[key]
 
-        So all carriers come to know which reductions all machines have begun. These go on to their
-        end, everywhere. All others are dropped, everywhere.
-        """
-        if (session, sequence) > self._given_up:
-            self._given_up = session, sequence
-            begun = self._begun[2] if self._begun[:2] == (session, sequence) else 0
-            self._over[self.machine] = session, sequence, begun
-            self._tell_all("over", session, sequence, begun)
-        for key in [key for key in self._buckets if key[:2] <= self._given_up]:
-            for channel in self._buckets.pop(key).channels:
-                self._post(channel, "done", key, GIVEN_UP)
-        for key, work in list(self._rounds.items()):
-            if not work.has_started and self._is_given_up(key):
-                del self._rounds[key]
-                work.end(GIVEN_UP)
+    def is_over(self, id):
+        """Return whether the ranks here begin nothing more in the call of a reduction."""
+        return id[0] <= self._left or id[:2] <= self._settled
 
-    def _is_given_up(self, key):
-        session, sequence, number = key
-        return any(
-            over[:2] == (session, sequence) and over[2] < number for over in self._over.values()
-        )
+    def has_left(self, session):
+        """Return whether a session has ended here."""
+        return session <= self._left
 
     def _send_heartbeats(self, now):
         others = self._others if self.machine == 0 else [0]
@@ -266,16 +283,35 @@ class Carrier:
                 self._lose(machine)
                 return
 
+    def _end_stopped(self):
+        """Kill processes of this machine that have been stopped for long, and say so."""
+        where, for_long = f"on {socket.gethostname()}", f"was stopped for {LOST_SECONDS:.0f} s"
+        leader = os.getppid()
+        if self._stop_watch.seconds(leader) > LOST_SECONDS:
+            self.tell_all("end", f"The first process {where} {for_long}")
+            self.is_running = False
+            os.kill(leader, signal.SIGKILL)
+        for rank, pid in list(self._workers.items()):
+            if self._stop_watch.seconds(pid) > LOST_SECONDS:
+                message = (
+                    f"Worker rank {rank} {where} (process {pid}) {for_long}, and then killed. The "
+                    "session has ended: close() and fork() to begin again."
+                )
+                self.tell(0, "told", ("died", self._session, message, rank, -signal.SIGKILL))
+                del self._workers[rank]
+                os.kill(pid, signal.SIGKILL)
+
     def _lose(self, machine):
-        self._post(self._leader, "lost", machine, now_silent(LOST_SECONDS))
+        host = self._hosts[machine]
+        self.post(self._leader, "lost", machine, host, now_silent(LOST_SECONDS))
         for other in self._others:
             if other != machine:
-                self.tell(other, "end", f"Machine {machine} is lost")
+                self.tell(other, "end", f"Machine {host} is lost")
         self._heard[machine] = float("inf")
         self.has_lost = True
         if machine == 0:
-            reason = f"The first machine is lost: {now_silent(LOST_SECONDS)}"
-            self._post(self._leader, "end", reason, machine)
+            reason = f"The first machine, {host}, is lost: {now_silent(LOST_SECONDS)}"
+            self.post(self._leader, "end", reason, machine)
             self.is_running = False
 
     def tell(self, machine, *message):
@@ -283,7 +319,8 @@ class Carrier:
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         self._sending.append((self._comm.Isend([data, MPI.BYTE], machine, _MESSAGE), data))
 
-    def _tell_all(self, *message):
+    def tell_all(self, *message):
+        """Send a message to the carriers of all other machines."""
         for machine in self._others:
             self.tell(machine, *message)
 
@@ -295,100 +332,63 @@ class Carrier:
         """Receive an array; return the request."""
         return self._comm.Irecv([bytes_of(buffer), MPI.BYTE], machine, tag)
 
+    def send_bulk(self, machine, part):
+        """Send a part of an array."""
+        self._sending.append((self.send(machine, part, _BULK), part))
+
+    def receive_bulk(self, machine, part, then):
+        """Receive a part of an array; call `then` when it has come."""
+        self._receiving.append((self.receive(machine, part, _BULK), part, then))
+
     def from_rank_tell(self, channel, to, message):
         """Pass a message on to the leaders of one machine, or of all others."""
         for machine in self._others if to is None else [to]:
             self.tell(machine, "told", message)
 
-    def from_rank_begin(self, channel):
-        """Begin a call: arrays that the last one fetched are not needed any more."""
-        # A call that was left early may have left arrays that are still on their way.
-        self._free += [segment for segment, number in self._lent if number not in self._fetches]
-        self._lent = [(each, number) for each, number in self._lent if number in self._fetches]
-        del self._free[:-_MOST_FREE]
-        self._fetched.clear()
+    def from_rank_watch(self, channel, session, workers):
+        """Watch the workers of this machine: rank -> process id."""
+        self._session, self._workers = session, workers
 
-    def from_rank_forget(self, channel, references):
-        """Drop the maps of segments that their ranks have released."""
-        self._segments.forget(references)
+    def from_rank_leave(self, channel, session):
+        """Forget a session that has ended here: nothing more is begun, and no rank waits.
 
-    def from_rank_fetch(self, channel, number, machine, place, rows, axis, is_whole):
-        """Get some rows of an array of another machine, and answer with a segment that has them."""
-        what = machine, place
-        fetch = self._fetched.get(what) if is_whole else None
-        if fetch is not None:
-            if fetch.answer is None:
-                fetch.waiting.append((channel, number))
-            else:
-                self._post(channel, "fetched", number, *fetch.answer)
-            return
-        fetch = Fetch()
-        fetch.waiting.append((channel, number))
-        self._numbers += 1
-        self._fetches[self._numbers] = fetch
-        if is_whole:
-            self._fetched[what] = fetch
-        self.tell(machine, "want", self._numbers, place, rows, axis)
-
-    def from_rank_reduce(self, channel, id, places, ops, divisor, layout, compress):
-        """Reduce arrays over the machines, in place."""
-        if id[:2] <= self._given_up:
-            return self._post(channel, "done", id, GIVEN_UP)
-        arrays = [self._open(place) for place in places]
-        how = ops, divisor, layout, compress
-        answer = functools.partial(self._post, channel, "done", id)
-        return self._begin_round(id, arrays, how, answer)
-
-    def from_rank_bucket(self, channel, id, rank, n_ranks, places, layout, counting, *how):
-        """Take a rank's part of a bucket; begin to reduce it when all of this machine have come."""
-        if id[:2] <= self._given_up:
-            return self._post(channel, "done", id, GIVEN_UP)
-        bucket = self._buckets.setdefault(id, Bucket(n_ranks))
-        bucket.add(rank, channel, places, layout)
-        if not bucket.is_complete:
-            return None
-        del self._buckets[id]
-        ops, divisor, compress = how
-        here, arrays = bucket.layout(self.machine), []
-        if here[0] != "unequal":
-            arrays = bucket.reduce(self._open, ops, counting)
-
-        def answer(layouts):
-            for each in bucket.channels:
-                told = layouts if layouts == GIVEN_UP else (layouts, bucket.places)
-                self._post(each, "done", id, told)
-
-        return self._begin_round(id, arrays, (ops, divisor, here, compress), answer)
-
-    def _begin_round(self, id, arrays, how, answer):
-        work = Round(self, id, arrays, *how, answer)
-        self._rounds[id], self._begun = work, id
-        layout = how[2]
-        for machine in self._others:
-            self.tell(machine, "ready", id, layout, work.inline)
+        What has been begun on all machines goes on in memory that nothing else uses any more.
+        """
+        self._left = max(self._left, session)
+        self._workers = {}
+        self._drop_spreads()
+        self._reductions.leave(self.is_over)
+        if self._settling is not None and self._settling[2] <= session:
+            self._settling = None
+        self._segments.forget_all()
 
     def from_rank_spread(self, channel, id, root, places):
         """Copy arrays from the machine `root` to all others; answer when they are there."""
-        arrays = [self._open(place) for place in places]
+        arrays = [self.open(place) for place in places]
         if self.machine == root:
+            spread = self._spreads[id] = Spread()
+            spread.send(arrays)
+            spread.then = lambda: self._end_spread(id, spread)
             for machine in self._others:
                 self.tell(machine, "spreading", id, [array.nbytes for array in arrays])
-                for array in arrays:
-                    for part in parts(array):
-                        self._sending.append((self.send(machine, part, _BULK), part))
-            return self._post(channel, "done", id, None)
+                for part in (part for array in arrays for part in parts(array)):
+                    spread.left += 1
+                    work = self.send(machine, part, _BULK), part, spread.one_less
+                    self._receiving.append(work)
+            self._end_spread(id, spread)  # if there was nothing to send
+            return self.post(channel, "done", id, None)
         spread = self._spreads.setdefault(id, Spread())
-        spread.give(arrays, lambda: self._post(channel, "done", id, None))
+        spread.give(arrays, lambda: self.post(channel, "done", id, None))
         return self._end_spread(id, spread)
 
     def from_machine_spreading(self, machine, id, sizes):
         """Receive arrays, into their places if the ranks here have named these already."""
-        spread = self._spreads.setdefault(id, Spread())
+        # Of a call that is over it is received, too: the next array must not be taken for it.
+        spread = Spread() if self.is_over(id) else self._spreads.setdefault(id, Spread())
         for array in spread.announce(sizes):
             for part in parts(array):
                 spread.left += 1
-                work = self.receive(machine, part, _BULK), part, spread.one_less
-                self._receiving.append(work)
+                self.receive_bulk(machine, part, spread.one_less)
         spread.then = lambda: self._end_spread(id, spread)
         self._end_spread(id, spread)
 
@@ -399,12 +399,13 @@ class Carrier:
 
     def from_rank_settle(self, channel, id, session, sequence):
         """Give up a call; answer when none of its reductions is open."""
-        self.from_rank_give_up(None, session, sequence)
+        self._reductions.from_rank_give_up(channel, session, sequence)
+        self._settled = max(self._settled, (session, sequence))
         self._settling = channel, id, session, sequence
 
     def from_rank_end(self, channel, reason):
         """End this carrier, and those of all other machines."""
-        self._tell_all("end", reason)
+        self.tell_all("end", reason)
         self.is_running = False
 
     def from_machine_alive(self, machine):
@@ -412,92 +413,17 @@ class Carrier:
 
     def from_machine_told(self, machine, message):
         """Pass a message on to the leader of this machine."""
-        self._post(self._leader, "told", machine, message)
+        self.post(self._leader, "told", machine, message)
 
     def from_machine_end(self, machine, reason):
         """End, because another machine has."""
-        self._post(self._leader, "end", reason, machine)
+        self.post(self._leader, "end", reason, machine)
         self.is_running = False
 
-    def from_machine_want(self, machine, number, place, rows, axis):
-        """Send rows of an array of this machine."""
-        try:
-            array = self._open(place)
-            if rows is not None:
-                array = take_rows(array, rows, axis=axis)
-            array = np.ascontiguousarray(array).reshape(array.shape)
-        except Exception as error:
-            return self.tell(machine, "failed", number, f"{type(error).__name__}: {error}")
-        if array.nbytes <= SMALL:
-            return self.tell(machine, "here", number, array.dtype.str, array.shape, array.tobytes())
-        self.tell(machine, "coming", number, array.dtype.str, array.shape)
-        for part in parts(array):
-            self._sending.append((self.send(machine, part, _BULK), part))
-        return None
-
-    def from_machine_failed(self, machine, number, problem):
-        """Tell the rank that its array can't be had."""
-        self._answer(number, None, None, None, problem)
-
-    def from_machine_here(self, machine, number, dtype, shape, data):
-        """Take a small array."""
-        segment = self._room(len(data), number)
-        segment.array(np.uint8, (len(data),))[...] = np.frombuffer(data, np.uint8)
-        self._answer(number, segment.ref, dtype, shape, None)
-
-    def from_machine_coming(self, machine, number, dtype, shape):
-        """Receive a large array."""
-        nbytes = int(np.dtype(dtype).itemsize * np.prod(shape, dtype=np.int64))
-        segment = self._room(nbytes, number)
-        pending = list(parts(segment.array(np.uint8, (nbytes,))))
-        left = len(pending)
-
-        def one_less():
-            nonlocal left
-            left -= 1
-            if not left:
-                self._answer(number, segment.ref, dtype, shape, None)
-
-        for part in pending:
-            self._receiving.append((self.receive(machine, part, _BULK), part, one_less))
-
-    def from_machine_over(self, machine, session, sequence, begun):
-        """Take note of how many reductions of an aborted call another machine has begun."""
-        self._over[machine] = session, sequence, begun
-        self.from_rank_give_up(None, session, sequence)
-
-    def from_machine_ready(self, machine, id, layout, inline):
-        """Take note that another machine has begun an all-reduce."""
-        self._ready[id][machine] = layout, inline
-
-    def _answer(self, number, *answer):
-        fetch = self._fetches.pop(number)
-        fetch.answer = answer
-        for channel, theirs in fetch.waiting:
-            self._post(channel, "fetched", theirs, *answer)
-
-    def _open(self, place):
+    def open(self, place):
+        """Return an array of a rank of this machine, where it is."""
         segment, dtype, shape, offset = place
         return self._segments.attach(segment).array(dtype, shape, offset)
-
-    def _room(self, nbytes, number):
-        """Return a segment for a fetched array, for the time of this call."""
-        fitting = [s for s in self._free if nbytes <= s.ref.nbytes <= max(4 * nbytes, 1 << 16)]
-        if fitting:
-            segment = min(fitting, key=lambda segment: segment.ref.nbytes)
-            self._free.remove(segment)
-        else:
-            segment = self._segments.create(max(nbytes + nbytes // 4, 1 << 12))
-        self._lent.append((segment, number))
-        return segment
-
-    def announcements(self, id):
-        """Return the announcements of a round by other machines: machine -> layout, arrays."""
-        return self._ready[id]
-
-    def forget_announcements(self, id):
-        """Drop the announcements of a round that has ended."""
-        self._ready.pop(id, None)
 
 
 def now_silent(seconds):
@@ -520,6 +446,9 @@ def main(fd: int, name: str) -> None:
     carrier = Carrier(Channel(socket.socket(fileno=fd)), listener)
     try:
         carrier.run()
+    except Exception as error:
+        traceback.print_exc()
+        carrier.fail(f"The process that speaks MPI can't go on: {problem_here(error)}")
     finally:
         if carrier.has_lost:
             # The end of MPI would wait for the lost machine. So does what Python does at its exit.

@@ -32,6 +32,12 @@ class Channel:
         """Return the descriptor, for ``poll``."""
         return self._socket.fileno()
 
+    @property
+    def peer(self) -> int:
+        """The id of the process that listened, on the end that has connected to it."""
+        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        return struct.unpack("3i", credentials)[0]
+
     def send(self, message) -> None:
         """Send a message; wait while the other end has no room for it.
 

@@ -36,23 +36,25 @@ class MachinesCommunicator(Communicator):
         storage = Storage(here, base)
         memory = MachinesMemory(base, gate)
         arrays = MachinesArrays(here, storage, gate, base.open)
-        outputs = MachinesOutputs(SharedOutputs(base), memory, gate)
+        outputs = MachinesOutputs(SharedOutputs(base), SharedOutputs(base), memory, gate)
         variables = MachinesVariables(here, storage, arrays, memory, gate)
         super().__init__(memory, variables, outputs, arrays)
         if gate.layout.machine == 0:
             gate.on_parts = self._take_parts
+        gate.on_over = memory.leave
 
-    def parts_of_machine(self, exposed):
+    def parts_of_machine(self, exposed, combine):
         """Return what a leader sends with the end of a command: outputs, and places of values.
 
         `exposed` has the keys of variables that the command has exposed and the rank; or is None.
+        `combine` combines outputs (see `MachinesOutputs.of_machine`); or is None.
         """
         places = {} if exposed is None else self.variables.exposed_places(*exposed)
-        return self.outputs.of_machine(), places
+        return self.outputs.of_machine(combine), places
 
-    def _take_parts(self, machine, parts):
+    def _take_parts(self, parts):
         outputs, places = parts
-        self.outputs.take(machine, outputs)
+        self.outputs.take(outputs)
         self.variables.take_exposed(places)
 
     def forget(self, functions, variables):

@@ -11,33 +11,22 @@ A leader is its machine's first process. To the workers of its machine it is wha
 its own; to the master it is a worker. Each command passes each machine's gate once, so all gates
 number the commands alike.
 
-A rank that raises aborts the call on its machine; its leader tells the others. A leader that leaves
-a call with all-reduces that other machines may never come to first settles them: all leaders say
-how many they have begun, and the carriers drop those that not all have.
+A rank that raises aborts the call on its machine; its leader tells the others. The carriers then
+decide which all-reduces of the call go on: see `synkhronos.comm.mpi.reductions`. A leader ends the
+call when none is under way.
 """
 
-import contextlib
-import pickle
 import select
-from dataclasses import dataclass
 
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos.comm import Aborted, Gate, reports
-from synkhronos.comm.mpi.buckets import Line
+from synkhronos.comm.mpi.link import Line
 from synkhronos.comm.mpi.transfers import GIVEN_UP
-from synkhronos.comm.shared.gate import MAX_SLOTS, PATIENCE_SECONDS
-from synkhronos.errors import SessionError, WorkerDied
+from synkhronos.comm.shared.gate import PATIENCE_SECONDS
+from synkhronos.errors import SessionError
 
 _HEARTBEAT_SECONDS = 1.0
 _LOOK_SECONDS = 0.05  # between two looks at what sends no message: an abort here, a held Ctrl-C
-
-
-@dataclass(frozen=True)
-class Nothing:
-    """A command that does nothing, in place of one that a leader could not read."""
-
-    def run(self, worker):
-        """Do nothing."""
 
 
 class GateOfMachines(Gate):
@@ -57,6 +46,8 @@ class GateOfMachines(Gate):
         The number of the session in this job.
     compress : bool
         Whether floats cross the network in half precision.
+    line : Line
+        This rank's own connection with the carrier.
     """
 
     def __init__(self, local, layout, plan, link):
@@ -69,12 +60,14 @@ class GateOfMachines(Gate):
         local.first_rank, local.host = self.first, layout.hosts[layout.machine]
         self._poll = select.poll()
         self._poll.register(link.channel, select.POLLIN)
+        self.line = Line(link.name)
         self._is_worker = False
         self._held = ()  # not empty when a Ctrl-C has come that is held
         self._exchanged = {}  # id -> machine -> object
         self._aborted = 0  # the last call that another machine has aborted
         self._count = 0, 0  # a call, and the number of exchanges and reductions in it
         self._left = {}  # machines that have ended the present call -> that number of theirs
+        self.on_over = lambda: None  # leaves this process's memory to the carrier
 
     @property
     def recorder(self):
@@ -83,8 +76,7 @@ class GateOfMachines(Gate):
 
     @recorder.setter
     def recorder(self, recorder):
-        if hasattr(self, "local"):
-            self.local.recorder = recorder
+        self.local.recorder = recorder
 
     def host_of(self, rank):
         """Return the name of the machine that a rank is on, unless it is this one."""
@@ -101,6 +93,11 @@ class GateOfMachines(Gate):
         """The number of the last call that was started."""
         return self.local.sequence
 
+    @property
+    def call_number(self):
+        """The numbers of the session and of the last call that was started."""
+        return self.session, self.local.sequence
+
     def report_rows(self, rows):
         """Publish the number of rows that this rank computed from."""
         self.local.report_rows(rows)
@@ -114,7 +111,6 @@ class GateOfMachines(Gate):
         """Take the place of `rank`, in its own process, right after the fork."""
         self._is_worker = True
         self.rank = rank
-        self._line = Line(self.link.name)
         self.link.leave_in_child()
         self.local.become_worker(rank - self.first)
 
@@ -187,7 +183,7 @@ class GateOfMachines(Gate):
     def begin_bucket(self, number, *part):
         """Tell the carrier that this rank has begun a bucket, the `number`-th of this call."""
         if self._is_worker:
-            self._line.begin(*part)
+            self.line.begin_bucket(*part)
             return
         self._count = self.sequence, number
         self.link.begin_bucket(*part)
@@ -204,7 +200,7 @@ class GateOfMachines(Gate):
         """
         if not self._is_worker:
             return self.wait_for_reduction(id)
-        answer = self._line.wait_for(id)
+        answer = self.line.wait_for_bucket(id)
         if answer == GIVEN_UP:
             raise Aborted
         return answer
@@ -289,6 +285,8 @@ class GateOfMachines(Gate):
             ready = self._poll.poll(1000 * look_seconds)
             if any(fd != self.link.channel.fileno() for fd, _ in ready):
                 self.check_alive()
+            if not ready:
+                self.link.look_after_carrier()
             if not ready and not in_call and self.rank == self.master_rank:
                 patience = patience or reports.Patience(PATIENCE_SECONDS, _HEARTBEAT_SECONDS)
                 patience.wait_for_hosts(self.missing())
@@ -359,229 +357,3 @@ class GateOfMachines(Gate):
     def wait_settled(self, id):
         """Wait for the answer of `settle`."""
         self.wait(lambda: self.link.answer(id)[0], in_call=False)
-
-
-class MasterGate(GateOfMachines):
-    """The gate of the master, and of the workers of its machine."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.link.first_rank_of = self.layout.first
-        self._slots = {}
-        self._finished = 0
-        self._holding = None  # while a Ctrl-C is held: the context of that
-        self._done = {}  # machine -> what its leader has sent for the present call
-        self._rows = {}
-        self.on_parts = lambda machine, parts: None  # takes a machine's outputs
-
-    @property
-    def is_open(self):
-        """Whether the workers may still be in a call."""
-        return self.local.is_open or self._finished != self.sequence
-
-    def start(self, command):
-        """Pass the start barriers of all machines."""
-        self._take_messages()
-        if self.is_open:
-            self.drain()
-        self.errors.clear()
-        slot, payload = self._slots.get(command), None
-        if slot is None:
-            payload = pickle.dumps(command, pickle.HIGHEST_PROTOCOL)
-            if len(self._slots) >= MAX_SLOTS:
-                self._slots.clear()
-            slot = len(self._slots)
-        self.check_alive()
-        # Together: all machines start the command, or none.
-        with interrupts_held():
-            self._done.clear()
-            self._left = {}
-            self.link.begin_call()
-            number = self.sequence + 1
-            self.link.tell(None, ("command", self.session, number, slot, payload))
-            self.local.start(command)
-        self._slots[command] = slot
-
-    def hold_interrupts(self):
-        """Delay a Ctrl-C until the end of the call."""
-        if self._holding is None:
-            holding = contextlib.ExitStack()
-            self._held = holding.enter_context(interrupts_held())
-            self._holding = holding
-
-    def _release_interrupts(self):
-        """Raise a Ctrl-C that came in the meantime."""
-        holding, self._holding, self._held = self._holding, None, ()
-        if holding is not None:
-            holding.close()
-
-    def abort(self):
-        """Tell every rank, on all machines, to leave the call that is under way."""
-        super().abort()
-        self._release_interrupts()
-
-    def finish(self):
-        """Wait until every rank of all machines has reached the finish barrier."""
-        self._release_interrupts()
-        self.local.finish()
-        for rank, error in self.local.errors.items():
-            self.errors[self.first + rank] = error
-        self.local.errors.clear()
-        if self.errors and self._aborted < self.sequence:
-            self.link.tell(None, ("abort", self.session, self.sequence))
-            self._aborted = self.sequence
-        if self._aborted == self.sequence or self.local.is_aborted:
-            self.settle()
-        self.wait(lambda: not self.missing(), in_call=False)
-        for machine, (rows, errors, answers, parts) in sorted(self._done.items()):
-            self._rows[machine] = rows
-            self.errors.update(errors)
-            if parts is not None:
-                self.on_parts(machine, parts)
-            for rank, answer in answers:
-                self.on_answer(rank, answer)
-        if self.errors:
-            self._slots.clear()
-        self._finished = self.sequence
-
-    @property
-    def ranks_here(self):
-        """The ranks of the master's machine."""
-        return self.layout.ranks()
-
-    def dismiss(self):
-        """Tell the leaders that the session is over."""
-        with contextlib.suppress(WorkerDied):  # the job may be over, too
-            self.link.tell(None, ("over", self.session))
-
-    def missing(self):
-        """Return the hosts that have not finished the call."""
-        others = range(1, len(self.layout.counts))
-        return [self.layout.hosts[m] for m in others if m not in self._done]
-
-    def rows(self):
-        """Return the numbers that the ranks reported in the last call, in rank order."""
-        rows = list(self.local.rows())
-        for machine in range(1, len(self.layout.counts)):
-            rows += self._rows[machine]
-        return rows
-
-    def have_left(self):
-        """Return the machines that have ended the call -> their number of reductions."""
-        return {**self._left, 0: self.begun}
-
-    def _on_done(self, machine, session, sequence, begun, *content):
-        if (session, sequence) == (self.session, self.sequence):
-            self._done[machine] = content
-            self._left[machine] = begun
-
-    def _on_died(self, machine, session, message, rank, exitcode):
-        if session == self.session:
-            raise WorkerDied(message, rank, exitcode)
-
-    def _on_lost(self, machine, why):
-        host = self.layout.hosts[machine]
-        raise WorkerDied(
-            f"Machine {host} is lost: {why}. The session has ended, and the job with it."
-        )
-
-
-class LeaderGate(GateOfMachines):
-    """The gate of another machine's leader, and of its workers."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self._commands = {}
-        self._next = None
-        self.parts = lambda: None  # returns what the master gets of the ranks of this machine
-        self.answers = []
-        self.has_ended = False
-        self._finished = 0
-
-    @property
-    def is_open(self):
-        """Whether the workers of this machine may still be in a call."""
-        return self.local.is_open
-
-    def start(self, command):
-        """Start a command on this machine."""
-        self.local.start(command)
-
-    def finish(self):
-        """Finish a command on this machine."""
-        self.local.finish()
-
-    def rows(self):
-        """Return the numbers that the ranks of this machine reported."""
-        return list(self.local.rows())
-
-    def next_command(self):
-        """Wait for the master's next command, and start it on this machine."""
-        if self._is_worker:
-            return self.local.next_command()
-        self.wait(lambda: self._next is not None or self.has_ended, in_call=False)
-        if self.has_ended:
-            raise SessionOver
-        (slot, payload), self._next = self._next, None
-        self._left = {}
-        self.link.begin_call()
-        self.answers.clear()
-        try:
-            if payload is not None:
-                self._commands[slot] = pickle.loads(payload)
-        except BaseException:
-            self.local.start(Nothing())
-            raise
-        command = self._commands[slot]
-        self.local.start(command)
-        if self._aborted == self.sequence:
-            self.local.abort()  # the message came before the call was started here
-        return command
-
-    def worker_finish(self, reply=None, error=None):
-        """Wait for the workers of this machine; tell the master how the command has ended."""
-        if self._is_worker:
-            return self.local.worker_finish(reply, error)
-        if error is not None:
-            self.local.abort()
-        elif reply is not None:
-            self._hear(self.local.rank, reply)
-        if self.local.is_aborted:
-            # Workers of this machine may wait for buckets, which this process has not begun.
-            self.link.give_up(self.session, self.sequence)
-        self.local.finish()
-        errors = {self.first + rank: each for rank, each in self.local.errors.items()}
-        self.local.errors.clear()
-        if error is not None:
-            errors[self.rank] = reports.report_on(error)
-        if errors:
-            self.link.tell(None, ("abort", self.session, self.sequence))
-        if errors or self.local.is_aborted or self._aborted == self.sequence:
-            self.settle()
-        parts = None if errors else self.parts()
-        content = self.rows(), errors, list(self.answers), parts
-        self._finished = self.sequence
-        self.link.tell(0, ("done", self.session, self.sequence, self.begun, *content))
-        return None
-
-    def _on_command(self, machine, session, sequence, slot, payload):
-        if session == self.session:
-            self._next = slot, payload
-
-    def _on_over(self, machine, session):
-        if session == self.session:
-            self.has_ended = True
-
-    def _on_wish(self, machine, *rest):
-        self.has_ended = True  # the master begins another session
-        return True
-
-    def wait(self, has_come, *args, **kwargs):
-        """Take messages until `has_come`; leave if the session is over."""
-        super().wait(lambda: has_come() or self.has_ended, *args, **kwargs)
-        if self.has_ended and not has_come():
-            raise SessionOver
-
-
-class SessionOver(BaseException):
-    """The master has ended the session: leave it at once."""

@@ -119,7 +119,8 @@ def plan(link, wish, own_devices, master_rank, threads, profile, compress) -> Pl
         if message[0] == "offer" and message[1] == wish.session:
             answers[machine] = message[2:]
         elif message[0] == "lost":
-            raise SessionError(f"fork() has lost machine {machine}: {message[1]}.")
+            _, host, why = message
+            raise SessionError(f"fork() has lost machine {host}: {why}.")
     table = [answers[machine] for machine in range(link.n_machines)]
     if len({facts[1:] for facts, _, _ in table}) > 1:
         raise SessionError(_disagreement([facts for facts, _, _ in table]))

@@ -11,14 +11,18 @@ import os
 import secrets
 import socket
 import subprocess
+import threading
 import time
 
 from synkhronos._machine.devices import python_command
 from synkhronos._machine.interrupts import interrupts_held
+from synkhronos._machine.processes import StopWatch
 from synkhronos.comm.mpi.channel import Channel, Closed, pair
 from synkhronos.errors import SessionError, WorkerDied
 
 _END_SECONDS = 5.0
+_LOOK_SECONDS = 1.0  # a wait for the carrier looks after it so often
+_STOPPED_SECONDS = 8.0  # a carrier that has been stopped for so long is killed
 
 
 class Link:
@@ -51,9 +55,12 @@ class Link:
         self._told = collections.deque()
         self._answers = {}
         self._numbers = 0
+        self._fetching = set()  # the numbers of fetches that have no answer yet
         self._end = None  # why the job has ended, and the machine
         self._loss = None  # the sentence about a machine that is lost
         self.first_rank_of = lambda machine: None  # while there is a session: its first rank
+        self._stop_watch = StopWatch()
+        self._lock = threading.RLock()  # close() in another thread sends, too
 
     def next_session(self) -> int:
         """Return the number of the next session in this job; raise if a machine is lost."""
@@ -64,7 +71,7 @@ class Link:
     def begin(self) -> None:
         """Wait until the carrier has begun MPI."""
         while self.machine is None:
-            self._receive(None)
+            self._receive(_LOOK_SECONDS)
 
     def tell(self, machine, message) -> None:
         """Send a message to the leader of one machine, or of all others if `machine` is None."""
@@ -81,7 +88,7 @@ class Link:
     def wait_for_message(self):
         """Return the next message of another leader, with its machine."""
         while not self._told:
-            self._receive(None)
+            self._receive(_LOOK_SECONDS)
         return self._told.popleft()
 
     def pump(self, seconds=0) -> bool:
@@ -91,13 +98,30 @@ class Link:
         self._receive(0)
         return True
 
-    def begin_call(self):
-        """Tell the carrier that arrays of the last call are not needed any more."""
-        self._send("begin")
+    @property
+    def is_fetching(self) -> bool:
+        """Whether arrays that this process has asked for are still on their way."""
+        return bool(self._fetching)
 
-    def forget(self, references):
-        """Tell the carrier that segments have been released."""
-        self._send("forget", references)
+    def look_after_carrier(self):
+        """Kill a carrier that has been stopped for long, and raise; to call each second."""
+        if self._stop_watch.seconds(self._carrier.pid) > _STOPPED_SECONDS:
+            self._end = f"{_stopped_carrier()} and then killed", self.machine
+            self._carrier.kill()
+            raise self.lost()
+
+    def begin_call(self):
+        """Drop answers that the last call did not wait for, because it was left early."""
+        self._answers.clear()
+
+    def watch(self, session, workers):
+        """Tell the carrier which workers to watch: rank -> process id."""
+        self._send("watch", session, workers)
+
+    def leave(self, session):
+        """Tell the carrier that a session has ended on this machine; its memory may go."""
+        with contextlib.suppress(WorkerDied):  # the job may be over, too
+            self._send("leave", session)
 
     def reduce(self, id, places, ops, divisor, layout, compress=False):
         """Begin an all-reduce over the machines; `answer` tells of its end."""
@@ -120,21 +144,32 @@ class Link:
         self._send("settle", id, session, sequence)
 
     def answer(self, id):
-        """Return whether the answer to a request has come, and the answer."""
-        if id in self._answers:
-            return True, self._answers.pop(id)
-        return False, None
+        """Return whether the answer to a request has come, and the answer.
 
-    def fetch(self, machine, place, rows=None, axis=0):
+        Raises
+        ------
+        SessionError
+            If the request has failed.
+        """
+        if id not in self._answers:
+            return False, None
+        answer = self._answers.pop(id)
+        if isinstance(answer, _Failure):
+            raise SessionError(f"{_NOT_COME}: {answer}")
+        return True, answer
+
+    def fetch(self, call, machine, place):
         """Begin to fetch an array of another machine; return the number of its answer."""
-        self._numbers += 1
-        number = "fetch", self._numbers
-        self._send("fetch", number, machine, place, rows, axis, False)
+        with interrupts_held():
+            self._numbers += 1
+            number = "fetch", self._numbers
+            self._fetching.add(number)
+            self._send("fetch", number, call, machine, place, None, 0)
         return number
 
     def _send(self, *message):
         try:
-            with interrupts_held():
+            with interrupts_held(), self._lock:
                 self.channel.send(message)
         except Closed:
             raise self.lost() from None
@@ -142,7 +177,7 @@ class Link:
     def _receive(self, seconds):
         try:
             if not self.channel.wait(seconds):
-                return
+                return self.look_after_carrier() if seconds else None
             # A Ctrl-C between the two would lose messages.
             with interrupts_held():
                 self._sort(self.channel.receive())
@@ -153,17 +188,19 @@ class Link:
         for name, *rest in messages:
             if name == "told":
                 self._told.append(tuple(rest))
-            elif name in ("done", "fetched"):
-                self._answers[rest[0]] = rest[1] if name == "done" else tuple(rest[1:])
+            elif name in ("done", "failed"):
+                id, answer = rest
+                self._answers[id] = answer if name == "done" else _Failure(answer)
+                self._fetching.discard(id)
             elif name == "hello":
                 self.machine, self.n_machines = rest
             elif name == "end":
                 self._end = tuple(rest)
                 raise self.lost()
             elif name == "lost":
-                machine, why = rest
-                self._told.append((machine, ("lost", why)))
-                self._loss = f"Machine {machine} is lost: {why}"
+                machine, host, why = rest
+                self._told.append((machine, ("lost", host, why)))
+                self._loss = f"Machine {host} is lost: {why}"
 
     def lost(self):
         """Return the exception for a job that has ended."""
@@ -203,6 +240,20 @@ class Link:
         self.channel.close()
 
 
+_NOT_COME = "Data did not come or go between machines"
+
+
+class _Failure(str):
+    """Why a request has failed, in place of its answer."""
+
+
+def _stopped_carrier():
+    return (
+        f"The process of {socket.gethostname()} that speaks MPI was stopped for "
+        f"{_STOPPED_SECONDS:.0f} s"
+    )
+
+
 class JobEnded(WorkerDied):
     """Another machine, or the carrier of this one, has ended.
 
@@ -217,34 +268,73 @@ class JobEnded(WorkerDied):
         self.is_regular = message is None
 
 
-class Fetcher:
-    """A worker's connection with the carrier, for the arrays that it fetches; made when needed."""
+class Line:
+    """A rank's own connection with the carrier, for what leaders don't do for it.
+
+    That is the arrays that it fetches and, on workers, buckets. It is made when it is needed.
+    """
 
     def __init__(self, name):
         self._name, self._channel, self._numbers = name, None, 0
+        self._answers = {}
+        self._stop_watch = StopWatch()
 
-    def fetch(self, machine, place, rows, axis):
+    def fetch(self, call, machine, place, rows, axis):
         """Return the place in shared memory, here, of rows of an array of another machine."""
-        if self._channel is None:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            connection.connect(f"\0{self._name}")
-            self._channel = Channel(connection)
         self._numbers += 1
+        self._send("fetch", self._numbers, call, machine, place, rows, axis)
+        return self._wait_for(self._numbers)
+
+    def begin_bucket(self, *message):
+        """Begin a bucket; see `Link.begin_bucket`."""
+        self._send("bucket", *message)
+
+    def wait_for_bucket(self, id):
+        """Wait for the end of a bucket; return the carrier's answer."""
+        answer = self._wait_for(id)
+        for old in [each for each in self._answers if isinstance(each, tuple) and each < id]:
+            if old[:2] < id[:2]:
+                del self._answers[old]  # of a call that was left early
+        return answer
+
+    def _send(self, *message):
         try:
-            message = "fetch", self._numbers, machine, place, rows, axis, rows is None
+            if self._channel is None:
+                connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                connection.connect(f"\0{self._name}")
+                self._channel = Channel(connection)
             self._channel.send(message)
-            while True:
-                self._channel.wait()
-                for _, number, segment, dtype, shape, problem in self._channel.receive():
-                    if number == self._numbers:
-                        if problem is not None:
-                            raise SessionError(f"An array did not come: {problem}")
-                        return segment, dtype, shape
-        except Closed:
-            raise JobEnded("The carrier of this machine has ended.") from None
+        except (Closed, ConnectionError):
+            raise self._ended() from None
+
+    def _wait_for(self, id):
+        try:
+            while id not in self._answers:
+                if not self._channel.wait(_LOOK_SECONDS):
+                    self._look_after_carrier()
+                for name, number, answer in self._channel.receive():
+                    if number is None:  # the carrier could not take the connection
+                        self.close()
+                        raise SessionError(f"{_NOT_COME}: {answer}")
+                    self._answers[number] = answer if name == "done" else _Failure(answer)
+        except (Closed, ConnectionError):
+            raise self._ended() from None
+        answer = self._answers.pop(id)
+        if isinstance(answer, _Failure):
+            raise SessionError(f"{_NOT_COME}: {answer}")
+        return answer
+
+    def _ended(self):
+        self.close()
+        return JobEnded("The carrier of this machine has ended.")
+
+    def _look_after_carrier(self):
+        if self._stop_watch.seconds(self._channel.peer) > _STOPPED_SECONDS:
+            raise JobEnded(_stopped_carrier())
 
     def close(self):
         """Close the connection."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+        self._answers.clear()

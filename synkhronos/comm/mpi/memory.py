@@ -6,8 +6,6 @@ these cross the network, and what several ranks of a machine need whole crosses 
 """
 
 from synkhronos.comm import Memory
-from synkhronos.comm.mpi.link import Fetcher
-from synkhronos.errors import SessionError
 
 
 class MachinesMemory(Memory):
@@ -15,7 +13,7 @@ class MachinesMemory(Memory):
 
     def __init__(self, base, gate):
         self._base, self._gate = base, gate
-        self._fetcher = Fetcher(gate.link.name)
+        self._arena = {}  # the carrier's segments with what this rank has fetched
         if gate.layout.machine == 0:
             self.fetch = base.fetch
 
@@ -31,28 +29,34 @@ class MachinesMemory(Memory):
     def fetch(self, reference, rows=None, buffer=None, axis=0):
         """Return the array, or some of its rows: a copy, valid until the end of the command."""
         place = reference.segment, reference.dtype, reference.shape, 0
-        return self.fetched((*self._fetcher.fetch(0, place, rows, axis), None))
+        return self._view(*self._gate.line.fetch(self._gate.call_number, 0, place, rows, axis))
 
     def fetch_from(self, rank, reference):
         """Return, on the master, a copy of an array that a rank has made."""
-        gate = self._gate
         place = reference.segment, reference.dtype, reference.shape, 0
-        number = gate.link.fetch(gate.layout.machine_of(rank), place)
-        return self.fetched(gate.wait_for_answer(number, in_call=False)).copy()
+        [array] = self.fetch_all(rank, [place], in_call=False)
+        return array.copy()
 
-    def fetched(self, answer):
-        """Return a view of an array that the carrier has fetched, valid until the next command."""
-        segment, dtype, shape, problem = answer
-        if problem is not None:
-            raise SessionError(f"An array of another machine did not come: {problem}.")
-        return self._base.attach(segment).array(dtype, shape)
+    def fetch_all(self, rank, places, in_call=True):
+        """Return, on the master, views of arrays of a rank of another machine.
+
+        They are valid until the next command.
+        """
+        gate = self._gate
+        machine = gate.layout.machine_of(rank)
+        numbers = [gate.link.fetch(gate.call_number, machine, place) for place in places]
+        return [self._view(*gate.wait_for_answer(number, in_call)) for number in numbers]
+
+    def _view(self, ref, dtype, shape, offset):
+        segment = self._arena.get(ref)
+        if segment is None:
+            self._arena = {ref: each for ref, each in self._arena.items() if not each.is_freed}
+            segment = self._arena[ref] = self._base.open(ref)
+        return segment.array(dtype, shape, offset)
 
     def forget(self, references):
         """Drop the maps of segments that the master has released."""
-        references = list(references)
         self._base.forget(references)
-        if self.is_near and self._gate.is_leader and references:
-            self._gate.link.forget([getattr(each, "segment", each) for each in references])
 
     def holds(self, array):
         """Return whether an array is a view of a segment."""
@@ -62,6 +66,15 @@ class MachinesMemory(Memory):
         """Return the bytes of each segment that a process of this machine has mapped."""
         return self._base.mapped_by(pid)
 
+    def leave(self):
+        """Leave memory to the carrier, which may be using it, at the end of the session.
+
+        The carrier drops its maps when nothing is under way any more.
+        """
+        self._base.leave()
+        self._gate.link.leave(self._gate.session)
+
     def close(self):
         """Close the connection with the carrier."""
-        self._fetcher.close()
+        self._gate.line.close()
+        self._arena.clear()

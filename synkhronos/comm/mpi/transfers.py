@@ -1,4 +1,4 @@
-"""Arrays on their way between machines, as a carrier keeps track of them."""
+"""Reductions and copies between machines, as a carrier keeps track of them."""
 
 import numpy as np
 
@@ -10,25 +10,23 @@ _PART = 1 << 20  # bytes of an array in one message
 _REDUCE, _TAGS = 1 << 12, 1 << 13  # the first tag of all-reduces, and half their number
 
 
-class Fetch:
-    """An array of another machine on its way to this one."""
-
-    def __init__(self):
-        self.waiting = []  # (channel, number) of each rank that wants it
-        self.answer = None
-
-
 class Spread:
-    """Arrays that another machine sends to this one, and the places of them here.
+    """Arrays that one machine sends to all others, and the places of them here.
 
-    Either may come first. What comes before the places are known is received elsewhere, because
-    the next message from that machine must not be taken for it.
+    On another machine than the sender's, the arrays or their places may be known first. What comes
+    before the places is received elsewhere, because the next message from that machine must not be
+    taken for it.
     """
 
     def __init__(self):
         self._places = self._received = None
         self.answer = self.then = None
-        self.left = 0  # parts of arrays that have not come
+        self.left = 0  # parts of arrays that have not come, or have not been sent
+
+    def send(self, places):
+        """Take the places of the arrays on the machine that sends them."""
+        self._places = self._received = places
+        self.answer = lambda: None
 
     def give(self, places, answer):
         """Take the places of the arrays, and what to call when they are filled."""
@@ -48,7 +46,7 @@ class Spread:
 
     @property
     def is_open(self):
-        """Whether arrays are on their way into memory of the ranks."""
+        """Whether arrays are on their way into memory of the ranks, or from there."""
         return bool(self.left) and self._received is self._places
 
     @property
@@ -69,8 +67,8 @@ class Round:
     with GIVEN_UP.
     """
 
-    def __init__(self, carrier, id, arrays, ops, divisor, layout, compress, answer):
-        self._carrier, self._id, self._answer = carrier, id, answer
+    def __init__(self, carrier, owner, id, arrays, ops, divisor, layout, compress, answer):
+        self._carrier, self._owner, self._id, self._answer = carrier, owner, id, answer
         self._arrays, self._ops, self._divisor = arrays, ops, divisor
         self._layout, self._compress = layout, compress
         nbytes = sum(array.nbytes for array in arrays)
@@ -89,7 +87,7 @@ class Round:
                 return False
             self.end(None)
             return True
-        carrier, others = self._carrier, self._carrier.announcements(self._id)
+        carrier, others = self._carrier, self._owner.announcements(self._id)
         if len(others) < carrier.n_machines - 1:
             return False
         layouts = [
@@ -123,7 +121,7 @@ class Round:
 
     def end(self, layouts):
         """Answer."""
-        self._carrier.forget_announcements(self._id)
+        self._owner.forget_announcements(self._id)
         self._answer(layouts)
 
 

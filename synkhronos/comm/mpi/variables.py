@@ -9,11 +9,13 @@ import itertools
 import numpy as np
 
 from synkhronos import _host
-from synkhronos.comm.mpi.arrays import Unequal, wide
-from synkhronos.comm.shared.arrays import reduce_whole
-from synkhronos.comm.shared.variables import SharedVariables
-
-_EQUAL, _UNEQUAL = 1, 2
+from synkhronos.comm.mpi.arrays import EQUAL, UNEQUAL, Unequal
+from synkhronos.comm.shared.arrays import reduce_whole, wide
+from synkhronos.comm.shared.variables import (
+    SharedVariables,
+    first_unequal,
+    first_unequal_rows,
+)
 
 
 class MachinesVariables(SharedVariables):
@@ -91,7 +93,7 @@ class MachinesVariables(SharedVariables):
         results = self._arrays.reduce(values, (op,) * len(keys), (1,) * n_ranks, 1, n_ranks)
         values = None  # a reference would count as one that is held
         if isinstance(results, Unequal):
-            return results.of_ranks and _first_unequal(results.of_ranks)
+            return results.of_ranks and first_unequal(list(zip(*results.of_ranks)))
         if root in (None, gate.rank):
             for key, result in zip(keys, results):
                 self._give(key, result)
@@ -106,8 +108,8 @@ class MachinesVariables(SharedVariables):
         if gate.is_leader:
             machines = gate.exchange(here)
             shapes = [list(itertools.chain(*each)) for each in zip(*machines)]
-            unequal = _first_unequal_rows(shapes)
-        if gate.verdict(_EQUAL if unequal is None else _UNEQUAL) == _UNEQUAL:
+            unequal = first_unequal_rows(shapes)
+        if gate.verdict(EQUAL if unequal is None else UNEQUAL) == UNEQUAL:
             return unequal
         if gate.is_leader:
             for key, each in zip(keys, shapes):
@@ -117,11 +119,11 @@ class MachinesVariables(SharedVariables):
         leader = self._leader
         if self._worker.rank != leader:
             for key in keys:
-                joined = self._storage.arrays_of(leader, f"gathered {key}")[0]
+                joined = self._storage.arrays_of(leader, _gathered(key))[0]
                 self._give_joined(key, joined)
         else:
             for key in keys:
-                self._give_joined(key, self._storage.region_of(f"gathered {key}").arrays[0])
+                self._give_joined(key, self._storage.region_of(_gathered(key)).arrays[0])
         return None
 
     def _gather(self, key, shapes):
@@ -129,7 +131,7 @@ class MachinesVariables(SharedVariables):
         layout, storage = self._all.layout, self._storage
         dtype = np.dtype(self._worker.variables[key].dtype).str
         rows = sum(shape[0] for shape in shapes)
-        name = f"gathered {key}"
+        name = _gathered(key)
         [joined] = storage.room_for(name, ((dtype, (rows, *shapes[0][1:])),))
         storage.post()
         segment, _, _, begin = storage.places(self._worker.rank, name)[0]
@@ -152,13 +154,19 @@ class MachinesVariables(SharedVariables):
         else:
             self._storage.new_region(key, joined.shape)[...] = joined
 
+    def forget(self, keys):
+        """Drop the regions of these variables, and all views."""
+        super().forget((*keys, *map(_gathered, keys)))
+        self._exposed = {
+            place: each for place, each in self._exposed.items() if place[1] not in keys
+        }
+
     def value_of(self, rank, key):
         """Return, on the master, the value that one rank has exposed."""
         layout = self._all.layout
         if rank in layout.ranks():
             return super().value_of(rank - self._all.first, key)
-        number = self._all.link.fetch(layout.machine_of(rank), self._exposed[rank, key])
-        return self._memory.fetched(self._all.wait_for_answer(number))
+        return self._memory.fetch_all(rank, [self._exposed[rank, key]])[0]
 
     def exposed_places(self, keys, rank):
         """Return, on a leader, the places of what its ranks, or one of them, have exposed."""
@@ -200,16 +208,6 @@ class MachinesVariables(SharedVariables):
         return result.astype(values[0].dtype, copy=False)
 
 
-def _first_unequal(of_ranks):
-    """Return (position, shapes of the ranks) of the first array whose shapes differ."""
-    for position, shapes in enumerate(zip(*of_ranks)):
-        if len({*shapes}) > 1:
-            return position, list(shapes)
-    return None
-
-
-def _first_unequal_rows(shapes):
-    for position, each in enumerate(shapes):
-        if len({shape[1:] for shape in each}) > 1:
-            return position, each
-    return None
+def _gathered(key):
+    """Return the key of the region in which a leader joins the values of a variable."""
+    return f"gathered {key}"

@@ -48,7 +48,7 @@ class SharedArrays(Arrays):
         self._exchanges = self._gate.sequence, self._exchanges[1] + 1
         if self._exchanges[1] == 1:
             self._storage.begin()  # the last call has ended on all ranks
-        layout = tuple((_wide(a.dtype).str, a.shape) for a in arrays)
+        layout = tuple((wide(a.dtype).str, a.shape) for a in arrays)
         arrays, boxes = self._boxes_for(key, layout, arrays)
         in_shares = len(weighing) > _ALL_READ_ALL or sum(box.nbytes for box in boxes) > _LITTLE
         own = self._fill(arrays, ops, boxes, factor, in_shares)
@@ -203,5 +203,6 @@ def _copy(array, target):
     return reduce_whole("sum", [array], target, 1)
 
 
-def _wide(dtype):
+def wide(dtype):
+    """Return the dtype in which arrays of a dtype are summed."""
     return np.dtype(np.float32) if dtype == np.float16 else dtype

@@ -91,7 +91,7 @@ class SharedVariables(Variables):
         plan = self._plans.get((keys, root))
         if plan is None or plan[0] != self._storage.version:
             values = [self._storage.values(key) for key in keys]
-            unequal = _first_unequal(values)
+            unequal = first_unequal([[value.shape for value in each] for each in values])
             if unequal is not None:
                 return unequal
             if plan or len(self._plans) >= _PLANS:
@@ -130,7 +130,7 @@ class SharedVariables(Variables):
     def reduce_to_new(self, key, op):
         """Return, on the master, the reduction of the values that all ranks have exposed."""
         values = self.values(key)
-        unequal = _first_unequal([values])
+        unequal = first_unequal([[value.shape for value in values]])
         if unequal is not None:
             return unequal
         result = np.empty(values[0].shape, values[0].dtype)
@@ -162,9 +162,9 @@ class SharedVariables(Variables):
         """Replace each variable, on all ranks, with the values of all ranks joined on axis 0."""
         self._meet(keys)
         values = [self._storage.values(key) for key in keys]
-        for position, each in enumerate(values):
-            if len({value.shape[1:] for value in each}) > 1:
-                return _mismatch(position, each)
+        unequal = first_unequal_rows([[value.shape for value in each] for each in values])
+        if unequal is not None:
+            return unequal
         for key, each in zip(keys, values):
             variable = self._worker.variables[key]
             if _host.lives_on_device(variable):
@@ -177,13 +177,18 @@ class SharedVariables(Variables):
         return None
 
 
-def _first_unequal(values):
-    for position, each in enumerate(values):
-        shape = each[0].shape
-        if any(value.shape != shape for value in each):
-            return _mismatch(position, each)
+def first_unequal(shapes):
+    """Return (position, shapes on the ranks) of the first variable whose shapes differ, or None.
+
+    `shapes` has the shapes on all ranks for each variable.
+    """
+    for position, each in enumerate(shapes):
+        if any(shape != each[0] for shape in each):
+            return position, list(each)
     return None
 
 
-def _mismatch(position, values):
-    return position, [value.shape for value in values]
+def first_unequal_rows(shapes):
+    """Return the same for shapes that differ beyond their number of rows."""
+    unequal = first_unequal([[shape[1:] for shape in each] for each in shapes])
+    return None if unequal is None else (unequal[0], list(shapes[unequal[0]]))

@@ -1,0 +1,140 @@
+"""The gate of the master: it passes commands on to the leaders of all other machines."""
+
+import contextlib
+import pickle
+
+from synkhronos._machine.interrupts import interrupts_held
+from synkhronos.comm.mpi.gate import GateOfMachines
+from synkhronos.comm.shared.gate import MAX_SLOTS
+from synkhronos.errors import WorkerDied
+
+
+class MasterGate(GateOfMachines):
+    """The gate of the master, and of the workers of its machine."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.link.first_rank_of = self.layout.first
+        self._slots = {}
+        self._finished = 0
+        self._holding = None  # while a Ctrl-C is held: the context of that
+        self._is_dismissed = False
+        self._done = {}  # machine -> what its leader has sent for the present call
+        self._rows = {}
+        self.on_parts = lambda parts: None  # takes a machine's outputs
+
+    @property
+    def is_open(self):
+        """Whether the workers may still be in a call."""
+        return self.local.is_open or self._finished != self.sequence
+
+    def start(self, command):
+        """Pass the start barriers of all machines."""
+        self._take_messages()
+        if self.is_open:
+            self.drain()
+        if self.link.is_fetching:  # what a Ctrl-C has left: until then ranks keep their memory
+            self.wait(lambda: not self.link.is_fetching, in_call=False)
+        self.errors.clear()
+        slot, payload = self._slots.get(command), None
+        if slot is None:
+            payload = pickle.dumps(command, pickle.HIGHEST_PROTOCOL)
+            if len(self._slots) >= MAX_SLOTS:
+                self._slots.clear()
+            slot = len(self._slots)
+        self.check_alive()
+        # Together: all machines start the command, or none.
+        with interrupts_held():
+            self._done.clear()
+            self._left = {}
+            self.link.begin_call()
+            number = self.sequence + 1
+            self.link.tell(None, ("command", self.session, number, slot, payload))
+            self.local.start(command)
+        self._slots[command] = slot
+
+    def hold_interrupts(self):
+        """Delay a Ctrl-C until the end of the call."""
+        if self._holding is None:
+            holding = contextlib.ExitStack()
+            self._held = holding.enter_context(interrupts_held())
+            self._holding = holding
+
+    def _release_interrupts(self):
+        """Raise a Ctrl-C that came in the meantime."""
+        holding, self._holding, self._held = self._holding, None, ()
+        if holding is not None:
+            holding.close()
+
+    def abort(self):
+        """Tell every rank, on all machines, to leave the call that is under way."""
+        super().abort()
+        self._release_interrupts()
+
+    def finish(self):
+        """Wait until every rank of all machines has reached the finish barrier."""
+        self._release_interrupts()
+        self.local.finish()
+        for rank, error in self.local.errors.items():
+            self.errors[self.first + rank] = error
+        self.local.errors.clear()
+        if self.errors and self._aborted < self.sequence:
+            self.link.tell(None, ("abort", self.session, self.sequence))
+            self._aborted = self.sequence
+        if self._aborted == self.sequence or self.local.is_aborted:
+            self.settle()
+        self.wait(lambda: not self.missing(), in_call=False)
+        for machine, (rows, errors, answers, parts) in sorted(self._done.items()):
+            self._rows[machine] = rows
+            self.errors.update(errors)
+            if parts is not None:
+                self.on_parts(parts)
+            for rank, answer in answers:
+                self.on_answer(rank, answer)
+        if self.errors:
+            self._slots.clear()
+        self._finished = self.sequence
+
+    @property
+    def ranks_here(self):
+        """The ranks of the master's machine."""
+        return self.layout.ranks()
+
+    def dismiss(self):
+        """Tell the leaders and the carrier that the session is over."""
+        if self._is_dismissed:
+            return
+        with interrupts_held(), contextlib.suppress(WorkerDied):  # the job may be over, too
+            self._is_dismissed = True
+            self.on_over()
+            self.link.tell(None, ("over", self.session))
+
+    def missing(self):
+        """Return the hosts that have not finished the call."""
+        others = range(1, len(self.layout.counts))
+        return [self.layout.hosts[m] for m in others if m not in self._done]
+
+    def rows(self):
+        """Return the numbers that the ranks reported in the last call, in rank order."""
+        rows = list(self.local.rows())
+        for machine in range(1, len(self.layout.counts)):
+            rows += self._rows[machine]
+        return rows
+
+    def have_left(self):
+        """Return the machines that have ended the call -> their number of reductions."""
+        return {**self._left, 0: self.begun}
+
+    def _on_done(self, machine, session, sequence, begun, *content):
+        if (session, sequence) == (self.session, self.sequence):
+            self._done[machine] = content
+            self._left[machine] = begun
+
+    def _on_died(self, machine, session, message, rank, exitcode):
+        if session == self.session:
+            raise WorkerDied(message, rank, exitcode)
+
+    def _on_lost(self, machine, host, why):
+        raise WorkerDied(
+            f"Machine {host} is lost: {why}. The session has ended, and the job with it."
+        )

@@ -1,0 +1,150 @@
+"""The all-reduces of a carrier: from what ranks begin to the answers that they get.
+
+    ranks ── reduce, bucket ──▶ a round ── ready ──▶ all other carriers
+    all have said "ready"   ──▶ `AllReduce`, two rounds at a time, in the order of their numbers
+                            ──▶ done, to all ranks that wait
+
+A call that is aborted is given up: the carriers begin no more of its rounds, and tell one another
+("over") how many they have begun. So all know which rounds all machines have begun. These go on to
+their end on all machines, and all others are dropped on all: no machine has a result that another
+one does not have.
+"""
+
+import functools
+
+from synkhronos.comm.mpi.buckets import Bucket
+from synkhronos.comm.mpi.fetches import problem_here
+from synkhronos.comm.mpi.transfers import GIVEN_UP, Round
+
+# All machines begin rounds in one order. With two at a time, a round's first chunks fill the pause
+# at the end of the round before; with more, all would end late.
+_OPEN_ROUNDS = 2
+
+
+class Reductions:
+    """The rounds that the ranks of a machine have begun, and what other machines say of theirs."""
+
+    def __init__(self, carrier):
+        self._carrier = carrier
+        self._rounds = {}  # id -> Round
+        self._buckets = {}  # id -> Bucket, until all ranks here have begun it
+        self._ready = {}  # id -> machine -> announcement
+        self._begun = 0, 0, 0  # the last round that was begun here
+        self._given_up = 0, 0  # the session and number of the last call that was given up
+        self._over = {}  # machine -> session, call, number of rounds: of a call that was given up
+
+    @property
+    def are_under_way(self):
+        """Whether there are rounds."""
+        return bool(self._rounds)
+
+    def have(self, call):
+        """Return whether a call, of a session and number, has rounds that have not ended."""
+        return any(key[:2] == call for key in self._rounds)
+
+    def progress(self):
+        """Do what can be done now; return whether a round has ended."""
+        happened, n_open = False, 0
+        for id in sorted(self._rounds):
+            work = self._rounds[id]
+            if work.progress():
+                happened = True
+                del self._rounds[id]
+            else:
+                n_open += work.has_started
+            if n_open == _OPEN_ROUNDS:
+                break
+        return happened
+
+    def leave(self, is_over):
+        """Drop what has not begun to move, of calls in which the ranks here begin nothing more."""
+        for key in [key for key, work in self._rounds.items() if not work.has_started]:
+            if is_over(key):
+                del self._rounds[key]
+        self.drop_announcements(is_over)
+
+    def drop_announcements(self, is_over):
+        """Drop the announcements of rounds that are not going to be begun here."""
+        for key in [key for key in self._ready if is_over(key) and key not in self._rounds]:
+            del self._ready[key]
+
+    def from_rank_reduce(self, channel, id, places, ops, divisor, layout, compress):
+        """Reduce arrays over the machines, in place."""
+        if id[:2] <= self._given_up:
+            return self._carrier.post(channel, "done", id, GIVEN_UP)
+        arrays = [self._carrier.open(place) for place in places]
+        how = ops, divisor, layout, compress
+        answer = functools.partial(self._carrier.post, channel, "done", id)
+        return self._begin_round(id, arrays, how, answer)
+
+    def from_rank_bucket(self, channel, id, rank, n_ranks, places, layout, counting, *how):
+        """Take a rank's part of a bucket; begin to reduce it when all of this machine have come."""
+        if id[:2] <= self._given_up:
+            return self._carrier.post(channel, "done", id, GIVEN_UP)
+        bucket = self._buckets.setdefault(id, Bucket(n_ranks))
+        bucket.add(rank, channel, places, layout)
+        if not bucket.is_complete:
+            return None
+        del self._buckets[id]
+        ops, divisor, compress = how
+        here, arrays = bucket.layout(self._carrier.machine), []
+        try:
+            if here[0] != "unequal":
+                arrays = bucket.reduce(self._carrier.open, ops, counting)
+        except Exception as error:
+            return bucket.answer(self._carrier.post, "failed", id, problem_here(error))
+
+        def answer(layouts):
+            told = layouts if layouts == GIVEN_UP else (layouts, bucket.places)
+            bucket.answer(self._carrier.post, "done", id, told)
+
+        return self._begin_round(id, arrays, (ops, divisor, here, compress), answer)
+
+    def _begin_round(self, id, arrays, how, answer):
+        work = Round(self._carrier, self, id, arrays, *how, answer)
+        self._rounds[id], self._begun = work, id
+        layout = how[2]
+        self._carrier.tell_all("ready", id, layout, work.inline)
+
+    def from_rank_give_up(self, channel, session, sequence):
+        """Begin no more reductions of a call; tell all machines how many have been begun here.
+
+        So all carriers come to know which reductions all machines have begun. These go on to their
+        end, everywhere. All others are dropped, everywhere.
+        """
+        if (session, sequence) > self._given_up:
+            self._given_up = session, sequence
+            begun = self._begun[2] if self._begun[:2] == (session, sequence) else 0
+            self._over[self._carrier.machine] = session, sequence, begun
+            self._carrier.tell_all("over", session, sequence, begun)
+        for key in [key for key in self._buckets if key[:2] <= self._given_up]:
+            self._buckets.pop(key).answer(self._carrier.post, "done", key, GIVEN_UP)
+        for key, work in list(self._rounds.items()):
+            if not work.has_started and self._is_given_up(key):
+                del self._rounds[key]
+                work.end(GIVEN_UP)
+
+    def _is_given_up(self, key):
+        session, sequence, number = key
+        return any(
+            over[:2] == (session, sequence) and over[2] < number for over in self._over.values()
+        )
+
+    def from_machine_over(self, machine, session, sequence, begun):
+        """Take note of how many reductions of an aborted call another machine has begun."""
+        self._over[machine] = session, sequence, begun
+        self.from_rank_give_up(None, session, sequence)
+
+    def from_machine_ready(self, machine, id, layout, inline):
+        """Take note that another machine has begun an all-reduce."""
+        if self._carrier.is_over(id) and id not in self._rounds:
+            return  # of a call that this machine has left without it
+        self._ready.setdefault(id, {})[machine] = layout, inline
+
+    def announcements(self, id):
+        """Return the announcements of a round by other machines: machine -> layout, arrays."""
+        return self._ready.get(id, {})
+
+    def forget_announcements(self, id):
+        """Drop the announcements of a round that has ended."""
+        self._ready.pop(id, None)

@@ -1,0 +1,160 @@
+"""What a carrier keeps of calls and sessions that end early: in a process of its own, for MPI."""
+
+import pytest
+from support import hosts
+
+pytestmark = pytest.mark.skipif(not hosts.mpirun().exists(), reason="needs Open MPI")
+
+BEGIN = """
+import socket
+import numpy as np
+from synkhronos._machine.shared_memory import Segments
+from synkhronos.comm.mpi.carrier import Carrier
+from synkhronos.comm.mpi.channel import Channel
+
+ours, theirs = socket.socketpair()
+rank = Channel(ours)
+carrier = Carrier(Channel(theirs), socket.socket(socket.AF_UNIX))
+leader = carrier._leader
+carrier.n_machines, carrier._others = 2, [1]  # the other one is this script
+told, under_way = [], []
+carrier.tell = lambda *message: told.append(message)
+
+class Request:
+    has_ended = False
+
+    def __init__(self, *_):
+        under_way.append(self)
+
+    def Test(self):
+        return self.has_ended
+
+def come():
+    while any(not request.has_ended for request in under_way):
+        for request in under_way:
+            request.has_ended = True
+        while carrier._move():
+            pass
+    carrier._move()
+
+carrier.send = carrier.receive = Request
+own = Segments()
+segment = own.create(1 << 20)
+place = segment.ref, "<f8", (100_000,), 0
+large = ("<f8", 100_000)
+
+def reduce(*id):
+    carrier.from_rank_reduce(leader, id, [place], ["sum"], 1, large, False)
+
+def heard():
+    return [message for message in rank.receive() if message[0] != "hello"]
+"""
+
+
+def run(script, text):
+    return script(BEGIN + text).stdout.splitlines()
+
+
+def test_an_aborted_call_leaves_nothing(script):
+    lines = run(
+        script,
+        """
+reduce(1, 1, 1)
+carrier.from_rank_spread(leader, (1, 1, 2), 1, [place])
+carrier.from_machine_spreading(1, (1, 1, 3), [800_000])
+carrier.from_machine_over(1, 1, 1, 0)
+carrier.from_rank_settle(leader, "settled", 1, 1)
+carrier._move()
+print(heard())
+# What the other machine sent before it heard of that:
+carrier.from_machine_spreading(1, (1, 1, 2), [800_000])
+carrier.from_machine_ready(1, (1, 1, 1), large, None)
+come()
+print(carrier._rounds, carrier._spreads, carrier._ready, carrier._receiving, carrier._settling)
+print(sorted(message[0] for message in heard()))
+""",
+    )
+    assert lines == ["[('done', 'settled', None)]", "{} {} {} [] None", "[]"]
+
+
+def test_a_call_is_settled_when_nothing_is_under_way_in_memory_of_ranks(script):
+    lines = run(
+        script,
+        """
+reduce(1, 1, 1)
+carrier.from_machine_ready(1, (1, 1, 1), large, None)
+carrier._move()
+carrier.from_rank_spread(leader, (1, 1, 2), 0, [place])
+print(heard())
+carrier.from_machine_over(1, 1, 1, 2)
+carrier.from_rank_settle(leader, "settled", 1, 1)
+carrier._move()
+print(heard(), len(carrier._rounds), len(carrier._spreads))
+come()
+print(heard())
+""",
+    )
+    assert lines[0] == "[('done', (1, 1, 2), None)]"  # the arrays are on their way
+    assert lines[1] == "[] 1 1"
+    assert "('done', 'settled', None)" in lines[2]
+    assert "(1, 1, 1)" in lines[2]
+
+
+def test_what_a_session_leaves_goes_on_in_memory_that_goes_with_it(script):
+    lines = run(
+        script,
+        """
+reduce(1, 1, 1)
+carrier.from_machine_ready(1, (1, 1, 1), large, None)
+carrier._move()
+reduce(1, 1, 2)
+carrier.from_machine_spreading(1, (1, 1, 3), [800_000])
+carrier.from_rank_settle(leader, "settled", 1, 1)
+carrier.from_rank_leave(leader, 1)
+own.leave()
+del segment
+print(list(carrier._rounds), list(carrier._spreads), list(carrier._ready), carrier._settling)
+print(len(carrier._segments._attached), carrier.has_left(1), carrier.has_left(2))
+come()  # reads and writes the memory
+print(list(carrier._rounds), carrier._receiving)
+""",
+    )
+    assert lines == ["[(1, 1, 1)] [] [(1, 1, 1)] None", "0 True False", "[] []"]
+
+
+def test_maps_of_freed_segments_are_dropped(script):
+    lines = run(
+        script,
+        """
+others = own.create(100)
+kept = carrier.open((others.ref, "u1", (100,), 0))
+carrier.open(place)
+del segment
+carrier._segments.forget_freed()
+print(len(carrier._segments._attached))
+""",
+    )
+    assert lines == ["1"]
+
+
+def test_a_request_that_fails_here_is_answered_and_nothing_begins(script):
+    lines = run(
+        script,
+        """
+def no_room(place):
+    raise MemoryError("no room")
+
+carrier.open = no_room
+rank.post(("reduce", (1, 1, 1), [place], ["sum"], 1, large, False))
+rank.post(("spread", (1, 1, 2), 0, [place]))
+carrier._serve_ranks(0)
+[(name, id, problem), (_, other, _)] = heard()
+said = f"{socket.gethostname()} could not do its part, MemoryError: no room"
+print(name, id, other, problem == said)
+print(told, carrier._rounds, carrier._spreads, carrier._begun)
+carrier.fail("It is over")
+print(told, heard())
+""",
+    )
+    assert lines[:2] == ["failed (1, 1, 1) (1, 1, 2) True", "[] {} {} (0, 0, 0)"]
+    assert lines[2] == "[(1, 'end', 'It is over')] [('end', 'It is over', 0)]"

@@ -1,0 +1,160 @@
+"""The arena of fetched arrays, and the messages of a carrier about them, without MPI."""
+
+import numpy as np
+import pytest
+
+from synkhronos._machine.shared_memory import Segments
+from synkhronos.comm.mpi.fetches import Arena, Fetches
+from synkhronos.errors import SharedMemoryFull
+
+
+class Carrier:
+    """Keeps what a carrier is asked to send, to ranks and to other machines."""
+
+    def __init__(self, segments):
+        self.posted, self.told, self.receiving, self.segments = [], [], [], segments
+
+    def post(self, channel, *message):
+        self.posted.append((channel, *message))
+
+    def tell(self, machine, *message):
+        self.told.append((machine, *message))
+
+    def send_bulk(self, machine, part):
+        self.told.append((machine, "part", part.copy()))
+
+    def receive_bulk(self, machine, part, then):
+        self.receiving.append((part, then))
+
+    def has_left(self, session):
+        return session == 0
+
+    def open(self, place):
+        segment, dtype, shape, offset = place
+        return self.segments.attach(segment).array(dtype, shape, offset)
+
+
+@pytest.fixture
+def carrier():
+    return Carrier(Segments())
+
+
+@pytest.fixture
+def fetches(carrier):
+    return Fetches(carrier, carrier.segments)
+
+
+def blocks_of(arena, sizes):
+    return [arena.take(nbytes) for nbytes in sizes]
+
+
+def test_many_arrays_lie_in_few_segments():
+    arena = Arena(Segments().create)
+    for _ in range(3):
+        arena.begin()
+        places = blocks_of(arena, [10_000] * 1000)
+        assert len({block.ref for block, _ in places}) <= 5
+        taken = sorted((block.ref.serial, offset) for block, offset in places)
+        for (serial, offset), (other, following) in zip(taken, taken[1:]):
+            assert serial != other or offset + 10_000 <= following
+
+
+def test_calls_of_the_same_arrays_take_no_new_memory():
+    made = []
+    segments = Segments()
+    arena = Arena(lambda nbytes: made.append(nbytes) or segments.create(nbytes))
+    for _ in range(100):
+        arena.begin()
+        blocks_of(arena, [100, 100 << 20, 100, 3 << 20, 7])
+    assert made == [1 << 20, 100 << 20, 3 << 20]
+    for _ in range(100):
+        arena.begin()
+        blocks_of(arena, [100])
+    assert [block.ref.nbytes for block in arena._blocks] == [1 << 20]
+
+
+def test_what_is_still_coming_is_not_overwritten():
+    arena = Arena(Segments().create)
+    [(block, offset)] = blocks_of(arena, [1000])
+    block.n_coming += 1
+    arena.begin()
+    [(again, other)] = blocks_of(arena, [1000])
+    assert (again, other) == (block, offset + 1024)
+    block.n_coming -= 1
+    arena.begin()
+    assert blocks_of(arena, [1000]) == [(block, offset)]
+
+
+def test_unused_segments_go_where_there_is_no_room():
+    segments, full = Segments(), False
+
+    def create(nbytes):
+        if full and nbytes > 1 << 21:
+            raise SharedMemoryFull("on purpose")
+        return segments.create(nbytes)
+
+    arena = Arena(create)
+    blocks_of(arena, [1 << 20, 1 << 20])
+    full = True
+    blocks_of(arena, [1 << 21])  # and no more than that
+    with pytest.raises(SharedMemoryFull):
+        blocks_of(arena, [1 << 22])
+    assert len(arena._blocks) == 3
+
+
+def test_the_first_message_of_a_call_ends_the_last_one(carrier, fetches):
+    """Whichever rank's comes first: each has a socket of its own."""
+    place = "an array"
+    for call in (1, 1), (1, 2):
+        carrier.told.clear()
+        fetches.from_rank_fetch("a", 1, call, 0, place, None, 0)
+        fetches.from_rank_fetch("b", 5, call, 0, place, None, 0)
+        [(machine, name, number, session, *what)] = carrier.told
+        assert (machine, name, session, what) == (0, "want", 1, [place, None, 0])
+        carrier.posted.clear()
+        fetches.from_machine_here(0, number, "<f8", (2,), np.arange(2.0).tobytes())
+        fetches.from_rank_fetch("c", 7, call, 0, place, None, 0)
+        answers = {(channel, theirs) for channel, _, theirs, _ in carrier.posted}
+        assert answers == {("a", 1), ("b", 5), ("c", 7)}
+        for _, name, _, found in carrier.posted:
+            np.testing.assert_array_equal(carrier.open(found), [0, 1])
+            assert name == "done" and found[3] == 0
+    with pytest.raises(RuntimeError, match="is over"):
+        fetches.from_rank_fetch("a", 2, (1, 1), 0, place, None, 0)
+
+
+def test_arrays_go_whole_or_in_rows(carrier, fetches):
+    array = carrier.segments.create(8000)
+    values = array.array("f8", (10, 100))
+    values[...] = np.arange(1000).reshape(10, 100)
+    place = array.ref, "<f8", (10, 100), 0
+    fetches.from_machine_want(1, 3, 1, place, range(2, 4), 0)
+    fetches.from_machine_want(1, 4, 1, place, np.array([5, 1]), 1)
+    (_, here, _, _, shape, data), (_, _, _, _, other_shape, other_data) = carrier.told
+    assert (here, shape, other_shape) == ("here", (2, 100), (10, 2))
+    np.testing.assert_array_equal(np.frombuffer(data).reshape(shape), values[2:4])
+    np.testing.assert_array_equal(np.frombuffer(other_data).reshape(other_shape), values[:, [5, 1]])
+
+
+def test_a_want_of_a_session_that_has_ended_is_refused(carrier, fetches):
+    fetches.from_machine_want(1, 3, 0, None, None, 0)
+    [(machine, name, number, problem)] = carrier.told
+    assert (machine, name, number) == (1, "failed", 3)
+    assert "the session is over" in problem
+
+
+def test_an_array_for_which_there_is_no_room_is_received_and_its_rank_told(carrier, fetches):
+    def full(nbytes):
+        raise SharedMemoryFull("No room")
+
+    fetches._arena = Arena(full)
+    fetches.from_rank_fetch("a", 1, (1, 1), 0, "an array", None, 0)
+    number = carrier.told[0][2]
+    fetches.from_machine_coming(0, number, "<f8", (300, 1000))
+    assert sum(part.nbytes for part, _ in carrier.receiving) == 2_400_000
+    for _, then in carrier.receiving:
+        assert not carrier.posted
+        then()
+    [(channel, name, theirs, problem)] = carrier.posted
+    assert (channel, name, theirs) == ("a", "failed", 1)
+    assert "could not do its part, SharedMemoryFull: No room" in problem

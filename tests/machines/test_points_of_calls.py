@@ -1,0 +1,219 @@
+"""Processes of several machines that are killed, stopped or cut off at several points of a call."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from support import hosts
+from support.machine_scripts import finish, start, wait_for_line
+from support.waiting import wait_until
+
+from synkhronos._machine import processes
+from synkhronos._machine.processes import StopWatch
+
+pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=f"needs {hosts.missing()}")
+
+POINTS = """
+rows = T.dmatrix("rows")
+summing = synk.function([rows], (rows.sum(), "sum"))
+large = np.ones((n, 2 << 20))
+big = theano.shared(np.zeros(8 << 20), "big")  # 64 MiB
+
+def close_and_fork():
+    global w
+    synk.close()
+    synk.fork(int(os.environ["RANKS"]))
+    w = theano.shared(np.zeros(3))
+
+points = {
+    "idle": lambda: time.sleep(0.05),
+    "computing": lambda: plain(on(n - 1, SLEEP)),
+    "all_reduce": lambda: synk.all_reduce(big),
+    "fetching": lambda: summing(large),
+    "close": close_and_fork,
+}
+
+def stay_at(point, seconds):
+    print("at", point, flush=True)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        points[point]()
+        synk.all_reduce(w)
+"""
+ENDLESS = """
+try:
+    stay_at({!r}, 60)
+except BaseException as error:
+    print(f"{{type(error).__name__}}: {{error}}", flush=True)
+    os._exit(3)
+"""
+
+
+@pytest.fixture(scope="module")
+def two():
+    with hosts.up(2) as these:
+        yield these
+
+
+def process_of(these, host, kind):
+    """Return a process of a host: its carrier, its first process, or a worker."""
+    programs = these.programs(host)
+    carriers = [pid for pid in programs if "comm.mpi.carrier" in programs[pid]]
+    ranks = sorted(pid for pid in programs if pid not in carriers)
+    return {"carrier": carriers[0], "leader": ranks[0], "worker": ranks[-1]}[kind]
+
+
+@contextlib.contextmanager
+def stopped(pids):
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.slow("stops processes for 3 s, at each point")
+@pytest.mark.parametrize(
+    "kinds", [((2, "leader"), (1, "carrier")), ((2, "worker"), (2, "carrier"))], ids=str
+)
+def test_processes_that_are_stopped_for_a_moment_make_calls_slower(two, tmp_path, kinds):
+    script = """
+    for point in points:
+        stay_at(point, 2)
+    f = synk.function([x], (x.sum(), "sum"))
+    print("ended with", f(np.ones(n)))
+    """
+    process = start(two, POINTS + textwrap.dedent(script), tmp_path, ranks=2)
+    for point in ("idle", "computing", "all_reduce", "fetching", "close"):
+        assert wait_for_line(process, "at") == f"at {point}\n"
+        time.sleep(0.3)
+        with stopped([process_of(two, *kind) for kind in kinds]):
+            time.sleep(3)
+    assert finish(process).splitlines()[-1] == "ended with 4.0"
+    assert process.returncode == 0
+    assert two.is_empty()
+
+
+def end_at(these, tmp_path, point, ranks, fault):
+    """Start a script, and a fault at one point; return its output after that, and its end."""
+    process = start(these, POINTS + ENDLESS.format(point), tmp_path, ranks=ranks)
+    wait_for_line(process, "at")
+    time.sleep(0.5)
+    begin = time.monotonic()
+    fault()
+    output = finish(process)
+    assert time.monotonic() - begin < 15
+    assert process.returncode != 0
+    return output
+
+
+@pytest.mark.slow("starts and ends jobs of MPI")
+@pytest.mark.parametrize(
+    "host, kind, point",
+    [
+        (2, "leader", "idle"),
+        (2, "leader", "computing"),
+        (2, "leader", "all_reduce"),
+        (2, "leader", "fetching"),
+        (2, "leader", "close"),
+        (2, "carrier", "all_reduce"),
+        (1, "carrier", "fetching"),
+        (2, "worker", "all_reduce"),
+        (2, "worker", "close"),
+    ],
+)
+def test_a_process_that_is_killed_ends_the_job(two, tmp_path, host, kind, point):
+    def fault():
+        os.kill(process_of(two, host, kind), signal.SIGKILL)
+
+    output = end_at(two, tmp_path, point, 2 if kind == "worker" else 1, fault)
+    assert f"synk{two.net}-{host}" in output
+    if kind == "worker" and point != "close":
+        assert "WorkerDied: Worker rank 3 on" in output
+    assert two.is_empty()
+
+
+@pytest.mark.slow("waits until a stopped process is given up")
+@pytest.mark.parametrize(
+    "host, kind, point",
+    [
+        (2, "leader", "all_reduce"),
+        (2, "carrier", "fetching"),
+        (1, "carrier", "all_reduce"),
+        (2, "worker", "computing"),
+        (2, "worker", "all_reduce"),
+    ],
+)
+def test_a_process_that_stays_stopped_ends_the_job(two, tmp_path, host, kind, point):
+    with contextlib.ExitStack() as stack:
+
+        def fault():
+            stack.enter_context(stopped([process_of(two, host, kind)]))
+
+        output = end_at(two, tmp_path, point, 2 if kind == "worker" else 1, fault)
+    assert f"synk{two.net}-{host}" in output
+    if kind == "worker":
+        assert "WorkerDied: Worker rank 3 on" in output
+        assert "was stopped for 8 s" in output
+    assert two.is_empty(20)
+
+
+@pytest.mark.slow("waits until a silent machine is given up")
+@pytest.mark.parametrize("point", ["fetching", "close"])
+def test_a_machine_that_is_cut_off_is_lost(two, tmp_path, point):
+    process = start(two, POINTS + ENDLESS.format(point), tmp_path)
+    try:
+        wait_for_line(process, "at")
+        time.sleep(0.5)
+        begin = time.monotonic()
+        two.cut(2)
+        line = wait_for_line(process, ("WorkerDied", "SessionError"))
+        assert time.monotonic() - begin < 15
+        assert f"synk{two.net}-2" in line
+        wait_until(lambda: not any(two.programs(host) for host in (1, 2)), 30)
+    finally:
+        # mpirun itself waits for its daemon on the other machine; `synkhronos launch` ends it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        two.mend(2)
+        for pid in (*two.pids(1), *two.pids(2)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_how_long_a_process_has_been_stopped(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(processes.time, "monotonic", lambda: now)
+    watch = StopWatch()
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert watch.seconds(process.pid) == 0
+        with stopped([process.pid]):
+            while processes.life_of(process.pid) != "stopped":
+                pass
+            found = []
+            for pause in (0, 1, 1, 10, 1):  # in the pause of 10 s this process was stopped itself
+                now += pause
+                found.append(watch.seconds(process.pid))
+            assert found == [0, 1, 2, 0, 1]
+            os.kill(process.pid, signal.SIGCONT)
+            time.sleep(0.1)
+            os.kill(process.pid, signal.SIGSTOP)
+            while processes.life_of(process.pid) != "stopped":
+                pass
+            assert watch.seconds(process.pid) == 0
+        while processes.life_of(process.pid) == "stopped":
+            pass
+        assert watch.seconds(process.pid) == 0
+    finally:
+        process.communicate()

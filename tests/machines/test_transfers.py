@@ -1,0 +1,165 @@
+"""Arrays on their way between machines, when the ranks that want them are gone or lack room."""
+
+import contextlib
+import os
+import resource
+import textwrap
+import time
+
+import pytest
+from support import hosts
+from support.machine_scripts import finish, start, wait_for_line
+
+pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=f"needs {hosts.missing()}")
+
+
+@pytest.fixture(scope="module")
+def two():
+    with hosts.up(2) as these:
+        yield these
+
+
+@contextlib.contextmanager
+def slow_cable(these, rate="100mbit"):
+    these.slow(2, rate)
+    try:
+        yield
+    finally:
+        these.slow(2, "10gbit")
+
+
+def wait_for_lines(process, last):
+    """Return the lines of output before one."""
+    found = []
+    for line in process.stdout:
+        if line.strip() == last:
+            return found
+        found.append(line.strip())
+    raise AssertionError(f"no line {last!r} after {found}")
+
+
+SETUP = """
+rows, more, v = T.dmatrix("rows"), T.dmatrix("more"), theano.shared(np.zeros(2), "v")
+large = np.ones((2, 1_000_000))
+summing = synk.function([rows], (rows.sum(), "sum"))
+summing_two = synk.function([rows, more], (rows.sum() + more.sum(), "sum"))
+fill = synk.function([x], updates=[(v, T.repeat(x, 1_000_000))])
+fill(np.ones(2))
+
+def pause(word):
+    print(word, flush=True)
+    while not os.path.exists(os.path.join(os.path.dirname(__file__), word)):
+        time.sleep(0.01)
+
+def interrupted(call, *args):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        call(*args)
+        timer.join()
+        time.sleep(0.1)
+    except KeyboardInterrupt:
+        print("left early", flush=True)
+"""
+SLOW = pytest.mark.slow("a cable with 100 Mbit/s")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "summing, large",
+        pytest.param("synk.broadcast, v", marks=SLOW),
+        pytest.param("synk.all_reduce, v", marks=SLOW),
+        pytest.param("synk.gather, v", marks=SLOW),
+    ],
+)
+def test_a_session_may_end_while_arrays_are_on_their_way(two, tmp_path, call):
+    """The memory that carriers read and write is the session's, which gives it back."""
+    script = f"""
+    interrupted({call})
+    synk.close()
+    del large, v
+    synk.fork(1)
+    again = synk.function([x], (x.sum(), "sum"))
+    attempt(again, np.ones(n))
+    synk.all_reduce(w)
+    print("ended", flush=True)
+    """
+    with slow_cable(two):
+        lines = finish(start(two, SETUP + textwrap.dedent(script), tmp_path)).splitlines()
+    assert lines[-3:] == ["left early", "went well 2.0", "ended"]
+    assert two.is_empty()
+
+
+@pytest.mark.slow("a cable with 100 Mbit/s")
+def test_memory_that_the_master_still_fetches_from_is_not_replaced(two, tmp_path):
+    """A worker's outputs grow in the call after one that was left while they came."""
+    script = """
+    sized = synk.function([x], (T.zeros((T.cast(x.sum(), "int64"),)) + x.sum(), "gather"))
+    interrupted(sized, np.zeros(2) + 1_000_000)
+    attempt(sized, np.zeros(2) + 2_000_000)
+    attempt(plain, np.zeros(2) + 7)
+    """
+    with slow_cable(two):
+        lines = finish(start(two, SETUP + textwrap.dedent(script), tmp_path)).splitlines()
+    assert lines[-3:] == ["left early", f"went well {4e6 * 2e6}", "went well 14.0"]
+    assert two.is_empty()
+
+
+@pytest.mark.slow("starts a job, and waits until maps are dropped")
+@pytest.mark.parametrize("host", [1, 2])
+def test_a_carrier_without_descriptors_fails_the_calls_that_need_one(two, tmp_path, host):
+    """The message names its machine, and the calls work again when there are descriptors."""
+    script = """
+    def calls():
+        attempt(summing_two, large, 2 * large)
+        attempt(synk.all_reduce, v)
+        attempt(plain, np.zeros(2) + 7)
+
+    summing_two(np.ones((600, 3)), np.ones((600, 3)), num_slices=256)
+    pause("narrow")
+    calls()
+    pause("wide")
+    calls()
+    synk.close()
+    synk.fork(1)
+    again = synk.function([x], (x.sum(), "sum"))
+    pause("narrow-again")
+    attempt(again, np.ones(2))
+    pause("wide-again")
+    attempt(again, np.ones(2))
+    """
+    process = start(two, SETUP + textwrap.dedent(script), tmp_path)
+    wait_for_line(process, "narrow")
+    programs = two.programs(host)
+    [carrier] = [pid for pid in programs if "comm.mpi.carrier" in programs[pid]]
+    assert len(os.listdir(f"/proc/{carrier}/fd")) < 60  # many arrays lie in one segment
+    limits = resource.prlimit(carrier, resource.RLIMIT_NOFILE)
+
+    def go_on(word, narrow):
+        time.sleep(1.5 if narrow else 0)  # until the carrier has dropped maps of freed segments
+        numbers = {int(name) for name in os.listdir(f"/proc/{carrier}/fd")}
+        first_free = next(number for number in range(len(numbers) + 1) if number not in numbers)
+        limit = (first_free, limits[1]) if narrow else limits
+        resource.prlimit(carrier, resource.RLIMIT_NOFILE, limit)
+        (tmp_path / word).touch()
+
+    go_on("narrow", True)
+    narrow = wait_for_lines(process, "wide")
+    go_on("wide", False)
+    wide = wait_for_lines(process, "narrow-again")
+    go_on("narrow-again", True)
+    again = wait_for_lines(process, "wide-again")
+    go_on("wide-again", False)
+    lines = finish(process).splitlines()
+    name = f"synk{two.net}-{host} could not do its part, "
+    assert [name in line for line in narrow] == [True, True, False], narrow
+    assert all(line.startswith("WorkerError") for line in narrow[:2])
+    assert "no file descriptor left" in narrow[0]
+    assert narrow[2] == "went well 14.0"
+    assert wide == ["went well 6000000.0", "went well None", "went well 14.0"]
+    if host == 2:  # a new rank there needs a connection
+        assert name in again[-1]
+    assert lines[-1] == "went well 2.0"
+    assert two.is_empty()

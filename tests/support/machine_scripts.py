@@ -1,0 +1,77 @@
+"""Scripts on test hosts: what they begin with, their start, and their output."""
+
+import os
+import signal
+import subprocess
+import textwrap
+
+from support import hosts
+
+BEGIN = """
+import os, signal, sys, threading, time
+import numpy as np, theano, theano.tensor as T
+import synkhronos as synk
+from support.machine_operations import KILL, NARROW, RAISE, SLEEP, STOP, trouble
+
+theano.config.mode = "FAST_COMPILE"
+n = synk.fork(int(os.environ["RANKS"]))
+x, w = T.dvector("x"), theano.shared(np.zeros(3), "w")
+total = synk.ops.all_reduce(trouble(x).sum(), "sum")
+plain = synk.function([x], (trouble(x).sum(), "sum"))
+reducing = synk.function([x], [(x.sum(), "sum")], updates=[(w, w + total)])
+quiet = np.zeros(n)
+
+def on(rank, what):
+    rows = np.zeros(n)
+    rows[rank] = what
+    return rows
+
+def attempt(call, *args):
+    begin = time.monotonic()
+    try:
+        result = call(*args)
+    except BaseException as error:
+        seconds = time.monotonic() - begin
+        print(type(error).__name__, getattr(error, "rank", None), str(error).splitlines()[:1],
+              "in time" if seconds < 1.5 else f"after {seconds} s", flush=True)
+    else:
+        print("went well", np.sum(result), flush=True)
+
+print("begun", plain(quiet), *reducing(quiet), flush=True)
+"""
+
+
+def start(these, script, tmp_path, ranks=1, **variables):
+    """Start a script on the hosts, with a session of some ranks on each."""
+    file = tmp_path / "script.py"
+    file.write_text(BEGIN + textwrap.dedent(script))
+    environment = these.environment(RANKS=str(ranks), PYTHONPATH=str(hosts.ROOT / "tests"))
+    return subprocess.Popen(
+        these.script("-n", str(ranks), file),
+        env={**environment, "PYTHONUNBUFFERED": "1", **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process, seconds=60):
+    """Return the output of a script; end what is left of mpirun."""
+    try:
+        return process.communicate(timeout=seconds)[0]
+    except subprocess.TimeoutExpired:
+        raise AssertionError("the script did not end") from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def wait_for_line(process, beginning):
+    """Read the output up to a line; return it."""
+    for line in process.stdout:
+        if line.startswith(beginning):
+            return line
+    process.communicate()  # it has ended
+    raise AssertionError(f"no line {beginning!r}")
