@@ -179,7 +179,7 @@ def no_room(place):
 carrier.open = no_room
 rank.post(("reduce", (1, 1, 1), [place], ["sum"], 1, large, False))
 rank.post(("spread", (1, 1, 2), 0, [place]))
-carrier._serve_ranks(0)
+carrier._serve_ranks(carrier._waiting.for_ranks(False))
 [(name, id, problem), (_, other, _)] = heard()
 said = f"{socket.gethostname()} could not do its part, MemoryError: no room"
 print(name, id, other, problem == said)

@@ -28,7 +28,7 @@ from theano.tensor.elemwise import Elemwise
 
 from synkhronos._host.theano.graph import AllReduce, current_call
 
-BUCKET_BYTES = 1 << 21
+BUCKET_BYTES = 1 << 20
 _UNKNOWN_BYTES = 1 << 20  # of a matrix whose size is not known before it is computed
 _DEPTH = 4  # elementwise operations between a gradient and its parameter, at most
 

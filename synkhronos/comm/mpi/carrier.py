@@ -24,7 +24,6 @@ process that has been stopped for long counts as dead, because nothing else woul
 
 import os
 import pickle
-import select
 import signal
 import socket
 import struct
@@ -47,18 +46,8 @@ from synkhronos.comm.mpi.channel import Channel, Closed  # noqa: E402
 from synkhronos.comm.mpi.fetches import Fetches, problem_here  # noqa: E402
 from synkhronos.comm.mpi.reductions import Reductions  # noqa: E402
 from synkhronos.comm.mpi.transfers import Spread, bytes_of, parts  # noqa: E402
+from synkhronos.comm.mpi.waiting import Waiting  # noqa: E402
 
-# MPI has to be asked whether something has come. For a moment the carrier asks all the time. Then
-# it sleeps between two looks, and leaves the core to the ranks: the longer nothing has happened,
-# the longer.
-_SELECTS = 1024  # select() takes descriptors below
-_AWAKE_SECONDS = 0.001
-_NAPS = (  # (nothing has happened for so long, seconds of a pause)
-    (0.01, 0.00005),
-    (0.2, 0.0002),
-    (10.0, 0.001),
-    (float("inf"), 0.005),
-)
 HEARTBEAT_SECONDS = 1.0
 LOST_SECONDS = 8.0  # a machine that has not been heard of for this long is lost
 _REQUESTS = {"fetch", "reduce", "bucket", "spread"}  # of ranks: the answer may be "failed"
@@ -78,9 +67,10 @@ class Carrier:
         self._fetches = Fetches(self, self._segments)
         self._leader, self._listener = leader, listener
         self._channels = {leader.fileno(): leader}
-        self._poll = select.poll()
-        self._poll.register(leader, select.POLLIN)
-        self._poll.register(listener, select.POLLIN)
+        self._has_unsent = False
+        self._waiting = Waiting()
+        self._waiting.add(leader)
+        self._waiting.add(listener)
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # to refuse connections with
         self._sending = []  # (request, buffer)
         self._receiving = []  # (request, buffer, what to do then); also some that is sent
@@ -99,25 +89,19 @@ class Carrier:
 
     def run(self) -> None:
         """Carry messages until the leader or the first machine says that it is over."""
-        last, nap = time.monotonic(), 0
         while self.is_running:
-            happened = self._serve_ranks(nap)
-            happened |= self._serve_machines()
+            is_busy = self._reductions.are_under_way or self._receiving or self._sending
+            happened = self._serve_ranks(self._waiting.for_ranks(is_busy or self._has_unsent))
+            has_come = self._serve_machines()
             happened |= self._move()
+            self._waiting.note(happened, has_come)
             now = time.monotonic()
-            if happened:
-                last, nap = now, 0
-            elif now - last < _AWAKE_SECONDS:
-                os.sched_yield()
-            else:
-                busy = self._reductions.are_under_way or self._receiving or self._sending
-                idle = 0 if busy else now - last
-                nap = next(nap for limit, nap in _NAPS if idle < limit)
             if now - self._beat > HEARTBEAT_SECONDS:
                 if now - self._beat > LOST_SECONDS / 2:  # this process has been stopped itself
                     self._heard.update(dict.fromkeys(self._others, now))
                 self._beat = now
                 self._send_heartbeats(now)
+                self._waiting.find_sockets()
                 self._segments.forget_freed()
                 if self.machine != 0:
                     self._end_stopped()
@@ -134,9 +118,9 @@ class Carrier:
         for request, _ in self._sending:
             _wait_at_most(request, 1.0)
 
-    def _serve_ranks(self, seconds):
+    def _serve_ranks(self, descriptors):
         happened = False
-        for fd in self._ready_sockets(seconds):
+        for fd in descriptors:
             happened = True
             if fd == self._listener.fileno():
                 self._accept()
@@ -150,8 +134,10 @@ class Carrier:
                 continue
             for message in messages:
                 self._serve(channel, *message)
-        for channel in [c for c in self._channels.values() if c.has_unsent]:
+        unsent = [channel for channel in self._channels.values() if channel.has_unsent]
+        for channel in unsent:
             self.post(channel)
+        self._has_unsent = bool(unsent)
         return happened
 
     def _serve(self, channel, name, *rest):
@@ -165,14 +151,6 @@ class Carrier:
     def _handler(self, name):
         those = self, self._fetches, self._reductions
         return next(getattr(each, name) for each in those if hasattr(each, name))
-
-    def _ready_sockets(self, seconds):
-        """Return the descriptors of sockets that can be read; wait for one at most so long."""
-        if seconds:
-            sockets = [self._listener.fileno(), *self._channels]
-            if max(sockets) < _SELECTS:  # `poll` can't wait for less than a millisecond
-                return select.select(sockets, (), (), seconds)[0]
-        return [fd for fd, _ in self._poll.poll(1000 * seconds)]
 
     def post(self, channel, *message):
         """Send a message to a rank, or what is left of the last ones."""
@@ -195,7 +173,7 @@ class Carrier:
             return connection.close()
         channel = Channel(connection)
         self._channels[channel.fileno()] = channel
-        self._poll.register(channel, select.POLLIN)
+        self._waiting.add(channel)
 
     def _refuse(self, error):
         """Answer a connection for which there is no descriptor."""
@@ -212,7 +190,7 @@ class Carrier:
     def _drop(self, channel):
         if channel.fileno() not in self._channels:
             return
-        self._poll.unregister(channel)
+        self._waiting.remove(channel)
         del self._channels[channel.fileno()]
         if channel is self._leader:
             # It has ended without a word: the other machines end their parts.
