@@ -36,3 +36,8 @@ def interrupts_held():
         signal.signal(signal.SIGINT, previous)
         if held:
             signal.raise_signal(signal.SIGINT)
+
+
+def raises_keyboard_interrupt() -> bool:
+    """Return whether a Ctrl-C raises KeyboardInterrupt, and no handler of the script's answers."""
+    return signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -526,9 +526,16 @@ class Arrays(ABC):
     ) -> List[Any]:
         """Return the reduced arrays of a bucket that was begun with the same ones; see `exchange`.
 
-        In place of a target None, an array is valid until the next `begin` of the bucket.
+        In place of a target None, an array is valid until the next `begin` of the bucket. Other
+        ranks may have the same array, so the function must not write to it.
         """
-        return self.exchange(arrays, ops, weights, targets)
+        results = self.exchange(arrays, ops, weights, targets)
+        return [
+            result.copy() if target is None else result for result, target in zip(results, targets)
+        ]
+
+    def end_all(self) -> None:  # noqa: B027 - as for `begin`
+        """Wait, when the function has run, for the buckets that it has begun and not ended."""
 
     def landing_place(
         self,

@@ -89,6 +89,17 @@ def test_sizes_are_those_of_the_parameters_also_behind_moments():
     assert order(f).count("Begin 2") == 1
 
 
+def test_what_another_operation_destroys_is_no_memory_of_other_ranks():
+    x = T.dmatrix("x")
+    a, b = (synk.ops.all_reduce(T.dot(x.T, each)) for each in (x, T.exp(x)))
+    updates = [(theano.shared(np.zeros((3, 3))), 2 * a - 1), (theano.shared(np.zeros((3, 3))), b)]
+    f = compiled([x], T.sqrt(T.sqr(a).sum()), updates)
+    ends = [node for node in f.maker.fgraph.toposort() if isinstance(node.op, End)]
+    assert len(ends) == 2
+    assert f.maker.fgraph.has_destroyers([ends[0].outputs[0]])
+    assert not any(lent for node in ends for lent in node.op.lent)
+
+
 def none_begins(f):
     ops = [node.op for node in f.maker.fgraph.toposort()]
     return any(isinstance(op, AllReduce) for op in ops) and not any(

@@ -190,3 +190,27 @@ print(told, heard())
     )
     assert lines[:2] == ["failed (1, 1, 1) (1, 1, 2) True", "[] {} {} (0, 0, 0)"]
     assert lines[2] == "[(1, 'end', 'It is over')] [('end', 'It is over', 0)]"
+
+
+def test_a_bucket_that_fails_ends_the_call_on_all_machines(script):
+    lines = run(
+        script,
+        """
+opened = carrier.open
+
+def no_room(place):
+    raise MemoryError("no room")
+
+carrier.open = no_room
+bucket = [place], (large,), [0], ["sum"], 1, False
+reductions.from_rank_bucket(leader, (1, 1, 1), 0, 1, *bucket)
+carrier.open = opened
+reductions.from_rank_bucket(leader, (1, 1, 2), 0, 1, *bucket)
+print([(name, id[2]) for name, id, _ in heard()], told)
+reductions.from_rank_bucket(leader, (1, 2, 1), 0, 1, *bucket)
+print(list(reductions._rounds))
+""",
+    )
+    # The other machine learns that none was begun here, so that it does not wait for the first.
+    assert lines[0] == "[('failed', 1), ('done', 2)] [(1, 'over', 1, 1, 0)]"
+    assert lines[1] == "[(1, 2, 1)]"

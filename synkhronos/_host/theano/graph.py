@@ -70,6 +70,7 @@ def reducing(comm, weights, rank, recorder=None):
     token = _call.set(call)
     try:
         yield
+        comm.end_all()
     except BaseException:
         # Theano raises another exception in its place, without the attributes of ours.
         if call.failures:

@@ -113,7 +113,11 @@ class Overlap(gof.Optimizer):
         if len(buckets) < 2:
             return
         op, pairs, tie = node.op, [], gof.Constant(generic, None)
-        lent = [self._may_be_lent(output) for output in node.outputs]
+        # All ranks of a machine get one array: an operation that destroys it gets a copy.
+        lent = [
+            self._may_be_lent(output) and not fgraph.has_destroyers([output])
+            for output in node.outputs
+        ]
         for number, bucket in enumerate(buckets):
             ops = tuple(op.ops[i] for i in bucket)
             arrays = [

@@ -55,6 +55,8 @@ class MachinesArrays(SharedArrays):
     def reduce(self, arrays, ops, weights, factor, divisor):
         """Return views of the reduced arrays, valid until the next exchange; or Unequal."""
         gate, worker = self._gate, self._worker
+        if self._all.is_leader:
+            self._all.release_interrupts()  # of the reduction before
         key = self._next_scratch()
         self._exchanges = gate.sequence, self._exchanges[1] + 1
         if self._exchanges[1] == 1:
@@ -99,6 +101,8 @@ class MachinesArrays(SharedArrays):
         """Begin to reduce a bucket: copy the arrays into boxes, and tell the carrier."""
         gate, worker = self._all, self._worker
         if gate.is_leader:
+            if not self._begun:
+                gate.release_interrupts()  # of the slice before
             gate.hold_interrupts()  # ranks may get results before this one waits for them
         if self._call != gate.sequence:
             self._call = gate.sequence
@@ -127,14 +131,18 @@ class MachinesArrays(SharedArrays):
         The first end waits for all buckets. If a rank fails before it has begun the last one, no
         rank has used a result: else they would have different values of shared variables.
         """
-        for each, (id, key) in sorted(self._begun.items()):
+        self.end_all()
+        results = self._results(*self._ended[bucket])
+        return [_into(target, result) for result, target in zip(results, targets)]
+
+    def end_all(self):
+        """Wait for all buckets that have been begun: the carrier uses their boxes until then."""
+        for bucket, (id, key) in sorted(self._begun.items()):
             layouts, places = self._all.wait_for_bucket(id)
             if layouts is not None:
                 self._refuse(self._of_ranks(layouts) if self._all.is_leader else None)
-            self._ended[each] = key, places
+            self._ended[bucket] = key, places
         self._begun.clear()
-        results = self._results(*self._ended[bucket])
-        return [_into(target, result) for result, target in zip(results, targets)]
 
     def _results(self, key, places):
         if self._worker.rank == 0:

@@ -62,6 +62,8 @@ class GateOfMachines(Gate):
         self._poll.register(link.channel, select.POLLIN)
         self.line = Line(link.name)
         self._is_worker = False
+        # Whether the carriers are deciding about a reduction: until then the ranks here stay.
+        self._is_deciding = False
         self._held = ()  # not empty when a Ctrl-C has come that is held
         self._exchanged = {}  # id -> machine -> object
         self._aborted = 0  # the last call that another machine has aborted
@@ -228,13 +230,24 @@ class GateOfMachines(Gate):
                 self.link.give_up(self.session, self.sequence)
             return there
 
-        self.wait(has_come, may_leave=False, look_seconds=_LOOK_SECONDS)
+        self._is_deciding = True
+        try:
+            self.wait(has_come, may_leave=False, look_seconds=_LOOK_SECONDS)
+        finally:
+            self._is_deciding = False
         if answer == GIVEN_UP:
+            self.local.abort()
             raise Aborted
         return answer
 
     def hold_interrupts(self):
-        """Delay a Ctrl-C until the end of the call: what follows, all ranks do, or none."""
+        """Delay a Ctrl-C of the master until `release_interrupts`, at the latest until the end.
+
+        For as long as the carriers decide whether all ranks get a result, or none.
+        """
+
+    def release_interrupts(self):
+        """Raise a Ctrl-C of the master that has been held."""
 
     def meet(self):
         """Wait inside a call until every rank of all machines has come."""
@@ -276,10 +289,9 @@ class GateOfMachines(Gate):
                 if patience:
                     patience.end()
                 return
-            if in_call and self._aborted == self.sequence:
+            if in_call and may_leave and self._aborted == self.sequence:
                 self.local.abort()
-                if may_leave:
-                    raise Aborted
+                raise Aborted
             if in_call and self._left:
                 self._check_not_left()
             ready = self._poll.poll(1000 * look_seconds)
@@ -333,7 +345,7 @@ class GateOfMachines(Gate):
     def _on_abort(self, machine, session, sequence):
         if session == self.session:
             self._aborted = max(self._aborted, sequence)
-            if sequence == self.sequence:
+            if sequence == self.sequence and not self._is_deciding:
                 self.local.abort()
 
     def _on_left(self, machine, session, sequence, left):

@@ -3,7 +3,7 @@
 import contextlib
 import pickle
 
-from synkhronos._machine.interrupts import interrupts_held
+from synkhronos._machine.interrupts import interrupts_held, raises_keyboard_interrupt
 from synkhronos.comm.mpi.gate import GateOfMachines
 from synkhronos.comm.shared.gate import MAX_SLOTS
 from synkhronos.errors import WorkerDied
@@ -19,6 +19,7 @@ class MasterGate(GateOfMachines):
         self._finished = 0
         self._holding = None  # while a Ctrl-C is held: the context of that
         self._is_dismissed = False
+        self._death = None  # of a machine or of another machine's worker: for WorkerDied
         self._done = {}  # machine -> what its leader has sent for the present call
         self._rows = {}
         self.on_parts = lambda parts: None  # takes a machine's outputs
@@ -56,11 +57,13 @@ class MasterGate(GateOfMachines):
     def hold_interrupts(self):
         """Delay a Ctrl-C until the end of the call."""
         if self._holding is None:
+            raises = raises_keyboard_interrupt()
             holding = contextlib.ExitStack()
-            self._held = holding.enter_context(interrupts_held())
-            self._holding = holding
+            held = holding.enter_context(interrupts_held())
+            # A handler of the script may have other wishes than to leave the call.
+            self._held, self._holding = held if raises else (), holding
 
-    def _release_interrupts(self):
+    def release_interrupts(self):
         """Raise a Ctrl-C that came in the meantime."""
         holding, self._holding, self._held = self._holding, None, ()
         if holding is not None:
@@ -68,12 +71,14 @@ class MasterGate(GateOfMachines):
 
     def abort(self):
         """Tell every rank, on all machines, to leave the call that is under way."""
-        super().abort()
-        self._release_interrupts()
+        try:
+            super().abort()
+        finally:
+            self.release_interrupts()
 
     def finish(self):
         """Wait until every rank of all machines has reached the finish barrier."""
-        self._release_interrupts()
+        self.release_interrupts()
         self.local.finish()
         for rank, error in self.local.errors.items():
             self.errors[self.first + rank] = error
@@ -132,9 +137,20 @@ class MasterGate(GateOfMachines):
 
     def _on_died(self, machine, session, message, rank, exitcode):
         if session == self.session:
-            raise WorkerDied(message, rank, exitcode)
+            self._death = message, rank, exitcode
+            self._raise_death()
 
     def _on_lost(self, machine, host, why):
-        raise WorkerDied(
-            f"Machine {host} is lost: {why}. The session has ended, and the job with it."
-        )
+        message = f"Machine {host} is lost: {why}. The session has ended, and the job with it."
+        self._death = message, None, None
+        self._raise_death()
+
+    def _raise_death(self):
+        # Again and again: a Ctrl-C that was held may have taken the place of the first exception.
+        if self._death is not None:
+            raise WorkerDied(*self._death)
+
+    def wait(self, has_come, *args, **kwargs):
+        """Take messages until `has_come`; raise if a machine, or a worker there, has died."""
+        self._raise_death()
+        super().wait(has_come, *args, **kwargs)

@@ -89,18 +89,21 @@ class Reductions:
             return None
         del self._buckets[id]
         ops, divisor, compress = how
-        here, arrays = bucket.layout(self._carrier.machine), []
-        try:
-            if here[0] != "unequal":
-                arrays = bucket.reduce(self._carrier.open, ops, counting)
-        except Exception as error:
-            return bucket.answer(self._carrier.post, "failed", id, problem_here(error))
 
         def answer(layouts):
             told = layouts if layouts == GIVEN_UP else (layouts, bucket.places)
             bucket.answer(self._carrier.post, "done", id, told)
 
-        return self._begin_round(id, arrays, (ops, divisor, here, compress), answer)
+        try:
+            here, arrays = bucket.layout(self._carrier.machine), []
+            if here[0] != "unequal":
+                arrays = bucket.reduce(self._carrier.open, ops, counting)
+            self._begin_round(id, arrays, (ops, divisor, here, compress), answer)
+        except Exception as error:
+            # First: other machines would wait for this bucket if a later one of the call began.
+            self.from_rank_give_up(None, *id[:2])
+            bucket.answer(self._carrier.post, "failed", id, problem_here(error))
+        return None
 
     def _begin_round(self, id, arrays, how, answer):
         work = Round(self._carrier, self, id, arrays, *how, answer)

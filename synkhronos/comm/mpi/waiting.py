@@ -45,6 +45,7 @@ class Waiting:
     def add(self, connection):
         """Wait for a rank's socket, too."""
         self._own.add(connection.fileno())
+        self._of_mpi.pop(connection.fileno(), None)  # its number was that of a closed one
         self._poll_own.register(connection, select.POLLIN)
         self._poll_all.register(connection, select.POLLIN)
 
