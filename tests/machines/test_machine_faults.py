@@ -106,7 +106,9 @@ def test_ctrl_c_leaves_a_call_at_once_and_the_next_call_is_right(two, tmp_path):
     print(synk.gather(w).tolist())
     """
     lines = finish(start(two, script, tmp_path)).splitlines()
-    assert lines[-2:] == ["went well 14.0", str([[16.0] * 3] * 2)]
+    # Python writes a line if a Ctrl-C comes in a finalizer, as of a Timer.
+    assert [line for line in lines if line.startswith("went well")] == ["went well 14.0"], lines
+    assert lines[-1] == str([[16.0] * 3] * 2)
     assert two.is_empty()
 
 
