@@ -205,7 +205,8 @@ print(a.get_value().shape)
 """
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow("starts a job"))])
+@pytest.mark.slow("starts a job on two hosts")
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_unequal_shapes_in_a_bucket_are_refused(two_hosts, tmp_path, ranks):
     lines = run(two_hosts, ranks, UNEQUAL, tmp_path)
     assert lines[-3].startswith("WorkerError 0 "), lines
