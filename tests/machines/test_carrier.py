@@ -6,7 +6,9 @@ from support import hosts
 pytestmark = pytest.mark.skipif(not hosts.mpirun().exists(), reason="needs Open MPI")
 
 BEGIN = """
+import os
 import socket
+os.environ["OMPI_MCA_btl"] = "self"  # a process that no mpirun has started leaves its segment
 import numpy as np
 from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm.mpi.carrier import Carrier

@@ -1,6 +1,5 @@
 """Faults on several machines: the call ends with the rank and the host, and nothing is left."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -8,7 +7,7 @@ import time
 
 import pytest
 from support import hosts
-from support.machine_scripts import finish, start, wait_for_line
+from support.machine_scripts import end_cut_off, finish, start, wait_for_line
 
 pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=f"needs {hosts.missing()}")
 
@@ -155,15 +154,7 @@ def test_a_cut_cable_ends_the_script_and_the_processes_of_both_machines(two, tmp
             assert time.monotonic() - begin < 30, [two.programs(host) for host in (1, 2)]
             time.sleep(0.1)
     finally:
-        # mpirun itself waits for its daemon on the other machine; `synkhronos launch` ends it.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        two.mend(2)
-        for pid in (*two.pids(1), *two.pids(2)):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        end_cut_off(two, process)
 
 
 def begin_with(two, tmp_path, on_second):

@@ -10,7 +10,7 @@ import time
 
 import pytest
 from support import hosts
-from support.machine_scripts import finish, start, wait_for_line
+from support.machine_scripts import end_cut_off, finish, start, wait_for_line
 from support.waiting import wait_until
 
 from synkhronos._machine import processes
@@ -180,15 +180,7 @@ def test_a_machine_that_is_cut_off_is_lost(two, tmp_path, point):
         assert f"synk{two.net}-2" in line
         wait_until(lambda: not any(two.programs(host) for host in (1, 2)), 30)
     finally:
-        # mpirun itself waits for its daemon on the other machine; `synkhronos launch` ends it.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        two.mend(2)
-        for pid in (*two.pids(1), *two.pids(2)):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        end_cut_off(two, process)
 
 
 def test_how_long_a_process_has_been_stopped(monkeypatch):

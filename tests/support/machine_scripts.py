@@ -1,5 +1,6 @@
 """Scripts on test hosts: what they begin with, their start, and their output."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -75,3 +76,16 @@ def wait_for_line(process, beginning):
             return line
     process.communicate()  # it has ended
     raise AssertionError(f"no line {beginning!r}")
+
+
+def end_cut_off(these, process):
+    """End a script whose second host was cut off, and what is left on both; mend the cable."""
+    # mpirun itself waits for its daemon on the other machine; `synkhronos launch` ends it.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    these.mend(2)
+    for pid in (*these.pids(1), *these.pids(2)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

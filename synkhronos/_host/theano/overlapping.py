@@ -5,10 +5,10 @@
     ...                                                 all that needs
     of the first layer         ──────────────▶ Begin n  no reduction   End n ──▶ update
 
-The AllReduce of all gradients is divided into buckets of some MB, in the order in which gradients
-can be computed. Theano's own order of nodes would compute many of them late: `_InOrder` adds to the
-constraints of the graph that all comes as in the picture. The ranks run one compiled graph, so they
-begin the buckets in the same order.
+The AllReduce of all gradients is divided into buckets of about 1 MB, in the order in which the
+gradients can be computed. Theano's own order of nodes would compute many of them late, so `_InOrder`
+gives the graph the order that the picture shows. The ranks run one compiled graph, so they begin
+the buckets in the same order.
 
 References
 ----------

@@ -364,8 +364,4 @@ class GateOfMachines(Gate):
         id = "settled", self.session, self.sequence
         self.link.answer(id)  # of a settlement that was left early
         self.link.settle(id, self.session, self.sequence)
-        self.wait_settled(id)
-
-    def wait_settled(self, id):
-        """Wait for the answer of `settle`."""
         self.wait(lambda: self.link.answer(id)[0], in_call=False)
