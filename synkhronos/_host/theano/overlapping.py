@@ -6,9 +6,9 @@
     of the first layer         ──────────────▶ Begin n  no reduction   End n ──▶ update
 
 The AllReduce of all gradients is divided into buckets of about 1 MB, in the order in which the
-gradients can be computed. Theano's own order of nodes would compute many of them late, so `_InOrder`
-gives the graph the order that the picture shows. The ranks run one compiled graph, so they begin
-the buckets in the same order.
+gradients can be computed. Theano's own order of nodes would compute many of them late, so
+`_InOrder` gives the graph the order that the picture shows. The ranks run one compiled graph, so
+they begin the buckets in the same order.
 
 References
 ----------
