@@ -1,0 +1,1 @@
+"""Theano-MPI's rules: training by a process of mpirun for each device."""

@@ -1,0 +1,1 @@
+"""What model files of Theano-MPI import from it, under its names."""

@@ -1,0 +1,34 @@
+"""What each rank of a rule is told: the rule, the model, the devices, the options."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run of one rule, as the launcher tells all ranks.
+
+    >>> job = Job("BSP", "models.cifar10", "Cifar10_model", ["cpu", "cpu"])
+    >>> Job.from_json(job.as_json()) == job
+    True
+    """
+
+    rule: str  # BSP, EASGD, GOSGD or ASGD
+    modelfile: str  # a dotted name, or the path of a file
+    modelclass: str
+    devices: list[str]  # of each rank; "none" for a server with a process of its own
+    cores: list[list[int] | None] = field(default_factory=list)  # of each rank to bind; [] for none
+    options: dict[str, Any] = field(default_factory=dict)  # all options of the rule, with values
+    settings: dict[str, Any] = field(default_factory=dict)  # of the model and its data
+
+    def as_json(self) -> str:
+        """Return the job as one line of text."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        """Return the job that `as_json` has written."""
+        return cls(**json.loads(text))
