@@ -87,7 +87,7 @@ class BSP:
                     for variable in model.vels:
                         variable.set_value(np.zeros_like(variable.get_value()))
                 exchanger.sum(weight)
-                contract.finish_step(model)
+                contract.finish_step(model, stepped)
 
         elif sync_type == "avg":
             exchanger = Exchanger(comm, strategy, model.params, model.params)

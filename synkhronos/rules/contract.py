@@ -7,15 +7,12 @@ keywords of their methods; the functions here call them in the way that each one
 from __future__ import annotations
 
 import inspect
-import os
 import re
-import sys
-from importlib import import_module
-from pathlib import Path
 from typing import Any, Mapping
 
 from synkhronos import _host
 from synkhronos._wording import advise
+from synkhronos.rules.compatible import import_model
 from synkhronos.rules.variables import variables_of
 
 ATTRIBUTES = {
@@ -66,16 +63,10 @@ def load_class(modelfile: str, modelclass: str) -> type:
 
     Raises
     ------
-    ImportError
+    ImportError, FileNotFoundError
         If there is no such file, or no such class in it.
     """
-    for folder in ("", os.getcwd()):  # of files that the model's file imports
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
-    if modelfile.endswith(".py") or os.sep in modelfile:
-        module = _import_path(Path(modelfile))
-    else:
-        module = import_module(modelfile)
+    module = import_model(modelfile)
     found = getattr(module, modelclass, None)
     if not isinstance(found, type):
         classes = [
@@ -88,17 +79,6 @@ def load_class(modelfile: str, modelclass: str) -> type:
             + (f"; it has {', '.join(classes)}." if classes else ", nor any other.")
         )
     return found
-
-
-def _import_path(path):
-    path = path if path.suffix == ".py" else path.with_suffix(".py")
-    if not path.is_file():
-        raise ImportError(f"there is no model file {str(path)!r} in {os.getcwd()}.")
-    names = list(path.with_suffix("").parts)
-    if not path.is_absolute() and ".." not in names and all(map(str.isidentifier, names)):
-        return import_module(".".join(names))  # so that relative imports in it work
-    sys.path.insert(0, str(path.parent))
-    return import_module(path.stem)
 
 
 def make_model(
@@ -248,11 +228,21 @@ def rows_of(model: Any) -> float:
     return getattr(getattr(model, "train_iter_fn", None), "rows", None) or 1
 
 
-def finish_step(model: Any) -> None:
-    """Apply a step that waits for the velocities of all ranks, if one does."""
-    finish = getattr(getattr(model, "train_iter_fn", None), "finish", None)
-    if finish is not None:
+def finish_step(model: Any, has_stepped: bool) -> None:
+    """Take the step for which the velocities of all ranks have been summed.
+
+    Parameters
+    ----------
+    model : object
+    has_stepped : bool
+        Whether this rank had a batch. A rank without one takes the step of the others.
+    """
+    iteration = getattr(model, "train_iter_fn", None)
+    finish = getattr(iteration, "finish", None)
+    if has_stepped and finish is not None:
         finish()
+    elif not has_stepped and callable(getattr(model, "descent_vel", None)):
+        model.descent_vel()
 
 
 def statistics_of(model: Any) -> list:

@@ -16,6 +16,7 @@ Blot, Picard, Cord, Thome, "Gossip training for deep learning", arXiv:1611.09726
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any, Callable
 
@@ -30,7 +31,8 @@ from synkhronos.rules.run import build
 from synkhronos.rules.validation import validate
 from synkhronos.rules.variables import Flat
 
-_PUSH, _COUNTS, _LAST, _MERGE = 700, 701, 702, 703
+_PUSH, _COUNTS, _LAST, _MERGE, _GONE = 700, 701, 702, 703, 704
+_NOTHING = np.zeros(1, np.uint8)
 _MOST_UNDER_WAY = 2  # pushes to one worker: more would only fill memory
 _TELL_EVERY = 10  # batches
 
@@ -38,13 +40,25 @@ _TELL_EVERY = 10  # batches
 def run(job: Job, comm: Any, interrupt: Callable[[], bool]) -> int:
     """Train the model of this rank; return the exit status."""
     config = {"verbose": comm.rank == 0, "rank": 0, "size": 1}
-    made = build(job, comm, config, "avg", "ar", interrupt, shares_validation=False)
-    worker = _Worker(job, comm, made)
-    worker.train()
-    made.model.cleanup()
+    try:
+        made = build(job, comm, config, "avg", "ar", interrupt, shares_validation=False)
+        worker = _Worker(job, comm, made)
+        worker.train()
+        made.model.cleanup()
+    except BaseException:
+        leave(comm)
+        raise
     if made.is_interrupted:
         made.interrupted()
-    return 0
+    return int(worker.has_lost_others)
+
+
+def leave(comm: Any) -> None:
+    """Tell all other workers that this one has failed, without waiting for any of them."""
+    for rank in range(comm.size):
+        if rank != comm.rank:
+            with contextlib.suppress(MPI.Exception):
+                comm.Isend(_NOTHING, rank, _GONE)
 
 
 class Gossip:
@@ -107,6 +121,9 @@ class Gossip:
             counts = np.empty_like(self.counts)
             self._comm.Recv(counts, status.source, _COUNTS)
             np.maximum(self.counts, counts, out=self.counts)
+        while self._is_there(_GONE, status):
+            self._comm.Recv(np.empty_like(_NOTHING), status.source, _GONE)
+            self._leave_out(status.source)
         while self._is_there(_PUSH, status):
             self._n_received[status.source] += 1
             self._merge_from(status.source, _PUSH)
@@ -135,6 +152,7 @@ class Gossip:
             status, merged = MPI.Status(), set()
 
             def all_merged():
+                self.take()
                 if self._is_there(_MERGE, status):
                     self._merge_from(status.source, _MERGE)
                     merged.add(status.source)
@@ -146,8 +164,7 @@ class Gossip:
             self.weight = 0.0
 
             def is_sent():
-                self._reap()
-                self._look_for_deaths()
+                self.take()
                 return not self._under_way
 
             wait_until(is_sent, f"rank {root}", self._patience)
@@ -203,13 +220,14 @@ class Gossip:
             self._take_death(error)
             return False
 
-    def _look_for_deaths(self):
-        self._is_there(_PUSH, MPI.Status())
-
     def _take_death(self, error):
         if not is_death(error):
             raise error
-        for rank in sorted(dead_ranks(self._comm) - self.dead):
+        for rank in sorted(dead_ranks(self._comm)):
+            self._leave_out(rank)
+
+    def _leave_out(self, rank):
+        if rank not in self.dead:
             self.dead.add(rank)
             self._on_death(rank)
 
@@ -230,13 +248,18 @@ class _Worker:
         self._gossip.counts[:] = run.count_before / comm.size
         self._draws = np.random.RandomState([job.options["seed"], comm.rank])
 
+    @property
+    def has_lost_others(self) -> bool:
+        """Whether other workers have died or failed."""
+        return bool(self._gossip.dead)
+
     def _tell_death(self, rank):
         gossip, comm = self._gossip, self._comm
         if comm.rank == min([comm.rank, *gossip.others]):
             self._run.verbose = self._run.recorder.verbose = True
             device = self._job.devices[rank]
             sys.stdout.write(
-                f"rank {rank} ({device}) has died: training goes on without it, with "
+                f"rank {rank} ({device}) has died or failed: training goes on without it, with "
                 f"{1 + len(gossip.others)} workers\n"
             )
             sys.stdout.flush()

@@ -83,7 +83,7 @@ class lost:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if isinstance(error, MPI.Exception) and is_death(error):
-            name = "a process" if self._rank is None else f"rank {self._rank}"
+            name = "another rank" if self._rank is None else f"rank {self._rank}"
             raise ProcessLost(f"{name} has died", self._rank) from error
 
 

@@ -140,8 +140,13 @@ def _report(error, job, comm):
     """Write the traceback of an error, in one piece, with the rank, its device and its host."""
     from mpi4py import MPI
 
+    from synkhronos.rules.messages import ProcessLost
+
     place = f"rank {comm.rank} ({job.devices[comm.rank]}) on {MPI.Get_processor_name()}"
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    if isinstance(error, ProcessLost):  # its own process has more to say
+        text = f"{error}, so this rank ends too\n"
+    else:
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     sys.stdout.flush()
     sys.stderr.write(f"{place} failed:\n{text}")
     sys.stderr.flush()

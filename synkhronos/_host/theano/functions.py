@@ -72,7 +72,9 @@ def shared_variables(function):
 
 def updated_variables(function):
     """Return the shared variables that a compiled function updates."""
-    return [each.variable for each in function.maker.inputs if each.update is not None and each.shared]
+    return [
+        each.variable for each in function.maker.inputs if each.update is not None and each.shared
+    ]
 
 
 def variables_read(function):
