@@ -1,1 +1,1 @@
-"""What model files of Theano-MPI import from it, under its names."""
+"""The modules of Theano-MPI that model files import, under its names."""
