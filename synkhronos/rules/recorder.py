@@ -115,7 +115,6 @@ class Recorder:
         """Begin to measure an epoch."""
         self._timers.clear()
         self._epoch_began = self._since = time.perf_counter()
-        self._printed_at = 0
 
     def end_epoch(self, count: int, epoch: float) -> None:
         """Keep and print the time of an epoch; bring it into the file, if there is one."""
@@ -135,7 +134,7 @@ class Recorder:
         Parameters
         ----------
         count : int
-            Batches of all ranks in this epoch.
+            Batches of all ranks, of the run or of this epoch.
         """
         self._timers.clear()  # of steps that have failed to end them
         if count < self._printed_at:
