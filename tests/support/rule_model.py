@@ -139,8 +139,9 @@ class Sleeps(Model):
     """Its last process comes late."""
 
     def __init__(self, config):
+        seconds = config.get("seconds", 0.0)
         if RANK == int(os.environ["OMPI_COMM_WORLD_SIZE"]) - 1:
-            time.sleep(config.get("seconds", 0.0))
+            time.sleep(seconds)
         Model.__init__(self, config)
 
     def train_iter(self, count, recorder):
