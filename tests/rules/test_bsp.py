@@ -97,9 +97,7 @@ def test_cdd_is_momentum_sgd_on_all_rows(model, tmp_path, n_ranks, strategy):
 
 def test_16_bits_differ_only_in_rounding(model, tmp_path):
     settings = {"n_rows": 96, "n_epochs": 2, "mu": MU, "eta": DECAY, "lr": RATE}
-    run = rules.run(
-        "BSP", 2, tmp_path, settings=settings, exch_strategy="asa16", warm_up_epochs=0
-    )
+    run = rules.run("BSP", 2, tmp_path, settings=settings, exch_strategy="asa16", warm_up_epochs=0)
     serial = Serial(model)
     train_serially(model, 2, 96, 2, serial)
     found = equal_on_all_ranks(run)

@@ -153,7 +153,7 @@ class Fails(Model):
     """One process raises."""
 
     def train_iter(self, count, recorder):
-        if RANK == self.fails and len(self.calls) > 5:
+        if self.fails == RANK and len(self.calls) > 5:
             raise ValueError("this batch is bad")
         Model.train_iter(self, count, recorder)
 
