@@ -314,6 +314,15 @@ def _plain(name, value):
     )
 
 
+def flag(name: str) -> str:
+    """Return the option of a command for an option's name.
+
+    >>> flag("print_freq")
+    '--print-freq'
+    """
+    return f"--{name.replace('_', '-')}"
+
+
 def unknown(rule: str, name: str, known: Collection[str]) -> str:
     """Return the sentence about an option that a rule does not have.
 
