@@ -168,6 +168,8 @@ _ROWS = [
     Option("inforec_path", RULES, str, "./inforec/", "the folder of the recorder's files"),
     Option("resume", RULES, str, False, "go on from the newest snapshot in the folder (True), or "
            "from a snapshot's file", others=(False, True)),
+    Option("patience", RULES, float, 600.0, "fail if other ranks do not come within so many "
+           "seconds", least=0, above=True),
     Option("seed", RULES, int, 23455, "the seed of all random numbers", least=0, most=2**32 - 1),
     Option("made_batches", RULES, int, None, "with SYNKHRONOS_DATA=made: make up so many batches",
            least=1, others=(None,)),

@@ -1,0 +1,1 @@
+"""Data sets of model files: ``theanompi.models.data``."""
