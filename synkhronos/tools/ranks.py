@@ -161,6 +161,8 @@ class Ranks:
             status = self.ranks[self.cause].status
             return status if status > 0 else 128 - status
         code = self._mpirun.returncode
+        if not self.has_started:
+            return 1
         if any(rank.status is None for rank in self.ranks):
             return code if code > 0 else 1
         statuses = [rank.status for rank in self.ranks]
@@ -332,7 +334,7 @@ def story(ranks: Ranks, folder: Path) -> list[str]:
         return [f"{ranks.name(at)} {ranks.ranks[at].end}." for at in lost]
     cause = ranks.cause
     assert cause is not None
-    said = [f"{ranks.name(cause)} {ranks.ranks[cause].end}, and with it the run."]
+    said = [f"{ranks.name(cause)} {ranks.ranks[cause].end}, which has ended the run."]
     ended = [at for at, rank in enumerate(ranks.ranks) if rank.status == 0]
     if ended:
         others = _wording.count(len(ended), "other rank")

@@ -188,6 +188,7 @@ def start(
     dry_run: bool = False,
     report: str | None = None,
     ends_with_stdin: bool = False,
+    refused: int = 2,
 ) -> int:
     """Run a request to its end; return the exit status.
 
@@ -202,6 +203,8 @@ def start(
         A file for the exit status, and why it is not 0.
     ends_with_stdin : bool, optional
         End the run when standard input ends.
+    refused : int, optional
+        The exit status if it can't be started.
     """
     token = secrets.token_hex(16)
     try:
@@ -214,7 +217,7 @@ def start(
             return 0
         folder = _new_folder(Path(asked.log_path))
     except (launch.CannotLaunch, ValueError, OSError) as error:
-        return refuse(error, 2, report)
+        return refuse(error, refused, report)
     devices = [place.device for place in asked.ranks]
     run = ranks.Ranks(
         line,
