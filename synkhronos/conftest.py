@@ -3,7 +3,7 @@
 import importlib.util
 
 import pytest
-from support import compiling  # of the folder tests, see pyproject.toml
+from support import compatible, compiling  # of the folder tests, see pyproject.toml
 
 collect_ignore = ["comm/mpi/carrier.py"]  # it starts MPI when it is imported
 if importlib.util.find_spec("keras") is None:
@@ -12,7 +12,7 @@ if importlib.util.find_spec("keras") is None:
 
 @pytest.fixture(autouse=True)
 def settings_of_examples(request, monkeypatch, tmp_path_factory):
-    """Compile examples quickly; restore the settings of Keras and Theano after each."""
+    """Compile examples quickly; restore the settings of Keras and Theano, and imports."""
     from theano import config
 
     from synkhronos import session
@@ -22,7 +22,7 @@ def settings_of_examples(request, monkeypatch, tmp_path_factory):
         monkeypatch.setenv("KERAS_BACKEND", "theano")
         monkeypatch.setenv("KERAS_HOME", str(tmp_path_factory.mktemp("keras")))
         config.floatX = "float32"  # Keras sets it when it is imported
-    with compiling.quickly():
+    with compiling.quickly(), compatible.restored():
         yield
     config.floatX = floatx
     if session._Current.session is not None:  # of an example that failed

@@ -1,4 +1,4 @@
-"""What each rank of a rule is told: the rule, the model, the devices, the options."""
+"""The job of a run: its rule, its model, the devices and the options, for each rank."""
 
 from __future__ import annotations
 

@@ -1,0 +1,96 @@
+"""Files of one array: hickle's (HDF5), and NumPy's ``.npy`` and ``.npz``. None runs code.
+
+A file of hickle holds a group for each object. Of an array it has one data set, and beside it only
+attributes; versions differ in the names of the groups, so the one data set is looked for.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HICKLE = (".hkl", ".hickle", ".h5", ".hdf5")
+
+
+def read(path: Any) -> np.ndarray:
+    """Return the array of a file.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If the file has no array of numbers, or several arrays.
+    ImportError
+        For a file of hickle, if h5py isn't installed.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.save(folder + "/rows.npy", [1, 2])
+    ...     read(folder + "/rows.npy")
+    array([1, 2])
+    """
+    path = Path(os.fspath(path))
+    if not path.is_file():
+        raise FileNotFoundError(f"No file {path} with a batch.")
+    if path.suffix in HICKLE:
+        return _read_hickle(path)
+    try:
+        found = np.load(path, allow_pickle=False)
+    except ValueError as error:
+        raise ValueError(
+            f"{path} has no array that can be read without a pickle: {error}"
+        ) from None
+    if isinstance(found, np.ndarray):
+        return found
+    with found as archive:
+        return archive[_only(path, archive.files)]
+
+
+def write_hickle(path: Any, array: np.ndarray, mode: str = "w") -> None:
+    """Write an array into a file as hickle 3 does."""
+    if mode not in ("w", "w-", "x"):
+        raise ValueError(f"mode must be 'w' or 'w-', got {mode!r}: a file holds one array.")
+    if array.dtype.hasobject:
+        raise TypeError(f"{path}: only arrays of numbers can be written, got {array.dtype}.")
+    with _h5py(path).File(os.fspath(path), mode) as file:
+        file.attrs["CLASS"] = b"hickle"
+        file.attrs["VERSION"] = b"3.0.0"
+        file.create_dataset("data_0", data=array).attrs["type"] = [b"ndarray"]
+
+
+def _read_hickle(path):
+    try:
+        file = _h5py(path).File(path, "r")
+    except OSError as error:
+        raise ValueError(f"{path} is no file of hickle (HDF5): {error}") from None
+    with file:
+        found = {}
+
+        def visit(name, each):
+            # Hickle 1 has the kind of the object in a data set of its own.
+            if hasattr(each, "shape") and each.dtype.kind in "biuf" and name != "type":
+                found[name] = each
+
+        file.visititems(visit)
+        return found[_only(path, list(found))][()]
+
+
+def _only(path, names):
+    if len(names) != 1:
+        listed = f": {', '.join(sorted(names)[:5])}" if names else ""
+        raise ValueError(f"{path} must have one array of numbers, but has {len(names)}{listed}.")
+    return names[0]
+
+
+def _h5py(path):
+    try:
+        import h5py
+    except ImportError:
+        raise ImportError(f"{path} is a file of hickle: install h5py (pip install h5py).") from None
+    return h5py

@@ -1,0 +1,1 @@
+"""``theanompi.lib``: optimizers and the recorder."""

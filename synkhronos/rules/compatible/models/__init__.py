@@ -1,0 +1,1 @@
+"""``theanompi.models``: layers and data sets for model files."""

@@ -1,0 +1,124 @@
+"""Pickles of other programs, read without running anything that they name.
+
+Recorder files and CIFAR-10's batches are pickles of dicts, lists, strings, numbers and arrays of
+NumPy, many of them written by Python 2. Those are read; a pickle that names anything else is
+refused. Scalars of NumPy become numbers of Python.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+import numpy as np
+
+KINDS = "biufSU"  # of the items of arrays: numbers and text, never objects
+
+
+def load(data: bytes, name: str) -> Any:
+    """Return what a pickle holds.
+
+    Parameters
+    ----------
+    data : bytes
+        The pickle.
+    name : str
+        The file, for messages.
+
+    Raises
+    ------
+    ValueError
+        If it is no pickle, or holds more than containers, text, numbers and arrays of them.
+
+    Examples
+    --------
+    >>> load(pickle.dumps({"lr": [[1, np.float32(0.5)]]}), "inforec.pkl")
+    {'lr': [[1, 0.5]]}
+    """
+    try:
+        return _converted(_Unpickler(io.BytesIO(data), encoding="latin1").load())
+    except _Refused as refused:
+        raise ValueError(
+            f"{name} is not read: it names {refused}, but only containers, text, numbers and "
+            "arrays of NumPy are taken from a pickle."
+        ) from None
+    except Exception as error:  # a damaged pickle raises errors of any kind
+        raise ValueError(f"{name} is no pickle that can be read: {error!r}") from None
+
+
+class _Refused(Exception):
+    """A pickle names something else; the message has its name."""
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module, name):
+        made = _MAKERS.get((module.replace("numpy._core", "numpy.core"), name))
+        if made is None:
+            raise _Refused(f"{module}.{name}")
+        return made
+
+
+class _Dtype:
+    """Stands for a dtype: NumPy's own would take any state from the pickle."""
+
+    def __init__(self, code, *_):
+        self.dtype = np.dtype(str(code))
+        if self.dtype.kind not in KINDS:
+            raise _Refused(f"an array of {self.dtype}")
+
+    def __setstate__(self, state):
+        if state[1] in ("<", ">"):
+            self.dtype = self.dtype.newbyteorder(state[1])
+
+
+class _Array:
+    """Stands for an array until all of the pickle has been read."""
+
+    def __init__(self, *_):
+        self.array = np.zeros(0)
+
+    def __setstate__(self, state):
+        _, shape, kind, is_fortran, items = state
+        items = np.frombuffer(_bytes(items), kind.dtype)
+        self.array = items.reshape(shape, order="F" if is_fortran else "C").copy()
+
+
+def _scalar(kind, item):
+    return np.frombuffer(_bytes(item), kind.dtype)[0].item()
+
+
+def _bytes(text):
+    return text.encode("latin1") if isinstance(text, str) else bytes(text)
+
+
+def _encoded(text, encoding="latin1"):
+    """Return bytes: Python 3 writes those so that Python 2 can read them."""
+    return text.encode("latin1")
+
+
+def _ordered(pairs=()):
+    return dict(pairs)
+
+
+_MAKERS = {
+    ("numpy", "dtype"): _Dtype,
+    ("numpy", "ndarray"): _Array,
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy.core.multiarray", "scalar"): _scalar,
+    ("_codecs", "encode"): _encoded,
+    ("collections", "OrderedDict"): _ordered,
+}
+
+
+def _converted(value):
+    """Return the value with arrays in place of what stands for them."""
+    if isinstance(value, _Array):
+        return value.array
+    if isinstance(value, dict):
+        return {_converted(key): _converted(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_converted(each) for each in value)
+    if isinstance(value, _Dtype):
+        return value.dtype
+    return value

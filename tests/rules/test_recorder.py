@@ -1,0 +1,431 @@
+"""The recorder: rows, times, lines and files of a run."""
+
+import importlib
+import math
+import pickle
+import pickletools
+import sys
+
+import numpy as np
+import pytest
+
+from synkhronos.rules import plain_pickles, recorder
+from synkhronos.rules.recorder import COLUMNS, Recorder
+
+
+class Clock:
+    """Stands for the module `time`, whose clocks it moves by hand."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def perf_counter(self):
+        return self.now
+
+    monotonic = perf_counter
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(recorder, "time", clock)
+    return clock
+
+
+def measured(clock, rec, mode, seconds):
+    rec.start()
+    clock.now += seconds
+    rec.end(mode)
+
+
+def trained(rec, counts, cost=1.0):
+    for count in counts:
+        rec.train_error(count, cost, cost / 2)
+        rec.print_train_info(count)
+
+
+# Times.
+
+
+def test_times_go_into_their_modes(clock):
+    rec = Recorder(None, 2, "m", False)
+    for mode, seconds in zip(("calc", "sync", "comm", "wait"), (1, 2, 3, 4)):
+        measured(clock, rec, mode, seconds)
+    measured(clock, rec, "calc", 10)
+    trained(rec, [1, 2])
+    assert rec.all_time == [[2, 20, 11, 2, 3, 4]]
+    trained(rec, [3, 4])
+    assert rec.all_time[1] == [4, 0, 0, 0, 0, 0]
+
+
+def test_a_timer_inside_another_is_not_counted_twice(clock):
+    """There was one timer, so a second start lost the time before it."""
+    rec = Recorder(None, 1, "m", False)
+    rec.start()
+    clock.now += 1
+    measured(clock, rec, "wait", 5)
+    clock.now += 2
+    rec.end("calc")
+    trained(rec, [1])
+    assert rec.all_time == [[1, 8, 3, 0, 0, 5]]
+
+
+def test_a_timer_that_is_never_ended_changes_no_later_time(clock):
+    rec = Recorder(None, 1, "m", False)
+    rec.start()
+    clock.now += 100
+    trained(rec, [1])
+    measured(clock, rec, "calc", 1)
+    clock.now += 4
+    rec.end("comm")  # since the end before
+    trained(rec, [2])
+    assert rec.all_time[1] == [2, 5, 1, 0, 4, 0]
+
+
+def test_another_mode_is_refused():
+    rec = Recorder(None, 1, "m", False)
+    rec.start()
+    with pytest.raises(ValueError, match="mode must be one of calc, sync, comm, wait, got 'load'"):
+        rec.end("load")
+
+
+# Rows and lines.
+
+
+@pytest.mark.parametrize(
+    "size, counts", [(1, [40, 80]), (2, [40, 80]), (8, [40, 80]), (3, [42, 81])]
+)
+def test_a_row_comes_each_40_batches_of_all_ranks(capsys, size, counts):
+    """With 3 ranks a row came after 120 batches, and was called that of 40."""
+    rec = Recorder(None, 40, "m", True)
+    steps = range(1, 90 // size + 1)
+    trained(rec, [step * size for step in steps])
+    assert [row[0] for row in rec.train_info] == [row[0] for row in rec.all_time] == counts
+    out = capsys.readouterr().out
+    for before, count in zip([0, *counts], counts):
+        assert f"{count} 1.000000 0.500000\n" in out
+        assert f"time per {count - before} batches: " in out
+
+
+def test_means_are_those_since_the_last_row():
+    rec = Recorder(None, 2, "m", False)
+    for count, cost in enumerate([1, 3, 5, 9], 1):
+        rec.train_error(count, np.float32(cost), np.array(cost / 10))
+        rec.print_train_info(count)
+    assert rec.train_info == [[2, 2.0, 0.2], [4, 7.0, pytest.approx(0.7)]]
+    assert all(type(value) in (int, float) for row in rec.train_info for value in row)
+
+
+def test_a_new_epoch_counts_from_the_beginning():
+    rec = Recorder(None, 4, "m", False)
+    trained(rec, range(1, 8), cost=1)
+    rec.clear_train_info()  # drops those of batches 5 to 7
+    trained(rec, range(1, 8), cost=2)
+    trained(rec, range(1, 5), cost=3)  # without clear_train_info()
+    assert rec.train_info[:2] == [[4, 1.0, 0.5], [4, 2.0, 1.0]]
+    assert [row[0] for row in rec.train_info] == [4, 4, 4]
+
+
+def test_nothing_recorded_is_no_error(capsys):
+    """It was a ZeroDivisionError, in training and in validation."""
+    rec = Recorder(None, 1, "m", True)
+    rec.print_train_info(1)
+    rec.print_val_info(1)
+    assert rec.train_info == rec.val_info == [] and rec.get_latest_val_info() is None
+    assert len(rec.all_time) == 1
+    assert "no validation batches" in capsys.readouterr().out
+
+
+def test_lines_have_examples_per_second(capsys, clock):
+    rec = Recorder(None, 2, "m", True)
+    rec.batch_size = 100
+    for count in range(1, 5):
+        clock.now += 0.5
+        trained(rec, [count])
+    assert capsys.readouterr().out.count("200.0 examples/s") == 2
+
+
+def test_a_terminal_has_a_line_that_changes(monkeypatch, capsys, clock):
+    monkeypatch.delenv("OMPI_COMM_WORLD_RANK", raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    rec = Recorder(None, 3, "m", True)
+    for count in (1, 2, 3):
+        clock.now += 1
+        trained(rec, [count])
+    out = capsys.readouterr().out
+    assert out.startswith("\r1 1.000000 0.500000\r2 1.000000 0.500000\r")
+    assert "\r3 1.000000 0.500000\n" in out and out.endswith("\n")
+
+
+@pytest.mark.parametrize("verbose, under_mpirun", [(False, False), (True, True)])
+def test_lines_of_ranks_are_plain(monkeypatch, capsys, clock, verbose, under_mpirun):
+    if under_mpirun:
+        monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    rec = Recorder(None, 3, "m", verbose)
+    clock.now += 1
+    trained(rec, [1, 2, 3])
+    out = capsys.readouterr().out
+    assert "\r" not in out and bool(out) is verbose
+
+
+class Ranks:
+    """Gathers as MPI does, with the parts that the other ranks would send."""
+
+    def __init__(self, *others):
+        self.others = others
+
+    def allgather(self, own):
+        return [own, *self.others]
+
+
+def test_validation_is_the_mean_over_all_ranks_batches():
+    """Ranks with different numbers of batches could not be gathered."""
+    rec = Recorder(Ranks([[4.0, 0.4, 0.0]], []), 40, "m", False)
+    rec.val_error(8, 1.0, 0.1, 0.0)
+    rec.val_error(8, 1.0, 0.1, 0.3)
+    rec.gather_val_info()
+    rec.print_val_info(8, comment="centre")
+    assert rec.val_info == [[8, 2.0, pytest.approx(0.2), pytest.approx(0.1)]]
+    assert rec.get_latest_val_info() == rec.val_info[0]
+    rec.val_error(16, 5.0, 0.5)
+    rec.comm = None
+    rec.gather_val_info()
+    rec.print_val_info(16)
+    assert rec.val_info[1] == [16, 5.0, 0.5, 0.0]
+
+
+def test_lines_of_validation_and_epochs(capsys, clock):
+    rec = Recorder(None, 40, "m", True)
+    rec.start_epoch()
+    clock.now += 1800
+    rec.val_error(1, 1, 0.5, 0.25)
+    rec.print_val_info(1, "centre")
+    rec.end_epoch(1, 3)
+    assert capsys.readouterr().out.splitlines() == [
+        "centre",
+        "validation cost: 1.0000",
+        "validation error: 0.5000",
+        "validation top_5_error: 0.2500",
+        "global epoch 3 took 0.5000 h",
+    ]
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.5, True])
+def test_a_print_frequency_is_a_number_of_batches(number):
+    with pytest.raises(ValueError, match="printFreq must be a number of batches"):
+        Recorder(None, number, "m", False)
+
+
+# Files.
+
+
+def run(clock, epochs=3, batches=5, counts_go_on=False):
+    """Return the recorder of a run with two rows of training for each epoch."""
+    rec = Recorder(None, 2, "m", False)
+    for epoch in range(epochs):
+        rec.start_epoch()
+        first = epoch * batches if counts_go_on else 0
+        for batch in range(1, batches + 1):
+            measured(clock, rec, "calc", 1)
+            trained(rec, [first + batch], cost=epoch + 1)
+        rec.clear_train_info()
+        rec._printed_at = first + batches if counts_go_on else 0
+        rec.val_error(first + batches, epoch, 0.5, 0.1)
+        rec.print_val_info(first + batches)
+        rec.save(first + batches, np.float32(0.5**epoch))
+        rec.end_epoch(first + batches, epoch)
+    return rec
+
+
+def test_the_file_is_one_that_old_scripts_read(tmp_path, monkeypatch, clock):
+    """Learning rates were 0, and the times of epochs were one behind."""
+    monkeypatch.chdir(tmp_path)
+    rec = run(clock)
+    data = (tmp_path / "inforec" / "inforec.pkl").read_bytes()
+    found = pickle.loads(data)
+    assert set(found) == {"train_info", "val_info", "epoch_time", "all_time", "lr"}
+    assert found["lr"] == [[5, 1.0], [5, 0.5], [5, 0.25]]
+    assert found["epoch_time"] == [[5, 5.0]] * 3
+    assert found["train_info"] == rec.train_info and len(found["train_info"]) == 6
+    assert [row[1] for row in found["train_info"]] == [1, 1, 2, 2, 3, 3]
+    opcodes = [each for each, _, _ in pickletools.genops(data)]
+    assert not {each.name for each in opcodes} & {"GLOBAL", "STACK_GLOBAL", "REDUCE"}
+    assert max(each.proto for each in opcodes) <= 2  # of Python 2
+    assert [*(tmp_path / "inforec").iterdir()] == [tmp_path / "inforec" / "inforec.pkl"]
+
+
+def test_a_run_is_loaded_and_goes_on(tmp_path, monkeypatch, clock):
+    monkeypatch.chdir(tmp_path)
+    rec = run(clock)
+    again = Recorder(None, 2, "m", False)
+    again.load("./inforec/")
+    for name in COLUMNS:
+        assert getattr(again, name) == getattr(rec, name)
+    again.load("inforec/inforec.pkl")
+    assert again.lr == rec.lr * 2
+
+
+def test_times_of_2016_have_no_sync(tmp_path):
+    """A file of 2016 could be read no more: its rows have five columns."""
+    rows = {"all_time": [[40, 10.0, 6.0, 1.0, 3.0]], "train_info": [[40, np.float64(6.9), 0.9]]}
+    path = tmp_path / "inforec_old.pkl"
+    path.write_bytes(pickle.dumps(rows, protocol=2))
+    rec = Recorder(None, 40, "m", False)
+    rec.load(path)
+    assert rec.all_time == [[40, 10.0, 6.0, 0.0, 1.0, 3.0]]
+    assert rec.train_info == [[40, 6.9, 0.9]] and type(rec.train_info[0][1]) is float
+    recorder.draw([path], tmp_path / "old.png")
+
+
+@pytest.mark.parametrize("counts_go_on", [False, True])
+@pytest.mark.parametrize("epochs", [0, 1, 2, 3, 9])
+def test_cut_keeps_all_rows_of_the_first_epochs(tmp_path, monkeypatch, clock, epochs, counts_go_on):
+    """It kept as many rows of training as epochs."""
+    monkeypatch.chdir(tmp_path)
+    rec = run(clock, counts_go_on=counts_go_on)
+    costs = [row[1] for row in rec.train_info]
+    rec.cut(epochs)
+    kept = min(epochs, 3)
+    assert len(rec.val_info) == len(rec.epoch_time) == len(rec.lr) == kept
+    assert [row[1] for row in rec.train_info] == [each for each in costs if each <= epochs]
+    assert len(rec.all_time) == len(rec.train_info)
+    with pytest.raises(ValueError, match="load_epoch must be a number of epochs"):
+        rec.cut(-1)
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (b"no pickle", "is no pickle that can be read"),
+        (pickle.dumps([1]), "is no recorder's file: it has none of train_info"),
+        (pickle.dumps({"lr": [[1, 2, 3]]}), r"rows of lr must have count, lr, got \[1, 2, 3\]"),
+        (pickle.dumps({"lr": math.sqrt}), "names math.sqrt, but only containers"),
+    ],
+)
+def test_files_of_others_are_refused(tmp_path, content, said):
+    (tmp_path / "inforec.pkl").write_bytes(content)
+    with pytest.raises(ValueError, match=said):
+        Recorder(None, 40, "m", False).load(tmp_path)
+    with pytest.raises(FileNotFoundError, match="No recorder file"):
+        recorder.read(tmp_path / "none.pkl")
+
+
+def test_a_pickle_runs_nothing(tmp_path):
+    class Hostile:
+        def __reduce__(self):
+            return exec, (f"open({str(tmp_path / 'ran')!r}, 'w')",)
+
+    for protocol in range(5):
+        with pytest.raises(ValueError, match=r"names (builtins|__builtin__)\.exec"):
+            plain_pickles.load(pickle.dumps({"lr": Hostile()}, protocol), "a.pkl")
+    with pytest.raises(ValueError, match="an array of object"):
+        plain_pickles.load(pickle.dumps(np.array([{}])), "a.pkl")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("protocol", range(5))
+def test_arrays_and_numbers_are_read_from_pickles(protocol):
+    array = np.asfortranarray(np.arange(6, dtype=">u2").reshape(2, 3))
+    value = {"a": [array, (np.float32(0.5), np.bool_(True))], b"b": "text", 3: array.dtype}
+    found = plain_pickles.load(pickle.dumps(value, protocol), "a.pkl")
+    np.testing.assert_array_equal(found["a"][0], array)
+    assert found["a"][1] == (0.5, True) and found[3] == array.dtype
+    assert "text" in found.values()
+
+
+# Resuming.
+
+
+def test_a_restored_recorder_goes_on_as_if_nothing_had_happened(clock):
+    def steps(rec, counts):
+        for count in counts:
+            measured(clock, rec, "calc", count)
+            trained(rec, [count], cost=count)
+
+    straight, stopped = Recorder(None, 4, "m", False), Recorder(None, 4, "m", False)
+    for rec in (straight, stopped):
+        rec.start_epoch()
+    steps(straight, range(1, 9))
+    straight.end_epoch(8, 0)
+    clock.now -= 36
+    steps(stopped, range(1, 7))
+    kept = stopped.state()
+    steps(stopped, range(7, 9))  # what state() has returned stays as it is
+    resumed = Recorder(None, 4, "m", False)
+    resumed.restore(pickle.loads(pickle.dumps(kept)))
+    clock.now -= 15
+    resumed._epoch_began -= 15
+    steps(resumed, range(7, 9))
+    assert resumed.train_info == straight.train_info == [[4, 2.5, 1.25], [8, 6.5, 3.25]]
+    assert resumed.all_time == straight.all_time
+    plain = (dict, list, str, int, float)
+
+    def check(value):
+        assert type(value) in plain
+        for each in value.values() if isinstance(value, dict) else value:
+            if isinstance(each, (dict, list)):
+                check(each)
+
+    check(kept)
+
+
+# Pictures.
+
+
+@pytest.mark.parametrize("batches", [2, 600])
+def test_runs_of_any_length_are_drawn(tmp_path, monkeypatch, clock, batches):
+    """Runs of fewer than 250 rows were not drawn."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    monkeypatch.setattr(pyplot, "get_backend", lambda: "agg")
+    monkeypatch.chdir(tmp_path)
+    rec = run(clock, epochs=2, batches=batches)
+    rec.show(label="first", show=False)
+    figure = pyplot.figure("Synkhronos train")
+    x, y = figure.axes[0].lines[0].get_data()
+    assert 2 <= len(x) <= recorder.POINTS and x[-1] == 2
+    assert sorted({round(each) for each in y}) == [1, 2]
+    rec.show(label="second", color_id=1)
+    assert len(figure.axes[0].lines) == 2
+    assert not pyplot.get_fignums()
+    for name in ("train.png", "val.png"):
+        assert (tmp_path / name).stat().st_size > 3000
+
+
+def test_several_runs_are_drawn_into_one_picture(tmp_path, monkeypatch, clock):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    run(clock)
+    (tmp_path / "inforec" / "inforec.pkl").rename(tmp_path / "inforec_BSP.pkl")
+    run(clock, epochs=1)
+    files = [tmp_path / "inforec_BSP.pkl", tmp_path / "inforec" / "inforec.pkl"]
+    assert recorder.draw(files, "curves.png").stat().st_size > 10_000
+    assert recorder._label(files[0]) == "BSP" and recorder._label(files[1]) == str(files[1])
+    with pytest.raises(ValueError, match="files must have one"):
+        recorder.draw([], "curves.png")
+
+
+def test_an_empty_run_is_drawn(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    Recorder(None, 40, "m", False).save(0, 0.1)
+    assert recorder.draw(["inforec/inforec.pkl"], "empty.png").exists()
+
+
+def test_pictures_while_it_trains(tmp_path, monkeypatch):
+    """change_geometry has gone from matplotlib, and a name was misspelt."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    rec = Recorder(None, 40, "gan", False)
+    rec.plot_init("loss", fig_specs={"figsize": (3, 2)}, save=True)
+    rec.plot_init("samples", save=True)
+    rec.plot("loss", lines=[[1, 2], [2, 1, 0]], save=True)
+    rec.plot("samples", image=np.eye(4), save=True, cmap="viridis")
+    rec.plot("third", lines=[[1]], save=True)
+    names = sorted(path.name for path in (tmp_path / "inforec" / "gan").iterdir())
+    assert names == ["plot_1.png", "plot_2.png", "plot_3.png"]
+
+
+def test_it_is_theirs_under_their_name():
+    theirs = importlib.import_module("synkhronos.rules.compatible.lib.recorder")
+    assert theirs.Recorder is Recorder
