@@ -15,7 +15,6 @@ from synkhronos.rules.compatible.models.data import (
     IMDB_data,
     MNIST_data,
     imagenet,
-    plain_pickles,
     sources,
 )
 
@@ -441,7 +440,7 @@ def test_a_mean_is_cropped_with_its_image(chosen, shape):
         assert any(np.allclose(each[..., row], w, atol=1e-4) for w in (whole, whole[:, :, ::-1]))
 
 
-# Folders, and pickles.
+# Folders.
 
 
 def test_the_folder_is_that_of_the_variable_or_data_at_home(chosen, tmp_path, monkeypatch):
@@ -459,17 +458,9 @@ class Harmful:
         return os.system, ("true",)
 
 
-@pytest.mark.parametrize("what", [Harmful(), np.random.RandomState, [Harmful()]])
-def test_pickles_that_could_run_code_are_refused(tmp_path, what):
-    (tmp_path / "file").write_bytes(pickle.dumps(what))
-    refused = pytest.raises(pickle.UnpicklingError, match="only arrays, containers")
-    with open(tmp_path / "file", "rb") as stream, refused:
-        plain_pickles.read(stream)
-
-
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_plain_pickles_are_read(tmp_path, protocol):
-    what = {"a": np.arange(3), "b": [b"\xff", "text", 1.5, None], "c": (np.float32(2), [3])}
-    (tmp_path / "file").write_bytes(pickle.dumps(what, protocol))
-    with open(tmp_path / "file", "rb") as stream:
-        assert repr(plain_pickles.read(stream)) == repr(what)
+def test_objects_of_keras_that_could_run_code_are_refused(tmp_path):
+    sentences = np.empty(2, object)
+    sentences[:] = [[3, 4], Harmful()]
+    np.savez(tmp_path / "imdb.npz", x_train=sentences, y_train=np.zeros(2))
+    with pytest.raises(ValueError, match=r"it names posix\.system"):
+        IMDB_data()

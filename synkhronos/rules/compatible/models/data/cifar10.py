@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
 
-from synkhronos.rules.compatible.models.data import plain_pickles, sources
+from synkhronos.rules import plain_pickles
+from synkhronos.rules.compatible.models.data import sources
 from synkhronos.rules.compatible.models.data.images import ImagesInMemory, scaled
 
 PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -53,12 +52,11 @@ class Cifar10_data(ImagesInMemory):
 def read_batch(file):
     """Return images of bytes, of shape (rows, 3, 32, 32), and labels, of one of its pickles."""
     try:
-        with open(file, "rb") as stream:
-            content = plain_pickles.read(stream)
+        content = plain_pickles.load(file.read_bytes(), str(file))
         content = {k.decode() if isinstance(k, bytes) else k: v for k, v in content.items()}
         images = np.asarray(content["data"], "uint8").reshape(-1, 3, 32, 32)
         labels = np.asarray(content["labels"], "int64")
-    except (pickle.UnpicklingError, AttributeError, EOFError, KeyError, ValueError) as error:
+    except (AttributeError, KeyError, ValueError) as error:
         raise ValueError(
             f"{file} is no file of CIFAR-10's python version ({error}). Get it from {PAGE} again."
         ) from error

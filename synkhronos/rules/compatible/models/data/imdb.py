@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import pickle
 import zipfile
 
 import numpy as np
 
-from synkhronos.rules.compatible.models.data import plain_pickles, sources
+from synkhronos.rules import plain_pickles
+from synkhronos.rules.compatible.models.data import sources
 from synkhronos.rules.compatible.models.data.batches import Batches
 
 PAGE = "https://ai.stanford.edu/~amaas/data/sentiment/"
@@ -129,10 +129,10 @@ def read_sentences(file):
         else:
             opened = gzip.open if file.suffix == ".gz" else open
             with opened(file, "rb") as stream:
-                sentences, labels = plain_pickles.read(stream)
+                sentences, labels = plain_pickles.load(stream.read(), str(file))
         sentences = [[int(word) for word in words] for words in sentences]
         labels = np.asarray(labels, "int64")
-    except (pickle.UnpicklingError, zipfile.BadZipFile, EOFError, KeyError, TypeError) as error:
+    except (zipfile.BadZipFile, EOFError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{file} is not IMDB as numbers of words ({error}). Get it from {HINT}."
         ) from error
@@ -151,5 +151,5 @@ def _read_array(archive, name):
         }[version]
         shape, _, dtype = read_header(stream)
         if dtype.hasobject:
-            return plain_pickles.read(stream)
+            return plain_pickles.load(stream.read(), f"{archive.filename}: {name}", lists=True)
         return np.frombuffer(stream.read(), dtype).reshape(shape)
