@@ -12,10 +12,7 @@ import json
 import os
 import pickle
 import re
-import secrets
-import shutil
 import zipfile
-from contextlib import suppress
 from typing import NamedTuple, Sequence, Union
 
 import numpy as np
@@ -23,6 +20,7 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._calls import collective
 from synkhronos._hints import SharedVariable
+from synkhronos._machine.files import NewFile
 from synkhronos._master.current import call
 from synkhronos._master.staging import send_objects
 from synkhronos._rank import commands
@@ -108,7 +106,7 @@ def save(path: str | os.PathLike[str], functions_or_variables: Saved | Sequence[
     with call("save()") as session:
         path = _check_path(path)
         variables = _variables("save", functions_or_variables)
-        with _NewFile(path) as file, zipfile.ZipFile(file, "w") as archive:
+        with NewFile(path) as file, zipfile.ZipFile(file, "w") as archive:
             entries = []
             for position, (variable, values) in enumerate(_values(session, variables)):
                 entry = _entry(session, position, variable, values)
@@ -278,47 +276,6 @@ def _write(archive, name, array):
     # As numpy.savez does. But one array after the other, so that no list keeps copies of them all.
     with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
         np.lib.format.write_array(file, np.asarray(array), allow_pickle=False)
-
-
-class _NewFile:
-    """A context: a file beside `path` to write to, which takes its place at the end of the block.
-
-    An exception in the block removes the file, and leaves what was there.
-    """
-
-    def __init__(self, path):
-        self._path = os.path.realpath(path)  # through links: they stay
-        folder, name = os.path.split(self._path)
-        self._folder = folder
-        self._written = os.path.join(folder, f".{name}.{secrets.token_hex(4)}")
-
-    def __enter__(self):
-        self._file = open(self._written, "xb")
-        return self._file
-
-    def __exit__(self, kind, error, trace):
-        try:
-            with self._file as file:
-                if kind is None:
-                    file.flush()
-                    os.fsync(file.fileno())
-            if kind is None:
-                if os.path.exists(self._path):
-                    shutil.copymode(self._path, self._written)
-                os.replace(self._written, self._path)
-                self._keep_name()
-        finally:
-            with suppress(FileNotFoundError):  # it has its name
-                os.unlink(self._written)
-
-    def _keep_name(self):
-        """Write the folder to the disk: else a crash of the machine may undo the renaming."""
-        descriptor = os.open(self._folder, os.O_RDONLY)
-        try:
-            with suppress(OSError):  # some network file systems can't
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _read(path):

@@ -35,6 +35,7 @@ NAMES = {
     "keeper": "Return a shared variable of an input's type, for a value or a container.",
     "destroyed_inputs": "Return the positions of inputs into which a function writes.",
     "shared_variables": "Return the shared variables that a compiled function uses or updates.",
+    "updated_variables": "Return the shared variables that a compiled function updates.",
     "variables_read": "Return the shared variables whose values a compiled function reads.",
     "default_updates": "Return a compiled function's updates that come from default updates.",
     "without_default_updates": "Return keyword arguments that leave out some default updates.",

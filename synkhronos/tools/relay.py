@@ -15,9 +15,7 @@ about mpirun.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import re
 import secrets
 import selectors
 import signal
@@ -27,6 +25,8 @@ import sys
 import time
 from typing import Callable, Mapping, Sequence
 
+from synkhronos.tools import mpirun
+
 VARIABLE = "SYNKHRONOS_LAUNCH"
 _DATA, _SIGNAL = 0, 1
 _HEADER = struct.Struct(">BI")  # kind, number of bytes or of the signal
@@ -34,13 +34,8 @@ _FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, sign
 _PATIENCE = 10.0  # seconds for the script to end after a Ctrl-C
 _GRACE = 3.0  # seconds for mpirun to end after the script
 _LAST = 2.0  # seconds between SIGTERM and SIGKILL
-_PR_SET_PDEATHSIG = 1
 _SIZE = 1 << 16
 _FRAME = 2048  # bytes of input; PRRTE loses itself above 4096
-# A race in PRRTE, of no consequence.
-_NOISE = re.compile(rb"^\[[^\]\n]*\] plm:ssh: Warning: setpgid[^\n]*\n", re.MULTILINE)
-# What mpirun says about a script that was killed: its status says it.
-_PAGE = re.compile(rb"-{60,}\n(?:(?!-{60,}\n).)*prterun.*?-{60,}\n", re.DOTALL)
 
 
 def is_launched() -> bool:
@@ -68,28 +63,10 @@ def guard() -> bool:
                 os.write(2, f"\0{token} {text}\0\n".encode())
 
     guarded = _Guarded(child, sink, mark)
-    with _signals_of(_FORWARDED | {signal.SIGCHLD}) as signals:
+    with mpirun.signals_of(_FORWARDED | {signal.SIGCHLD}) as signals:
         mark("start")
         mark(f"status {guarded.wait(signals)}")
     return False
-
-
-@contextlib.contextmanager
-def _signals_of(wanted):
-    """Yield a descriptor from which the numbers of signals that come can be read."""
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
-    os.set_blocking(writer, False)
-    before = {number: signal.signal(number, lambda *_: None) for number in wanted}
-    old = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    try:
-        yield reader
-    finally:
-        signal.set_wakeup_fd(old)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        os.close(reader)
-        os.close(writer)
 
 
 class _Writer:
@@ -233,7 +210,7 @@ class Launch:
 
     def run(self) -> int:
         """Run it to its end; return the exit status of the script."""
-        with _signals_of(_FORWARDED | {signal.SIGCHLD}) as signals:
+        with mpirun.signals_of(_FORWARDED | {signal.SIGCHLD}) as signals:
             self._selector = selectors.PollSelector()
             self._mpirun = subprocess.Popen(
                 self._line,
@@ -242,7 +219,7 @@ class Launch:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # a Ctrl-C in the terminal is for the script
-                preexec_fn=_end_with_parent,
+                preexec_fn=mpirun.end_with_parent,
             )
             try:
                 self._serve(signals)
@@ -258,7 +235,9 @@ class Launch:
         return self._status
 
     def _printed(self):
-        return _NOISE.sub(b"", bytes(self._held[1]) + bytes(self._held[0])).decode(errors="replace")
+        return mpirun.NOISE.sub(b"", bytes(self._held[1]) + bytes(self._held[0])).decode(
+            errors="replace"
+        )
 
     def _serve(self, signals):
         out, err = self._mpirun.stdout.fileno(), self._mpirun.stderr.fileno()
@@ -280,7 +259,7 @@ class Launch:
             for key, _ in self._selector.select(min(left, 1.0)):
                 key.data()
         rest = b"" if self._tail.startswith(b"\0") else self._tail  # half a mark
-        self._write(2, _PAGE.sub(b"", bytes(self._late + rest)))
+        self._write(2, mpirun.PAGE.sub(b"", bytes(self._late + rest)))
 
     def _wait_for_stdin(self):
         """Take the next piece of input, unless a terminal would stop this process for it."""
@@ -360,7 +339,7 @@ class Launch:
         if name == "start":
             self._has_started = True
             out, err = map(bytes, self._held)
-            self._write(2, _NOISE.sub(b"", err))
+            self._write(2, mpirun.NOISE.sub(b"", err))
             self._write(1, out)
             self._wait_for_stdin()
         elif name == "more":
@@ -390,23 +369,5 @@ class Launch:
 
     def _end_all(self):
         """Kill mpirun and the agents that it has started."""
-        for pid in _processes_of_session(self._mpirun.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        mpirun.kill_session(self._mpirun.pid)
         self._mpirun.wait()
-
-
-def _end_with_parent():
-    """Let the system end this process, the later mpirun, if the launcher is killed."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:
-        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-
-
-def _processes_of_session(number):
-    found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as stat:
-            if int(stat.read().rpartition(")")[2].split()[3]) == number:
-                found.append(int(name))
-    return found

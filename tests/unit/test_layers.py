@@ -47,6 +47,7 @@ ONLY = {
         "comm.mpi",
         "rules.worker",
         "rules.exchange",
+        "rules.messages",
         "tools.bench.peers",
         "tools.bench.machines.processes",
     },

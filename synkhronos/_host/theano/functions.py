@@ -70,6 +70,13 @@ def shared_variables(function):
     return function.get_shared()
 
 
+def updated_variables(function):
+    """Return the shared variables that a compiled function updates."""
+    return [
+        each.variable for each in function.maker.inputs if each.update is not None and each.shared
+    ]
+
+
 def variables_read(function):
     """Return the shared variables whose values a compiled function reads, not only replaces."""
     pairs = zip(function.maker.inputs, function.maker.fgraph.inputs)

@@ -34,6 +34,7 @@ from synkhronos._host.theano.functions import (
     run,
     shared_variables,
     swapped,
+    updated_variables,
     variables_read,
     without_default_updates,
 )

@@ -10,7 +10,6 @@ streams of mpirun.
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -22,12 +21,11 @@ import time
 from pathlib import Path
 
 from synkhronos._machine.devices import python_command
-from synkhronos.tools import launch
+from synkhronos.tools import launch, mpirun
 
 MARK = "synkhronos-bench "
 ANSWER_SECONDS = 900  # the first step of a large network is compiled
 _END_SECONDS = 15
-_PR_SET_PDEATHSIG = 1
 _SIZE = 1 << 16
 
 
@@ -58,7 +56,7 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=self._log,
             start_new_session=True,  # Ctrl-C is for the benchmark, which ends the programs
-            preexec_fn=_end_with_parent,
+            preexec_fn=mpirun.end_with_parent,
         )
         return self
 
@@ -135,10 +133,3 @@ def answer(value):
     # In one write, because the output of several machines may come together.
     sys.stdout.flush()
     os.write(1, f"\n{MARK}{json.dumps(value)}\n".encode())
-
-
-def _end_with_parent():
-    """Let the system end this process, the later launcher, if the benchmark is killed."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:
-        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)

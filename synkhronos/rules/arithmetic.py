@@ -1,0 +1,156 @@
+r"""The arithmetic of the rules: pure functions of arrays and numbers, apart from all messages.
+
+References
+----------
+Goyal et al., "Accurate, Large Minibatch SGD", arXiv:1706.02677 (`warm_up_factor`).
+
+Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", arXiv:1412.6651
+(`elastic_step`).
+
+Blot, Picard, Cord, Thome, "Gossip training for deep learning", arXiv:1611.09726 (`gossip_merge`).
+
+Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012 (`apply_update`).
+"""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import numpy as np
+
+_BLOCK = 1 << 16  # elements: blocks of a temporary array that stays in the cache
+
+
+def row_weights(rows: Sequence[float]) -> list[float]:
+    r"""Return each rank's weight in a sum that is divided by the number of ranks later.
+
+    .. math:: w_r = k \, n_r / \sum_s n_s
+
+    With as many rows on each of `k` ranks the weights are exactly 1.
+
+    >>> row_weights([32, 32]), row_weights([30, 10])
+    ([1.0, 1.0], [1.5, 0.5])
+    """
+    total = float(sum(rows))
+    if not total:
+        return [0.0 for _ in rows]
+    return [len(rows) * float(n) / total for n in rows]
+
+
+def warm_up_factor(epoch: int, size: int, epochs: int) -> float:
+    r"""Return what to multiply the learning rate with at the start of an epoch.
+
+    The factors of epochs 1 to `epochs` are :math:`k^{1/epochs}`, so that a learning rate for one
+    of `k` ranks has grown `k` times when the last of them begins.
+
+    >>> [round(warm_up_factor(epoch, 8, 3), 6) for epoch in range(5)]
+    [1.0, 2.0, 2.0, 2.0, 1.0]
+    """
+    return float(size) ** (1.0 / epochs) if 1 <= epoch <= epochs else 1.0
+
+
+def elastic_step(own: np.ndarray, other: np.ndarray, alpha: float) -> None:
+    r"""Move an array towards another one, in place: the elastic step of either side.
+
+    .. math:: own \leftarrow own + \alpha (other - own)
+
+    The worker's and the server's step are the same function, each with the old value of the other.
+
+    >>> worker, centre = np.array([0.0, 8.0]), np.array([4.0, 4.0])
+    >>> before = worker.copy()
+    >>> elastic_step(worker, centre, 0.25); elastic_step(centre, before, 0.25)
+    >>> worker, centre
+    (array([1., 7.]), array([3., 5.]))
+    """
+    for own_part, part in _blocks(own, other):
+        own_part += own_part.dtype.type(alpha) * (part - own_part)
+
+
+def gossip_merge(own: np.ndarray, weight: float, other: np.ndarray, other_weight: float) -> float:
+    r"""Merge the parameters that a peer has pushed into one's own, in place; return the new weight.
+
+    .. math:: x \leftarrow (\alpha x + \alpha_s x_s) / (\alpha + \alpha_s), \quad
+              \alpha \leftarrow \alpha + \alpha_s
+
+    >>> x = np.array([0.0, 4.0])
+    >>> gossip_merge(x, 0.25, np.array([2.0, 4.0]), 0.25), x
+    (0.5, array([1., 4.]))
+    """
+    total = weight + other_weight
+    share = other_weight / total
+    for own_part, part in _blocks(own, other):
+        own_part += own_part.dtype.type(share) * (part - own_part)
+    return total
+
+
+def apply_update(
+    centre: np.ndarray, delta: np.ndarray, squares: np.ndarray | None, gamma: float
+) -> None:
+    r"""Apply a worker's accumulated update to the server's parameters, in place.
+
+    Without `squares` the update is added. With it, each element has a learning rate of its own
+    that falls with what it has received (Adagrad, as the server of Downpour SGD has it):
+
+    .. math:: s \leftarrow s + \Delta^2, \quad p \leftarrow p + \gamma \Delta / \sqrt{s}
+
+    >>> p, s = np.zeros(2), np.zeros(2)
+    >>> apply_update(p, np.array([3.0, 0.0]), s, 0.1)
+    >>> apply_update(p, np.array([4.0, 0.0]), s, 0.1)
+    >>> p.round(2), s
+    (array([0.18, 0.  ]), array([25.,  0.]))
+    """
+    if squares is None:
+        centre += delta
+        return
+    smallest = np.finfo(centre.dtype).tiny
+    for part, change, square in _blocks(centre, delta, squares):
+        square += change * change
+        # An element without any update is 0 / 0.
+        part += part.dtype.type(gamma) * change / np.sqrt(np.maximum(square, smallest))
+
+
+def rounded_to_16_bits(values: np.ndarray) -> tuple[np.ndarray, np.float32]:
+    """Return values in float16 and the power of two that scales them back.
+
+    The largest value comes to between 1 and 2, so nothing overflows, and small gradients keep the
+    11 bits of float16.
+
+    >>> half, scale = rounded_to_16_bits(np.array([1e6, -3e5], "f4"))
+    >>> half.dtype, (half.astype("f4") * scale).round(-3)
+    (dtype('float16'), array([1000000., -300000.], dtype=float32))
+    """
+    largest = float(np.abs(values).max(initial=0.0))
+    if not np.isfinite(largest) or largest == 0.0:
+        return values.astype(np.float16), np.float32(1)
+    scale = np.float32(2.0 ** np.floor(np.log2(largest)))
+    return (values / scale).astype(np.float16), scale
+
+
+def pairs_of(order: Sequence[int]) -> dict[int, int]:
+    """Return the partner of each rank, when neighbours in a random order are paired.
+
+    Of an odd number of ranks the last one stays alone.
+
+    >>> pairs_of([2, 0, 1, 3])
+    {2: 0, 0: 2, 1: 3, 3: 1}
+    >>> pairs_of([1, 2, 0])
+    {1: 2, 2: 1}
+    """
+    partners = {}
+    for one, other in zip(order[::2], order[1::2]):
+        partners[one], partners[other] = other, one
+    return partners
+
+
+def epochs_entered(done: float, batches_of_epoch: float, before: int) -> range:
+    """Return the numbers of the epochs that have begun since epoch `before`.
+
+    >>> list(epochs_entered(25, 10, 0)), list(epochs_entered(9, 10, 0))
+    ([1, 2], [])
+    """
+    return range(before + 1, int(done // batches_of_epoch) + 1)
+
+
+def _blocks(*arrays):
+    for begin in range(0, arrays[0].size, _BLOCK):
+        yield [array[begin : begin + _BLOCK] for array in arrays]

@@ -1,0 +1,186 @@
+"""BSP, bulk synchronous parallel: all ranks exchange after each batch.
+
+    each batch     train_iter ──▶ rows, stop, interrupt of all ranks ──▶ exchange ──▶ step
+    each epoch     statistics averaged ──▶ val_iter ... ──▶ record ──▶ adjust_hyperp ──▶ snapshot
+
+`cdd` sums the velocities or gradients that a model leaves in `vels`; every rank then takes the same
+step. `avg` averages the parameters after each rank's own step. `swap` exchanges the parameters of
+random pairs of ranks.
+
+References
+----------
+Valiant, "A bridging model for parallel computation", CACM 33 (1990).
+
+Ma, Mao, Taylor, "Theano-MPI", arXiv:1605.08325.
+
+Im et al., "Generative Adversarial Parallelization", arXiv:1612.04021 (`swap`).
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any, Callable
+
+import numpy as np
+
+from synkhronos.rules import contract
+from synkhronos.rules.arithmetic import pairs_of, row_weights, warm_up_factor
+from synkhronos.rules.exchange import Exchanger, broadcast, strategy_for, swap
+from synkhronos.rules.job import Job
+from synkhronos.rules.messages import complete
+from synkhronos.rules.run import Run, build
+from synkhronos.rules.validation import validate
+from synkhronos.rules.variables import Flat
+
+
+def run(job: Job, comm: Any, interrupt: Callable[[], bool]) -> int:
+    """Train the model of this rank together with all other ranks; return the exit status."""
+    hosts = comm.allgather(socket.gethostname())
+    strategy, note = strategy_for(job.options["exch_strategy"], job.devices, hosts)
+    is_first = comm.rank == 0
+    if job.options["sync_type"] == "cdd" and job.options["exchange_freq"] != 1:
+        raise ValueError(
+            "exchange_freq must be 1 with sync_type 'cdd', which sums the velocities of each step; "
+            f"got {job.options['exchange_freq']}. With 'avg' ranks take steps of their own."
+        )
+    config = {"verbose": is_first, "rank": comm.rank, "size": comm.size}
+    made = build(job, comm, config, job.options["sync_type"], strategy, interrupt)
+    if note and comm.size > 1:
+        made.say(note)
+    BSP(made).train()
+    made.model.cleanup()
+    return 0
+
+
+class BSP:
+    """One rank's part of a run.
+
+    Parameters
+    ----------
+    run : Run
+        The model, the options, the other ranks.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._model, self._comm = run, run.model, run.comm
+        self._options = run.job.options
+        self._size = run.comm.size
+        self._patience = self._options["patience"]
+        broadcast(self._comm, self._model.params)
+        run.resume()
+        self._scales = bool(
+            self._options["scale_lr"] and self._options["warm_up_epochs"] and self._size > 1
+        )
+        if self._scales:
+            contract.scale_learning_rate(self._model, 1.0)  # refuse a model without a rate now
+        self._exchange = self._make_exchange() if self._size > 1 else None
+
+    def _make_exchange(self):
+        sync_type, strategy = self._options["sync_type"], self._run.strategy
+        model, comm = self._model, self._comm
+        if sync_type == "cdd":
+            contract.check_exchanged_velocities(model)
+            exchanger = Exchanger(comm, strategy, model.vels, model.vels2)
+
+            def exchange(weight, stepped):
+                if not stepped:  # what the last batch has left would count a second time
+                    for variable in model.vels:
+                        variable.set_value(np.zeros_like(variable.get_value()))
+                exchanger.sum(weight)
+                contract.finish_step(model, stepped)
+
+        elif sync_type == "avg":
+            exchanger = Exchanger(comm, strategy, model.params, model.params)
+
+            def exchange(weight, stepped):
+                exchanger.sum(weight / comm.size)
+
+        else:
+            flat = Flat(model.params)
+            order = np.random.RandomState(self._options["seed"])
+
+            def exchange(weight, stepped):
+                partners = pairs_of(order.permutation(comm.size).tolist())
+                swap(comm, flat, partners.get(comm.rank))
+
+        return exchange
+
+    def train(self) -> None:
+        """Train all epochs that are left, or until a rank asks to stop."""
+        run, model = self._run, self._model
+        complete(self._comm.Ibarrier(), "the other ranks to compile", self._patience)
+        for epoch in range(run.first_epoch, int(model.n_epochs)):
+            model.epoch = epoch
+            run.recorder.start_epoch()
+            if self._scales and run.first_batch == 0:
+                factor = warm_up_factor(epoch, self._size, self._options["warm_up_epochs"])
+                if factor != 1:
+                    contract.scale_learning_rate(model, factor)
+            n_batches = self._train_epoch(epoch)
+            model.reset_iter("train")
+            self._average_statistics()
+            count = run.count_before + n_batches * self._size
+            stop = validate(run, count, self._comm)
+            model.adjust_hyperp(epoch)
+            contract.print_info(model, run.recorder, run.verbose)
+            run.recorder.end_epoch(count, epoch)
+            run.count_before = count
+            run.first_batch = 0
+            run.record(count)
+            stop = any(self._comm.allgather(bool(stop)))
+            last = stop or epoch + 1 == int(model.n_epochs)
+            if run.snapshot_is_due(epoch, last):
+                run.save(epoch + 1, 0)
+            if stop:
+                break
+
+    def _train_epoch(self, epoch):
+        """Train one epoch; return the largest number of batches that a rank had."""
+        run, model, recorder = self._run, self._model, self._run.recorder
+        batch, every = run.first_batch, self._options["exchange_freq"]
+        while True:
+            has_batch = batch < run.n_batch_train()
+            for _ in range(int(model.n_subb)):
+                if has_batch:
+                    model.train_iter(batch, recorder)
+                agreed = self._agree(has_batch, batch)
+                if agreed is None:
+                    return batch
+                weights, any_interrupted = agreed
+                if self._exchange is not None and (batch + 1) % every == 0:
+                    recorder.start()
+                    self._exchange(weights[self._comm.rank], has_batch)
+                    recorder.end("comm")
+            batch += 1
+            recorder.print_train_info(run.count_before + batch * self._size)
+            if any_interrupted:
+                self._average_statistics()
+                run.save(epoch, batch)
+                run.interrupted()
+
+    def _agree(self, has_batch, batch):
+        """Return each rank's weight, and whether one was interrupted; None if no rank has a batch.
+
+        All ranks meet here, so the time is that of waiting for the slowest.
+        """
+        own = np.zeros(3)
+        own[0] = contract.rows_of(self._model) if has_batch else 0
+        own[1] = has_batch
+        own[2] = self._run.is_interrupted
+        if self._size == 1:
+            return ([1.0], bool(own[2])) if has_batch else None
+        recorder = self._run.recorder
+        everyone = np.empty((self._size, 3))
+        recorder.start()
+        complete(self._comm.Iallgather(own, everyone), "the other ranks", self._patience)
+        recorder.end("sync")
+        if not everyone[:, 1].any():
+            return None
+        return row_weights(everyone[:, 0]), bool(everyone[:, 2].any())
+
+    def _average_statistics(self):
+        """Average the running statistics of all ranks, which each rank has of its own rows."""
+        statistics = self._run.statistics
+        if self._size > 1 and statistics:
+            exchanger = Exchanger(self._comm, "ar", statistics, statistics)
+            exchanger.sum(1.0 / self._size)

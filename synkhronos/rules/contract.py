@@ -1,0 +1,283 @@
+"""The contract of model files: the attributes and methods that rules use, checked in one place.
+
+A model is an instance of a class of the user's. Model files differ in small things, such as the
+keywords of their methods; the functions here call them in the way that each one takes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any, Mapping
+
+from synkhronos import _host
+from synkhronos._wording import advise
+from synkhronos.rules.compatible import import_model
+from synkhronos.rules.variables import variables_of
+
+ATTRIBUTES = {
+    "params": "a list of Theano shared variables, the parameters to train",
+    "data": "an object with n_batch_train and n_batch_val",
+    "epoch": "the number of the present epoch; initialise it to 0",
+    "n_epochs": "the number of epochs to train",
+    "n_subb": "the number of sub-batches in a batch; 1 if batches are not divided",
+}
+METHODS = {
+    "compile_iter_fns": "compiles the functions of train_iter and val_iter",
+    "train_iter": "train_iter(count, recorder) trains with one sub-batch",
+    "val_iter": "val_iter(count, recorder) validates with one sub-batch",
+    "reset_iter": "reset_iter(mode) goes back to the first batch; mode is 'train' or 'val'",
+    "adjust_hyperp": "adjust_hyperp(epoch) sets the learning rate of the next epoch",
+    "cleanup": "cleanup() ends what the model has started",
+}
+
+
+class Config(dict):
+    """The dict that a model's constructor gets; `read` has the names that it has looked up."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.read: set = set()
+
+    def __getitem__(self, name):
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def __contains__(self, name):
+        self.read.add(name)
+        return super().__contains__(name)
+
+    def get(self, name, default=None):
+        """Return an entry, or the default."""
+        self.read.add(name)
+        return super().get(name, default)
+
+    def pop(self, name, *default):
+        """Remove an entry, and return it."""
+        self.read.add(name)
+        return super().pop(name, *default)
+
+
+def load_class(modelfile: str, modelclass: str) -> type:
+    """Import a model's file, a dotted name or a path; return the class of the model.
+
+    Raises
+    ------
+    ImportError, FileNotFoundError
+        If there is no such file, or no such class in it.
+    """
+    module = import_model(modelfile)
+    found = getattr(module, modelclass, None)
+    if not isinstance(found, type):
+        classes = [
+            name
+            for name, value in vars(module).items()
+            if isinstance(value, type) and value.__module__ == module.__name__
+        ]
+        raise ImportError(
+            f"{modelfile} has no class {modelclass!r}"
+            + (f"; it has {', '.join(classes)}." if classes else ", nor any other.")
+        )
+    return found
+
+
+def make_model(
+    modelclass: type, config: Mapping[str, Any], settings: Mapping[str, Any]
+) -> tuple[Any, Config]:
+    """Construct a model, with the settings of the user; return it and the config that it got.
+
+    A setting is an entry of the config. If the model has an attribute of this name, that gets the
+    value too; ``data.n_batch_train`` is an attribute of the model's data.
+
+    Raises
+    ------
+    ValueError
+        For a setting that the model neither looks up in its config nor has as an attribute.
+    """
+    given = Config({**config, **settings})
+    try:
+        model = modelclass(given)
+    except TypeError as error:
+        if not _takes_config(modelclass):
+            raise TypeError(
+                f"{modelclass.__name__} must take one argument, a dict (config): {error}."
+            ) from error
+        raise
+    for name, value in settings.items():
+        *path, last = name.split(".")
+        owner = model
+        for part in path:
+            owner = getattr(owner, part, None)
+        if hasattr(owner, last):
+            setattr(owner, last, value)
+        elif name not in given.read:
+            raise ValueError(
+                f"{name}={value!r}: {modelclass.__name__} has no attribute {name!r}, and does not "
+                "look it up in its config."
+            )
+    return model, given
+
+
+def _takes_config(modelclass):
+    try:
+        inspect.signature(modelclass).bind({})
+    except TypeError:
+        return False
+    except ValueError:  # no signature to be had
+        return True
+    return True
+
+
+def check(model: Any) -> None:
+    """Check all that rules use of a model.
+
+    Raises
+    ------
+    TypeError
+        With a sentence for each thing that is missing.
+    """
+    problems = []
+    for name, meaning in ATTRIBUTES.items():
+        if getattr(model, name, None) is None:
+            problems.append(f"it has no attribute {name}: {meaning}.")
+    for name, meaning in METHODS.items():
+        if not callable(getattr(model, name, None)):
+            problems.append(f"it has no method {name}: {meaning}.")
+    params = getattr(model, "params", None)
+    if params is not None:
+        problems += _problems_of_params(params)
+    data = getattr(model, "data", None)
+    for name in ("n_batch_train", "n_batch_val"):
+        value = getattr(data, name, None)
+        if data is not None and not isinstance(value, (int, float)):
+            problems.append(f"its data has no number {name} (it has {value!r}).")
+    if problems:
+        lines = "\n".join(f"  - {problem}" for problem in problems)
+        raise TypeError(f"{type(model).__name__} can't be trained:\n{lines}")
+
+
+def _problems_of_params(params):
+    if not isinstance(params, (list, tuple)):
+        return [f"its params must be a list of shared variables, not {type(params).__name__}."]
+    if not params:
+        return ["its list params is empty."]
+    others = [each for each in params if not isinstance(each, _host.SharedVariable)]
+    return [f"its params must be shared variables, not {each!r}." for each in others[:3]]
+
+
+def compile_functions(model: Any, sync_type: str) -> None:
+    """Call ``compile_iter_fns``, which takes ``sync_type``, any keywords, or nothing."""
+    # theanompi.lib.opt looks here: model files pass it the number of workers only.
+    model.sync_type = sync_type
+    if _accepts(model.compile_iter_fns, "sync_type"):
+        model.compile_iter_fns(sync_type=sync_type)
+    else:
+        model.compile_iter_fns()
+
+
+def print_info(model: Any, recorder: Any, verbose: bool) -> None:
+    """Call ``print_info`` if the model has it, with or without ``verbose``."""
+    method = getattr(model, "print_info", None)
+    if method is None:
+        return
+    if _accepts(method, "verbose"):
+        method(recorder, verbose=verbose)
+    elif verbose:
+        method(recorder)
+
+
+def _accepts(function, keyword):
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(each.name == keyword or each.kind is each.VAR_KEYWORD for each in parameters)
+
+
+def check_exchanged_velocities(model: Any) -> None:
+    """Check the two lists that ``cdd`` exchanges.
+
+    Raises
+    ------
+    TypeError
+        With what to write instead.
+    """
+    sent, received = getattr(model, "vels", None), getattr(model, "vels2", None)
+    if not sent or not received:
+        raise TypeError(
+            f"{type(model).__name__} can't be trained with sync_type 'cdd': compile_iter_fns() "
+            "must leave the lists vels and vels2 of shared variables, as "
+            "theanompi.lib.opt.pre_model_iter_fn does. For a model with updates of its own use "
+            "sync_type 'avg'."
+        )
+    if len(sent) != len(received):
+        raise TypeError(
+            f"vels and vels2 of {type(model).__name__} must be of the same length, they have "
+            f"{len(sent)} and {len(received)} variables."
+        )
+    if not callable(getattr(getattr(model, "train_iter_fn", None), "finish", None)):
+        advise(
+            f"{type(model).__name__} applies each exchanged velocity at the beginning of the next "
+            "iteration: the last step of an epoch is pending in validation and snapshots. "
+            "theanompi.lib.opt.pre_model_iter_fn applies it at once."
+        )
+
+
+def rows_of(model: Any) -> float:
+    """Return the number of rows of the model's last step, as far as it is known; else 1."""
+    return getattr(getattr(model, "train_iter_fn", None), "rows", None) or 1
+
+
+def finish_step(model: Any, has_stepped: bool) -> None:
+    """Take the step for which the velocities of all ranks have been summed.
+
+    Parameters
+    ----------
+    model : object
+    has_stepped : bool
+        Whether this rank had a batch. A rank without one takes the step of the others.
+    """
+    iteration = getattr(model, "train_iter_fn", None)
+    finish = getattr(iteration, "finish", None)
+    if has_stepped and finish is not None:
+        finish()
+    elif not has_stepped and callable(getattr(model, "descent_vel", None)):
+        model.descent_vel()
+
+
+def statistics_of(model: Any) -> list:
+    """Return the running statistics of a model, which are no parameters: shared variables.
+
+    A model may list them in ``statistics``. Else they are found by the names that batch
+    normalizations of Lasagne and Keras give them.
+    """
+    listed = getattr(model, "statistics", None)
+    if listed is not None:
+        return list(listed)
+    names = re.compile(
+        r"(^|[./_])(mean|inv_std|running_(mean|var\w*)|moving_(mean|variance))(:\d+)?$"
+    )
+    params = {id(each) for each in model.params}
+    return [
+        each
+        for each in variables_of(model)
+        if id(each) not in params and each.name and names.search(each.name)
+    ]
+
+
+def learning_rate(model: Any) -> float:
+    """Return the present learning rate; not a number for a model without ``shared_lr``."""
+    variable = getattr(model, "shared_lr", None)
+    return float(variable.get_value()) if variable is not None else float("nan")
+
+
+def scale_learning_rate(model: Any, factor: float) -> None:
+    """Multiply the learning rate by a factor."""
+    variable = getattr(model, "shared_lr", None)
+    if variable is None:
+        raise TypeError(
+            f"{type(model).__name__} has no shared_lr, a shared variable with the learning rate, "
+            "which the warm-up multiplies: give it one, or set scale_lr to False."
+        )
+    value = variable.get_value()
+    variable.set_value((value * factor).astype(variable.dtype))

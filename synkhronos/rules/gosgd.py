@@ -1,0 +1,333 @@
+r"""GOSGD, gossip SGD: workers train on their own, and push their parameters to random others.
+
+After each batch a worker pushes with probability `p`: it halves its weight, and sends the other
+half with its parameters to a random worker, which merges them into its own:
+
+.. math:: x \leftarrow (\alpha x + \alpha_s x_s) / (\alpha + \alpha_s), \quad
+          \alpha \leftarrow \alpha + \alpha_s
+
+The sum of all weights stays 1. No send waits for its receiver, so no circle of pushes can block. At
+the end all workers take what is still on its way, and the first one merges the parameters of all.
+
+References
+----------
+Blot, Picard, Cord, Thome, "Gossip training for deep learning", arXiv:1611.09726.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any, Callable
+
+import numpy as np
+from mpi4py import MPI
+
+from synkhronos.rules.arithmetic import epochs_entered, gossip_merge
+from synkhronos.rules.asynchronous import Alone
+from synkhronos.rules.job import Job
+from synkhronos.rules.messages import dead_ranks, is_death, wait_until
+from synkhronos.rules.run import build
+from synkhronos.rules.validation import validate
+from synkhronos.rules.variables import Flat
+
+_PUSH, _COUNTS, _LAST, _MERGE, _GONE = 700, 701, 702, 703, 704
+_NOTHING = np.zeros(1, np.uint8)
+_MOST_UNDER_WAY = 2  # pushes to one worker: more would only fill memory
+_TELL_EVERY = 10  # batches
+
+
+def run(job: Job, comm: Any, interrupt: Callable[[], bool]) -> int:
+    """Train the model of this rank; return the exit status."""
+    config = {"verbose": comm.rank == 0, "rank": 0, "size": 1}
+    try:
+        made = build(job, comm, config, "avg", "ar", interrupt, shares_validation=False)
+        worker = _Worker(job, comm, made)
+        worker.train()
+        made.model.cleanup()
+    except BaseException:
+        leave(comm)
+        raise
+    if made.is_interrupted:
+        made.interrupted()
+    return int(worker.has_lost_others)
+
+
+def leave(comm: Any) -> None:
+    """Tell all other workers that this one has failed, without waiting for any of them."""
+    for rank in range(comm.size):
+        if rank != comm.rank:
+            with contextlib.suppress(MPI.Exception):
+                comm.Isend(_NOTHING, rank, _GONE)
+
+
+class Gossip:
+    """One worker's parameters and weight, and the messages under way.
+
+    Parameters
+    ----------
+    comm : MPI.Comm
+    arrays : list of ndarray
+        The parameters, which pushes of others change in place.
+    patience : float
+        Seconds to wait for other workers at the end.
+    on_death : callable
+        Called with the rank of a worker that has died.
+    """
+
+    def __init__(
+        self,
+        comm: Any,
+        arrays: list[np.ndarray],
+        patience: float,
+        on_death: Callable[[int], None] = lambda rank: None,
+    ) -> None:
+        self._comm, self._arrays, self._patience = comm, arrays, patience
+        self._on_death = on_death
+        self.weight = 1.0 / comm.size
+        self.counts = np.zeros(comm.size)  # batches of each worker, as far as this one knows
+        self.dead: set[int] = set()
+        self._n_sent, self._n_received = [0] * comm.size, [0] * comm.size
+        self._n_announced: dict[int, int] = {}
+        self._under_way: list[tuple[Any, int, Any]] = []  # request, receiver, its memory
+        self._n_bytes = 8 * (1 + comm.size) + sum(array.nbytes for array in arrays)
+
+    @property
+    def others(self) -> list[int]:
+        """The other workers that are alive."""
+        ranks = range(self._comm.size)
+        return [rank for rank in ranks if rank != self._comm.rank and rank not in self.dead]
+
+    def push(self, receiver: int) -> bool:
+        """Send half of the weight and the parameters; return False if too much is under way."""
+        self._reap()
+        if sum(to == receiver for _, to, _ in self._under_way) >= _MOST_UNDER_WAY:
+            return False
+        self.weight /= 2
+        self._n_sent[receiver] += 1
+        self._send(self._packed(self.weight), receiver, _PUSH)
+        return True
+
+    def tell_counts(self) -> None:
+        """Send the counts to all others."""
+        for rank in self.others:
+            self._send(self.counts.copy(), rank, _COUNTS)
+
+    def take(self) -> None:
+        """Merge all that has come, without waiting."""
+        status = MPI.Status()
+        self._reap()
+        while self._is_there(_COUNTS, status):
+            counts = np.empty_like(self.counts)
+            self._comm.Recv(counts, status.source, _COUNTS)
+            np.maximum(self.counts, counts, out=self.counts)
+        while self._is_there(_GONE, status):
+            self._comm.Recv(np.empty_like(_NOTHING), status.source, _GONE)
+            self._leave_out(status.source)
+        while self._is_there(_PUSH, status):
+            self._n_received[status.source] += 1
+            self._merge_from(status.source, _PUSH)
+        while self._is_there(_LAST, status):
+            number = np.empty(1, np.int64)
+            self._comm.Recv(number, status.source, _LAST)
+            self._n_announced[status.source] = int(number[0])
+
+    def end(self) -> int:
+        """Take all that is under way to this worker; return the worker with the merged parameters.
+
+        Every worker that is alive must call it.
+        """
+        for rank in self.others:
+            self._send(np.array([self._n_sent[rank]], np.int64), rank, _LAST)
+
+        def is_complete():
+            self.take()
+            return not self._under_way and all(
+                self._n_received[rank] == self._n_announced.get(rank) for rank in self.others
+            )
+
+        wait_until(is_complete, "the last pushes of other workers", self._patience)
+        root = min([self._comm.rank, *self.others])
+        if self._comm.rank == root:
+            status, merged = MPI.Status(), set()
+
+            def all_merged():
+                self.take()
+                if self._is_there(_MERGE, status):
+                    self._merge_from(status.source, _MERGE)
+                    merged.add(status.source)
+                return merged.issuperset(self.others)
+
+            wait_until(all_merged, "the parameters of other workers", self._patience)
+        else:
+            self._send(self._packed(self.weight), root, _MERGE)
+            self.weight = 0.0
+
+            def is_sent():
+                self.take()
+                return not self._under_way
+
+            wait_until(is_sent, f"rank {root}", self._patience)
+        return root
+
+    def _packed(self, weight):
+        """Return the memory of a message: the weight, the counts, the parameters."""
+        packed = np.empty(self._n_bytes, np.uint8)
+        head = np.concatenate([[weight], self.counts])
+        at = head.nbytes
+        packed[:at] = head.view(np.uint8)
+        for array in self._arrays:
+            packed[at : at + array.nbytes] = array.view(np.uint8)
+            at += array.nbytes
+        return packed
+
+    def _merge_from(self, source, tag):
+        packed = np.empty(self._n_bytes, np.uint8)
+        self._comm.Recv(packed, source, tag)
+        at = 8 * (1 + self._comm.size)
+        weight, *counts = packed[:at].view(np.float64)
+        np.maximum(self.counts, counts, out=self.counts)
+        total = self.weight
+        for array in self._arrays:
+            other = packed[at : at + array.nbytes].view(array.dtype)
+            total = gossip_merge(array, self.weight, other, weight)
+            at += array.nbytes
+        self.weight = total
+
+    def _send(self, memory, receiver, tag):
+        try:
+            request = self._comm.Isend(memory, receiver, tag)
+        except MPI.Exception as error:
+            self._take_death(error)
+            return
+        self._under_way.append((request, receiver, memory))
+
+    def _reap(self):
+        """Forget the messages that have been sent, and those to the dead."""
+        left = []
+        for request, receiver, memory in self._under_way:
+            try:
+                if receiver not in self.dead and not request.Test():
+                    left.append((request, receiver, memory))
+            except MPI.Exception as error:
+                self._take_death(error)
+        self._under_way = left
+
+    def _is_there(self, tag, status):
+        try:
+            return self._comm.Iprobe(MPI.ANY_SOURCE, tag, status)
+        except MPI.Exception as error:
+            self._take_death(error)
+            return False
+
+    def _take_death(self, error):
+        if not is_death(error):
+            raise error
+        for rank in sorted(dead_ranks(self._comm)):
+            self._leave_out(rank)
+
+    def _leave_out(self, rank):
+        if rank not in self.dead:
+            self.dead.add(rank)
+            self._on_death(rank)
+
+
+class _Worker:
+    """One rank's part of a run."""
+
+    def __init__(self, job, comm, run):
+        self._job, self._comm, self._run = job, comm, run
+        if job.options["resume"]:
+            run.resume(Alone(comm))
+        self._flat = Flat(run.model.params)
+        arrays = self._flat.read()
+        for array in arrays:  # all begin together: the first exchange of a run
+            comm.Bcast(array)
+        self._flat.write()
+        self._gossip = Gossip(comm, arrays, job.options["patience"], self._tell_death)
+        self._gossip.counts[:] = run.count_before / comm.size
+        self._draws = np.random.RandomState([job.options["seed"], comm.rank])
+
+    @property
+    def has_lost_others(self) -> bool:
+        """Whether other workers have died or failed."""
+        return bool(self._gossip.dead)
+
+    def _tell_death(self, rank):
+        gossip, comm = self._gossip, self._comm
+        if comm.rank == min([comm.rank, *gossip.others]):
+            self._run.verbose = self._run.recorder.verbose = True
+            device = self._job.devices[rank]
+            sys.stdout.write(
+                f"rank {rank} ({device}) has died or failed: training goes on without it, with "
+                f"{1 + len(gossip.others)} workers\n"
+            )
+            sys.stdout.flush()
+
+    def train(self):
+        """Train until all workers together have done the batches of all epochs."""
+        run, model, gossip = self._run, self._run.model, self._gossip
+        recorder, rank = run.recorder, self._comm.rank
+        probability = self._job.options["p"]
+        epoch, batch, own = run.first_epoch - 1, 0, 0
+        recorder.start_epoch()
+        while True:
+            n_batches = run.n_batch_train()
+            epoch = self._enter_epochs(epoch, n_batches)
+            if gossip.counts.sum() >= n_batches * model.n_epochs or run.is_interrupted:
+                break
+            for _ in range(int(model.n_subb)):
+                model.train_iter(batch, recorder)
+            batch, own = batch + 1, own + 1
+            gossip.counts[rank] += 1
+            recorder.print_train_info(int(gossip.counts.sum()))
+            if batch >= n_batches:
+                model.reset_iter("train")
+                batch = 0
+            recorder.start()
+            self._flat.read()
+            gossip.take()
+            if gossip.others and self._draws.random_sample() < probability:
+                gossip.push(int(self._draws.choice(gossip.others)))
+            if own % _TELL_EVERY == 0:
+                gossip.tell_counts()
+            self._flat.write()
+            recorder.end("comm")
+        self._flat.read()
+        root = gossip.end()
+        self._flat.write()
+        if rank == root:
+            self._finish(epoch)
+
+    def _enter_epochs(self, epoch, n_batches):
+        """Adjust the learning rate for each epoch that has begun; validate the one before it."""
+        run = self._run
+        count = int(self._gossip.counts.sum())
+        for entered in epochs_entered(count, n_batches, epoch):
+            if entered >= run.model.n_epochs:
+                break
+            if entered > run.first_epoch and run.verbose:
+                self._validate(count, entered - 1, is_last=False)
+            run.model.epoch = epoch = entered
+            run.model.adjust_hyperp(entered)
+        return epoch
+
+    def _validate(self, count, epoch, is_last):
+        run = self._run
+        validate(run, count)
+        run.recorder.end_epoch(count, epoch)
+        run.record(count)
+        run.count_before = count
+        if run.snapshot_is_due(epoch, is_last):
+            run.save(epoch + 1, 0, Alone(self._comm))
+        run.recorder.start_epoch()
+
+    def _finish(self, epoch):
+        """Validate the merged parameters, and write a snapshot of them."""
+        run, count = self._run, int(self._gossip.counts.sum())
+        run.say(f"sum of the weights: {self._gossip.weight:.15f}")
+        if run.is_interrupted:
+            run.count_before = count
+            run.save(epoch, 0, Alone(self._comm))
+        else:
+            self._validate(count, epoch, is_last=True)

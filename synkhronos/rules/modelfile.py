@@ -1,0 +1,117 @@
+"""Find the file of a model, and look for its class, without running it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from pathlib import Path
+from typing import Sequence
+
+from synkhronos import _wording
+from synkhronos.rules.options import nearest
+
+_COMPATIBLE = Path(__file__).parent / "compatible"
+
+
+def is_path(modelfile: str) -> bool:
+    """Return whether a model is named by the path of its file, and not by a dotted name.
+
+    >>> is_path("models/cifar10.py"), is_path("models.cifar10")
+    (True, False)
+    """
+    return modelfile.endswith(".py") or os.sep in modelfile
+
+
+def find(modelfile: str, modelclass: str, folders: Sequence[str] | None = None) -> Path:
+    """Return the file of a model; raise if it isn't there, or has no such class.
+
+    Parameters
+    ----------
+    modelfile : str
+        A dotted name, as in an import, or the path of a file.
+    modelclass : str
+    folders : list of str, optional
+        Where dotted names are looked for; by default the working folder and Python's path.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what is no name.
+    FileNotFoundError
+        If there is no such file.
+    """
+    for name, value in (("modelfile", modelfile), ("modelclass", modelclass)):
+        if not isinstance(value, str):
+            raise TypeError(f"{name} must be a text, got {_wording.shown(value)}.")
+    if not modelclass.isidentifier():
+        raise ValueError(f"modelclass must be the name of a class, got {modelclass!r}.")
+    path = _by_path(modelfile) if is_path(modelfile) else _by_name(modelfile, folders)
+    _check_class(path, modelfile, modelclass)
+    return path
+
+
+def _by_path(modelfile):
+    path = Path(modelfile).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"there is no model file {modelfile!r} in {os.getcwd()}.{_meant(path)}"
+        )
+    return path
+
+
+def _by_name(modelfile, folders):
+    parts = modelfile.split(".")
+    if not all(part.isidentifier() for part in parts):
+        raise ValueError(
+            f"modelfile must be a dotted name such as models.cifar10, or the path of a file such "
+            f"as models/cifar10.py, got {modelfile!r}."
+        )
+    if folders is None:
+        folders = [os.getcwd(), *sys.path]
+    places = [Path(folder or ".").joinpath(*parts) for folder in folders]
+    if parts[0] == "theanompi":
+        places.insert(0, _COMPATIBLE.joinpath(*parts[1:]))
+    for place in places:
+        for path in (place.parent / f"{place.name}.py", place / "__init__.py"):
+            if path.is_file():
+                return path
+    first = places[0]
+    raise FileNotFoundError(
+        f"there is no module {modelfile!r}: {'/'.join(parts)}.py is neither in {os.getcwd()} nor "
+        f"on PYTHONPATH.{_meant(first.parent / f'{first.name}.py')}"
+    )
+
+
+def _meant(path):
+    """Return a sentence that names a file of the folder with a similar name, or an empty string."""
+    try:
+        return nearest(path.name, [each.name for each in path.parent.glob("*.py")])
+    except OSError:
+        return ""
+
+
+def _check_class(path, modelfile, modelclass):
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return  # the ranks say what is wrong with it
+    names = {name for node in tree.body for each in ast.walk(node) for name in _bound(each)}
+    if modelclass in names or "*" in names or "__getattr__" in names:
+        return
+    classes = sorted(node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    there = f"its classes are {', '.join(classes)}" if classes else "it has no class"
+    raise ValueError(
+        f"{modelfile} ({path}) has no class {modelclass!r}; {there}.{nearest(modelclass, classes)}"
+    )
+
+
+def _bound(node):
+    """Return the names that a statement may give to something."""
+    if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+        return [node.name]
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return [alias.asname or alias.name for alias in node.names]
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return [node.id]
+    return []

@@ -1,0 +1,180 @@
+"""One rank's run of a rule: the model, the options, the recorder, snapshots and interrupts."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Callable, Mapping
+
+import numpy as np
+
+from synkhronos import _host
+from synkhronos.rules import contract, snapshots
+from synkhronos.rules.job import Job
+from synkhronos.rules.recorder import Recorder
+from synkhronos.rules.variables import variables_of
+
+INTERRUPTED = 130  # the exit status of a run that a Ctrl-C has ended
+
+
+class Interrupted(Exception):
+    """A run that has ended after a Ctrl-C, with a snapshot."""
+
+
+class Run:
+    """The parts that all rules use.
+
+    Parameters
+    ----------
+    job : Job
+    comm : MPI.Comm
+        All processes of the run.
+    model : object
+        As `contract` says.
+    recorder : Recorder
+    strategy : str
+        Of `exchange`.
+    interrupt : callable
+        Returns whether a signal has asked this process to end.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        comm: Any,
+        model: Any,
+        recorder: Any,
+        strategy: str,
+        interrupt: Callable[[], bool],
+    ) -> None:
+        self.job, self.comm, self.model, self.recorder = job, comm, model, recorder
+        self.strategy = strategy
+        self.verbose = bool(recorder.verbose)
+        self.statistics = contract.statistics_of(model)
+        self._interrupt = interrupt
+        self._history = snapshots.History(model)
+        self.first_epoch = self.first_batch = 0
+        self.count_before = 0  # batches of all ranks before the present epoch
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether this process has been asked to end."""
+        return self._interrupt()
+
+    def interrupted(self) -> None:
+        """End the run after a Ctrl-C."""
+        raise Interrupted
+
+    def n_batch_train(self) -> int:
+        """Return the number of batches of an epoch; a model may change it at any time."""
+        return int(self.model.data.n_batch_train)
+
+    def snapshot_is_due(self, epoch: int, is_last: bool) -> bool:
+        """Return whether a snapshot is to be written after an epoch."""
+        every = self.job.options["snapshot_freq"]
+        return is_last or bool(every and epoch % every == 0)
+
+    def record(self, count: float) -> None:
+        """Write the recorder's file, with the present learning rate."""
+        if self.verbose:
+            rate = contract.learning_rate(self.model)
+            self.recorder.save(count, rate, self.job.options["inforec_path"])
+
+    def save(self, epoch: int, batch: int, comm: Any = None, **more: Any) -> None:
+        """Write a snapshot from which a run goes on with a batch of an epoch.
+
+        Parameters
+        ----------
+        epoch, batch : int
+            Of the next step.
+        comm : MPI.Comm, optional
+            The ranks that take part: by default all.
+        **more
+            Numbers of the rule to keep.
+        """
+        comm = self.comm if comm is None else comm
+        state = self._history.capture(self.recorder)
+        states = snapshots.collect(comm, state)
+        if states is None:
+            return
+        path = snapshots.write(
+            self.job.options["snapshot_path"],
+            snapshots.Snapshot(self.job.rule, epoch, batch, self.count_before, more, states),
+        )
+        save = getattr(self.model, "save", None)
+        if callable(save):
+            save(snapshots.folder_of(self.job.options["snapshot_path"]))
+        self.say(f"snapshot {path}")
+
+    def resume(self, comm: Any = None) -> dict[str, Any]:
+        """Go on from a snapshot, if the job says so; return the numbers that the rule has kept."""
+        if not self.job.options["resume"]:
+            return {}
+        comm = self.comm if comm is None else comm
+        found = None
+        if comm.rank == 0:
+            found = snapshots.find(self.job.options["resume"], self.job.options["snapshot_path"])
+        snapshot = snapshots.distribute(comm, found)
+        if snapshot.rule is None:
+            snapshots.restore_old(self.model, snapshot)
+        else:
+            if snapshot.rule != self.job.rule or len(snapshot.states) != comm.size:
+                self.say(
+                    f"{found}: of {snapshot.rule} with {len(snapshot.states)} ranks, so this run "
+                    "goes on with its parameters, but not with the same random numbers"
+                )
+            self._history.restore(snapshot.state_of(comm.rank), self.recorder, self.job.settings)
+        self.first_epoch, self.first_batch = snapshot.epoch, snapshot.batch
+        self.count_before = snapshot.count
+        self.say(f"resumed from {found}: epoch {self.first_epoch}, batch {self.first_batch}")
+        return snapshot.more
+
+    def say(self, text: str) -> None:
+        """Print a line, on the rank that reports."""
+        if self.verbose:
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()
+
+
+def build(
+    job: Job,
+    comm: Any,
+    config: Mapping[str, Any],
+    sync_type: str,
+    strategy: str,
+    interrupt: Callable[[], bool],
+    shares_validation: bool = True,
+) -> Run:
+    """Import the model, construct, check and compile it; return the run.
+
+    Parameters
+    ----------
+    job : Job
+    comm : MPI.Comm
+    config : dict
+        What the model's constructor is told: ``verbose``, ``rank``, ``size``.
+    sync_type : str
+        ``cdd``, ``avg`` or ``swap``: for ``compile_iter_fns``.
+    strategy : str
+        Of `exchange`.
+    interrupt : callable
+        Returns whether a signal has asked this process to end.
+    shares_validation : bool
+        Whether each rank validates with a part of the data, so that the results are gathered.
+    """
+    modelclass = contract.load_class(job.modelfile, job.modelclass)
+    config = {**config, "mname": job.modelclass}
+    model, _ = contract.make_model(modelclass, config, job.settings)
+    contract.check(model)
+    # A swap exchanges parameters, so each rank takes steps of its own, as with avg.
+    contract.compile_functions(model, "cdd" if sync_type == "cdd" else "avg")
+    for variable in variables_of(model):
+        if _host.is_random_state(variable):
+            _host.spread_random_state(variable, comm.rank)
+    np.random.seed((job.options["seed"] + 1 + comm.rank) % 2**32)
+    recorder = Recorder(
+        comm if shares_validation else None,
+        job.options["print_freq"],
+        job.modelclass,
+        bool(config["verbose"]),
+    )
+    return Run(job, comm, model, recorder, strategy, interrupt)

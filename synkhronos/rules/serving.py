@@ -1,0 +1,343 @@
+"""The server of EASGD and ASGD, rank 0, and a worker's end of it.
+
+    worker                                      server
+    register ─────────────────────────────────▶ first? so that one worker records and validates
+    begin: shapes, batches of an epoch ───────▶ parameters wanted (of the first), or given
+    exchange: batches done ── arrays ─────────▶ merges them into the centre
+                           ◀── arrays ───────── orders: epoch, stop, validate
+    centre ───────────────────────────────────▶ arrays
+    finish (the first worker only) ───────────▶ answered when all other workers have left
+    leave ────────────────────────────────────▶ ends when all workers have left
+
+The server keeps the parameters on the host, trains nothing, and sleeps while no message comes.
+Workers may begin at any time. One that dies is left out: the server tells, and goes on.
+
+References
+----------
+Zhang, Choromanska, LeCun, arXiv:1412.6651; Dean et al., NIPS 2012; the design of one server with a
+message loop is that of Platoon and Theano-MPI.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any, Callable
+
+import numpy as np
+from mpi4py import MPI
+
+from synkhronos._machine.log import log
+from synkhronos.rules.job import Job
+from synkhronos.rules.messages import (
+    ProcessLost,
+    dead_ranks,
+    is_death,
+    lost,
+    receive,
+    receive_arrays,
+    send_arrays,
+    wait_until,
+)
+
+_REQUEST, _REPLY, _ARRAYS = 199, 200, 201
+_REPORT_EVERY = 40  # batches of all workers
+_LOOKS = 200
+
+Merge = Callable[[list, list, list], None]
+
+
+@dataclass
+class _Worker:
+    """What the server knows of a worker."""
+
+    host: str
+    done: int = 0  # batches
+    is_training: bool = False
+    has_left: bool = False
+    reason: str = ""  # why it has left, if not because training has ended
+    waits_for_end: bool = False
+    told_first: bool = False
+
+
+@dataclass
+class Orders:
+    """What the server tells a worker with each exchange."""
+
+    epoch: int  # of all workers' batches together
+    total: int  # batches that all workers have done
+    stop: bool
+    is_first: bool
+    validate: bool = False
+    kept: dict = field(default_factory=dict)
+
+
+class Server:
+    """Keeps the centre, and merges what workers send into it.
+
+    Parameters
+    ----------
+    job : Job
+    comm : MPI.Comm
+    merge : callable
+        ``merge(centre, received, state)`` changes the arrays of `centre` in place. `state` is a
+        list for what the rule keeps beside them.
+    interrupt : callable
+        Returns whether a signal has asked this process to end.
+    """
+
+    def __init__(self, job: Job, comm: Any, merge: Merge, interrupt: Callable[[], bool]) -> None:
+        self._job, self._comm, self._merge, self._interrupt = job, comm, merge, interrupt
+        self._patience = job.options["patience"]
+        self._workers: dict[int, _Worker] = {}
+        self._dead: set[int] = set()
+        self._centre: list[np.ndarray] | None = None
+        self._described: Any = None
+        self._state: list = []
+        self._n_batches = self._n_epochs = 0.0
+        self._done = 0  # batches of all workers, dead ones too
+        self._epoch = 0
+        self._first: int | None = None
+        self._validated = 0  # the last epoch that the first worker was told to validate
+        self._reported, self._begun, self._report_begun = 0, time.monotonic(), time.monotonic()
+
+    def serve(self) -> int:
+        """Answer workers until all have left; return the exit status."""
+        comm, n_workers = self._comm, self._comm.size - 1
+        status = MPI.Status()
+
+        def is_ready():
+            try:
+                return comm.Iprobe(MPI.ANY_SOURCE, _REQUEST, status) or self._is_over(n_workers)
+            except MPI.Exception as error:
+                if not is_death(error):
+                    raise
+                self._bury()
+                return self._is_over(n_workers)
+
+        while not self._is_over(n_workers):
+            wait_until(is_ready, "a message of a worker", self._patience)
+            if self._is_over(n_workers):
+                break
+            try:
+                self._answer(status.source)
+            except ProcessLost:
+                self._bury()
+        self._say(f"total time {(time.monotonic() - self._begun) / 3600:.4f} h")
+        failed = bool(self._dead) or any(w.reason == "error" for w in self._workers.values())
+        if self._interrupt():
+            return 130
+        return int(failed)
+
+    def _is_over(self, n_workers):
+        left = [rank for rank, worker in self._workers.items() if worker.has_left]
+        return len(self._dead.union(left)) >= n_workers
+
+    def _answer(self, rank):
+        with lost(rank):
+            name, content = self._comm.recv(source=rank, tag=_REQUEST)
+        getattr(self, f"_on_{name}")(rank, content)
+
+    def _reply(self, rank, content):
+        with lost(rank):
+            self._comm.send(content, rank, _REPLY)
+
+    def _on_register(self, rank, host):
+        self._workers[rank] = _Worker(host)
+        if self._first is None:
+            self._first = rank
+        self._workers[rank].told_first = self._first == rank
+        self._reply(rank, self._first == rank)
+
+    def _on_begin(self, rank, content):
+        worker = self._workers[rank]
+        described, self._n_batches, self._n_epochs, kept = content
+        if self._described not in (None, described):
+            self._reply(rank, "differs")
+            return
+        wants = self._centre is None
+        self._reply(rank, "send" if wants else "take")
+        if wants:
+            centre = [np.empty(size, dtype) for dtype, size in described]
+            receive_arrays(self._comm, centre, rank, _ARRAYS)
+            # Only now: if the worker has died in between, the next one sends its parameters.
+            self._centre, self._described = centre, described
+            self._done = int(kept.get("total", 0))
+            self._epoch = int(self._done // self._n_batches)
+            self._validated = self._epoch
+        else:
+            send_arrays(self._comm, self._centre, rank, _ARRAYS)
+        worker.is_training = True
+        self._reply(rank, self._orders(rank))
+
+    def _on_exchange(self, rank, content):
+        done, self._n_batches = content
+        received = [np.empty_like(array) for array in self._centre]
+        receive_arrays(self._comm, received, rank, _ARRAYS)
+        before = [array.copy() for array in self._centre]
+        self._merge(self._centre, received, self._state)
+        self._workers[rank].done += done
+        self._done += done
+        self._epoch = int(self._done // self._n_batches)
+        self._reply(rank, self._orders(rank))
+        # EASGD moves both ends by the old values of the other.
+        sent = before if self._job.rule == "EASGD" else self._centre
+        send_arrays(self._comm, sent, rank, _ARRAYS)
+        self._report()
+
+    def _orders(self, rank):
+        stop = self._done >= self._n_batches * self._n_epochs or self._interrupt()
+        is_first = rank == self._first
+        validate = is_first and self._epoch > self._validated and not stop
+        if validate:
+            self._validated = self._epoch
+        return Orders(self._epoch, self._done, stop, is_first, validate)
+
+    def _on_centre(self, rank, content):
+        send_arrays(self._comm, self._centre, rank, _ARRAYS)
+
+    def _on_finish(self, rank, content):
+        self._workers[rank].waits_for_end = True
+        self._release()
+
+    def _on_leave(self, rank, reason):
+        worker = self._workers.setdefault(rank, _Worker("?"))
+        worker.has_left, worker.reason = True, reason
+        if reason == "error":
+            self._say(f"rank {rank} has failed: training goes on without it")
+        if rank == self._first:
+            self._choose_first()
+        self._release()
+
+    def _release(self):
+        """Answer the first worker when all others have left: the centre is complete."""
+        n_workers = self._comm.size - 1
+        away = self._dead.union(r for r, w in self._workers.items() if w.has_left)
+        if len(away) < n_workers - 1:
+            return
+        for rank, worker in self._workers.items():
+            if worker.waits_for_end and rank not in away:
+                worker.waits_for_end = False
+                self._reply(rank, self._done)
+
+    def _bury(self):
+        """Leave workers out that have died."""
+        for rank in sorted(dead_ranks(self._comm) - self._dead):
+            self._dead.add(rank)
+            host = f" on {self._workers[rank].host}" if rank in self._workers else ""
+            self._say(
+                f"rank {rank} ({self._job.devices[rank]}){host} has died: training goes on "
+                f"without it, with {self._comm.size - 1 - len(self._dead)} workers"
+            )
+            if rank == self._first:
+                self._choose_first()
+        self._release()
+
+    def _choose_first(self):
+        """Let another worker record, validate and write snapshots."""
+        alive = [
+            rank
+            for rank, worker in sorted(self._workers.items())
+            if rank not in self._dead and not worker.has_left
+        ]
+        self._first = alive[0] if alive else None
+
+    def _report(self):
+        if self._done // _REPORT_EVERY > self._reported:
+            self._reported = self._done // _REPORT_EVERY
+            now = time.monotonic()
+            took, self._report_begun = now - self._report_begun, now
+            self._say(f"{self._done} batches, {took:.2f} s since the last report")
+
+    @staticmethod
+    def _say(text):
+        sys.stdout.write(f"server: {text}\n")
+        sys.stdout.flush()
+
+
+class Client:
+    """A worker's end.
+
+    Parameters
+    ----------
+    comm : MPI.Comm
+    patience : float
+        Seconds to wait for the server.
+    """
+
+    def __init__(self, comm: Any, patience: float) -> None:
+        self._comm, self._patience = comm, patience
+        self.has_left = False
+
+    def register(self) -> bool:
+        """Say that this worker is there; return whether it is the first one."""
+        return self._ask("register", socket.gethostname())
+
+    def begin(
+        self, arrays: list[np.ndarray], n_batches: float, n_epochs: float, kept: dict
+    ) -> Orders:
+        """Send the parameters if the server has none yet, else take the server's.
+
+        Raises
+        ------
+        ValueError
+            If the server's parameters are of other sizes.
+        """
+        described = [(str(array.dtype), array.size) for array in arrays]
+        answer = self._ask("begin", (described, n_batches, n_epochs, kept))
+        if answer == "differs":
+            raise ValueError(
+                "the parameters of this worker differ from those of the server in number, size or "
+                "dtype: all workers must build the same model."
+            )
+        if answer == "send":
+            send_arrays(self._comm, arrays, 0, _ARRAYS)
+        else:
+            receive_arrays(self._comm, arrays, 0, _ARRAYS)
+        return self._wait_for_reply()
+
+    def exchange(
+        self, sent: list[np.ndarray], received: list[np.ndarray], done: int, n_batches: float
+    ) -> Orders:
+        """Send arrays to the server, which merges them; receive its arrays and its orders."""
+        self._send("exchange", (done, n_batches))
+        send_arrays(self._comm, sent, 0, _ARRAYS)
+        orders = self._wait_for_reply()
+        receive_arrays(self._comm, received, 0, _ARRAYS)
+        return orders
+
+    def centre(self, arrays: list[np.ndarray]) -> None:
+        """Receive the server's parameters."""
+        self._send("centre", None)
+        receive_arrays(self._comm, arrays, 0, _ARRAYS)
+
+    def finish(self) -> int:
+        """Wait until all other workers have left; return the batches of all."""
+        return self._ask("finish", None)
+
+    def leave(self, reason: str = "") -> None:
+        """Say that this worker ends."""
+        if not self.has_left:
+            self.has_left = True
+            self._send("leave", reason)
+
+    def _ask(self, name, content):
+        self._send(name, content)
+        return self._wait_for_reply()
+
+    def _send(self, name, content):
+        with lost(0):
+            self._comm.send((name, content), 0, _REQUEST)
+
+    def _wait_for_reply(self):
+        return receive(self._comm, 0, _REPLY, "the server", self._patience)
+
+
+def leave_after_error(client: Client) -> None:
+    """Tell the server of a failure, if it is there."""
+    try:
+        client.leave("error")
+    except Exception as error:
+        log.warning("can't tell the server: %s", error)

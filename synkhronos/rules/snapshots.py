@@ -1,0 +1,406 @@
+"""Snapshots: all that a run needs to go on as if it had not been stopped.
+
+    each rank    shared variables, random states, what has changed in model and data, recorder
+      ──▶ rank 0, which writes what is equal on all ranks once
+      ──▶ .snapshot_0004.npz.1f2e3d4c ──▶ snapshot_0004.npz       written, fsynced, renamed
+
+The file is an npz without pickles; its table of contents is JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import re
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from synkhronos import _host
+from synkhronos._machine.files import NewFile
+from synkhronos.rules.variables import updated_variables, variables_of
+
+_VERSION = 1
+_ABOUT = "about"  # the array with the table of contents
+_SMALL = 1 << 20  # bytes of an array that is an attribute: shuffled indices, not data
+_SMALL_SHARED = 1 << 16  # bytes of a shared variable that no function updates: a rate, not data
+_OF_RUN = {"rank", "size", "verbose", "n_epochs", "sync_type"}
+
+
+@dataclass
+class State:
+    """One rank's state: arrays by name, and the rest as JSON has it."""
+
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    plain: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Snapshot:
+    """A run between two batches."""
+
+    rule: str | None  # None for the files of Theano-MPI
+    epoch: int
+    batch: int
+    count: float  # batches of all ranks before this epoch
+    more: dict[str, Any]
+    states: list[State]
+
+    def state_of(self, rank: int) -> State:
+        """Return the state of a rank; that of rank 0 for a rank that the file does not have."""
+        return self.states[rank if rank < len(self.states) else 0]
+
+
+class History:
+    """The state of a model that changes while it trains.
+
+    Parameters
+    ----------
+    model : object
+        As it is before the first batch: only attributes that differ later are state.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._variables = _kept_variables(model)
+        self._first = {name: _fingerprint(value) for name, value in _attributes(model)}
+
+    def capture(self, recorder: Any) -> State:
+        """Return the present state."""
+        state = State()
+        described = []
+        for number, variable in enumerate(self._variables):
+            name = f"variable/{number}"
+            kind = _describe(variable)
+            value = _host.peek(variable)
+            if kind is None:
+                state.plain[name] = _encode(value, state.arrays, name)
+            else:
+                state.arrays[name] = np.array(_host.to_host(value))
+            described.append([variable.name, kind])
+        state.plain["variables"] = described
+        changed = {}
+        for name, value in _attributes(self._model):
+            if self._first.get(name) != _fingerprint(value):
+                changed[name] = _encode(value, state.arrays, f"attribute/{name}")
+        state.plain["attributes"] = changed
+        kind, version, gauss = "numpy", *random.getstate()[::2]
+        state.plain[kind] = _encode(np.random.mtrand._rand, state.arrays, "random/numpy")
+        state.arrays["random/python"] = np.array(random.getstate()[1], np.uint64)
+        state.plain["python"] = [version, gauss]
+        state.plain["recorder"] = recorder.state()
+        return state
+
+    def restore(self, state: State, recorder: Any, settings: dict[str, Any]) -> None:
+        """Give the model and this process a state.
+
+        Raises
+        ------
+        ValueError
+            For the state of another model.
+        """
+        described = [[each.name, _describe(each)] for each in self._variables]
+        kept = state.plain["variables"]
+        if [kind for _, kind in kept] != [kind for _, kind in described]:
+            at = next(
+                (i for i, pair in enumerate(zip(kept, described)) if pair[0][1] != pair[1][1]),
+                min(len(kept), len(described)),
+            )
+            there = kept[at] if at < len(kept) else "nothing"
+            here = described[at] if at < len(described) else "nothing"
+            raise ValueError(
+                f"the snapshot is of another model: shared variable {at} is {there} there, and "
+                f"{here} in {type(self._model).__name__}."
+            )
+        for number, variable in enumerate(self._variables):
+            name = f"variable/{number}"
+            if name in state.plain:
+                _host.replace_object(variable, _decode(state.plain[name], state.arrays))
+            else:
+                _host.replace(variable, state.arrays[name])
+        for name, value in state.plain["attributes"].items():
+            owner, _, attribute = name.rpartition(".")
+            target = self._model if owner == "model" else self._model.data
+            is_set = attribute if owner == "model" else f"data.{attribute}"
+            if is_set not in settings:
+                setattr(target, attribute, _decode(value, state.arrays))
+        np.random.set_state(_decode(state.plain["numpy"], state.arrays).get_state())
+        version, gauss = state.plain["python"]
+        words = tuple(int(word) for word in state.arrays["random/python"])
+        random.setstate((version, words, gauss))
+        recorder.restore(state.plain["recorder"])
+
+
+def _kept_variables(model):
+    """Return the shared variables that training changes: not those that only hold data."""
+    updated = {id(variable) for variable in [*model.params, *updated_variables(model)]}
+    kept = []
+    for variable in variables_of(model):
+        value = _host.peek(variable)
+        is_small = getattr(value, "size", 0) * getattr(value, "itemsize", 1) <= _SMALL_SHARED
+        is_random = _host.is_random_state(variable)
+        is_known = is_random or _describe(variable) is not None
+        if is_known and (is_random or id(variable) in updated or is_small):
+            kept.append(variable)
+    return kept
+
+
+def _describe(variable):
+    """Return the dtype and the number of dimensions of a variable with an array, or None."""
+    if not _host.is_array_variable(variable):
+        return None
+    return [str(variable.dtype), variable.ndim]
+
+
+def _attributes(model):
+    """Yield the attributes of the model and its data that a file can hold."""
+    for owner, thing in (("model", model), ("data", model.data)):
+        for name, value in sorted(vars(thing).items()):
+            if name not in _OF_RUN and _fingerprint(value) is not None:
+                yield f"{owner}.{name}", value
+
+
+def _fingerprint(value):
+    """Return bytes that differ between different values; None for what a file can't hold."""
+    arrays: dict[str, np.ndarray] = {}
+    try:
+        text = json.dumps(_encode(value, arrays, ""), sort_keys=True)
+    except (TypeError, RecursionError):
+        return None
+    digest = hashlib.blake2b(text.encode(), digest_size=16)
+    for array in arrays.values():
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.digest()
+
+
+def _encode(value, arrays, name):
+    """Return a value as JSON; its arrays go into `arrays`. Raise TypeError if it can't be kept."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, np.generic) and value.dtype.kind in "biuf":
+        arrays[name] = np.asarray(value)
+        return {"number": name}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.nbytes <= _SMALL:
+        arrays[name] = value.copy()
+        return {"array": name}
+    if isinstance(value, np.random.RandomState):
+        kind, key, position, has_gauss, gauss = value.get_state()
+        arrays[name] = np.array(key)
+        return {"random": [name, kind, int(position), int(has_gauss), float(gauss)]}
+    if isinstance(value, (list, tuple)) and len(value) <= _SMALL // 8:
+        items = [_encode(each, arrays, f"{name}/{at}") for at, each in enumerate(value)]
+        return {"list" if isinstance(value, list) else "tuple": items}
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {
+            "dict": {key: _encode(each, arrays, f"{name}/{key}") for key, each in value.items()}
+        }
+    raise TypeError(f"a snapshot can't hold a {type(value).__name__}")
+
+
+def _decode(encoded, arrays):
+    if not isinstance(encoded, dict):
+        return encoded
+    [(kind, value)] = encoded.items()
+    if kind == "number":
+        return arrays[value][()]
+    if kind == "array":
+        return arrays[value].copy()
+    if kind == "random":
+        name, *rest = value
+        state = np.random.RandomState()
+        state.set_state((rest[0], arrays[name], *rest[1:]))
+        return state
+    if kind == "dict":
+        return {key: _decode(each, arrays) for key, each in value.items()}
+    items = [_decode(each, arrays) for each in value]
+    return items if kind == "list" else tuple(items)
+
+
+def collect(comm: Any, state: State) -> list[State] | None:
+    """Return the states of all ranks in rank 0, which gets only arrays that differ from its own."""
+    digests = {name: _fingerprint_of_array(array) for name, array in state.arrays.items()}
+    everyone = comm.gather(digests)
+    wanted = None
+    if comm.rank == 0:
+        wanted = [[name for name in d if d[name] != digests.get(name)] for d in everyone]
+    own_wanted = comm.scatter(wanted)
+    sent = comm.gather((state.plain, {name: state.arrays[name] for name in own_wanted}))
+    if comm.rank:
+        return None
+    return [
+        State({**{name: state.arrays.get(name) for name in d}, **arrays}, plain)
+        for d, (plain, arrays) in zip(everyone, sent)
+    ]
+
+
+def _fingerprint_of_array(array):
+    data = np.ascontiguousarray(array)
+    return hashlib.blake2b(data.tobytes() + repr((data.dtype, data.shape)).encode()).digest()
+
+
+def distribute(comm: Any, path: Path | None) -> Snapshot:
+    """Return the snapshot of a file on all ranks; rank 0 reads it.
+
+    Raises
+    ------
+    ValueError, OSError
+        On all ranks, if rank 0 can't read it.
+    """
+    read: Snapshot | Exception | None = None
+    if comm.rank == 0:
+        try:
+            assert path is not None
+            read = read_old(path) if path.is_dir() else read_file(path)
+        except (ValueError, OSError) as error:
+            read = error
+    read = comm.bcast(read)
+    if isinstance(read, Exception):
+        raise read
+    assert read is not None
+    return read
+
+
+def folder_of(path: str) -> str:
+    """Return the folder of snapshots, with a slash at its end, made if it is not there."""
+    folder = os.path.join(path, "")
+    os.makedirs(folder, exist_ok=True)
+    return folder
+
+
+def write(path: str, snapshot: Snapshot) -> str:
+    """Write a snapshot into a folder; return the file's name."""
+    part = f"_{snapshot.batch:06d}" if snapshot.batch else ""
+    name = os.path.join(folder_of(path), f"snapshot_{snapshot.epoch:04d}{part}.npz")
+    first = snapshot.states[0]
+    ranks = []
+    with NewFile(name) as file, zipfile.ZipFile(file, "w") as archive:
+        for rank, state in enumerate(snapshot.states):
+            places = {}
+            for key, array in state.arrays.items():
+                is_shared = rank and array is first.arrays.get(key)
+                places[key] = 0 if is_shared else rank
+                if not is_shared:
+                    _add(archive, f"{rank}/{key}", array)
+            ranks.append({"plain": state.plain, "arrays": places})
+        about = {
+            "version": _VERSION,
+            "rule": snapshot.rule,
+            "epoch": snapshot.epoch,
+            "batch": snapshot.batch,
+            "count": snapshot.count,
+            "more": snapshot.more,
+            "ranks": ranks,
+        }
+        _add(archive, _ABOUT, np.array(json.dumps(about)))
+    return name
+
+
+def _add(archive, name, array):
+    with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+        np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)
+
+
+def read_file(path: Path) -> Snapshot:
+    """Read a snapshot.
+
+    Raises
+    ------
+    ValueError
+        If the file is damaged, or no snapshot.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            about = json.loads(str(file[_ABOUT]))
+            if about["version"] != _VERSION:
+                raise ValueError(f"it is of version {about['version']}, this is {_VERSION}")
+            read = {}
+            states = []
+            for each in about["ranks"]:
+                arrays = {}
+                for key, place in each["arrays"].items():
+                    name = f"{place}/{key}"
+                    if name not in read:
+                        read[name] = file[name]
+                    arrays[key] = read[name]
+                states.append(State(arrays, each["plain"]))
+    except OSError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{path} is no snapshot of a rule, or damaged: {error}") from error
+    names = ("rule", "epoch", "batch", "count", "more")
+    return Snapshot(*(about[name] for name in names), states)
+
+
+def find(resume: bool | str, folder: str) -> Path:
+    """Return the file to resume from: the newest of a folder for True.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none.
+    """
+    if resume is not True:
+        path = Path(str(resume))
+        if not path.exists():
+            raise FileNotFoundError(f"resume: there is no snapshot {str(path)!r}.")
+        if not path.is_dir() or any(path.glob("W*_*.npy")):
+            return path
+        folder = str(path)
+    found = newest(folder)
+    if found is None:
+        raise FileNotFoundError(f"resume: there is no snapshot_*.npz in {folder!r}.")
+    return found
+
+
+def newest(folder: str) -> Path | None:
+    """Return the snapshot of a folder that was written last, or None."""
+    files = list(Path(folder).glob("snapshot_*.npz"))
+    return max(files, key=lambda path: path.stat().st_mtime_ns) if files else None
+
+
+_OLD = re.compile(r"(W|W0|W1|b|b0|b1)_(\d+)_(\d+)\.npy")
+
+
+def read_old(folder: Path) -> Snapshot:
+    """Read the newest epoch of a folder of Theano-MPI: a file for each weight of each layer."""
+    found = [match for match in map(_OLD.fullmatch, os.listdir(folder)) if match]
+    epoch = max(int(match[3]) for match in found)
+    arrays = {
+        f"{match[1]}/{match[2]}": np.load(folder / match[0], allow_pickle=False)
+        for match in found
+        if int(match[3]) == epoch
+    }
+    return Snapshot(None, epoch + 1, 0, 0, {}, [State(arrays)])
+
+
+def restore_old(model: Any, snapshot: Snapshot) -> None:
+    """Give the layers of a model the weights of Theano-MPI's files.
+
+    Raises
+    ------
+    ValueError
+        If the layers have no such weight, or one of another shape.
+    """
+    layers = getattr(model, "layers", None)
+    if layers is None:
+        raise ValueError(
+            f"{type(model).__name__} has no list layers, by which Theano-MPI names its files."
+        )
+    for key, array in snapshot.states[0].arrays.items():
+        name, at = key.split("/")
+        layer = layers[int(at)] if int(at) < len(layers) else None
+        weight = getattr(layer, name, None)
+        variable = getattr(weight, "val", weight)
+        if not isinstance(variable, _host.SharedVariable):
+            raise ValueError(f"{name}_{at}_*.npy: layer {at} of the model has no weight {name}.")
+        if _host.peek(variable).shape != array.shape:
+            raise ValueError(
+                f"{name}_{at}_*.npy has shape {array.shape}, the layer's {name} has "
+                f"{_host.peek(variable).shape}."
+            )
+        _host.replace(variable, array.astype(variable.dtype))

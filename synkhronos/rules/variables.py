@@ -1,0 +1,121 @@
+"""The shared variables that a model and its functions hold, and flat arrays of their values."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Sequence
+
+import numpy as np
+
+from synkhronos import _host
+
+_OBJECTS = 200_000  # of a model that are looked at
+
+
+def variables_of(model: Any) -> list:
+    """Return the shared variables that a model holds, or a compiled function that it holds.
+
+    They are found in attributes, lists, dicts and objects of the model, in the same order on all
+    ranks and in each run.
+    """
+    return _found_in(model)[0]
+
+
+def updated_variables(model: Any) -> list:
+    """Return the shared variables that the compiled functions of a model update."""
+    return [each for function in _found_in(model)[1] for each in _host.updated_variables(function)]
+
+
+def _found_in(model):
+    """Return the shared variables and the compiled functions of a model."""
+    variables, functions, seen, stack = {}, [], set(), [model]
+    while stack and len(seen) < _OBJECTS:
+        each = stack.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, _host.SharedVariable):
+            variables[id(each)] = each
+        elif isinstance(each, _host.CompiledFunction):
+            functions.append(each)
+            stack.extend(reversed(_host.shared_variables(each)))
+        else:
+            stack.extend(reversed(_parts(each)))
+    return list(variables.values()), functions
+
+
+def _parts(thing):
+    if isinstance(thing, (list, tuple)):
+        return list(thing)
+    if isinstance(thing, dict):
+        return list(thing.values())
+    if isinstance(thing, (_host.Variable, type, np.ndarray)) or inspect.ismodule(thing):
+        return []
+    if inspect.ismethod(thing):
+        return [thing.__self__]
+    if inspect.isfunction(thing):  # a closure may be the only place of a compiled function
+        cells = thing.__closure__ or ()
+        return [cell.cell_contents for cell in cells if not _is_empty(cell)]
+    return list(getattr(thing, "__dict__", {}).values())
+
+
+def _is_empty(cell):
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return True
+    return False
+
+
+class Flat:
+    """The values of several shared variables in one array for each dtype.
+
+    On the host the variables are set to views of these arrays, so what is written into an array is
+    the variable's value, and a variable that its function updates in place needs no copy.
+
+    Parameters
+    ----------
+    variables : list of shared variables
+        Of numbers.
+    """
+
+    def __init__(self, variables: Sequence[Any]) -> None:
+        self._variables = list(variables)
+        by_dtype: dict[str, list] = {}
+        for variable in self._variables:
+            by_dtype.setdefault(str(variable.dtype), []).append(variable)
+        self.arrays: list[np.ndarray] = []
+        self._views: dict[int, np.ndarray] = {}
+        for dtype, group in by_dtype.items():
+            shapes = [_host.peek(variable).shape for variable in group]
+            sizes = [int(np.prod(shape)) for shape in shapes]
+            array = np.empty(sum(sizes), dtype)
+            for variable, view, shape in zip(group, np.split(array, np.cumsum(sizes)[:-1]), shapes):
+                self._views[id(variable)] = view.reshape(shape)
+            self.arrays.append(array)
+
+    @property
+    def n_bytes(self) -> int:
+        """The number of bytes of all arrays."""
+        return sum(array.nbytes for array in self.arrays)
+
+    def read(self, variables: Sequence[Any] | None = None) -> list[np.ndarray]:
+        """Copy the values of the variables, or of others of the same shapes, into the arrays."""
+        for variable, own in zip(variables or self._variables, self._variables):
+            view, value = self._views[id(own)], _host.peek(variable)
+            if _host.lives_on_device(variable):
+                _host.copy_from_device(value, view)
+            elif value is not view:
+                np.copyto(view, value)
+        return self.arrays
+
+    def write(self) -> None:
+        """Give the variables the values of the arrays: as views on the host, else as copies."""
+        for variable in self._variables:
+            _host.replace(variable, self._views[id(variable)])
+
+    def detach(self) -> None:
+        """Give the variables arrays of their own."""
+        for variable in self._variables:
+            if _host.peek(variable) is self._views[id(variable)]:
+                _host.replace(variable, self._views[id(variable)].copy())

@@ -1,0 +1,156 @@
+"""The process of one device, which mpirun starts: ``python -u -m synkhronos.rules.worker JSON``.
+
+    the job ──▶ the device's flags ──▶ MPI ──▶ the model's file ──▶ the rule's loop ──▶ exit status
+
+The order counts: Theano reads its flags when it is imported, and a process that fails must have
+started MPI, so that the others hear of it.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Sequence
+
+from synkhronos.rules.job import Job
+
+_FLAGS = "THEANO_FLAGS"
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the process of one device to its end; return the exit status."""
+    job = Job.from_json(argv[1])
+    interrupted = _Flag(signal.SIGUSR1)
+    _set_environment(job)
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    if comm.size != len(job.devices):
+        sys.stderr.write(f"mpirun has started {comm.size} processes for {len(job.devices)} ranks\n")
+        return 1
+    _prepare(job, comm.rank)
+    from synkhronos.rules.run import INTERRUPTED, Interrupted
+
+    try:
+        status = _train(job, comm, interrupted)
+    except Interrupted:
+        status = INTERRUPTED
+    except BaseException as error:
+        _report(error, job, comm)
+        if job.rule == "BSP":  # the others wait for this rank in the next exchange
+            comm.Abort(1)
+        status = 1
+    MPI.Finalize()
+    return status
+
+
+class _Flag:
+    """Whether a signal has come."""
+
+    def __init__(self, number):
+        self._is_set = False
+        signal.signal(number, self._set)
+
+    def _set(self, number, frame):
+        self._is_set = True
+
+    def __call__(self):
+        return self._is_set
+
+
+def _set_environment(job):
+    """Set what must be set before NumPy and Theano are imported."""
+    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
+    cores = job.cores[rank] if job.cores else None
+    if cores:
+        os.sched_setaffinity(0, cores)
+    device = job.devices[rank] if rank < len(job.devices) else "cpu"
+    if device == "none" or is_server(job, rank):
+        device = "cpu"  # a server computes on the host
+    os.environ[_FLAGS] = flags(os.environ.get(_FLAGS, ""), device)
+    here = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
+    usable = len(os.sched_getaffinity(0))
+    threads = usable if cores else max(1, usable // max(1, here))
+    for name in _THREADS:
+        os.environ.setdefault(name, str(threads))
+    batches = job.options.get("made_batches")
+    if batches is not None:
+        os.environ["SYNKHRONOS_MADE_BATCHES"] = str(batches)
+    # What a data class adds to seeds that all ranks share.
+    os.environ["SYNKHRONOS_STREAM"] = "0" if job.rule == "BSP" else str(rank)
+
+
+def is_server(job: Job, rank: int) -> bool:
+    """Return whether a rank is a server, which keeps parameters and does not train."""
+    return rank == 0 and job.rule in ("EASGD", "ASGD")
+
+
+def flags(given: str, device: str) -> str:
+    """Return Theano's flags for a device; model files of Theano-MPI compute in float32.
+
+    >>> flags("device=cuda,optimizer=fast_compile,floatX=float64", "cpu")
+    'optimizer=fast_compile,floatX=float64,device=cpu'
+    """
+    kept = [each for each in given.split(",") if each and not each.startswith("device=")]
+    if not any(each.startswith("floatX=") for each in kept) and not _has_floatx_in_files():
+        kept.append("floatX=float32")
+    return ",".join([*kept, f"device={device}"])
+
+
+def _has_floatx_in_files():
+    parser = configparser.ConfigParser(interpolation=None)
+    names = os.environ.get("THEANORC", str(Path.home() / ".theanorc")).split(os.pathsep)
+    try:
+        parser.read([os.path.expanduser(name) for name in names])
+    except configparser.Error:
+        return False  # Theano says it better
+    return parser.has_option("global", "floatX")
+
+
+def _prepare(job, rank):
+    import random
+
+    import numpy as np
+
+    from synkhronos._machine.devices import limit_threads
+    from synkhronos._machine.log import name_rank
+    from synkhronos.rules import compatible
+
+    name_rank(rank)
+    compatible.install()
+    limit_threads(int(os.environ["OMP_NUM_THREADS"]))
+    seed = job.options["seed"]
+    np.random.seed(seed if job.rule == "BSP" else seed + rank)
+    random.seed(seed + rank)
+
+
+def _train(job, comm, interrupted):
+    from synkhronos.rules import asgd, bsp, easgd, gosgd
+
+    module = {"BSP": bsp, "EASGD": easgd, "GOSGD": gosgd, "ASGD": asgd}[job.rule]
+    return module.run(job, comm, interrupted)
+
+
+def _report(error, job, comm):
+    """Write the traceback of an error, in one piece, with the rank, its device and its host."""
+    from mpi4py import MPI
+
+    from synkhronos.rules.messages import ProcessLost
+
+    place = f"rank {comm.rank} ({job.devices[comm.rank]}) on {MPI.Get_processor_name()}"
+    if isinstance(error, ProcessLost):  # its own process has more to say
+        text = f"{error}, so this rank ends too\n"
+    else:
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    sys.stdout.flush()
+    sys.stderr.write(f"{place} failed:\n{text}")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
