@@ -1,4 +1,4 @@
-"""Model files of demos/models in one process: imported, checked and driven as a rank does it."""
+"""Model files of demos/models in one process: made, checked and driven as a rank does it."""
 
 import contextlib
 import inspect
@@ -12,28 +12,26 @@ from theano.tensor.nnet.corr import BaseCorrMM
 from theano.tensor.signal.pool import MaxPoolGrad, Pool
 
 from support import compiling
-from synkhronos.rules import compatible
+from synkhronos.rules import contract, snapshots
 from synkhronos.rules.recorder import Recorder
 
 MODELS = Path(__file__).parents[2] / "demos" / "models"
-
-ATTRIBUTES = ["params", "data", "epoch", "n_epochs", "n_subb", "shared_lr", "name", "current_info"]
-METHODS = ["compile_iter_fns", "train_iter", "val_iter", "reset_iter", "adjust_hyperp", "cleanup"]
+HAVE_NO_PYTHON_CODE = (BaseCorrMM, Pool, MaxPoolGrad)  # or code that fails with today's NumPy
 
 
 @contextlib.contextmanager
 def little_compiled():
-    """Compile C code for convolutions and pooling only, which have no Python code that works."""
+    """Compile C code for convolutions and pooling only; compute all else in Python."""
     linker = theano.gof.vm.VM_Linker(use_cloop=False, c_thunks=False)
-    kinds, before = (BaseCorrMM, Pool, MaxPoolGrad), {}
-    with compiling._by_default(theano.Mode(linker, mode.predefined_optimizers["fast_compile"])):
-        for kind in kinds:
-            before[kind] = kind.__dict__.get("make_thunk")
+    kept = {kind: vars(kind).get("make_thunk") for kind in HAVE_NO_PYTHON_CODE}
+    optimizer = mode.predefined_optimizers["fast_compile"]
+    with compiling.by_default(theano.Mode(linker, optimizer)):
+        for kind in kept:
             kind.make_thunk = _compiled
         try:
             yield
         finally:
-            for kind, method in before.items():
+            for kind, method in kept.items():
                 if method is None:
                     del kind.make_thunk
                 else:
@@ -44,63 +42,71 @@ def _compiled(self, node, storage_map, compute_map, no_recycling, impl=None):
     return Op.make_thunk(self, node, storage_map, compute_map, no_recycling, impl="c")
 
 
-def build(file, name, **config):
-    """Return a model of a file, with its contract checked."""
-    module = compatible.import_model(str(MODELS / f"{file}.py"))
-    model = getattr(module, name)({"verbose": False, "rank": 0, "size": 1, **config})
-    missing = [each for each in ATTRIBUTES if not hasattr(model, each)]
-    missing += [each for each in METHODS if not callable(getattr(model, each, None))]
-    assert not missing
-    assert isinstance(model.params, list) and isinstance(model.data.n_batch_train, int)
-    assert all(isinstance(each, theano.compile.SharedVariable) for each in model.params)
-    assert len(set(model.params)) == len(model.params)
+def build(file, name, rank=0, size=1, **settings):
+    """Return a model of a file as a rank makes it, with its contract checked."""
+    modelclass = contract.load_class(str(MODELS / f"{file}.py"), name)
+    config = {"verbose": False, "rank": rank, "size": size}
+    model, _ = contract.make_model(modelclass, config, settings)
+    contract.check(model)
+    assert isinstance(model.params, list) and len(set(model.params)) == len(model.params)
     assert not set(model.params) & set(model.statistics)
-    signature = inspect.signature(model.compile_iter_fns)
-    kinds = {each.kind for each in signature.parameters.values()}
+    assert set(contract.statistics_of(model)) == set(model.statistics)
+    parameters = inspect.signature(model.compile_iter_fns).parameters.values()
+    kinds = {each.kind for each in parameters}
     assert kinds == {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
     return model
 
 
-def compile_for(model, sync_type="avg"):
-    """Compile a model's functions as a rank of BSP does."""
-    model.sync_type = sync_type
-    model.compile_iter_fns(sync_type=sync_type)
-    return Recorder(None, 1000, model.name, verbose=False)
+def start(model, sync_type="avg"):
+    """Compile a model's functions; return a recorder, and the history for snapshots."""
+    contract.compile_functions(model, sync_type)
+    return Recorder(None, 10**6, model.name, verbose=False), snapshots.History(model)
 
 
-def epoch(model, recorder, number=0):
-    """Train and validate for an epoch, as a rank of BSP does; return costs, and those to validate.
-
-    A step is finished before the validation, as BSP does it after each exchange.
-    """
-    model.epoch = number
-    before = len(recorder.train_cost), len(recorder.val_cost)
+def train(model, recorder, epoch=0):
+    """Train for an epoch; return the means of cost and error."""
+    model.epoch = epoch
     recorder.start_epoch()
-    for batch in range(model.data.n_batch_train):
-        for _ in range(model.n_subb):
-            model.train_iter(batch, recorder)
-            getattr(getattr(model, "train_iter_fn", None), "finish", lambda: None)()
+    seen = []
+    with _listening(recorder, "train_error", seen):
+        for batch in range(model.data.n_batch_train):
+            for _ in range(model.n_subb):
+                model.train_iter(batch, recorder)
+                contract.finish_step(model, True)
     model.reset_iter("train")
-    answer = validate(model, recorder)
-    model.adjust_hyperp(number)
-    if hasattr(model, "print_info"):
-        model.print_info(recorder, verbose=False)
-    return answer
+    return np.mean(seen, axis=0)
 
 
 def validate(model, recorder):
-    """Return the mean cost, error and top-5 error of all batches, and val_iter's last answer."""
+    """Return the means of cost, error and top-5 error, and the last answer of val_iter."""
     seen, answer = [], None
-    kept = recorder.val_error
-    recorder.val_error = lambda count, *values: seen.append([float(each) for each in values])
-    try:
-        for batch in range(model.data.n_batch_val):
-            for _ in range(model.n_subb):
-                answer = model.val_iter(batch, recorder)
-    finally:
-        recorder.val_error = kept
+    with _listening(recorder, "val_error", seen):
+        for _ in range(model.data.n_batch_val * model.n_subb):
+            answer = model.val_iter(0, recorder)
     model.reset_iter("val")
     return np.mean(seen, axis=0), answer
+
+
+@contextlib.contextmanager
+def _listening(recorder, name, seen):
+    """Append what a method of the recorder is told, but for the count."""
+    method = getattr(recorder, name)
+
+    def listen(count, *values):
+        seen.append([float(each) for each in values])
+        method(count, *values)
+
+    setattr(recorder, name, listen)
+    try:
+        yield
+    finally:
+        delattr(recorder, name)
+
+
+def end_epoch(model, recorder, epoch=0):
+    """Adjust the learning rate and print, as rules do at the end of an epoch."""
+    model.adjust_hyperp(epoch)
+    contract.print_info(model, recorder, True)
 
 
 def values(variables):

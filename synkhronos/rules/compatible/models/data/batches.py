@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,18 @@ class Picked(Sequence):
         if isinstance(index, slice):
             return Picked(self._items, self._numbers[index])
         return self._items[self._numbers[index]]
+
+
+def _data(name: str) -> Any:
+    """Return a property that is no state of the training: snapshots don't look at it."""
+
+    def get(self):
+        return getattr(self._data, name)
+
+    def set(self, value):
+        setattr(self._data, name, value)
+
+    return property(get, set)
 
 
 class Batches:
@@ -65,13 +78,16 @@ class Batches:
     """
 
     para_load = False
+    rawdata = _data("rawdata")
+    train_img, train_labels = _data("train_img"), _data("train_labels")
+    val_img, val_labels = _data("val_img"), _data("val_labels")
 
     def __init__(self, verbose: bool = False, seed: int | None = None):
         self.verbose = verbose
         self.seed = int(os.environ.get("SYNKHRONOS_SEED", 23455)) if seed is None else int(seed)
         self.stream = int(os.environ.get("SYNKHRONOS_STREAM", 0))
         self.batched = self.extended = False
-        self.rawdata: list[Any] = []
+        self._data = SimpleNamespace(rawdata=[])
         self._most_train = self._most_val = -1  # the user's bounds; -1 for none
         self.get_data()
 
