@@ -9,6 +9,7 @@ import theano
 import theano.tensor as T
 
 from synkhronos.rules.compatible.lib import opt
+from synkhronos.rules.compatible.models import layers2
 from synkhronos.rules.compatible.models.model import Model
 
 
@@ -51,6 +52,9 @@ class Classifier(Model):
 
     extra_cost: Any = 0  # added to that of training
 
+    layers: Any = None  # of layers2; snapshots of Theano-MPI have a file for each
+    _is_training = True
+
     def network(self, images: Any) -> tuple[Any, Any]:
         """Return the probabilities for training and those for validation."""
         raise NotImplementedError
@@ -64,6 +68,8 @@ class Classifier(Model):
         self.statistics_updates: list[Any] = []
         probabilities, self.probabilities = self.network(self.x)
         self.statistics = [shared for shared, _ in self.statistics_updates]
+        if self.layers:
+            self.statistics += layers2.get_statistics(self.layers)
         self.cost = self.cost_of(probabilities) + self.extra_cost
         self.error = self.errors(probabilities, 1)
         self.grads = T.grad(self.cost, self.params)
@@ -132,10 +138,30 @@ class Classifier(Model):
         )
         return images.transpose(3, 0, 1, 2), labels
 
+    def use_layers(self, last: Any) -> tuple[Any, Any]:
+        """Take the parameters of the layers of layers2 up to a last one, a Softmax.
+
+        Their dropout, cropping and batch normalization are switched between training and
+        validation, so there is one graph for both; it is returned twice.
+        """
+        self.layers = layers2.get_layers(last)
+        self.params, _ = layers2.get_params(self.layers)
+        return last.p_y_given_x, last.p_y_given_x
+
+    def _switch(self, is_training: bool) -> None:
+        if self.layers and is_training != self._is_training:
+            word = "On" if is_training else "Off"
+            getattr(layers2.Dropout, f"SetDropout{word}")()
+            getattr(layers2.Crop, f"SetRandCrop{word}")()
+            getattr(layers2.BatchNormal, f"SetTrain{word}")()
+        self._is_training = is_training
+
     def train_batch(self, part: int) -> tuple[Any, Any]:
         """Train with a part of the loaded batch."""
+        self._switch(True)
         return self.train_iter_fn(part)
 
     def val_batch(self, part: int) -> tuple[Any, Any, Any]:
         """Validate with a part of the loaded batch."""
+        self._switch(False)
         return self.val_iter_fn(part)
