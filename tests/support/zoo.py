@@ -16,7 +16,12 @@ from synkhronos.rules import contract, snapshots
 from synkhronos.rules.recorder import Recorder
 
 MODELS = Path(__file__).parents[2] / "demos" / "models"
-HAVE_NO_PYTHON_CODE = (BaseCorrMM, Pool, MaxPoolGrad, AveragePoolGrad)  # or code that fails with today's NumPy
+HAVE_NO_PYTHON_CODE = (
+    BaseCorrMM,
+    Pool,
+    MaxPoolGrad,
+    AveragePoolGrad,
+)  # or code that fails with today's NumPy
 
 
 @contextlib.contextmanager
