@@ -17,7 +17,7 @@ from theanompi.models.data import ImageNet_data
 
 from synkhronos.rules import plain_pickles
 
-RGB_MEAN = np.array([123.68, 116.779, 103.939], "float32").reshape(3, 1, 1, 1)
+RGB_MEAN = (123.68, 116.779, 103.939)
 
 
 class VGG16(Classifier):
@@ -50,20 +50,14 @@ class VGG16(Classifier):
         probabilities = lasagne.layers.get_output(self.output)
         return probabilities, lasagne.layers.get_output(self.output, deterministic=True)
 
+    def preprocessing(self):
+        """Subtract a constant of each colour, as for the published weights."""
+        return {"mean": RGB_MEAN, "scale": 1.0, "std": None}
+
     def read_batch(self, mode, number):
-        """Return images as the published weights need them: blue first, minus a constant."""
-        images, labels = self.data.prepared(
-            mode,
-            number,
-            self.input_size,
-            self.rand_crop,
-            self.batch_crop_mirror,
-            self.epoch,
-            self.rank,
-            mean=RGB_MEAN,
-            scale=1,
-        )
-        return images[::-1].transpose(3, 0, 1, 2), labels
+        """Return images with blue first, as for the published weights."""
+        images, labels = super().read_batch(mode, number)
+        return images[:, ::-1], labels
 
     def load_weights(self, file):
         """Begin with the weights of a file of Lasagne's recipes, vgg16.pkl."""

@@ -14,7 +14,6 @@ from synkhronos.rules.compatible.models.data import (
     ImageNet_data,
     IMDB_data,
     MNIST_data,
-    imagenet,
     sources,
 )
 
@@ -394,8 +393,6 @@ def test_what_imagenet_lacks_is_named(tmp_path):
     data.batch_data(4)
     with pytest.raises(ValueError, match="has 3 images, but 4 labels"):
         data.prepared("train", 0, crop=6)
-    with pytest.raises(ValueError, match="8 x 8 pixels can't be cropped to 9"):
-        imagenet.prepare(data.batch("train", 0)[0], 0, crop=9)
     (base / "labels" / "val_labels.npy").unlink()
     with pytest.raises(FileNotFoundError, match=r"val_labels\.npy is missing\. Get it from"):
         ImageNet_data(file_batch_size=4)
@@ -409,10 +406,11 @@ def test_what_imagenet_lacks_is_named(tmp_path):
 def test_parts_are_cut_out_and_mirrored_at_random(chosen, of_batch):
     data = made(ImageNet_data, chosen, rows=6)
     raw, _ = data.batch("train", 0)
-    got, _ = data.prepared("train", 0, 12, True, of_batch, epoch=1, mean=0, scale=1)
-    again, _ = data.prepared("train", 0, 12, True, of_batch, epoch=1, mean=0, scale=1)
+    as_is = {"mean": None, "scale": 1.0, "std": None}
+    got, _ = data.prepared("train", 0, 12, True, of_batch, epoch=1, **as_is)
+    again, _ = data.prepared("train", 0, 12, True, of_batch, epoch=1, **as_is)
     np.testing.assert_array_equal(got, again)
-    others = [data.prepared("train", 0, 12, True, of_batch, epoch, mean=0) for epoch in range(3)]
+    others = [data.prepared("train", 0, 12, True, of_batch, epoch) for epoch in range(3)]
     assert len({images.tobytes() for images, _ in others}) == 3
     places = set()
     for row in range(6):
@@ -425,19 +423,39 @@ def test_parts_are_cut_out_and_mirrored_at_random(chosen, of_batch):
     assert len(places) == 1 if of_batch else len(places) > 1
 
 
-@pytest.mark.parametrize("shape", [(), (3, 1, 1, 1), (3, 16, 16, 1)])
-def test_a_mean_is_cropped_with_its_image(chosen, shape):
-    data = made(ImageNet_data, chosen, rows=4)
-    mean = np.random.RandomState(0).uniform(size=shape).astype("float32")
-    raw, _ = data.batch("val", 0)
-    expected = (raw - mean)[:, 2:14, 2:14]
-    np.testing.assert_allclose(imagenet.prepare(raw, mean, 12, scale=1), expected, atol=1e-4)
-    # With a place for each row, a row has the part of the mean of its own place.
-    zero = np.random.RandomState(1)
-    each = imagenet.prepare(raw, mean, 16, zero, batch_crop_mirror=False, scale=1)
-    for row in range(4):
-        whole = np.broadcast_to(raw - mean, raw.shape)[..., row]
-        assert any(np.allclose(each[..., row], w, atol=1e-4) for w in (whole, whole[:, :, ::-1]))
+@pytest.mark.parametrize("source", ["made", "files"])
+def test_a_loader_gives_the_same_batches_from_any_one_on(chosen, tmp_path, source):
+    if source == "made":
+        data = made(ImageNet_data, chosen, batches=5, rows=4)
+    else:
+        write_imagenet(tmp_path, ".npy")
+        data = ImageNet_data(file_batch_size=4)
+        data.batch_data(4)
+    plan = [("train", number, epoch) for epoch in (0, 1) for number in range(3)]
+    plan += [("val", 0, 1), ("train", 1, 2), ("train", 2, 2)]  # the last epoch was resumed
+
+    def run():
+        found = []
+        for mode, number, epoch in plan:
+            data.shuffle_data(mode, epoch)
+            data.shard_data(mode, 0, 1)
+            images, labels = data.prepared(mode, number, 6, True, False, epoch)
+            found.append((images.copy(), labels))
+        return found
+
+    expected = run()
+    data.spawn_load()
+    data.para_load_init(None, 6, 6, True, False)
+    data.para_load_init(None, 6, 6, True, False)  # is there already
+    try:
+        for (images, labels), (other_images, other_labels) in zip(run(), expected):
+            np.testing.assert_array_equal(images, other_images)
+            np.testing.assert_array_equal(labels, other_labels)
+        folder = os.path.dirname(data.train_img[0])
+    finally:
+        data.para_load_close()
+        data.para_load_close()
+    assert not data.para_load and os.path.exists(folder) == (source == "files")
 
 
 # Folders.

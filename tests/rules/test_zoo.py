@@ -266,3 +266,23 @@ def test_ranks_train_with_all_batches_and_each_with_its_own(build, monkeypatch):
             model.train_iter(0, recorder)
         seen += [words.tobytes() for words, _, _ in loaded]
     assert len(seen) == len(set(seen)) == 5
+
+
+@HEAVY
+def test_a_loader_changes_nothing_but_the_waiting(build):
+    results = []
+    for para_load in (False, True):
+        model = build("VGG16", para_load=para_load)
+        if results:
+            for param, value in zip(model.params, first):
+                param.set_value(value)
+        first = zoo.values(model.params)
+        assert model.data.para_load == para_load
+        recorder, _ = zoo.start(model)
+        try:
+            images = [model.read_batch(mode, 0)[0].copy() for mode in ("train", "val")]
+            results.append((*images, zoo.validate(model, recorder)[0]))
+        finally:
+            model.cleanup()
+    for one, other in zip(*results):
+        np.testing.assert_array_equal(one, other)

@@ -10,6 +10,7 @@ import theano.tensor as T
 
 from synkhronos.rules.compatible.lib import opt
 from synkhronos.rules.compatible.models import layers2
+from synkhronos.rules.compatible.models.data.sources import source
 from synkhronos.rules.compatible.models.model import Model
 
 
@@ -49,11 +50,18 @@ class Classifier(Model):
     input_size = 0  # of data whose images are cropped when they are loaded
     batch_crop_mirror = False  # crop all images of a batch alike
     rand_crop = True
+    # Whether a process beside this one loads them: "auto" for files, but not for made-up data.
+    para_load: Any = "auto"
+    no_paraload = False  # for servers, which load nothing
 
     extra_cost: Any = 0  # added to that of training
 
     layers: Any = None  # of layers2; snapshots of Theano-MPI have a file for each
     _is_training = True
+
+    def preprocessing(self) -> dict[str, Any]:
+        """Return keywords of `Preprocess` that differ from those of ImageNet's data."""
+        return {}
 
     def network(self, images: Any) -> tuple[Any, Any]:
         """Return the probabilities for training and those for validation."""
@@ -81,6 +89,17 @@ class Classifier(Model):
         part = slice(self.subb_ind * rows // self.n_subb, (self.subb_ind + 1) * rows // self.n_subb)
         self.shared_x_slice, self.shared_y_slice = self.shared_x[part], self.shared_y[part]
         self.compiled_train_fn_list: list[Any] = []
+        loads = source() == "files" if self.para_load == "auto" else self.para_load
+        if self.input_size and loads and not self.no_paraload:
+            self.data.spawn_load()
+            self.data.para_load_init(
+                self.shared_x,
+                self.input_size,
+                self.input_size,
+                self.rand_crop,
+                self.batch_crop_mirror,
+                **self.preprocessing(),
+            )
 
     def cost_of(self, probabilities: Any) -> Any:
         """Return the mean negative log-likelihood of the labels."""
@@ -120,7 +139,8 @@ class Classifier(Model):
     def load(self, mode: str, number: int) -> None:
         """Put a batch of this rank into the shared variables."""
         images, labels = self.read_batch(mode, number)
-        self.shared_x.set_value(np.ascontiguousarray(images, theano.config.floatX), borrow=True)
+        # A copy: the loader writes into its images again.
+        self.shared_x.set_value(np.array(images, theano.config.floatX, order="C"), borrow=True)
         self.shared_y.set_value(labels)
 
     def read_batch(self, mode: str, number: int) -> tuple[Any, Any]:
@@ -135,6 +155,7 @@ class Classifier(Model):
             self.batch_crop_mirror,
             self.epoch,
             self.rank,
+            **self.preprocessing(),
         )
         return images.transpose(3, 0, 1, 2), labels
 

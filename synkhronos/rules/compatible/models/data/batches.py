@@ -170,7 +170,7 @@ class Batches:
         whose workers see all data. Batches for validation keep their order.
         """
         self._must_be_batched()
-        count = len(getattr(self, f"{_checked(mode)}_img"))
+        count = len(getattr(self, f"{checked(mode)}_img"))
         order = np.arange(count)
         if mode == "train":
             # GOSGD's epoch was no whole number.
@@ -181,7 +181,7 @@ class Batches:
     def shard_data(self, mode: str = "train", rank: int = 0, size: int = 1) -> None:
         """Take every `size`-th batch, beginning with that of this rank."""
         self._must_be_batched()
-        order = getattr(self, f"{_checked(mode)}_order")
+        order = getattr(self, f"{checked(mode)}_order")
         if not 0 <= rank < size:
             raise ValueError(f"rank must be from 0 to {size - 1} for size={size}, got {rank}.")
         if mode == "train" and len(order) < size:
@@ -198,7 +198,7 @@ class Batches:
 
     def batch(self, mode: str, number: int):
         """Return the images and the labels of a batch of this rank."""
-        shard = getattr(self, f"{_checked(mode)}_shard")
+        shard = getattr(self, f"{checked(mode)}_shard")
         return (
             self.read(getattr(self, f"{mode}_img")[shard[number]]),
             getattr(self, f"{mode}_labels")[shard[number]],
@@ -216,7 +216,8 @@ class Batches:
             )
 
 
-def _checked(mode: str) -> str:
+def checked(mode: str) -> str:
+    """Return a mode, "train" or "val"; raise ValueError for another one."""
     if mode not in ("train", "val"):
         raise ValueError(f"mode must be 'train' or 'val', got {mode!r}.")
     return mode

@@ -12,15 +12,19 @@ The number 128 is that of the images in a file.
 
 from __future__ import annotations
 
+import os
+import tempfile
+
 import numpy as np
 
 from synkhronos.rules import array_files
 from synkhronos.rules.compatible.models.data import sources
-from synkhronos.rules.compatible.models.data.batches import Batches
+from synkhronos.rules.compatible.models.data.batches import Batches, checked
+from synkhronos.rules.loading import Loader
+from synkhronos.rules.preprocessing import Preprocess
 
 PAGE = "https://www.image-net.org/download.php (then preprocessed by theano_alexnet)"
-STD = np.array([0.229, 0.224, 0.225], "float32").reshape(3, 1, 1, 1)
-RGB_MEAN = np.array([123.675, 116.28, 103.53], "float32").reshape(3, 1, 1, 1)
+STD = (0.229, 0.224, 0.225)  # of each colour, of numbers from 0 to 1
 
 
 class ImageNet_data(Batches):
@@ -61,6 +65,7 @@ class ImageNet_data(Batches):
 
     def get_data(self) -> None:
         """Find the files, and read labels and mean image."""
+        self._data.loader = self._data.folder = None
         if sources.source() == sources.MADE:
             self._make_up()
             return
@@ -141,74 +146,104 @@ class ImageNet_data(Batches):
         batch_crop_mirror=True,
         epoch=0,
         rank=0,
-        mean=None,
-        scale=255 * STD,
+        **preprocessing,
     ):
         """Return images of a batch of this rank, of shape (3, crop, crop, rows), and labels.
 
-        The mean image, or another mean, is subtracted, and the result divided by 255 and by the
-        standard deviation of each colour, or by another scale. For training, parts at random places
-        are cut out, and mirrored or not: of all rows alike with `batch_crop_mirror`. Places depend
-        on the seed, the epoch, the rank and `number`, so training that was stopped goes on with the
-        same ones.
+        The mean image is subtracted, and the result divided by 255 and by the standard deviation of
+        each colour; `preprocessing` has other keywords of `Preprocess`. For training, parts at
+        random places are cut out, and mirrored or not: of all rows alike with `batch_crop_mirror`.
+        Places depend on the seed, the epoch, the rank and `number`, so training that was stopped
+        goes on with the same ones.
+
+        With a loader, images come from there, and are valid until the next call.
         """
-        images, labels = self.batch(mode, number)
+        labels = getattr(self, f"{checked(mode)}_labels_shard")[number]
+        seed = self.seed, int(epoch), rank, self.stream
+        if self._data.loader is not None:
+            return self._loaded(mode, number, seed), labels
+        images, _ = self.batch(mode, number)
         if images.shape[-1] != len(labels):
             raise ValueError(
                 f"{getattr(self, f'{mode}_img_shard')[number]} has {images.shape[-1]} images, but "
                 f"{len(labels)} labels: file_batch_size is not that of the files, or files are "
                 "missing."
             )
-        random = None
-        if mode == "train" and rand_crop:
-            random = np.random.RandomState([self.seed, int(epoch), rank, self.stream, number])
-        mean = self.rawdata[4] if mean is None else mean
-        return prepare(images, mean, crop, random, batch_crop_mirror, scale), labels
+        prepare = self._preprocess(crop, rand_crop, batch_crop_mirror, preprocessing)
+        return prepare(images, mode, np.random.RandomState([*seed, number])), labels
 
-
-def prepare(images, mean, crop, random=None, batch_crop_mirror=True, scale=255 * STD):
-    """Return bytes of shape (3, height, width, rows) as numbers around 0, cropped.
-
-    Parameters
-    ----------
-    images : array of bytes
-    mean : array
-        To subtract; broadcast to the shape of the images.
-    crop : int
-        Height and width of the result.
-    random : RandomState, optional
-        For places at random, and mirror images; by default the middle is taken.
-    batch_crop_mirror : bool
-        Draw once for all rows, or for each row.
-    scale : number or array
-        To divide by.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> prepare(np.full((3, 8, 8, 2), 127, "uint8"), np.float32(127), crop=6).max()
-    0.0
-    """
-    room = images.shape[1] - crop, images.shape[2] - crop
-    if min(room) < 0:
-        raise ValueError(
-            f"images of {images.shape[1]} x {images.shape[2]} pixels can't be cropped to {crop}."
+    def _preprocess(self, crop, rand_crop, batch_crop_mirror, others):
+        values = {"mean": self.rawdata[4], "scale": 255.0, "std": STD, **others}
+        return Preprocess(
+            cropsize=crop, rand_crop=rand_crop, flag_batch=batch_crop_mirror, **values
         )
-    rows = images.shape[-1]
-    result = np.empty((len(images), crop, crop, rows), "float32")
-    groups = [slice(None)] if random is None or batch_crop_mirror else range(rows)
-    for group in groups:
-        top, left, flip = room[0] // 2, room[1] // 2, False
-        if random is not None:
-            top, left = random.randint(room[0] + 1), random.randint(room[1] + 1)
-            flip = random.randint(2)
-        place = slice(top, top + crop), slice(left, left + crop)
-        part = images[:, place[0], place[1], group].astype("float32")
-        means = mean[:, place[0], place[1]] if np.ndim(mean) == 4 and mean.shape[1] > 1 else mean
-        part -= means if part.ndim == 4 or np.ndim(mean) < 4 else means[..., 0]
-        result[..., group] = part[:, :, ::-1] if flip else part
-    result /= scale
-    return result
+
+    def spawn_load(self) -> None:
+        """Have a loader, which `para_load_init` starts: a process beside that of this rank."""
+        self.para_load = True
+
+    def para_load_init(
+        self,
+        shared_x=None,
+        input_width=227,
+        input_height=227,
+        rand_crop=True,
+        batch_crop_mirror=True,
+        **preprocessing,
+    ):
+        """Start the loader, which reads and prepares batches while this rank computes.
+
+        Parameters
+        ----------
+        shared_x : shared variable, optional
+            Not used: `prepared` returns what the loader has read.
+        input_width, input_height : int
+            Pixels of the parts that are cut out.
+        rand_crop, batch_crop_mirror : bool
+        **preprocessing
+            As for `prepared`.
+        """
+        self._must_be_batched()
+        if self._data.loader is not None:
+            return
+        if sources.source() == sources.MADE:
+            self._write_made()
+        files = [*self.train_img, *self.val_img]
+        crop = input_height, input_width
+        self._data.loader = Loader(
+            files,
+            (3, *crop, self.file_batch_size),
+            "float32",
+            self._preprocess(crop, rand_crop, batch_crop_mirror, preprocessing),
+        )
+        self._data.expected = None
+        self.para_load = True
+
+    def _write_made(self):
+        """Write made-up images into files, for the loader."""
+        self._data.folder = tempfile.TemporaryDirectory(prefix="synkhronos-made-")
+        for items in (self.train_img, self.val_img):
+            for number, name in enumerate(items):
+                items[number] = os.path.join(self._data.folder.name, f"{name}.npy")
+                np.save(items[number], self._made(name)[0])
+
+    def _loaded(self, mode, number, seed):
+        """Return the images of a batch from the loader; begin there if others are expected."""
+        if self._data.expected != (mode, number, seed):
+            offset = len(self.train_img) if mode == "val" else 0
+            order = getattr(self, f"{mode}_shard") + offset
+            self._data.loader.begin(order.tolist(), mode, seed, start=number)
+        self._data.expected = mode, number + 1, seed
+        return self._data.loader.next()
+
+    def para_load_close(self) -> None:
+        """End the loader, if there is one."""
+        if self._data.loader is not None:
+            self._data.loader.close()
+        if self._data.folder is not None:
+            self._data.folder.cleanup()
+        self._data.loader = self._data.folder = None
+        self.para_load = False
 
 
 def _load(file, *dimensions):
