@@ -273,10 +273,6 @@ def test_a_loader_changes_nothing_but_the_waiting(build):
     results = []
     for para_load in (False, True):
         model = build("VGG16", para_load=para_load)
-        if results:
-            for param, value in zip(model.params, first):
-                param.set_value(value)
-        first = zoo.values(model.params)
         assert model.data.para_load == para_load
         recorder, _ = zoo.start(model)
         try:

@@ -12,8 +12,11 @@ The number 128 is that of the images in a file.
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
 import tempfile
+import weakref
 
 import numpy as np
 
@@ -32,8 +35,8 @@ class ImageNet_data(Batches):
 
     Files are those of `np.save` (``.npy``) or of hickle (``.hkl``).
 
-    See `Batches` for the attributes; items of ``train_img`` and ``val_img`` are the paths of files,
-    or for made-up data names.
+    See `Batches` for the attributes; items of ``train_img`` and ``val_img`` are the paths of files.
+    Made-up images are in temporary files, which end with the process.
 
     Parameters
     ----------
@@ -65,7 +68,7 @@ class ImageNet_data(Batches):
 
     def get_data(self) -> None:
         """Find the files, and read labels and mean image."""
-        self._data.loader = self._data.folder = None
+        self._data.loader = None
         if sources.source() == sources.MADE:
             self._make_up()
             return
@@ -90,17 +93,23 @@ class ImageNet_data(Batches):
         self.rawdata.append(mean.reshape(*mean.shape[:3], 1))
         self.height, self.width = mean.shape[1:3]
 
-    def _make_up(self) -> None:
+    def _make_up(self, writes: bool = False) -> None:
+        """Make up images and labels; write the images into files, which model files may read."""
+        if writes:
+            self._data.folder = tempfile.mkdtemp(prefix="synkhronos-made-")
+            self._data.remove = weakref.finalize(self, shutil.rmtree, self._data.folder, True)
         self.rawdata = []
         for part, batches in zip(("train", "val"), sources.made_batches()):
-            names = [f"made {part} {number}" for number in range(batches)]
-            labels = [self._made(name)[1] for name in names]
-            self.rawdata += [names, np.concatenate(labels)]
+            names = [f"made-{part}-{number}{_made_end()}" for number in range(batches)]
+            made = [self._made(2 * number + (part == "val")) for number in range(batches)]
+            if writes:
+                names = [os.path.join(self._data.folder, name) for name in names]
+                for name, (images, _) in zip(names, made):
+                    _write(name, images)
+            self.rawdata += [names, np.concatenate([labels for _, labels in made])]
         self.rawdata.append(np.full((3, self.height, self.width, 1), 127, "float32"))
 
-    def _made(self, name):
-        _, part, number = name.split()
-        seed = 2 * int(number) + (part == "val")
+    def _made(self, seed):
         # Fewer pixels are made up than are returned: each stands for a square of them.
         times = max(1, self.width // 32)
         small = (3, -(-self.height // times), -(-self.width // times))
@@ -113,7 +122,7 @@ class ImageNet_data(Batches):
         """Set the lists of batches: of names of files, and of the labels of their images."""
         if sources.source() == sources.MADE:
             self.file_batch_size = file_batch_size
-            self._make_up()
+            self._make_up(writes=True)
         for part, (files, labels) in zip(("train", "val"), (self.rawdata[:2], self.rawdata[2:4])):
             starts = range(0, len(files) * file_batch_size, file_batch_size)
             # The last file may have fewer images than the others.
@@ -128,8 +137,6 @@ class ImageNet_data(Batches):
 
     def read(self, item):
         """Return the images of a file, of bytes, of shape (3, height, width, rows)."""
-        if item.startswith("made "):
-            return self._made(item)[0]
         images = array_files.read(item)
         if images.ndim != 4 or len(images) != 3:
             raise ValueError(
@@ -206,8 +213,6 @@ class ImageNet_data(Batches):
         self._must_be_batched()
         if self._data.loader is not None:
             return
-        if sources.source() == sources.MADE:
-            self._write_made()
         files = [*self.train_img, *self.val_img]
         crop = input_height, input_width
         self._data.loader = Loader(
@@ -218,14 +223,6 @@ class ImageNet_data(Batches):
         )
         self._data.expected = None
         self.para_load = True
-
-    def _write_made(self):
-        """Write made-up images into files, for the loader."""
-        self._data.folder = tempfile.TemporaryDirectory(prefix="synkhronos-made-")
-        for items in (self.train_img, self.val_img):
-            for number, name in enumerate(items):
-                items[number] = os.path.join(self._data.folder.name, f"{name}.npy")
-                np.save(items[number], self._made(name)[0])
 
     def _loaded(self, mode, number, seed):
         """Return the images of a batch from the loader; begin there if others are expected."""
@@ -240,10 +237,19 @@ class ImageNet_data(Batches):
         """End the loader, if there is one."""
         if self._data.loader is not None:
             self._data.loader.close()
-        if self._data.folder is not None:
-            self._data.folder.cleanup()
-        self._data.loader = self._data.folder = None
+        self._data.loader = None
         self.para_load = False
+
+
+def _made_end():
+    return ".hkl" if importlib.util.find_spec("h5py") else ".npy"
+
+
+def _write(name, images):
+    if name.endswith(".hkl"):
+        array_files.write_hickle(name, images)
+    else:
+        np.save(name, images)
 
 
 def _load(file, *dimensions):
