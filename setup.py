@@ -107,5 +107,10 @@ setup(
     # would end with the messages of a compiler.
     install_requires=[f"{each}; python_version < '3.12'" for each in REQUIREMENTS],
     extras_require=EXTRAS,
-    entry_points={"console_scripts": ["synkhronos = synkhronos.__main__:main"]},
+    entry_points={
+        "console_scripts": [
+            "synkhronos = synkhronos.__main__:main",
+            "tmlauncher = synkhronos.tools.tmlauncher:main",
+        ]
+    },
 )

@@ -1,4 +1,4 @@
-"""The command line: ``synkhronos run``, ``launch``, ``info``, ``theanorc`` and ``bench``."""
+"""The command line: ``synkhronos run``, ``launch``, ``rule``, ``info`` and others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Sequence
 
 from synkhronos._host.theano import import_support
 from synkhronos.errors import SessionError, SharedMemoryFull
-from synkhronos.tools import launch, run
+from synkhronos.tools import launch, rule, run
 
 THEANORC = """\
 # Written by `synkhronos theanorc`: the flags that Theano gets wherever Synkhronos is installed.
@@ -79,6 +79,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     launch.add_arguments(launcher)
     launcher.set_defaults(run=launch.main)
+
+    ruled = commands.add_parser(
+        "rule",
+        help="train a model by one of Theano-MPI's rules",
+        description=rule.__doc__,
+        allow_abbrev=False,
+    )
+    rule.add_arguments(ruled)
 
     theanorc = commands.add_parser(
         "theanorc",

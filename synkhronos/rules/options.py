@@ -90,7 +90,7 @@ class Option:
         name = name or self.name
         if any(value is other for other in self.others):
             return value
-        value = self._of_its_kind(value, name)
+        given, value = value, self._of_its_kind(value, name)
         fits = not self.choices or value in self.choices
         if self.kind in (int, float):
             fits = self.least < value if self.above else self.least <= value
@@ -99,7 +99,7 @@ class Option:
             fits = bool(value.strip()) and "\0" not in value
         if not fits:
             meant = nearest(value, self.choices) if self.choices else ""
-            raise ValueError(f"{name} must be {self.expected}, got {_wording.shown(value)}.{meant}")
+            raise ValueError(f"{name} must be {self.expected}, got {_wording.shown(given)}.{meant}")
         return value
 
     def _of_its_kind(self, value, name):
@@ -314,6 +314,15 @@ def _plain(name, value):
         f"the setting {name} must be a number, a text, None, True or False, or lists and dicts of "
         f"them, got {_wording.shown(value)}."
     )
+
+
+def flag(name: str) -> str:
+    """Return the option of a command for an option's name.
+
+    >>> flag("print_freq")
+    '--print-freq'
+    """
+    return f"--{name.replace('_', '-')}"
 
 
 def unknown(rule: str, name: str, known: Collection[str]) -> str:

@@ -18,6 +18,7 @@ def test_defaults_are_complete():
         "snapshot_path": "./snapshots/",
         "inforec_path": "./inforec/",
         "resume": False,
+        "patience": 600.0,
         "seed": 23455,
         "made_batches": None,
     }

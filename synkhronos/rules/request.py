@@ -1,0 +1,163 @@
+"""A checked request for a run: the rule, the model, the devices, the options and the settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Mapping, Sequence
+
+from synkhronos import _wording
+from synkhronos.rules import modelfile as _modelfile
+from synkhronos.rules import options as _options
+from synkhronos.rules import places as _places
+from synkhronos.rules.job import Job
+from synkhronos.rules.places import NO_DEVICE, Place
+
+_OF_LAUNCHER = ("log_path", "bind")
+
+
+@dataclass(frozen=True)
+class Request:
+    """All that the launcher needs, as scripts, commands and files ask for it.
+
+    Attributes
+    ----------
+    rule, modelfile, modelclass : str
+    places : list of Place
+        Of the devices that were named: the extra process of a server is not among them.
+    options : dict
+        All options of the rule.
+    settings : dict
+        Of the model and its data.
+    log_path : str
+    bind : bool
+    agent : str or None
+        Stands in for ssh.
+    mpirun_args : str
+        More arguments of mpirun.
+    """
+
+    rule: str
+    places: list[Place]
+    modelfile: str
+    modelclass: str
+    options: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    log_path: str = "./logs/"
+    bind: bool = False
+    agent: str | None = None
+    mpirun_args: str = ""
+
+    @property
+    def ranks(self) -> list[Place]:
+        """The place of each rank; a server without a device is on the first host."""
+        extra = self.options.get("server") == "extra"
+        return [Place(self.places[0].host, NO_DEVICE)] * extra + self.places
+
+    @property
+    def is_served(self) -> bool:
+        """Whether rank 0 is a server, and not a worker."""
+        return "server" in self.options
+
+    @property
+    def outlives_ranks(self) -> bool:
+        """Whether workers go on after another one has died."""
+        return self.rule != "BSP"
+
+    def job(self, cores: list[list[int] | None]) -> Job:
+        """Return what the ranks are told."""
+        devices = [place.device for place in self.ranks]
+        names = (self.rule, self.modelfile, self.modelclass)
+        return Job(*names, devices, cores, self.options, self.settings)
+
+    def arguments(self, **changed: Any) -> list[str]:
+        """Return the arguments of ``synkhronos rule`` for this request, with changed options."""
+        line = [self.rule]
+        for host, devices in _places.by_host(self.places).items():
+            line += ["--devices", f"{host}:{','.join(devices)}" if host else ",".join(devices)]
+        line += [self.modelfile, self.modelclass]
+        known = _options.of_rule(self.rule)
+        values = {**self.options, "log_path": self.log_path, **changed}
+        for name, value in values.items():
+            if value != known[name].default:
+                line += [_options.flag(name), *([] if value is True else [str(value)])]
+        line += ["--bind"] * self.bind
+        for name, value in self.settings.items():
+            line += ["--set", f"{name}={value!r}"]
+        if self.agent:
+            line += ["--agent", self.agent]
+        if self.mpirun_args:
+            line += [f"--mpirun-args={self.mpirun_args}"]
+        return line
+
+
+def make(
+    rule: str,
+    devices: Any,
+    modelfile: str,
+    modelclass: str,
+    settings: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] | None = None,
+    agent: str | None = None,
+    mpirun_args: str = "",
+    folders: Sequence[str] | None = None,
+) -> Request:
+    """Check all that a run is asked with; return the request.
+
+    Parameters
+    ----------
+    rule : str
+    devices : str or list of str
+        As `places.parse` takes them.
+    modelfile, modelclass : str
+        The file is looked for, and the class in it.
+    settings : dict, optional
+        Of the model.
+    given : dict, optional
+        Options of the rule and of the launcher.
+    agent, mpirun_args : str, optional
+    folders : list of str, optional
+        Where dotted names of files are looked for.
+
+    Raises
+    ------
+    TypeError, ValueError, FileNotFoundError
+        For what is wrong, before anything is started.
+
+    Examples
+    --------
+    >>> make("BSP", "cpu,cpu", "models.none", "Model")
+    Traceback (most recent call last):
+    FileNotFoundError: there is no module 'models.none': ...
+    """
+    given = dict(given or {})
+    own = {name: given.pop(name) for name in _OF_LAUNCHER if name in given}
+    options = _options.check(rule, **given)
+    of_launcher = _options.check_launcher(**own)
+    places = _places.parse(devices)
+    _check_number(rule, options, places)
+    if settings is not None and not isinstance(settings, dict):
+        raise TypeError(
+            f"settings must be a dict of the model's settings, got {_wording.shown(settings)}."
+        )
+    checked = {name: _options.check_setting(name, v) for name, v in (settings or {}).items()}
+    for name, value in (("agent", agent), ("mpirun_args", mpirun_args)):
+        if not isinstance(value, str) and not (name == "agent" and value is None):
+            raise TypeError(f"{name} must be a text, got {_wording.shown(value)}.")
+    _modelfile.find(modelfile, modelclass, folders)
+    return Request(
+        rule, places, modelfile, modelclass, options, checked, agent=agent,
+        mpirun_args=mpirun_args, **of_launcher,
+    )  # fmt: skip
+
+
+def _check_number(rule, options, places):
+    """Raise ValueError if there are not as many devices as a rule needs."""
+    if options.get("server") == "first" and len(places) == 1:
+        raise ValueError(
+            f"{rule} with one device: the first is the server's, so that no worker has one. Name "
+            "two devices or more, or give the server a process without a device: server='extra'."
+        )
+    if options.get("sync_type") == "swap" and len(places) % 2:
+        raise ValueError(
+            f"sync_type 'swap' pairs the ranks, so their number must be even, got {len(places)}."
+        )

