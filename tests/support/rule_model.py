@@ -140,7 +140,7 @@ class Sleeps(Model):
 
     def __init__(self, config):
         seconds = config.get("seconds", 0.0)
-        if RANK == int(os.environ["OMPI_COMM_WORLD_SIZE"]) - 1:
+        if int(os.environ["OMPI_COMM_WORLD_SIZE"]) - 1 == RANK:
             time.sleep(seconds)
         Model.__init__(self, config)
 
