@@ -28,6 +28,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any, Sequence
 
+from synkhronos import _wording
 from synkhronos.rules import cfg
 from synkhronos.rules import options as _options
 from synkhronos.rules import places as _places
