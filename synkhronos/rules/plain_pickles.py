@@ -16,7 +16,7 @@ import numpy as np
 KINDS = "biufSU"  # of the items of arrays: numbers and text, never objects
 
 
-def load(data: bytes, name: str) -> Any:
+def load(data: bytes, name: str, lists: bool = False) -> Any:
     """Return what a pickle holds.
 
     Parameters
@@ -25,6 +25,9 @@ def load(data: bytes, name: str) -> Any:
         The pickle.
     name : str
         The file, for messages.
+    lists : bool
+        Whether to read arrays of objects too, as lists of what is read elsewhere: Keras' data sets
+        have such.
 
     Raises
     ------
@@ -37,7 +40,10 @@ def load(data: bytes, name: str) -> Any:
     {'lr': [[1, 0.5]]}
     """
     try:
-        return _converted(_Unpickler(io.BytesIO(data), encoding="latin1").load())
+        file = io.BytesIO(data)
+        if lists:
+            return _converted(_UnpicklerOfLists(file, encoding="latin1").load())
+        return _converted(_Unpickler(file, encoding="latin1").load())
     except _Refused as refused:
         raise ValueError(
             f"{name} is not read: it names {refused}, but only containers, text, numbers and "
@@ -59,17 +65,29 @@ class _Unpickler(pickle.Unpickler):
         return made
 
 
+class _UnpicklerOfLists(_Unpickler):
+    def find_class(self, module, name):
+        made = super().find_class(module, name)
+        return _DtypeOrObject if made is _Dtype else made
+
+
 class _Dtype:
     """Stands for a dtype: NumPy's own would take any state from the pickle."""
 
+    kinds = KINDS
+
     def __init__(self, code, *_):
         self.dtype = np.dtype(str(code))
-        if self.dtype.kind not in KINDS:
+        if self.dtype.kind not in self.kinds:
             raise _Refused(f"an array of {self.dtype}")
 
     def __setstate__(self, state):
         if state[1] in ("<", ">"):
             self.dtype = self.dtype.newbyteorder(state[1])
+
+
+class _DtypeOrObject(_Dtype):
+    kinds = f"{KINDS}O"
 
 
 class _Array:
@@ -80,6 +98,9 @@ class _Array:
 
     def __setstate__(self, state):
         _, shape, kind, is_fortran, items = state
+        if kind.dtype.kind == "O":
+            self.array = list(items)
+            return
         items = np.frombuffer(_bytes(items), kind.dtype)
         self.array = items.reshape(shape, order="F" if is_fortran else "C").copy()
 
@@ -114,7 +135,7 @@ _MAKERS = {
 def _converted(value):
     """Return the value with arrays in place of what stands for them."""
     if isinstance(value, _Array):
-        return value.array
+        return _converted(value.array) if isinstance(value.array, list) else value.array
     if isinstance(value, dict):
         return {_converted(key): _converted(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -15,16 +15,16 @@ IN_PYTHON = theano.Mode(theano.gof.vm.VM_Linker(use_cloop=False, c_thunks=False)
 
 def quickly():
     """Compile functions that name no mode in FAST_COMPILE, without a C compiler."""
-    return _by_default(mode.predefined_modes["FAST_COMPILE"])
+    return by_default(mode.predefined_modes["FAST_COMPILE"])
 
 
 def in_python():
     """Compile functions that name no mode as FAST_RUN does, but without a C compiler."""
-    return _by_default(IN_PYTHON)
+    return by_default(IN_PYTHON)
 
 
 @contextlib.contextmanager
-def _by_default(chosen):
+def by_default(chosen):
     """Compile functions that name no mode in another one than Theano's.
 
     Theano makes the default mode once, and goes on using it after a change of ``config.mode``. On

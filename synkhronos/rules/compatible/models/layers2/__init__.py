@@ -1,1 +1,73 @@
-"""Layers."""
+"""``theanompi.models.layers2``: weights and layers for model files.
+
+A layer takes the layer before it, or a variable of Theano and ``input_shape``; its ``output`` is an
+expression. ``get_params(get_layers(last))`` returns all parameters and their types.
+"""
+
+from synkhronos.rules.compatible.models.layers2.dense import (
+    FC,
+    BatchNormal,
+    Dimshuffle,
+    Dropout,
+    Flatten,
+    Softmax,
+)
+from synkhronos.rules.compatible.models.layers2.images import (
+    LRN,
+    Conv,
+    ConvPoolLRN,
+    ConvPoolLRN_bc01,
+    Crop,
+    Pool,
+    Subtract,
+)
+from synkhronos.rules.compatible.models.layers2.layer import (
+    Layer,
+    count_params,
+    extract_weight_types,
+    get_layers,
+    get_params,
+    get_statistics,
+    set_seed,
+)
+from synkhronos.rules.compatible.models.layers2.weights import (
+    Constant,
+    GlorotNormal,
+    GlorotUniform,
+    HeNormal,
+    HeUniform,
+    Normal,
+    Uniform,
+    Weight,
+)
+
+__all__ = [
+    "FC",
+    "LRN",
+    "BatchNormal",
+    "Constant",
+    "Conv",
+    "ConvPoolLRN",
+    "ConvPoolLRN_bc01",
+    "Crop",
+    "Dimshuffle",
+    "Dropout",
+    "Flatten",
+    "GlorotNormal",
+    "GlorotUniform",
+    "HeNormal",
+    "HeUniform",
+    "Layer",
+    "Normal",
+    "Pool",
+    "Softmax",
+    "Subtract",
+    "Uniform",
+    "Weight",
+    "count_params",
+    "extract_weight_types",
+    "get_layers",
+    "get_params",
+    "get_statistics",
+    "set_seed",
+]

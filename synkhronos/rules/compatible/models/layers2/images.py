@@ -1,0 +1,373 @@
+"""Layers of images: convolution, pooling, normalization over channels, cropping.
+
+Images are (batch, channels, rows, columns), "bc01". Layers of "c01b" shuffle the axes to bc01, and
+the result back: so they compute on any device.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import numpy as np
+import theano.tensor as T
+from theano.tensor.nnet.abstract_conv import get_conv_output_shape
+
+from synkhronos.rules.compatible.models.layers2.layer import Layer, Switch, new_stream, relu
+from synkhronos.rules.compatible.models.layers2.weights import Constant, Normal, as_weight
+from synkhronos.rules.compatible.stand_ins.dnn import dnn_conv, dnn_pool
+
+LAYOUTS = ("bc01", "c01b")
+
+
+def _pair(size):
+    return tuple(size) if isinstance(size, (tuple, list)) else (size, size)
+
+
+def _to_bc01(x, layout):
+    return x.dimshuffle(3, 0, 1, 2) if layout == "c01b" else x
+
+
+def _from_bc01(x, layout):
+    return x.dimshuffle(1, 2, 3, 0) if layout == "c01b" else x
+
+
+def _shape_bc01(shape, layout):
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}.")
+    if len(shape) != 4:
+        raise ValueError(f"input_shape must have 4 dimensions ({layout}), got {tuple(shape)}.")
+    return (shape[3], *shape[:3]) if layout == "c01b" else tuple(shape)
+
+
+def _shape_from_bc01(shape, layout):
+    return (*shape[1:], shape[0]) if layout == "c01b" else tuple(shape)
+
+
+def _pooled_shape(shape, size, stride, pad):
+    sides = [
+        (n + 2 * p - k) // s + 1
+        for n, k, s, p in zip(shape[2:], _pair(size), _pair(stride), _pair(pad))
+    ]
+    return (*shape[:2], *sides)
+
+
+def normalize_channels(
+    x: Any, channels: int, n: int = 5, k: float = 2.0, alpha: float = 1e-4, beta: float = 0.75
+) -> Any:
+    """Return x / (k + alpha sum of x^2 over `n` neighbouring channels)^beta, for bc01 [1]_.
+
+    .. [1] Alex Krizhevsky, Ilya Sutskever and Geoffrey E. Hinton, "ImageNet classification with
+       deep convolutional neural networks", NIPS 2012: section 3.3.
+    """
+    if n % 2 != 1:
+        raise ValueError(f"n must be an odd number of channels, got {n}.")
+    half = n // 2
+    padded = T.zeros((x.shape[0], channels + 2 * half, x.shape[2], x.shape[3]), x.dtype)
+    padded = T.set_subtensor(padded[:, half : half + channels], T.sqr(x))
+    total = sum(padded[:, i : i + channels] for i in range(n))
+    return x / (k + alpha * total) ** beta
+
+
+class Conv(Layer):
+    """max(x * W + b, 0), for images bc01.
+
+    Parameters
+    ----------
+    input : Layer or symbolic variable
+    input_shape : tuple of int, optional
+        (batch, channels, rows, columns); needed where `input` is no layer.
+    convstride, padsize : int or pair of int, optional
+        The stride, and the zeros around the images.
+    W, b : Weight or float, optional
+        W is (out, in, rows, columns). By default normal with a standard deviation of 0.01, and 0.
+    filter_shape : tuple of int, optional
+        The shape of W, where no W is given.
+    activation : callable, optional
+        The rectifier by default; None for the identity.
+    lib_conv : str, optional
+        Accepted, and of no effect: Theano chooses.
+    """
+
+    def __init__(
+        self,
+        input: Any,
+        input_shape: Any = None,
+        convstride: Any = 1,
+        padsize: Any = 0,
+        W: Any = None,
+        b: Any = 0.0,
+        filter_shape: Any = None,
+        activation: Any = relu,
+        lib_conv: str = "cudnn",
+        printinfo: bool = False,
+    ):
+        super().__init__(input, input_shape, printinfo)
+        shape = _shape_bc01(self.input_shape, "bc01")
+        filter_shape = getattr(W, "shape", filter_shape) if filter_shape is None else filter_shape
+        if filter_shape is None:
+            raise TypeError("Conv needs W or filter_shape: (out, in, rows, columns).")
+        _check_channels(shape[1], filter_shape[1])
+        self.W = as_weight(W, filter_shape, Normal)
+        self.b = as_weight(b, filter_shape[:1], Constant)
+        made = dnn_conv(
+            self.input,
+            self.W.val,
+            border_mode=_pair(padsize),
+            subsample=_pair(convstride),
+            conv_mode="cross",
+        )
+        made = made + self.b.val.dimshuffle("x", 0, "x", "x")
+        shape = get_conv_output_shape(shape, self.W.shape, _pair(padsize), _pair(convstride))
+        self._finish(made if activation is None else activation(made), shape)
+
+
+def _check_channels(found, expected):
+    if found != expected:
+        raise ValueError(f"the filters take {expected} channels, but the input has {found}.")
+
+
+class Pool(Layer):
+    """The largest or mean value of each window, for images bc01.
+
+    Parameters
+    ----------
+    input, input_shape
+        As for `Conv`.
+    poolsize, poolstride, poolpad : int or pair of int, optional
+        The window, its stride and the padding. Windows that reach beyond the padding are left out.
+    mode : str, optional
+        "max", "sum", "average_inc_pad" or "average_exc_pad".
+    """
+
+    def __init__(
+        self,
+        input: Any,
+        input_shape: Any = None,
+        poolsize: Any = 2,
+        poolstride: Any = None,
+        poolpad: Any = 0,
+        mode: str = "max",
+        printinfo: bool = False,
+    ):
+        super().__init__(input, input_shape, printinfo)
+        shape = _shape_bc01(self.input_shape, "bc01")
+        poolstride = poolsize if poolstride is None else poolstride
+        made = dnn_pool(self.input, _pair(poolsize), _pair(poolstride), mode, _pair(poolpad))
+        self._finish(made, _pooled_shape(shape, poolsize, poolstride, poolpad))
+
+
+class LRN(Layer):
+    """`normalize_channels` of the input, bc01 or c01b."""
+
+    def __init__(
+        self,
+        input: Any,
+        input_shape: Any = None,
+        n: int = 5,
+        k: float = 2.0,
+        alpha: float = 1e-4,
+        beta: float = 0.75,
+        layout: str = "bc01",
+        printinfo: bool = False,
+    ):
+        super().__init__(input, input_shape, printinfo)
+        channels = _shape_bc01(self.input_shape, layout)[1]
+        made = normalize_channels(_to_bc01(self.input, layout), channels, n, k, alpha, beta)
+        self._finish(_from_bc01(made, layout), self.input_shape)
+
+
+class ConvPoolLRN(Layer):
+    """Convolution, rectifier, pooling and `LRN` in one layer, for images c01b.
+
+    Parameters
+    ----------
+    input, input_shape
+        (channels, rows, columns, batch).
+    filter_shape : tuple of int
+        (in, rows, columns, out).
+    convstride, padsize : int, optional
+        As for `Conv`.
+    group : int, optional
+        With 2, each half of the filters sees one half of the channels: W0, b0 and W1, b1.
+    poolsize, poolstride : int, optional
+        As for `Pool`; no pooling with 1.
+    W, b : Weight or float, optional
+        As for `Conv`, in the layout of the layer; for two groups pairs of them, or a number.
+    lrn : bool, optional
+        Whether to normalize over channels.
+    lib_conv : str, optional
+        Accepted, and of no effect.
+    """
+
+    layout = "c01b"
+
+    def __init__(
+        self,
+        input: Any,
+        input_shape: Any = None,
+        filter_shape: Any = None,
+        convstride: Any = 1,
+        padsize: Any = 0,
+        group: int = 1,
+        poolsize: Any = 1,
+        poolstride: Any = 1,
+        b: Any = 0.0,
+        lrn: bool = False,
+        lib_conv: str = "cudnn",
+        W: Any = None,
+        poolpad: Any = 0,
+        printinfo: bool = False,
+    ):
+        super().__init__(input, input_shape, printinfo)
+        if filter_shape is None:
+            raise TypeError(f"{type(self).__name__} needs filter_shape, of {self.layout}.")
+        if group not in (1, 2):
+            raise ValueError(f"group must be 1 or 2, got {group!r}.")
+        shape = _shape_bc01(self.input_shape, self.layout)
+        filters = (
+            (filter_shape[3], *filter_shape[:3]) if self.layout == "c01b" else tuple(filter_shape)
+        )
+        _check_channels(shape[1], filters[1])
+        if filters[0] % group or filters[1] % group:
+            raise ValueError(f"channels and filters must be even in 2 groups, got {filter_shape}.")
+        self.group, self.filter_shape = group, tuple(filter_shape)
+        self._make_weights((filters[0] // group, filters[1] // group, *filters[2:]), W, b)
+        x, each = _to_bc01(self.input, self.layout), shape[1] // group
+        options = {"border_mode": _pair(padsize), "subsample": _pair(convstride)}
+        parts = []
+        for i, (weight, bias) in enumerate(self._pairs):
+            part = x if group == 1 else x[:, i * each : (i + 1) * each]
+            # c01b of filters is (in, 0, 1, out), which shuffles as images do.
+            made = dnn_conv(part, _to_bc01(weight.val, self.layout), conv_mode="cross", **options)
+            parts.append(relu(made + bias.val.dimshuffle("x", 0, "x", "x")))
+        made = parts[0] if group == 1 else T.concatenate(parts, axis=1)
+        shape = get_conv_output_shape(
+            (shape[0], each, *shape[2:]),
+            (filters[0] // group, each, *filters[2:]),
+            _pair(padsize),
+            _pair(convstride),
+        )
+        shape = (shape[0], filters[0], *shape[2:])
+        if _pair(poolsize) != (1, 1):
+            made = dnn_pool(made, _pair(poolsize), _pair(poolstride), "max", _pair(poolpad))
+            shape = _pooled_shape(shape, poolsize, poolstride, poolpad)
+        if lrn:
+            made = normalize_channels(made, filters[0])
+        self._finish(_from_bc01(made, self.layout), _shape_from_bc01(shape, self.layout))
+
+    def _make_weights(self, filters, W, b):
+        """Set W and b, or W0, b0, W1, b1, from what was given for `filters`, bc01."""
+        shape = _shape_from_bc01(filters, self.layout)
+        names = [""] if self.group == 1 else ["0", "1"]
+        self._pairs = []
+        for i, name in enumerate(names):
+            given = [each[i] if isinstance(each, (list, tuple)) else each for each in (W, b)]
+            weight = as_weight(given[0], shape, Normal)
+            bias = as_weight(given[1], filters[:1], Constant)
+            if any(weight is each or bias is other for each, other in self._pairs):
+                raise TypeError("2 groups need a pair of weights: W=[W0, W1] and b=[b0, b1].")
+            setattr(self, f"W{name}", weight)
+            setattr(self, f"b{name}", bias)
+            self._pairs.append((weight, bias))
+
+
+class ConvPoolLRN_bc01(ConvPoolLRN):
+    """`ConvPoolLRN` for images bc01, with filters (out, in, rows, columns)."""
+
+    layout = "bc01"
+
+
+class Subtract(Layer):
+    """The input less an array: one for the whole batch, or one for each of its images.
+
+    Parameters
+    ----------
+    input, input_shape
+        bc01 or c01b.
+    subtract_arr : array
+        A mean image (channels, rows, columns), or anything that broadcasts to the input.
+    """
+
+    def __init__(
+        self, input: Any, input_shape: Any = None, subtract_arr: Any = 0.0, printinfo: bool = False
+    ):
+        super().__init__(input, input_shape, printinfo)
+        array = np.asarray(subtract_arr, "float32")
+        if array.ndim == len(self.input_shape) - 1 and array.shape == self.input_shape[:-1]:
+            array = array[..., None]  # c01b
+        self._finish(self.input - array, self.input_shape)
+
+
+class Crop(Layer):
+    """A part of each image: at random and mirrored by chance in training, else the centre.
+
+    Parameters
+    ----------
+    input, input_shape
+        bc01 or c01b.
+    output_shape : tuple of int
+        The shape after cropping, or (rows, columns).
+    flag_batch : bool, optional
+        Whether all images of a batch are cropped and mirrored alike.
+    layout : str, optional
+        "bc01" or "c01b".
+
+    Notes
+    -----
+    ``Crop.SetRandCropOn()`` and ``SetRandCropOff()`` switch all layers of the process.
+    """
+
+    switch = Switch("random_crop_is_on")
+
+    def __init__(
+        self,
+        input: Any,
+        input_shape: Any = None,
+        output_shape: Sequence[int] = (),
+        flag_batch: bool = True,
+        layout: str = "bc01",
+        printinfo: bool = False,
+    ):
+        super().__init__(input, input_shape, printinfo)
+        shape = _shape_bc01(self.input_shape, layout)
+        if len(output_shape) not in (2, 4):
+            raise TypeError(f"Crop needs output_shape, (rows, columns), got {output_shape!r}.")
+        wanted = (
+            tuple(output_shape)
+            if len(output_shape) == 2
+            else _shape_bc01(tuple(output_shape), layout)[2:]
+        )
+        room = [n - m for n, m in zip(shape[2:], wanted)]
+        if min(room) < 0 or min(wanted) < 1:
+            raise ValueError(f"output_shape must be inside {shape[2:]}, got {wanted}.")
+        x, number = _to_bc01(self.input, layout), self.input.shape[LAYOUTS.index(layout) * 3]
+        drawn = new_stream().uniform((3, 1) if flag_batch else (3, number), dtype="float32")
+        starts = [
+            self.switch.choose(T.floor(drawn[i] * (room[i] + 1)), room[i] // 2) for i in (0, 1)
+        ]
+        is_mirrored = T.gt(T.switch(self.switch.value, drawn[2], 0), 0.5)[:, None]
+        starts = [T.cast(start, "int64")[:, None] for start in starts]
+        rows = starts[0] + np.arange(wanted[0])
+        there = np.arange(wanted[1])
+        columns = starts[1] + T.switch(is_mirrored, there[::-1], there)
+        if flag_batch:
+            made = x[:, :, rows[0], :][:, :, :, columns[0]]
+        else:
+            made = x[
+                T.arange(number)[:, None, None, None],
+                np.arange(shape[1])[None, :, None, None],
+                rows[:, None, :, None],
+                columns[:, None, None, :],
+            ]
+        shape = (*shape[:2], *wanted)
+        self._finish(_from_bc01(made, layout), _shape_from_bc01(shape, layout))
+
+    @classmethod
+    def SetRandCropOn(cls) -> None:
+        """Crop at random, and mirror: for training."""
+        cls.switch.set(True)
+
+    @classmethod
+    def SetRandCropOff(cls) -> None:
+        """Crop the centre: for validation."""
+        cls.switch.set(False)
