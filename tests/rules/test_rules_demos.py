@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support import gallery
 
+from synkhronos.rules import cfg
 from synkhronos.rules.recorder import Recorder
 from synkhronos.tools import tmlauncher
 
@@ -72,18 +73,18 @@ def test_the_configuration_file_says_the_same_as_the_session_script(demo, monkey
     monkeypatch.chdir(ROOT)
     file = ROOT / "demos" / "theano_mpi_digits.cfg"
     assert tmlauncher.main([f"-cfg={file}", "--dry-run"]) == 0
-    told = capsys.readouterr().out
-    digits = demo("theano_mpi_digits")
-    arguments = digits.parse([])
-    for name, value in {
-        "rule": arguments.rule,
-        "n_epochs": arguments.epochs,
-        "batch_size": arguments.batch,
-        "units": arguments.units,
-        "learning_rate": arguments.rate,
-        "filters": str(arguments.filters),
-    }.items():
-        assert f"{name}" in told and str(value) in told, (name, value)
+    assert "synkhronos.rules.worker" in capsys.readouterr().out
+    entries = {key: entry.value for key, entry in cfg.read(str(file)).items()}
+    arguments = demo("theano_mpi_digits").parse([])
+    assert (entries["RULE"], entries["DEVICES"]) == (arguments.rule, ",".join(arguments.devices))
+    assert dict(each.split("=") for each in entries["SET"]) == {
+        "n_epochs": str(arguments.epochs),
+        "batch_size": str(arguments.batch),
+        "filters": str(arguments.filters).replace(" ", ""),
+        "units": str(arguments.units),
+        "learning_rate": str(arguments.rate),
+    }
+    assert (ROOT / entries["MODELFILE"]).exists()
 
 
 @pytest.mark.slow("trains a convolutional network on two ranks")
