@@ -88,8 +88,8 @@ class Worker:
     def _enter_epochs(self):
         """Adjust the learning rate once for each epoch, also for those before this worker came."""
         made = self.made
-        if self.orders.is_first != made.verbose:
-            made.verbose = made.recorder.verbose = self.orders.is_first
+        if self.orders.is_first and not made.verbose:  # the first worker has died
+            made.verbose = made.recorder.verbose = True
         for epoch in epochs_entered(self.orders.epoch, 1, self._epoch):
             made.model.epoch = epoch
             made.model.adjust_hyperp(epoch)

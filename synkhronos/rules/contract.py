@@ -10,6 +10,8 @@ import inspect
 import re
 from typing import Any, Mapping
 
+import numpy as np
+
 from synkhronos import _host
 from synkhronos._wording import advise
 from synkhronos.rules.compatible import import_model
@@ -87,7 +89,8 @@ def make_model(
     """Construct a model, with the settings of the user; return it and the config that it got.
 
     A setting is an entry of the config. If the model has an attribute of this name, that gets the
-    value too; ``data.n_batch_train`` is an attribute of the model's data.
+    value too, unless it is a symbolic variable; ``data.n_batch_train`` is an attribute of the
+    model's data.
 
     Raises
     ------
@@ -108,7 +111,10 @@ def make_model(
         owner = model
         for part in path:
             owner = getattr(owner, part, None)
-        if hasattr(owner, last):
+        present = getattr(owner, last, None)
+        if isinstance(present, _host.SharedVariable):
+            present.set_value(np.asarray(value, present.dtype))
+        elif hasattr(owner, last) and not isinstance(present, _host.Variable):
             setattr(owner, last, value)
         elif name not in given.read:
             raise ValueError(

@@ -88,7 +88,8 @@ class Recorder:
         self._times = dict.fromkeys(MODES, 0.0)
         self._timers: list[list[float]] = []  # of each timer: start, seconds inside
         self._last_end = self._since = self._epoch_began = time.perf_counter()
-        self._printed_at = 0  # the count of the last row in this epoch
+        self._printed_at = self._seen = 0  # counts of the last row, and of the last batch
+        self._is_new = True  # an epoch, whose counts may go on or begin again
         self._saved_in: Any = None
         self._line = _Line()
         self._pictures: dict[str, Any] = {}
@@ -114,8 +115,8 @@ class Recorder:
     def start_epoch(self) -> None:
         """Begin to measure an epoch."""
         self._timers.clear()
-        self._epoch_began = self._since = time.perf_counter()
-        self._printed_at = 0
+        self._epoch_began = time.perf_counter()
+        self.clear_train_info()
 
     def end_epoch(self, count: int, epoch: float) -> None:
         """Keep and print the time of an epoch; bring it into the file, if there is one."""
@@ -135,11 +136,12 @@ class Recorder:
         Parameters
         ----------
         count : int
-            Batches of all ranks in this epoch.
+            Batches of all ranks, of the run or of this epoch.
         """
         self._timers.clear()  # of steps that have failed to end them
-        if count < self._printed_at:
-            self._printed_at = 0  # a new epoch
+        if count < self._printed_at or (self._is_new and count <= self._seen):
+            self._printed_at = 0  # the counts have begun again
+        self._seen, self._is_new = count, False
         if count // self.printFreq == self._printed_at // self.printFreq:
             if self.verbose and self._train:
                 self._line.show(f"{count} {self._costs()}{self._speed(count)}")
@@ -170,7 +172,7 @@ class Recorder:
     def clear_train_info(self) -> None:
         """Drop costs, errors and times since the last row: the end of an epoch."""
         self._begin_row()
-        self._printed_at = 0
+        self._printed_at, self._is_new = self._seen, True
 
     def _begin_row(self):
         self._train.clear()
@@ -249,7 +251,7 @@ class Recorder:
         return {
             "rows": rows,
             "since": {name: _copied(value) for name, value in since.items()},
-            "printed_at": self._printed_at,
+            "counts": [self._printed_at, self._seen, int(self._is_new)],
             "seconds": seconds,
         }
 
@@ -260,7 +262,8 @@ class Recorder:
         since, now = state["since"], time.perf_counter()
         self._train, self._val = _copied(since["train"]), _copied(since["val"])
         self._times = dict(since["times"])
-        self._printed_at = state["printed_at"]
+        self._printed_at, self._seen, is_new = state["counts"]
+        self._is_new = bool(is_new)
         self._since = now - state["seconds"]["row"]
         self._epoch_began = now - state["seconds"]["epoch"]
         self._timers.clear()

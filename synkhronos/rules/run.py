@@ -177,4 +177,5 @@ def build(
         job.modelclass,
         bool(config["verbose"]),
     )
+    recorder.batch_size = getattr(model, "file_batch_size", getattr(model, "batch_size", None))
     return Run(job, comm, model, recorder, strategy, interrupt)

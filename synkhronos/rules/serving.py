@@ -101,6 +101,7 @@ class Server:
         self._epoch = 0
         self._first: int | None = None
         self._validated = 0  # the last epoch that the first worker was told to validate
+        self._is_saved = False  # by the first worker, at the end
         self._reported, self._begun, self._report_begun = 0, time.monotonic(), time.monotonic()
 
     def serve(self) -> int:
@@ -126,6 +127,8 @@ class Server:
             except ProcessLost:
                 self._bury()
         self._say(f"total time {(time.monotonic() - self._begun) / 3600:.4f} h")
+        if not self._is_saved:
+            self._say("no worker was left to validate the last parameters, and to write a snapshot")
         failed = bool(self._dead) or any(w.reason == "error" for w in self._workers.values())
         if self._interrupt():
             return 130
@@ -207,6 +210,7 @@ class Server:
         worker.has_left, worker.reason = True, reason
         if reason == "error":
             self._say(f"rank {rank} has failed: training goes on without it")
+        self._is_saved |= rank == self._first and reason != "error"
         if rank == self._first:
             self._choose_first()
         self._release()
@@ -243,6 +247,8 @@ class Server:
             if rank not in self._dead and not worker.has_left
         ]
         self._first = alive[0] if alive else None
+        if alive and not self._is_saved:
+            self._say(f"rank {self._first} validates and writes snapshots from now on")
 
     def _report(self):
         if self._done // _REPORT_EVERY > self._reported:

@@ -484,5 +484,16 @@ print(layers2.Normal((2,)).val.get_value(), new_stream().rstate, new_stream().rs
     assert script(text).stdout == script(text).stdout
 
 
+def test_a_seed_gives_the_same_layers_again():
+    def made(seed):
+        layers2.set_seed(seed)
+        return layers2.Normal((5,)).val.get_value().tolist(), list(layers.new_stream().rstate)
+
+    try:
+        assert made(7) == made(7) != made(8)
+    finally:
+        layers2.set_seed(23455)
+
+
 def test_theirs_are_ours_under_their_name():
     assert importlib.import_module(layers2.__name__).Layer is layers.Layer

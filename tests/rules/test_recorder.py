@@ -126,6 +126,31 @@ def test_a_new_epoch_counts_from_the_beginning():
     assert [row[0] for row in rec.train_info] == [4, 4, 4]
 
 
+def test_counts_may_go_on_in_the_next_epoch(capsys):
+    rec = Recorder(None, 4, "m", True)
+    for epoch in range(3):
+        rec.start_epoch()
+        trained(rec, range(6 * epoch + 1, 6 * epoch + 7), cost=epoch)
+        rec.clear_train_info()
+    assert [row[:2] for row in rec.train_info] == [[4, 0], [8, 1], [12, 1], [16, 2]]
+    labels = [line.split()[2] for line in capsys.readouterr().out.splitlines() if "time" in line]
+    assert labels == ["4", "2", "4", "4"]  # batches 5, 6, 13, 14 and so on are no row's
+
+
+def test_epochs_of_one_batch_have_rows():
+    rec = Recorder(None, 1, "m", False)
+    for _ in range(3):
+        trained(rec, [1])
+        rec.clear_train_info()
+    assert len(rec.train_info) == 3
+
+
+def test_a_count_that_stands_still_makes_no_row():
+    rec = Recorder(None, 4, "m", False)
+    trained(rec, [3, 3, 4, 4, 5, 5, 7])
+    assert [row[0] for row in rec.train_info] == [4]
+
+
 def test_nothing_recorded_is_no_error(capsys):
     """It was a ZeroDivisionError, in training and in validation."""
     rec = Recorder(None, 1, "m", True)
@@ -230,7 +255,6 @@ def run(clock, epochs=3, batches=5, counts_go_on=False):
             measured(clock, rec, "calc", 1)
             trained(rec, [first + batch], cost=epoch + 1)
         rec.clear_train_info()
-        rec._printed_at = first + batches if counts_go_on else 0
         rec.val_error(first + batches, epoch, 0.5, 0.1)
         rec.print_val_info(first + batches)
         rec.save(first + batches, np.float32(0.5**epoch))

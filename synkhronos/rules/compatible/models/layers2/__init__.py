@@ -28,6 +28,7 @@ from synkhronos.rules.compatible.models.layers2.layer import (
     get_layers,
     get_params,
     get_statistics,
+    set_seed,
 )
 from synkhronos.rules.compatible.models.layers2.weights import (
     Constant,
@@ -68,4 +69,5 @@ __all__ = [
     "get_layers",
     "get_params",
     "get_statistics",
+    "set_seed",
 ]

@@ -10,10 +10,16 @@ import theano
 import theano.tensor as T
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
-from synkhronos.rules.compatible.models.layers2.weights import SEED, Weight
+from synkhronos.rules.compatible.models.layers2.weights import SEED, Weight, rng
 
 WEIGHTS = ("W", "W0", "W1", "b", "b0", "b1", "gamma", "beta")
 _seeds = np.random.RandomState(SEED)  # of the random streams, in the order of layers
+
+
+def set_seed(seed: int) -> None:
+    """Seed the weights and the random streams of layers that are made from now on."""
+    rng.seed(seed)
+    _seeds.seed(seed)
 
 
 def new_stream() -> MRG_RandomStreams:

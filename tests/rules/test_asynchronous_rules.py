@@ -1,0 +1,182 @@
+"""EASGD, ASGD and GOSGD in processes of mpirun; one worker alone compared with plain Theano."""
+
+import signal
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support import rules
+from support.rules import needs_mpirun
+
+pytestmark = [pytest.mark.mpi, needs_mpirun]
+SETTINGS = {"n_rows": 96, "n_epochs": 4, "lr": 0.05}
+RULES = ["EASGD", "ASGD", "GOSGD"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    from synkhronos.rules import compatible
+
+    return compatible.import_model(rules.MODEL)
+
+
+class Serial:
+    """Plain SGD of the model's rows, one batch after another."""
+
+    def __init__(self, model, rate):
+        x, y = T.fmatrix(), T.ivector()
+        self.params = [theano.shared(each) for each in model.first_parameters()]
+        cost, _ = model.expressions(x, y, self.params)
+        grads = T.grad(cost, self.params)
+        rates = [np.float32(rate * (1 if p.ndim > 1 else 2)) for p in self.params]
+        updates = [(p, p - r * g) for p, g, r in zip(self.params, grads, rates)]
+        self.step = theano.function([x, y], cost, updates=updates)
+
+    @property
+    def values(self):
+        return np.concatenate([p.get_value().ravel() for p in self.params])
+
+    def set(self, values):
+        at = 0
+        for p in self.params:
+            size = p.get_value().size
+            p.set_value(values[at : at + size].reshape(p.get_value().shape).astype("float32"))
+            at += size
+
+
+def batches(model, n_rows, n_epochs, tau):
+    """Yield the batches of a lone worker, in its epochs, which begin at an exchange."""
+    x, y = model.rows(n_rows)
+    n_batches, done, epoch = n_rows // 8, 0, 0
+    while done < n_batches * n_epochs:
+        order = model.order_of_epoch(epoch, n_rows)
+        for begin in range(0, n_rows, 8):
+            yield x[order[begin : begin + 8]], y[order[begin : begin + 8]]
+            done += 1
+            if done % tau == 0:
+                epoch = done // n_batches
+            if done >= n_batches * n_epochs and done % tau == 0:
+                return
+
+
+def test_elastic_steps_of_one_worker(model, tmp_path):
+    """Alpha and tau were constants of the source; with 0.5 both ends became equal."""
+    settings = {**SETTINGS, "mu": 0.0, "eta": 0.0}
+    run = rules.run("EASGD", 2, tmp_path, settings=settings, alpha=0.25, tau=4)
+    serial = Serial(model, 0.05)
+    centre = serial.values.astype("float64")
+    for number, batch in enumerate(batches(model, 96, 4, 4), 1):
+        serial.step(*batch)
+        if number % 4 == 0:
+            own = serial.values.astype("float64")
+            serial.set(own - 0.25 * (own - centre))
+            centre = centre + 0.25 * (own - centre)
+    # The worker's own parameters: the validation of the centre must not have changed them.
+    np.testing.assert_allclose(run.params(1), serial.values, atol=2e-5)
+    assert not np.allclose(centre, serial.values, atol=1e-3)
+
+
+@pytest.mark.parametrize("learning_rate_rule", ["constant", "adagrad"])
+def test_pushed_updates_of_one_worker(model, tmp_path, learning_rate_rule):
+    """In Theano-MPI ASGD was a stub."""
+    settings = {**SETTINGS, "mu": 0.0, "eta": 0.0}
+    run = rules.run(
+        "ASGD",
+        2,
+        tmp_path,
+        settings=settings,
+        tau=4,
+        learning_rate_rule=learning_rate_rule,
+        gamma=0.02,
+    )
+    serial = Serial(model, 0.05)
+    centre = serial.values.astype("float64")
+    squares = np.zeros_like(centre)
+    for number, batch in enumerate(batches(model, 96, 4, 4), 1):
+        serial.step(*batch)
+        if number % 4 == 0:
+            delta = serial.values - centre
+            if learning_rate_rule == "adagrad":
+                squares += delta**2
+                delta = 0.02 * delta / np.sqrt(np.maximum(squares, 1e-38))
+            centre = centre + delta
+            serial.set(centre)
+    np.testing.assert_allclose(run.params(1), serial.values, atol=2e-4)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_several_workers_learn_together(model, tmp_path, rule):
+    """Each adjusts its hyper-parameters once an epoch, whole numbers, whenever it comes."""
+    given = {"p": 0.5} if rule == "GOSGD" else {"tau": 3}
+    settings = {**SETTINGS, "n_epochs": 12, "seconds": 0.5, "pause": 0.03}
+    run = rules.run(rule, 4, tmp_path, "Sleeps", settings, **given)
+    first = 0 if rule == "GOSGD" else 1
+    adjusted = []
+    for rank in range(first, 4):
+        calls = run.result(rank)["calls"].tolist()
+        epochs = [int(each.split()[1]) for each in calls if each.startswith("adjust")]
+        assert epochs == list(range(len(epochs)))
+        assert "train" in calls
+        adjusted.append(len(epochs))
+    assert max(adjusted) >= 12
+    costs = [line for line in run.lines if line.startswith("validation cost")]
+    assert float(costs[-1].split()[-1]) < 0.8 * float(costs[0].split()[-1])
+    assert "snapshot ./snapshots/snapshot_0012.npz" in run.output
+    if rule == "GOSGD":
+        [line] = [line for line in run.lines if line.startswith("sum of the weights")]
+        assert abs(float(line.split()[-1]) - 1) < 1e-12
+
+
+def test_gossip_of_all_to_all_cannot_block(tmp_path):
+    """With every batch pushed, pushes are mutual and cyclic; Theano-MPI's workers blocked."""
+    run = rules.run("GOSGD", 3, tmp_path, settings={**SETTINGS, "n_epochs": 10}, p=1)
+    [line] = [line for line in run.lines if line.startswith("sum of the weights")]
+    assert abs(float(line.split()[-1]) - 1) < 1e-12
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_worker_that_is_killed_is_left_out(tmp_path, rule):
+    """The first worker, which records, or another one."""
+    settings = {"n_rows": 96, "n_epochs": 20, "pause": 0.02}
+    run = rules.Launched(rule, 4, tmp_path, "Sleeps", settings, print_freq=4)
+    run.wait_for("examples/s")
+    victim = 0 if rule == "GOSGD" else 1
+    run.send(victim, signal.SIGKILL)
+    run.wait_for(f"rank {victim} (cpu)", 10)
+    assert run.wait() == 1
+    assert "training goes on without it" in run.output
+    assert "snapshot ./snapshots/snapshot_0020.npz" in run.output
+    assert not (tmp_path / f"result_{victim}.npz").exists()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_worker_that_raises_is_left_out(tmp_path, rule):
+    settings = {"n_rows": 96, "n_epochs": 6, "fails": 2}
+    run = rules.run(rule, 3, tmp_path, "Fails", settings, status=1)
+    assert "ValueError: this batch is bad" in run.output
+    assert "training goes on without it" in run.output
+    assert "snapshot ./snapshots/snapshot_0006.npz" in run.output
+
+
+@pytest.mark.parametrize("rule", ["EASGD", "ASGD"])
+def test_workers_end_when_the_server_has_died(tmp_path, rule):
+    settings = {"n_rows": 96, "n_epochs": 99, "pause": 0.02}
+    run = rules.Launched(rule, 3, tmp_path, "Sleeps", settings, print_freq=4)
+    run.wait_for("examples/s")
+    run.send(0, signal.SIGKILL)
+    assert run.wait(20) not in (0, None)
+    assert "rank 0 has died, so this rank ends too" in run.output
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_an_interrupt_writes_a_snapshot_from_which_the_run_goes_on(tmp_path, rule):
+    settings = {"n_rows": 96, "n_epochs": 5, "pause": 0.05}
+    run = rules.Launched(rule, 3, tmp_path, "Sleeps", settings, print_freq=4)
+    run.wait_for("examples/s")
+    run.interrupt()
+    assert run.wait() == 130, run.output
+    assert "snapshot ./snapshots/snapshot_000" in run.output
+    again = rules.run(rule, 3, tmp_path, "Sleeps", {**settings, "pause": 0.0}, resume=True)
+    assert "resumed from snapshots/snapshot_000" in again.output
+    assert "snapshot ./snapshots/snapshot_0005.npz" in again.output

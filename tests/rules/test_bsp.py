@@ -1,0 +1,209 @@
+"""BSP in processes of mpirun, compared with plain Theano in this process."""
+
+import signal
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support import rules
+from support.rules import needs_mpirun
+from support.waiting import wait_until
+
+pytestmark = [pytest.mark.mpi, needs_mpirun]
+RATE, MU, DECAY, BATCH = 0.1, 0.9, 1e-3, 8
+
+
+@pytest.fixture(scope="module")
+def model():
+    """The module of the model, which imports theanompi."""
+    from synkhronos.rules import compatible
+
+    return compatible.import_model(rules.MODEL)
+
+
+class Serial:
+    """Momentum SGD of plain Theano on the same rows; the rates of biases are twice as large."""
+
+    def __init__(self, model, mu=MU, decay=DECAY):
+        x, y = T.fmatrix(), T.ivector()
+        self.params = [theano.shared(each) for each in model.first_parameters()]
+        cost, _ = model.expressions(x, y, self.params)
+        self.rate = theano.shared(np.float32(RATE))
+        updates = []
+        for p, g in zip(self.params, T.grad(cost, self.params)):
+            is_matrix = p.ndim > 1
+            v = theano.shared(np.zeros_like(p.get_value()))
+            moved = np.float32(mu) * v + g + (np.float32(decay) * p if is_matrix else 0)
+            updates += [(v, moved), (p, p - (1 if is_matrix else 2) * self.rate * moved)]
+        self.step = theano.function([x, y], cost, updates=updates)
+
+    @property
+    def values(self):
+        return np.concatenate([p.get_value().ravel() for p in self.params])
+
+
+def train_serially(model, n_ranks, n_rows, n_epochs, serial, warm_up=0):
+    """Take the steps of `n_ranks` ranks, each with all rows that they have together."""
+    x, y = model.rows(n_rows)
+    n_steps = 0
+    for epoch in range(n_epochs):
+        if 1 <= epoch <= warm_up:
+            rate = serial.rate.get_value() * n_ranks ** (1.0 / warm_up)
+            serial.rate.set_value(np.float32(rate))
+        order = model.order_of_epoch(epoch, n_rows)
+        for begin in range(0, n_rows, n_ranks * BATCH):
+            chosen = order[begin : begin + n_ranks * BATCH]
+            serial.step(x[chosen], y[chosen])
+            n_steps += 1
+    return n_steps
+
+
+def equal_on_all_ranks(run):
+    first = run.params(0)
+    for rank in range(1, run.n):
+        np.testing.assert_array_equal(run.params(rank), first)
+    return first
+
+
+@pytest.mark.parametrize(
+    ("n_ranks", "strategy"), [(3, "nccl32"), (2, "ar"), (3, "asa32"), (4, "ar"), (1, "ar")]
+)
+@pytest.mark.sample(1)
+def test_cdd_is_momentum_sgd_on_all_rows(model, tmp_path, n_ranks, strategy):
+    """No step is late by one, and batches of other sizes, or none, weigh as many rows as they have.
+
+    In Theano-MPI the first iteration applied nothing, and the last of an epoch was pending.
+    """
+    n_rows = 206  # 26 batches, the last of 6 rows
+    settings = {"n_rows": n_rows, "n_epochs": 6, "mu": MU, "eta": DECAY, "lr": RATE}
+    run = rules.run(
+        "BSP",
+        n_ranks,
+        tmp_path,
+        settings=settings,
+        exch_strategy=strategy,
+        warm_up_epochs=2,
+        seed=1,
+    )
+    serial = Serial(model)
+    n_steps = train_serially(model, n_ranks, n_rows, 6, serial, warm_up=2)
+    assert n_steps > 50 or n_ranks > 3
+    found = equal_on_all_ranks(run)
+    np.testing.assert_allclose(found, serial.values, atol=1e-5)
+    assert np.abs(found).max() > 0.5
+    assert run.result()["lr"] == pytest.approx(RATE * n_ranks, rel=1e-5)
+
+
+def test_16_bits_differ_only_in_rounding(model, tmp_path):
+    settings = {"n_rows": 96, "n_epochs": 2, "mu": MU, "eta": DECAY, "lr": RATE}
+    run = rules.run("BSP", 2, tmp_path, settings=settings, exch_strategy="asa16", warm_up_epochs=0)
+    serial = Serial(model)
+    train_serially(model, 2, 96, 2, serial)
+    found = equal_on_all_ranks(run)
+    np.testing.assert_allclose(found, serial.values, atol=2e-3)
+    assert not np.array_equal(found, serial.values)
+
+
+def test_avg_of_plain_sgd_is_sgd_on_all_rows(model, tmp_path):
+    """In Theano-MPI the parameters of models with lib.opt never moved under avg."""
+    settings = {"n_rows": 90, "n_epochs": 2, "mu": 0.0, "eta": 0.0, "lr": RATE}
+    run = rules.run("BSP", 2, tmp_path, settings=settings, sync_type="avg", warm_up_epochs=0)
+    serial = Serial(model, mu=0, decay=0)
+    train_serially(model, 2, 90, 2, serial)
+    np.testing.assert_allclose(equal_on_all_ranks(run), serial.values, atol=1e-5)
+
+
+def test_swap_exchanges_the_parameters_of_pairs(model, tmp_path):
+    """It read a list of parameters that Theano-MPI had never set."""
+    settings = {"n_rows": 40, "n_epochs": 1, "mu": 0.0, "eta": 0.0, "lr": RATE}
+    run = rules.run("BSP", 2, tmp_path, settings=settings, sync_type="swap", warm_up_epochs=0)
+    pair = [Serial(model, mu=0, decay=0) for _ in range(2)]
+    x, y = model.rows(40)
+    order = model.order_of_epoch(0, 40)
+    for number in range(0, 5, 2):
+        for rank, serial in enumerate(pair):
+            chosen = order[(number + rank) * BATCH :][:BATCH]
+            if len(chosen):
+                serial.step(x[chosen], y[chosen])
+        pair.reverse()
+    for rank in range(2):
+        np.testing.assert_allclose(run.params(rank), pair[rank].values, atol=1e-5)
+
+
+def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(tmp_path):
+    """Through a Ctrl-C in the middle of an epoch, and through the end of an epoch."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole.mkdir()
+    parts.mkdir()
+    settings = {"n_rows": 206, "n_epochs": 4}
+    expected = equal_on_all_ranks(rules.run("BSP", 2, whole, settings=settings))
+
+    rules.run("BSP", 2, parts, settings={**settings, "n_epochs": 1})
+    slow = {**settings, "pause": 0.1}
+    stopped = rules.Launched("BSP", 2, parts, "Sleeps", slow, resume=True, print_freq=2)
+    stopped.wait_for("resumed from snapshots/snapshot_0001.npz")
+    stopped.wait_for("examples/s")
+    stopped.interrupt()
+    assert stopped.wait() == 130
+    assert "snapshot ./snapshots/snapshot_0001_0" in stopped.output  # not at the end of an epoch
+    resumed = rules.run("BSP", 2, parts, settings=settings, resume=True)
+    np.testing.assert_array_equal(equal_on_all_ranks(resumed), expected)
+
+
+def test_all_ranks_stop_when_one_asks_and_all_of_the_validation_set_is_read(tmp_path):
+    """Theano-MPI looped for ever after 'stop', and read 1/n_subb of the validation set."""
+    settings = {"n_rows": 40, "n_epochs": 9, "n_subb": 2, "n_batch_val": 3}
+    run = rules.run("BSP", 2, tmp_path, "Stops", settings=settings)
+    for rank, n_batches in ((0, 3), (1, 2)):
+        calls = run.result(rank)["calls"].tolist()
+        epoch = ["train"] * n_batches * 2 + ["reset train"] + ["val"] * 6 + ["reset val"]
+        info = ["info"] * (rank == 0)
+        assert calls == [*epoch, "adjust 0", *info, *epoch, "adjust 1", *info]
+
+
+def test_a_rank_that_raises_ends_the_run_with_its_traceback(tmp_path):
+    run = rules.run("BSP", 2, tmp_path, "Fails", {"fails": 1, "n_rows": 206}, status=1)
+    assert "rank 1 (cpu) on " in run.output
+    assert "ValueError: this batch is bad" in run.output
+
+
+def test_a_rank_that_is_killed_ends_the_run(tmp_path):
+    run = rules.Launched("BSP", 2, tmp_path, "Sleeps", {"pause": 0.2, "n_epochs": 99})
+    run.wait_for("nccl32 needs")
+    run.send(1, signal.SIGKILL)
+    assert run.wait(20) not in (0, None)
+
+
+def test_a_rank_that_never_comes_ends_the_run(tmp_path):
+    settings = {"pause": 0.05, "n_epochs": 999}
+    run = rules.Launched("BSP", 2, tmp_path, "Sleeps", settings, patience=2, print_freq=2)
+    run.wait_for("examples/s")
+    stopped = run.pid_of(1)
+    try:
+        run.send(1, signal.SIGSTOP)
+        assert run.wait(40) == 1
+        assert "waited 2 s for the other ranks" in run.output
+    finally:
+        if run.process.poll() is None:
+            run.send(1, signal.SIGCONT)
+    wait_until(lambda: not is_alive(stopped), 10)
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_model_without_velocities_is_told_what_to_write(tmp_path):
+    run = rules.run("BSP", 2, tmp_path, "Descends", status=1)
+    assert "must leave the lists vels and vels2" in run.output
+    rules.run("BSP", 2, tmp_path, "Descends", sync_type="avg")
+
+
+def test_a_setting_that_nothing_reads_is_refused(tmp_path):
+    run = rules.run("BSP", 1, tmp_path, settings={"n_epoch": 3}, status=1)
+    assert "n_epoch=3: Model has no attribute 'n_epoch'" in run.output
