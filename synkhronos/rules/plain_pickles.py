@@ -40,8 +40,11 @@ def load(data: bytes, name: str, lists: bool = False) -> Any:
     {'lr': [[1, 0.5]]}
     """
     try:
-        kind = _UnpicklerOfLists if lists else _Unpickler
-        return _converted(kind(io.BytesIO(data), encoding="latin1").load())
+        stream = io.BytesIO(data)
+        made = _Unpickler(stream, encoding="latin1")
+        if lists:
+            made = _UnpicklerOfLists(stream, encoding="latin1")
+        return _converted(made.load())
     except _Refused as refused:
         raise ValueError(
             f"{name} is not read: it names {refused}, but only containers, text, numbers and "
