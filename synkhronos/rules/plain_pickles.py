@@ -40,11 +40,10 @@ def load(data: bytes, name: str, lists: bool = False) -> Any:
     {'lr': [[1, 0.5]]}
     """
     try:
-        stream = io.BytesIO(data)
-        made = _Unpickler(stream, encoding="latin1")
+        file = io.BytesIO(data)
         if lists:
-            made = _UnpicklerOfLists(stream, encoding="latin1")
-        return _converted(made.load())
+            return _converted(_UnpicklerOfLists(file, encoding="latin1").load())
+        return _converted(_Unpickler(file, encoding="latin1").load())
     except _Refused as refused:
         raise ValueError(
             f"{name} is not read: it names {refused}, but only containers, text, numbers and "

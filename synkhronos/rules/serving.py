@@ -51,7 +51,7 @@ Merge = Callable[[list, list, list], None]
 
 @dataclass
 class _Worker:
-    """What the server knows of a worker."""
+    """A worker, as the server knows it."""
 
     host: str
     done: int = 0  # batches
@@ -64,7 +64,7 @@ class _Worker:
 
 @dataclass
 class Orders:
-    """What the server tells a worker with each exchange."""
+    """Orders of the server, which a worker gets with each exchange."""
 
     epoch: int  # of all workers' batches together
     total: int  # batches that all workers have done

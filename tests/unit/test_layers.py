@@ -41,13 +41,15 @@ ONLY = {
         "tools.bench.networks",  # pooling and batch normalization, which no other host has
         "rules.compatible",  # for model files, which are written for Theano
     },
-    "pygpu": {"_host.theano", "comm.nccl", "_machine.devices", "tools.info"},
+    "pygpu": {"_host.theano", "comm.nccl", "rules.nccl", "_machine.devices", "tools.info"},
     "posix_ipc": {"_machine.shared_memory", "tools.info"},
     "mpi4py": {
         "comm.mpi",
         "rules.worker",
         "rules.exchange",
+        "rules.gosgd",
         "rules.messages",
+        "rules.serving",
         "tools.bench.peers",
         "tools.bench.machines.processes",
     },
