@@ -24,6 +24,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from synkhronos import _wording
 from synkhronos.rules.options import RULES
 from synkhronos.tools.bench import options as checks
 
@@ -31,7 +32,7 @@ _FIRST = 5  # steps of each rank that are not counted
 _SECONDS = 1800  # for one run, which compiles
 _MODEL = Path(__file__).with_name("perceptron.py")
 _SHARES = ("calc", "sync", "comm", "wait")
-_DIGITS = {"learning_rate": 0.02, "units": [64], "batch_size": 32}
+_DIGITS = {"learning_rate": 0.01, "units": [64], "batch_size": 32}
 
 
 class RunFailed(Exception):
@@ -190,7 +191,9 @@ def _run(rule, ranks, folder, data, settings, given):
     )
     if done.returncode:
         printed = "\n".join(done.stderr.strip().splitlines()[-20:])
-        raise RunFailed(f"{rule} on {ranks} ranks has failed ({done.returncode}):\n{printed}")
+        raise RunFailed(
+            f"{rule} on {_wording.count(ranks, 'rank')} has failed ({done.returncode}):\n{printed}"
+        )
 
 
 def _train_step(arguments):
