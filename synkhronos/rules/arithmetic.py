@@ -56,10 +56,10 @@ def elastic_step(own: np.ndarray, other: np.ndarray, alpha: float) -> None:
 
     The worker's and the server's step are the same function, each with the old value of the other.
 
-    >>> worker, centre = np.array([0.0, 8.0]), np.array([4.0, 4.0])
+    >>> worker, center = np.array([0.0, 8.0]), np.array([4.0, 4.0])
     >>> before = worker.copy()
-    >>> elastic_step(worker, centre, 0.25); elastic_step(centre, before, 0.25)
-    >>> worker, centre
+    >>> elastic_step(worker, center, 0.25); elastic_step(center, before, 0.25)
+    >>> worker, center
     (array([1., 7.]), array([3., 5.]))
     """
     for own_part, part in _blocks(own, other):
@@ -84,7 +84,7 @@ def gossip_merge(own: np.ndarray, weight: float, other: np.ndarray, other_weight
 
 
 def apply_update(
-    centre: np.ndarray, delta: np.ndarray, squares: np.ndarray | None, gamma: float
+    center: np.ndarray, delta: np.ndarray, squares: np.ndarray | None, gamma: float
 ) -> None:
     r"""Apply a worker's accumulated update to the server's parameters, in place.
 
@@ -100,10 +100,10 @@ def apply_update(
     (array([0.18, 0.  ]), array([25.,  0.]))
     """
     if squares is None:
-        centre += delta
+        center += delta
         return
-    smallest = np.finfo(centre.dtype).tiny
-    for part, change, square in _blocks(centre, delta, squares):
+    smallest = np.finfo(center.dtype).tiny
+    for part, change, square in _blocks(center, delta, squares):
         square += change * change
         # An element without any update is 0 / 0.
         part += part.dtype.type(gamma) * change / np.sqrt(np.maximum(square, smallest))

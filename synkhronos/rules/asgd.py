@@ -29,11 +29,11 @@ def run(job: Job, comm: Any, interrupt: Callable[[], bool]) -> int:
     """Serve or train, as the rank says; return the exit status."""
     is_adaptive, gamma = job.options["learning_rate_rule"] == "adagrad", job.options["gamma"]
 
-    def merge(centre, received, state):
+    def merge(center, received, state):
         if is_adaptive and not state:
-            state.extend(np.zeros_like(array) for array in centre)
-        squares = state if is_adaptive else [None] * len(centre)
-        for array, delta, square in zip(centre, received, squares):
+            state.extend(np.zeros_like(array) for array in center)
+        squares = state if is_adaptive else [None] * len(center)
+        for array, delta, square in zip(center, received, squares):
             apply_update(array, delta, square, gamma)
 
     if comm.rank == 0:

@@ -96,10 +96,10 @@ class Worker:
             self._epoch = epoch
 
     def _validate(self, is_last):
-        """Validate the centre, record, write a snapshot; then go on with the own parameters."""
+        """Validate the center, record, write a snapshot; then go on with the own parameters."""
         made = self.made
         own = [array.copy() for array in self.flat.read()]
-        self._take_centre()
+        self._take_center()
         count, epoch = self.orders.total, self.orders.epoch
         validate(made, count)
         made.recorder.end_epoch(count, epoch - 1)
@@ -111,9 +111,9 @@ class Worker:
             array[...] = before
         self.flat.write()
 
-    def _take_centre(self):
+    def _take_center(self):
         arrays = self.flat.read()
-        self.client.centre(arrays)
+        self.client.center(arrays)
         self.flat.write()
 
     def _save(self, count):
@@ -121,12 +121,12 @@ class Worker:
         self.made.save(self.orders.epoch, 0, Alone(self._comm), total=count)
 
     def _end(self):
-        """Leave; the first worker waits for all others, validates the centre and saves it."""
+        """Leave; the first worker waits for all others, validates the center and saves it."""
         made = self.made
         if self.orders.is_first:
             self.orders.total = self.client.finish()
             if made.is_interrupted:
-                self._take_centre()
+                self._take_center()
                 self._save(self.orders.total)
             else:
                 self._validate(is_last=True)

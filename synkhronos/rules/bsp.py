@@ -74,13 +74,17 @@ class BSP:
         if self._scales:
             contract.scale_learning_rate(self._model, 1.0)  # refuse a model without a rate now
         self._exchange = self._make_exchange() if self._size > 1 else None
+        if self._size > 1 and run.statistics:
+            self._statistics = Exchanger(
+                self._comm, "ar", run.statistics, run.statistics, self._patience
+            )
 
     def _make_exchange(self):
         sync_type, strategy = self._options["sync_type"], self._run.strategy
         model, comm = self._model, self._comm
         if sync_type == "cdd":
             contract.check_exchanged_velocities(model)
-            exchanger = Exchanger(comm, strategy, model.vels, model.vels2)
+            exchanger = Exchanger(comm, strategy, model.vels, model.vels2, self._patience)
 
             def exchange(weight, stepped):
                 if not stepped:  # what the last batch has left would count a second time
@@ -90,7 +94,7 @@ class BSP:
                 contract.finish_step(model, stepped)
 
         elif sync_type == "avg":
-            exchanger = Exchanger(comm, strategy, model.params, model.params)
+            exchanger = Exchanger(comm, strategy, model.params, model.params, self._patience)
 
             def exchange(weight, stepped):
                 exchanger.sum(weight / comm.size)
@@ -180,7 +184,5 @@ class BSP:
 
     def _average_statistics(self):
         """Average the running statistics of all ranks, which each rank has of its own rows."""
-        statistics = self._run.statistics
-        if self._size > 1 and statistics:
-            exchanger = Exchanger(self._comm, "ar", statistics, statistics)
-            exchanger.sum(1.0 / self._size)
+        if self._size > 1 and self._run.statistics:
+            self._statistics.sum(1.0 / self._size)

@@ -1,12 +1,12 @@
-r"""EASGD, elastic averaging SGD: workers train on their own, tied to a centre by a spring.
+r"""EASGD, elastic averaging SGD: workers train on their own, tied to a center by a spring.
 
-Every `tau` batches a worker and the server, which keeps the centre, exchange their parameters, and
+Every `tau` batches a worker and the server, which keeps the center, exchange their parameters, and
 each moves towards the other's old value:
 
 .. math:: x \leftarrow x - \alpha (x - \tilde x), \quad
           \tilde x \leftarrow \tilde x + \alpha (x - \tilde x)
 
-The first worker validates the centre whenever all workers together have done an epoch's batches,
+The first worker validates the center whenever all workers together have done an epoch's batches,
 writes snapshots of it, and then goes on with its own parameters.
 
 References
@@ -30,8 +30,8 @@ def run(job: Job, comm: Any, interrupt: Callable[[], bool]) -> int:
     """Serve or train, as the rank says; return the exit status."""
     alpha = job.options["alpha"]
 
-    def merge(centre, received, state):
-        for own, other in zip(centre, received):
+    def merge(center, received, state):
+        for own, other in zip(center, received):
             elastic_step(own, other, alpha)
 
     if comm.rank == 0:
@@ -43,10 +43,10 @@ class _Worker(Worker):
     """A worker whose parameters stay its own."""
 
     def exchange(self, done: int) -> None:
-        """Move towards the centre."""
+        """Move towards the center."""
         own = self.flat.read()
-        centre = [np.empty_like(array) for array in own]
-        self.orders = self.client.exchange(own, centre, done, self.made.n_batch_train())
-        for array, other in zip(own, centre):
+        center = [np.empty_like(array) for array in own]
+        self.orders = self.client.exchange(own, center, done, self.made.n_batch_train())
+        for array, other in zip(own, center):
             elastic_step(array, other, self.job.options["alpha"])
         self.flat.write()

@@ -1,6 +1,6 @@
 """Exchange of arrays between the processes of mpirun, each with one device.
 
-    shared variables ──▶ Flat (host memory) ──▶ ar     MPI's all-reduce
+    shared variables ──▶ Flat (host memory) ──▶ ar     in shared memory, and by MPI between machines
                                                asa32  all-to-all, sum of one's share, all-gather
                                                asa16  the same, each contribution in 16 bits
     on CUDA devices of one machine ──▶ NCCL (rules.nccl)
@@ -22,6 +22,7 @@ import numpy as np
 from mpi4py import MPI
 
 from synkhronos.rules.arithmetic import rounded_to_16_bits
+from synkhronos.rules.machine_sums import MachineSums
 from synkhronos.rules.variables import Flat
 
 STRATEGIES = ("nccl32", "nccl16", "ar", "asa32", "asa16")
@@ -64,10 +65,17 @@ class Exchanger:
         ``ar``, ``asa32``, ``asa16``, ``nccl32`` or ``nccl16``.
     sources, targets : list of shared variables
         Values of `sources` are summed into `targets`; both may be the same variables.
+    patience : float
+        Seconds to wait for another rank.
     """
 
     def __init__(
-        self, comm: Any, strategy: str, sources: Sequence[Any], targets: Sequence[Any]
+        self,
+        comm: Any,
+        strategy: str,
+        sources: Sequence[Any],
+        targets: Sequence[Any],
+        patience: float = 600.0,
     ) -> None:
         self._sources, self._targets = list(sources), list(targets)
         self._nccl = None
@@ -76,8 +84,8 @@ class Exchanger:
 
             self._nccl = Clique(comm, sixteen_bits=strategy == "nccl16")
             return
-        self._flat = Flat(self._targets)
-        self._sum = _SUMS[strategy](comm)
+        self._sum = _SUMS[strategy](comm, patience)
+        self._flat = Flat(self._targets, getattr(self._sum, "allocate", np.empty))
 
     def sum(self, weight: float) -> None:
         """Set the targets to the sum over ranks of each rank's sources, times its weight."""
@@ -91,22 +99,12 @@ class Exchanger:
         self._flat.write()
 
 
-class _AllReduce:
-    """MPI's all-reduce."""
-
-    def __init__(self, comm):
-        self._comm = comm
-
-    def __call__(self, array):
-        self._comm.Allreduce(MPI.IN_PLACE, array, MPI.SUM)
-
-
 class _AllToAll:
     """Each rank sums its share of all ranks' arrays, in the order of ranks; then all gather."""
 
     sixteen_bits = False
 
-    def __init__(self, comm):
+    def __init__(self, comm, patience):
         self._comm = comm
 
     def __call__(self, array):
@@ -136,8 +134,8 @@ class _AllToAllIn16Bits(_AllToAll):
     sixteen_bits = True
 
 
-_SUMS: dict[str, Callable[[Any], Callable[[np.ndarray], None]]] = {
-    "ar": _AllReduce,
+_SUMS: dict[str, Callable[[Any, float], Callable[[np.ndarray], None]]] = {
+    "ar": MachineSums,
     "asa32": _AllToAll,
     "asa16": _AllToAllIn16Bits,
 }

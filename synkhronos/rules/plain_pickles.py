@@ -40,8 +40,10 @@ def load(data: bytes, name: str, lists: bool = False) -> Any:
     {'lr': [[1, 0.5]]}
     """
     try:
-        kind = _UnpicklerOfLists if lists else _Unpickler
-        return _converted(kind(io.BytesIO(data), encoding="latin1").load())
+        file = io.BytesIO(data)
+        if lists:
+            return _converted(_UnpicklerOfLists(file, encoding="latin1").load())
+        return _converted(_Unpickler(file, encoding="latin1").load())
     except _Refused as refused:
         raise ValueError(
             f"{name} is not read: it names {refused}, but only containers, text, numbers and "

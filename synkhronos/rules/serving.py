@@ -3,9 +3,9 @@
     worker                                      server
     register ─────────────────────────────────▶ first? so that one worker records and validates
     begin: shapes, batches of an epoch ───────▶ parameters wanted (of the first), or given
-    exchange: batches done ── arrays ─────────▶ merges them into the centre
+    exchange: batches done ── arrays ─────────▶ merges them into the center
                            ◀── arrays ───────── orders: epoch, stop, validate
-    centre ───────────────────────────────────▶ arrays
+    center ───────────────────────────────────▶ arrays
     finish (the first worker only) ───────────▶ answered when all other workers have left
     leave ────────────────────────────────────▶ ends when all workers have left
 
@@ -51,7 +51,7 @@ Merge = Callable[[list, list, list], None]
 
 @dataclass
 class _Worker:
-    """What the server knows of a worker."""
+    """A worker, as the server knows it."""
 
     host: str
     done: int = 0  # batches
@@ -64,7 +64,7 @@ class _Worker:
 
 @dataclass
 class Orders:
-    """What the server tells a worker with each exchange."""
+    """Orders of the server, which a worker gets with each exchange."""
 
     epoch: int  # of all workers' batches together
     total: int  # batches that all workers have done
@@ -75,14 +75,14 @@ class Orders:
 
 
 class Server:
-    """Keeps the centre, and merges what workers send into it.
+    """Keeps the center, and merges what workers send into it.
 
     Parameters
     ----------
     job : Job
     comm : MPI.Comm
     merge : callable
-        ``merge(centre, received, state)`` changes the arrays of `centre` in place. `state` is a
+        ``merge(center, received, state)`` changes the arrays of `center` in place. `state` is a
         list for what the rule keeps beside them.
     interrupt : callable
         Returns whether a signal has asked this process to end.
@@ -93,7 +93,7 @@ class Server:
         self._patience = job.options["patience"]
         self._workers: dict[int, _Worker] = {}
         self._dead: set[int] = set()
-        self._centre: list[np.ndarray] | None = None
+        self._center: list[np.ndarray] | None = None
         self._described: Any = None
         self._state: list = []
         self._n_batches = self._n_epochs = 0.0
@@ -160,33 +160,33 @@ class Server:
         if self._described not in (None, described):
             self._reply(rank, "differs")
             return
-        wants = self._centre is None
+        wants = self._center is None
         self._reply(rank, "send" if wants else "take")
         if wants:
-            centre = [np.empty(size, dtype) for dtype, size in described]
-            receive_arrays(self._comm, centre, rank, _ARRAYS)
+            center = [np.empty(size, dtype) for dtype, size in described]
+            receive_arrays(self._comm, center, rank, _ARRAYS)
             # Only now: if the worker has died in between, the next one sends its parameters.
-            self._centre, self._described = centre, described
+            self._center, self._described = center, described
             self._done = int(kept.get("total", 0))
             self._epoch = int(self._done // self._n_batches)
             self._validated = self._epoch
         else:
-            send_arrays(self._comm, self._centre, rank, _ARRAYS)
+            send_arrays(self._comm, self._center, rank, _ARRAYS)
         worker.is_training = True
         self._reply(rank, self._orders(rank))
 
     def _on_exchange(self, rank, content):
         done, self._n_batches = content
-        received = [np.empty_like(array) for array in self._centre]
+        received = [np.empty_like(array) for array in self._center]
         receive_arrays(self._comm, received, rank, _ARRAYS)
-        before = [array.copy() for array in self._centre]
-        self._merge(self._centre, received, self._state)
+        before = [array.copy() for array in self._center]
+        self._merge(self._center, received, self._state)
         self._workers[rank].done += done
         self._done += done
         self._epoch = int(self._done // self._n_batches)
         self._reply(rank, self._orders(rank))
         # EASGD moves both ends by the old values of the other.
-        sent = before if self._job.rule == "EASGD" else self._centre
+        sent = before if self._job.rule == "EASGD" else self._center
         send_arrays(self._comm, sent, rank, _ARRAYS)
         self._report()
 
@@ -198,8 +198,8 @@ class Server:
             self._validated = self._epoch
         return Orders(self._epoch, self._done, stop, is_first, validate)
 
-    def _on_centre(self, rank, content):
-        send_arrays(self._comm, self._centre, rank, _ARRAYS)
+    def _on_center(self, rank, content):
+        send_arrays(self._comm, self._center, rank, _ARRAYS)
 
     def _on_finish(self, rank, content):
         self._workers[rank].waits_for_end = True
@@ -216,7 +216,7 @@ class Server:
         self._release()
 
     def _release(self):
-        """Answer the first worker when all others have left: the centre is complete."""
+        """Answer the first worker when all others have left: the center is complete."""
         n_workers = self._comm.size - 1
         away = self._dead.union(r for r, w in self._workers.items() if w.has_left)
         if len(away) < n_workers - 1:
@@ -314,9 +314,9 @@ class Client:
         receive_arrays(self._comm, received, 0, _ARRAYS)
         return orders
 
-    def centre(self, arrays: list[np.ndarray]) -> None:
+    def center(self, arrays: list[np.ndarray]) -> None:
         """Receive the server's parameters."""
-        self._send("centre", None)
+        self._send("center", None)
         receive_arrays(self._comm, arrays, 0, _ARRAYS)
 
     def finish(self) -> int:

@@ -19,6 +19,9 @@ from synkhronos import _wording
 from synkhronos.rules import options as _options
 from synkhronos.rules import request as _request
 
+_LAUNCHER = [sys.executable, "-m", "synkhronos", "rule"]
+_NUMBERS = (int, float)
+
 
 class RuleFailed(RuntimeError):
     """A run has not ended well: raised by ``Rule.wait(check=True)``.
@@ -144,7 +147,7 @@ class Rule:
         )
         self._kept = tempfile.TemporaryDirectory(prefix="synkhronos-rule-")
         self._report = Path(self._kept.name, "report.json")
-        command = [sys.executable, "-m", "synkhronos", "rule", *asked.arguments()]
+        command = [*_LAUNCHER, *asked.arguments()]
         command += ["--report", str(self._report), "--until-stdin-ends"]
         sys.stdout.flush()
         self._process = subprocess.Popen(
@@ -217,9 +220,6 @@ class Rule:
                 f"{self._rule} has ended with return code {code}. {problem}{shown}", code, lines
             )
         return code
-
-
-_NUMBERS = (int, float)
 
 
 def _write(line):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
@@ -77,9 +77,15 @@ class Flat:
     ----------
     variables : list of shared variables
         Of numbers.
+    allocate : callable, optional
+        ``allocate(size, dtype)`` returns the memory of an array.
     """
 
-    def __init__(self, variables: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        variables: Sequence[Any],
+        allocate: Callable[[int, str], np.ndarray] = np.empty,
+    ) -> None:
         self._variables = list(variables)
         by_dtype: dict[str, list] = {}
         for variable in self._variables:
@@ -89,7 +95,7 @@ class Flat:
         for dtype, group in by_dtype.items():
             shapes = [_host.peek(variable).shape for variable in group]
             sizes = [int(np.prod(shape)) for shape in shapes]
-            array = np.empty(sum(sizes), dtype)
+            array = allocate(sum(sizes), dtype)
             for variable, view, shape in zip(group, np.split(array, np.cumsum(sizes)[:-1]), shapes):
                 self._views[id(variable)] = view.reshape(shape)
             self.arrays.append(array)

@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 class _Flag:
-    """Whether a signal has come."""
+    """Remembers that a signal has come."""
 
     def __init__(self, number):
         self._is_set = False

@@ -36,7 +36,7 @@ _HEARD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
 
 @dataclass
 class Rank:
-    """What the launcher knows of a rank."""
+    """A rank, as the launcher knows it."""
 
     device: str
     host: str = ""

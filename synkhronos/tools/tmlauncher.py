@@ -28,6 +28,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any, Sequence
 
+from synkhronos import _wording
 from synkhronos.rules import cfg
 from synkhronos.rules import options as _options
 from synkhronos.rules import places as _places
@@ -172,7 +173,9 @@ def _asked(answers):
     count = len(_places.parse(devices, answers.told["devices"].source))
     size = answers.get("size")
     if size is not None and size != str(count):
-        answers.notes.append(f"{answers.told['size'].source} is left out: the devices are {count}.")
+        named = _wording.count(count, "device")
+        source = answers.told["size"].source
+        answers.notes.append(f"{source} is left out: DEVICES names {named}.")
     if rule == "BSP" and count == 1 and given.get("sync_type", "cdd") != "avg":
         answers.notes.append("with one device there is nothing to exchange: BSP_SYNC_TYPE is avg.")
         given["sync_type"] = "avg"

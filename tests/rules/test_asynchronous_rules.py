@@ -65,16 +65,16 @@ def test_elastic_steps_of_one_worker(model, tmp_path):
     settings = {**SETTINGS, "mu": 0.0, "eta": 0.0}
     run = rules.run("EASGD", 2, tmp_path, settings=settings, alpha=0.25, tau=4)
     serial = Serial(model, 0.05)
-    centre = serial.values.astype("float64")
+    center = serial.values.astype("float64")
     for number, batch in enumerate(batches(model, 96, 4, 4), 1):
         serial.step(*batch)
         if number % 4 == 0:
             own = serial.values.astype("float64")
-            serial.set(own - 0.25 * (own - centre))
-            centre = centre + 0.25 * (own - centre)
-    # The worker's own parameters: the validation of the centre must not have changed them.
+            serial.set(own - 0.25 * (own - center))
+            center = center + 0.25 * (own - center)
+    # The worker's own parameters: the validation of the center must not have changed them.
     np.testing.assert_allclose(run.params(1), serial.values, atol=2e-5)
-    assert not np.allclose(centre, serial.values, atol=1e-3)
+    assert not np.allclose(center, serial.values, atol=1e-3)
 
 
 @pytest.mark.parametrize("learning_rate_rule", ["constant", "adagrad"])
@@ -91,17 +91,17 @@ def test_pushed_updates_of_one_worker(model, tmp_path, learning_rate_rule):
         gamma=0.02,
     )
     serial = Serial(model, 0.05)
-    centre = serial.values.astype("float64")
-    squares = np.zeros_like(centre)
+    center = serial.values.astype("float64")
+    squares = np.zeros_like(center)
     for number, batch in enumerate(batches(model, 96, 4, 4), 1):
         serial.step(*batch)
         if number % 4 == 0:
-            delta = serial.values - centre
+            delta = serial.values - center
             if learning_rate_rule == "adagrad":
                 squares += delta**2
                 delta = 0.02 * delta / np.sqrt(np.maximum(squares, 1e-38))
-            centre = centre + delta
-            serial.set(centre)
+            center = center + delta
+            serial.set(center)
     np.testing.assert_allclose(run.params(1), serial.values, atol=2e-4)
 
 

@@ -6,6 +6,7 @@ BENCHMARKS = {
     "function": "synkhronos.tools.bench.function",
     "import": "synkhronos.tools.bench.imports",
     "machines": "synkhronos.tools.bench.machines",
+    "rules": "synkhronos.tools.bench.rules",
     "scaling": "synkhronos.tools.bench.scaling",
     "training": "synkhronos.tools.bench.training",
 }

@@ -16,6 +16,13 @@ def count(text):
     return int(text)
 
 
+def whole(text):
+    """Return the integer that a text gives, at least 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a number from 0 on, got {text!r}")
+    return int(text)
+
+
 def positive(text):
     """Return the number above zero that a text gives."""
     try:

@@ -186,7 +186,7 @@ class ImageNet_data(Batches):
         )
 
     def spawn_load(self) -> None:
-        """Have a loader, which `para_load_init` starts: a process beside that of this rank."""
+        """Ask for a loader, a process beside that of this rank; `para_load_init` starts it."""
         self.para_load = True
 
     def para_load_init(

@@ -1,0 +1,104 @@
+"""Sums over all ranks where the ranks of one machine share memory.
+
+    each rank     its values in a segment that all ranks of the machine map
+    ──▶ barrier   each rank sums its share of all segments, and writes it into all of them
+    ──▶ barrier   with several machines the first rank of each goes on: MPI's all-reduce
+    ──▶ barrier   the others copy its result
+
+Every element is summed in the order of ranks, by one rank: all ranks get the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from synkhronos._arithmetic.blocks import reduce_block
+from synkhronos._machine.log import log
+from synkhronos._machine.shared_memory import Segment, Segments
+from synkhronos.rules.messages import complete
+
+_BLOCK = 1 << 16  # elements: blocks that stay in the cache
+
+
+class MachineSums:
+    """Sums arrays, in place, that `allocate` has made.
+
+    Parameters
+    ----------
+    comm : MPI.Comm
+    patience : float
+        Seconds to wait for another rank.
+    """
+
+    def __init__(self, comm: Any, patience: float) -> None:
+        self._comm, self._patience = comm, patience
+        self._local = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
+        leads = self._local.rank == 0
+        leaders = comm.Split(0 if leads else MPI.UNDEFINED, comm.rank)
+        n_machines = comm.allreduce(int(leads))
+        self._leaders = leaders if n_machines > 1 and leads else None
+        self._has_others = n_machines > 1
+        self._segments = Segments()
+        self._arrays: dict[int, list[np.ndarray]] = {}  # by the own array's id: of all local ranks
+
+    def allocate(self, size: int, dtype: Any) -> np.ndarray:
+        """Return an array for values to sum; all ranks must allocate the same."""
+        local, problem, attached = self._local, None, []
+        own = self._segments.create(max(1, size * np.dtype(dtype).itemsize))
+        for rank, ref in enumerate(local.allgather(own.ref)):
+            try:
+                attached.append(own if rank == local.rank else Segment.attach(ref))
+            except OSError as error:
+                problem = error
+        array = own.array(dtype, (size,))
+        if any(local.allgather(problem is not None)):
+            if problem is not None:
+                log.warning("ranks exchange without shared memory: %s", problem)
+            self._arrays[id(array)] = []
+        else:
+            self._arrays[id(array)] = [each.array(dtype, (size,)) for each in attached]
+            self._arrays[id(array)][local.rank] = array
+        return array
+
+    def __call__(self, array: np.ndarray) -> None:
+        """Set an array, on all ranks, to the sum of those of all ranks."""
+        arrays = self._arrays[id(array)]
+        if not arrays:  # on this machine; all others come to the same all-reduce
+            self._sum_by_messages(array)
+            return
+        self._meet()
+        begins = np.linspace(0, array.size, len(arrays) + 1).astype(int)
+        begin, end = begins[self._local.rank : self._local.rank + 2]
+        total = np.empty(min(_BLOCK, end - begin), array.dtype)
+        for at in range(begin, end, _BLOCK):
+            block = slice(at, min(at + _BLOCK, end))
+            out = total[: block.stop - at]
+            reduce_block("sum", [each[block] for each in arrays], out, 1)
+            for each in arrays:
+                each[block] = out
+        self._meet()
+        if self._leaders is not None:
+            self._leaders.Allreduce(MPI.IN_PLACE, array, MPI.SUM)
+        self._spread(arrays)
+
+    def _sum_by_messages(self, array):
+        total = np.empty_like(array)
+        self._local.Reduce(array, total, MPI.SUM)
+        if self._leaders is not None:
+            self._leaders.Allreduce(MPI.IN_PLACE, total, MPI.SUM)
+        self._local.Bcast(total)
+        array[:] = total
+
+    def _spread(self, arrays):
+        if not self._has_others:
+            return
+        self._meet()
+        if self._local.rank:
+            arrays[self._local.rank][:] = arrays[0]
+        self._meet()  # the first rank may write its array again
+
+    def _meet(self):
+        complete(self._local.Ibarrier(), "the other ranks of this machine", self._patience)

