@@ -52,11 +52,11 @@ def test_shares_are_of_all_rows_but_the_first():
 @pytest.mark.slow("starts mpirun for each rule")
 def test_a_small_run_prints_every_figure(bench, tmp_path, capsys):
     path = tmp_path / "figures.json"
-    given = ("--ranks", "1,2", "--steps", "8", "--batch", "8", "--units", "4", "--pairs", "1")
+    given = ("--ranks", "2", "--steps", "30", "--batch", "8", "--units", "4", "--pairs", "1")
     assert bench(*given, "--json", str(path)) == 0, capsys.readouterr().err
     figures = json.loads(path.read_text())
     assert [(row["rule"], row["ranks"]) for row in figures["rules"]] == [
-        (rule, ranks) for rule in ("BSP", "EASGD", "GOSGD", "ASGD") for ranks in (1, 2)
+        (rule, 2) for rule in ("BSP", "EASGD", "GOSGD", "ASGD")
     ]
     for row in figures["rules"]:
         assert row["images_per_second"] > 0 and row["images_per_second_of_steps"] > 0
@@ -65,7 +65,7 @@ def test_a_small_run_prints_every_figure(bench, tmp_path, capsys):
     [(one, other)] = figures["pairs"]
     assert figures["ratio"] == one / other
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split()[:3] == ["rule", "ranks", "images/s"] and len(lines) == 11
+    assert lines[0].split()[:3] == ["rule", "ranks", "images/s"] and len(lines) == 7
     assert lines[-1].startswith("BSP on 2 ranks, beside make_train_step on 2 ranks: ")
 
 

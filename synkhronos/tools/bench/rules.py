@@ -116,7 +116,7 @@ def measure(rule: str, ranks: int, steps: int, batch: int, units: list[int]) -> 
     """Return the figures of one run of a rule."""
     with tempfile.TemporaryDirectory(prefix="synkhronos-bench-") as folder:
         batches = (steps + _FIRST) * ranks
-        settings = {"batch_size": batch, "units": units, "timeline": folder}
+        settings = {"batch_size": batch, "units": units, "timeline": folder, "workers": ranks}
         given = ["--made-batches", str(batches), "--print-freq", str(2 * ranks)]
         _run(rule, ranks, folder, "made", settings, given)
         timelines = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
