@@ -270,7 +270,7 @@ def test_a_rank_that_dies_ends_bsp(folder, does, status, words):
     assert found == status and time.monotonic() - began < 30
     host = os.uname().nodename
     assert f"synkhronos rule: rank 2 (cpu on {host}) {words}" in err
-    assert "prterun" not in err + out
+    assert "prterun" not in err + out and "MPI_ABORT" not in err
     assert ("ValueError: a reason" in err) == (does == "raises")
     [log] = (folder / "logs").glob("*/rank_2.log")
     assert f"Its output is in {log.relative_to(folder)}." in err
@@ -442,6 +442,18 @@ def test_marks_are_taken_out_of_errors(tmp_path):
     assert ranks.story(fake, tmp_path)[0] == (
         "rank 1 (cuda0 on node1) was killed by SIGKILL (signal 9), which has ended the run."
     )
+
+
+def test_the_page_of_an_abort_is_left_out(tmp_path):
+    edge = b"[1,0]<stderr>: " + b"-" * 74 + b"\n"
+    fake = FakeRanks(tmp_path)
+    lines = [b"MPI_ABORT was invoked on rank 0", b"  Errorcode: 1", b"", b"NOTE: more"]
+    page = edge + b"".join(b"[1,0]<stderr>: " + line + b"\n" for line in lines) + edge
+    fake._take(2, b"[1,0]<stderr>: ValueError: a\n" + page + b"[1,1]<stderr>: b\n")
+    fake._take(2, edge + b"[1,0]<stderr>: of the model\n" + edge + edge)
+    drawn = b"-" * 74 + b"\n"
+    assert fake.written[2] == b"ValueError: a\nb\n" + drawn + b"of the model\n" + drawn
+    assert fake.ranks[1].last_lines == ["b"]
 
 
 def test_the_cause_is_not_a_rank_that_mpirun_has_ended(tmp_path):
