@@ -94,7 +94,7 @@ def crop_and_mirror(
     random: Any = None,
     order: str = "c01b",
 ) -> np.ndarray:
-    """Return a part of each image: in training at random and mirrored by chance, else the centre.
+    """Return a part of each image: in training at random and mirrored by chance, else the center.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def crop_and_mirror(
     mode : str
         "train" or "val".
     rand_crop : bool, optional
-        Whether training is random; otherwise it has the centre, too.
+        Whether training is random; otherwise it has the center, too.
     flag_batch : bool, optional
         Whether all images of the batch are cropped and mirrored alike.
     cropsize : int or pair of int, optional

@@ -281,7 +281,7 @@ def test_crops_and_mirror_images(order, flag_batch):
 
 
 @pytest.mark.parametrize("mode, rand_crop", [("val", True), ("train", False)])
-def test_the_centre_is_not_random_and_no_seed_is_set(mode, rand_crop):
+def test_the_center_is_not_random_and_no_seed_is_set(mode, rand_crop):
     """Each call seeded NumPy's global random state."""
     x = np.arange(2 * 5 * 7 * 3).reshape(2, 5, 7, 3)
     np.random.seed(1)

@@ -210,7 +210,7 @@ def test_validation_is_the_mean_over_all_ranks_batches():
     rec.val_error(8, 1.0, 0.1, 0.0)
     rec.val_error(8, 1.0, 0.1, 0.3)
     rec.gather_val_info()
-    rec.print_val_info(8, comment="centre")
+    rec.print_val_info(8, comment="center")
     assert rec.val_info == [[8, 2.0, pytest.approx(0.2), pytest.approx(0.1)]]
     assert rec.get_latest_val_info() == rec.val_info[0]
     rec.val_error(16, 5.0, 0.5)
@@ -225,10 +225,10 @@ def test_lines_of_validation_and_epochs(capsys, clock):
     rec.start_epoch()
     clock.now += 1800
     rec.val_error(1, 1, 0.5, 0.25)
-    rec.print_val_info(1, "centre")
+    rec.print_val_info(1, "center")
     rec.end_epoch(1, 3)
     assert capsys.readouterr().out.splitlines() == [
-        "centre",
+        "center",
         "validation cost: 1.0000",
         "validation error: 0.5000",
         "validation top_5_error: 0.2500",

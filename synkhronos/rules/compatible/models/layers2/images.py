@@ -299,7 +299,7 @@ class Subtract(Layer):
 
 
 class Crop(Layer):
-    """A part of each image: at random and mirrored by chance in training, else the centre.
+    """A part of each image: at random and mirrored by chance in training, else the center.
 
     Parameters
     ----------
@@ -369,5 +369,5 @@ class Crop(Layer):
 
     @classmethod
     def SetRandCropOff(cls) -> None:
-        """Crop the centre: for validation."""
+        """Crop the center: for validation."""
         cls.switch.set(False)
