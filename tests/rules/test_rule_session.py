@@ -96,6 +96,7 @@ def test_attributes_are_checked_when_a_run_begins(folder, monkeypatch):
 
 
 @needs_mpirun
+@pytest.mark.slow("starts mpirun")
 def test_a_run(folder, capfd, monkeypatch):
     monkeypatch.setattr(BSP, "exch_strategy", "ar")
     rule = BSP(sync_type="avg")
