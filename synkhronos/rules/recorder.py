@@ -34,6 +34,11 @@ FILE = "inforec.pkl"
 SECONDS_BETWEEN_LIVE_LINES = 0.2
 POINTS = 200  # of a curve of training; each is a mean of rows
 HOUR = 3600.0
+IN_ONE_PICTURE = (
+    *("train: cost", "train: error", "val: cost", "val: error"),
+    *("val: top-5 error", "lr", "epoch: hours", "seconds: total"),
+    *(f"seconds: {mode}" for mode in MODES),
+)
 
 
 class Recorder:
@@ -418,17 +423,13 @@ def draw(files: Sequence[Any], path: Any) -> Path:
     if not files:
         raise ValueError("files must have one recorder's file or more, got none.")
     runs = {_label(file): _panels(read(file)) for file in files}
-    rows = list(next(iter(runs.values())))
-    columns = max(len(curves) for panels in runs.values() for curves in panels.values())
-    figure = Figure(figsize=(3.2 * columns, 2.6 * len(rows)))
-    grid = figure.subplots(len(rows), columns, squeeze=False)
+    figure = Figure(figsize=(12.8, 7.8))
+    grid = dict(zip(IN_ONE_PICTURE, figure.subplots(3, 4).ravel()))
     for color, (label, panels) in enumerate(runs.items()):
-        for row, curves in zip(grid, panels.values()):
-            for axes, (name, points) in zip(row, curves.items()):
-                _draw_curve(axes, name, points, label, color)
-    for axes in grid.ravel():
-        axes.set_visible(bool(axes.get_title()))
-    grid[0][0].legend(fontsize="small")
+        for curves in panels.values():
+            for name, points in curves.items():
+                _draw_curve(grid[name], name, points, label, color)
+    grid[IN_ONE_PICTURE[0]].legend(fontsize="small")
     figure.tight_layout()
     figure.savefig(os.fspath(path))
     return Path(path)
@@ -445,8 +446,8 @@ def _panels(rows):
     panels = {
         "train": _training(rows["train_info"], COLUMNS["train_info"][1:], epochs),
         "val": {name: _column(rows["val_info"], i) for i, name in enumerate(("cost", "error"), 1)},
-        "times": _training(rows["all_time"], COLUMNS["all_time"][1:], epochs),
-        "epochs": {"hours": _column(rows["epoch_time"], 1, 1 / HOUR)},
+        "seconds": _training(rows["all_time"], COLUMNS["all_time"][1:], epochs),
+        "epoch": {"hours": _column(rows["epoch_time"], 1, 1 / HOUR)},
         "lr": {"lr": _column(rows["lr"], 1)},
     }
     panels["val"]["top-5 error"] = _column(rows["val_info"], 3)
