@@ -77,7 +77,8 @@ def test_elastic_steps_of_one_worker(model, tmp_path):
     assert not np.allclose(center, serial.values, atol=1e-3)
 
 
-@pytest.mark.parametrize("learning_rate_rule", ["constant", "adagrad"])
+@pytest.mark.parametrize("learning_rate_rule", ["adagrad", "constant"])
+@pytest.mark.sample(1)
 def test_pushed_updates_of_one_worker(model, tmp_path, learning_rate_rule):
     """In Theano-MPI ASGD was a stub."""
     settings = {**SETTINGS, "mu": 0.0, "eta": 0.0}
@@ -106,6 +107,7 @@ def test_pushed_updates_of_one_worker(model, tmp_path, learning_rate_rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.sample(1)
 def test_several_workers_learn_together(model, tmp_path, rule):
     """Each adjusts its hyper-parameters once an epoch, whole numbers, whenever it comes."""
     given = {"p": 0.5} if rule == "GOSGD" else {"tau": 3}
@@ -128,6 +130,7 @@ def test_several_workers_learn_together(model, tmp_path, rule):
         assert abs(float(line.split()[-1]) - 1) < 1e-12
 
 
+@pytest.mark.slow("a run of mpirun")
 def test_gossip_of_all_to_all_cannot_block(tmp_path):
     """With every batch pushed, pushes are mutual and cyclic; Theano-MPI's workers blocked."""
     run = rules.run("GOSGD", 3, tmp_path, settings={**SETTINGS, "n_epochs": 10}, p=1)
@@ -136,6 +139,7 @@ def test_gossip_of_all_to_all_cannot_block(tmp_path):
 
 
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.sample(1)
 def test_a_worker_that_is_killed_is_left_out(tmp_path, rule):
     """The first worker, which records, or another one."""
     settings = {"n_rows": 96, "n_epochs": 20, "pause": 0.02}
@@ -151,6 +155,7 @@ def test_a_worker_that_is_killed_is_left_out(tmp_path, rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.slow("a run of mpirun")
 def test_a_worker_that_raises_is_left_out(tmp_path, rule):
     settings = {"n_rows": 96, "n_epochs": 6, "fails": 2}
     run = rules.run(rule, 3, tmp_path, "Fails", settings, status=1)
@@ -160,6 +165,7 @@ def test_a_worker_that_raises_is_left_out(tmp_path, rule):
 
 
 @pytest.mark.parametrize("rule", ["EASGD", "ASGD"])
+@pytest.mark.slow("a run of mpirun")
 def test_workers_end_when_the_server_has_died(tmp_path, rule):
     settings = {"n_rows": 96, "n_epochs": 99, "pause": 0.02}
     run = rules.Launched(rule, 3, tmp_path, "Sleeps", settings, print_freq=4)
@@ -170,6 +176,7 @@ def test_workers_end_when_the_server_has_died(tmp_path, rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.slow("a run of mpirun")
 def test_an_interrupt_writes_a_snapshot_from_which_the_run_goes_on(tmp_path, rule):
     settings = {"n_rows": 96, "n_epochs": 5, "pause": 0.05}
     run = rules.Launched(rule, 3, tmp_path, "Sleeps", settings, print_freq=4)

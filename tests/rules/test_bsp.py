@@ -95,6 +95,7 @@ def test_cdd_is_momentum_sgd_on_all_rows(model, tmp_path, n_ranks, strategy):
     assert run.result()["lr"] == pytest.approx(RATE * n_ranks, rel=1e-5)
 
 
+@pytest.mark.slow("a run of mpirun")
 def test_16_bits_differ_only_in_rounding(model, tmp_path):
     settings = {"n_rows": 96, "n_epochs": 2, "mu": MU, "eta": DECAY, "lr": RATE}
     run = rules.run("BSP", 2, tmp_path, settings=settings, exch_strategy="asa16", warm_up_epochs=0)
@@ -105,6 +106,7 @@ def test_16_bits_differ_only_in_rounding(model, tmp_path):
     assert not np.array_equal(found, serial.values)
 
 
+@pytest.mark.slow("a run of mpirun")
 def test_avg_of_plain_sgd_is_sgd_on_all_rows(model, tmp_path):
     """In Theano-MPI the parameters of models with lib.opt never moved under avg."""
     settings = {"n_rows": 90, "n_epochs": 2, "mu": 0.0, "eta": 0.0, "lr": RATE}
@@ -114,6 +116,7 @@ def test_avg_of_plain_sgd_is_sgd_on_all_rows(model, tmp_path):
     np.testing.assert_allclose(equal_on_all_ranks(run), serial.values, atol=1e-5)
 
 
+@pytest.mark.slow("a run of mpirun")
 def test_swap_exchanges_the_parameters_of_pairs(model, tmp_path):
     """It read a list of parameters that Theano-MPI had never set."""
     settings = {"n_rows": 40, "n_epochs": 1, "mu": 0.0, "eta": 0.0, "lr": RATE}
@@ -162,6 +165,7 @@ def test_all_ranks_stop_when_one_asks_and_all_of_the_validation_set_is_read(tmp_
         assert calls == [*epoch, "adjust 0", *info, *epoch, "adjust 1", *info]
 
 
+@pytest.mark.slow("a run of mpirun")
 def test_a_rank_that_raises_ends_the_run_with_its_traceback(tmp_path):
     run = rules.run("BSP", 2, tmp_path, "Fails", {"fails": 1, "n_rows": 206}, status=1)
     assert "rank 1 (cpu) on " in run.output
@@ -175,6 +179,7 @@ def test_a_rank_that_is_killed_ends_the_run(tmp_path):
     assert run.wait(20) not in (0, None)
 
 
+@pytest.mark.slow("a run of mpirun")
 def test_a_rank_that_never_comes_ends_the_run(tmp_path):
     settings = {"pause": 0.05, "n_epochs": 999}
     run = rules.Launched("BSP", 2, tmp_path, "Sleeps", settings, patience=2, print_freq=2)
@@ -198,12 +203,14 @@ def is_alive(pid):
         return False
 
 
+@pytest.mark.slow("a run of mpirun")
 def test_a_model_without_velocities_is_told_what_to_write(tmp_path):
     run = rules.run("BSP", 2, tmp_path, "Descends", status=1)
     assert "must leave the lists vels and vels2" in run.output
     rules.run("BSP", 2, tmp_path, "Descends", sync_type="avg")
 
 
+@pytest.mark.slow("a run of mpirun")
 def test_a_setting_that_nothing_reads_is_refused(tmp_path):
     run = rules.run("BSP", 1, tmp_path, settings={"n_epoch": 3}, status=1)
     assert "n_epoch=3: Model has no attribute 'n_epoch'" in run.output

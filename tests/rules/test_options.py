@@ -1,5 +1,8 @@
 """Options of the rules: their table, values that are taken and refused, texts, settings."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -171,3 +174,15 @@ def test_settings_of_a_script():
     assert options.check_setting("lr", np.float32(0.5)) == 0.5
     with pytest.raises(TypeError, match="name of a setting must be a text"):
         options.check_setting(3, 1)
+
+
+def test_the_page_of_the_api_lists_all_options():
+    page = (Path(__file__).parents[2] / "docs" / "rules_api.rst").read_text()
+    rows = re.findall(r"^   \* - ``(\w+)``\n     - (.*)\n     - ``(.*)``\n     - (.*)$", page, re.M)
+    expected = set()
+    for rule in options.RULES:
+        for name, option in options.of_rule(rule).items():
+            rules = "all" if option.rules == options.RULES else ", ".join(option.rules)
+            default = repr(option.default).replace("'", '"')
+            expected.add((name, rules, default, option.sentence))
+    assert set(rows) == expected and len(rows) == len(expected)

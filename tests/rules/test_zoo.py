@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+import pickle
 
 import numpy as np
 import pytest
@@ -282,3 +283,77 @@ def test_a_loader_changes_nothing_but_the_waiting(build):
             model.cleanup()
     for one, other in zip(*results):
         np.testing.assert_array_equal(one, other)
+
+
+@HEAVY
+@pytest.mark.parametrize(
+    "name, count",
+    [
+        ("AlexNet", 60_965_224),
+        ("GoogLeNet", 13_378_280),  # of Caffe's, with both classifiers beside the main one
+        ("VGG16", 138_357_544),
+        ("ResNet50", 25_557_032),
+    ],
+)
+def test_full_models_have_as_many_parameters_as_the_published_ones(build_full, name, count):
+    model = build_full(name)
+    assert sum(param.get_value(borrow=True).size for param in model.params) == count
+
+
+@pytest.fixture
+def build_full(build, monkeypatch):
+    """Return a function that builds a model of full size, with a batch of one small image each."""
+    monkeypatch.setattr("synkhronos.rules.compatible.models.classifier.T.grad", lambda *_: [])
+
+    def made(name):
+        monkeypatch.setitem(MODELS, name, (MODELS[name][0], {}, MODELS[name][2]))
+        return build(name, batch_size=1, file_batch_size=1)
+
+    return made
+
+
+@HEAVY
+def test_vgg_begins_with_weights_of_lasagnes_recipes(build, tmp_path):
+    import lasagne
+
+    model, other = build("VGG16"), build("VGG16", seed=1)
+    values = lasagne.layers.get_all_param_values(other.output)
+    content = {"param values": values, "model type": "vgg16", "synset words": ["a", "b"]}
+    (tmp_path / "vgg16.pkl").write_bytes(pickle.dumps(content, protocol=2))
+    model.load_weights(tmp_path / "vgg16.pkl")
+    for one, two in zip(zoo.values(model.params), values):
+        np.testing.assert_array_equal(one, two)
+
+
+@HEAVY
+def test_vgg_takes_blue_first_minus_a_constant(build):
+    model = build("VGG16", rand_crop=False)
+    images, _ = model.read_batch("train", 0)
+    raw, _ = model.data.batch("train", 0)
+    expected = raw[::-1, 2:34, 2:34].transpose(3, 0, 1, 2).astype("float32")
+    expected -= np.array([103.939, 116.779, 123.68]).reshape(3, 1, 1)
+    np.testing.assert_allclose(images, expected, rtol=1e-5, atol=1e-4)
+
+
+@HEAVY
+def test_a_block_of_the_resnet_begins_as_the_identity(build):
+    model = build("ResNet50")
+    gammas = [param for param in model.params if param.name == "gamma"]
+    zero = [not gamma.get_value().any() for gamma in gammas]
+    # One after the first convolution; of each block three, and one of its shortcut.
+    assert len(gammas) == 1 + 4 * 4 and sum(zero) == 4
+    assert len([param for param in model.params if param.name == "beta"]) == len(gammas)
+    assert len(model.statistics) == 2 * len(gammas)
+
+
+@HEAVY
+def test_running_statistics_follow_the_batches(build):
+    model = build("ResNet50")
+    recorder, _ = zoo.start(model)
+    means = [each for each in model.statistics if each.name == "mean"]
+    variances = [each for each in model.statistics if each.name == "variance"]
+    for _ in range(30):
+        zoo.train(model, recorder)
+    assert all(np.isfinite(value).all() for value in zoo.values(model.statistics))
+    assert all((value > 0).all() for value in zoo.values(variances))
+    assert any(abs(value).max() > 0.01 for value in zoo.values(means))

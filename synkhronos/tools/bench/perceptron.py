@@ -22,13 +22,14 @@ from synkhronos.rules.compatible.models.classifier import Classifier
 from synkhronos.rules.compatible.models.data import MNIST_data
 
 FIRST = 5  # steps that are not counted
+_SECONDS = 300  # for the others to compile
 
 
 class Perceptron(Classifier):
     """Dense layers with rectifiers on images of 28 x 28 pixels.
 
     Each rank writes the times at which its steps ended, and their rows, into a file of the folder
-    ``timeline``.
+    ``timeline``. All begin at once: asynchronous ones would leave the work to the first of them.
     """
 
     batch_size = 256
@@ -36,6 +37,7 @@ class Perceptron(Classifier):
     eta = 0.0
     units = (512, 512)
     timeline = ""
+    workers = 1
 
     def make_data(self):
         """Return MNIST, or what SYNKHRONOS_DATA names in its place."""
@@ -58,8 +60,16 @@ class Perceptron(Classifier):
 
     def train_iter(self, count, recorder):
         """Train with the next batch, and note the time."""
+        if self.timeline and not self._steps:
+            self._meet()
         super().train_iter(count, recorder)
         self._steps.append((time.time(), len(self.shared_y.get_value(borrow=True))))
+
+    def _meet(self):
+        folder, end = Path(self.timeline), time.time() + _SECONDS
+        (folder / f"{os.getpid()}.ready").touch()
+        while len(list(folder.glob("*.ready"))) < self.workers and time.time() < end:
+            time.sleep(0.005)
 
     def cleanup(self):
         """Write the times of the steps."""

@@ -24,6 +24,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from synkhronos import _wording
 from synkhronos.rules.options import RULES
 from synkhronos.tools.bench import options as checks
 
@@ -31,7 +32,7 @@ _FIRST = 5  # steps of each rank that are not counted
 _SECONDS = 1800  # for one run, which compiles
 _MODEL = Path(__file__).with_name("perceptron.py")
 _SHARES = ("calc", "sync", "comm", "wait")
-_DIGITS = {"learning_rate": 0.02, "units": [64], "batch_size": 32}
+_DIGITS = {"learning_rate": 0.01, "units": [64], "batch_size": 32}
 
 
 class RunFailed(Exception):
@@ -115,7 +116,7 @@ def measure(rule: str, ranks: int, steps: int, batch: int, units: list[int]) -> 
     """Return the figures of one run of a rule."""
     with tempfile.TemporaryDirectory(prefix="synkhronos-bench-") as folder:
         batches = (steps + _FIRST) * ranks
-        settings = {"batch_size": batch, "units": units, "timeline": folder}
+        settings = {"batch_size": batch, "units": units, "timeline": folder, "workers": ranks}
         given = ["--made-batches", str(batches), "--print-freq", str(2 * ranks)]
         _run(rule, ranks, folder, "made", settings, given)
         timelines = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
@@ -190,7 +191,9 @@ def _run(rule, ranks, folder, data, settings, given):
     )
     if done.returncode:
         printed = "\n".join(done.stderr.strip().splitlines()[-20:])
-        raise RunFailed(f"{rule} on {ranks} ranks has failed ({done.returncode}):\n{printed}")
+        raise RunFailed(
+            f"{rule} on {_wording.count(ranks, 'rank')} has failed ({done.returncode}):\n{printed}"
+        )
 
 
 def _train_step(arguments):

@@ -1,0 +1,58 @@
+"""Rules on several hosts, whose ranks share memory on each host only."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from support import rules
+
+pytestmark = [pytest.mark.mpi, pytest.mark.slow("two hosts")]
+
+
+def run(these, folder, rule, *arguments, n=2):
+    """Run a rule with `n` CPU ranks on each host; return its output."""
+    network = these.reached_by[3].replace("tcp,self", "tcp,sm,self")
+    devices = [each for name in these.addresses for each in ("--devices", f"{name}:{cpus(n)}")]
+    done = subprocess.run(
+        [sys.executable, "-m", "synkhronos", "rule", rule, *devices]
+        + [*these.reached_by[:3], network, rules.MODEL, "Model"]
+        + ["--snapshot-freq", "0", *map(str, arguments)],
+        cwd=folder,
+        env=these.environment(THEANO_FLAGS="cxx=,floatX=float32"),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def cpus(n):
+    return ",".join(["cpu"] * n)
+
+
+def params(folder, rank):
+    with np.load(folder / f"result_{rank}.npz") as file:
+        return np.concatenate([file[f"p{n}"].ravel() for n in range(4)])
+
+
+def test_bsp_on_two_hosts_is_bsp_on_one(two_hosts, tmp_path):
+    """In Theano-MPI no exchange could cross hosts but one, and that one built NCCL's clique."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    settings = ["--set", "n_rows=206", "--set", "n_epochs=3"]
+    run(two_hosts, there, "BSP", *settings)
+    rules.run("BSP", 4, here, settings={"n_rows": 206, "n_epochs": 3})
+    for rank in range(1, 4):
+        np.testing.assert_array_equal(params(there, rank), params(there, 0))
+    np.testing.assert_allclose(params(there, 0), params(here, 0), atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", ["EASGD", "GOSGD", "ASGD"])
+def test_asynchronous_rules_on_two_hosts(two_hosts, tmp_path, rule):
+    output = run(two_hosts, tmp_path, rule, "--set", "n_epochs=6")
+    costs = [line for line in output.splitlines() if line.startswith("validation cost")]
+    assert float(costs[-1].split()[-1]) < float(costs[0].split()[-1])
