@@ -417,6 +417,11 @@ def draw(files: Sequence[Any], path: Any) -> Path:
     -------
     Path
         The picture.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        If one of the files can't be read; see `read`.
     """
     from matplotlib.figure import Figure
 
