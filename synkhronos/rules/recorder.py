@@ -288,7 +288,7 @@ class Recorder:
             axes = figure.axes or figure.subplots(1, len(curves), squeeze=False)[0]
             for one, (name, points) in zip(axes, curves.items()):
                 _draw_curve(one, name, points, label, color_id)
-            figure.tight_layout()
+            figure.subplots_adjust(bottom=0.2, wspace=0.4)
             if title in ("train", "val"):
                 figure.savefig(f"{title}.png")
         if show:
@@ -435,7 +435,7 @@ def draw(files: Sequence[Any], path: Any) -> Path:
             for name, points in curves.items():
                 _draw_curve(grid[name], name, points, label, color)
     grid[IN_ONE_PICTURE[0]].legend(fontsize="small")
-    figure.tight_layout()
+    figure.subplots_adjust(0.05, 0.07, 0.98, 0.95, wspace=0.3, hspace=0.5)
     figure.savefig(os.fspath(path))
     return Path(path)
 
