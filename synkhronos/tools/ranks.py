@@ -31,6 +31,7 @@ _SIZE = 1 << 16
 _MOST = 1 << 20  # bytes of a line that are kept until its end
 _LAST_LINES = 20
 _TAG = re.compile(rb"\[\d+,(\d+)\]<std(?:out|err)>: ?")
+_EDGE = re.compile(rb"-{60,}\n?")
 _HEARD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
 
 
@@ -76,7 +77,7 @@ class Ranks:
     names : list of str
         The device of each rank.
     folder : Path
-        Of the log files, which are made when ranks print.
+        Of the log files, one for each rank.
     is_served : bool
         Whether rank 0 is a server.
     outlives : bool
@@ -111,6 +112,8 @@ class Ranks:
         self._ends_with_stdin, self._patience = ends_with_stdin, patience
         self._tails = {1: bytearray(), 2: bytearray()}  # lines of which the end has not come
         self._speaker: dict[int, int | None] = {1: None, 2: None}  # the rank of half a line
+        self._edges: dict[int, bytes] = {}  # lines of dashes, by rank
+        self._pages: set[int] = set()  # ranks in the midst of a page
         self._own = bytearray()  # what mpirun says by itself
         self._deadline, self._ending = float("inf"), [signal.SIGTERM, signal.SIGKILL]
 
@@ -134,6 +137,8 @@ class Ranks:
     def run(self) -> int:
         """Run mpirun to its end, with all that it has started; return an exit status."""
         self._selector = selectors.PollSelector()
+        for rank in range(len(self.ranks)):
+            self._log(rank, b"")
         with mpirun.signals_of(_HEARD) as signals:
             self._mpirun = subprocess.Popen(
                 self._line,
@@ -189,6 +194,8 @@ class Ranks:
                 key.data(key.fd)
         for stream in self._tails:
             self._take(stream, b"", is_end=True)
+        for rank, edge in self._edges.items():
+            self._show(2, rank, edge)
 
     def _hear(self, signals):
         for number in os.read(signals, 256):
@@ -267,6 +274,13 @@ class Ranks:
                 return
             else:
                 text = without.rstrip(b"\n") + b"\n"
+            text = self._without_page(rank, text)
+            if not text:
+                return
+        self._show(stream, rank, text)
+
+    def _show(self, stream, rank, text):
+        """Print what a rank has written, and put it into its log file."""
         if not text.endswith(b"\n"):  # the rank has ended without a newline
             text += b"\n"
         self._write(stream, text)
@@ -274,6 +288,22 @@ class Ranks:
         kept = self.ranks[rank].last_lines
         kept.append(text.decode(errors="replace").rstrip("\n"))
         del kept[:-_LAST_LINES]
+
+    def _without_page(self, rank, line):
+        """Return a line of errors, or nothing if it is of the page that MPI_Abort prints."""
+        is_edge = _EDGE.fullmatch(line)
+        if rank in self._pages:
+            if is_edge:
+                self._pages.discard(rank)
+            return b""
+        edge = self._edges.pop(rank, b"")
+        if edge and line.startswith(b"MPI_ABORT was invoked"):
+            self._pages.add(rank)
+            return b""
+        if is_edge:
+            self._edges[rank] = line  # until the next line says whether it begins the page
+            return edge
+        return edge + line
 
     def _take_mark(self, rank, kind, text):
         known = self.ranks[rank]
@@ -340,6 +370,6 @@ def story(ranks: Ranks, folder: Path) -> list[str]:
         others = _wording.count(len(ended), "other rank")
         said = [f"{ranks.name(cause)} {ranks.ranks[cause].end}; {others} ended as they should."]
     log = folder / f"rank_{cause}.log"
-    if log.exists():
+    if ranks.ranks[cause].last_lines:
         said.append(f"Its output is in {log}.")
     return said

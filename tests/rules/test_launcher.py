@@ -15,7 +15,8 @@ import pytest
 from support import stand_in_rank
 from support.waiting import wait_until
 
-from synkhronos.rules import request
+from synkhronos.__main__ import main
+from synkhronos.rules import options, request
 from synkhronos.tools import guard, launch, ranks, rule
 
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -98,18 +99,27 @@ class Launched:
         return self.process.returncode, out, err
 
 
-def dry_run(folder, *arguments, **variables):
-    """Return the words of mpirun's command line, the job of the ranks, and notes."""
-    status, out, err = run(folder, *arguments, "--dry-run", **variables)
-    assert status == 0, err
-    line = shlex.split(out)
-    return line, json.loads(line[-1]), err
+@pytest.fixture
+def dry_run(monkeypatch, capsys):
+    """Return a function that returns the words of mpirun's line, the job, and notes."""
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("THEANO_FLAGS", raising=False)
+
+    def run(*arguments, **variables):
+        for name, value in {**ROOT, **variables}.items():
+            monkeypatch.setenv(name, value)
+        status = main(["rule", *arguments, "--dry-run"])
+        out, err = capsys.readouterr()
+        assert status == 0, err
+        line = shlex.split(out)
+        return line, json.loads(line[-1]), err
+
+    return run
 
 
 @needs_mpirun
-def test_the_line_of_mpirun(folder):
+def test_the_line_of_mpirun(dry_run):
     line, job, err = dry_run(
-        folder,
         *("BSP", "--devices", "node0:cpu,cpu", "--devices", "node1:cuda0", "model.py", "Model"),
         *("--set", "n_epochs=3", "--set", "data.n_batch_train=10", "--sync-type", "avg"),
         *("--scale-lr", "no", "--resume", "--agent", "my ssh", "--mpirun-args", "--mca btl 'a,b'"),
@@ -151,20 +161,18 @@ def test_asynchronous_rules_tolerate_faults(name, monkeypatch):
 
 
 @needs_mpirun
-def test_a_server_without_a_device(folder):
+def test_a_server_without_a_device(dry_run):
     given = ("EASGD", "--devices", "cpu", "model.py", "Model", "--server", "extra", "--bind")
-    line, job, _ = dry_run(folder, *given)
+    line, job, _ = dry_run(*given)
     assert job["devices"] == ["none", "cpu"] and line[line.index("-n") + 1] == "2"
     assert job["cores"] == [None, sorted(os.sched_getaffinity(0))]
 
 
 @needs_mpirun
-def test_ranks_are_bound_without_a_gpu_or_ssh(folder):
+def test_ranks_are_bound_without_a_gpu_or_ssh(dry_run):
     """Theirs asked nvidia-smi by ssh, of the own host too, and then needed hwloc."""
     none = {"PATH": "/nowhere"}
-    _, job, _ = dry_run(
-        folder, "BSP", "--devices", "cpu,cpu", "model.py", "Model", "--bind", **none
-    )
+    _, job, _ = dry_run("BSP", "--devices", "cpu,cpu", "model.py", "Model", "--bind", **none)
     first, second = job["cores"]
     assert first and second and {*first, *second} <= os.sched_getaffinity(0)
 
@@ -198,8 +206,6 @@ def test_more_ranks_than_cores_yield(monkeypatch):
     ],
 )
 def test_mistakes_are_told_in_a_sentence(folder, arguments, message, capsys, monkeypatch):
-    from synkhronos.__main__ import main
-
     monkeypatch.chdir(folder)
     try:
         status = main(["rule", *arguments])
@@ -211,7 +217,6 @@ def test_mistakes_are_told_in_a_sentence(folder, arguments, message, capsys, mon
 
 def test_help_lists_all_options(capsys):
     from synkhronos.__main__ import main
-    from synkhronos.rules import options
 
     with pytest.raises(SystemExit):
         main(["rule", "--help"])
@@ -270,7 +275,7 @@ def test_a_rank_that_dies_ends_bsp(folder, does, status, words):
     assert found == status and time.monotonic() - began < 30
     host = os.uname().nodename
     assert f"synkhronos rule: rank 2 (cpu on {host}) {words}" in err
-    assert "prterun" not in err + out
+    assert "prterun" not in err + out and "MPI_ABORT" not in err
     assert ("ValueError: a reason" in err) == (does == "raises")
     [log] = (folder / "logs").glob("*/rank_2.log")
     assert f"Its output is in {log.relative_to(folder)}." in err
@@ -369,6 +374,7 @@ def test_a_reader_that_goes_away_ends_the_run(folder):
 
 
 @needs_mpirun
+@pytest.mark.slow("starts mpirun on hosts")
 def test_two_hosts(two_hosts, folder):
     addresses = two_hosts.addresses
     given = ["BSP", "--devices", f"{addresses[0]}:cpu,cpu", "--devices", f"{addresses[1]}:cpu"]
@@ -442,6 +448,18 @@ def test_marks_are_taken_out_of_errors(tmp_path):
     assert ranks.story(fake, tmp_path)[0] == (
         "rank 1 (cuda0 on node1) was killed by SIGKILL (signal 9), which has ended the run."
     )
+
+
+def test_the_page_of_an_abort_is_left_out(tmp_path):
+    edge = b"[1,0]<stderr>: " + b"-" * 74 + b"\n"
+    fake = FakeRanks(tmp_path)
+    lines = [b"MPI_ABORT was invoked on rank 0", b"  Errorcode: 1", b"", b"NOTE: more"]
+    page = edge + b"".join(b"[1,0]<stderr>: " + line + b"\n" for line in lines) + edge
+    fake._take(2, b"[1,0]<stderr>: ValueError: a\n" + page + b"[1,1]<stderr>: b\n")
+    fake._take(2, edge + b"[1,0]<stderr>: of the model\n" + edge + edge)
+    drawn = b"-" * 74 + b"\n"
+    assert fake.written[2] == b"ValueError: a\nb\n" + drawn + b"of the model\n" + drawn
+    assert fake.ranks[1].last_lines == ["b"]
 
 
 def test_the_cause_is_not_a_rank_that_mpirun_has_ended(tmp_path):
