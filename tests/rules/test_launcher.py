@@ -100,7 +100,7 @@ class Launched:
 
 
 @pytest.fixture
-def dry_run(monkeypatch, capsys):
+def dry_run(folder, monkeypatch, capsys):
     """Return a function that returns the words of mpirun's line, the job, and notes."""
     monkeypatch.chdir(folder)
     monkeypatch.delenv("THEANO_FLAGS", raising=False)
