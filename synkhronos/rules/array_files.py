@@ -65,8 +65,11 @@ def write_hickle(path: Any, array: np.ndarray, mode: str = "w") -> None:
 
 
 def _read_hickle(path):
+    h5py = _h5py(path)
+    # Some file systems of clusters have no locks, and the ranks only read.
+    options = {"locking": False} if h5py.version.version_tuple[:2] >= (3, 5) else {}
     try:
-        file = _h5py(path).File(path, "r")
+        file = h5py.File(path, "r", **options)
     except OSError as error:
         raise ValueError(f"{path} is no file of hickle (HDF5): {error}") from None
     with file:

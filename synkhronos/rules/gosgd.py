@@ -21,12 +21,12 @@ import sys
 from typing import Any, Callable
 
 import numpy as np
-from mpi4py import MPI
 
 from synkhronos.rules.arithmetic import epochs_entered, gossip_merge
 from synkhronos.rules.asynchronous import Alone
 from synkhronos.rules.job import Job
 from synkhronos.rules.messages import dead_ranks, is_death, wait_until
+from synkhronos.rules.mpi import MPI
 from synkhronos.rules.run import build
 from synkhronos.rules.validation import validate
 from synkhronos.rules.variables import Flat

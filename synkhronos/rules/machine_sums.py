@@ -13,12 +13,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
 from synkhronos._arithmetic.blocks import reduce_block
 from synkhronos._machine.log import log
 from synkhronos._machine.shared_memory import Segment, Segments
 from synkhronos.rules.messages import complete
+from synkhronos.rules.mpi import MPI
 
 _BLOCK = 1 << 16  # elements: blocks that stay in the cache
 

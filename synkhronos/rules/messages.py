@@ -15,9 +15,9 @@ import time
 from typing import Any, Callable
 
 import numpy as np
-from mpi4py import MPI
 
 from synkhronos._machine.log import log
+from synkhronos.rules.mpi import MPI
 
 _LOOKS = 2000  # without a sleep: some hundred microseconds
 _SHORTEST, _LONGEST = 2e-5, 2e-3  # seconds of a sleep

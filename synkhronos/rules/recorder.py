@@ -34,6 +34,11 @@ FILE = "inforec.pkl"
 SECONDS_BETWEEN_LIVE_LINES = 0.2
 POINTS = 200  # of a curve of training; each is a mean of rows
 HOUR = 3600.0
+IN_ONE_PICTURE = (
+    *("train: cost", "train: error", "val: cost", "val: error"),
+    *("val: top-5 error", "lr", "epoch: hours", "seconds: total"),
+    *(f"seconds: {mode}" for mode in MODES),
+)
 
 
 class Recorder:
@@ -283,7 +288,7 @@ class Recorder:
             axes = figure.axes or figure.subplots(1, len(curves), squeeze=False)[0]
             for one, (name, points) in zip(axes, curves.items()):
                 _draw_curve(one, name, points, label, color_id)
-            figure.tight_layout()
+            figure.subplots_adjust(bottom=0.2, wspace=0.4)
             if title in ("train", "val"):
                 figure.savefig(f"{title}.png")
         if show:
@@ -412,24 +417,25 @@ def draw(files: Sequence[Any], path: Any) -> Path:
     -------
     Path
         The picture.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        If one of the files can't be read; see `read`.
     """
     from matplotlib.figure import Figure
 
     if not files:
         raise ValueError("files must have one recorder's file or more, got none.")
     runs = {_label(file): _panels(read(file)) for file in files}
-    rows = list(next(iter(runs.values())))
-    columns = max(len(curves) for panels in runs.values() for curves in panels.values())
-    figure = Figure(figsize=(3.2 * columns, 2.6 * len(rows)))
-    grid = figure.subplots(len(rows), columns, squeeze=False)
+    figure = Figure(figsize=(12.8, 7.8))
+    grid = dict(zip(IN_ONE_PICTURE, figure.subplots(3, 4).ravel()))
     for color, (label, panels) in enumerate(runs.items()):
-        for row, curves in zip(grid, panels.values()):
-            for axes, (name, points) in zip(row, curves.items()):
-                _draw_curve(axes, name, points, label, color)
-    for axes in grid.ravel():
-        axes.set_visible(bool(axes.get_title()))
-    grid[0][0].legend(fontsize="small")
-    figure.tight_layout()
+        for curves in panels.values():
+            for name, points in curves.items():
+                _draw_curve(grid[name], name, points, label, color)
+    grid[IN_ONE_PICTURE[0]].legend(fontsize="small")
+    figure.subplots_adjust(0.05, 0.07, 0.98, 0.95, wspace=0.3, hspace=0.5)
     figure.savefig(os.fspath(path))
     return Path(path)
 
@@ -445,8 +451,8 @@ def _panels(rows):
     panels = {
         "train": _training(rows["train_info"], COLUMNS["train_info"][1:], epochs),
         "val": {name: _column(rows["val_info"], i) for i, name in enumerate(("cost", "error"), 1)},
-        "times": _training(rows["all_time"], COLUMNS["all_time"][1:], epochs),
-        "epochs": {"hours": _column(rows["epoch_time"], 1, 1 / HOUR)},
+        "seconds": _training(rows["all_time"], COLUMNS["all_time"][1:], epochs),
+        "epoch": {"hours": _column(rows["epoch_time"], 1, 1 / HOUR)},
         "lr": {"lr": _column(rows["lr"], 1)},
     }
     panels["val"]["top-5 error"] = _column(rows["val_info"], 3)

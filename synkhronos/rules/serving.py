@@ -27,7 +27,6 @@ from dataclasses import dataclass, field
 from typing import Any, Callable
 
 import numpy as np
-from mpi4py import MPI
 
 from synkhronos._machine.log import log
 from synkhronos.rules.job import Job
@@ -41,6 +40,7 @@ from synkhronos.rules.messages import (
     send_arrays,
     wait_until,
 )
+from synkhronos.rules.mpi import MPI
 
 _REQUEST, _REPLY, _ARRAYS = 199, 200, 201
 _REPORT_EVERY = 40  # batches of all workers

@@ -7,21 +7,16 @@ run in which a process ends with a status but 0, also while others still write a
 not count an exit with a status as a fault that other ranks are told of. So the guard passes each
 status to the launcher as a mark in standard error, ends with 0 after a Ctrl-C, and kills itself
 after a failure that others are to survive.
-
-Open MPI leaves the memory that ranks share in /dev/shm if they are killed. So it gets a folder of
-the run, from which each guard removes the files of its rank.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from typing import Sequence
 
 from synkhronos.tools import mpirun
@@ -45,7 +40,6 @@ def main(arguments: Sequence[str]) -> int:
         # With newlines: PRRTE keeps the rest of a line until its end.
         os.write(2, f"\0{token} {rank} {text}\0\n".encode())
 
-    folder = _folder_of_segments(token)
     # A signal that comes before the rank is there waits, and a rank begins with no signal blocked.
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     child = subprocess.Popen(line, preexec_fn=functools.partial(_begin, os.getpid()))
@@ -54,34 +48,12 @@ def main(arguments: Sequence[str]) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
     mark(f"start {child.pid} {socket.gethostname()}")
     status = child.wait()
-    _remove_segments(folder)
     mark(f"status {status}")
     if status in (0, INTERRUPTED):
         return 0
     if tolerance == "tolerant":
         os.kill(os.getpid(), signal.SIGKILL)
     return status if status > 0 else 128 - status
-
-
-def _folder_of_segments(token):
-    """Make the folder of this run, and let Open MPI in the rank use it; None if there can't be."""
-    folder = Path("/dev/shm", f"synkhronos-rule-{token[:16]}")
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-    except OSError:
-        return None
-    os.environ.setdefault("OMPI_MCA_btl_sm_backing_directory", str(folder))
-    return folder
-
-
-def _remove_segments(folder):
-    """Remove the segment of a rank that has ended, and the folder if it was the last one here."""
-    if folder is not None:
-        number = os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")
-        with contextlib.suppress(OSError):
-            for path in folder.glob(f"*.{number}"):
-                path.unlink()
-            folder.rmdir()
 
 
 def _begin(parent):

@@ -7,7 +7,10 @@ import pytest
 import theano
 import theano.tensor as T
 from support import rules
+from support.compatible import restored
 from support.rules import needs_mpirun
+
+from synkhronos.rules import compatible
 
 pytestmark = [pytest.mark.mpi, needs_mpirun]
 SETTINGS = {"n_rows": 96, "n_epochs": 4, "lr": 0.05}
@@ -16,9 +19,8 @@ RULES = ["EASGD", "ASGD", "GOSGD"]
 
 @pytest.fixture(scope="module")
 def model():
-    from synkhronos.rules import compatible
-
-    return compatible.import_model(rules.MODEL)
+    with restored():
+        yield compatible.import_model(rules.MODEL)
 
 
 class Serial:

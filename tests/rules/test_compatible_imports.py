@@ -1,5 +1,6 @@
 """What model files import: ``theanompi.*``, stand-ins, and names of Python 2 and of GPUs."""
 
+import fcntl
 import importlib
 import importlib.util
 import sys
@@ -334,6 +335,15 @@ def test_files_of_each_version_of_hickle_are_read(tmp_path, version):
             parent = file.create_group("data_0") if version == 2 else file
             parent["data_0" if version == 3 else "data"] = [1.5, 2.5]
     assert array_files.read(tmp_path / "a.hkl").tolist() == [1.5, 2.5]
+
+
+def test_a_file_is_read_without_a_lock(tmp_path):
+    """Some file systems of clusters have none."""
+    pytest.importorskip("h5py")
+    array_files.write_hickle(tmp_path / "a.hkl", np.arange(3))
+    with open(tmp_path / "a.hkl") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert array_files.read(tmp_path / "a.hkl").tolist() == [0, 1, 2]
 
 
 def test_files_of_numpy_are_read(tmp_path):

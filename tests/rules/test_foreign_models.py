@@ -15,6 +15,8 @@ pytestmark = [pytest.mark.mpi, needs_mpirun]
 # For GPUs and Python 2, with what model files rely on: lists of map(), xrange, hickle, sync(), a
 # number of batches that is a float, print_info without verbose, no current_info.
 MODEL = """
+import os
+
 import hickle as hkl
 import numpy as np
 import theano
@@ -44,7 +46,7 @@ class ModelClass(object):
         self.data.shard_data(mode='val', rank=self.rank, size=self.size)
         self.data.n_batch_train = self.data.n_batch_train * 1.0
         self.build()
-        mean = 'mean_%d.hkl' % self.rank
+        mean = 'mean_%d.hkl' % os.getpid()  # all asynchronous workers are told the rank 0
         hkl.dump(np.zeros(3), mean, mode='w')
         assert hkl.load(mean).shape == (3,)
 

@@ -181,10 +181,10 @@ def test_softmax_its_cost_and_its_errors():
 
 def test_dropout_drops_in_training_and_scales_in_validation():
     x = T.matrix()
-    layer = layers2.Dropout(x, prob_drop=0.3, input_shape=(100, 100))
-    f, ones = theano.function([x], layer.output), np.ones((100, 100), theano.config.floatX)
+    layer = layers2.Dropout(x, prob_drop=0.3, input_shape=(50, 50))
+    f, ones = theano.function([x], layer.output), np.ones((50, 50), theano.config.floatX)
     first, second = f(ones), f(ones)
-    assert set(np.unique(first)) == {0, 1} and first.mean() == pytest.approx(0.7, abs=0.02)
+    assert set(np.unique(first)) == {0, 1} and first.mean() == pytest.approx(0.7, abs=0.04)
     assert (first != second).any()
     layers2.Dropout.SetDropoutOff()
     np.testing.assert_allclose(f(ones), 0.7, rtol=1e-6)
@@ -194,8 +194,8 @@ def test_dropout_drops_in_training_and_scales_in_validation():
 
 def test_masks_of_two_layers_differ():
     x = T.matrix()
-    two = [layers2.Dropout(x, input_shape=(50, 50)).output for _ in range(2)]
-    first, second = theano.function([x], two)(np.ones((50, 50), theano.config.floatX))
+    two = [layers2.Dropout(x, input_shape=(9, 9)).output for _ in range(2)]
+    first, second = theano.function([x], two)(np.ones((9, 9), theano.config.floatX))
     assert (first != second).any()
 
 
@@ -475,13 +475,16 @@ def test_what_does_not_fit_is_refused(bc01, make, kind, said):
         make(bc01)
 
 
-def test_streams_are_the_same_in_each_process(script):
+@pytest.mark.slow("starts another interpreter")
+def test_layers_are_the_same_in_each_process(script):
     text = """
 from synkhronos.rules.compatible.models import layers2
 from synkhronos.rules.compatible.models.layers2.layer import new_stream
-print(layers2.Normal((2,)).val.get_value(), new_stream().rstate, new_stream().rstate)
+print(*layers2.Normal((2,)).val.get_value(), *new_stream().rstate)
 """
-    assert script(text).stdout == script(text).stdout
+    layers2.set_seed(23455)
+    here = [*layers2.Normal((2,)).val.get_value(), *layers.new_stream().rstate]
+    assert script(text).stdout.split() == [str(each) for each in here]
 
 
 def test_a_seed_gives_the_same_layers_again():

@@ -299,7 +299,6 @@ def test_times_of_2016_have_no_sync(tmp_path):
     rec.load(path)
     assert rec.all_time == [[40, 10.0, 6.0, 0.0, 1.0, 3.0]]
     assert rec.train_info == [[40, 6.9, 0.9]] and type(rec.train_info[0][1]) is float
-    recorder.draw([path], tmp_path / "old.png")
 
 
 @pytest.mark.parametrize("counts_go_on", [False, True])
@@ -397,20 +396,20 @@ def test_a_restored_recorder_goes_on_as_if_nothing_had_happened(clock):
 # Pictures.
 
 
-@pytest.mark.parametrize("batches", [2, 600])
-def test_runs_of_any_length_are_drawn(tmp_path, monkeypatch, clock, batches):
+def test_runs_of_any_length_are_drawn(tmp_path, monkeypatch, clock):
     """Runs of fewer than 250 rows were not drawn."""
     pyplot = pytest.importorskip("matplotlib.pyplot")
     monkeypatch.setattr(pyplot, "get_backend", lambda: "agg")
     monkeypatch.chdir(tmp_path)
-    rec = run(clock, epochs=2, batches=batches)
-    rec.show(label="first", show=False)
+    run(clock, epochs=2, batches=2).show(label="short", show=False)
+    run(clock, epochs=2, batches=600).show(label="long", color_id=1, show=False)
     figure = pyplot.figure("Synkhronos train")
-    x, y = figure.axes[0].lines[0].get_data()
-    assert 2 <= len(x) <= recorder.POINTS and x[-1] == 2
-    assert sorted({round(each) for each in y}) == [1, 2]
-    rec.show(label="second", color_id=1)
-    assert len(figure.axes[0].lines) == 2
+    for line, most in zip(figure.axes[0].lines, (2, recorder.POINTS)):
+        x, y = line.get_data()
+        assert 2 <= len(x) <= most and x[-1] == 2
+        assert sorted({round(each) for each in y}) == [1, 2]
+    Recorder(None, 40, "m", False).show()  # of nothing, and the end of the figures
+    assert len(figure.axes[0].lines) == 3
     assert not pyplot.get_fignums()
     for name in ("train.png", "val.png"):
         assert (tmp_path / name).stat().st_size > 3000
@@ -420,20 +419,17 @@ def test_several_runs_are_drawn_into_one_picture(tmp_path, monkeypatch, clock):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     run(clock)
-    (tmp_path / "inforec" / "inforec.pkl").rename(tmp_path / "inforec_BSP.pkl")
+    files = [tmp_path / f"inforec_{name}.pkl" for name in ("BSP", "of_2016", "empty")]
+    (tmp_path / "inforec" / "inforec.pkl").rename(files[0])
+    files[1].write_bytes(pickle.dumps({"all_time": [[40, 10.0, 6.0, 1.0, 3.0]]}, protocol=2))
+    Recorder(None, 40, "m", False).save(0, 0.1, files[2])
     run(clock, epochs=1)
-    files = [tmp_path / "inforec_BSP.pkl", tmp_path / "inforec" / "inforec.pkl"]
+    files.append(tmp_path / "inforec" / "inforec.pkl")
     assert recorder.draw(files, "curves.png").stat().st_size > 10_000
-    assert recorder._label(files[0]) == "BSP" and recorder._label(files[1]) == str(files[1])
+    labels = [recorder._label(file) for file in files]
+    assert labels == ["BSP", "of_2016", "empty", str(files[3])]
     with pytest.raises(ValueError, match="files must have one"):
         recorder.draw([], "curves.png")
-
-
-def test_an_empty_run_is_drawn(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    monkeypatch.chdir(tmp_path)
-    Recorder(None, 40, "m", False).save(0, 0.1)
-    assert recorder.draw(["inforec/inforec.pkl"], "empty.png").exists()
 
 
 def test_pictures_while_it_trains(tmp_path, monkeypatch):

@@ -212,7 +212,8 @@ def test_a_module_beside_the_script_is_not_one_of_the_ranks(folder, monkeypatch)
     """Ranks look in the working folder, and not in that of the script."""
     (folder / "there").mkdir()
     (folder / "there" / "beside.py").write_text("class Model: pass\n")
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(folder / "there" / "script.py"))
+    script = str(folder / "there" / "script.py")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", script, raising=False)
     monkeypatch.syspath_prepend(str(folder / "there"))
     with pytest.raises(FileNotFoundError, match="no module 'beside'"):
         BSP().init(["cpu"], "beside", "Model")

@@ -38,7 +38,7 @@ def test_each_defect_has_a_test():
     assert named - names_of_tests() == set()
 
 
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"^``(theanompi\.[\w.]+)``", PAGE, re.M))))
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"^``(theanompi\.[\w.]+)``  ", PAGE, re.M))))
 def test_what_model_files_import_is_there(name):
     listed = re.search(rf"^``{re.escape(name)}`` +(.*)$", PAGE, re.M)[1]
     with restored():

@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 
@@ -40,9 +39,6 @@ class Launched:
         self.n = n
         # Compiling takes longer than all else here, and these networks are small.
         environment = {**os.environ, **FOR_ROOT, "THEANO_FLAGS": "cxx=,floatX=float32"}
-        # Open MPI leaves the segments of killed processes: see synkhronos.tools.guard.
-        self._segments = tempfile.mkdtemp(prefix="rule-", dir="/dev/shm")
-        environment["OMPI_MCA_btl_sm_backing_directory"] = self._segments
         self.process = subprocess.Popen(
             [MPIRUN, *([] if rule == "BSP" else ["--with-ft", "ulfm"]), "--oversubscribe"]
             + [*line, "-n", str(n), sys.executable, "-u", "-m", "synkhronos.rules.worker"]
@@ -79,7 +75,6 @@ class Launched:
             self.process.kill()
             raise AssertionError(f"no end after {seconds} s:\n{self.output}") from None
         self._reader.join(10)
-        shutil.rmtree(self._segments)
         self.process.stdout.close()
         return self.process.returncode
 

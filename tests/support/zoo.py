@@ -47,9 +47,14 @@ def _compiled(self, node, storage_map, compute_map, no_recycling, impl=None):
     return Op.make_thunk(self, node, storage_map, compute_map, no_recycling, impl="c")
 
 
+def load(file, name):
+    """Import a model file; return the class of its model."""
+    return contract.load_class(str(MODELS / f"{file}.py"), name)
+
+
 def build(file, name, rank=0, size=1, **settings):
     """Return a model of a file as a rank makes it, with its contract checked."""
-    modelclass = contract.load_class(str(MODELS / f"{file}.py"), name)
+    modelclass = load(file, name)
     config = {"verbose": False, "rank": rank, "size": size}
     model, _ = contract.make_model(modelclass, config, settings)
     contract.check(model)

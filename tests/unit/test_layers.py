@@ -45,12 +45,7 @@ ONLY = {
     "posix_ipc": {"_machine.shared_memory", "tools.info"},
     "mpi4py": {
         "comm.mpi",
-        "rules.worker",
-        "rules.exchange",
-        "rules.gosgd",
-        "rules.machine_sums",
-        "rules.messages",
-        "rules.serving",
+        "rules.mpi",
         "tools.bench.peers",
         "tools.bench.machines.processes",
     },

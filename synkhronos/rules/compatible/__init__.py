@@ -48,8 +48,8 @@ def install() -> ModuleType:
             f"theanompi is imported already, from {getattr(other, '__file__', 'elsewhere')}. Call "
             "synkhronos.rules.theanompi() before the first import of theanompi."
         )
-    finder.install()
     model_files.install()
+    finder.install()  # the first of all finders
     sys.modules[finder.THEIRS] = here
     return here
 

@@ -105,6 +105,24 @@ def pre_model_iter_fn(
         If `k` is below 1, or `sync_type` is unknown.
     AttributeError
         If the model lacks one of the attributes above; the message lists them.
+
+    Examples
+    --------
+    One rank of two, whose exchange is done by hand; the other one has seen equal rows:
+
+    >>> from types import SimpleNamespace
+    >>> w, x, y = theano.shared(np.ones(1), "w"), T.dmatrix("x"), T.dvector("y")
+    >>> model = SimpleNamespace(
+    ...     x=x, y=y, params=[w], weight_types=["W"], cost=T.dot(x, w).mean(), error=y.mean(),
+    ...     shared_x_slice=theano.shared(np.ones((4, 1))), shared_y_slice=theano.shared(np.ones(4)),
+    ...     shared_lr=theano.shared(np.float32(0.5)), subb_ind=T.iscalar(), mu=0.0, eta=0.0,
+    ... )
+    >>> pre_model_iter_fn(model, k=2, f_val=False)
+    >>> cost, error = model.train_iter_fn(0)
+    >>> model.vels2[0].set_value(2 * model.vels[0].get_value())
+    >>> model.train_iter_fn.finish()
+    >>> float(cost), model.train_iter_fn.rows, w.get_value().tolist()
+    (1.0, 4, [0.5])
     """
     if isinstance(k, str):
         k, sync_type = None, k
