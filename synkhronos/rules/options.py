@@ -142,7 +142,7 @@ _SERVED = ("EASGD", "ASGD")
 _ROWS = [
     Option("sync_type", _BSP, str, "cdd", "what ranks exchange: velocities (cdd), parameters "
            "(avg), or pairs of ranks swap parameters (swap)", choices=("cdd", "avg", "swap")),
-    Option("exchange_freq", _BSP, int, 1, "train so many sub-batches between two exchanges",
+    Option("exchange_freq", _BSP, int, 1, "avg and swap: exchange after so many batches",
            least=1),
     Option("warm_up_epochs", _BSP, int, 5, "scale the learning rate in so many epochs", least=0),
     Option("scale_lr", _BSP, bool, True, "scale the learning rate by the number of ranks"),

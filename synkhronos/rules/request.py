@@ -134,7 +134,7 @@ def make(
     options = _options.check(rule, **given)
     of_launcher = _options.check_launcher(**own)
     places = _places.parse(devices)
-    _check_number(rule, options, places)
+    _check_together(rule, options, places)
     if settings is not None and not isinstance(settings, dict):
         raise TypeError(
             f"settings must be a dict of the model's settings, got {_wording.shown(settings)}."
@@ -150,8 +150,13 @@ def make(
     )  # fmt: skip
 
 
-def _check_number(rule, options, places):
-    """Raise ValueError if there are not as many devices as a rule needs."""
+def _check_together(rule, options, places):
+    """Raise ValueError for options that don't go together, or too few devices."""
+    if options.get("sync_type") == "cdd" and options["exchange_freq"] != 1:
+        raise ValueError(
+            "exchange_freq must be 1 with sync_type 'cdd', which sums the velocities of each step, "
+            f"got {options['exchange_freq']}. With 'avg' ranks take steps of their own."
+        )
     if options.get("server") == "first" and len(places) == 1:
         raise ValueError(
             f"{rule} with one device: the first is the server's, so that no worker has one. Name "

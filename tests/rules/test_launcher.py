@@ -195,6 +195,7 @@ def test_more_ranks_than_cores_yield(monkeypatch):
         (["BSP", "--devices", "cpu", "model.py", "Modle"], "Perhaps you meant Model."),
         (["EASGD", "--devices", "cpu", "model.py", "Model"], "EASGD with one device"),
         (["BSP", "--devices", "cpu", "model.py", "Model", "--sync-type", "swap"], "must be even"),
+        (["BSP", "--devices", "cpu", "model.py", "Model", "--exchange-freq", "2"], "'avg' ranks"),
         (["BSP", "model.py", "Model"], "the following arguments are required: --devices"),
         (["EASGD", "--devices", "cpu,cpu", "model.py", "Model", "--alhpa", "1"], "meant --alpha"),
         (["EASGD", "--devices", "cpu,cpu", "model.py", "Model", "--alpha", "2"], "at most 1, got"),

@@ -223,7 +223,8 @@ def _converge(arguments):
     print(f"validation cost on scikit-learn's digits, {ranks} ranks, by images trained with")
     for rule in checks.progress("rules", arguments.rules):
         with tempfile.TemporaryDirectory(prefix="synkhronos-bench-") as folder:
-            settings = {**_DIGITS, "n_epochs": arguments.epochs}
+            settings = {**_DIGITS, "n_epochs": arguments.epochs, "timeline": folder}
+            settings["workers"] = ranks
             _run(rule, ranks, folder, "digits", settings, [])
             rows = _recorded(folder)["val_info"]
         curves[rule] = [[row[0] * _DIGITS["batch_size"], row[1], row[2]] for row in rows]
