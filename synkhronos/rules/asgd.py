@@ -2,11 +2,11 @@ r"""ASGD, asynchronous SGD with a server, as Downpour SGD: workers push updates 
 
 A worker takes `tau` steps from the parameters that it took from the server, and sends by how much
 they have changed, :math:`\Delta`. The server applies it at once, and the worker goes on from the
-server's parameters, which hold the updates of all other workers too. The server adds the update, or
-gives each element a learning rate that falls with the updates that it has had, as Downpour's does:
+server's parameters, which hold the updates of all other workers too. The server gives each element
+a learning rate that falls with the updates that it has had, as Downpour's does, or adds the update:
 
-.. math:: p \leftarrow p + \Delta \quad\text{or}\quad
-          s \leftarrow s + \Delta^2, \; p \leftarrow p + \gamma \Delta / \sqrt{s}
+.. math:: s \leftarrow s + \Delta^2, \; p \leftarrow p + \gamma \Delta / \sqrt{s}
+          \quad\text{or}\quad p \leftarrow p + \Delta
 
 References
 ----------

@@ -66,6 +66,8 @@ class BSP:
         self._options = run.job.options
         self._size = run.comm.size
         self._patience = self._options["patience"]
+        self._next = 0, 0  # epoch and batch
+        complete(self._comm.Ibarrier(), "the other ranks to compile", self._patience)
         broadcast(self._comm, self._model.params)
         run.resume()
         self._scales = bool(
@@ -101,10 +103,11 @@ class BSP:
 
         else:
             flat = Flat(model.params)
-            order = np.random.RandomState(self._options["seed"])
 
             def exchange(weight, stepped):
-                partners = pairs_of(order.permutation(comm.size).tolist())
+                # The same pairs on all ranks, and in a run that was resumed.
+                draw = np.random.RandomState([self._options["seed"], *self._next])
+                partners = pairs_of(draw.permutation(comm.size).tolist())
                 swap(comm, flat, partners.get(comm.rank))
 
         return exchange
@@ -112,7 +115,6 @@ class BSP:
     def train(self) -> None:
         """Train all epochs that are left, or until a rank asks to stop."""
         run, model = self._run, self._model
-        complete(self._comm.Ibarrier(), "the other ranks to compile", self._patience)
         for epoch in range(run.first_epoch, int(model.n_epochs)):
             model.epoch = epoch
             run.recorder.start_epoch()
@@ -144,6 +146,7 @@ class BSP:
         batch, every = run.first_batch, self._options["exchange_freq"]
         while True:
             has_batch = batch < run.n_batch_train()
+            self._next = epoch, batch
             for _ in range(int(model.n_subb)):
                 if has_batch:
                     model.train_iter(batch, recorder)

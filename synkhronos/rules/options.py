@@ -151,8 +151,9 @@ _ROWS = [
     Option("p", _GOSGD, float, 0.01, "the probability that a worker sends its parameters after a "
            "batch", least=0, most=1),
     Option("tau", _SERVED, int, 10, "a worker asks the server after so many batches", least=1),
-    Option("learning_rate_rule", _ASGD, str, "constant", "the server adds updates as they are "
-           "(constant), or scales each element (adagrad)", choices=("constant", "adagrad")),
+    Option("learning_rate_rule", _ASGD, str, "adagrad", "the server scales each element of an "
+           "update (adagrad), or adds updates as they are (constant)",
+           choices=("adagrad", "constant")),
     Option("gamma", _ASGD, float, 0.01, "the learning rate of adagrad", least=0, above=True),
     Option("server", _SERVED, str, "first", "the first device is the server's (first), or one more "
            "process without a device is the server (extra)", choices=("first", "extra")),
