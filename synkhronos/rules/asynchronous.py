@@ -40,7 +40,9 @@ class Worker:
             self.flat = Flat(made.model.params)
             model = made.model
             arrays = self.flat.read()
-            self.orders = self.client.begin(arrays, made.n_batch_train(), model.n_epochs, kept)
+            self.orders = self.client.begin(
+                arrays, made.n_batch_train(), model.n_epochs, kept, made.kept_arrays
+            )
             self.flat.write()
             self.begun()
             self._epoch = made.first_epoch - 1  # the last that adjust_hyperp knows
@@ -100,13 +102,13 @@ class Worker:
         """Validate the center, record, write a snapshot; then go on with the own parameters."""
         made = self.made
         own = [array.copy() for array in self.flat.read()]
-        self._take_center()
+        state = self._take_center()
         count, epoch = self.orders.total, self.orders.epoch
         validate(made, count)
         made.recorder.end_epoch(count, epoch - 1)
         made.record(count)
         if made.snapshot_is_due(epoch - 1, is_last):
-            self._save(count)
+            self._save(count, state)
         made.recorder.start_epoch()
         for array, before in zip(self.flat.read(), own):
             array[...] = before
@@ -114,12 +116,13 @@ class Worker:
 
     def _take_center(self):
         arrays = self.flat.read()
-        self.client.center(arrays)
+        state = self.client.center(arrays)
         self.flat.write()
+        return state
 
-    def _save(self, count):
+    def _save(self, count, state):
         self.made.count_before = count
-        self.made.save(self.orders.epoch, 0, Alone(self._comm), total=count)
+        self.made.save(self.orders.epoch, 0, Alone(self._comm), state, total=count)
 
     def _end(self):
         """Leave; the first worker waits for all others, validates the center and saves it."""
@@ -127,8 +130,7 @@ class Worker:
         if self.orders.is_first:
             self.orders.total = self.client.finish()
             if made.is_interrupted:
-                self._take_center()
-                self._save(self.orders.total)
+                self._save(self.orders.total, self._take_center())
             else:
                 self._validate(is_last=True)
         self.client.leave("interrupted" if made.is_interrupted else "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -54,6 +54,7 @@ class Run:
         self._history = snapshots.History(model)
         self.first_epoch = self.first_batch = 0
         self.count_before = 0  # batches of all ranks before the present epoch
+        self.kept_arrays: list[np.ndarray] = []  # of the rule, from the run that is resumed
 
     @property
     def is_interrupted(self) -> bool:
@@ -79,7 +80,14 @@ class Run:
             rate = contract.learning_rate(self.model)
             self.recorder.save(count, rate, self.job.options["inforec_path"])
 
-    def save(self, epoch: int, batch: int, comm: Any = None, **more: Any) -> None:
+    def save(
+        self,
+        epoch: int,
+        batch: int,
+        comm: Any = None,
+        arrays: Sequence[np.ndarray] = (),
+        **more: Any,
+    ) -> None:
         """Write a snapshot from which a run goes on with a batch of an epoch.
 
         Parameters
@@ -88,11 +96,14 @@ class Run:
             Of the next step.
         comm : MPI.Comm, optional
             The ranks that take part: by default all.
+        arrays : list of ndarray
+            Arrays of the rule to keep.
         **more
             Numbers of the rule to keep.
         """
         comm = self.comm if comm is None else comm
         state = self._history.capture(self.recorder)
+        state.arrays.update({f"rule/{number}": array for number, array in enumerate(arrays)})
         states = snapshots.collect(comm, state)
         if states is None:
             return
@@ -122,7 +133,10 @@ class Run:
                     f"{found}: of {snapshot.rule} with {len(snapshot.states)} ranks, so this run "
                     "goes on with its parameters, but not with the same random numbers"
                 )
-            self._history.restore(snapshot.state_of(comm.rank), self.recorder, self.job.settings)
+            state = snapshot.state_of(comm.rank)
+            self._history.restore(state, self.recorder, self.job.settings)
+            names = [f"rule/{number}" for number in range(len(state.arrays))]
+            self.kept_arrays = [state.arrays[name] for name in names if name in state.arrays]
         self.first_epoch, self.first_batch = snapshot.epoch, snapshot.batch
         self.count_before = snapshot.count
         self.say(f"resumed from {found}: epoch {self.first_epoch}, batch {self.first_batch}")

@@ -5,7 +5,7 @@
     begin: shapes, batches of an epoch ───────▶ parameters wanted (of the first), or given
     exchange: batches done ── arrays ─────────▶ merges them into the center
                            ◀── arrays ───────── orders: epoch, stop, validate
-    center ───────────────────────────────────▶ arrays
+    center ───────────────────────────────────▶ arrays, and those that the rule keeps beside them
     finish (the first worker only) ───────────▶ answered when all other workers have left
     leave ────────────────────────────────────▶ ends when all workers have left
 
@@ -156,7 +156,7 @@ class Server:
 
     def _on_begin(self, rank, content):
         worker = self._workers[rank]
-        described, self._n_batches, self._n_epochs, kept = content
+        described, self._n_batches, self._n_epochs, kept, n_state = content
         if self._described not in (None, described):
             self._reply(rank, "differs")
             return
@@ -164,9 +164,10 @@ class Server:
         self._reply(rank, "send" if wants else "take")
         if wants:
             center = [np.empty(size, dtype) for dtype, size in described]
-            receive_arrays(self._comm, center, rank, _ARRAYS)
+            state = [np.empty(size, dtype) for dtype, size in described[:n_state]]
+            receive_arrays(self._comm, [*center, *state], rank, _ARRAYS)
             # Only now: if the worker has died in between, the next one sends its parameters.
-            self._center, self._described = center, described
+            self._center, self._described, self._state = center, described, state
             self._done = int(kept.get("total", 0))
             self._epoch = int(self._done // self._n_batches)
             self._validated = self._epoch
@@ -200,7 +201,8 @@ class Server:
         return Orders(self._epoch, self._done, stop, is_first, validate)
 
     def _on_center(self, rank, content):
-        send_arrays(self._comm, self._center, rank, _ARRAYS)
+        self._reply(rank, len(self._state))
+        send_arrays(self._comm, [*self._center, *self._state], rank, _ARRAYS)
 
     def _on_finish(self, rank, content):
         self._workers[rank].waits_for_end = True
@@ -283,9 +285,16 @@ class Client:
         return self._ask("register", socket.gethostname())
 
     def begin(
-        self, arrays: list[np.ndarray], n_batches: float, n_epochs: float, kept: dict
+        self,
+        arrays: list[np.ndarray],
+        n_batches: float,
+        n_epochs: float,
+        kept: dict,
+        state: list[np.ndarray],
     ) -> Orders:
         """Send the parameters if the server has none yet, else take the server's.
+
+        `state` are the arrays that the server of an earlier run has kept beside them.
 
         Raises
         ------
@@ -293,14 +302,14 @@ class Client:
             If the server's parameters are of other sizes.
         """
         described = [(str(array.dtype), array.size) for array in arrays]
-        answer = self._ask("begin", (described, n_batches, n_epochs, kept))
+        answer = self._ask("begin", (described, n_batches, n_epochs, kept, len(state)))
         if answer == "differs":
             raise ValueError(
                 "the parameters of this worker differ from those of the server in number, size or "
                 "dtype: all workers must build the same model."
             )
         if answer == "send":
-            send_arrays(self._comm, arrays, 0, _ARRAYS)
+            send_arrays(self._comm, [*arrays, *state], 0, _ARRAYS)
         else:
             receive_arrays(self._comm, arrays, 0, _ARRAYS)
         return self._wait_for_reply()
@@ -315,10 +324,12 @@ class Client:
         receive_arrays(self._comm, received, 0, _ARRAYS)
         return orders
 
-    def center(self, arrays: list[np.ndarray]) -> None:
-        """Receive the server's parameters."""
-        self._send("center", None)
-        receive_arrays(self._comm, arrays, 0, _ARRAYS)
+    def center(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        """Receive the server's parameters; return the arrays that it keeps beside them."""
+        n_state = self._ask("center", None)
+        state = [np.empty_like(array) for array in arrays[:n_state]]
+        receive_arrays(self._comm, [*arrays, *state], 0, _ARRAYS)
+        return state
 
     def finish(self) -> int:
         """Wait until all other workers have left; return the batches of all."""

@@ -339,10 +339,10 @@ class ASGD(Rule):
     A worker sends the sum :math:`d` of its updates of the last `tau` minibatches, and takes the
     parameters that the server has then:
 
-    .. math:: p \leftarrow p + d.
+    .. math:: s \leftarrow s + d^2, \quad p \leftarrow p + \gamma d / \sqrt{s}.
 
-    With ``learning_rate_rule="adagrad"`` the server scales each element by
-    :math:`\gamma / \sqrt{\sum d^2}` over all updates that it has had.
+    With ``learning_rate_rule="constant"`` the server adds the updates, :math:`p \leftarrow p + d`,
+    which diverges easily with many workers and a large `tau`.
 
     Parameters
     ----------
@@ -356,7 +356,7 @@ class ASGD(Rule):
     Examples
     --------
     >>> ASGD(tau=5).learning_rate_rule
-    'constant'
+    'adagrad'
     """
 
     _rule = "ASGD"

@@ -199,4 +199,9 @@ def test_an_interrupt_writes_a_snapshot_from_which_the_run_goes_on(tmp_path, rul
     assert "snapshot ./snapshots/snapshot_000" in run.output
     again = rules.run(rule, 3, tmp_path, "Sleeps", {**settings, "pause": 0.0}, resume=True)
     assert "resumed from snapshots/snapshot_000" in again.output
+    [path, *_] = sorted((tmp_path / "snapshots").iterdir())
+    with np.load(path) as file:
+        sums_of_squares = [name for name in file.files if name.startswith("0/rule/")]
+        assert len(sums_of_squares) == (rule == "ASGD")
+        assert all(file[name].any() for name in sums_of_squares)
     assert "snapshot ./snapshots/snapshot_0005.npz" in again.output
