@@ -9,6 +9,7 @@ rank_0.log  ◀── the lines with the tag of rank 0
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import selectors
@@ -147,7 +148,7 @@ class Ranks:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # a Ctrl-C in the terminal is for the launcher
-                preexec_fn=mpirun.end_with_parent,
+                preexec_fn=functools.partial(mpirun.end_with_parent, os.getpid()),
             )
             try:
                 self._serve(signals)
