@@ -90,7 +90,8 @@ class Worker:
         made = self.made
         if self.orders.is_first and not made.verbose:  # the first worker has died
             made.verbose = made.recorder.verbose = True
-        for epoch in epochs_entered(self.orders.epoch, 1, self._epoch):
+        last = int(made.model.n_epochs) - 1
+        for epoch in epochs_entered(min(self.orders.epoch, last), 1, self._epoch):
             made.model.epoch = epoch
             made.model.adjust_hyperp(epoch)
             self._epoch = epoch

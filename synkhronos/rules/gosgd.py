@@ -31,7 +31,7 @@ from synkhronos.rules.run import build
 from synkhronos.rules.validation import validate
 from synkhronos.rules.variables import Flat
 
-_PUSH, _COUNTS, _LAST, _MERGE, _GONE = 700, 701, 702, 703, 704
+_FIRST, _PUSH, _COUNTS, _LAST, _MERGE, _GONE = range(700, 706)
 _NOTHING = np.zeros(1, np.uint8)
 _MOST_UNDER_WAY = 2  # pushes to one worker: more would only fill memory
 _TELL_EVERY = 10  # batches
@@ -89,6 +89,7 @@ class Gossip:
         self.dead: set[int] = set()
         self._n_sent, self._n_received = [0] * comm.size, [0] * comm.size
         self._n_announced: dict[int, int] = {}
+        self._has_begun = self._has_spread = False
         self._under_way: list[tuple[Any, int, Any]] = []  # request, receiver, its memory
         self._n_bytes = 8 * (1 + comm.size) + sum(array.nbytes for array in arrays)
 
@@ -97,6 +98,29 @@ class Gossip:
         """The other workers that are alive."""
         ranks = range(self._comm.size)
         return [rank for rank in ranks if rank != self._comm.rank and rank not in self.dead]
+
+    def begin(self) -> None:
+        """Take the parameters of the first worker, the lowest rank that has not died or failed."""
+
+        def has_begun():
+            self.take()
+            return self._has_begun or self._is_first
+
+        if not self._is_first:
+            wait_until(has_begun, "the first parameters of another worker", self._patience)
+        self._has_begun = True
+        self._spread()
+
+    @property
+    def _is_first(self):
+        return self._comm.rank == min([self._comm.rank, *self.others])
+
+    def _spread(self):
+        """Send the first parameters, if this worker is the first one, and has not sent them."""
+        if self._has_begun and self._is_first and not self._has_spread:
+            self._has_spread = True
+            for rank in self.others:
+                self._send(self._packed(0.0), rank, _FIRST)
 
     def push(self, receiver: int) -> bool:
         """Send half of the weight and the parameters; return False if too much is under way."""
@@ -124,6 +148,12 @@ class Gossip:
         while self._is_there(_GONE, status):
             self._comm.Recv(np.empty_like(_NOTHING), status.source, _GONE)
             self._leave_out(status.source)
+        while self._is_there(_FIRST, status):
+            _, others = self._received(status.source, _FIRST)
+            if not self._has_begun:  # a second one comes after the death of a first worker
+                self._has_begun = True
+                for array, other in zip(self._arrays, others):
+                    array[...] = other
         while self._is_there(_PUSH, status):
             self._n_received[status.source] += 1
             self._merge_from(status.source, _PUSH)
@@ -148,7 +178,7 @@ class Gossip:
 
         wait_until(is_complete, "the last pushes of other workers", self._patience)
         root = min([self._comm.rank, *self.others])
-        if self._comm.rank == root:
+        if self._is_first:
             status, merged = MPI.Status(), set()
 
             def all_merged():
@@ -181,17 +211,24 @@ class Gossip:
             at += array.nbytes
         return packed
 
-    def _merge_from(self, source, tag):
+    def _received(self, source, tag):
+        """Return the weight and the parameters of a message; take its counts."""
         packed = np.empty(self._n_bytes, np.uint8)
         self._comm.Recv(packed, source, tag)
         at = 8 * (1 + self._comm.size)
         weight, *counts = packed[:at].view(np.float64)
         np.maximum(self.counts, counts, out=self.counts)
-        total = self.weight
+        arrays = []
         for array in self._arrays:
-            other = packed[at : at + array.nbytes].view(array.dtype)
-            total = gossip_merge(array, self.weight, other, weight)
+            arrays.append(packed[at : at + array.nbytes].view(array.dtype))
             at += array.nbytes
+        return weight, arrays
+
+    def _merge_from(self, source, tag):
+        weight, others = self._received(source, tag)
+        total = self.weight
+        for array, other in zip(self._arrays, others):
+            total = gossip_merge(array, self.weight, other, weight)
         self.weight = total
 
     def _send(self, memory, receiver, tag):
@@ -230,6 +267,7 @@ class Gossip:
         if rank not in self.dead:
             self.dead.add(rank)
             self._on_death(rank)
+            self._spread()
 
 
 class _Worker:
@@ -241,10 +279,9 @@ class _Worker:
             run.resume(Alone(comm))
         self._flat = Flat(run.model.params)
         arrays = self._flat.read()
-        for array in arrays:  # all begin together: the first exchange of a run
-            comm.Bcast(array)
-        self._flat.write()
         self._gossip = Gossip(comm, arrays, job.options["patience"], self._tell_death)
+        self._gossip.begin()
+        self._flat.write()
         self._gossip.counts[:] = run.count_before / comm.size
         self._draws = np.random.RandomState([job.options["seed"], comm.rank])
 

@@ -162,6 +162,9 @@ def build(
         Whether each rank validates with a part of the data, so that the results are gathered.
     """
     modelclass = contract.load_class(job.modelfile, job.modelclass)
+    layers2 = sys.modules.get("theanompi.models.layers2")
+    if layers2 is not None:
+        layers2.set_seed(job.options["seed"])
     config = {**config, "mname": job.modelclass}
     model, _ = contract.make_model(modelclass, config, job.settings)
     contract.check(model)

@@ -183,7 +183,8 @@ class Server:
         self._merge(self._center, received, self._state)
         self._workers[rank].done += done
         self._done += done
-        self._epoch = int(self._done // self._n_batches)
+        # Workers that do not know yet that it is over may do some batches more.
+        self._epoch = int(min(self._done // self._n_batches, self._n_epochs))
         self._reply(rank, self._orders(rank))
         # EASGD moves both ends by the old values of the other.
         sent = before if self._job.rule == "EASGD" else self._center

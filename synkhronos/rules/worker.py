@@ -84,6 +84,7 @@ def _set_environment(job):
     batches = job.options.get("made_batches")
     if batches is not None:
         os.environ["SYNKHRONOS_MADE_BATCHES"] = str(batches)
+    os.environ["SYNKHRONOS_SEED"] = str(job.options["seed"])
     # What a data class adds to seeds that all ranks share.
     os.environ["SYNKHRONOS_STREAM"] = "0" if job.rule == "BSP" else str(rank)
 

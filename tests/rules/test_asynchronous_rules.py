@@ -166,6 +166,17 @@ def test_a_worker_that_raises_is_left_out(tmp_path, rule):
     assert "snapshot ./snapshots/snapshot_0006.npz" in run.output
 
 
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("fails", [0, 1])
+@pytest.mark.slow("a run of mpirun")
+def test_a_worker_that_never_begins_is_left_out(tmp_path, rule, fails):
+    settings = {"n_rows": 96, "n_epochs": 6, "fails": fails + (rule != "GOSGD"), "early": True}
+    run = rules.run(rule, 4, tmp_path, "Fails", settings, status=1, patience=20)
+    assert "ValueError: this model is bad" in run.output
+    assert "training goes on without it" in run.output
+    assert "snapshot ./snapshots/snapshot_0006.npz" in run.output
+
+
 @pytest.mark.parametrize("rule", ["EASGD", "ASGD"])
 @pytest.mark.slow("a run of mpirun")
 def test_workers_end_when_the_server_has_died(tmp_path, rule):

@@ -150,7 +150,12 @@ class Sleeps(Model):
 
 
 class Fails(Model):
-    """One process raises."""
+    """One process raises, while it trains or before."""
+
+    def __init__(self, config):
+        Model.__init__(self, config)
+        if config.get("early") and self.fails == RANK:
+            raise ValueError("this model is bad")
 
     def train_iter(self, count, recorder):
         if self.fails == RANK and len(self.calls) > 5:
