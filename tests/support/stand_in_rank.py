@@ -33,6 +33,7 @@ def rank(job):
             open(os.path.join(job["options"]["snapshot_path"], "snapshot_0003.npz"), "w").close()
         world.Barrier()
     world.Barrier()  # all have printed
+    time.sleep(0.3)  # and have left the barrier
     if number == world.size - 1:
         if does == "is killed":
             os.kill(os.getpid(), signal.SIGKILL)
