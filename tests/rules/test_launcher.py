@@ -467,6 +467,9 @@ def test_the_cause_is_not_a_rank_that_mpirun_has_ended(tmp_path):
     fake = FakeRanks(tmp_path, is_served=True)
     fake._take_mark(1, b"status", "-15")
     assert fake.cause == 1
+    fake.ranks.append(ranks.Rank("cpu"))
+    fake._take_mark(2, b"status", "14")  # its word comes first: the one that died is elsewhere
+    assert fake.cause == 1
     fake._take_mark(0, b"status", "1")
     assert fake.cause == 0 and fake.name(0) == "rank 0 (the server, cpu)"
 
