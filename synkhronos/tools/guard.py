@@ -22,6 +22,7 @@ from typing import Sequence
 from synkhronos.tools import mpirun
 
 INTERRUPTED = 130  # the exit status of ranks that have agreed to stop
+_SECONDS = 2.0  # between two looks
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -46,6 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     for number in _FORWARDED:
         signal.signal(number, lambda received, _: child.send_signal(received))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+    _end_with(os.getppid(), child)
     mark(f"start {child.pid} {socket.gethostname()}")
     status = child.wait()
     mark(f"status {status}")
@@ -56,13 +58,25 @@ def main(arguments: Sequence[str]) -> int:
     return status if status > 0 else 128 - status
 
 
+def _end_with(daemon, child):
+    """Look now and then whether the daemon of mpirun is there; without it, end the rank.
+
+    The system could tell, but only of the end of the thread that has started this process.
+    """
+
+    def look(*_):
+        if os.getppid() != daemon:
+            child.kill()
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, _SECONDS, _SECONDS)
+
+
 def _begin(parent):
     """Prepare the process that becomes the rank, which ends when the guard is killed."""
     os.setpgid(0, 0)  # PRRTE signals the guard's group; a rank's own children are to hear nothing
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
-    mpirun.end_with_parent(signal.SIGKILL)
-    if os.getppid() != parent:  # it has been killed in between
-        os._exit(1)
+    mpirun.end_with_parent(parent, signal.SIGKILL)
 
 
 if __name__ == "__main__":

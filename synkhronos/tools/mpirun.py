@@ -35,11 +35,13 @@ def signals_of(wanted: Collection[int]) -> Iterator[int]:
         os.close(writer)
 
 
-def end_with_parent(number: int = signal.SIGTERM) -> None:
-    """Let the system send this process a signal when its parent ends: in a process to be."""
+def end_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
+    """Let the system send this process, between fork and exec, a signal when its parent ends."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+        if os.getppid() != parent:  # it has ended in between
+            os._exit(1)
 
 
 def kill_session(number: int) -> None:

@@ -9,6 +9,7 @@ rank_0.log  ◀── the lines with the tag of rank 0
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import selectors
@@ -31,6 +32,7 @@ _SIZE = 1 << 16
 _MOST = 1 << 20  # bytes of a line that are kept until its end
 _LAST_LINES = 20
 _TAG = re.compile(rb"\[\d+,(\d+)\]<std(?:out|err)>: ?")
+_LOST_PEER = 14  # Open MPI exits so when the connection to a rank of another host is closed
 _EDGE = re.compile(rb"-{60,}\n?")
 _HEARD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
 
@@ -125,7 +127,8 @@ class Ranks:
     @property
     def cause(self) -> int | None:
         """The rank of which the end has ended the run; None if none has failed."""
-        by_itself = [at for at in self.failed if self.ranks[at].status != -signal.SIGTERM]
+        after_others = (-signal.SIGTERM, _LOST_PEER)
+        by_itself = [at for at in self.failed if self.ranks[at].status not in after_others]
         return next(iter(by_itself or self.failed), None)
 
     @property
@@ -147,7 +150,7 @@ class Ranks:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # a Ctrl-C in the terminal is for the launcher
-                preexec_fn=mpirun.end_with_parent,
+                preexec_fn=functools.partial(mpirun.end_with_parent, os.getpid()),
             )
             try:
                 self._serve(signals)

@@ -15,6 +15,7 @@ about mpirun.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import selectors
@@ -219,7 +220,7 @@ class Launch:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # a Ctrl-C in the terminal is for the script
-                preexec_fn=mpirun.end_with_parent,
+                preexec_fn=functools.partial(mpirun.end_with_parent, os.getpid()),
             )
             try:
                 self._serve(signals)

@@ -17,7 +17,7 @@ from support.waiting import wait_until
 
 from synkhronos.__main__ import main
 from synkhronos.rules import options, request
-from synkhronos.tools import guard, launch, ranks, rule
+from synkhronos.tools import guard, launch, mpirun, ranks, rule
 
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 needs_mpirun = pytest.mark.skipif(
@@ -467,6 +467,9 @@ def test_the_cause_is_not_a_rank_that_mpirun_has_ended(tmp_path):
     fake = FakeRanks(tmp_path, is_served=True)
     fake._take_mark(1, b"status", "-15")
     assert fake.cause == 1
+    fake.ranks.append(ranks.Rank("cpu"))
+    fake._take_mark(2, b"status", "14")  # its word comes first: the one that died is elsewhere
+    assert fake.cause == 1
     fake._take_mark(0, b"status", "1")
     assert fake.cause == 0 and fake.name(0) == "rank 0 (the server, cpu)"
 
@@ -509,3 +512,35 @@ def test_the_guard_ends_as_others_need_it(code, tolerance, status):
     done = subprocess.run(line, capture_output=True, text=True, timeout=60)
     assert done.returncode == status
     assert done.stderr.endswith(f"\0token 0 status {code}\0\n")
+
+
+def test_a_guard_ends_its_rank_without_the_daemon_of_mpirun():
+    """If launcher and mpirun are killed at once, no other process would end the ranks."""
+    line = guard.command("token", False, ["sleep", "600"])
+    code = f"import subprocess, time; print(subprocess.Popen({line!r}).pid, flush=True)"
+    daemon = subprocess.Popen(
+        [sys.executable, "-c", f"{code}; time.sleep(600)"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process = psutil.Process(int(daemon.stdout.readline()))
+    assert daemon.stderr.readline().startswith("\0token 0 start ")
+    [sleeping] = process.children()
+    daemon.kill()
+    daemon.communicate(timeout=20)
+    wait_until(lambda: not sleeping.is_running() and not process.is_running(), 20)
+
+
+def test_mpirun_does_not_begin_without_its_launcher(monkeypatch):
+    """A launcher that was killed before mpirun could ask for a signal left mpirun and its ranks."""
+    monkeypatch.setattr(os, "_exit", lambda status: (_ for _ in ()).throw(SystemExit(status)))
+    child = os.fork()
+    if child == 0:
+        try:
+            mpirun.end_with_parent(os.getppid())  # the parent is there
+            mpirun.end_with_parent(1 << 30)
+        except SystemExit as error:
+            os.kill(os.getpid(), signal.SIGKILL if error.code == 1 else signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL

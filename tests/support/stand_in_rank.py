@@ -32,6 +32,8 @@ def rank(job):
             os.makedirs(job["options"]["snapshot_path"], exist_ok=True)
             open(os.path.join(job["options"]["snapshot_path"], "snapshot_0003.npz"), "w").close()
         world.Barrier()
+    world.Barrier()  # all have printed
+    time.sleep(0.3)  # and have left the barrier
     if number == world.size - 1:
         if does == "is killed":
             os.kill(os.getpid(), signal.SIGKILL)

@@ -10,6 +10,7 @@ streams of mpirun.
 """
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -56,7 +57,7 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=self._log,
             start_new_session=True,  # Ctrl-C is for the benchmark, which ends the programs
-            preexec_fn=mpirun.end_with_parent,
+            preexec_fn=functools.partial(mpirun.end_with_parent, os.getpid()),
         )
         return self
 
