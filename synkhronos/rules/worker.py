@@ -13,6 +13,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import traceback
 from pathlib import Path
 from typing import Sequence
@@ -20,6 +21,7 @@ from typing import Sequence
 from synkhronos.rules.job import Job
 
 _FLAGS = "THEANO_FLAGS"
+_FINALIZE_SECONDS = 5.0
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -48,8 +50,23 @@ def main(argv: Sequence[str]) -> int:
         if job.rule == "BSP":  # the others wait for this rank in the next exchange
             comm.Abort(1)
         status = 1
+    if job.rule != "BSP":
+        _end_soon(status)
     MPI.Finalize()
     return status
+
+
+def _end_soon(status):
+    """End this process if MPI does not: its end may wait for ever for a process that has died."""
+
+    def end():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+    timer = threading.Timer(_FINALIZE_SECONDS, end)
+    timer.daemon = True
+    timer.start()
 
 
 class _Flag:

@@ -1,6 +1,8 @@
 """Runs of rules in processes of mpirun, with the model of ``support.rule_model``."""
 
+import contextlib
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -9,11 +11,10 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from support.waiting import wait_until
-from synkhronos.rules import options
-from synkhronos.rules.job import Job
 
 MODEL = str(Path(__file__).with_name("rule_model.py"))
 MPIRUN = shutil.which("mpirun", path=f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
@@ -23,28 +24,22 @@ FOR_ROOT = {name + end: "1" for name in ROOT for end in ("", "_CONFIRM")}
 
 
 class Launched:
-    """mpirun with a process for each device; its output is read while it runs."""
+    """``synkhronos rule`` with a CPU rank for each device; its output is read while it runs."""
 
-    def __init__(self, rule, n, folder, modelclass="Model", settings=(), line=(), **given):
-        given = {"print_freq": 1000, "snapshot_freq": 0, **given}
-        job = Job(
-            rule,
-            MODEL,
-            modelclass,
-            ["cpu"] * n,
-            options=options.check(rule, **given),
-            settings=dict(settings),
-        )
-        self.folder = folder
-        self.n = n
+    def __init__(self, rule, n, folder, modelclass="Model", settings=(), **given):
+        self.folder, self.n, self._mark = folder, n, secrets.token_hex(8)
+        line = [sys.executable, "-m", "synkhronos", "rule", rule, MODEL, modelclass]
+        line += ["--devices", ",".join(["cpu"] * n)]
+        for name, value in {"print_freq": 1000, "snapshot_freq": 0, **given}.items():
+            line += [f"--{name.replace('_', '-')}"] + [str(value)] * (value is not True)
+        for name, value in dict(settings).items():
+            line += ["--set", f"{name}={value}"]
         # Compiling takes longer than all else here, and these networks are small.
-        environment = {**os.environ, **FOR_ROOT, "THEANO_FLAGS": "cxx=,floatX=float32"}
+        flags = {"THEANO_FLAGS": "cxx=,floatX=float32", "SYNKHRONOS_TEST_RUN": self._mark}
         self.process = subprocess.Popen(
-            [MPIRUN, *([] if rule == "BSP" else ["--with-ft", "ulfm"]), "--oversubscribe"]
-            + [*line, "-n", str(n), sys.executable, "-u", "-m", "synkhronos.rules.worker"]
-            + [job.as_json()],
+            line,
             cwd=folder,
-            env=environment,
+            env={**os.environ, **FOR_ROOT, **flags},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -79,17 +74,15 @@ class Launched:
         return self.process.returncode
 
     def pid_of(self, rank):
-        """Return the number of a rank's process."""
-        for name in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                parent = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1]
-                if parent != str(self.process.pid):
-                    continue
-                environment = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if f"OMPI_COMM_WORLD_RANK={rank}".encode() in environment:
-                return int(name)
+        """Return the number of a rank's process, which a guard has started."""
+        wanted = {f"OMPI_COMM_WORLD_RANK={rank}", f"SYNKHRONOS_TEST_RUN={self._mark}"}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                line = process.cmdline()
+                if "synkhronos.rules.worker" in line and "synkhronos.tools.guard" not in line:
+                    environment = {"=".join(each) for each in process.environ().items()}
+                    if wanted <= environment:
+                        return process.pid
         raise AssertionError(f"rank {rank} has no process:\n{self.output}")
 
     def send(self, rank, number=signal.SIGKILL):
@@ -97,8 +90,8 @@ class Launched:
         os.kill(self.pid_of(rank), number)
 
     def interrupt(self):
-        """Do what the launcher does at a Ctrl-C."""
-        self.process.send_signal(signal.SIGUSR1)
+        """Press Ctrl-C."""
+        self.process.send_signal(signal.SIGINT)
 
     def result(self, rank=0):
         """Return what a rank has left: a dict of arrays."""
