@@ -36,7 +36,7 @@ class Worker:
             made = self.made = build(
                 self.job, self._comm, config, "avg", "ar", self._interrupt, shares_validation=False
             )
-            kept = made.resume(Alone(self._comm)) if self.job.options["resume"] else {}
+            kept = made.resume(Alone(self._comm))
             self.flat = Flat(made.model.params)
             model = made.model
             arrays = self.flat.read()
@@ -45,12 +45,15 @@ class Worker:
             )
             self.flat.write()
             self.begun()
-            self._epoch = made.first_epoch - 1  # the last that adjust_hyperp knows
+            # The last that adjust_hyperp knows.
+            self._epoch = kept.get("adjusted", made.first_epoch - 1)
             self._enter_epochs()
             made.recorder.start_epoch()
             self._train()
             self._end()
             model.cleanup()
+            if made.is_interrupted:
+                made.interrupted()
         except Interrupted:
             raise
         except BaseException:
@@ -122,7 +125,8 @@ class Worker:
 
     def _save(self, count, state):
         self.made.count_before = count
-        self.made.save(self.orders.epoch, 0, Alone(self._comm), state, total=count)
+        kept = {"total": count, "adjusted": self._epoch}
+        self.made.save(self.orders.epoch, 0, Alone(self._comm), state, **kept)
 
     def _end(self):
         """Leave; the first worker waits for all others, validates the center and saves it."""
@@ -134,8 +138,6 @@ class Worker:
             else:
                 self._validate(is_last=True)
         self.client.leave("interrupted" if made.is_interrupted else "")
-        if made.is_interrupted:
-            made.interrupted()
 
 
 class Alone:

@@ -27,14 +27,15 @@ from synkhronos.rules import contract
 from synkhronos.rules.arithmetic import pairs_of, row_weights, warm_up_factor
 from synkhronos.rules.exchange import Exchanger, broadcast, strategy_for, swap
 from synkhronos.rules.job import Job
-from synkhronos.rules.messages import complete
-from synkhronos.rules.run import Run, build
+from synkhronos.rules.messages import complete, meet
+from synkhronos.rules.run import Interrupted, Run, build
 from synkhronos.rules.validation import validate
 from synkhronos.rules.variables import Flat
 
 
 def run(job: Job, comm: Any, interrupt: Callable[[], bool]) -> int:
     """Train the model of this rank together with all other ranks; return the exit status."""
+    meet(comm, "the other ranks to begin", job.options["patience"])
     hosts = comm.allgather(socket.gethostname())
     strategy, note = strategy_for(job.options["exch_strategy"], job.devices, hosts)
     is_first = comm.rank == 0
@@ -43,11 +44,21 @@ def run(job: Job, comm: Any, interrupt: Callable[[], bool]) -> int:
             "exchange_freq must be 1 with sync_type 'cdd', which sums the velocities of each step; "
             f"got {job.options['exchange_freq']}. With 'avg' ranks take steps of their own."
         )
+    if job.options["sync_type"] == "avg" and strategy == "asa16":
+        raise ValueError(
+            f"exch_strategy {job.options['exch_strategy']!r} sends 16 bits, which is too few for "
+            "the parameters that sync_type 'avg' sends: small steps would be lost. Take 'ar' or "
+            "'asa32'."
+        )
     config = {"verbose": is_first, "rank": comm.rank, "size": comm.size}
     made = build(job, comm, config, job.options["sync_type"], strategy, interrupt)
     if note and comm.size > 1:
         made.say(note)
-    BSP(made).train()
+    try:
+        BSP(made).train()
+    except Interrupted:
+        made.model.cleanup()
+        raise
     made.model.cleanup()
     return 0
 
@@ -67,9 +78,9 @@ class BSP:
         self._size = run.comm.size
         self._patience = self._options["patience"]
         self._next = 0, 0  # epoch and batch
-        complete(self._comm.Ibarrier(), "the other ranks to compile", self._patience)
+        run.meet("the other ranks to compile")
         broadcast(self._comm, self._model.params)
-        run.resume()
+        self._steps = run.resume().get("steps", 0)
         self._scales = bool(
             self._options["scale_lr"] and self._options["warm_up_epochs"] and self._size > 1
         )
@@ -133,10 +144,11 @@ class BSP:
             run.count_before = count
             run.first_batch = 0
             run.record(count)
+            run.meet("the other ranks, at the end of an epoch")
             stop = any(self._comm.allgather(bool(stop)))
             last = stop or epoch + 1 == int(model.n_epochs)
             if run.snapshot_is_due(epoch, last):
-                run.save(epoch + 1, 0)
+                run.save(epoch + 1, 0, steps=self._steps)
             if stop:
                 break
 
@@ -150,40 +162,45 @@ class BSP:
             for _ in range(int(model.n_subb)):
                 if has_batch:
                     model.train_iter(batch, recorder)
-                agreed = self._agree(has_batch, batch)
-                if agreed is None:
+                    run.own["rows"] = run.own.get("rows", 0) + contract.rows_of(model)
+                weights, any_batch, any_interrupted = self._agree(has_batch)
+                if not any_batch:
+                    if self._steps % every and self._options["sync_type"] == "avg":
+                        self._exchange_now(weights, has_batch)
+                        self._steps = 0
                     return batch
-                weights, any_interrupted = agreed
-                if self._exchange is not None and (batch + 1) % every == 0:
-                    recorder.start()
-                    self._exchange(weights[self._comm.rank], has_batch)
-                    recorder.end("comm")
+                self._steps += 1
+                if self._steps % every == 0:
+                    self._exchange_now(weights, has_batch)
             batch += 1
             recorder.print_train_info(run.count_before + batch * self._size)
             if any_interrupted:
-                self._average_statistics()
-                run.save(epoch, batch)
+                run.save(epoch, batch, steps=self._steps)
                 run.interrupted()
 
-    def _agree(self, has_batch, batch):
-        """Return each rank's weight, and whether one was interrupted; None if no rank has a batch.
+    def _exchange_now(self, weights, has_batch):
+        self._run.own["rows"] = 0
+        if self._exchange is not None:
+            self._run.recorder.start()
+            self._exchange(weights[self._comm.rank], has_batch)
+            self._run.recorder.end("comm")
 
-        All ranks meet here, so the time is that of waiting for the slowest.
+    def _agree(self, has_batch):
+        """Return the ranks' weights, and whether any has a batch, and any was interrupted.
+
+        The weights are those of the rows since the last exchange. All ranks meet here, so the time
+        is that of waiting for the slowest.
         """
-        own = np.zeros(3)
-        own[0] = contract.rows_of(self._model) if has_batch else 0
-        own[1] = has_batch
-        own[2] = self._run.is_interrupted
-        if self._size == 1:
-            return ([1.0], bool(own[2])) if has_batch else None
-        recorder = self._run.recorder
-        everyone = np.empty((self._size, 3))
-        recorder.start()
-        complete(self._comm.Iallgather(own, everyone), "the other ranks", self._patience)
-        recorder.end("sync")
-        if not everyone[:, 1].any():
-            return None
-        return row_weights(everyone[:, 0]), bool(everyone[:, 2].any())
+        own = np.array([self._run.own.get("rows", 0), has_batch, self._run.is_interrupted], float)
+        everyone = own[np.newaxis]
+        if self._size > 1:
+            everyone = np.empty((self._size, 3))
+            recorder = self._run.recorder
+            recorder.start()
+            request = self._comm.Iallgather(own, everyone)
+            complete(request, "the other ranks", self._patience)
+            recorder.end("sync")
+        return row_weights(everyone[:, 0]), everyone[:, 1].any(), everyone[:, 2].any()
 
     def _average_statistics(self):
         """Average the running statistics of all ranks, which each rank has of its own rows."""

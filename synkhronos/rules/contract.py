@@ -7,6 +7,7 @@ keywords of their methods; the functions here call them in the way that each one
 from __future__ import annotations
 
 import inspect
+import numbers
 import re
 from typing import Any, Mapping
 
@@ -155,8 +156,12 @@ def check(model: Any) -> None:
     data = getattr(model, "data", None)
     for name in ("n_batch_train", "n_batch_val"):
         value = getattr(data, name, None)
-        if data is not None and not isinstance(value, (int, float)):
+        if data is not None and not isinstance(value, numbers.Real):
             problems.append(f"its data has no number {name} (it has {value!r}).")
+    for name in ("n_epochs", "n_subb"):
+        value = getattr(model, name, None)
+        if value is not None and not (isinstance(value, numbers.Real) and value >= 0):
+            problems.append(f"its {name} must be a number, it is {value!r}.")
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in problems)
         raise TypeError(f"{type(model).__name__} can't be trained:\n{lines}")
@@ -167,6 +172,8 @@ def _problems_of_params(params):
         return [f"its params must be a list of shared variables, not {type(params).__name__}."]
     if not params:
         return ["its list params is empty."]
+    if len({id(each) for each in params}) < len(params):
+        return ["its list params has a variable twice."]
     others = [each for each in params if not isinstance(each, _host.SharedVariable)]
     return [f"its params must be shared variables, not {each!r}." for each in others[:3]]
 

@@ -87,6 +87,8 @@ class Gossip:
         self.weight = 1.0 / comm.size
         self.counts = np.zeros(comm.size)  # batches of each worker, as far as this one knows
         self.dead: set[int] = set()
+        self.lost: set[int] = set()  # those of them that had not ended as they should
+        self._is_ending = False
         self._n_sent, self._n_received = [0] * comm.size, [0] * comm.size
         self._n_announced: dict[int, int] = {}
         self._has_begun = self._has_spread = False
@@ -177,27 +179,37 @@ class Gossip:
             )
 
         wait_until(is_complete, "the last pushes of other workers", self._patience)
-        root = min([self._comm.rank, *self.others])
+        # From now on a worker ends as soon as the first one has its parameters.
+        self._is_ending = True
+        others = self.others
+        root = min([self._comm.rank, *others])
         if self._is_first:
             status, merged = MPI.Status(), set()
 
             def all_merged():
                 self.take()
-                if self._is_there(_MERGE, status):
+                while self._is_there(_MERGE, status):
                     self._merge_from(status.source, _MERGE)
                     merged.add(status.source)
                 return merged.issuperset(self.others)
 
             wait_until(all_merged, "the parameters of other workers", self._patience)
+            for rank in sorted(set(others) - merged):
+                self._lose(rank)
         else:
-            self._send(self._packed(self.weight), root, _MERGE)
-            self.weight = 0.0
+            packed = self._packed(self.weight)
+            request = self._comm.Issend(packed, root, _MERGE)
+            self.weight, self._is_sent = 0.0, False
 
             def is_sent():
                 self.take()
-                return not self._under_way
+                with contextlib.suppress(MPI.Exception):
+                    self._is_sent = self._is_sent or request.Test()
+                return self._is_sent or root in self.dead
 
             wait_until(is_sent, f"rank {root}", self._patience)
+            if not self._is_sent:
+                self._lose(root)
         return root
 
     def _packed(self, weight):
@@ -233,7 +245,7 @@ class Gossip:
 
     def _send(self, memory, receiver, tag):
         try:
-            request = self._comm.Isend(memory, receiver, tag)
+            request = self._comm.Issend(memory, receiver, tag)  # complete when it has come
         except MPI.Exception as error:
             self._take_death(error)
             return
@@ -266,8 +278,13 @@ class Gossip:
     def _leave_out(self, rank):
         if rank not in self.dead:
             self.dead.add(rank)
-            self._on_death(rank)
-            self._spread()
+            if not self._is_ending:
+                self._lose(rank)
+                self._spread()
+
+    def _lose(self, rank):
+        self.lost.add(rank)
+        self._on_death(rank)
 
 
 class _Worker:
@@ -275,8 +292,8 @@ class _Worker:
 
     def __init__(self, job, comm, run):
         self._job, self._comm, self._run = job, comm, run
-        if job.options["resume"]:
-            run.resume(Alone(comm))
+        kept = run.resume(Alone(comm))
+        self._adjusted = kept.get("adjusted", run.first_epoch - 1)
         self._flat = Flat(run.model.params)
         arrays = self._flat.read()
         self._gossip = Gossip(comm, arrays, job.options["patience"], self._tell_death)
@@ -288,7 +305,7 @@ class _Worker:
     @property
     def has_lost_others(self) -> bool:
         """Whether other workers have died or failed."""
-        return bool(self._gossip.dead)
+        return bool(self._gossip.lost)
 
     def _tell_death(self, rank):
         gossip, comm = self._gossip, self._comm
@@ -306,7 +323,7 @@ class _Worker:
         run, model, gossip = self._run, self._run.model, self._gossip
         recorder, rank = run.recorder, self._comm.rank
         probability = self._job.options["p"]
-        epoch, batch, own = run.first_epoch - 1, 0, 0
+        epoch, batch, own = self._adjusted, 0, 0
         recorder.start_epoch()
         while True:
             n_batches = run.n_batch_train()
@@ -356,7 +373,7 @@ class _Worker:
         run.record(count)
         run.count_before = count
         if run.snapshot_is_due(epoch, is_last):
-            run.save(epoch + 1, 0, Alone(self._comm))
+            run.save(epoch + 1, 0, Alone(self._comm), adjusted=epoch)
         run.recorder.start_epoch()
 
     def _finish(self, epoch):
@@ -365,6 +382,6 @@ class _Worker:
         run.say(f"sum of the weights: {self._gossip.weight:.15f}")
         if run.is_interrupted:
             run.count_before = count
-            run.save(epoch, 0, Alone(self._comm))
+            run.save(epoch, 0, Alone(self._comm), adjusted=epoch)
         else:
             self._validate(count, epoch, is_last=True)

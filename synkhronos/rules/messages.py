@@ -51,7 +51,10 @@ def wait_until(is_ready: Callable[[], bool], waits_for: str, patience: float) ->
     while not is_ready():
         waited = time.monotonic() - begun
         if waited > patience:
-            raise WaitedTooLong(f"waited {patience:.0f} s for {waits_for}: is one of them stopped?")
+            raise WaitedTooLong(
+                f"waited {patience:.0f} s for {waits_for}: is one of them stopped? The option "
+                "patience lets a run wait longer."
+            )
         if waited > warn_at:
             log.warning("has waited %.0f s for %s", waited, waits_for)
             warn_at *= 2
@@ -63,6 +66,11 @@ def complete(request: Any, waits_for: str, patience: float) -> None:
     """Wait until a request of MPI is complete; the errors are those of `wait_until` and `lost`."""
     with lost():
         wait_until(request.Test, waits_for, patience)
+
+
+def meet(comm: Any, waits_for: str, patience: float) -> None:
+    """Wait until all processes are here, so that a blocking call does not wait for one of them."""
+    complete(comm.Ibarrier(), waits_for, patience)
 
 
 def receive(comm: Any, source: int, tag: int, waits_for: str, patience: float) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 import sys
 from typing import Any, Callable, Mapping, Sequence
 
@@ -10,9 +12,11 @@ import numpy as np
 from synkhronos import _host
 from synkhronos.rules import contract, snapshots
 from synkhronos.rules.job import Job
+from synkhronos.rules.messages import meet
 from synkhronos.rules.recorder import Recorder
 from synkhronos.rules.variables import variables_of
 
+_NONE = object()  # differs from all settings
 INTERRUPTED = 130  # the exit status of a run that a Ctrl-C has ended
 
 
@@ -54,7 +58,17 @@ class Run:
         self._history = snapshots.History(model)
         self.first_epoch = self.first_batch = 0
         self.count_before = 0  # batches of all ranks before the present epoch
+        self.own: dict[str, Any] = {}  # numbers of this rank that snapshots keep
         self.kept_arrays: list[np.ndarray] = []  # of the rule, from the run that is resumed
+
+    @property
+    def _kind(self) -> str:
+        """The rule, and what its ranks exchange: runs of one kind have the same variables."""
+        return f"{self.job.rule} {self.job.options.get('sync_type', '')}".strip()
+
+    def meet(self, waits_for: str) -> None:
+        """Wait until all ranks are here."""
+        meet(self.comm, waits_for, self.job.options["patience"])
 
     @property
     def is_interrupted(self) -> bool:
@@ -101,15 +115,21 @@ class Run:
         **more
             Numbers of the rule to keep.
         """
-        comm = self.comm if comm is None else comm
+        if comm is None:
+            comm = self.comm
+            self.meet("the other ranks, for a snapshot")
         state = self._history.capture(self.recorder)
+        state.plain["rule"] = dict(self.own)
         state.arrays.update({f"rule/{number}": array for number, array in enumerate(arrays)})
         states = snapshots.collect(comm, state)
         if states is None:
             return
+        settings = self.job.settings
         path = snapshots.write(
             self.job.options["snapshot_path"],
-            snapshots.Snapshot(self.job.rule, epoch, batch, self.count_before, more, states),
+            snapshots.Snapshot(
+                self._kind, epoch, batch, self.count_before, {**more, "settings": settings}, states
+            ),
         )
         save = getattr(self.model, "save", None)
         if callable(save):
@@ -128,19 +148,36 @@ class Run:
         if snapshot.rule is None:
             snapshots.restore_old(self.model, snapshot)
         else:
-            if snapshot.rule != self.job.rule or len(snapshot.states) != comm.size:
-                self.say(
-                    f"{found}: of {snapshot.rule} with {len(snapshot.states)} ranks, so this run "
-                    "goes on with its parameters, but not with the same random numbers"
+            n_states = len(snapshot.states)
+            same = snapshot.rule == self._kind and (n_states > 1) == (comm.size > 1)
+            if snapshot.batch and (not same or n_states != comm.size):
+                raise ValueError(
+                    f"{found} is from the middle of an epoch of {snapshot.rule} on {n_states} "
+                    f"ranks: resume it in the same way, or from a snapshot of an epoch's end."
                 )
             state = snapshot.state_of(comm.rank)
-            self._history.restore(state, self.recorder, self.job.settings)
+            if same:
+                before = snapshot.more.get("settings", {})
+                new = {k: v for k, v in self.job.settings.items() if before.get(k, _NONE) != v}
+                is_own = comm.rank < n_states
+                self._history.restore(state, self.recorder, new, is_own)
+            else:
+                self._history.restore_parameters(state)
+            if not same or n_states != comm.size:
+                self.say(
+                    f"{found} is of {snapshot.rule} on {n_states} ranks: this run goes on with its "
+                    f"{'state' if same else 'parameters'}, and with other random numbers; the "
+                    f"learning rate is {contract.learning_rate(self.model):g}"
+                )
+            self.own = dict(state.plain.get("rule", {}))
             names = [f"rule/{number}" for number in range(len(state.arrays))]
             self.kept_arrays = [state.arrays[name] for name in names if name in state.arrays]
         self.first_epoch, self.first_batch = snapshot.epoch, snapshot.batch
         self.count_before = snapshot.count
         self.say(f"resumed from {found}: epoch {self.first_epoch}, batch {self.first_batch}")
-        return snapshot.more
+        if self.first_epoch >= self.model.n_epochs:
+            self.say(f"nothing is left to train: n_epochs is {self.model.n_epochs}")
+        return {"total": snapshot.count, **snapshot.more}
 
     def say(self, text: str) -> None:
         """Print a line, on the rank that reports."""
@@ -175,6 +212,10 @@ def build(
     shares_validation : bool
         Whether each rank validates with a part of the data, so that the results are gathered.
     """
+    for name in ("snapshot_path", "inforec_path"):
+        folder = snapshots.folder_of(job.options[name])
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(f"{name}: can't write into {folder!r}.")
     modelclass = contract.load_class(job.modelfile, job.modelclass)
     layers2 = sys.modules.get("theanompi.models.layers2")
     if layers2 is not None:
@@ -188,6 +229,7 @@ def build(
         if _host.is_random_state(variable):
             _host.spread_random_state(variable, comm.rank)
     np.random.seed((job.options["seed"] + 1 + comm.rank) % 2**32)
+    random.seed(job.options["seed"] + 1 + comm.rank)
     recorder = Recorder(
         comm if shares_validation else None,
         job.options["print_freq"],

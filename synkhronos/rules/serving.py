@@ -32,6 +32,7 @@ from synkhronos._machine.log import log
 from synkhronos.rules.job import Job
 from synkhronos.rules.messages import (
     ProcessLost,
+    complete,
     dead_ranks,
     is_death,
     lost,
@@ -44,7 +45,7 @@ from synkhronos.rules.mpi import MPI
 
 _REQUEST, _REPLY, _ARRAYS = 199, 200, 201
 _REPORT_EVERY = 40  # batches of all workers
-_LOOKS = 200
+_LEAVE_SECONDS = 60.0
 
 Merge = Callable[[list, list, list], None]
 
@@ -109,6 +110,11 @@ class Server:
         comm, n_workers = self._comm, self._comm.size - 1
         status = MPI.Status()
 
+        def patience():
+            # Before workers train they compile, which may take long.
+            trains = any(worker.is_training for worker in self._workers.values())
+            return self._patience if trains else 10 * self._patience
+
         def is_ready():
             try:
                 return comm.Iprobe(MPI.ANY_SOURCE, _REQUEST, status) or self._is_over(n_workers)
@@ -119,7 +125,7 @@ class Server:
                 return self._is_over(n_workers)
 
         while not self._is_over(n_workers):
-            wait_until(is_ready, "a message of a worker", self._patience)
+            wait_until(is_ready, "a message of a worker", patience())
             if self._is_over(n_workers):
                 break
             try:
@@ -231,7 +237,9 @@ class Server:
 
     def _bury(self):
         """Leave workers out that have died."""
-        for rank in sorted(dead_ranks(self._comm) - self._dead):
+        # A worker that has left has ended without MPI's end, which counts as a death too.
+        left = {rank for rank, worker in self._workers.items() if worker.has_left}
+        for rank in sorted(dead_ranks(self._comm) - self._dead - left):
             self._dead.add(rank)
             host = f" on {self._workers[rank].host}" if rank in self._workers else ""
             self._say(
@@ -339,7 +347,9 @@ class Client:
         """Say that this worker ends."""
         if not self.has_left:
             self.has_left = True
-            self._send("leave", reason)
+            # Synchronous: this process may end as soon as the server has it.
+            request = self._comm.issend(("leave", reason), 0, _REQUEST)
+            complete(request, "the server", min(self._patience, _LEAVE_SECONDS))
 
     def _ask(self, name, content):
         self._send(name, content)

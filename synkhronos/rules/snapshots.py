@@ -27,7 +27,7 @@ from synkhronos.rules.variables import updated_variables, variables_of
 
 _VERSION = 1
 _ABOUT = "about"  # the array with the table of contents
-_SMALL = 1 << 20  # bytes of an array that is an attribute: shuffled indices, not data
+_LARGE = 1 << 20  # bytes: of larger arrays only a sample tells whether they have changed
 _SMALL_SHARED = 1 << 16  # bytes of a shared variable that no function updates: a rate, not data
 _OF_RUN = {"rank", "size", "verbose", "n_epochs", "sync_type"}
 
@@ -84,10 +84,14 @@ class History:
                 state.arrays[name] = np.array(_host.to_host(value))
             described.append([variable.name, kind])
         state.plain["variables"] = described
+        numbers = {id(variable): number for number, variable in enumerate(self._variables)}
+        state.plain["params"] = [numbers[id(each)] for each in self._model.params]
         changed = {}
         for name, value in _attributes(self._model):
             if self._first.get(name) != _fingerprint(value):
                 changed[name] = _encode(value, state.arrays, f"attribute/{name}")
+        # The model goes on while others still take this state.
+        state.arrays = {name: np.array(array) for name, array in state.arrays.items()}
         state.plain["attributes"] = changed
         kind, version, gauss = "numpy", *random.getstate()[::2]
         state.plain[kind] = _encode(np.random.mtrand._rand, state.arrays, "random/numpy")
@@ -96,8 +100,23 @@ class History:
         state.plain["recorder"] = recorder.state()
         return state
 
-    def restore(self, state: State, recorder: Any, settings: dict[str, Any]) -> None:
+    def restore(
+        self,
+        state: State,
+        recorder: Any,
+        settings: dict[str, Any],
+        is_own: bool = True,
+    ) -> None:
         """Give the model and this process a state.
+
+        Parameters
+        ----------
+        state : State
+        recorder : Recorder
+        settings : dict
+            Settings of this run that the other one did not have: they stay.
+        is_own : bool
+            Whether the state is that of this rank, with its random numbers.
 
         Raises
         ------
@@ -119,6 +138,8 @@ class History:
             )
         for number, variable in enumerate(self._variables):
             name = f"variable/{number}"
+            if not is_own and _host.is_random_state(variable):
+                continue
             if name in state.plain:
                 _host.replace_object(variable, _decode(state.plain[name], state.arrays))
             else:
@@ -128,12 +149,51 @@ class History:
             target = self._model if owner == "model" else self._model.data
             is_set = attribute if owner == "model" else f"data.{attribute}"
             if is_set not in settings:
-                setattr(target, attribute, _decode(value, state.arrays))
+                _set(target, attribute, _decode(value, state.arrays), is_own)
+        recorder.restore(state.plain["recorder"])
+        if not is_own:
+            return
         np.random.set_state(_decode(state.plain["numpy"], state.arrays).get_state())
         version, gauss = state.plain["python"]
         words = tuple(int(word) for word in state.arrays["random/python"])
         random.setstate((version, words, gauss))
-        recorder.restore(state.plain["recorder"])
+
+    def restore_parameters(self, state: State) -> None:
+        """Give the model the parameters of a run of another rule, or another sync type.
+
+        Raises
+        ------
+        ValueError
+            If the parameters are of other kinds.
+        """
+        kept = [state.plain["variables"][number][1] for number in state.plain["params"]]
+        if kept != [_describe(variable) for variable in self._model.params]:
+            raise ValueError(
+                f"the snapshot is of another model: its parameters differ from those of "
+                f"{type(self._model).__name__} in number, dtype or dimensions."
+            )
+        for number, variable in zip(state.plain["params"], self._model.params):
+            _host.replace(variable, state.arrays[f"variable/{number}"])
+
+
+def _set(owner, name, value, is_own):
+    """Set an attribute; random states and arrays in place, because others may hold them too."""
+    present = getattr(owner, name, None)
+    if isinstance(present, np.random.RandomState) and isinstance(value, np.random.RandomState):
+        if is_own:
+            present.set_state(value.get_state())
+    elif isinstance(present, np.random.Generator) and isinstance(value, np.random.Generator):
+        if is_own:
+            present.bit_generator.state = value.bit_generator.state
+    elif (
+        isinstance(present, np.ndarray)
+        and isinstance(value, np.ndarray)
+        and (present.shape, present.dtype) == (value.shape, value.dtype)
+        and present.flags.writeable
+    ):
+        present[...] = value
+    else:
+        setattr(owner, name, value)
 
 
 def _kept_variables(model):
@@ -160,7 +220,7 @@ def _describe(variable):
 def _attributes(model):
     """Yield the attributes of the model and its data that a file can hold."""
     for owner, thing in (("model", model), ("data", model.data)):
-        for name, value in sorted(vars(thing).items()):
+        for name, value in sorted(getattr(thing, "__dict__", {}).items()):
             if name not in _OF_RUN and _fingerprint(value) is not None:
                 yield f"{owner}.{name}", value
 
@@ -174,8 +234,15 @@ def _fingerprint(value):
         return None
     digest = hashlib.blake2b(text.encode(), digest_size=16)
     for array in arrays.values():
-        digest.update(np.ascontiguousarray(array).tobytes())
+        flat = array.reshape(-1) if array.nbytes <= _LARGE else _sample_of(array)
+        digest.update(np.ascontiguousarray(flat).tobytes())
     return digest.digest()
+
+
+def _sample_of(array):
+    """Return elements of a large array: hashing all of a data set would take long."""
+    step = max(1, array.size // (1 << 16))
+    return array.reshape(-1)[::step] if array.flags.c_contiguous else array.ravel()[::step]
 
 
 def _encode(value, arrays, name):
@@ -185,14 +252,18 @@ def _encode(value, arrays, name):
     if isinstance(value, np.generic) and value.dtype.kind in "biuf":
         arrays[name] = np.asarray(value)
         return {"number": name}
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.nbytes <= _SMALL:
-        arrays[name] = value.copy()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        arrays[name] = value
         return {"array": name}
+    if isinstance(value, np.random.Generator):
+        bits = value.bit_generator
+        state = _encode(bits.state, arrays, name)
+        return {"generator": [type(bits).__name__, state]}
     if isinstance(value, np.random.RandomState):
         kind, key, position, has_gauss, gauss = value.get_state()
         arrays[name] = np.array(key)
         return {"random": [name, kind, int(position), int(has_gauss), float(gauss)]}
-    if isinstance(value, (list, tuple)) and len(value) <= _SMALL // 8:
+    if isinstance(value, (list, tuple)):
         items = [_encode(each, arrays, f"{name}/{at}") for at, each in enumerate(value)]
         return {"list" if isinstance(value, list) else "tuple": items}
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
@@ -210,6 +281,10 @@ def _decode(encoded, arrays):
         return arrays[value][()]
     if kind == "array":
         return arrays[value].copy()
+    if kind == "generator":
+        bits = getattr(np.random, value[0])()
+        bits.state = _decode(value[1], arrays)
+        return np.random.Generator(bits)
     if kind == "random":
         name, *rest = value
         state = np.random.RandomState()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 from synkhronos.rules.run import Run
@@ -31,12 +32,13 @@ def validate(run: Run, count: int, comm: Any = None) -> bool:
             returned = model.val_iter(count, recorder)
             if isinstance(returned, str) and returned == "stop":
                 stop = True
-            elif isinstance(returned, (int, float)) and not isinstance(returned, bool):
+            elif isinstance(returned, numbers.Real) and not isinstance(returned, bool):
                 following = int(returned)
                 break
         batch = following
     model.reset_iter("val")
     if comm is not None:
+        run.meet("the other ranks to validate")
         recorder.gather_val_info()
     recorder.print_val_info(count)
     model.current_info = recorder.get_latest_val_info()

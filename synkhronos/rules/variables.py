@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import functools
 import inspect
 from typing import Any, Callable, Sequence
 
@@ -45,8 +47,10 @@ def _found_in(model):
 
 
 def _parts(thing):
-    if isinstance(thing, (list, tuple)):
+    if isinstance(thing, (list, tuple, set, frozenset, collections.deque)):
         return list(thing)
+    if isinstance(thing, functools.partial):
+        return [thing.func, *thing.args, *thing.keywords.values()]
     if isinstance(thing, dict):
         return list(thing.values())
     if isinstance(thing, (_host.Variable, type, np.ndarray)) or inspect.ismodule(thing):
@@ -55,7 +59,8 @@ def _parts(thing):
         return [thing.__self__]
     if inspect.isfunction(thing):  # a closure may be the only place of a compiled function
         cells = thing.__closure__ or ()
-        return [cell.cell_contents for cell in cells if not _is_empty(cell)]
+        found = [cell.cell_contents for cell in cells if not _is_empty(cell)]
+        return [*found, *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()]
     return list(getattr(thing, "__dict__", {}).values())
 
 

@@ -13,7 +13,6 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 import traceback
 from pathlib import Path
 from typing import Sequence
@@ -21,7 +20,6 @@ from typing import Sequence
 from synkhronos.rules.job import Job
 
 _FLAGS = "THEANO_FLAGS"
-_FINALIZE_SECONDS = 5.0
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -51,22 +49,12 @@ def main(argv: Sequence[str]) -> int:
             comm.Abort(1)
         status = 1
     if job.rule != "BSP":
-        _end_soon(status)
-    MPI.Finalize()
-    return status
-
-
-def _end_soon(status):
-    """End this process if MPI does not: its end may wait for ever for a process that has died."""
-
-    def end():
+        # MPI's own end may wait for ever for a process that has died.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
-
-    timer = threading.Timer(_FINALIZE_SECONDS, end)
-    timer.daemon = True
-    timer.start()
+    MPI.Finalize()
+    return status
 
 
 class _Flag:
@@ -159,8 +147,9 @@ def _prepare(job, rank):
     compatible.install()
     limit_threads(int(os.environ["OMP_NUM_THREADS"]))
     seed = job.options["seed"]
-    np.random.seed(seed if job.rule == "BSP" else seed + rank)
-    random.seed(seed + rank)
+    own = seed if job.rule == "BSP" else (seed + rank) % 2**32
+    np.random.seed(own)
+    random.seed(own)
 
 
 def _train(job, comm, interrupted):

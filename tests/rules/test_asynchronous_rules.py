@@ -112,7 +112,7 @@ def test_pushed_updates_of_one_worker(model, tmp_path, learning_rate_rule):
 @pytest.mark.sample(1)
 def test_several_workers_learn_together(model, tmp_path, rule):
     """Each adjusts its hyper-parameters once an epoch, whole numbers, whenever it comes."""
-    given = {"p": 0.5} if rule == "GOSGD" else {"tau": 3}
+    given = {"GOSGD": {"p": 0.5}, "EASGD": {"tau": 3}, "ASGD": {"tau": 3, "gamma": 0.05}}[rule]
     settings = {**SETTINGS, "n_epochs": 12, "seconds": 0.5, "pause": 0.03}
     run = rules.run(rule, 4, tmp_path, "Sleeps", settings, **given)
     first = 0 if rule == "GOSGD" else 1
@@ -159,11 +159,11 @@ def test_a_worker_that_is_killed_is_left_out(tmp_path, rule):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.slow("a run of mpirun")
 def test_a_worker_that_raises_is_left_out(tmp_path, rule):
-    settings = {"n_rows": 96, "n_epochs": 6, "fails": 2}
+    settings = {"n_rows": 96, "n_epochs": 12, "pause": 0.02, "fails": 2}
     run = rules.run(rule, 3, tmp_path, "Fails", settings, status=1)
     assert "ValueError: this batch is bad" in run.output
     assert "training goes on without it" in run.output
-    assert "snapshot ./snapshots/snapshot_0006.npz" in run.output
+    assert "snapshot ./snapshots/snapshot_0012.npz" in run.output
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -197,6 +197,7 @@ def test_an_interrupt_writes_a_snapshot_from_which_the_run_goes_on(tmp_path, rul
     run.interrupt()
     assert run.wait() == 130, run.output
     assert "snapshot ./snapshots/snapshot_000" in run.output
+    done = [line for line in run.lines if line.startswith("adjusts")]
     again = rules.run(rule, 3, tmp_path, "Sleeps", {**settings, "pause": 0.0}, resume=True)
     assert "resumed from snapshots/snapshot_000" in again.output
     [path, *_] = sorted((tmp_path / "snapshots").iterdir())
@@ -205,3 +206,7 @@ def test_an_interrupt_writes_a_snapshot_from_which_the_run_goes_on(tmp_path, rul
         assert len(sums_of_squares) == (rule == "ASGD")
         assert all(file[name].any() for name in sums_of_squares)
     assert "snapshot ./snapshots/snapshot_0005.npz" in again.output
+    # The hyper-parameters of an epoch are adjusted once, before the interrupt or after it.
+    both = done + [line for line in again.lines if line.startswith("adjusts")]
+    of_first = [line for line in both if line.startswith(f"adjusts rank {int(rule != 'GOSGD')} ")]
+    assert [int(line.split()[-1]) for line in of_first] == list(range(len(of_first)))

@@ -120,6 +120,33 @@ def test_avg_of_plain_sgd_is_sgd_on_all_rows(model, tmp_path):
 
 
 @pytest.mark.slow("a run of mpirun")
+def test_parameters_are_averaged_before_each_validation(tmp_path):
+    """Also if the batches of an epoch are fewer than those between two exchanges."""
+    settings = {"n_rows": 80, "n_epochs": 2, "eta": 0.0}
+    for every in (4, 99):
+        run = rules.run("BSP", 2, tmp_path, settings=settings, sync_type="avg", exchange_freq=every)
+        equal_on_all_ranks(run)
+
+
+@pytest.mark.slow("a run of mpirun")
+def test_16_bits_are_too_few_for_parameters(tmp_path):
+    run = rules.run("BSP", 2, tmp_path, sync_type="avg", exch_strategy="asa16", status=1)
+    assert "16 bits, which is too few for the parameters" in run.output
+
+
+@pytest.mark.slow("a run of mpirun")
+def test_other_numbers_of_ranks_go_on_from_the_end_of_an_epoch(tmp_path):
+    rules.run("BSP", 2, tmp_path, settings={"n_epochs": 1})
+    for n, sync_type in ((3, "cdd"), (1, "cdd"), (2, "avg")):
+        resumed = {"resume": "snapshots/snapshot_0001.npz", "sync_type": sync_type}
+        run = rules.run("BSP", n, tmp_path, **resumed)
+        assert "is of BSP cdd on 2 ranks: this run goes on with its" in run.output
+        assert "train" in run.result()["calls"]
+    run = rules.run("EASGD", 3, tmp_path, resume="snapshots/snapshot_0001.npz")
+    assert "goes on with its parameters" in run.output
+
+
+@pytest.mark.slow("a run of mpirun")
 def test_swap_exchanges_the_parameters_of_pairs(model, tmp_path):
     """It read a list of parameters that Theano-MPI had never set."""
     settings = {"n_rows": 40, "n_epochs": 1, "mu": 0.0, "eta": 0.0, "lr": RATE}

@@ -1,5 +1,6 @@
 """Snapshots: everything that training changes comes back; damages and other models are refused."""
 
+import functools
 import random
 
 import numpy as np
@@ -27,9 +28,12 @@ class Model:
         self.shared_x = theano.shared(np.zeros((200, 200), "f4"), "x")
         self.mask = theano.shared(np.random.RandomState(3))
         noise = MRG_RandomStreams(5).uniform((3,), dtype="float32")
-        self.step = theano.function(
-            [], noise.sum(), updates=[(self.velocity, self.velocity + noise)]
-        )
+        step = theano.function([], noise.sum(), updates=[(self.velocity, self.velocity + noise)])
+        self.step = functools.partial(step)
+        self.generator = np.random.default_rng(2)
+        self.data.draw = np.random.RandomState(6)
+        self.draws_too = self.data.draw  # one state, held twice
+        self.order = np.arange(1 << 18)  # larger than what is always kept
         self.current, self.name, self.draw = 0, "m", np.random.RandomState(1)
         self.history = [("a", 1, 2.5, None, True)]
 
@@ -41,12 +45,14 @@ def train(model):
     model.current += 3
     model.history.append(("b", np.float32(1.5)))
     model.data.order = model.data.order[::-1].copy()
-    return [model.draw.rand(), np.random.rand(), random.random(), model.mask.get_value().rand()]
+    model.generator.shuffle(model.order)
+    draws = [model.draw.rand(), np.random.rand(), random.random(), model.mask.get_value().rand()]
+    return [*draws, model.generator.random(), model.data.draw.rand(), model.draws_too.rand()]
 
 
 def state_of(model):
     values = [each.get_value() for each in (model.w, model.velocity, model.shared_lr)]
-    return [*values, model.current, model.history, model.data.order]
+    return [*values, model.current, model.history, model.data.order, model.order]
 
 
 def test_a_model_goes_on_as_if_nothing_had_happened(tmp_path):
@@ -58,7 +64,8 @@ def test_a_model_goes_on_as_if_nothing_had_happened(tmp_path):
     states = snapshots.collect(Alone(None), history.capture(recorder))
     path = snapshots.write(str(tmp_path), snapshots.Snapshot("BSP", 3, 7, 20, {"total": 9}, states))
     assert path == str(tmp_path / "snapshot_0003_000007.npz")
-    assert (tmp_path / "snapshot_0003_000007.npz").stat().st_size < 100_000  # not shared_x
+    kept = (tmp_path / "snapshot_0003_000007.npz").stat().st_size
+    assert kept < 100_000 + model.order.nbytes  # not shared_x, nor images
     draws = train(model), float(model.step())
 
     other = Model()

@@ -4,6 +4,7 @@ Every process saves its parameters in result_<rank>.npz, with what it was called
 """
 
 import os
+import sys
 import time
 
 import numpy as np
@@ -126,6 +127,7 @@ class Model:
         self.calls.append(f"reset {mode}")
 
     def adjust_hyperp(self, epoch):
+        sys.stdout.write(f"adjusts rank {RANK} {epoch}\n")
         self.calls.append(f"adjust {epoch}")
 
     def cleanup(self):
@@ -160,6 +162,7 @@ class Fails(Model):
     def train_iter(self, count, recorder):
         if self.fails == RANK and len(self.calls) > 5:
             raise ValueError("this batch is bad")
+        time.sleep(self.pause)
         Model.train_iter(self, count, recorder)
 
 
