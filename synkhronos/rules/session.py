@@ -244,8 +244,8 @@ class BSP(Rule):
     .. math:: v \leftarrow \mu v + \sum_i n_i g_i / \sum_i n_i, \quad p \leftarrow p - \eta v,
 
     which is the step of one process on all rows. With ``"avg"`` each rank steps by itself and the
-    parameters are averaged, :math:`p \leftarrow \sum_i p_i / k`. With ``"swap"`` pairs of ranks,
-    drawn anew each time, swap all parameters, as for generative adversarial parallelization.
+    parameters are averaged, :math:`p \leftarrow \sum_i n_i p_i / \sum_i n_i`. With ``"swap"`` pairs
+    of ranks, drawn anew each time, swap all parameters (generative adversarial parallelization).
 
     Parameters
     ----------
