@@ -1,10 +1,12 @@
 """Theano-MPI's rules: training by a process of mpirun for each device.
 
-from synkhronos.rules import BSP
+    from synkhronos.rules import BSP
 
-rule = BSP()
-rule.init(devices=["cpu", "cpu"], modelfile="models.cifar10", modelclass="Cifar10_model")
-rule.wait()
+    rule = BSP()
+    rule.init(devices=["cpu", "cpu"], modelfile="models.cifar10", modelclass="Cifar10_model")
+    rule.wait()
+
+A run ends with the script that has called ``init``, so call ``wait``.
 """
 
 from types import ModuleType

@@ -1,11 +1,13 @@
 """The recorder of a rank: costs, errors and times, on standard output and in ``inforec.pkl``.
 
-start() ... end("calc")         seconds into one of MODES, less those of timers inside
-train_error(count, cost, error)
-print_train_info(count)         a row of means and times each time that `count` passes a
-multiple of printFreq
-val_error(...), gather_val_info(), print_val_info(count)
-save(count, lr)                 inforec/inforec.pkl: a dict of lists of rows, see COLUMNS
+    start() ... end("calc")         seconds into one of MODES, less those of timers inside
+    train_error(count, cost, error)
+    print_train_info(count)         a row of means and times each time that `count` passes a
+    multiple of printFreq
+    val_error(...), gather_val_info(), print_val_info(count)
+    save(count, lr)                 inforec/inforec.pkl: a dict of lists of rows, see COLUMNS
+
+Times are in seconds; a count is the number of batches of all ranks.
 """
 
 from __future__ import annotations

@@ -159,7 +159,8 @@ class Run:
             if same:
                 before = snapshot.more.get("settings", {})
                 new = {k: v for k, v in self.job.settings.items() if before.get(k, _NONE) != v}
-                is_own = comm.rank < n_states
+                # Of asynchronous workers one has written the file: others draw other numbers.
+                is_own = comm.rank < n_states and (comm is self.comm or self.verbose)
                 self._history.restore(state, self.recorder, new, is_own)
             else:
                 self._history.restore_parameters(state)

@@ -1,10 +1,12 @@
 """The ranks of a rule from their start to their end, as the launcher sees them through mpirun.
 
-launcher             mpirun                        guard               rank
-SIGUSR1     ───────▶ SIGUSR1 ────────────────────▶ SIGUSR1 ──────────▶ writes a snapshot, ends
-stdout      ◀─────── stdout, a tag before each line ◀──────────────── stdout
-stderr      ◀─────── stderr, a tag before each line ◀── start, status ── stderr
-rank_0.log  ◀── the lines with the tag of rank 0
+    launcher             mpirun                        guard               rank
+    SIGUSR1     ───────▶ SIGUSR1 ────────────────────▶ SIGUSR1 ──────────▶ writes a snapshot, ends
+    stdout      ◀─────── stdout, a tag before each line ◀──────────────── stdout
+    stderr      ◀─────── stderr, a tag before each line ◀── start, status ── stderr
+    rank_0.log  ◀── the lines with the tag of rank 0
+
+A rank's log file has its lines of both streams, in the order in which they came.
 """
 
 from __future__ import annotations
@@ -112,6 +114,7 @@ class Ranks:
         self._folder = folder
         self._is_served, self._outlives = is_served, outlives
         self._ends_with_stdin, self._patience = ends_with_stdin, patience
+        self.interrupted_at = 0.0  # seconds since the epoch
         self._tails = {1: bytearray(), 2: bytearray()}  # lines of which the end has not come
         self._speaker: dict[int, int | None] = {1: None, 2: None}  # the rank of half a line
         self._edges: dict[int, bytes] = {}  # lines of dashes, by rank
@@ -212,6 +215,7 @@ class Ranks:
 
     def _interrupt(self, number):
         """Ask the ranks to end; the second time, end them."""
+        self.interrupted_at = self.interrupted_at or time.time()
         is_first, self.interrupted_by = not self.interrupted_by, self.interrupted_by or number
         if is_first and self.has_started:
             self._say(

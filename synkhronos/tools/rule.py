@@ -363,6 +363,8 @@ def _ending(asked, run, folder, status, began, resume_line):
     if run.own_words.strip() and not run.interrupted_by and run.cause is None:
         said.append(f"mpirun says:\n{run.own_words.strip()}")
     newest = _newest(asked.options["snapshot_path"], began)
+    if run.interrupted_by and (newest is None or newest.stat().st_mtime < run.interrupted_at - 1):
+        said.append("The ranks have ended before they wrote a snapshot for this interrupt.")
     resume = shlex.join(resume_line)
     if newest is not None:
         said.append(f"The newest snapshot is {newest}; this goes on from it: {resume}")
