@@ -36,8 +36,6 @@ class Launched:
             line += ["--set", f"{name}={value}"]
         # Compiling takes longer than all else here, and these networks are small.
         flags = {"THEANO_FLAGS": "cxx=,floatX=float32", "SYNKHRONOS_TEST_RUN": self._mark}
-        # An mpirun that ends removes the folder that all of a user share, also when another begins.
-        flags["PRTE_MCA_prte_tmpdir_base"] = str(folder)
         self.process = subprocess.Popen(
             line,
             cwd=folder,
