@@ -1,8 +1,15 @@
 """MPI of the ranks of rules, which only `worker` starts: an import alone starts nothing."""
 
+import signal
+import threading
+
 import mpi4py
 
 mpi4py.rc.initialize = False  # also in processes that only read the docstrings of these modules
 mpi4py.rc.finalize = False
 
 from mpi4py import MPI as MPI  # noqa: E402
+
+# Open MPI's library takes SIGHUP when it is loaded, and then it ends no process any more.
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGHUP))

@@ -70,6 +70,7 @@ ON_ONE_MACHINE = {
     "_host.theano.import_support",
     "profiling.status",
     "rules.loading",  # of a rank with its loader
+    "rules.mpi",  # in its own process
     "rules.places",
     "rules.session",  # of a script with its launcher
     "rules.worker",  # in its own process
