@@ -35,6 +35,7 @@ def demo(monkeypatch):
     return lambda name: importlib.import_module(f"demos.{name}")
 
 
+@pytest.mark.slow("compiles an LSTM")
 def test_the_lstm_trains_on_ranks_with_sentences(demo, monkeypatch, tmp_path, capfd):
     monkeypatch.setenv("SYNKHRONOS_DATA", "made")
     monkeypatch.setenv("SYNKHRONOS_MADE_BATCHES", "6")
