@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import zlib
 
@@ -32,10 +31,6 @@ if layouts.ONLY is None or layouts.ONLY.transport == "shared":
 def pytest_configure(config):
     if not layouts.ON_DEVICES:
         compiling.fold_constants_in_python()
-    # An mpirun that is killed leaves a folder, at which a later one with its number fails.
-    folder = tempfile.TemporaryDirectory(prefix="prte-")
-    os.environ.update(PRTE_MCA_prte_tmpdir_base=folder.name)
-    config.add_cleanup(folder.cleanup)
     Watch.stderr = os.dup(2)  # before pytest captures it
     config.add_cleanup(lambda: os.close(Watch.stderr))
     config.pluginmanager.register(Watch())
