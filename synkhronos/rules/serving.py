@@ -23,7 +23,7 @@ from __future__ import annotations
 import socket
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Callable
 
 import numpy as np
@@ -60,7 +60,6 @@ class _Worker:
     has_left: bool = False
     reason: str = ""  # why it has left, if not because training has ended
     waits_for_end: bool = False
-    told_first: bool = False
 
 
 @dataclass
@@ -72,7 +71,6 @@ class Orders:
     stop: bool
     is_first: bool
     validate: bool = False
-    kept: dict = field(default_factory=dict)
 
 
 class Server:
@@ -157,7 +155,6 @@ class Server:
         self._workers[rank] = _Worker(host)
         if self._first is None:
             self._first = rank
-        self._workers[rank].told_first = self._first == rank
         self._reply(rank, self._first == rank)
 
     def _on_begin(self, rank, content):

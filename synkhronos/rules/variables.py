@@ -105,11 +105,6 @@ class Flat:
                 self._views[id(variable)] = view.reshape(shape)
             self.arrays.append(array)
 
-    @property
-    def n_bytes(self) -> int:
-        """The number of bytes of all arrays."""
-        return sum(array.nbytes for array in self.arrays)
-
     def read(self, variables: Sequence[Any] | None = None) -> list[np.ndarray]:
         """Copy the values of the variables, or of others of the same shapes, into the arrays."""
         for variable, own in zip(variables or self._variables, self._variables):
