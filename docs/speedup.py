@@ -11,9 +11,11 @@ def speeds(page):
     """Return {network: {system: rows per second, divided by those of serial Theano}}."""
     found = {}
     for line in page.splitlines():
-        title = re.match(r"    (\S+).*; minibatches of", line)
+        title = re.match(r"    (\S+).*; minibatches of (\d+) rows", line)
         if title:
-            network = found[title[1]] = {}
+            network = {}
+            if title[2] == "512":
+                found[title[1]] = network
         row = re.match(r"      (\S.*?)  +[\d.]+ +(\d+) +[\d.]+ +[\d.]+", line)
         if row and row[1] in COLOURS:
             network[row[1]] = int(row[2]) / network.get("rows", int(row[2]))

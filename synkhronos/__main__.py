@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     launch.add_arguments(launcher)
-    launcher.set_defaults(run=launch.main)
+    launcher.set_defaults(run=_launch)
 
     ruled = commands.add_parser(
         "rule",
@@ -130,6 +130,14 @@ class _Version(argparse.Action):
             version = "(a source tree that is not installed)"
         print("synkhronos", version)
         parser.exit()
+
+
+def _launch(options):
+    if options.servers is None and options.workers is None:
+        return launch.main(options)
+    from synkhronos.tools import nodes
+
+    return nodes.main(options)
 
 
 def _info(arguments: argparse.Namespace) -> int:

@@ -60,6 +60,20 @@ def whole_number(name, value, lowest, highest=None):
     return number
 
 
+def seconds(name, value):
+    """Return an argument that is a time in seconds, or None.
+
+    Raises ``TypeError`` for anything but a number, ``ValueError`` below zero.
+    """
+    if value is None:
+        return None
+    if is_bool(value) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{name} must be a number of seconds or None, got {shown(value)}.")
+    if not value >= 0:
+        raise ValueError(f"{name} must not be negative, got {shown(value)}.")
+    return float(value)
+
+
 def shape_of(shape):
     """Return an argument `shape` as a tuple of int.
 

@@ -20,7 +20,7 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._calls import collective
 from synkhronos._hints import SharedVariable
-from synkhronos._machine.files import NewFile
+from synkhronos._machine.files import NewFile, npz_path
 from synkhronos._master.current import call
 from synkhronos._master.staging import send_objects
 from synkhronos._rank import commands
@@ -104,7 +104,7 @@ def save(path: str | os.PathLike[str], functions_or_variables: Saved | Sequence[
     >>> synk.close()
     """
     with call("save()") as session:
-        path = _check_path(path)
+        path = npz_path(path)
         variables = _variables("save", functions_or_variables)
         with NewFile(path) as file, zipfile.ZipFile(file, "w") as archive:
             entries = []
@@ -160,7 +160,7 @@ def load(path: str | os.PathLike[str], functions_or_variables: Saved | Sequence[
     >>> synk.close()
     """
     with call("load()") as session:
-        path = _check_path(path)
+        path = npz_path(path)
         variables = _variables("load", functions_or_variables)
         entries, arrays = _read(path)
         _compare(path, entries, variables)
@@ -168,22 +168,6 @@ def load(path: str | os.PathLike[str], functions_or_variables: Saved | Sequence[
         for entry, variable in zip(entries, variables):
             plan.add(path, entry, variable, _values_of(path, entry, variable, arrays))
         plan.carry_out()
-
-
-def _check_path(path):
-    try:
-        text = os.fspath(path)
-        if not isinstance(text, str):
-            raise TypeError
-    except TypeError:
-        raise TypeError(
-            f"path must be the name of a file that ends with .npz, got {shown(path)}."
-        ) from None
-    if not text.endswith(".npz"):
-        raise ValueError(f"path must end with .npz, got {shown(text)}.")
-    if os.path.isdir(text):
-        raise ValueError(f"path must be the name of a file, but {shown(text)} is a folder.")
-    return text
 
 
 def _variables(name, given):

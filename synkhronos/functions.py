@@ -232,9 +232,11 @@ class Function:
         if session.state is not State.OPEN:
             return self._join_and_call(args, kwargs, output_subset, batch, batch_s, num_slices)
         with session.lock:
-            session.refuse_nesting()
+            if session.inside.locked():
+                session.refuse_nesting()
             with session.inside:
-                session.settle()
+                if session.gate.is_open:
+                    session.settle()
                 if session.changes.pending:
                     session.changes.settle(self._compiled)
                 values = self._inputs.bind(args, kwargs)

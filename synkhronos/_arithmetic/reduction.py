@@ -97,8 +97,12 @@ def combine(mode, parts, weights, dtype):
         parts = [part.astype(wide) for part in parts]
     if mode == "avg":
         # Divided last: rows and their sums are often exact where their ratios are not.
-        parts = [part * wide.type(weight) for part, weight in zip(parts, weights)]
-        return np.asarray(functools.reduce(np.add, parts) / wide.type(sum(weights)), dtype)
+        if weights.count(weights[0]) == len(weights):
+            divisor = len(weights)
+        else:
+            parts = [part * wide.type(weight) for part, weight in zip(parts, weights)]
+            divisor = sum(weights)
+        return np.asarray(functools.reduce(np.add, parts) / wide.type(divisor), dtype)
     return np.asarray(functools.reduce(UFUNCS[mode], parts), dtype)
 
 

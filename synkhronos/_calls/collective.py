@@ -162,8 +162,11 @@ def raise_unequal(name, variables, unequal, where=""):
         )
 
 
-def assign(session, name, variables, values, batch, rank) -> None:
-    """Set variables on one rank; if `rank` is None, scatter the rows of the values to all ranks."""
+def assign(session, name, variables, values, batch, rank):
+    """Set variables on one rank; if `rank` is None, scatter the rows of the values to all ranks.
+
+    Returns the command, or None if the master needed none.
+    """
     selections = [None] * len(values)
     if batch is not None:
         check_axis(f"{name}(batch=...)", variables)
@@ -182,12 +185,14 @@ def assign(session, name, variables, values, batch, rank) -> None:
         values = copy_borrowed(session, values)
         for key, value, selection in zip(keys, values, selections):
             commands.assign(session.worker, key, np.asarray(value), selection)
-        return
+        return None
     staged = []
     try:
         refs = tuple(_stage(session, staged, value) for value in values)
         sent = tuple(_send_rows(session, staged, selection) for selection in selections)
-        session.run(commands.Assign(keys, refs, sent, rank))
+        command = commands.Assign(keys, refs, sent, rank)
+        session.run(command)
+        return command
     finally:
         # After a Ctrl-C workers may still read the values: the session then keeps the memory that
         # is dropped here until they have left the call.

@@ -14,8 +14,10 @@ from synkhronos._arithmetic import partition
 from synkhronos._arithmetic.selection import ANY_LENGTH, select_each, select_rows
 from synkhronos._master.staging import StagedInput
 from synkhronos._rank import commands
-from synkhronos._rank.replica import BATCH, SPLIT, WHOLE
+from synkhronos._rank.replica import BATCH, POSTED, SPLIT, WHOLE
 from synkhronos._wording import count, is_bool, shown
+
+_LENGTHS = 16  # commands of different numbers of rows that are kept
 
 
 class Requests:
@@ -29,6 +31,7 @@ class Requests:
         self._indices = {}  # name of an argument -> StagedInput of the rows that it selects
         # Arguments of the last call (None unless it was plain), contents of its command, command.
         self._last = None, None, None
+        self._sliced = _Sliced()
 
     def make(self, make_ready, values, output_subset, batch, batch_s, num_slices):
         """Return the command for a call, after checking all that the master can check.
@@ -39,18 +42,27 @@ class Requests:
             Takes the number of slices; sends the workers the compiled variant, if they lack it.
         """
         session, inputs, modes = self._session, self._inputs, self._description.output_modes
-        num_slices = self.check_slices(num_slices)
+        if num_slices.__class__ is not int or num_slices != 1:
+            num_slices = self.check_slices(num_slices)
         subset = None
         if output_subset is not None:
             subset = self._outputs.check_subset(output_subset, self._owner)
         refs = tuple(map(inputs.locate, range(len(values)), values))
         make_ready(num_slices)
-        # A command that the workers have is not pickled again, so equal calls share one.
-        plain = batch is None and batch_s is None and not self._description.sliceables
-        asked = (refs, subset, num_slices) if plain else None
+        # A command that the workers have is not pickled again, so equal calls share one, and calls
+        # that differ in the bounds of their rows.
+        asked = None
         last_asked, last_said, last = self._last
-        if plain and asked == last_asked:
-            return last
+        if batch_s is None and not self._description.sliceables:
+            arguments = refs, subset, num_slices
+            if batch is None:
+                asked = arguments
+                if asked == last_asked:
+                    return last
+            elif batch.__class__ is slice and arguments == self._sliced.arguments:
+                command = self._sliced.find(batch, session.gate)
+                if command is not None:
+                    return command
         rows, selection, kinds = self._select(values, refs, batch)
         counts = None
         if rows is not None:
@@ -59,7 +71,7 @@ class Requests:
         picked, counts = self._pick(batch_s, counts)
         if self._advice.is_pending:
             self._advice.tell(counts, subset)
-        said = refs, subset, num_slices, selection, picked, kinds
+        said = refs, subset, num_slices, rows, selection, picked, kinds
         if picked is None and not self._description.sliceables and said == last_said:
             return last
         master = source = session.master_rank
@@ -86,12 +98,16 @@ class Requests:
             counts=self._counts_for_all(counts),
         )
         self._last = asked, said, command
+        if selection is POSTED and batch.__class__ is slice:
+            length = self._rows_there(values, refs)
+            self._sliced.keep((refs, subset, num_slices), length, rows, command)
         return command
 
     def release(self):
         """Give the shared memory of indices back."""
         self._indices.clear()
         self._last = None, None, None
+        self._sliced = _Sliced()
 
     def check_slices(self, num_slices):
         """Return the number of slices as an int; raise ValueError if the function can't do it."""
@@ -137,10 +153,10 @@ class Requests:
         return number
 
     def _select(self, values, refs, batch):
-        """Return the number of selected rows, the rows, and the kind of each input.
+        """Return the number of selected rows, the rows as commands hold them, and the kinds.
 
-        The number is None if nothing is scattered, the rows are None for all; the kinds are those
-        of `synkhronos._rank.replica`.
+        The number is None if nothing is scattered, the rows are None for all. Bounds of consecutive
+        rows are posted at the gate. The kinds of inputs are those of `synkhronos._rank.replica`.
         """
         scattered = [i for i, split in enumerate(self._inputs.is_scattered) if split]
         axes = self._inputs.axes
@@ -154,23 +170,38 @@ class Requests:
             if len(set(lengths.values())) > 1:
                 self._refuse_lengths(lengths)
             return lengths[scattered[0]], None, tuple(kinds)
-        minibatches = [i for i in scattered if getattr(values[i], "minibatch", False)]
-        others = [i for i in scattered if i not in minibatches]
-        selected = select_rows("batch", batch, min(lengths[i] for i in others or minibatches))
+        selected = select_rows("batch", batch, self._rows_there(values, refs))
         for i in scattered:
             if _host.fixed_axes(self._inputs.variables[i])[axes[i]] and len(selected) != 1:
                 raise ValueError(
                     f"{self._inputs.label(i)} is broadcastable along axis {axes[i]}: it has exactly"
                     f" one row, but batch selects {len(selected)}."
                 )
-        for i in minibatches:
+        for i in scattered:
+            if not _is_minibatch(values[i]):
+                continue
             kinds[i] = BATCH
             if lengths[i] < len(selected):
                 raise ValueError(
                     f"{self._inputs.label(i)} is a minibatch of {count(lengths[i], 'row')}, but "
                     f"batch selects {len(selected)}."
                 )
+        gate = self._session.gate
+        if gate.posts_bounds and isinstance(selected, range) and selected.step == 1:
+            gate.post_bounds(selected.start, selected.stop)
+            return len(selected), POSTED, tuple(kinds)
         return len(selected), self._send("batch", selected), tuple(kinds)
+
+    def _rows_there(self, values, refs):
+        """Return the number of rows that ``batch`` selects from."""
+        lengths = [
+            (_is_minibatch(values[i]), refs[i].shape[self._inputs.axes[i]])
+            for i, split in enumerate(self._inputs.is_scattered)
+            if split
+        ]
+        # The rows of a minibatch are selected already, unless there is nothing else.
+        others = [length for is_minibatch, length in lengths if not is_minibatch]
+        return min(others or [length for _, length in lengths])
 
     def _refuse_lengths(self, lengths):
         """Raise for scattered inputs of different lengths: position -> length."""
@@ -262,3 +293,49 @@ class Requests:
         if staged is None:
             staged = self._indices[name] = StagedInput(self._session, np.int64, 1)
         return staged.put(rows)
+
+
+class _Sliced:
+    """The last commands with ``batch=slice(...)``, which differ in their number of rows only.
+
+    Attributes
+    ----------
+    arguments : tuple or None
+        What else was asked for: references to the inputs, positions of outputs, number of slices.
+    """
+
+    def __init__(self):
+        self.arguments = None
+        self._length = 0
+        self._commands = {}  # number of rows -> command
+
+    def find(self, batch, gate):
+        """Return the command for a slice, and post its bounds; None if it needs another command."""
+        start, stop = batch.start, batch.stop
+        if start is None:
+            start = 0
+        # Only what needs no check: the caller checks all else, and raises.
+        if (
+            start.__class__ is int
+            and stop.__class__ is int
+            and 0 <= start <= stop <= self._length
+            and batch.step is None
+        ):
+            command = self._commands.get(stop - start)
+            if command is not None:
+                gate.post_bounds(start, stop)
+            return command
+        return None
+
+    def keep(self, arguments, length, rows, command):
+        """Keep a command for `rows` rows of `length`."""
+        if arguments != self.arguments or len(self._commands) >= _LENGTHS:
+            self.arguments = None  # a Ctrl-C here leaves nothing that is found
+            self._commands = {}
+            self._length = length
+            self.arguments = arguments
+        self._commands[rows] = command
+
+
+def _is_minibatch(value):
+    return getattr(value, "minibatch", False)

@@ -39,6 +39,7 @@ class Outputs:
                 computed.append((variable, mode))
         self._first.append(len(computed))
         self.variables = [variable for variable, _ in computed]
+        self._is_on_device = None  # whether any is, once it was asked
         self.modes = [reduction.parse_mode(mode) for _, mode in computed]
         self._by_cpu = [str(mode).startswith("c_") for _, mode in computed]
         # The user gets an array on the device only for an expression that ends on the device. A
@@ -56,6 +57,7 @@ class Outputs:
             else v
             for v, mode, by_cpu in zip(self.variables, self.modes, self._by_cpu)
         ]
+        self._is_on_device = None
 
     @property
     def on_device(self):
@@ -117,7 +119,9 @@ class Outputs:
 
     def pack(self, values, subset=None):
         """Return the values of all outputs, or a subset: a list for a list, a dict for a dict."""
-        if any(self.on_device):
+        if self._is_on_device is None:
+            self._is_on_device = any(self.on_device)
+        if self._is_on_device:
             chosen = range(len(self.variables)) if subset is None else subset
             values = [
                 _host.to_device(value) if self._given_on_device[output] else _host.to_host(value)

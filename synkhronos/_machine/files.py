@@ -7,6 +7,8 @@ import secrets
 import shutil
 from contextlib import suppress
 
+from synkhronos._wording import shown
+
 
 class NewFile:
     """A context: a file beside `path` to write to, which takes its place at the end of the block.
@@ -47,3 +49,23 @@ class NewFile:
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def npz_path(path):
+    """Return an argument `path` as a str, of a file of NumPy's format ``.npz``.
+
+    Raises ``TypeError`` for anything but a path, ``ValueError`` for another name or a folder.
+    """
+    try:
+        text = os.fspath(path)
+        if not isinstance(text, str):
+            raise TypeError
+    except TypeError:
+        raise TypeError(
+            f"path must be the name of a file that ends with .npz, got {shown(path)}."
+        ) from None
+    if not text.endswith(".npz"):
+        raise ValueError(f"path must end with .npz, got {shown(text)}.")
+    if os.path.isdir(text):
+        raise ValueError(f"path must be the name of a file, but {shown(text)} is a folder.")
+    return text

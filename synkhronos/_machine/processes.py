@@ -5,6 +5,7 @@ its interpreter would end the workers.
 """
 
 import contextlib
+import ctypes
 import fcntl
 import io
 import logging
@@ -17,6 +18,7 @@ import traceback
 
 from synkhronos.errors import SessionError
 
+_PR_SET_PDEATHSIG = 1
 # Their default is to end a process; a script may get a handler for one after the fork.
 _OF_BATCH_SYSTEMS = {signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 
@@ -101,6 +103,17 @@ def check_proc() -> None:
             f"fork() needs a /proc that shows this process, because ranks open the memory of one "
             f"another there: {error}. Mount one: mount -t proc proc /proc, or unshare --mount-proc."
         ) from error
+
+
+def this_machine() -> str:
+    """Return a name of this machine that no other has, until it is started again."""
+    # Hosts that are cloned may have one name, and containers of a host one number.
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            number = file.read().strip()
+    except OSError:
+        number = ""
+    return f"{socket.gethostname()} {number}"
 
 
 def proc_has_our_numbers() -> bool:
@@ -316,6 +329,15 @@ def _renew_streams():
                 closefd=False,
             )
             setattr(sys, name, renewed)
+
+
+def end_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
+    """Let the system send this process, between fork and exec, a signal when its parent ends."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+        if os.getppid() != parent:  # it has ended in between
+            os._exit(1)
 
 
 def tcp_sockets() -> list:

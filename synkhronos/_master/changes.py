@@ -59,10 +59,12 @@ class Changes:
 
     def equal(self, keys) -> None:
         """Note that a collective has set variables on all ranks."""
-        for key in keys:
-            self.pending.pop(key, None)
-            self._read.pop(key, None)
-        self._apart.difference_update(keys)
+        if self.pending or self._read:
+            for key in keys:
+                self.pending.pop(key, None)
+                self._read.pop(key, None)
+        if self._apart:
+            self._apart.difference_update(keys)
 
     def apart(self, keys) -> None:
         """Note that a collective has given ranks values of their own, as the script asked."""

@@ -18,8 +18,10 @@ from synkhronos._machine.log import log
 from synkhronos._rank import commands
 from synkhronos._rank.replica import PLAIN, make_replica
 from synkhronos._wording import sentence
+from synkhronos.errors import WorkerError
 
 AT_A_TIME = 1000  # references in one command: it must fit into the mailbox
+BYTES_AT_A_TIME = 64 << 20  # of values of variables that are sent together, but for the last ones
 
 
 class Registry:
@@ -69,26 +71,56 @@ class Registry:
     def distribute(self, only: Optional[int] = None) -> None:
         """Send the workers all functions that they lack, or one, with the variables they lack.
 
-        Functions are sent one by one. So an error names the function that can't be sent, and the
-        functions before it have arrived.
+        Many functions travel in one command. If they can't be sent together they are sent one by
+        one: so an error names the function that can't be sent, and those before it have arrived.
         """
         self._session.require_open()
-        for key in [only] if only is not None else list(self._pending):
-            variants, replica = self._pending.get(key), self._session.worker.replicas.get(key)
-            if variants and replica:
-                self._send(key, list(variants), replica)
+        for keys in [[only]] if only is not None else self._groups(list(self._pending)):
+            try:
+                self._send(keys)
+            except (TypeError, WorkerError):
+                if len(keys) == 1:
+                    raise
+                for key in keys:
+                    self._send([key])
 
-    def _send(self, key_of_function, variants, replica):
-        compiled = {
-            (key_of_function, variant): (replica.variants[variant], replica.description)
-            for variant in variants
-        }
-        name = replica.variants[variants[0]].name
-        used = [v for function, _ in compiled.values() for v in _host.shared_variables(function)]
-        recipe = self._recipes.get(key_of_function) if self._is_mixed else None
-        nbytes = self._ship(compiled, used, f"Function {name!r}", recipe)
-        self._pending.pop(key_of_function, None)
-        log.info("distributed %s, %d bytes", name, nbytes)
+    def _groups(self, keys):
+        """Yield lists of functions that are sent together: their new values fit into a message."""
+        group, nbytes, counted = [], 0, {}
+        for key in keys:
+            replica = self._session.worker.replicas.get(key)
+            compiled = list(replica.variants.values()) if replica else []
+            for variable in itertools.chain(*map(_host.shared_variables, compiled)):
+                if variable not in self._variable_keys and id(variable) not in counted:
+                    counted[id(variable)] = variable  # kept: no other one gets the same id
+                    nbytes += getattr(_host.peek(variable), "nbytes", 0)
+            group.append(key)
+            if nbytes > BYTES_AT_A_TIME or len(group) == AT_A_TIME or self._is_mixed:
+                yield group
+                group, nbytes = [], 0
+        if group:
+            yield group
+
+    def _send(self, keys):
+        compiled, used, names, sent = {}, [], [], []
+        for key in keys:
+            variants, replica = self._pending.get(key), self._session.worker.replicas.get(key)
+            if not (variants and replica):
+                continue  # the user has dropped it
+            for variant in list(variants):
+                function = replica.variants[variant]
+                compiled[key, variant] = function, replica.description
+                used += _host.shared_variables(function)
+            names.append(replica.variants[variants[0]].name)
+            sent.append(key)
+        if not compiled:
+            return
+        recipe = self._recipes.get(sent[0]) if self._is_mixed else None  # it is the only one
+        what = f"Function {names[0]!r}" if len(sent) == 1 else f"{len(sent)} functions"
+        nbytes = self._ship(compiled, used, what, recipe)
+        for key in sent:
+            self._pending.pop(key, None)
+        log.info("distributed %s, %d bytes", ", ".join(map(str, names)), nbytes)
 
     def keys_of(self, variables) -> tuple:
         """Return the keys of shared variables; first send the workers those that they lack."""
@@ -111,12 +143,8 @@ class Registry:
 
     def _send_pickled(self, compiled, variables, what, recipe):
         known = {key: variable for variable, key in self._variable_keys.items()}
-        new = {}
-        for variable in variables:
-            if variable not in self._variable_keys and not any(
-                variable is other for other in new.values()
-            ):
-                new[next(self._keys)] = variable
+        lacking = {id(each): each for each in variables if each not in self._variable_keys}
+        new = {next(self._keys): variable for variable in lacking.values()}
         try:
             pickled = _host.dump(compiled, known, new)
             portable = None

@@ -15,7 +15,8 @@ from synkhronos._arithmetic import partition
 from synkhronos._rank.replica import make_replica, unpack
 from synkhronos.comm import Reference
 
-Selection = Union[range, Reference]  # of rows: a range, or a reference to their indices
+# Of rows: a range, a reference to their indices, or POSTED: see `replica`.
+Selection = Union[range, Reference, bool]
 
 
 @dataclass(frozen=True)
@@ -198,14 +199,11 @@ class Assign:
         if self.rank not in (None, worker.rank):
             return
         for key, ref, selection in zip(self.keys, self.values, self.selections):
-            if selection is not None:
-                rows = unpack(worker, selection)
-            elif self.rank is None:
-                rows = range(ref.shape[0])
-            else:
-                rows = None
+            rows = None if selection is None else unpack(worker, selection)
             if self.rank is None:
-                rows = rows[slice(*partition.share(len(rows), worker.n_ranks, worker.rank))]
+                n_rows = ref.shape[0] if rows is None else len(rows)
+                begin, end = partition.share(n_rows, worker.n_ranks, worker.rank)
+                rows = range(begin, end) if rows is None else rows[begin:end]
             if worker.comm.memory.is_near:
                 assign(worker, key, worker.fetch(ref), rows)
             else:

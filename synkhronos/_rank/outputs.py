@@ -80,8 +80,10 @@ class Results:
             Named in error messages.
         """
         master, rows = self._worker.rank, self._worker.gate.rows()
-        ranks = [rank for rank, computed in enumerate(rows) if computed >= 0]
-        weights = [rows[rank] for rank in ranks]
+        ranks, weights = range(len(rows)), rows
+        if -1 in rows:
+            ranks = [rank for rank, computed in enumerate(rows) if computed >= 0]
+            weights = [rows[rank] for rank in ranks]
         chosen = request.output_subset
         if chosen is None:
             chosen = range(len(modes))

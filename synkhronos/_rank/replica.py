@@ -17,6 +17,9 @@ from synkhronos.comm.reports import add_advice
 # The rows that a rank takes of an input. WHOLE: all. SPLIT: the rows that its share of the
 # selection names. BATCH: its share of the rows, which are the selected ones already.
 WHOLE, SPLIT, BATCH = range(3)
+# A selection of consecutive rows, whose bounds the master has posted at the gate: so calls that
+# select other rows, but as many, share one command.
+POSTED = True
 PLAIN, SLICED = "plain", "sliced"
 # Words of the errors that Theano and NumPy raise for arrays whose lengths don't fit.
 _ABOUT_SHAPES = re.compile("shape|dimension|broadcast|align|size|rows|bounds|split|shorter", re.I)
@@ -47,6 +50,7 @@ class Replica:
         self.variants = {}
         self.description = description
         self._buffers = {}  # kept from call to call; arguments of a function are views of them
+        self._last = None, 0, False, None  # the last request, and what follows from it alone
 
     def run(self, worker, request):
         """Compute this rank's part of a request, a `RunFunction`.
@@ -56,9 +60,13 @@ class Replica:
         tuple or None
             On a worker, the answer that the master must hear before it can collect the outputs.
         """
-        rows = self._my_rows(worker, request)
-        computed = 1 if rows is None else len(rows)
-        idle = computed == 0 and worker.rank != request.source_of_nothing
+        last, computed, idle, rows = self._last
+        if last is not request:
+            rows = self._my_rows(worker, request)
+            computed = 1 if rows is None else len(rows)
+            idle = computed == 0 and worker.rank != request.source_of_nothing
+            if not self.description.sliceables:  # whose lengths may change from call to call
+                self._last = request, computed, idle, rows
         # In a function that communicates an idle rank runs too: the others wait for it to reduce.
         outputs = None
         if not idle or self.description.communicates:
@@ -67,7 +75,7 @@ class Replica:
             except (ValueError, IndexError, AssertionError) as error:
                 _explain(error, worker.rank, computed, request)
                 raise
-        worker.gate.report_rows(-1 if idle else max(computed, 1))
+        worker.gate.report_rows(-1 if idle else computed or 1)
         return worker.results.hand_over(
             self._key, request, self.description, None if idle else outputs
         )
@@ -168,18 +176,25 @@ class Replica:
         function, communicates = self.variants[variant], self.description.communicates
         if not lent and not communicates:
             return _host.run(function, arguments, subset)
-        with contextlib.ExitStack() as stack:
-            for variable, rows in lent:
-                stack.enter_context(_host.lend(variable, rows))
-            if communicates:
-                comm, recorder = worker.comm.arrays, worker.recorder
-                stack.enter_context(_host.reducing(comm, weights, worker.rank, recorder))
-            return _host.run(function, arguments, subset)
+        reducing = contextlib.nullcontext()
+        if communicates:
+            comm, recorder = worker.comm.arrays, worker.recorder
+            reducing = _host.reducing(comm, weights, worker.rank, recorder)
+        with reducing:
+            if not lent:
+                return _host.run(function, arguments, subset)
+            with contextlib.ExitStack() as stack:
+                for variable, rows in lent:
+                    stack.enter_context(_host.lend(variable, rows))
+                return _host.run(function, arguments, subset)
 
     def _arguments(self, worker, request, rows, span=None):
-        chosen, is_copied = rows, False
-        if request.selection is not None:
-            chosen = unpack(worker, request.selection)[rows.start : rows.stop]
+        chosen, is_copied, selection = rows, False, request.selection
+        if selection is POSTED:
+            begin, _ = worker.gate.bounds()
+            chosen = range(begin + rows.start, begin + rows.stop)
+        elif selection is not None:
+            chosen = unpack(worker, selection)[rows.start : rows.stop]
             is_copied = not _is_forward(chosen)
         arguments = []
         for position, (ref, kind) in enumerate(zip(request.inputs, request.kinds)):
@@ -268,6 +283,8 @@ def make_replica(key, description):
 
 def unpack(worker, selection):
     """Return the rows of a selection in a command: a range, or an array of indices."""
+    if selection is POSTED:
+        return range(*worker.gate.bounds())
     return selection if isinstance(selection, range) else worker.fetch(selection)
 
 

@@ -9,6 +9,7 @@ import os
 import signal
 
 from synkhronos import _host
+from synkhronos._machine.allocator import keep_freed_memory
 from synkhronos._machine.devices import kind, limit_threads
 from synkhronos._machine.log import log, name_rank
 from synkhronos._machine.processes import leave_signals_to_parent
@@ -64,7 +65,9 @@ class Worker:
     def bind(self) -> int:
         """Open the device, limit the threads to this rank's part of the cores; return the pid."""
         self._limits = limit_threads(self.threads)
-        if self.device != "cpu":
+        if self.device == "cpu":
+            keep_freed_memory()
+        else:
             _host.open_device(self.device, self.rank, self.threads)
         log.info(
             "process %d on %s, with %s", os.getpid(), self.device, count(self.threads, "thread")

@@ -174,6 +174,17 @@ class Gate(ABC):
     def agree(self, ballot: int) -> bool:
         """Meet, and return whether the ballots of all ranks are the same."""
 
+    # Whether the master can post the bounds of a call's rows, so that commands need not have them.
+    posts_bounds = False
+
+    def post_bounds(self, begin: int, end: int) -> None:
+        """Tell all ranks, before the next call, which rows it selects: the master does."""
+        raise NotImplementedError
+
+    def bounds(self) -> Tuple[int, int]:
+        """Return, in a call, the bounds that the master has posted."""
+        raise NotImplementedError
+
     @abstractmethod
     def report_rows(self, rows: int) -> None:
         """Publish the number of rows that this rank computed from; -1 if it did not run."""
@@ -368,6 +379,10 @@ class Variables(ABC):
         They are valid until the next command, which may replace or move the values.
         """
 
+    def values_of(self, keys: Keys) -> List[List[np.ndarray]]:
+        """Return what `values` returns, for each variable."""
+        return [self.values(key) for key in keys]
+
     @abstractmethod
     def value_of(self, rank: int, key: int) -> np.ndarray:
         """Return, on the master, the value that one rank has exposed: a view, see `values`."""
@@ -387,6 +402,14 @@ class Variables(ABC):
     @abstractmethod
     def all_reduce(self, keys: Keys, op: str) -> Optional[Mismatch]:
         """Replace each variable, on all ranks, with the reduction over all ranks."""
+
+    def are_little(self, keys: Keys) -> bool:
+        """Return, on the master, whether `all_reduce_exposed` is faster for these variables."""
+        return False
+
+    def all_reduce_exposed(self, keys: Keys, op: str) -> Optional[Mismatch]:
+        """Do on the master what `all_reduce` does, after all ranks have exposed the values."""
+        raise NotImplementedError
 
     @abstractmethod
     def reduce_to_new(self, key: int, op: str) -> Union[np.ndarray, Mismatch]:

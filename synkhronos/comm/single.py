@@ -19,9 +19,12 @@ _NO_WORKERS = "A single rank has no workers."
 class SingleGate(Gate):
     """The gate of the master alone: it counts the calls, and never waits."""
 
+    posts_bounds = True
+
     def __init__(self, master_rank=0):
         super().__init__(1, master_rank)
         self._sequence = self._finished = self._rows = 0
+        self._bounds = 0, 0
 
     def start(self, command):
         """Begin the next call."""
@@ -53,6 +56,14 @@ class SingleGate(Gate):
     def agree(self, ballot):
         """Return True: the only rank agrees with itself."""
         return True
+
+    def post_bounds(self, begin, end):
+        """Keep the bounds of the rows that the next call selects."""
+        self._bounds = begin, end
+
+    def bounds(self):
+        """Return these bounds."""
+        return self._bounds
 
     def report_rows(self, rows):
         """Keep the number of rows that this rank computed from."""

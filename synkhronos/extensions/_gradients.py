@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Sequence
 
 import numpy as np
 
 from synkhronos._hints import Scalar, SharedVariable, Variable
+from synkhronos._host import library
 from synkhronos._host import tensor as T
 from synkhronos._wording import count, shown
 
@@ -186,3 +188,46 @@ def clip_by_global_norm(grads: Sequence[Variable], max_norm: Scalar) -> list[Var
     limit = T.cast(max_norm, wide)
     factor = limit / T.maximum(norm, limit)
     return [grad * T.cast(factor, grad.dtype) for grad in grads]
+
+
+def check_rule(update_rule):
+    """Raise TypeError for a rule of two steps, which takes no gradients."""
+    if getattr(update_rule, "__module__", None) == "synkhronos.extensions.updates":
+        raise TypeError(
+            "update_rule must take gradients: use synkhronos.extensions.update_rules."
+            f"{getattr(update_rule, '__name__', '')}. The rules of extensions.updates are for "
+            "make_train_function."
+        )
+
+
+def rule_updates(update_rule, grads, params, args, kwargs):
+    """Return what a rule makes of gradients: shared variable -> expression, checked.
+
+    Raises ``TypeError`` for a rule that is none, and arguments to an object with settings of its
+    own.
+    """
+    if hasattr(update_rule, "get_updates"):
+        if args or kwargs:
+            raise TypeError(
+                f"the training step can't pass {[*args, *kwargs]} on: the settings of "
+                f"{type(update_rule).__name__} are its own."
+            )
+        for param in params:
+            # Keras's optimizers give their state this shape. Keras sets it on its own variables.
+            if not hasattr(param, "_keras_shape"):
+                param._keras_shape = param.get_value(borrow=True).shape
+        updates = update_rule.get_updates(loss=_loss_with(grads, params), params=params)
+    elif callable(update_rule):
+        updates = update_rule(grads, params, *args, **kwargs)
+    else:
+        raise TypeError(
+            "update_rule must be a function (grads, params, ...) or have a method get_updates(loss,"
+            f" params), got {update_rule!r}."
+        )
+    return OrderedDict(check_updates("What the update rule returns", updates))
+
+
+def _loss_with(grads, params):
+    """Return a surrogate loss with exactly these gradients, for optimizers that differentiate."""
+    parts = [(p * library.gradient.disconnected_grad(g)).sum() for p, g in zip(params, grads)]
+    return sum(parts)

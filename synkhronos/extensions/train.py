@@ -1,10 +1,11 @@
 r"""Training functions from a loss, its parameters and an update rule.
 
     make_train_step       rows ──▶ loss ──▶ gradients ──▶ ops.all_reduce ──▶ rule ──▶ params
+    ... with a store      rows ──▶ loss ──▶ gradients ──▶ store.push, store.pull ──▶ rule ──▶ params
     make_train_function   rows ──▶ loss ──▶ gradients in a flat vector
                           synk.all_reduce(vector) ──▶ rule ──▶ params
 
-Both train as serial Theano does on the same rows, and leave the same bits on all ranks. (With
+All train as serial Theano does on the same rows, and leave the same bits on all ranks. (With
 ``num_slices``, ``make_train_step`` takes the step for each slice and averages the results, which
 equals the serial step only for rules that are linear in the gradient, such as ``sgd`` and
 ``momentum``.) ``make_train_step`` makes one function and takes any rule: Lasagne's, an optimizer of
@@ -31,17 +32,22 @@ from synkhronos._hints import (
 )
 from synkhronos._host import float_dtype, library
 from synkhronos._host import tensor as T
-from synkhronos._wording import whole_number
+from synkhronos._wording import shown, whole_number
+from synkhronos.extensions import _stored
 from synkhronos.extensions._gradients import (
     check_number,
     check_params,
+    check_rule,
     check_updates,
     clip_by_global_norm,
     gradients,
+    rule_updates,
 )
+from synkhronos.extensions._stored import StoredStep
 from synkhronos.extensions._two_steps import make_train_function, make_train_function_theano
 
 __all__ = [
+    "StoredStep",
     "average_gradients",
     "average_updates",
     "clip_by_global_norm",
@@ -57,15 +63,23 @@ def make_train_step(
     inputs: list[Variable],
     loss: Variable,
     params: Sequence[SharedVariable],
-    update_rule: Rule,
+    update_rule: Rule | None,
     *args: Any,
     max_norm: Scalar | None = None,
     outputs: Sequence[Output] | None = None,
     averages: UpdatesLike | None = None,
     options: dict[str, Any] | None = None,
+    store: Any = None,
+    devid: int | None = None,
+    keys: Sequence[int | str] | None = None,
+    batch_rows: int | None = None,
     **kwargs: Any,
-) -> functions.Function:
+) -> functions.Function | StoredStep:
     """Return one function that takes a step of training on all ranks.
+
+    With a `store` of :mod:`synkhronos.parameter_server` it is a step of one device, in this process
+    or thread alone, without a session: each gradient is pushed as soon as it is computed, and its
+    sum over all devices is awaited in the next call, just before the parameter is first used.
 
     Parameters
     ----------
@@ -86,26 +100,47 @@ def make_train_step(
     averages : list of (shared variable, expression) or OrderedDict, optional
         Running statistics to keep equal on all ranks: see :func:`average_updates`.
     options : dict, optional
-        Keywords for :func:`synkhronos.function`, such as ``bcast_inputs`` or ``givens``.
+        Keywords for :func:`synkhronos.function`, such as ``bcast_inputs`` or ``givens``; with a
+        `store` for ``theano.function``, and ``bcast_inputs``.
+    store : Store, optional
+        Each device makes the step, in its own process or thread, and calls it equally often. If
+        the store has an updater, `update_rule` is None: pulls return weights.
+    devid : int, optional
+        The device of the store, if it has several.
+    keys : list of int or str, optional
+        The key of each parameter in the store, in the order of first use in the forward pass,
+        which is the order of their priorities. By default the parameters' names.
+    batch_rows : int, optional
+        With a `store`: the number of rows that all devices together have in each step. Without
+        it each call pushes its number of rows along, so that devices may have unequally many.
 
     Returns
     -------
     synkhronos.functions.Function
         ``step(*inputs, batch=...)`` returns the loss over all rows, or a list of it and `outputs`.
         With ``num_slices`` the step is taken for each slice, and the results are averaged: the
-        same step only for rules that are linear in the gradient, without `max_norm`.
+        same step only for rules that are linear in the gradient, without `max_norm`. With a `store`
+        a step of the same face: `inputs` are the device's own rows, and so is the loss; and
+        ``step.finish()`` applies the update of the last call.
 
     Raises
     ------
     SessionError
-        Before :func:`synkhronos.fork`.
+        Before :func:`synkhronos.fork`, without a `store`.
     TypeError, ValueError
         For arguments that don't fit.
 
     Notes
     -----
     ``set_value`` of a parameter, or of a learning rate that is a shared variable, reaches the
-    master only: give all ranks the new value with :func:`synkhronos.broadcast`.
+    master only: give all ranks the new value with :func:`synkhronos.broadcast`. With a `store` it
+    reaches this device only.
+
+    With a `store`, parameters and the rule's state are one step behind between two calls.
+    ``get_value`` and ``set_value`` finish the step first. A function of ``theano.function`` that
+    uses them raises unless ``step.finish()`` was called. All devices begin with the parameters of
+    worker 0, and there of the device that makes the step first. `params` are best in the order of
+    the forward pass. Make the steps of all devices in the same order.
 
     Examples
     --------
@@ -123,6 +158,17 @@ def make_train_step(
     array([[0.1, 0.1],
            [0.1, 0.1]])
     >>> synk.close()
+
+    With a store, here of one device:
+
+    >>> from synkhronos import parameter_server as ps
+    >>> w.set_value(np.zeros(2))
+    >>> with ps.create("local", devices=[0]) as store:
+    ...     step = train.make_train_step(
+    ...         [x, y], loss, [w], update_rules.adam, learning_rate=0.1, store=store
+    ...     )
+    ...     print(step([[1, 2], [3, 4], [5, 6]], [1, 1, 1]), w.get_value().round(3))
+    1.0 [0.1 0.1]
     """
     if not isinstance(options, (dict, type(None))):
         raise TypeError(f"options must be a dict of keywords for function(), got {options!r}.")
@@ -136,6 +182,23 @@ def make_train_step(
         raise TypeError(
             f"outputs must be a list of outputs to return beside the loss, got {outputs}."
         )
+    if store is not None and not hasattr(store, "pull_req"):
+        raise TypeError(
+            "store must be a store of the parameter server, or None for a session, got "
+            f"{shown(store)}."
+        )
+    if store is not None:
+        return _stored.make(
+            inputs, loss, params, update_rule, args, kwargs, max_norm=max_norm, outputs=outputs,
+            averages=averages, options=options, store=store, devid=devid, keys=keys,
+            batch_rows=batch_rows,
+        )  # fmt: skip
+    given = {"devid": devid, "keys": keys, "batch_rows": batch_rows}
+    without = [name for name, value in given.items() if value is not None]
+    if without:
+        raise TypeError(f"{', '.join(without)}: only with a store.")
+    if update_rule is None:
+        raise TypeError("update_rule must be a rule, got None: only a store has an updater.")
     trained = parallel_updates(loss, params, update_rule, *args, max_norm=max_norm, **kwargs)
     averages = check_updates("averages", {} if averages is None else averages)
     updates = [*trained.items(), *average_updates(averages).items()]
@@ -190,32 +253,9 @@ def parallel_updates(
     >>> synk.close()
     """
     params = check_params(params)
-    if getattr(update_rule, "__module__", None) == "synkhronos.extensions.updates":
-        raise TypeError(
-            "update_rule must take gradients: use synkhronos.extensions.update_rules."
-            f"{getattr(update_rule, '__name__', '')}. The rules of extensions.updates are for "
-            "make_train_function."
-        )
+    check_rule(update_rule)
     grads = average_gradients(loss, params, max_norm)
-    if hasattr(update_rule, "get_updates"):
-        if args or kwargs:
-            raise TypeError(
-                f"parallel_updates() can't pass {[*args, *kwargs]} on: the settings of "
-                f"{type(update_rule).__name__} are its own."
-            )
-        for param in params:
-            # Keras's optimizers give their state this shape. Keras sets it on its own variables.
-            if not hasattr(param, "_keras_shape"):
-                param._keras_shape = param.get_value(borrow=True).shape
-        updates = update_rule.get_updates(loss=_loss_with(grads, params), params=params)
-    elif callable(update_rule):
-        updates = update_rule(grads, params, *args, **kwargs)
-    else:
-        raise TypeError(
-            "update_rule must be a function (grads, params, ...) or have a method get_updates(loss,"
-            f" params), got {update_rule!r}."
-        )
-    return OrderedDict(check_updates("What the update rule returns", updates))
+    return rule_updates(update_rule, grads, params, args, kwargs)
 
 
 def average_gradients(
@@ -352,9 +392,3 @@ def warm_up(rate: Scalar, factor: Scalar, steps: int) -> Variable:
     step.default_update = step + 1
     done = T.minimum(T.cast(step, float_dtype()) / steps, 1)
     return T.cast(rate * (1 + (factor - 1) * done), float_dtype())
-
-
-def _loss_with(grads, params):
-    """Return a surrogate loss with exactly these gradients, for optimizers that differentiate."""
-    parts = [(p * library.gradient.disconnected_grad(g)).sum() for p, g in zip(params, grads)]
-    return sum(parts)

@@ -23,11 +23,11 @@ from typing import Any, Callable
 
 import numpy as np
 
+from synkhronos.comm.mpi.messages import complete, meet
 from synkhronos.rules import contract
 from synkhronos.rules.arithmetic import pairs_of, row_weights, warm_up_factor
 from synkhronos.rules.exchange import Exchanger, broadcast, strategy_for, swap
 from synkhronos.rules.job import Job
-from synkhronos.rules.messages import complete, meet
 from synkhronos.rules.run import Interrupted, Run, build
 from synkhronos.rules.validation import validate
 from synkhronos.rules.variables import Flat

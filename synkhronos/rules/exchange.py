@@ -20,9 +20,9 @@ from typing import Any, Callable, Sequence
 
 import numpy as np
 
+from synkhronos.comm.mpi.library import MPI
 from synkhronos.rules.arithmetic import rounded_to_16_bits
 from synkhronos.rules.machine_sums import MachineSums
-from synkhronos.rules.mpi import MPI
 from synkhronos.rules.variables import Flat
 
 STRATEGIES = ("nccl32", "nccl16", "ar", "asa32", "asa16")

@@ -22,11 +22,11 @@ from typing import Any, Callable
 
 import numpy as np
 
+from synkhronos.comm.mpi.library import MPI
+from synkhronos.comm.mpi.messages import dead_ranks, is_death, wait_until
 from synkhronos.rules.arithmetic import epochs_entered, gossip_merge
 from synkhronos.rules.asynchronous import Alone
 from synkhronos.rules.job import Job
-from synkhronos.rules.messages import dead_ranks, is_death, wait_until
-from synkhronos.rules.mpi import MPI
 from synkhronos.rules.run import build
 from synkhronos.rules.validation import validate
 from synkhronos.rules.variables import Flat

@@ -17,8 +17,8 @@ import numpy as np
 from synkhronos._arithmetic.blocks import reduce_block
 from synkhronos._machine.log import log
 from synkhronos._machine.shared_memory import Segment, Segments
-from synkhronos.rules.messages import complete
-from synkhronos.rules.mpi import MPI
+from synkhronos.comm.mpi.library import MPI
+from synkhronos.comm.mpi.messages import complete
 
 _BLOCK = 1 << 16  # elements: blocks that stay in the cache
 

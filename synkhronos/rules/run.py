@@ -10,9 +10,9 @@ from typing import Any, Callable, Mapping, Sequence
 import numpy as np
 
 from synkhronos import _host
+from synkhronos.comm.mpi.messages import meet
 from synkhronos.rules import contract, snapshots
 from synkhronos.rules.job import Job
-from synkhronos.rules.messages import meet
 from synkhronos.rules.recorder import Recorder
 from synkhronos.rules.variables import variables_of
 

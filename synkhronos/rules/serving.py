@@ -29,8 +29,8 @@ from typing import Any, Callable
 import numpy as np
 
 from synkhronos._machine.log import log
-from synkhronos.rules.job import Job
-from synkhronos.rules.messages import (
+from synkhronos.comm.mpi.library import MPI
+from synkhronos.comm.mpi.messages import (
     ProcessLost,
     complete,
     dead_ranks,
@@ -41,7 +41,7 @@ from synkhronos.rules.messages import (
     send_arrays,
     wait_until,
 )
-from synkhronos.rules.mpi import MPI
+from synkhronos.rules.job import Job
 
 _REQUEST, _REPLY, _ARRAYS = 199, 200, 201
 _REPORT_EVERY = 40  # batches of all workers

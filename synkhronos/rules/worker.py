@@ -9,7 +9,6 @@ started MPI, so that the others hear of it.
 from __future__ import annotations
 
 import configparser
-import contextlib
 import os
 import signal
 import sys
@@ -28,10 +27,11 @@ def main(argv: Sequence[str]) -> int:
     job = Job.from_json(argv[1])
     interrupted = _Flag(signal.SIGUSR1)
     _set_environment(job)
-    from synkhronos.rules.mpi import MPI
+    from synkhronos.comm.mpi.library import MPI
+    from synkhronos.comm.mpi.segment import unlink_segment
 
     MPI.Init()
-    _unlink_segment()
+    unlink_segment()
     comm = MPI.COMM_WORLD
     if comm.size != len(job.devices):
         sys.stderr.write(f"mpirun has started {comm.size} processes for {len(job.devices)} ranks\n")
@@ -121,19 +121,6 @@ def _has_floatx_in_files():
     return parser.has_option("global", "floatX")
 
 
-def _unlink_segment():
-    """Remove the name of the memory that Open MPI shares on this machine, which all have mapped.
-
-    MPI's start ends with a barrier. If ranks are killed, Open MPI leaves the file behind.
-    """
-    number = os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "")
-    with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
-        mapped = {line.split(maxsplit=5)[-1].strip() for line in maps if "/sm_segment." in line}
-        for path in mapped:
-            if path.endswith(f".{number}"):
-                os.unlink(path)
-
-
 def _prepare(job, rank):
     import random
 
@@ -161,8 +148,8 @@ def _train(job, comm, interrupted):
 
 def _report(error, job, comm):
     """Write the traceback of an error, in one piece, with the rank, its device and its host."""
-    from synkhronos.rules.messages import ProcessLost
-    from synkhronos.rules.mpi import MPI
+    from synkhronos.comm.mpi.library import MPI
+    from synkhronos.comm.mpi.messages import ProcessLost
 
     place = f"rank {comm.rank} ({job.devices[comm.rank]}) on {MPI.Get_processor_name()}"
     if isinstance(error, ProcessLost):  # its own process has more to say

@@ -19,7 +19,7 @@ import subprocess
 import sys
 from typing import Sequence
 
-from synkhronos.tools import mpirun
+from synkhronos._machine.processes import end_with_parent
 
 INTERRUPTED = 130  # the exit status of ranks that have agreed to stop
 _SECONDS = 2.0  # between two looks
@@ -76,7 +76,7 @@ def _begin(parent):
     """Prepare the process that becomes the rank, which ends when the guard is killed."""
     os.setpgid(0, 0)  # PRRTE signals the guard's group; a rank's own children are to hear nothing
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
-    mpirun.end_with_parent(parent, signal.SIGKILL)
+    end_with_parent(parent, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,10 @@
 """Run a script on several machines, one process of mpirun on each, which forks the ranks there.
 
 Without --hosts and --hostfile it takes the machines of a Slurm or PBS allocation, or else this one.
+
+With --workers it starts servers and workers of a parameter server instead: each worker is a process
+that runs the script. Servers and then workers fill the machines in order, as many on each as its
+number says, or evenly: --servers 1 --workers 3 --hosts a:2,b:2.
 """
 
 from __future__ import annotations
@@ -56,6 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_mpirun_arguments(parser)
     parser.add_argument(
+        "--servers", metavar="S", type=int, help="servers of a parameter server (default: 1)"
+    )
+    parser.add_argument(
+        "--workers", metavar="W", type=int, help="its workers, each of which runs the script"
+    )
+    parser.add_argument(
         "--dry-run", action="store_true", help="print the command line, and don't run it"
     )
     run.add_arguments(parser)
@@ -75,7 +85,7 @@ def main(options: argparse.Namespace) -> int:
         hosts = find_hosts(options)
         variables = _variables(options, hosts)
         if options.script != "-":
-            _check_script(options.script)
+            check_script(options.script)
         if hosts is None:
             return _run_here(options, variables)
         line = mpirun_line(hosts, options, [*_run_line(options)], variables)
@@ -92,7 +102,8 @@ def main(options: argparse.Namespace) -> int:
     return launched.run()
 
 
-def _check_script(name):
+def check_script(name: str) -> None:
+    """Raise if a script can't be opened."""
     try:
         with open(name, "rb"):
             pass
@@ -273,8 +284,12 @@ def mpirun_line(
     command: Sequence[str],
     variables: Mapping[str, str],
     counts: Sequence[int] | None = None,
+    keepalive: int = _KEEPALIVE["time"],
 ) -> list[str]:
-    """Return the command line that runs a command on each machine: once, or `counts` times."""
+    """Return the command line that runs a command on each machine: once, or `counts` times.
+
+    After `keepalive` seconds of silence mpirun ends all, and its daemons on other machines do.
+    """
     each = [1] * len(hosts) if counts is None else counts
     arguments = _split_arguments(options.mpirun_args)
     _check_root(arguments)
@@ -284,7 +299,7 @@ def mpirun_line(
     line += ["-n", str(sum(each)), "--map-by", mapping, "--bind-to", "none"]
     if options.agent:
         line += ["--mca", "plm", "ssh", "--mca", "plm_rsh_agent", options.agent]
-    for name, value in _KEEPALIVE.items():
+    for name, value in {**_KEEPALIVE, "time": keepalive}.items():
         line += ["--prtemca", f"oob_tcp_keepalive_{name}", str(value)]
     for name in sorted(os.environ):
         is_own = name.startswith("SYNKHRONOS_") and name != relay.VARIABLE

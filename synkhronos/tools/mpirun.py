@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import signal
 from typing import Collection, Iterator
-
-_PR_SET_PDEATHSIG = 1
 
 # A race in PRRTE, of no consequence.
 NOISE = re.compile(rb"^\[[^\]\n]*\] plm:ssh: Warning: setpgid[^\n]*\n", re.MULTILINE)
@@ -33,15 +30,6 @@ def signals_of(wanted: Collection[int]) -> Iterator[int]:
             signal.signal(number, handler)
         os.close(reader)
         os.close(writer)
-
-
-def end_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
-    """Let the system send this process, between fork and exec, a signal when its parent ends."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:
-        prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-        if os.getppid() != parent:  # it has ended in between
-            os._exit(1)
 
 
 def kill_session(number: int) -> None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Mapping, Sequence
 
 from synkhronos import _wording
+from synkhronos._machine.processes import end_with_parent
 from synkhronos.tools import guard, mpirun
 
 PATIENCE = 30.0  # seconds for the ranks to write a snapshot and end, after a Ctrl-C
@@ -71,6 +72,8 @@ class Rank:
 class Ranks:
     """All ranks of a run.
 
+    Classes for other processes of mpirun replace `title`, `request` and `name`.
+
     Parameters
     ----------
     line : list of str
@@ -80,8 +83,8 @@ class Ranks:
         Begins the marks of guards.
     names : list of str
         The device of each rank.
-    folder : Path
-        Of the log files, one for each rank.
+    folder : Path or None
+        Of the log files, one for each rank; None for no log files.
     is_served : bool
         Whether rank 0 is a server.
     outlives : bool
@@ -92,13 +95,16 @@ class Ranks:
         Seconds between a first Ctrl-C and the end of ranks that don't end.
     """
 
+    title = "synkhronos rule"
+    request = "the ranks have {:g} s to write a snapshot"
+
     def __init__(
         self,
         line: Sequence[str],
         environment: Mapping[str, str],
         token: str,
         names: Sequence[str],
-        folder: Path,
+        folder: Path | None,
         is_served: bool = False,
         outlives: bool = False,
         ends_with_stdin: bool = False,
@@ -106,7 +112,7 @@ class Ranks:
     ) -> None:
         self._line, self._environment = line, environment
         self._mark = re.compile(
-            rb"\x00" + token.encode() + rb" (\d+) (start|status) ([^\x00]*)\x00\n?"
+            rb"\x00" + token.encode() + rb" (\d+) (start|status|lost|follows) ([^\x00]*)\x00\n?"
         )
         self.ranks = [Rank(name) for name in names]
         self.failed: list[int] = []  # in the order in which they ended
@@ -153,7 +159,7 @@ class Ranks:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # a Ctrl-C in the terminal is for the launcher
-                preexec_fn=functools.partial(mpirun.end_with_parent, os.getpid()),
+                preexec_fn=functools.partial(end_with_parent, os.getpid()),
             )
             try:
                 self._serve(signals)
@@ -218,10 +224,8 @@ class Ranks:
         self.interrupted_at = self.interrupted_at or time.time()
         is_first, self.interrupted_by = not self.interrupted_by, self.interrupted_by or number
         if is_first and self.has_started:
-            self._say(
-                f"stopping; the ranks have {self._patience:g} s to write a snapshot. A second "
-                "Ctrl-C ends them at once."
-            )
+            asked = self.request.format(self._patience)
+            self._say(f"stopping; {asked}. A second Ctrl-C ends them at once.")
             self._mpirun.send_signal(signal.SIGUSR1)
             self._end_after(self._patience)
         else:
@@ -324,8 +328,7 @@ class Ranks:
             if not self._outlives:
                 self._end_after(_AFTER_FAILURE)
             elif not self.interrupted_by:
-                what = "" if self._is_served and rank == 0 else "; the others go on without it"
-                self._say(f"{self.name(rank)} {known.end}{what}.")
+                self._say(self.end_of(rank))
         if all(each.status is not None for each in self.ranks):
             self._end_after(_AFTER_ALL)
 
@@ -340,13 +343,20 @@ class Ranks:
         device = "no device" if known.device == "none" else known.device
         return f"rank {rank} ({what}{device}{f' on {known.host}' if known.host else ''})"
 
+    def end_of(self, rank: int) -> str:
+        """Return the sentence about a rank that has failed, while the others go on."""
+        what = "" if self._is_served and rank == 0 else "; the others go on without it"
+        return f"{self.name(rank)} {self.ranks[rank].end}{what}."
+
     def _log(self, rank, text):
+        if self._folder is None:
+            return
         self._folder.mkdir(parents=True, exist_ok=True)
         with open(self._folder / f"rank_{rank}.log", "ab") as log:
             log.write(text)
 
     def _say(self, sentence):
-        self._write(2, f"synkhronos rule: {sentence}\n".encode())
+        self._write(2, f"{self.title}: {sentence}\n".encode())
 
     def _write(self, fd, data):
         stream = sys.stdout if fd == 1 else sys.stderr

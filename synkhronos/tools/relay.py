@@ -26,6 +26,7 @@ import sys
 import time
 from typing import Callable, Mapping, Sequence
 
+from synkhronos._machine.processes import end_with_parent
 from synkhronos.tools import mpirun
 
 VARIABLE = "SYNKHRONOS_LAUNCH"
@@ -220,7 +221,7 @@ class Launch:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # a Ctrl-C in the terminal is for the script
-                preexec_fn=functools.partial(mpirun.end_with_parent, os.getpid()),
+                preexec_fn=functools.partial(end_with_parent, os.getpid()),
             )
             try:
                 self._serve(signals)

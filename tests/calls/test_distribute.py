@@ -74,15 +74,18 @@ def test_distribute_is_repeatable_and_sends_only_what_is_new(dumped, caplog):
         h = function([x], x.sum() * t)
         synk.distribute()
         synk.distribute()
-    assert [(n, new) for n, _, new, _ in dumped] == [(1, [s]), (1, [t]), (1, [])]
+    # For several kinds of devices functions are sent one by one.
+    both = [(1, [t]), (1, [])] if IS_MIXED else [(2, [t])]
+    names = [g.name, h.name] if IS_MIXED else [f"{g.name}, {h.name}"]
+    assert [(n, new) for n, _, new, _ in dumped] == [(1, [s]), *both]
     assert any(variable is s for variable in dumped[1][1])
-    assert [r.message.split(": ")[1].split(",")[0] for r in caplog.records] == [
-        f"distributed {each.name}" for each in (f, g, h)
+    assert [r.message.split(": ")[1].rsplit(", ", 1)[0] for r in caplog.records] == [
+        f"distributed {name}" for name in [f.name, *names]
     ]
     assert f([1, 2]) > 0
     assert g([1, 1]) == f([1, 1]) + 1
     assert h([1, 1]) == f([1, 1])
-    assert len(dumped) == 3
+    assert len(dumped) == 1 + len(both)
 
 
 @pytest.mark.filterwarnings("ignore::synkhronos.PortingWarning")
@@ -339,6 +342,48 @@ def test_what_cant_be_unpickled_is_an_error_of_the_rank_and_harms_no_other(ranks
         assert caught.value.rank != ranks.master
     assert good([1, 2]) == 3
     del bad
+
+
+def pending(functions):
+    return [_session._Current.session.registry.is_pending(each._key) for each in functions]
+
+
+@pytest.mark.parametrize("kind, error", [(Stubborn, TypeError), (FailsOnLoad, synk.WorkerError)])
+def test_functions_before_one_that_cant_be_sent_arrive(ranks, kind, error):
+    x = T.dvector("x")
+    s = theano.shared(np.zeros(3), "s")
+    gc.collect()  # what earlier tests could not send
+    synk.distribute()
+    functions = [
+        function([x], (x.sum() * s.sum(), "sum"), name="first"),
+        function([x], (Call(kind())(x), "sum"), name="second"),
+        function([x], (x.sum() + s.sum(), "sum"), name="third"),
+    ]
+    for _ in range(2):
+        with pytest.raises(error) as caught:
+            synk.distribute()
+        assert pending(functions) == [False, True, True]
+    assert kind is FailsOnLoad or "Function 'second' can't be sent" in str(caught.value)
+    assert functions[2]([1, 2]) == 3
+    assert functions[0]([1, 2]) == 0
+    del functions[1], caught
+
+
+@pytest.mark.skipif(IS_MIXED, reason="functions for several kinds of devices travel one by one")
+def test_many_functions_travel_in_one_command(ranks, monkeypatch, dumped):
+    x = T.dvector("x")
+    factors = [theano.shared(float(number)) for number in range(20)]
+    functions = [function([x], (x.sum() * each, "sum")) for each in factors]
+    synk.distribute()
+    assert [n for n, *_ in dumped] == [20]
+    assert [f([1, 2]) for f in functions] == [3.0 * number for number in range(20)]
+    # Values that are large together travel in several messages.
+    monkeypatch.setattr("synkhronos._master.registry.BYTES_AT_A_TIME", 30)
+    more = [theano.shared(np.full(2, float(number))) for number in range(4)]
+    functions = [function([x], (x.sum() * each.sum(), "sum")) for each in more]
+    synk.distribute()
+    assert [n for n, *_ in dumped] == [20, 2, 2]
+    assert [f([1, 2]) for f in functions] == [6.0 * number for number in range(4)]
 
 
 @pytest.mark.slow("pickles a graph of 1,500 operations")

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import resource
 import time
 
 import numpy as np
@@ -15,6 +16,7 @@ from support.waiting import wait_until
 
 import synkhronos as synk
 from synkhronos import session as _session
+from synkhronos._machine import allocator
 
 MEGABYTE = 1 << 20
 SIZE = 64 * MEGABYTE
@@ -193,3 +195,25 @@ def test_many_data_of_one_function_are_released(ranks):
     carry()
     assert len(os.listdir("/proc/self/fd")) <= descriptors
     assert max(m - was for m, was in zip([mapped_bytes(p) for p in workers()], mapped)) <= 0
+
+
+def test_settings_of_the_environment_stay_as_they_are(monkeypatch):
+    assert allocator.keep_freed_memory()
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "100000")
+    assert not allocator.keep_freed_memory()
+
+
+def test_ranks_keep_the_memory_of_the_arrays_of_a_step():
+    def faults_of_a_step():
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        # Each is below the size from which NumPy asks for huge pages; together they are above what
+        # the C library keeps by itself.
+        arrays = [np.ones(3 << 20, "uint8") for _ in range(20)]
+        del arrays
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    def least():
+        return min([faults_of_a_step() for _ in range(5)][1:])
+
+    pages = 20 * (3 << 20) / resource.getpagesize()
+    assert all(faults < 0.1 * pages for faults in on_ranks(least))

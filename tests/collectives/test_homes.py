@@ -504,17 +504,15 @@ def test_an_error_on_one_rank_in_the_middle_of_a_collective(no_session, monkeypa
     """Another rank waits to meet it; it is told."""
     from synkhronos.comm.shared.storage import Storage
 
-    original = Storage.store
+    original = Storage.post
 
-    def failing(self, keys):
-        if self._worker.rank == 1 and _theano_value(self, keys) == 13:
+    def failing(self):
+        values = [each.get_value(borrow=True) for each in self._worker.variables.values()]
+        if self._worker.rank == 1 and values[0][0] == 13:
             raise OSError("no home")
-        original(self, keys)
+        original(self)
 
-    def _theano_value(self, keys):
-        return self._worker.variables[keys[0]].get_value(borrow=True)[0]
-
-    monkeypatch.setattr(Storage, "store", failing)
+    monkeypatch.setattr(Storage, "post", failing)
     synk.fork(3)
     s = theano.shared(np.zeros(2))
     synk.set_value(1, s, [13.0, 0.0])

@@ -130,6 +130,7 @@ def test_the_printed_line_lets_them_open(made, tmp_path):
         assert child.stdout == f"7\n{':'.join([str(folder), *before.values()])}\n"
 
 
+@pytest.mark.slow("compiles libraries")
 def test_linking_again_changes_nothing(made, tmp_path):
     link_cuda(made, tmp_path)
     before = {entry.name: entry.stat(follow_symlinks=False) for entry in os.scandir(tmp_path)}

@@ -34,7 +34,7 @@ from synkhronos._machine.shared_memory import Segment, Segments
 from synkhronos._master.session import Session
 from synkhronos._rank.replica import Replica
 from synkhronos.comm import reports
-from synkhronos.comm.shared import SharedMemory, SharedVariables, arrays, variables
+from synkhronos.comm.shared import SharedMemory, SharedVariables, arrays
 from synkhronos.comm.shared.arrays import SharedArrays
 from synkhronos.comm.shared.gate import SharedGate as Gate
 from synkhronos.comm.shared.outputs import SharedOutputs
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.faults
 # What is called, and where the rank is killed: before or after something that it does there.
 POINTS = [
     ("function", Gate, "next_command", "after"),
-    ("function", Replica, "_my_rows", "before"),
+    ("function", Replica, "_run_slices", "before"),
     ("function", SharedMemory, "fetch", "after"),
     ("function", _host, "run", "before"),
     ("function", _host, "run", "after"),
@@ -62,7 +62,7 @@ POINTS = [
     ("failing function", Gate, "abort", "after"),
     ("exchange", SharedArrays, "_fill", "before"),
     ("exchange", Gate, "meet", "before"),
-    ("exchange", Gate, "_wake_all", "before"),
+    ("exchange", Gate, "_wake", "before"),
     ("exchange", Gate, "meet", "after"),
     ("exchange", arrays, "reduce_whole", "before"),
     ("large exchange", SharedArrays, "_fill", "after"),
@@ -72,7 +72,7 @@ POINTS = [
     ("all_reduce", SharedVariables, "expose", "before"),
     ("all_reduce", Gate, "meet", "before"),
     ("all_reduce", Gate, "meet", "after"),
-    ("all_reduce", variables, "reduce_block", "after"),
+    ("all_reduce", SharedVariables, "_reduce", "after"),
     ("all_reduce", SharedVariables, "all_reduce", "after"),
     ("reduce", Gate, "meet", "after"),
     ("all_gather", Storage, "values", "before"),
@@ -81,7 +81,7 @@ POINTS = [
     ("broadcast", SharedVariables, "_give", "before"),
     ("scatter", SharedVariables, "assign", "after"),
     ("gather", Storage, "post", "before"),
-    ("gather", Storage, "store", "after"),
+    ("gather", Storage, "begin", "after"),
     ("distribute", _host, "load", "before"),
     ("distribute", _host, "load", "after"),
 ]
@@ -267,7 +267,7 @@ MASTER_POINTS = [
     ("fork", Gate, "finish", "before"),
     ("function", Segments, "create", "after"),
     ("function", Gate, "start", "before"),
-    ("function", Gate, "_wake_all", "before"),
+    ("function", Gate, "_wake", "before"),
     ("function", Gate, "start", "after"),
     ("function", _host, "run", "before"),
     ("function", Gate, "finish", "before"),
@@ -278,7 +278,7 @@ MASTER_POINTS = [
     ("exchange", Gate, "meet", "after"),
     ("large exchange", arrays, "reduce_block", "after"),
     ("all_reduce", Gate, "meet", "before"),
-    ("all_reduce", variables, "reduce_block", "after"),
+    ("all_reduce", SharedVariables, "_reduce", "after"),
     ("distribute", Gate, "_post", "after"),
     ("close", Session, "quit", "before"),
     ("close", Gate, "start", "after"),

@@ -414,6 +414,21 @@ def test_idle_workers_use_no_cpu(pair):
     assert after.user + after.system - before.user - before.system <= 0.02
 
 
+def test_workers_that_spin_use_no_cpu_when_the_calls_have_ended():
+    with nothing_left():
+        team = Team(2, 0, True)
+        for _ in range(20):
+            team.run("nothing")
+            time.sleep(0.001)  # so that the worker spins for longer
+        process = psutil.Process(team.processes[1].pid)
+        time.sleep(0.05)
+        before = process.cpu_times()
+        time.sleep(0.5)
+        after = process.cpu_times()
+        assert after.user + after.system - before.user - before.system <= 0.02
+        team.close()
+
+
 def test_reports_fit_whatever_is_raised():
     class Silent(Exception):
         def __str__(self):

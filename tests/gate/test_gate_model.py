@@ -19,6 +19,7 @@ from support.explorer import CHOOSE, FENCE, NOTE, PEEK, POLL, READ, WAKE, WOKEN,
 from support.gate_model import RUNS, Rank, Run, explore
 from support.leaks import nothing_left
 
+from synkhronos.comm import Aborted
 from synkhronos.comm.shared import gate as _gate
 from synkhronos.comm.shared import gate_memory
 from synkhronos.comm.shared.gate import SharedGate as Gate
@@ -40,15 +41,15 @@ def test_no_state_breaks_a_property(run):
 MISTAKES = {
     "a sleeper looks before its flag is seen": (
         """
-        yield write(asleep, 1)
+        yield write(asleep, cell)
         yield (FENCE,)
         """,
-        "yield write(asleep, 1)",
+        "yield write(asleep, cell)",
         "deadlock",
     ),
     "a sleeper sets its flag after it has looked": (
         """
-        yield write(asleep, 1)
+        yield write(asleep, cell)
         yield (FENCE,)
         if (yield read(cell)) >= value:
             break
@@ -56,7 +57,7 @@ MISTAKES = {
         """
         if (yield read(cell)) >= value:
             break
-        yield write(asleep, 1)
+        yield write(asleep, cell)
         yield (FENCE,)
         """,
         "deadlock",
@@ -75,43 +76,58 @@ MISTAKES = {
         """,
         "deadlock",
     ),
-    "who wakes all reads flags before its write is seen": (
+    "who wakes reads flags before its write is seen": (
         """
-        yield (FENCE,)
-        for rank in range(self.n_ranks):
+        def wake(self, stored):
+            yield (FENCE,)
         """,
-        "for rank in range(self.n_ranks):",
+        "def wake(self, stored):",
+        "deadlock",
+    ),
+    "who aborts reads flags before its write is seen": (
+        """
+        def wake_all(self):
+            yield (FENCE,)
+        """,
+        "def wake_all(self):",
         "deadlock",
     ),
     "who has finished reads the flag before its write is seen": (
         """
         yield (FENCE,)
-        yield from self.wake(self.master)
+        if (yield read(("ASLEEP", self.master))) in (("DONE", line), ("MET", line)):
         """,
-        "yield from self.wake(self.master)",
+        """if (yield read(("ASLEEP", self.master))) in (("DONE", line), ("MET", line)):""",
         "deadlock",
     ),
     "who has finished wakes before it writes": (
         """
         yield write(("DONE", line), self.sequence)
         yield (FENCE,)
-        yield from self.wake(self.master)
+        if (yield read(("ASLEEP", self.master))) in (("DONE", line), ("MET", line)):
+            yield WAKE, self.master
         """,
         """
-        yield from self.wake(self.master)
+        if (yield read(("ASLEEP", self.master))) in (("DONE", line), ("MET", line)):
+            yield WAKE, self.master
         yield write(("DONE", line), self.sequence)
         yield (FENCE,)
         """,
+        "deadlock",
+    ),
+    "who has finished wakes for meetings only": (
+        """if (yield read(("ASLEEP", self.master))) in (("DONE", line), ("MET", line)):""",
+        """if (yield read(("ASLEEP", self.master))) == ("MET", line):""",
         "deadlock",
     ),
     "who starts wakes before it writes": (
         """
         yield write("SEQUENCE", sequence + 1)
         self.slots[command] = slot
-        yield from self.wake_all()
+        yield from self.wake("SEQUENCE")
         """,
         """
-        yield from self.wake_all()
+        yield from self.wake("SEQUENCE")
         yield write("SEQUENCE", sequence + 1)
         self.slots[command] = slot
         """,
@@ -120,7 +136,7 @@ MISTAKES = {
     "who starts wakes nobody": (
         """
         self.slots[command] = slot
-        yield from self.wake_all()
+        yield from self.wake("SEQUENCE")
         """,
         "self.slots[command] = slot",
         "deadlock",
@@ -128,9 +144,20 @@ MISTAKES = {
     "who comes to a meeting wakes nobody": (
         """
         yield write(mine, met)
-        yield from self.wake_all()
+        yield from self.wake(mine)
         """,
         "yield write(mine, met)",
+        "deadlock",
+    ),
+    "who aborts wakes only those that wait for a call": (
+        """
+        yield write("ABORT", sequence)
+        yield from self.wake_all()
+        """,
+        """
+        yield write("ABORT", sequence)
+        yield from self.wake("SEQUENCE")
+        """,
         "deadlock",
     ),
     "who aborts wakes nobody": (
@@ -221,12 +248,12 @@ MISTAKES = {
     "a rank does not wait for the last one to come": (
         """
         for rank in range(self.n_ranks):
-            if rank != self.rank:
+            if rank != self.rank and (yield read(("MET", rank))) < met:
                 yield from self.wait(("MET", rank), met, sequence)
         """,
         """
         for rank in range(self.n_ranks - 1):
-            if rank != self.rank:
+            if rank != self.rank and (yield read(("MET", rank))) < met:
                 yield from self.wait(("MET", rank), met, sequence)
         """,
         "before all had come",
@@ -401,6 +428,36 @@ class RealCells:
             self._steps.write_down(self._rank, "writes", CELLS[number])
 
 
+class RealFence:
+    """A fence, each crossing written down."""
+
+    def __init__(self, rank, steps):
+        self._rank, self._steps = rank, steps
+
+    def __enter__(self):
+        self._steps.write_down(self._rank, "fences")
+
+    def __exit__(self, *error):
+        pass
+
+
+class OneLook:
+    """In place of Spinning: a rank looks once."""
+
+    def __init__(self, cells):
+        self._cells = cells
+
+    def wait(self, cell, value, abort):
+        if self._cells[cell] >= value:
+            return True
+        if self._cells[gate_memory.ABORT] == abort:
+            raise Aborted
+        return False
+
+    def learn(self, cell):
+        pass
+
+
 class RealSteps(Steps):
     """Two ranks of the gate, in one process."""
 
@@ -411,9 +468,11 @@ class RealSteps(Steps):
         self.ranks = []
         for rank in range(2):
             gate = copy.copy(self.gate)
-            gate.rank, gate._sequence, gate._commands, gate._spins = rank, 0, {}, 1
+            gate.rank, gate._sequence, gate._commands = rank, 0, {}
+            gate._take_place()
             gate._cells = RealCells(self.gate._cells, rank, self)
-            gate._fence = lambda rank=rank: self.write_down(rank, "fences")
+            gate._spinning = OneLook(gate._cells)
+            gate._fence = RealFence(rank, self)
             gate._poll = types.SimpleNamespace(poll=lambda timeout, rank=rank: self._poll(rank))
             self.ranks.append(gate)
         write = os.write

@@ -3,15 +3,17 @@
 import os
 import pickle
 import shutil
+import socket
 import subprocess
 import threading
 
+import numpy as np
 import pytest
 import theano
 import theano.tensor as T
 from theano.gof import cc, cmodule, compilelock
 
-import synkhronos._host.theano.host  # noqa: F401  mends the cache
+from synkhronos._host.theano import compile_cache, host  # they mend the cache
 
 COMPILE = """
 import numpy as np
@@ -97,3 +99,55 @@ def test_the_lock_of_a_process_that_is_gone_is_taken(tmp_path, monkeypatch):
     )
     compilelock.lock(str(folder))
     assert (folder / "lock").read_text().startswith(f"{os.getpid()}_")
+
+
+@pytest.fixture
+def keys_asked(monkeypatch):
+    """Record the nodes for which a key of the cache is computed."""
+    asked, original = [], cc.CLinker.cmodule_key_
+
+    def cmodule_key_(self, fgraph, *args, **kwargs):
+        asked.append(fgraph)
+        return original(self, fgraph, *args, **kwargs)
+
+    monkeypatch.setattr(cc.CLinker, "cmodule_key_", cmodule_key_)
+    return asked
+
+
+def test_a_function_that_is_sent_takes_the_modules_that_it_has(keys_asked, monkeypatch):
+    x, w = T.fvector("x"), theano.shared(np.ones(3, "float32"), "w")
+    mode = theano.Mode(linker="cvm", optimizer=None)
+    function = theano.function([x], (x + 1).sum(), updates=[(w, w + x)], mode=mode)
+    function.name = "f"
+
+    def sent():
+        del keys_asked[:]
+        variables = {}
+        functions, _ = host.load(host.dump({"f": (function, None)}, {}, {0: w}), variables)
+        made = functions["f"][0]
+        assert made(np.arange(3, dtype="float32")) == 6
+        assert variables[0].get_value().tolist() == [1, 2, 3]
+        files = [thunk.thunk.module.__file__ for thunk in made.fn.thunks]
+        assert files == [thunk.thunk.module.__file__ for thunk in function.fn.thunks]
+        return len(keys_asked)
+
+    assert sent() == 0
+    monkeypatch.setattr(socket, "gethostname", lambda: "another" + os.urandom(4).hex())
+    assert sent() > 0  # files of another machine are not taken
+
+
+def test_modules_that_are_gone_are_looked_for(keys_asked):
+    x = T.fvector("x")
+    function = theano.function([x], x + 1, mode=theano.Mode(linker="cvm", optimizer=None))
+    machine, flags, pairs = compile_cache.modules_of(function)
+    gone = [(node, file + "-gone") for node, file in pairs]
+    del keys_asked[:]
+    with compile_cache.given_modules((machine, flags, gone)):
+        made = function.maker.create([None] * len(function.input_storage), trustme=True)
+    assert len(keys_asked) == len(pairs) > 0
+    assert made(np.ones(2, "float32")).tolist() == [2, 2]
+    with compile_cache.given_modules((machine, flags, pairs)):
+        pass
+    del keys_asked[:]
+    function.maker.create([None] * len(function.input_storage), trustme=True)
+    assert len(keys_asked) == len(pairs)

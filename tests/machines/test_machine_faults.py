@@ -18,6 +18,7 @@ def two():
         yield these
 
 
+@pytest.mark.slow("starts a job on several hosts")
 def test_what_a_rank_raises_names_rank_and_host_and_the_session_goes_on(two, tmp_path):
     script = """
     for call in (plain, reducing):
@@ -56,6 +57,7 @@ def test_a_workers_death_names_rank_and_host_and_a_new_session_works(two, tmp_pa
     assert two.is_empty()
 
 
+@pytest.mark.slow("starts a job on several hosts")
 def test_a_reduction_that_only_some_ranks_come_to_is_refused(two, tmp_path):
     script = """
     from theano.ifelse import ifelse
@@ -82,6 +84,7 @@ def test_a_reduction_that_only_some_ranks_come_to_is_refused(two, tmp_path):
     assert two.is_empty()
 
 
+@pytest.mark.slow("starts a job on several hosts")
 def test_ctrl_c_leaves_a_call_at_once_and_the_next_call_is_right(two, tmp_path):
     script = """
     def interrupted(call, rows, seconds):
@@ -181,6 +184,7 @@ def begin_with(two, tmp_path, on_second):
     return done
 
 
+@pytest.mark.slow("starts a job on several hosts")
 def test_machines_with_other_versions_are_refused_with_a_table(two, tmp_path):
     done = begin_with(two, tmp_path, "platform.python_version = lambda: '3.11.99'")
     assert "fork() needs the same versions on all machines" in done.stderr

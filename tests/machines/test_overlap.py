@@ -112,7 +112,8 @@ print("equal")
 """
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow("starts a job"))])
+@pytest.mark.slow("starts a job on several hosts")
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_results_are_those_without_overlap_and_of_serial_theano(two_hosts, tmp_path, ranks):
     assert run(two_hosts, ranks, EQUAL, tmp_path)[-1] == "equal"
 

@@ -65,6 +65,7 @@ def interrupted(call, *args):
 SLOW = pytest.mark.slow("a cable with 100 Mbit/s")
 
 
+@pytest.mark.slow("starts a job on several hosts")
 @pytest.mark.parametrize(
     "call",
     [

@@ -62,6 +62,7 @@ def batches(model, n_rows, n_epochs, tau):
                 return
 
 
+@pytest.mark.slow("compiles, in several processes")
 def test_elastic_steps_of_one_worker(model, tmp_path):
     """Alpha and tau were constants of the source; with 0.5 both ends became equal."""
     settings = {**SETTINGS, "mu": 0.0, "eta": 0.0}
@@ -140,6 +141,7 @@ def test_gossip_of_all_to_all_cannot_block(tmp_path):
     assert abs(float(line.split()[-1]) - 1) < 1e-12
 
 
+@pytest.mark.slow("waits for several processes of mpirun")
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.sample(1)
 def test_a_worker_that_is_killed_is_left_out(tmp_path, rule):

@@ -151,6 +151,7 @@ MADE_BATCHES=8
 """
 
 
+@pytest.mark.slow("trains in several processes")
 @pytest.mark.parametrize(
     "rule",
     [

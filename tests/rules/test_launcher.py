@@ -16,8 +16,9 @@ from support import stand_in_rank
 from support.waiting import wait_until
 
 from synkhronos.__main__ import main
+from synkhronos._machine.processes import end_with_parent
 from synkhronos.rules import options, request
-from synkhronos.tools import guard, launch, mpirun, ranks, rule
+from synkhronos.tools import guard, launch, ranks, rule
 
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 needs_mpirun = pytest.mark.skipif(
@@ -514,6 +515,7 @@ def test_the_guard_ends_as_others_need_it(code, tolerance, status):
     assert done.stderr.endswith(f"\0token 0 status {code}\0\n")
 
 
+@pytest.mark.slow("waits for processes to end")
 def test_a_guard_ends_its_rank_without_the_daemon_of_mpirun():
     """If launcher and mpirun are killed at once, no other process would end the ranks."""
     line = guard.command("token", False, ["sleep", "600"])
@@ -538,8 +540,8 @@ def test_mpirun_does_not_begin_without_its_launcher(monkeypatch):
     child = os.fork()
     if child == 0:
         try:
-            mpirun.end_with_parent(os.getppid())  # the parent is there
-            mpirun.end_with_parent(1 << 30)
+            end_with_parent(os.getppid())  # the parent is there
+            end_with_parent(1 << 30)
         except SystemExit as error:
             os.kill(os.getpid(), signal.SIGKILL if error.code == 1 else signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)

@@ -237,11 +237,14 @@ UNPICKLED = {
     ("checkpoints", "_values"): "random states",
     ("_master.changes", "_differs"): "sparse values",
     ("rules.plain_pickles", "load"): "files of recorders",
+    ("parameter_server.remote.protocol", "receive"): "messages of movers",
+    ("parameter_server.remote.keeping", "on_updater"): "updaters",
 }
 
 
 RUNS_WHAT_IT_READS = (
-    r"allow_pickle(?!=False)|joblib|marshal|shelve|yaml\.load|(?<!\.)\b(eval|exec)\("
+    r"allow_pickle(?!=False)|joblib\.load|from joblib|marshal|shelve|yaml\.load"
+    r"|(?<!\.)\b(eval|exec)\("
 )
 
 

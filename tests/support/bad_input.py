@@ -970,6 +970,10 @@ STEP.refuses(
     ("3", "options must be a dict of keywords"),
     ("{'updates': []}", "options can't have ['updates'], which make_train_step gives"),
 )
+STEP.refuses("store", TypeError, ("3", "store must be a store"), ("'local'", "store must be a"))
+STEP.refuses("devid", TypeError, ("0", "devid: only with a store"))
+STEP.refuses("keys", TypeError, ("['a']", "keys: only with a store"))
+STEP.refuses("batch_rows", TypeError, ("10", "batch_rows: only with a store"))
 STEP.refuses(
     "averages",
     ValueError,
@@ -1133,6 +1137,12 @@ ANY_VALUE = {
     "name": "its str() is shown in messages",
 }
 PASSED_ON = {
+    "train.StoredStep has_outputs": "make_train_step, which makes it",
+    "train.StoredStep batch_rows": "make_train_step, which makes it",
+    "train.StoredStep with_rows": "make_train_step, which makes it",
+    "train.StoredStep inputs": "make_train_step, which makes it",
+    "train.StoredStep functions": "make_train_step, which makes it",
+    "train.StoredStep exchange": "make_train_step, which makes it",
     "synk.function **kwargs": "theano.function",
     "Function.copy profile": "theano.function",
     "train.make_train_step *args": "the rule",

@@ -92,7 +92,7 @@ class Rank:
         asleep = "ASLEEP", self.rank
         try:
             while True:
-                yield write(asleep, 1)
+                yield write(asleep, cell)
                 yield (FENCE,)
                 if (yield read(cell)) >= value:
                     break
@@ -105,9 +105,9 @@ class Rank:
             Exception,
             KeyboardInterrupt,
         ) as error:  # a variable, so that it is a part of the state
-            yield write(asleep, 0)
+            yield write(asleep, None)
             raise error
-        yield write(asleep, 0)
+        yield write(asleep, None)
 
     def sleep(self, cell):
         ready = yield POLL, cell
@@ -118,14 +118,17 @@ class Rank:
                 yield (EXIT,)
             raise WorkerDied
 
-    def wake(self, rank):
-        if (yield read(("ASLEEP", rank))):
-            yield WAKE, rank
+    def wake(self, stored):
+        yield (FENCE,)
+        for rank in range(self.n_ranks):
+            if rank != self.rank and (yield read(("ASLEEP", rank))) == stored:
+                yield WAKE, rank
 
     def wake_all(self):
         yield (FENCE,)
         for rank in range(self.n_ranks):
-            yield from self.wake(rank)
+            if rank != self.rank and (yield read(("ASLEEP", rank))):
+                yield WAKE, rank
 
     def abort(self):
         sequence = yield read("SEQUENCE")
@@ -139,9 +142,9 @@ class Rank:
         met = yield read(mine)
         met = max(met, numbered(sequence, 0)) + 1
         yield write(mine, met)
-        yield from self.wake_all()
+        yield from self.wake(mine)
         for rank in range(self.n_ranks):
-            if rank != self.rank:
+            if rank != self.rank and (yield read(("MET", rank))) < met:
                 yield from self.wait(("MET", rank), met, sequence)
         for rank in range(self.n_ranks):
             came = yield peek(("CAME", rank))
@@ -188,7 +191,8 @@ class Rank:
         yield note(("RAN", line), self.sequence)
         yield write(("DONE", line), self.sequence)
         yield (FENCE,)
-        yield from self.wake(self.master)
+        if (yield read(("ASLEEP", self.master))) in (("DONE", line), ("MET", line)):
+            yield WAKE, self.master
 
     def start(self, command):
         if (yield (DEATHS,)):
@@ -212,7 +216,7 @@ class Rank:
         yield note("STARTED", (sequence + 1, command))
         yield write("SEQUENCE", sequence + 1)
         self.slots[command] = slot
-        yield from self.wake_all()
+        yield from self.wake("SEQUENCE")
 
     def forget_slots(self):
         self.slots.clear()
@@ -222,7 +226,8 @@ class Rank:
         yield write(("DONE", self.rank), sequence)
         for rank in range(self.n_ranks):
             if rank != self.rank:
-                yield from self.wait(("DONE", rank), sequence)
+                if (yield read(("DONE", rank))) < sequence:
+                    yield from self.wait(("DONE", rank), sequence)
                 kind = yield read(("KIND", rank))
                 if kind != NO_REPLY:
                     yield from self.take_reply(rank, kind, sequence)
@@ -383,6 +388,7 @@ def explore(n_ranks, commands, master=0, may_leave=False, rank=Rank, **mishaps):
     programs = []
     for number in range(n_ranks):
         cells.update(dict.fromkeys([(name, number) for name in (*RANKS_CELLS, "KIND", *NOTES)], 0))
+        cells["ASLEEP", number] = None
         owners.update({(name, number): number for name in RANKS_CELLS})
 
         def program(number=number):
@@ -410,30 +416,30 @@ class Run(NamedTuple):
 
 
 RUNS = [
-    Run(2, ("a|", "b|", "a|"), {"stores": 4}, 9_189),
-    Run(2, ("a", "b", "c", "a"), {"errors": 1}, 22_678),
-    Run(2, ("a|", "a"), {"errors": 2, "crashes": 1}, 33_645),
-    Run(2, ("a||", "b|"), {"errors": 1, "crashes": 1, "master": 1}, 52_817),
-    Run(2, ("a|", "a"), {"errors": 1, "interrupts": 1, "crashes": 1}, 139_266),
-    Run(2, ("a", "a"), {"errors": 1, "interrupts": 2}, 97_052),
-    Run(2, ("a|", "a"), {"errors": 2, "heartbeat": True, "may_leave": True}, 40_710),
-    Run(2, ("a|", "a"), {"errors": 1, "crashes": 1, "heartbeat": True, "may_leave": True}, 30_993),
-    Run(3, ("a",), {"errors": 1}, 192_001),
-    Run(3, ("a",), {"crashes": 1}, 116_874),
-    Run(3, ("a",), {"crashes": 1, "heartbeat": True}, 128_112),
-    Run(3, ("a",), {"interrupts": 1}, 364_894),
-    Run(3, ("a|",), {}, 305_635),
+    Run(2, ("a|", "b|", "a|"), {"stores": 4}, 10_132),
+    Run(2, ("a", "b", "c", "a"), {"errors": 1}, 25_324),
+    Run(2, ("a|", "a"), {"errors": 2, "crashes": 1}, 36_324),
+    Run(2, ("a||", "b|"), {"errors": 1, "crashes": 1, "master": 1}, 56_285),
+    Run(2, ("a|", "a"), {"errors": 1, "interrupts": 1, "crashes": 1}, 158_829),
+    Run(2, ("a", "a"), {"errors": 1, "interrupts": 2}, 107_488),
+    Run(2, ("a|", "a"), {"errors": 2, "heartbeat": True, "may_leave": True}, 44_765),
+    Run(2, ("a|", "a"), {"errors": 1, "crashes": 1, "heartbeat": True, "may_leave": True}, 33_096),
+    Run(3, ("a",), {"errors": 1}, 205_207),
+    Run(3, ("a",), {"crashes": 1}, 120_886),
+    Run(3, ("a",), {"crashes": 1, "heartbeat": True}, 132_760),
+    Run(3, ("a",), {"interrupts": 1}, 388_399),
+    Run(3, ("a|",), {}, 354_536),
 ]
 DEEP = [
-    Run(2, ("a|", "b|", "a"), {"errors": 1, "interrupts": 2, "crashes": 1}, 1_749_919),
-    Run(3, ("a",), {"errors": 1, "crashes": 1}, 359_970),
-    Run(3, ("a", "a"), {"master": 1}, 191_315),
-    Run(3, ("a|",), {"crashes": 1}, 535_372),
-    Run(3, ("a|",), {"crashes": 1, "heartbeat": True}, 547_651),
-    Run(3, ("a|",), {"errors": 1}, 1_321_355),
-    Run(3, ("a|",), {"errors": 1, "heartbeat": True, "may_leave": True}, 1_976_373),
-    Run(3, ("a|",), {"interrupts": 1}, 1_882_320),
-    Run(3, ("a|", "a"), {}, 450_634),
+    Run(2, ("a|", "b|", "a"), {"errors": 1, "interrupts": 2, "crashes": 1}, 2_121_142),
+    Run(3, ("a",), {"errors": 1, "crashes": 1}, 378_368),
+    Run(3, ("a", "a"), {"master": 1}, 208_619),
+    Run(3, ("a|",), {"crashes": 1}, 630_040),
+    Run(3, ("a|",), {"crashes": 1, "heartbeat": True}, 649_571),
+    Run(3, ("a|",), {"errors": 1}, 1_435_015),
+    Run(3, ("a|",), {"errors": 1, "heartbeat": True, "may_leave": True}, 2_116_899),
+    Run(3, ("a|",), {"interrupts": 1}, 2_347_018),
+    Run(3, ("a|", "a"), {}, 515_365),
 ]
 
 

@@ -27,13 +27,17 @@ class Launched:
     """``synkhronos rule`` with a CPU rank for each device; its output is read while it runs."""
 
     def __init__(self, rule, n, folder, modelclass="Model", settings=(), **given):
-        self.folder, self.n, self._mark = folder, n, secrets.token_hex(8)
+        self.n = n
         line = [sys.executable, "-m", "synkhronos", "rule", rule, MODEL, modelclass]
         line += ["--devices", ",".join(["cpu"] * n)]
         for name, value in {"print_freq": 1000, "snapshot_freq": 0, **given}.items():
             line += [f"--{name.replace('_', '-')}"] + [str(value)] * (value is not True)
         for name, value in dict(settings).items():
             line += ["--set", f"{name}={value}"]
+        self._start(line, folder)
+
+    def _start(self, line, folder):
+        self.folder, self._mark = folder, secrets.token_hex(8)
         # Compiling takes longer than all else here, and these networks are small.
         flags = {"THEANO_FLAGS": "cxx=,floatX=float32", "SYNKHRONOS_TEST_RUN": self._mark}
         self.process = subprocess.Popen(
@@ -73,13 +77,15 @@ class Launched:
         self.process.stdout.close()
         return self.process.returncode
 
+    module = "synkhronos.rules.worker"
+
     def pid_of(self, rank):
         """Return the number of a rank's process, which a guard has started."""
         wanted = {f"OMPI_COMM_WORLD_RANK={rank}", f"SYNKHRONOS_TEST_RUN={self._mark}"}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 line = process.cmdline()
-                if "synkhronos.rules.worker" in line and "synkhronos.tools.guard" not in line:
+                if self.module in line and "synkhronos.tools.guard" not in line:
                     environment = {"=".join(each) for each in process.environ().items()}
                     if wanted <= environment:
                         return process.pid

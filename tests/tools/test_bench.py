@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import importlib
+import importlib.util
 import io
 import json
 import multiprocessing
@@ -25,17 +26,33 @@ from synkhronos.__main__ import main
 from synkhronos.comm.mpi import all_reduce
 from synkhronos.tools.bench import (
     BENCHMARKS,
+    busy,
     call,
     clusters,
     collectives,
+    compiling,
     function,
     imports,
     models,
     options,
     peers,
     scaling,
+    torch_training,
     training,
+    updates,
 )
+
+
+@pytest.mark.slow("compiles a step of training twice")
+def test_bench_compile_prints_every_figure(capsys):
+    assert main(["bench", "compile", "--rounds", "1", "--functions", "3", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures.pop("same_results") is True
+    assert len(figures) == 7
+    assert all(seconds > 0 for seconds in figures.values())
+    shown = compiling.text({**figures, "same_results": False}, Mock(functions=3, ranks=2))
+    assert "results are DIFFERENT" in shown
+    assert "3 functions, one by one" in shown
 
 
 @pytest.mark.slow("measures calls for seconds")
@@ -65,6 +82,45 @@ def test_the_echo_answers():
     finally:
         echo.close()
     assert echo._process.exitcode == 0
+
+
+@pytest.mark.slow("measures beside busy processes")
+def test_bench_call_busy_prints_each_system():
+    command = [sys.executable, "-m", "synkhronos", "bench", "call", "--busy", "1", "--json"]
+    command += ["--seconds", "0.02"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)["busy"]
+    systems = {"call", "all_reduce, 1 KiB", "Pipe", "Pool"}
+    if importlib.util.find_spec("joblib"):
+        systems.add("joblib")
+    assert [figure["busy"] for figure in figures] == [0] * len(systems) + [1] * len(systems)
+    for load in (0, 1):
+        assert {figure["system"] for figure in figures if figure["busy"] == load} == systems
+    assert all(0 < figure["best_us"] <= figure["mean_us"] for figure in figures)
+    title, head, *lines = busy.text(figures, 2).splitlines()
+    assert title.startswith("Busy processes beside; 2 ranks, ")
+    assert head.split() == ["0", "1"]
+    assert {line[2:20].strip() for line in lines} == systems
+
+
+def test_busy_processes_run_and_end():
+    me = psutil.Process()
+    before = set(me.children())
+    with pytest.raises(KeyError), busy.kept_busy(2):
+        started = set(me.children()) - before
+        assert len(started) == 2
+        assert {process.nice() for process in started} == {me.nice()}
+        wait_until(lambda: all(sum(p.cpu_times()[:2]) > 0.1 for p in started), 60)
+        raise KeyError
+    assert not any(process.is_running() for process in started)
+
+
+@pytest.mark.parametrize("value", ["0", "1,,2", "-1", "two", ""])
+def test_numbers_of_busy_processes_are_checked(value, capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "call", "--busy", value])
+    assert "argument --busy: expected a number from 1 on, got" in capsys.readouterr().err
 
 
 COLLECTIVES = [sys.executable, "-m", "synkhronos", "bench", "collectives"]
@@ -144,13 +200,15 @@ def test_options_of_bench_collectives_are_checked(option, value, message, capsys
 NUMBERS = {
     call: ["--ranks", "--calls", "--megabytes"],
     function: ["--ranks", "--rows", "--slices", "--passes", "--megabytes"],
+    compiling: ["--rounds", "--ranks", "--functions"],
     imports: ["--ranks", "--rounds"],
     training: ["--ranks", "--batch"],
+    updates: ["--ranks", "--batch", "--steps"],
 }
 
 
 @pytest.mark.parametrize("value", ["0", "-5", "1.5", "many", "²", ""])
-@pytest.mark.parametrize("name", ["call", "function", "import", "training"])
+@pytest.mark.parametrize("name", ["call", "compile", "function", "import", "training", "updates"])
 def test_numbers_of_options_are_checked(name, value, capsys):
     module = importlib.import_module(BENCHMARKS[name])
     for option in NUMBERS[module]:
@@ -249,6 +307,23 @@ def test_progress_of_benchmarks(name):
     for text in expected:
         assert text in told.decode()
     assert told.endswith(b"\r\x1b[K")
+
+
+@pytest.mark.usefixtures("quickly_compiled")
+def test_bench_updates_prints_every_figure(no_session, capsys):
+    options = ["--units", "8,4/6", "--rules", "sgd,adam", "--batch", "4", "--steps", "2"]
+    assert main(["bench", "updates", "--json", *options]) == 0
+    results = json.loads(capsys.readouterr().out)
+    found = [(each["units"], each["rule"], each["parameters"]) for each in results]
+    small, large = 784 * 6 + 6 + 6 * 10 + 10, 784 * 8 + 8 + 8 * 4 + 4 + 4 * 10 + 10
+    assert found == [
+        ([8, 4], "sgd", large), ([8, 4], "adam", large), ([6], "sgd", small), ([6], "adam", small)
+    ]  # fmt: skip
+    assert all(list(each["ms"]) == ["serial", "plain", "ranks"] for each in results)
+    assert all(0 < value < 1e4 for each in results for value in each["ms"].values())
+    assert main(["bench", "updates", "--units", "6", "--rules", "sgd", "--steps", "1"]) == 0
+    printed = capsys.readouterr().out.splitlines()[-1].split()
+    assert printed[:2] == ["sgd", f"{small:,}"] and len(printed) == 6
 
 
 def test_the_bus_bandwidth_is_that_of_nccl_tests():
@@ -405,7 +480,9 @@ def test_a_rank_of_open_mpi_that_dies_takes_all_along(mpi_python):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow("starts mpirun"))]
+)
 def test_bench_collectives_that_is_ended_leaves_no_process(mpi_python, number):
     command = [*COLLECTIVES, "--peers", "--seconds", "30"]
     # Nobody can tidy up after SIGKILL; and tmp_path is too long for the address of a socket.
@@ -427,6 +504,7 @@ def test_bench_collectives_that_is_ended_leaves_no_process(mpi_python, number):
             assert not [name for name in os.listdir(folder) if name.startswith("peers-")]
 
 
+@pytest.mark.slow("starts mpirun for each size")
 @pytest.mark.mpi
 def test_bench_collectives_compares_with_open_mpi(mpi_python):
     done = run_collectives("--json", "--peers", "--collectives", "all_reduce,gather")
@@ -467,16 +545,15 @@ def test_bench_training_prints_every_system_and_its_shares(tmp_path):
             assert set(parts) == set(training.SHARES)
             assert sum(parts.values()) == pytest.approx(1)
             assert all(part > 0 for name, part in parts.items() if name != "waiting")
-    text = training.network_text(found, 33, results["cores"])
+    text = training.network_text(found, results["cores"])
     assert len(text.splitlines()) == 2 + len(found["systems"])
 
     # What was measured is what the model is fitted to.
     figures.write_text(done.stdout)
     curve = scaling.measured(results)[-1]
     seconds = found["systems"]["2 ranks"]["seconds"]
-    modelled = scaling.step_seconds(
-        2, curve["compute"], curve["bytes"], curve["bandwidth"], overhead=curve["overhead"]
-    )
+    modelled = scaling._on_devices(curve)(curve["compute"])
+    assert 0 < curve["update"] == found["update"] < seconds
     # Who waits less than the model's latency is modelled as waiting so long.
     assert modelled == pytest.approx(seconds, abs=scaling.LATENCY)
     command = [sys.executable, "-m", "synkhronos", "bench", "scaling", str(figures), "--json"]
@@ -487,7 +564,7 @@ def test_bench_training_prints_every_system_and_its_shares(tmp_path):
 
 def test_a_system_that_fails_is_told_of():
     with pytest.raises(training.BenchError, match="nothing:\nTraceback"), training._System(
-        "nothing", "one", ["cpu"] * 2, "no such network", 8
+        "nothing", "one", ["cpu"] * 2, training.Job("no such network", 8)
     ):
         pass
     assert not multiprocessing.active_children()
@@ -495,7 +572,7 @@ def test_a_system_that_fails_is_told_of():
 
 def test_training_that_is_not_serial_training_is_told_of(monkeypatch):
     class System:
-        def __init__(self, label, *job):
+        def __init__(self, label, *job, environment=()):
             self._losses = [1.0, 0.5] if "serial" in label else [1.0, 0.6]
 
         def ask(self, what, count):
@@ -506,7 +583,63 @@ def test_training_that_is_not_serial_training_is_told_of(monkeypatch):
 
     monkeypatch.setattr(training, "_System", System)
     with pytest.raises(training.BenchError, match="1 rank does not train as serial Theano"):
-        training.measure("mlp", ["cpu"] * 2, 8, 1, 2)
+        training.measure(training.Job("mlp", 8), ["cpu"] * 2, 1, 2)
+
+
+def test_rows_of_bench_training_are_checked(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "training", "--rows", "128,0"])
+    assert "argument --rows: expected a number from 1 on, got '0'" in capsys.readouterr().err
+    assert main(["bench", "training", "--rows", "8,9", "--batch", "8"]) == 2
+    assert "--rows several: give one of them" in capsys.readouterr().err
+
+
+def test_pytorch_that_is_missing_is_told_of(monkeypatch, capsys):
+    monkeypatch.setitem(peers.NEEDS, "gloo", "no_torch_anywhere")
+    asked = argparse.Namespace(devices=None, peer_python=[])
+    assert training._find_torch(asked) is None
+    assert "not compared with PyTorch: no_torch_anywhere is not installed: pip install torch" in (
+        capsys.readouterr().err
+    )
+    assert training._find_torch(argparse.Namespace(devices=["cuda0"], peer_python=[])) is None
+    assert capsys.readouterr().err == "not compared with PyTorch: that is for CPU ranks\n"
+
+
+def test_graphs_stay_plain_on_request(monkeypatch):
+    monkeypatch.setenv("THEANO_FLAGS", "floatX=float32")
+    with training._in_environment(training.PLAIN):
+        code = "import theano; print(theano.config.floatX, theano.config.optimizer_excluding)"
+        command = [sys.executable, "-c", f"import synkhronos._host.theano.host; {code}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "float32 synkhronos_cpu\n", done.stderr
+    assert os.environ["THEANO_FLAGS"] == "floatX=float32"
+
+
+@pytest.fixture(scope="module")
+def torch_python():
+    try:
+        return peers.find("gloo", [os.environ.get("SYNKHRONOS_TORCH_PYTHON", sys.executable)])
+    except peers.PeerError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.slow("compiles networks and imports torch")
+@pytest.mark.parametrize("network", list(training.NETWORKS))
+def test_pytorch_begins_with_the_same_losses(network, torch_python):
+    job = training.Job(network, 10, "momentum")
+    losses = []
+    for n_ranks in (1, 2):
+        system = torch_training.TorchTraining(
+            torch_python, n_ranks, 1, network, training._writer(job)
+        )
+        with system:
+            losses.append(system.ask("losses", 3))
+            assert all(seconds > 0 for seconds in system.ask("times", 2))
+    with training._stepping("serial", 1, job) as step:
+        losses.append([float(step()) for _ in range(3)])
+    # A batch normalization of a rank sees the rank's rows.
+    compared = losses if network != "resnet" else losses[::2]
+    np.testing.assert_allclose(compared, [losses[2]] * len(compared), rtol=1e-3)
 
 
 def test_the_model_gives_published_figures_back():
@@ -519,6 +652,42 @@ def test_the_model_gives_published_figures_back():
         assert curve["model"]["8"] == pytest.approx(curve["measured"]["8"], rel=tolerance)
         speedups = [curve["model"][str(n)] for n in scaling.DEVICES]
         assert speedups == sorted(speedups) and speedups[-1] < 64
+
+
+def figures_of(batch, seconds, update):
+    """Return what ``bench training --json`` has of a network on two ranks, without overheads."""
+    shares = dict.fromkeys(training.SHARES, 0.0)
+    ranked = {"form": "one", "number": 2, "seconds": seconds, "shares": {**shares, "compute": 1}}
+    serial = {"form": "serial", "number": 1, "seconds": 2 * seconds, "shares": None}
+    found = {"title": "mlp", "numbers": 1000, "batch": batch}
+    systems = {"serial, 1 thread": serial, "2 ranks": ranked}
+    return {**found, **({"update": update} if update else {}), "systems": systems}
+
+
+def test_an_update_that_all_ranks_compute_is_no_gain():
+    # 10 ms on each of two ranks, 2 of them the update; a gradient of 4 kB costs nothing.
+    [free] = scaling.measured({"networks": {"mlp": figures_of(512, 0.01, 0)}})
+    [curve] = scaling.measured({"networks": {"mlp": figures_of(512, 0.01, 0.002)}})
+    assert (free["compute"], curve["compute"]) == pytest.approx((0.01, 0.008))
+    for weak, strong in ((free["model"], free["strong"]), (curve["model"], curve["strong"])):
+        assert weak["1"] == strong["1"] == 1
+        assert weak["2"] == pytest.approx(strong["2"])
+        assert all(strong[str(n)] <= weak[str(n)] for n in scaling.DEVICES)
+    assert free["model"]["2"] == pytest.approx(2, rel=0.01)
+    # One device would compute 16 ms with all rows, and update once.
+    assert curve["model"]["2"] == pytest.approx(18 / 10, rel=0.01)
+    assert curve["strong"]["8"] == pytest.approx(18 / (16 / 8 + 2 + 0.14), rel=0.01)
+    assert curve["model"]["64"] < 64 * 8 / 10 + 1 and curve["strong"]["64"] < 18 / 2
+
+
+def test_sizes_of_minibatches_are_told_apart(tmp_path, capsys):
+    file = tmp_path / "figures.json"
+    networks = {f"mlp, {n} rows": figures_of(n, n / 1e5, 1e-4) for n in (128, 512)}
+    file.write_text(json.dumps({"networks": networks}))
+    assert main(["bench", "scaling", str(file)]) == 0
+    lines = capsys.readouterr().out.splitlines()[-6:]
+    assert [line.split()[0] for line in lines] == ["mlp,", "strong", "measured"] * 2
+    assert "mlp, 128 rows" in lines[0] and "mlp, 512 rows" in lines[3]
 
 
 def test_scaling_says_what_is_wrong_with_a_file(tmp_path, capsys):

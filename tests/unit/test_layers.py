@@ -23,7 +23,7 @@ FLOORS = [
     ["session"],
     ["porting"],
     ["extensions"],
-    ["rules"],
+    ["rules", "parameter_server"],
     ["function_module", "data_module"],
     ["__init__"],
     ["tools"],
@@ -45,13 +45,17 @@ ONLY = {
     "posix_ipc": {"_machine.shared_memory", "tools.info"},
     "mpi4py": {
         "comm.mpi",
-        "rules.mpi",
         "tools.bench.peers",
         "tools.bench.machines.processes",
     },
-    "torch": {"tools.bench.peers"},
+    "torch": {"tools.bench.peers", "tools.bench.torch_training"},
     "keras": {"extensions.keras"},
-    "matplotlib": {"profiling", "rules.recorder", "tools.bench"},
+    "matplotlib": {
+        "profiling",
+        "parameter_server.timeline",
+        "rules.recorder",
+        "tools.bench",
+    },
     "threadpoolctl": {"_machine.devices", "tools"},
     "multiprocessing": {"rules.loading", "tools.bench"},
 }
@@ -63,14 +67,19 @@ ON_ONE_MACHINE = {
     "comm.shared",
     "comm.mpi.link",  # of a process with the carrier of its machine
     "comm.mpi.carrier",
+    "comm.mpi.library",  # in its own process
+    "comm.mpi.segment",
     "comm.reports",
     "_rank.worker",  # in its own process
     "_rank.leader",
     "tools.relay",  # of mpirun, and of the process that mpirun has started
     "_host.theano.import_support",
+    "parameter_server.engine",  # in its own process
+    "parameter_server.stores",  # in its own process
+    "parameter_server.remote.mover",  # of a script with its mover
+    "parameter_server.remote.node",
     "profiling.status",
     "rules.loading",  # of a rank with its loader
-    "rules.mpi",  # in its own process
     "rules.places",
     "rules.session",  # of a script with its launcher
     "rules.worker",  # in its own process
@@ -195,6 +204,7 @@ def test_what_is_hidden_is_imported_in_one_place(name):
 @pytest.mark.parametrize("name", MODULES)
 def test_few_modules_follow_references(name):
     own = {"comm.shared", "comm.mpi", "rules.machine_sums", "_machine.shared_memory"}
+    own |= {"parameter_server.remote"}  # of a script with its mover
     if not is_in(name, own):
         names = {getattr(node, "id", getattr(node, "attr", "")) for node in ast.walk(MODULES[name])}
         assert not names & {"SegmentRef", "ArrayRef", "Segments"}

@@ -14,11 +14,14 @@ import pickle
 
 from theano.gof import cc, cmodule, op
 
+from synkhronos._machine.processes import this_machine
+
 
 def fix_cache_keys() -> None:
     """Fix the keys of Theano's cache that differ between processes, and write keys in one step."""
     _accept_empty_props()
     _hash_external_code_without_seed()
+    _take_given_modules()
     cmodule.KeyData.save_pkl = _save_pkl
     cmodule.KeyData.add_key = _add_key
     cmodule.ModuleCache.check_key = _check_key
@@ -85,3 +88,73 @@ def _add_key(self, key, save_pkl=True):
 def _check_key(self, key, key_pkl, original=cmodule.ModuleCache.check_key):
     if os.path.exists(key_pkl):  # the file is absent if the cache was cleared
         original(self, key, key_pkl)
+
+
+def modules_of(function):
+    """Return what lets another process of this machine take the C modules of a compiled function.
+
+    That is (name of this machine, flags for this CPU, list of pairs (node, file of its module)).
+    """
+    made = function.fn
+    pairs = []
+    for node, thunk in zip(getattr(made, "nodes", ()), getattr(made, "thunks", ())):
+        module = getattr(getattr(thunk, "thunk", None), "module", None)
+        if module is not None:
+            pairs.append((node, module.__file__))
+    return this_machine(), cmodule.GCC_compiler.march_flags, pairs
+
+
+@contextlib.contextmanager
+def given_modules(given):
+    """Take the modules that `modules_of` has listed, while a function is made of the same nodes.
+
+    Without it a process reads the keys of all modules in the cache before it looks for the first
+    one, which takes seconds where there are thousands, and asks the compiler for this CPU's flags.
+    Any other module is looked for, and compiled, as ever.
+    """
+    machine, march_flags, pairs = given
+    if not pairs or machine != this_machine():
+        yield
+        return
+    if cmodule.GCC_compiler.march_flags is None:
+        cmodule.GCC_compiler.march_flags = march_flags
+    if cmodule._module_cache is None:
+        cc.get_module_cache(init_args={"do_refresh": False})
+    before = _files.copy()
+    try:
+        _files.update((id(node), (node, file)) for node, file in pairs)
+        yield
+    finally:
+        _files.clear()
+        _files.update(before)
+
+
+_files = {}  # id of a node -> (node, file of its module), within `given_modules`
+
+
+def _take_given_modules():
+    make_c_thunk, cmodule_key = op.Op.make_c_thunk, cc.CLinker.cmodule_key
+    chosen = []  # the file for the node whose thunk is being made, or None
+
+    @functools.wraps(make_c_thunk)
+    def make_thunk_of_given(self, node, *args, **kwargs):
+        if id(node) not in _files:
+            return make_c_thunk(self, node, *args, **kwargs)
+        chosen.append(_files[id(node)][1])
+        try:
+            return make_c_thunk(self, node, *args, **kwargs)
+        finally:
+            chosen.pop()
+
+    @functools.wraps(cmodule_key)
+    def key_of_given(self):
+        cache = cc.get_module_cache()
+        if not chosen or not os.path.exists(chosen[-1]):  # it is absent if the cache was cleared
+            return cmodule_key(self)
+        file = chosen[-1]
+        key = ("given",), file  # much quicker than a key of the operation and all its types
+        cache.entry_from_key[key] = file
+        return key
+
+    op.Op.make_c_thunk = make_thunk_of_given
+    cc.CLinker.cmodule_key = key_of_given

@@ -5,10 +5,12 @@ import functools
 import theano
 from theano.compile.mode import Mode, get_mode
 from theano.gof import Variable
+from theano.scan_module.scan_utils import equal_computations
 
-from synkhronos._host.theano import compile_cache, portable, printing, rewriting
+from synkhronos._host.theano import compile_ahead, compile_cache, portable, printing, rewriting
 
 compile_cache.fix_cache_keys()
+compile_ahead.install()
 printing.put_ranks_in_front()
 
 __all__ = ["Mode"]
@@ -56,6 +58,28 @@ def compile_expression(expression):
 def as_update(variable, value):
     """Return the new value of an update as an expression of its shared variable's type."""
     return variable.type.filter_variable(value, allow_convert=False)
+
+
+def same_updates(one, other):
+    """Return whether two lists of (variable, its update) compute the same from their inputs.
+
+    Parameters
+    ----------
+    one, other : (list of input variables, list of pairs)
+    """
+    (inputs, pairs), (other_inputs, other_pairs) = one, other
+    given = [*inputs, *(variable for variable, _ in pairs)]
+    others = [*other_inputs, *(variable for variable, _ in other_pairs)]
+    if [each.type for each in given] != [each.type for each in others]:
+        return False
+    expressions = [as_update(variable, value) for variable, value in pairs]
+    other_expressions = [as_update(variable, value) for variable, value in other_pairs]
+    return equal_computations(expressions, other_expressions, given, others)
+
+
+def is_reusing_memory(function):
+    """Return whether a compiled function keeps memory of its results, and may write to it again."""
+    return not getattr(function.fn, "allow_gc", False)
 
 
 def swapped(expressions, variables):

@@ -132,14 +132,9 @@ class Overlap(gof.Optimizer):
             pairs += [(node.outputs[i], new) for i, new in zip(bucket, reduced)]
         try:
             fgraph.replace_all_validate(pairs, reason="synkhronos_overlap")
-        except gof.InconsistentError:
+        except gof.InconsistencyError:
             return  # another node reads a gradient after a later one was computed: reduce at once
-        order = _InOrder()
-        fgraph.attach_feature(order)
-        try:
-            fgraph.toposort()
-        except ValueError:
-            fgraph.remove_feature(order)
+        _BucketsInOrder().constrain(fgraph)
 
 
 def _buckets(fgraph, node):
@@ -195,8 +190,23 @@ def _like(variable, depth):
     return None
 
 
-class _InOrder:
-    """A constraint on a graph: nodes come in the order that the picture above shows."""
+class InOrder:
+    """A constraint on a graph: nodes come in the order in which `arranged` returns them."""
+
+    def constrain(self, fgraph) -> None:
+        """Add the constraint, unless it contradicts others."""
+        fgraph.attach_feature(self)
+        try:
+            fgraph.toposort()
+        except ValueError:
+            fgraph.remove_feature(self)
+
+    def arranged(self, nodes, before):
+        """Return the nodes in another order in which each comes after those that it needs.
+
+        ``before(node)`` returns the nodes that it needs.
+        """
+        raise NotImplementedError
 
     def orderings(self, fgraph):
         """Return, for each node, the node before it."""
@@ -206,11 +216,22 @@ class _InOrder:
                 for node, before in feature.orderings(fgraph).items():
                     others[node] += before
         nodes = gof.graph.io_toposort(fgraph.inputs, fgraph.outputs, dict(others))
-        position = {node: number for number, node in enumerate(nodes)}
 
         def before(node):
             return [x.owner for x in node.inputs if x.owner is not None] + others.get(node, [])
 
+        chain = self.arranged(nodes, before)
+        return collections.OrderedDict(
+            (node, [previous]) for previous, node in zip(chain, chain[1:])
+        )
+
+
+class _BucketsInOrder(InOrder):
+    """The order that the picture above shows."""
+
+    def arranged(self, nodes, before):
+        """Return the nodes so that each Begin comes early, and each End late."""
+        position = {node: number for number, node in enumerate(nodes)}
         ordered = {}  # as a set that keeps its order
         begins = [node for node in nodes if isinstance(node.op, Begin)]
         for begin in sorted(begins, key=lambda node: node.op.bucket):
@@ -227,7 +248,4 @@ class _InOrder:
                 ended[node] = max(ended[node], node.op.bucket)
         rest = [node for node in nodes if node not in ordered]
         ordered.update(dict.fromkeys(sorted(rest, key=ended.__getitem__)))
-        chain = list(ordered)
-        return collections.OrderedDict(
-            (node, [previous]) for previous, node in zip(chain, chain[1:])
-        )
+        return list(ordered)

@@ -4,20 +4,28 @@ master   dump(functions)     a shared variable that the worker has: its id; a ne
 worker   load(data)          compiled functions: neither the optimizer nor the C compiler runs again
 """
 
+import contextlib
+import functools
+import gc
 import io
+import json
 import operator
 import pickle
 import sys
 
 import cloudpickle
-from theano.compile.function_module import Function
+from theano.compile.function_module import Function, FunctionMaker
 from theano.compile.ops import FromFunctionOp
 from theano.compile.sharedvalue import SharedVariable
 from theano.configparser import _config_var_list as config_variables
-from theano.gof import Container
+from theano.gof import Container, FunctionGraph
+from theano.gof.opt import MergeFeature
+from theano.gof.utils import scratchpad
 from theano.tensor import raw_random
+from theano.tensor.opt import ShapeFeature
 from theano.tensor.raw_random import RandomStateType
 
+from synkhronos._host.theano import compile_cache
 from synkhronos._host.theano.functions import compile_expression
 from synkhronos._host.theano.portable import Expression, Value, values_of
 
@@ -34,6 +42,8 @@ class _Pickler(cloudpickle.Pickler):
     def __init__(self, file, id_of):
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._id_of = id_of
+        self._traces = {}
+        self._optimized = {}  # id of a function's graph, or of an input -> this object
 
     def persistent_id(self, obj):
         if isinstance(obj, (SharedVariable, Container, list)):
@@ -45,7 +55,15 @@ class _Pickler(cloudpickle.Pickler):
         if issubclass(type(obj), Function):
             # Theano would send the values of shared variables with each function, and would fail if
             # the receiver has other values.
-            return _rebuild_function, (obj.maker, list(obj.input_storage))
+            if type(obj.maker) is FunctionMaker:
+                made = obj.maker
+                self._optimized.update((id(each), each) for each in [made.fgraph, *made.inputs])
+            modules = compile_cache.modules_of(obj)
+            return _rebuild_function, (obj.maker, list(obj.input_storage), modules)
+        if id(obj) in self._optimized:
+            return _without_optimizer(obj)
+        if type(obj) is scratchpad and "trace" in obj.__dict__:
+            return self._reduce_tag(obj)
         if isinstance(obj, FromFunctionOp):
             # By value. Theano pickles by name, which fails for functions made after the fork.
             parts = ("fn", "infer_shape")
@@ -60,9 +78,46 @@ class _Pickler(cloudpickle.Pickler):
             return _fortran_routine, (obj.__doc__.split("(")[0].split()[-1],)
         return super().reducer_override(obj)
 
+    def _reduce_tag(self, tag):
+        # The lines of the script that made a variable, for messages of errors: a third of a
+        # function's pickle, where each is pickled as an object.
+        rest = {name: value for name, value in tag.__dict__.items() if name != "trace"}
+        try:
+            trace = json.dumps(tag.trace)
+        except TypeError:  # not of strings and numbers
+            return tag.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return _rebuild_tag, (self._traces.setdefault(trace, trace), rest)
 
-def _rebuild_function(maker, input_storage):
-    function = maker.create(input_storage, trustme=True)
+
+def _rebuild_tag(trace, rest):
+    tag = scratchpad()
+    tag.__dict__.update(rest, trace=_read_trace(trace))
+    return tag
+
+
+@functools.lru_cache(maxsize=1000)
+def _read_trace(trace):
+    return [[tuple(line) for line in lines] for lines in json.loads(trace)]
+
+
+def _without_optimizer(part):
+    """Reduce a graph that is optimized, or an input, without what only optimizations need."""
+    make, arguments, state, *rest = part.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    state = dict(state)
+    if isinstance(part, FunctionGraph):
+        left_out = MergeFeature, ShapeFeature  # shapes of all variables, as graphs
+        state["_features"] = [each for each in part._features if type(each) not in left_out]
+        for name in "merge_feature", "shape_feature":
+            state.pop(name, None)
+    elif part.update is not None:
+        # The expression is in the graph. Here it only says that there is one.
+        state["update"] = part.variable
+    return (make, arguments, state, *rest)
+
+
+def _rebuild_function(maker, input_storage, modules):
+    with compile_cache.given_modules(modules):
+        function = maker.create(input_storage, trustme=True)
     function.trust_input = True
     return function
 
@@ -113,7 +168,8 @@ def dump(functions, known, new, portable=False) -> bytes:
             ids[id(variable)] = ("variable", key)
             ids[id(variable.container)] = ("container", key)
             ids[id(variable.container.storage)] = ("storage", key)
-    _Pickler(file, lambda obj: ids.get(id(obj))).dump(functions)
+    with _no_garbage_collection():
+        _Pickler(file, lambda obj: ids.get(id(obj))).dump(functions)
     return pickle.dumps(_compile_config()) + file.getvalue()
 
 
@@ -149,11 +205,29 @@ def load(data, variables):
     """Undo `dump`: add the new variables to `variables`, and return the functions and their ids."""
     file = io.BytesIO(data)
     _set_config(pickle.load(file))
-    new = _Unpickler(file, variables).load()
-    for key, sent in new.items():
-        variables[key] = sent.make(variables) if isinstance(sent, Value) else sent
-    functions = _Unpickler(file, variables).load()
+    with _no_garbage_collection():
+        new = _Unpickler(file, variables).load()
+        for key, sent in new.items():
+            variables[key] = sent.make(variables) if isinstance(sent, Value) else sent
+        try:
+            functions = _Unpickler(file, variables).load()
+        except BaseException:
+            for key in new:  # the master sends them again, with new keys
+                del variables[key]
+            raise
     for key, (function, rest) in functions.items():
         if isinstance(function, Expression):
             functions[key] = compile_expression(function), rest
     return functions, tuple(new)
+
+
+@contextlib.contextmanager
+def _no_garbage_collection():
+    """Keep the collector from searching, again and again, all that is made in the block."""
+    was_enabled = gc.isenabled()
+    try:
+        gc.disable()  # in the block: a Ctrl-C after it must not leave the collector off
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,4 +1,6 @@
-"""Optimizations of graphs that all-reduce: fused, in place, and in shared memory.
+"""Optimizations of the graphs of ranks: of those that all-reduce, and of all those on CPUs.
+
+All-reduces are fused, work in place, and in shared memory:
 
     as it is written   Dot22 ──▶ an array ──▶ AllReduce ──▶ another ──▶ Elemwise
     fused, in place    Dot22 ──▶ an array ──▶ AllReduce of all  ──▶ Elemwise
@@ -10,16 +12,26 @@ lands there. A result that is lent stays in the memory where it was reduced. It 
 next run, so nothing may hold it that outlives a run of the function, such as an output, a new value
 of a shared variable, or a view of one. Both are done only in functions with one AllReduce: then the
 next reduction is that of the same node.
+
+On CPUs, operations that take long in Theano are replaced by others with the same results: see
+`sums`, `pooling` and `convolutions`. These rewrites have the tag `CPU`, which
+``THEANO_FLAGS=optimizer_excluding=synkhronos_cpu`` and ``mode.excluding("synkhronos_cpu")`` turn
+off; each has a name too, such as ``synkhronos_pooling``.
 """
 
 import numpy as np
-from theano import gof
+import theano
+from theano import gof, tensor
 from theano.compile import mode as modes
 from theano.tensor import TensorType, blas, constant
+from theano.tensor import opt as tensor_opt
+from theano.tensor.elemwise import DimShuffle
 
-from synkhronos._host.theano import devices
+from synkhronos._host.theano import convolutions, devices, pooling, sums, vectorizing
 from synkhronos._host.theano.graph import AllReduce, Landing
 from synkhronos._host.theano.overlapping import Overlap
+
+CPU = "synkhronos_cpu"  # the tag of rewrites for functions that run compiled code on CPUs
 
 
 class _Fuse(gof.Optimizer):
@@ -127,6 +139,41 @@ modes.optdb.register(
 # After all optimizations that work in place. A function that overlaps has nothing left to lend.
 modes.optdb.register("synkhronos_overlap", Overlap(may_be_lent, land), 199, "synkhronos")
 modes.optdb.register("synkhronos_lend", _Lend(), 200, "synkhronos")
+# After all other rewrites, which know nothing of its operations. Its tags are those of functions
+# that reduce over the ranks, and of all functions of ranks on CPUs.
+modes.optdb.register(
+    "synkhronos_vectorize", vectorizing.Vectorize(), 202, "synkhronos", "synkhronos_cpu"
+)
+
+
+@gof.local_optimizer([tensor.pow])
+def _square(node):
+    """Simplify a power whose exponent is a constant scalar with more axes, such as a square."""
+    if node.op != tensor.pow:
+        return False
+    base, exponent = node.inputs
+    shuffle = exponent.owner
+    if not (shuffle and isinstance(shuffle.op, DimShuffle)):
+        return False
+    [scalar] = shuffle.inputs
+    if not isinstance(scalar, gof.Constant) or scalar.ndim:
+        return False
+    folded = constant(scalar.data.reshape((1,) * exponent.ndim), dtype=scalar.dtype)
+    return tensor_opt.local_pow_specialize.transform(tensor.pow(base, folded).owner)
+
+
+# After all that Theano simplifies, and before it fuses elementwise expressions. An expression that
+# Theano wrote in the last of its simplifications, such as the variance of a batch normalization, is
+# not simplified itself: its squares are computed as powers.
+for _name, _rewrite in {
+    "squares": _square,
+    "sums": sums.interleave,
+    "pooling": pooling.pool_contiguously,
+    "convolutions": convolutions.copy_row_by_row,
+}.items():
+    modes.optdb.register(
+        f"synkhronos_{_name}", gof.opt.in2out(_rewrite, name=f"synkhronos_{_name}"), 48.8, CPU
+    )
 
 
 def open_device(device: str, rank: int, threads: int) -> None:
@@ -147,7 +194,9 @@ def _lift_all_reduces():
 
 
 def mode_for(outputs, mode):
-    """Return the mode to compile for ranks with; with all-reduces, a mode that fuses them.
+    """Return the mode to compile for ranks with.
+
+    It has the rewrites for CPUs if it compiles C code, and fuses all-reduces if there are any.
 
     Raises ``TypeError`` for an AllReduce inside a scan: it can't be part of the chain.
     """
@@ -157,12 +206,27 @@ def mode_for(outputs, mode):
         if type(mode.linker) is gof.PerformLinker or not getattr(mode.linker, "c_thunks", True):
             # A mode such as FAST_COMPILE runs Python code only; operations on devices have none.
             mode = modes.Mode("vm", mode.provided_optimizer)
+    else:
+        mode = _for_cpus(modes.get_mode(mode))
     if not reduces:
         return mode
     mode = modes.get_mode(mode)
     if isinstance(mode.provided_optimizer, gof.Query):
         return mode.including("synkhronos")
     return mode.clone(optimizer=gof.SeqOptimizer([mode.optimizer, _Fuse()]))
+
+
+def _for_cpus(mode):
+    optimizer, linker = mode.provided_optimizer, mode.linker
+    # Modes that watch each operation, such as DebugMode, have other linkers: they watch Theano's.
+    compiles = (
+        bool(theano.config.cxx)
+        and isinstance(linker, (gof.vm.VM_Linker, gof.OpWiseCLinker, gof.CLinker))
+        and getattr(linker, "c_thunks", None) is not False
+    )
+    if compiles and isinstance(optimizer, gof.Query) and "fast_run" in optimizer.include:
+        return mode.including(CPU)
+    return mode
 
 
 def _reduces(outputs):

@@ -19,6 +19,11 @@ def peek(variable):
     return variable.container.storage[0]
 
 
+def cell(variable) -> list:
+    """Return the list whose one item is a shared variable's value, always the same list."""
+    return variable.container.storage
+
+
 def replace(variable, value) -> None:
     """Make `value` the value of a shared variable, cast to its dtype, with no copy on the host.
 
@@ -42,15 +47,24 @@ def replace_object(variable, value) -> None:
     variable.container.storage[0] = variable.type.filter(value)
 
 
+def put(variable, anything) -> None:
+    """Put an object into a shared variable's cell: no check, no copy, and no watcher is told."""
+    variable.container.storage[0] = anything
+
+
+def read(variable):
+    """Return a shared variable's own value; those that watch it are told."""
+    return variable.container.value
+
+
 class _Watched(Container):
     """A container that tells when a script sets or reads its value; the package uses `storage`."""
 
     def _get(self):
-        value = self.storage[0]
         for _, on_read in self.watchers:
             if on_read is not None:
-                on_read(value)
-        return value
+                on_read(self.storage[0])
+        return self.storage[0]  # a watcher may have put the current value there
 
     def _set(self, value):
         Container.__set__(self, value)

@@ -45,6 +45,7 @@ from synkhronos._machine.shared_memory import Segments  # noqa: E402
 from synkhronos.comm.mpi.channel import Channel, Closed  # noqa: E402
 from synkhronos.comm.mpi.fetches import Fetches, problem_here  # noqa: E402
 from synkhronos.comm.mpi.reductions import Reductions  # noqa: E402
+from synkhronos.comm.mpi.segment import unlink_segment  # noqa: E402
 from synkhronos.comm.mpi.transfers import Spread, bytes_of, parts  # noqa: E402
 from synkhronos.comm.mpi.waiting import Waiting  # noqa: E402
 
@@ -418,6 +419,7 @@ def _wait_at_most(request, seconds):
 def main(fd: int, name: str) -> None:
     """Run a carrier: `fd` is its socket to the leader; ranks connect to the abstract name."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the script answers it
+    unlink_segment()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(f"\0{name}")
     listener.listen(1024)

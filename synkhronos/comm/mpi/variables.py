@@ -189,6 +189,14 @@ class MachinesVariables(SharedVariables):
         """Return, on the master, the values that all ranks have exposed, in rank order."""
         return [self.value_of(rank, key) for rank in range(self._all.n_ranks)]
 
+    def are_little(self, keys):
+        """Return False: the master has no access to the values on other machines."""
+        return False
+
+    def values_of(self, keys):
+        """Return, on the master, what `values` returns, for each variable."""
+        return [self.values(key) for key in keys]
+
     def reduce_to_new(self, key, op):
         """Return, on the master, the reduction of the values that all ranks have exposed."""
         values = self.values(key)

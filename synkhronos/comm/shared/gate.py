@@ -5,11 +5,11 @@
     runs its part                                                   runs its part
     finish()       ◀── reply, DONE[rank] = n ─────────  wakes       worker_finish(reply, error)
 
-A waiting rank first spins on a cell: for about 100 microseconds, or, with more ranks than cores,
-for a few looks between which it leaves the core to other ranks. Then it sleeps in ``poll``: on a
-pipe of its own, to which another rank writes if it sees the sleeper's flag, and on descriptors that
-become readable with a death: the sentinels of the workers, or the pipe that the master holds open.
-So a wait ends with the answer or with the death, and an idle rank uses no CPU.
+A waiting rank first spins on a cell, for as long as `spinning` says. Then it sleeps in ``poll``: on
+a pipe of its own, to which another rank writes if it has stored the cell that the sleeper waits
+for, and on descriptors that become readable with a death: the sentinels of the workers, or the pipe
+that the master holds open. So a wait ends with the answer or with the death, and an idle rank uses
+no CPU.
 
 The order of stores and loads:
 
@@ -19,6 +19,8 @@ The order of stores and loads:
 - A rank that announces something stores the cell, crosses the fence, and loads ASLEEP. A rank that
   goes to sleep stores ASLEEP, crosses the fence, and loads the cell. So at least one of the two
   sees the store of the other, and no wake-up is lost.
+- ASLEEP says which cell the sleeper waits for, and only a store of that cell wakes it: ranks that
+  all others wait for would otherwise be woken by each of them. An abort wakes every sleeper.
 
 The master pickles a command into the mailbox once; for later calls of it the slot number is enough.
 
@@ -55,15 +57,14 @@ from synkhronos.comm.shared.gate_memory import (
     REPLY_LENGTH,
     SEQUENCE,
     SLOT,
-    Fence,
     Memory,
     Notices,
+    make_fence,
     make_pipes,
 )
+from synkhronos.comm.shared.spinning import Spinning
 from synkhronos.errors import SessionError
 
-SPINS = 2000  # looks at a cell, 50 ns each: about 100 microseconds
-YIELDS = 20  # looks with more ranks than cores, between which another rank gets the core
 MAX_SLOTS = 1024  # commands that each worker keeps
 _HEARTBEAT_MS = 1000  # a sleeper looks again this often, even if no rank wakes it
 PATIENCE_SECONDS = 10.0  # after this time the master logs which ranks it waits for
@@ -81,10 +82,9 @@ class SharedGate(Notices, Gate):
 
     def __init__(self, n_ranks: int, master_rank: int, spin: bool):
         super().__init__(n_ranks, master_rank)
-        self._spins, self._yields = (SPINS, False) if spin else (YIELDS, True)
-        self._worker_ranks = tuple(r for r in range(n_ranks) if r != master_rank)
         memory = Memory(n_ranks)
         self._cells, self._mailbox, self._replies = memory.cells, memory.mailbox, memory.replies
+        self._spinning = Spinning(self._cells, spin)
         # Each rank writes to its own board before a meeting; all others read it after the meeting.
         self.boards = memory.boards
         pipes = make_pipes(2 * n_ranks)
@@ -95,7 +95,8 @@ class SharedGate(Notices, Gate):
         # the master's death. One pipe for each rank, because the process to signal (F_SETOWN) is a
         # property of the open pipe.
         self._life_pipes = pipes[n_ranks:]
-        self._fence = Fence()
+        self._fence = make_fence()
+        self._take_place()
         self._poll = select.poll()
         self._poll.register(self._wake_pipes[master_rank][0], select.POLLIN)
         self._deaths = select.poll()
@@ -104,23 +105,33 @@ class SharedGate(Notices, Gate):
         self._last = None, 0  # the last command and its slot: found without hashing the command
         self._finished = 0  # the number of the last call that all workers have finished
 
+    def _take_place(self):
+        """Note where this rank's cells are, and those of the others."""
+        line = self._line(self.rank)
+        self._done, self._met, self._asleep = line + DONE, line + MET, line + ASLEEP
+        others = [rank for rank in range(self.n_ranks) if rank != self.rank]
+        self._others = tuple((rank, self._line(rank)) for rank in others)
+        self._meetings = tuple(line + MET for _, line in self._others)
+        self._sleepers = tuple(
+            (line + ASLEEP, self._wake_pipes[rank][1]) for rank, line in self._others
+        )
+        self._master_sleeps = self._line(self.master_rank) + ASLEEP
+
     def _wait(self, cell, value, abort=None):
         """Wait until the cell has reached `value`, or until the call `abort` is aborted."""
-        cells = self._cells
-        for _ in range(self._spins):
-            if cells[cell] >= value:
-                return
-            if cells[ABORT] == abort:
-                raise Aborted
-            if self._yields:
-                os.sched_yield()
-        asleep = self._line(self.rank) + ASLEEP
+        if not self._spinning.wait(cell, value, abort):
+            self._wait_asleep(cell, value, abort)
+            self._spinning.learn(cell)
+
+    def _wait_asleep(self, cell, value, abort):
+        cells, asleep = self._cells, self._asleep
         patience = None
         try:
             while True:
-                cells[asleep] = 1
-                self._fence()  # the flag is stored before the cell is loaded, see the top
-                if cells[cell] >= value:
+                cells[asleep] = cell + 1
+                with self._fence:  # ASLEEP is stored before the cell is loaded, see the top
+                    has_come = cells[cell] >= value
+                if has_come:
                     if patience:
                         patience.end()
                     return
@@ -150,15 +161,20 @@ class SharedGate(Notices, Gate):
                 self.check_alive()
         return bool(happened)
 
-    def _wake(self, rank):
-        if self._cells[self._line(rank) + ASLEEP]:
-            with contextlib.suppress(BlockingIOError):  # a full pipe wakes the rank, too
-                os.write(self._wake_pipes[rank][1], b"\0")
+    def _wake(self, stored):
+        """Wake the ranks that sleep until the cell changes that this rank has just stored."""
+        with self._fence:
+            cells, stored = self._cells, stored + 1
+        for asleep, pipe in self._sleepers:
+            if cells[asleep] == stored:
+                _write(pipe)
 
     def _wake_all(self):
-        self._fence()
-        for rank in range(self.n_ranks):
-            self._wake(rank)
+        with self._fence:
+            cells = self._cells
+        for asleep, pipe in self._sleepers:
+            if cells[asleep]:
+                _write(pipe)
 
     def abort(self):
         """Tell every rank to leave the call that is under way."""
@@ -174,22 +190,23 @@ class SharedGate(Notices, Gate):
     def meet(self) -> None:
         """Wait inside a call until every rank has come to its meeting of the same number."""
         recorder = self.recorder
-        span = None if recorder is None else recorder.span("meet")
-        try:
-            cells, sequence = self._cells, self._cells[SEQUENCE]
-            mine = self._line(self.rank) + MET
-            # The number begins anew with each call, beyond all numbers of calls before: if only
-            # some ranks came to the meetings of an aborted call, their counts agree again in the
-            # next one.
-            number = max(cells[mine], sequence << 20) + 1
-            cells[mine] = number
-            self._wake_all()
-            for rank in range(self.n_ranks):
-                if rank != self.rank:
-                    self._wait(self._line(rank) + MET, number, sequence)
-        finally:
-            if span is not None:
-                span.end()
+        if recorder is None:
+            self._meet()
+        else:
+            with recorder.span("meet"):
+                self._meet()
+
+    def _meet(self):
+        cells, mine = self._cells, self._met
+        sequence = cells[SEQUENCE]
+        # The number begins anew with each call, beyond all numbers of calls before: if only some
+        # ranks came to the meetings of an aborted call, their counts agree again in the next one.
+        number = max(cells[mine], sequence << 20) + 1
+        cells[mine] = number
+        self._wake(mine)
+        for cell in self._meetings:
+            if cells[cell] < number:
+                self._wait(cell, number, sequence)
 
     def _check_not_left(self, cell, value, sequence):
         """Raise if the rank of a cell has left the call without coming to the meeting."""
@@ -209,6 +226,7 @@ class SharedGate(Notices, Gate):
     def become_worker(self, rank: int) -> None:
         """Take the place of `rank`, in its own process, right after the fork."""
         self.rank = rank
+        self._take_place()
         self._sequence = 0
         self._commands = {}
         self.close_in_child()
@@ -241,16 +259,20 @@ class SharedGate(Notices, Gate):
 
     def worker_finish(self, reply=None, error=None) -> None:
         """Arrive at the finish barrier, with an answer for the master or an exception."""
-        cells, line = self._cells, self._line(self.rank)
+        cells, done = self._cells, self._done
         if error is not None:
             self._put_reply(ERROR, reports.describe(error, REPLY))
             self.abort()
         elif reply is not None:
             self._put_reply(ANSWER, pickle.dumps(reply, pickle.HIGHEST_PROTOCOL))
         # Last: from here on the master may read the reply, return, and start the next call.
-        cells[line + DONE] = self._sequence
-        self._fence()
-        self._wake(self.master_rank)
+        cells[done] = self._sequence
+        with self._fence:
+            waits_for = cells[self._master_sleeps]
+        # The master may also wait for this rank to come to a meeting: then it hears that it never
+        # will. Other ranks hear of that a heartbeat later.
+        if waits_for in (done + 1, self._met + 1):
+            _write(self._wake_pipes[self.master_rank][1])
 
     def _put_reply(self, kind, data):
         line = self._line(self.rank)
@@ -294,7 +316,7 @@ class SharedGate(Notices, Gate):
         if command is not known:
             self._slots[command] = slot
             self._last = command, slot
-        self._wake_all()
+        self._wake(SEQUENCE)
 
     def _post(self, command):
         """Put a new command into the mailbox; return its slot and length.
@@ -319,10 +341,10 @@ class SharedGate(Notices, Gate):
         """Wait until every worker has reached the finish barrier; collect answers and errors."""
         cells = self._cells
         sequence = cells[SEQUENCE]
-        cells[self._line(self.rank) + DONE] = sequence
-        for rank in self._worker_ranks:
-            line = self._line(rank)
-            self._wait(line + DONE, sequence)
+        cells[self._done] = sequence
+        for rank, line in self._others:
+            if cells[line + DONE] < sequence:
+                self._wait(line + DONE, sequence)
             if cells[line + REPLY_KIND]:
                 self._take_reply(rank, line)
         # After all replies: a finish that a Ctrl-C has interrupted is repeated by the next start.
@@ -369,3 +391,8 @@ class SharedGate(Notices, Gate):
         for pipe in (*self._life_pipes, *self._wake_pipes):
             for end in pipe:
                 os.close(end)
+
+
+def _write(pipe):
+    with contextlib.suppress(BlockingIOError):  # a full pipe wakes the rank, too
+        os.write(pipe, b"\0")

@@ -20,11 +20,13 @@ REPLY = 1 << 16  # bytes for each rank
 BOARD = 1 << 21  # bytes for each rank
 
 # The master's cells: the number of the last call, the slot of its command, the command's length in
-# the mailbox (0 for a command that the workers know), and the number of the last aborted call,
-# which is the one cell that any rank writes.
-SEQUENCE, SLOT, LENGTH, ABORT = range(4)
-# A rank's cells: the last call that it has finished, whether it sleeps, its reply, the rows that it
-# has computed, its last meeting, how far its board is written, and its vote.
+# the mailbox (0 for a command that the workers know), the number of the last aborted call, the rows
+# that the call selects: the first, and the one after the last; until when ranks don't spin, and how
+# long the last such time was (see `spinning`). All ranks write ABORT, CROWDED and PAUSE.
+SEQUENCE, SLOT, LENGTH, ABORT, BEGIN, END, CROWDED, PAUSE = range(8)
+# A rank's cells: the last call that it has finished, the cell that it sleeps for plus one (0 if it
+# is awake), its reply, the rows that it has computed, its last meeting, how far its board is
+# written, and its vote.
 DONE, ASLEEP, REPLY_KIND, REPLY_LENGTH, ROWS, MET, NEWS, BALLOT = range(8)
 LINE = 8  # cells of a rank, 64 bytes: ranks that write to one cache line slow each other down
 NO_REPLY, ANSWER, ERROR = range(3)
@@ -48,6 +50,8 @@ class Memory:
 class Notices:
     """Cells in which each rank tells the others something: they read it after a meeting."""
 
+    posts_bounds = True
+
     def _line(self, rank):
         return LINE * (rank + 1)
 
@@ -59,6 +63,17 @@ class Notices:
     def news(self, rank: int) -> int:
         """Return the last number that `rank` has posted."""
         return self._cells[self._line(rank) + NEWS]
+
+    def post_bounds(self, begin: int, end: int) -> None:
+        """Tell all ranks, before the next call, which rows it selects: the master does."""
+        # As the slot of the command, they are stored before SEQUENCE, and read in the call only.
+        cells = self._cells
+        cells[BEGIN], cells[END] = begin, end
+
+    def bounds(self) -> tuple:
+        """Return the last bounds that the master has posted."""
+        cells = self._cells
+        return cells[BEGIN], cells[END]
 
     def report_rows(self, rows: int) -> None:
         """Tell from how many rows this rank computed; -1 says that it did not run."""
@@ -107,23 +122,18 @@ class Notices:
         return [rank for rank in met if met[rank] == fewest]
 
 
-class Fence:
-    """Order a rank's store to one cell before its next load of another, for all ranks.
+def make_fence():
+    """Return a fence: entering ``with fence:`` orders a store to a cell before the next load.
 
-    A processor may delay a store past a later load, x86 too. Then a rank that stores its ASLEEP
-    flag and loads a cell, and one that stores the cell and loads the flag, can miss each other, and
-    the first sleeps on. Taking a lock is an atomic read-modify-write: on x86 a full memory barrier,
-    whichever lock it is. Each process takes its own copy of the lock, so no rank waits for another.
+    A processor may delay a store past a later load of another cell, x86 too. Then a rank that
+    stores its ASLEEP flag and loads a cell, and one that stores the cell and loads the flag, can
+    miss each other, and the first sleeps on. Taking a lock is an atomic read-modify-write: on x86 a
+    full memory barrier, whichever lock it is. Each process takes its own copy of the lock, so no
+    rank waits for another. ``with``, because a Ctrl-C between acquire() and release() would leave
+    the lock taken for ever; and with a statement in it, because Python does not leave the block
+    if an exception comes at a ``pass``.
     """
-
-    def __init__(self):
-        self._lock = threading.Lock()
-
-    def __call__(self):
-        """Take the lock and release it."""
-        # Not acquire() and release(): a Ctrl-C between the two would leave the lock taken for ever.
-        with self._lock:
-            pass
+    return threading.Lock()
 
 
 def make_pipes(count):

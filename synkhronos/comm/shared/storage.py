@@ -63,6 +63,10 @@ class _Region:
             offset += _round_up(_nbytes(dtype, shape))
         arrays = [self.segment.array(*place) for place in places]
         self.layout = None  # a Ctrl-C before the last line leaves a region without a layout
+        # Collectives work on regions side by side as on one array, gaps included: see `runs`.
+        for dtype, shape, begin in places:
+            end = begin + _nbytes(dtype, shape)
+            self.segment.array(np.uint8, (_round_up(end) - end,), end).fill(0)
         self.place, self.arrays = Place(self.segment.ref, tuple(places)), arrays
         # A second array: NumPy's views of a view refer to the array that owns or maps the memory,
         # here to `value`, so its references are not mixed up with those to `arrays`.
@@ -131,6 +135,20 @@ class Storage:
                 [array] = self.room_for(key, layout)
                 _host.copy_from_device(_host.peek(variables[key]), array)
 
+    def homes(self, keys):
+        """Return (cell of a variable, its region) for each key, or None if not all have both.
+
+        A value is at home if ``cell[0] is region.value``. The pairs are valid as long as `version`
+        stays the same.
+        """
+        variables, own = self._worker.variables, self._own
+        for key in keys:
+            region = own.get(key)
+            # A Ctrl-C can leave a region without a layout.
+            if region is None or region.layout is None or _host.lives_on_device(variables[key]):
+                return None
+        return [(_host.cell(variables[key]), own[key]) for key in keys]
+
     def copy_back(self, keys) -> None:
         """Copy the regions of those variables that live on a device into the variables."""
         for key in keys:
@@ -178,6 +196,7 @@ class Storage:
         region = self._own[key]
         own = _REFERENCES + (_host.peek(self._worker.variables[key]) is region.value)
         if sys.getrefcount(region.value) > own:
+            self.version += 1
             self._retired.append(self._own.pop(key))
 
     def new_value(self, key, shape):
@@ -186,11 +205,13 @@ class Storage:
         Returns a view of it, to write to. The variable's present value may be in the same memory.
         """
         variable, region = self._worker.variables[key], self._own.get(key)
-        layout = ((np.dtype(variable.dtype).str, tuple(shape)),)
-        if region is not None and (
-            region.layout != layout or region.value is not _host.peek(variable)
-        ):
+        if region is not None:
+            if region.layout is not None and region.value is _host.peek(variable):
+                [array] = region.arrays
+                if array.shape == shape:
+                    return array
             self._give_up_held(key)
+        layout = ((np.dtype(variable.dtype).str, tuple(shape)),)
         [array] = self.room_for(key, layout)
         _host.replace(variable, self._own[key].value)
         return array
@@ -359,6 +380,41 @@ class Storage:
     def values(self, key):
         """Return the value of a variable on each rank, in rank order: views."""
         return [arrays[0] for arrays in self.arrays(key)]
+
+    def runs(self, keys, ranks) -> list:
+        """Return flat arrays that span the values of all keys: lists with one for each rank.
+
+        One array spans several values if their regions lie side by side on all of these ranks, as
+        those that were made together do, and have one dtype. Shapes must be equal on the ranks.
+        """
+        runs: list = []
+        for key in keys:
+            spans = [self._span(rank, key) for rank in ranks]
+            if runs and all(
+                segment is last[0] and dtype == last[1] and begin == _round_up(last[3])
+                for (segment, dtype, begin, _), last in zip(spans, runs[-1])
+            ):
+                spans = [(*last[:3], end) for last, (_, _, _, end) in zip(runs[-1], spans)]
+                runs[-1] = spans
+            else:
+                runs.append(spans)
+        return [
+            [
+                segment.array(dtype, ((end - begin) // np.dtype(dtype).itemsize,), begin)
+                for segment, dtype, begin, end in spans
+            ]
+            for spans in runs
+        ]
+
+    def _span(self, rank, key):
+        """Return (segment, dtype, begin, end) of the first array of a key's region on one rank."""
+        if rank == self._worker.rank:
+            segment, place = self._own[key].segment, self._own[key].place
+        else:
+            self.arrays_of(rank, key)  # attaches its segment
+            segment, _, place = self._others[rank][key]
+        dtype, shape, begin = place.arrays[0]
+        return segment, dtype, begin, begin + _nbytes(dtype, shape)
 
 
 def _log(board, generation):

@@ -14,12 +14,15 @@ master may read what ranks have exposed until it starts the next command.
 import numpy as np
 
 from synkhronos import _host
-from synkhronos._arithmetic.blocks import BLOCK, cut, reduce_block
+from synkhronos._arithmetic.blocks import BLOCK, cut, reduction
 from synkhronos._arithmetic.partition import take_rows
 from synkhronos.comm import Variables
 from synkhronos.comm.shared.arrays import reduce_whole
 
-_PLANS = 64  # lists of views that are kept
+_PLANS = 64  # lists of each kind that are kept
+# So many bytes of a rank the master reduces for all, after the finish barrier: a meeting in the
+# call takes longer, above all with more ranks than cores.
+_LITTLE = 1 << 14
 
 
 class SharedVariables(Variables):
@@ -28,23 +31,70 @@ class SharedVariables(Variables):
     def __init__(self, worker, storage):
         self._worker, self._gate, self._storage = worker, worker.gate, storage
         self._has_devices = any(device != "cpu" for device in worker.devices)
-        self._plans = {}  # (keys, root) -> version of the storage, blocks
+        # Found out once for each version of the storage.
+        self._plans = _Kept(storage)  # (keys, operation, root, number of shares) -> blocks
+        self._homes = _Kept(storage)  # keys -> where the values are to be, their bytes
+        self._copies = _Kept(storage)  # (keys, root) -> arrays to copy, and from where
+        self._values = _Kept(storage)  # keys -> values on all ranks
 
     def close(self):
         """Drop all memory and views; the variables that are left keep their values."""
-        self._plans.clear()
+        self._drop_views()
         self._storage.close()
 
     def forget(self, keys):
         """Drop the regions of these variables, and all views."""
-        self._plans.clear()
+        self._drop_views()
         self._storage.forget(keys)
+
+    def _drop_views(self):
+        for each in self._plans, self._homes, self._copies, self._values:
+            each.clear()
+
+    def _are_at_home(self, keys):
+        """Return whether the values of these variables are in their regions, for sure."""
+        homes, _ = self._find_homes(keys)
+        for cell, region in homes:
+            if cell[0] is not region.value:
+                return False
+        return bool(homes)
+
+    def _find_homes(self, keys):
+        found = self._homes.find(keys)
+        if found is None:
+            homes = self._storage.homes(keys)
+            if homes is None:
+                return (), 0
+            nbytes = sum([region.value.nbytes for _, region in homes])
+            found = self._homes.keep(keys, (homes, nbytes))
+        return found
+
+    def are_little(self, keys):
+        """Return whether the master is to reduce these variables for all ranks, once exposed."""
+        if self._has_devices:
+            return False  # each rank copies its value back to its device
+        homes, nbytes = self._find_homes(keys)
+        return nbytes <= _LITTLE and bool(homes)
+
+    def all_reduce_exposed(self, keys, op):
+        """Reduce, on the master, what all ranks have exposed, and write it to all ranks."""
+        self._storage.hear()
+        return self._reduce(keys, op, None, n_shares=1, share=0)
 
     def expose(self, keys):
         """Put this rank's values where the master can read them after the finish barrier."""
         self._storage.begin()
-        self._storage.store(keys)
+        if not self._are_at_home(keys):
+            self._storage.store(keys)
         self._storage.post()
+
+    def values_of(self, keys):
+        """Return, on the master, the values that all ranks have exposed, for each variable."""
+        self._storage.hear()
+        values = self._values.find(keys)
+        if values is None:
+            values = self._values.keep(keys, [self._storage.values(key) for key in keys])
+        return values
 
     def values(self, key):
         """Return, on the master, the values that all ranks have exposed, in rank order: views."""
@@ -59,18 +109,18 @@ class SharedVariables(Variables):
     def assign(self, key, array, rows=None):
         """Copy an array, or some of its rows (a range or indices), into this rank's variable."""
         self._storage.begin()
-        variable = self._worker.variables[key]
         if rows is None:
             self._give(key, array)
-            return
-        if _host.lives_on_device(variable):
-            _host.replace(variable, take_rows(array, rows))
-            return
-        target = self._storage.new_value(key, (len(rows), *array.shape[1:]))
-        if isinstance(rows, range) and rows.step > 0:
-            target[...] = take_rows(array, rows)
+        elif rows.__class__ is range and rows.step > 0:
+            self._give(key, array[rows.start : rows.stop : rows.step])
+        elif self._lives_on_device(key):
+            _host.replace(self._worker.variables[key], take_rows(array, rows))
         else:
+            target = self._storage.new_value(key, (len(rows), *array.shape[1:]))
             take_rows(array, rows, target)
+
+    def _lives_on_device(self, key):
+        return self._has_devices and _host.lives_on_device(self._worker.variables[key])
 
     def _meet(self, keys):
         self.expose(keys)
@@ -87,20 +137,21 @@ class SharedVariables(Variables):
         self._meet(keys)
         return self._reduce(keys, op, root)
 
-    def _reduce(self, keys, op, root):
-        plan = self._plans.get((keys, root))
-        if plan is None or plan[0] != self._storage.version:
+    def _reduce(self, keys, op, root, n_shares=None, share=None):
+        """Reduce one share of the values, by default this rank's of those of all ranks."""
+        if n_shares is None:
+            n_shares, share = self._worker.n_ranks, self._worker.rank
+        plan = self._plans.find((keys, op, root, n_shares))
+        if plan is None:
             values = [self._storage.values(key) for key in keys]
             unequal = first_unequal([[value.shape for value in each] for each in values])
             if unequal is not None:
                 return unequal
-            if plan or len(self._plans) >= _PLANS:
-                self._plans.clear()  # their views may be of freed memory
-            plan = self._storage.version, self._plan(values, root)
-            self._plans[keys, root] = plan
-        divisor = self._worker.n_ranks
-        for sources, out, copies in plan[1]:
-            reduce_block(op, sources, out, divisor)
+            runs = self._storage.runs(keys, range(self._worker.n_ranks))
+            blocks = self._plan(runs, op, root, n_shares, share)
+            plan = self._plans.keep((keys, op, root, n_shares), blocks)
+        for reduce, out, copies in plan:
+            reduce()
             for copy in copies:
                 copy[...] = out
         if self._has_devices:
@@ -108,23 +159,23 @@ class SharedVariables(Variables):
             self._storage.copy_back(keys if root in (None, self._worker.rank) else ())
         return None
 
-    def _plan(self, values, root):
-        """Return the blocks that this rank reduces: sources, target, and views that get a copy."""
+    def _plan(self, runs, op, root, n_shares, share):
+        """Return, for each block of a share: its reduction, target, and views that get a copy."""
         buffers = {}
         blocks = []
-        for _, sources in cut(values, self._worker.n_ranks, self._worker.rank):
+        for _, sources in cut(runs, n_shares, share):
             if root is None:
                 out, copies = sources[0], sources[1:]
             elif root == 0:
                 out, copies = sources[0], []
             else:
-                # `reduce_block` may write to the first source only, and the root's is a later one:
+                # `reduction` may write to the first source only, and the root's is a later one:
                 # so it reduces into a buffer, and copies that to the root.
                 dtype = sources[0].dtype
                 if dtype not in buffers:
                     buffers[dtype] = np.empty(BLOCK, np.uint8).view(dtype)
                 out, copies = buffers[dtype][: sources[0].size], [sources[root]]
-            blocks.append((sources, out, copies))
+            blocks.append((reduction(op, sources, out, self._worker.n_ranks), out, copies))
         return blocks
 
     def reduce_to_new(self, key, op):
@@ -148,13 +199,31 @@ class SharedVariables(Variables):
         self._storage.hear()
         if mine:
             return
+        copies = self._copies.find((keys, root))
+        if self._are_at_home(keys):
+            if copies is None:
+                copies = self._copies.keep((keys, root), self._plan_copies(keys, root))
+            if copies:
+                for target, source in copies:
+                    target[...] = source
+                return
         for key in keys:
             self._give(key, self._storage.value_of(root, key))
 
+    def _plan_copies(self, keys, root):
+        """Return pairs (array of this rank, array of the root), or () if not all shapes are equal.
+
+        Values at home that keep their shape are overwritten where they are.
+        """
+        here, there = self._worker.rank, root
+        shapes = [
+            [self._storage.value_of(rank, key).shape for rank in (here, there)] for key in keys
+        ]
+        return () if first_unequal(shapes) else self._storage.runs(keys, (here, there))
+
     def _give(self, key, value):
-        variable = self._worker.variables[key]
-        if _host.lives_on_device(variable):
-            _host.replace(variable, value)
+        if self._lives_on_device(key):
+            _host.replace(self._worker.variables[key], value)
         else:
             self._storage.new_value(key, value.shape)[...] = value
 
@@ -175,6 +244,31 @@ class SharedVariables(Variables):
             np.concatenate(each, out=joined)
         # The old region stays as it is until the next gather: other ranks may still read it.
         return None
+
+
+class _Kept:
+    """Facts about keys, valid for one version of the storage."""
+
+    def __init__(self, storage):
+        self._storage, self._version, self._lists = storage, None, {}
+
+    def find(self, key):
+        """Return what was kept for a key, or None."""
+        if self._version != self._storage.version:
+            self._lists.clear()  # their views may be of freed memory, and keep it mapped
+        return self._lists.get(key)
+
+    def keep(self, key, kept):
+        """Keep what is true of a key now, and return it."""
+        if self._version != self._storage.version or len(self._lists) >= _PLANS:
+            self._lists.clear()
+        self._version = self._storage.version
+        self._lists[key] = kept
+        return kept
+
+    def clear(self):
+        """Drop all."""
+        self._lists.clear()
 
 
 def first_unequal(shapes):

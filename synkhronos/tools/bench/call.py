@@ -1,6 +1,10 @@
-"""The time of a call, beside Theano's; the cost of an idle session, a profile, and a Data."""
+"""The time of a call, beside Theano's; the cost of an idle session, a profile, and a Data.
+
+With --busy, the time of a call while other processes keep the cores busy: see `busy`.
+"""
 
 import contextlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -10,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from synkhronos.tools.bench import options
+from synkhronos.tools.bench import busy, options
 
 
 def add_arguments(parser):
@@ -34,11 +38,27 @@ def add_arguments(parser):
         default=1000,
         help="size of the Data that ranks share (1000)",
     )
+    parser.add_argument(
+        "--busy",
+        type=options.counts,
+        metavar="N,N",
+        help="measure only calls beside 0 and so many busy processes (such as 1,2,4), and those of "
+        "a Pipe, a Pool and joblib",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=options.positive,
+        default=2.0,
+        metavar="S",
+        help="time for each figure of --busy (default: 2)",
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 
 def main(args) -> int:
     """Measure, print, and return the exit status."""
+    if args.busy:
+        return _compare_busy(args)
     results = {
         **measure_call(args.ranks, args.calls),
         **measure_profile(args.ranks, args.calls),
@@ -53,8 +73,24 @@ def main(args) -> int:
     return 0
 
 
+def _compare_busy(args):
+    echo = _Echo()
+    try:
+        figures = busy.measure(args.ranks, [0, *args.busy], args.seconds, echo)
+    finally:
+        echo.close()
+    if args.json:
+        print(json.dumps({"ranks": args.ranks, "busy": figures}, indent=2))
+    else:
+        print(busy.text(figures, args.ranks))
+    return 0
+
+
 def measure_call(n_ranks, n_calls):
-    """Time a trivial function (one Data in, one number out), and a bare round trip of a pipe."""
+    """Time a trivial function (one Data in, one number out), and a bare round trip of a pipe.
+
+    Also with other rows of a longer Data in each call, as in a loop over minibatches.
+    """
     import synkhronos as synk
     from synkhronos._host import tensor as T
 
@@ -66,10 +102,23 @@ def measure_call(n_ranks, n_calls):
         data = synk.data(np.ones((2 * n_ranks, 4), "float32"))
         f(data), serial(data)
         trusted, array = f._compiled, data.data
+        rows = 2 * n_ranks
+        longer = synk.data(np.ones((100 * rows, 4), "float32"))
+        begins = itertools.cycle(range(0, len(longer), rows))
+
+        def sliced():
+            begin = next(begins)
+            f(longer, batch=slice(begin, begin + rows))
+
         echo = _Echo()
-        calls = {"call": lambda: f(data), "theano": lambda: trusted(array), "pipe": echo}
+        calls = {
+            "call": lambda: f(data),
+            "sliced": sliced,
+            "theano": lambda: trusted(array),
+            "pipe": echo,
+        }
         times = {name: [] for name in calls}
-        # Interleaved in short runs, so that the same noise disturbs all three.
+        # Interleaved in short runs, so that the same noise disturbs all.
         for _ in options.progress("calls, in hundreds", range(max(1, n_calls // 100))):
             for name, call in calls.items():
                 for repetition in range(120):
@@ -249,6 +298,7 @@ def _print(results, args):
     gigabytes = results["data_bytes"] / 1e9
     print(f"One Data in, one number out; {args.ranks} ranks, {os.cpu_count()} cores, medians")
     print(f"  call                     {results['call_us']:8.1f} us")
+    print(f"  batch=slice(...)         {results['sliced_us']:8.1f} us")
     print(f"  Theano's own call        {results['theano_us']:8.1f} us")
     print(f"  overhead                 {overhead:8.1f} us")
     print(f"  bare Pipe round trip     {results['pipe_us']:8.1f} us")

@@ -54,7 +54,7 @@ def add_arguments(parser):
     parser.add_argument(
         "--peer-python",
         action="append",
-        type=_python,
+        type=python_path,
         default=[],
         metavar="PATH",
         help="a Python to look for mpi4py and torch in before this one; may be repeated",
@@ -74,7 +74,7 @@ def add_arguments(parser):
         help="size of the Data to scatter (default: 1)",
     )
     parser.add_argument(
-        "--no-models", action="store_true", help="leave out ResNet-50 and the large Data"
+        "--no-models", action="store_true", help="leave out ResNet-50, many variables and the Data"
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.add_argument("--plot", metavar="FILE.png", help="draw time against bytes")
@@ -99,7 +99,8 @@ def parse_sizes(text):
     return sizes
 
 
-def _python(text):
+def python_path(text):
+    """Return the path of a program."""
     path = shutil.which(text)
     if path is None:
         raise argparse.ArgumentTypeError(f"there is no program {text!r}")
@@ -165,8 +166,11 @@ def _measure(args, systems, results):
         ranks = [system for system in systems if isinstance(system, peers.Peers)]
         results["model"] = models.measure_model(ranks, 10 * args.seconds)
         say(models.model_text(results["model"]))
-        results["scatter"] = models.measure_scatter(args.ranks, args.gigabytes, 10 * args.seconds)
-        say(models.scatter_text(results["scatter"]))
+        results["many"] = models.measure_many(models.MANY, 10 * args.seconds)
+        say(models.many_text(results["many"]))
+        for name, size in (("small scatter", models.SMALL), ("scatter", args.gigabytes)):
+            results[name] = models.measure_scatter(args.ranks, size, 10 * args.seconds)
+            say(models.scatter_text(results[name]))
 
 
 def measure(systems, collective, nbytes, seconds):

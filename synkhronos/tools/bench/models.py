@@ -1,4 +1,4 @@
-"""A model's parameters against one vector of their size, and scatter against a parallel copy."""
+"""A model's parameters against one vector, many small variables, and scatter against copies."""
 
 import statistics
 import time
@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 REPETITIONS = 5  # at least
+MANY = 1000  # small variables
+SMALL = 1e-3  # gigabytes of the small Data to scatter
 
 _clock = time.perf_counter
 
@@ -66,14 +68,44 @@ def measure_scatter(n_ranks, gigabytes, seconds):
     vector = library.shared(np.zeros(1, "float32"))
     sources = np.split(data.data, n_ranks)
     targets = [np.full_like(source, 0) for source in sources]
+    # So many in a row that the time to start threads does not count.
+    in_a_row = range(max(1, int(3e8 // data.data.nbytes)))
+
+    def copy(target, source):
+        for _ in in_a_row:
+            np.copyto(target, source)
+
+    def scatter():
+        for _ in in_a_row:
+            synk.scatter(vector, data)
+
     with ThreadPoolExecutor(n_ranks) as pool:
         calls = {
-            "scatter": lambda: synk.scatter(vector, data),
+            "scatter": scatter,
             # NumPy copies without the interpreter's lock, so threads are enough.
-            "memcpy": lambda: list(pool.map(np.copyto, targets, sources)),
+            "memcpy": lambda: list(pool.map(copy, targets, sources)),
         }
         times = _take_turns(calls, seconds)
-    return {"bytes": data.data.nbytes, "seconds": times}
+    seconds = {name: each / len(in_a_row) for name, each in times.items()}
+    return {"bytes": data.data.nbytes, "seconds": seconds}
+
+
+def measure_many(n_variables, seconds):
+    """Time collectives of many small variables at once, and of a vector of as many numbers."""
+    import synkhronos as synk
+    from synkhronos._host import library
+
+    variables = [library.shared(np.ones(10, "float32")) for _ in range(n_variables)]
+    vector = library.shared(np.ones(10 * n_variables, "float32"))
+    calls = {}
+    for name, call in (
+        ("all_reduce", synk.all_reduce),
+        ("broadcast", synk.broadcast),
+        ("gather", synk.gather),
+    ):
+        calls[name] = lambda call=call: call(variables)
+        calls[f"{name} of a vector"] = lambda call=call: call(vector)
+    return {"n_variables": n_variables, "seconds": _take_turns(calls, seconds)}
 
 
 def _take_turns(calls, seconds):
@@ -116,7 +148,16 @@ def scatter_text(results):
     size = results["bytes"] / 1e9
     return (
         f"scatter of a Data of {size:.3g} GB\n"
-        f"  scatter                {1e3 * scatter:8.2f} ms {size / scatter:8.2f} GB/s\n"
-        f"  parallel memcpy        {1e3 * copy:8.2f} ms {size / copy:8.2f} GB/s   "
+        f"  scatter                {1e3 * scatter:8.3f} ms {size / scatter:8.2f} GB/s\n"
+        f"  parallel memcpy        {1e3 * copy:8.3f} ms {size / copy:8.2f} GB/s   "
         f"scatter / memcpy {scatter / copy:.2f}x"
     )
+
+
+def many_text(results):
+    """Return the results of :func:`measure_many` as text."""
+    us = {name: 1e6 * seconds for name, seconds in results["seconds"].items()}
+    lines = [f"{results['n_variables']:,} variables of 10 numbers, at once; a vector of as many"]
+    for name in [name for name in us if f"{name} of a vector" in us]:
+        lines.append(f"  {name:12} {us[name]:10.1f} us {us[name + ' of a vector']:10.1f} us")
+    return "\n".join(lines)

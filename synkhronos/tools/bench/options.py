@@ -16,6 +16,11 @@ def count(text):
     return int(text)
 
 
+def counts(text):
+    """Return the integers of a list such as ``1,2,4``, each at least 1."""
+    return [count(word.strip()) for word in text.split(",")]
+
+
 def whole(text):
     """Return the integer that a text gives, at least 0."""
     if not text.isdecimal():

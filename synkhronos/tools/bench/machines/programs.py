@@ -22,7 +22,8 @@ import time
 from pathlib import Path
 
 from synkhronos._machine.devices import python_command
-from synkhronos.tools import launch, mpirun
+from synkhronos._machine.processes import end_with_parent
+from synkhronos.tools import launch
 
 MARK = "synkhronos-bench "
 ANSWER_SECONDS = 900  # the first step of a large network is compiled
@@ -57,7 +58,7 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=self._log,
             start_new_session=True,  # Ctrl-C is for the benchmark, which ends the programs
-            preexec_fn=functools.partial(mpirun.end_with_parent, os.getpid()),
+            preexec_fn=functools.partial(end_with_parent, os.getpid()),
         )
         return self
 

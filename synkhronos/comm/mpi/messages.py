@@ -17,7 +17,7 @@ from typing import Any, Callable
 import numpy as np
 
 from synkhronos._machine.log import log
-from synkhronos.rules.mpi import MPI
+from synkhronos.comm.mpi.library import MPI
 
 _LOOKS = 2000  # without a sleep: some hundred microseconds
 _SHORTEST, _LONGEST = 2e-5, 2e-3  # seconds of a sleep

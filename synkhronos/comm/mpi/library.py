@@ -1,11 +1,14 @@
-"""MPI of the ranks of rules, which only `worker` starts: an import alone starts nothing."""
+"""MPI's library for processes that mpirun has started: loaded, and begun by ``MPI.Init()`` only.
+
+The import alone starts nothing, also in processes that only read the docstrings of other modules.
+"""
 
 import signal
 import threading
 
 import mpi4py
 
-mpi4py.rc.initialize = False  # also in processes that only read the docstrings of these modules
+mpi4py.rc.initialize = False
 mpi4py.rc.finalize = False
 
 from mpi4py import MPI as MPI  # noqa: E402

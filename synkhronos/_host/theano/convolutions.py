@@ -1,0 +1,157 @@
+"""Convolutions that copy the pixels of images row by row.
+
+    image ──copy──▶ one column for each place of the filter ──Gemm──▶ outputs
+
+Theano's copy looks at each pixel, whether it is inside of the image; so does the addition of the
+columns in the gradient of images. The copies here take what is inside of a row at once. Products of
+matrices, and the order of additions, are Theano's, so the results are the same, bit for bit.
+"""
+
+from theano import gof
+from theano.tensor.nnet.corr import BaseCorrMM, CorrMM, CorrMM_gradInputs, CorrMM_gradWeights
+
+_CODE = r"""
+namespace {
+
+// Rows are short, so a call of memcpy would take longer than the copy.
+template <typename T>
+inline void synkhronos_copy(const T* __restrict__ from, T* __restrict__ to, npy_intp n) {
+    for (; n >= 8; n -= 8, from += 8, to += 8)
+        for (int k = 0; k < 8; ++k) to[k] = from[k];
+    for (npy_intp k = 0; k < n; ++k) to[k] = from[k];
+}
+
+template <typename T>
+inline void synkhronos_add(const T* __restrict__ from, T* __restrict__ to, npy_intp n) {
+    for (; n >= 8; n -= 8, from += 8, to += 8)
+        for (int k = 0; k < 8; ++k) to[k] += from[k];
+    for (npy_intp k = 0; k < n; ++k) to[k] += from[k];
+}
+
+// The pixels of an axis that the place `at` of the filter sees: pixel `i * stride + offset` for i
+// from 0 to count - 1. For i from begin to end they exist; the others are the border.
+struct SynkhronosPlaces {
+    npy_intp count, stride, offset, begin, end;
+    SynkhronosPlaces(
+            int length, int filter, int dilation, int pad, int both_pads, int stride_, int at) {
+        count = (length + both_pads - (filter - 1) * dilation - 1) / stride_ + 1;
+        stride = stride_;
+        offset = at * dilation - pad;
+        begin = offset < 0 ? (-offset + stride - 1) / stride : 0;
+        end = offset < length ? (length - 1 - offset) / stride + 1 : 0;
+        if (begin > count) begin = count;
+        if (end > count) end = count;
+        if (end < begin) end = begin;
+    }
+};
+
+template <typename T>
+void synkhronos_im2col(
+        const T* image, const int channels, const int height, const int width,
+        const int kernel_h, const int kernel_w, const int dilation_h, const int dilation_w,
+        const int pad_hl, const int pad_hr, const int pad_wl, const int pad_wr,
+        const int stride_h, const int stride_w, T* columns) {
+    for (int c = 0; c < channels; ++c, image += (npy_intp) height * width)
+        for (int kh = 0; kh < kernel_h; ++kh) {
+            const SynkhronosPlaces h(
+                height, kernel_h, dilation_h, pad_hl, pad_hl + pad_hr, stride_h, kh);
+            for (int kw = 0; kw < kernel_w; ++kw) {
+                const SynkhronosPlaces w(
+                    width, kernel_w, dilation_w, pad_wl, pad_wl + pad_wr, stride_w, kw);
+                for (npy_intp i = 0; i < h.count; ++i, columns += w.count) {
+                    if (i < h.begin || i >= h.end) {
+                        for (npy_intp j = 0; j < w.count; ++j) columns[j] = 0;
+                        continue;
+                    }
+                    const T* row = image + (i * h.stride + h.offset) * width + w.offset;
+                    for (npy_intp j = 0; j < w.begin; ++j) columns[j] = 0;
+                    if (w.stride == 1)
+                        synkhronos_copy(row + w.begin, columns + w.begin, w.end - w.begin);
+                    else
+                        for (npy_intp j = w.begin; j < w.end; ++j) columns[j] = row[j * w.stride];
+                    for (npy_intp j = w.end; j < w.count; ++j) columns[j] = 0;
+                }
+            }
+        }
+}
+
+template <typename T>
+void synkhronos_col2im(
+        const T* columns, const int channels, const int height, const int width,
+        const int kernel_h, const int kernel_w, const int dilation_h, const int dilation_w,
+        const int pad_hl, const int pad_hr, const int pad_wl, const int pad_wr,
+        const int stride_h, const int stride_w, T* image) {
+    for (int c = 0; c < channels; ++c, image += (npy_intp) height * width)
+        for (int kh = 0; kh < kernel_h; ++kh) {
+            const SynkhronosPlaces h(
+                height, kernel_h, dilation_h, pad_hl, pad_hl + pad_hr, stride_h, kh);
+            for (int kw = 0; kw < kernel_w; ++kw) {
+                const SynkhronosPlaces w(
+                    width, kernel_w, dilation_w, pad_wl, pad_wl + pad_wr, stride_w, kw);
+                for (npy_intp i = h.begin; i < h.end; ++i) {
+                    T* row = image + (i * h.stride + h.offset) * width + w.offset;
+                    const T* from = columns + i * w.count;
+                    if (w.stride == 1)
+                        synkhronos_add(from + w.begin, row + w.begin, w.end - w.begin);
+                    else
+                        for (npy_intp j = w.begin; j < w.end; ++j) row[j * w.stride] += from[j];
+                }
+                columns += h.count * w.count;
+            }
+        }
+}
+
+}
+"""
+
+
+class _RowByRow(BaseCorrMM):
+    """Theano's operation with other functions for the copies."""
+
+    def c_support_code(self):
+        """Return Theano's code, and these copies."""
+        return super().c_support_code() + _CODE
+
+    def c_support_code_apply(self, node, nodename):
+        """Return Theano's code, which calls these copies."""
+        code = super().c_support_code_apply(node, nodename)
+        for name in ("im2col", "col2im"):
+            # Calls begin so; definitions have one parenthesis.
+            code = code.replace(f"{name}((", f"synkhronos_{name}((")
+        return code
+
+    def c_code_cache_version(self):
+        """Return Theano's version with that of this code."""
+        return (*super().c_code_cache_version(), "row by row", 2)
+
+
+class RowwiseCorrMM(_RowByRow, CorrMM):
+    """A convolution of images with filters."""
+
+
+class RowwiseCorrMMGradWeights(_RowByRow, CorrMM_gradWeights):
+    """The gradient of the filters."""
+
+
+class RowwiseCorrMMGradInputs(_RowByRow, CorrMM_gradInputs):
+    """The gradient of the images."""
+
+
+_ROWWISE = {
+    CorrMM: RowwiseCorrMM,
+    CorrMM_gradWeights: RowwiseCorrMMGradWeights,
+    CorrMM_gradInputs: RowwiseCorrMMGradInputs,
+}
+
+
+@gof.local_optimizer(list(_ROWWISE))
+def copy_row_by_row(node):
+    """Replace a convolution that Theano computes as a product of matrices, or its gradient."""
+    op = node.op
+    if type(op) not in _ROWWISE:
+        return False
+    settings = {name: getattr(op, name) for name in (*op.__props__, "openmp")}
+    # Gradients also take the height and width that their result is to have, if it can't be told.
+    one, other, *shape = node.inputs
+    given = [one, other, shape] if shape else [one, other]
+    return [_ROWWISE[type(op)](**settings)(*given)]

@@ -1,0 +1,282 @@
+"""Max-pooling of images and its gradient, in loops over contiguous memory.
+
+Theano's loops compute the address of each pixel from five indices. The loops here compare and add
+the same numbers in the same order, so the results are the same, bit for bit, also where a maximum
+occurs twice, or is NaN.
+"""
+
+from theano import gof
+from theano.tensor.signal.pool import MaxPoolGrad, Pool
+
+_CODE = r"""
+namespace {
+
+// The pixels of a window, without padding: those from begin to end of an axis of this length.
+struct SynkhronosWindows {
+    npy_intp length, count, size, stride, pad;
+    npy_intp begin(npy_intp window) const {
+        const npy_intp at = window * stride - pad;
+        return at < 0 ? 0 : at;
+    }
+    npy_intp end(npy_intp window) const {
+        const npy_intp at = window * stride - pad + size;
+        return at > length ? length : at;
+    }
+    bool are_pairs() const { return size == 2 && stride == 2 && pad == 0; }
+    npy_intp full_pairs() const { return count < length / 2 ? count : length / 2; }
+};
+
+template <typename T>
+void synkhronos_max_pool(
+        const T* x, T* z, npy_intp images, SynkhronosWindows rows, SynkhronosWindows columns) {
+    const bool pairs = rows.are_pairs() && columns.are_pairs();
+    const npy_intp full_rows = pairs ? rows.full_pairs() : 0;
+    const npy_intp full_columns = pairs ? columns.full_pairs() : 0;
+    for (npy_intp image = 0; image < images; ++image) {
+        for (npy_intp r = 0; r < rows.count; ++r) {
+            T* to = z + r * columns.count;
+            npy_intp done = 0;
+            if (r < full_rows) {
+                const T *above = x + 2 * r * columns.length, *below = above + columns.length;
+                for (npy_intp c = 0; c < full_columns; ++c) {
+                    T highest = above[2 * c];
+                    highest = above[2 * c + 1] > highest ? above[2 * c + 1] : highest;
+                    highest = below[2 * c] > highest ? below[2 * c] : highest;
+                    highest = below[2 * c + 1] > highest ? below[2 * c + 1] : highest;
+                    to[c] = highest;
+                }
+                done = full_columns;
+            }
+            const npy_intp row_begin = rows.begin(r), row_end = rows.end(r);
+            for (npy_intp c = done; c < columns.count; ++c) {
+                const npy_intp begin = columns.begin(c), end = columns.end(c);
+                T highest = x[row_begin * columns.length + begin];
+                for (npy_intp i = row_begin; i < row_end; ++i)
+                    for (npy_intp j = begin; j < end; ++j) {
+                        const T a = x[i * columns.length + j];
+                        highest = a > highest ? a : highest;
+                    }
+                to[c] = highest;
+            }
+        }
+        x += rows.length * columns.length;
+        z += rows.count * columns.count;
+    }
+}
+
+// Compilers make vectors of this: no branches, no strides, and no array is another one.
+template <typename T>
+void synkhronos_where_equal(
+        const T* __restrict__ x, const T* __restrict__ highest, const T* __restrict__ from,
+        T* __restrict__ to, npy_intp n) {
+    for (npy_intp i = 0; i < n; ++i) to[i] = x[i] == highest[i] ? from[i] : (T) 0;
+}
+
+// A row of windows of 2 x 2 that do not overlap. Theano adds to zero, which makes 0 of -0.
+template <typename T>
+void synkhronos_pairs_grad(
+        const T* above, const T* below, const T* highest, const T* from, T* to_above, T* to_below,
+        npy_intp n) {
+    const npy_intp width = 128;
+    T highest_twice[2 * width], from_twice[2 * width];
+    for (npy_intp first = 0; first < n; first += width) {
+        const npy_intp m = n - first < width ? n - first : width;
+        for (npy_intp c = 0; c < m; ++c) {
+            highest_twice[2 * c] = highest_twice[2 * c + 1] = highest[first + c];
+            from_twice[2 * c] = from_twice[2 * c + 1] = (T) 0 + from[first + c];
+        }
+        const npy_intp at = 2 * first;
+        synkhronos_where_equal(above + at, highest_twice, from_twice, to_above + at, 2 * m);
+        synkhronos_where_equal(below + at, highest_twice, from_twice, to_below + at, 2 * m);
+    }
+}
+
+template <typename T>
+void synkhronos_max_pool_grad(
+        const T* x, const T* z, const T* gz, T* gx, npy_intp images,
+        SynkhronosWindows rows, SynkhronosWindows columns) {
+    const bool pairs = rows.are_pairs() && columns.are_pairs();
+    const npy_intp full_rows = pairs ? rows.full_pairs() : 0;
+    const npy_intp full_columns = pairs ? columns.full_pairs() : 0;
+    const npy_intp pixels = rows.length * columns.length;
+    const bool all_written = 2 * full_rows == rows.length && 2 * full_columns == columns.length;
+    for (npy_intp image = 0; image < images; ++image) {
+        if (!all_written)
+            for (npy_intp i = 0; i < pixels; ++i) gx[i] = 0;
+        for (npy_intp r = 0; r < rows.count; ++r) {
+            const T *highest = z + r * columns.count, *from = gz + r * columns.count;
+            npy_intp done = 0;
+            if (r < full_rows) {
+                const T *above = x + 2 * r * columns.length, *below = above + columns.length;
+                T *to_above = gx + 2 * r * columns.length, *to_below = to_above + columns.length;
+                synkhronos_pairs_grad(
+                    above, below, highest, from, to_above, to_below, full_columns);
+                done = full_columns;
+            }
+            const npy_intp row_begin = rows.begin(r), row_end = rows.end(r);
+            for (npy_intp c = done; c < columns.count; ++c) {
+                const npy_intp begin = columns.begin(c), end = columns.end(c);
+                for (npy_intp i = row_begin; i < row_end; ++i)
+                    for (npy_intp j = begin; j < end; ++j) {
+                        const npy_intp at = i * columns.length + j;
+                        if (x[at] == highest[c]) gx[at] = gx[at] + from[c];
+                    }
+            }
+        }
+        x += pixels;
+        gx += pixels;
+        z += rows.count * columns.count;
+        gz += rows.count * columns.count;
+    }
+}
+
+}
+"""
+
+_FLOATS = ("float32", "float64")
+
+
+def _windows(node, inputs, x):
+    """Return code that declares the windows of both axes, and whether the loops cover them."""
+    names = [*inputs[-3:]]
+    dtypes = [f"npy_{variable.dtype}" for variable in node.inputs[-3:]]
+    size, stride, pad = (
+        [f"*({dtype}*) PyArray_GETPTR1({name}, {axis})" for axis in (0, 1)]
+        for name, dtype in zip(names, dtypes)
+    )
+    sized = " && ".join(f"PyArray_DIM({name}, 0) == 2" for name in names)
+    ndim = node.inputs[0].ndim
+    return f"""
+        int covered = {sized} && PyArray_ISCARRAY_RO({x}) && PyArray_SIZE({x}) > 0;
+        SynkhronosWindows windows[2] = {{}};
+        npy_intp images = 1;
+        for (int axis = 0; axis < {ndim - 2}; ++axis) images *= PyArray_DIM({x}, axis);
+        if (covered) {{
+            windows[0].length = PyArray_DIM({x}, {ndim - 2});
+            windows[1].length = PyArray_DIM({x}, {ndim - 1});
+            windows[0].size = {size[0]}; windows[1].size = {size[1]};
+            windows[0].stride = {stride[0]}; windows[1].stride = {stride[1]};
+            windows[0].pad = {pad[0]}; windows[1].pad = {pad[1]};
+            for (int axis = 0; axis < 2; ++axis) {{
+                const SynkhronosWindows& w = windows[axis];
+                covered = covered && w.stride > 0 && w.pad >= 0 && w.pad < w.size;
+            }}
+        }}
+    """
+
+
+class ContiguousMaxPool(Pool):
+    """A max-pooling of two axes. Arrays that are not contiguous are pooled by Theano's code."""
+
+    def c_support_code(self):
+        """Return the loops, for any dtype."""
+        return _CODE
+
+    def c_code(self, node, name, inputs, outputs, sub):
+        """Return code that looks at the memory of the array, and chooses between the loops."""
+        x, z, ndim = inputs[0], outputs[0], node.inputs[0].ndim
+        ignore_border = "true" if self.ignore_border else "false"
+        theano = super().c_code(node, name, inputs, outputs, sub)
+        return f"""
+        {_windows(node, inputs, x)}
+        for (int axis = 0; covered && axis < 2; ++axis) {{
+            SynkhronosWindows& w = windows[axis];
+            const npy_intp padded = w.length + 2 * w.pad;
+            if ({ignore_border})
+                w.count = padded < w.size ? 0 : (padded - w.size) / w.stride + 1;
+            else if (w.stride >= w.size)
+                w.count = (padded - 1) / w.stride + 1;
+            else {{
+                const npy_intp beyond = padded - 1 - w.size + w.stride;
+                w.count = (beyond < 0 ? 0 : beyond / w.stride) + 1;
+            }}
+            // Theano refuses padding where borders count.
+            covered = w.count > 0 && ({ignore_border} || w.pad == 0);
+        }}
+        if (covered) {{
+            npy_intp shape[{ndim}];
+            int fits = {z} != NULL && PyArray_ISCARRAY({z});
+            for (int axis = 0; axis < {ndim}; ++axis) {{
+                const int pooled = axis - {ndim - 2};
+                shape[axis] = pooled < 0 ? PyArray_DIM({x}, axis) : windows[pooled].count;
+                fits = fits && PyArray_DIM({z}, axis) == shape[axis];
+            }}
+            if (!fits) {{
+                Py_XDECREF({z});
+                {z} = (PyArrayObject*) PyArray_EMPTY({ndim}, shape, PyArray_TYPE({x}), 0);
+                if (!{z}) {{ {sub["fail"]} }}
+            }}
+            synkhronos_max_pool(
+                (const dtype_{x}*) PyArray_DATA({x}), (dtype_{z}*) PyArray_DATA({z}), images,
+                windows[0], windows[1]);
+        }} else {{
+            {theano}
+        }}
+        """
+
+    def c_code_cache_version(self):
+        """Return Theano's version with that of this code."""
+        return (*super().c_code_cache_version(), "contiguous", self.ignore_border, 1)
+
+
+class ContiguousMaxPoolGrad(MaxPoolGrad):
+    """The gradient of a max-pooling of two axes."""
+
+    def c_support_code(self):
+        """Return the loops, for any dtype."""
+        return _CODE
+
+    def c_code(self, node, name, inputs, outputs, sub):
+        """Return code that looks at the memory of the arrays, and chooses between the loops."""
+        (x, z, gz), gx, ndim = inputs[:3], outputs[0], node.inputs[0].ndim
+        theano = super().c_code(node, name, inputs, outputs, sub)
+        return f"""
+        {_windows(node, inputs, x)}
+        covered = covered && PyArray_ISCARRAY_RO({z}) && PyArray_ISCARRAY_RO({gz});
+        for (int axis = 0; covered && axis < {ndim}; ++axis) {{
+            const int pooled = axis - {ndim - 2};
+            covered = PyArray_DIM({z}, axis) == PyArray_DIM({gz}, axis)
+                && (pooled >= 0 || PyArray_DIM({z}, axis) == PyArray_DIM({x}, axis));
+            if (pooled >= 0) {{
+                SynkhronosWindows& w = windows[pooled];
+                w.count = PyArray_DIM({z}, axis);
+                covered = covered && w.count > 0 && w.begin(w.count - 1) < w.length;
+            }}
+        }}
+        if (covered) {{
+            int fits = {gx} != NULL && PyArray_ISCARRAY({gx});
+            for (int axis = 0; axis < {ndim}; ++axis)
+                fits = fits && PyArray_DIM({gx}, axis) == PyArray_DIM({x}, axis);
+            if (!fits) {{
+                Py_XDECREF({gx});
+                {gx} = (PyArrayObject*) PyArray_EMPTY(
+                    {ndim}, PyArray_DIMS({x}), PyArray_TYPE({x}), 0);
+                if (!{gx}) {{ {sub["fail"]} }}
+            }}
+            synkhronos_max_pool_grad(
+                (const dtype_{x}*) PyArray_DATA({x}), (const dtype_{z}*) PyArray_DATA({z}),
+                (const dtype_{gz}*) PyArray_DATA({gz}), (dtype_{gx}*) PyArray_DATA({gx}), images,
+                windows[0], windows[1]);
+        }} else {{
+            {theano}
+        }}
+        """
+
+    def c_code_cache_version(self):
+        """Return Theano's version with that of this code."""
+        return (*super().c_code_cache_version(), "contiguous", 2)
+
+
+@gof.local_optimizer([Pool, MaxPoolGrad])
+def pool_contiguously(node):
+    """Replace a max-pooling of two axes of floats, or its gradient."""
+    op = node.op
+    # Theano also gives it subclasses, and operations with other types of variables.
+    if type(op) not in (Pool, MaxPoolGrad) or op.mode != "max" or op.ndim != 2:
+        return False
+    dtypes = {x.dtype for x in [*node.inputs[:-3], *node.outputs]}
+    if len(dtypes) > 1 or dtypes.isdisjoint(_FLOATS) or op.openmp:
+        return False
+    if type(op) is Pool:
+        return [ContiguousMaxPool(op.ignore_border, "max", 2, openmp=False)(*node.inputs)]
+    return [ContiguousMaxPoolGrad(op.ignore_border, 2, openmp=False)(*node.inputs)]

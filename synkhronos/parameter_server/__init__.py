@@ -1,0 +1,59 @@
+"""The parameter server: devices push gradients by key and pull results, each at its own time.
+
+>>> import numpy as np
+>>> from synkhronos import parameter_server as ps
+>>> with ps.create("local") as store:
+...     store.init("w", np.zeros(3))
+...     gradients = [np.ones(3), np.arange(3.0)]
+...     _ = store.pushpull("w", gradients).wait()
+>>> gradients
+[array([1., 2., 3.]), array([1., 2., 3.])]
+
+References
+----------
+mshadow-ps, 2014 (https://github.com/dmlc/mshadow, guide/mshadow-ps), after M. Li et al., "Scaling
+distributed machine learning with the parameter server", OSDI 2014; KVStore of MXNet,
+T. Chen et al., arXiv:1512.01274.
+"""
+
+from synkhronos.parameter_server.errors import (
+    CallbackFailed,
+    OutOfTurn,
+    ParameterServerError,
+    ProcessLost,
+    RoundTimeout,
+    ServerLost,
+    StoreClosed,
+    WeightsDiffer,
+    WorkerLost,
+)
+from synkhronos.parameter_server.rounds import Future
+from synkhronos.parameter_server.stores import KINDS, Store, create
+from synkhronos.parameter_server.timeline import Profile
+from synkhronos.parameter_server.updaters import (
+    Updater,
+    function_updater,
+    rule_updater,
+    theano_updater,
+)
+
+__all__ = [
+    "KINDS",
+    "CallbackFailed",
+    "Future",
+    "OutOfTurn",
+    "ParameterServerError",
+    "ProcessLost",
+    "Profile",
+    "RoundTimeout",
+    "ServerLost",
+    "Store",
+    "StoreClosed",
+    "Updater",
+    "WeightsDiffer",
+    "WorkerLost",
+    "create",
+    "function_updater",
+    "rule_updater",
+    "theano_updater",
+]

@@ -1,0 +1,296 @@
+"""Backends take the reduction of a round: it is the result, an updater's gradient, or sent on.
+
+==================  ================================================================================
+`LocalBackend`      a pull returns the reduction
+`UpdatingBackend`   an updater changes the weight, which a pull returns
+`RemoteBackend`     servers get the reduction, and have the result
+==================  ================================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any
+
+import numpy as np
+
+from synkhronos.parameter_server import saving
+from synkhronos.parameter_server.errors import OutOfTurn, ParameterServerError
+from synkhronos.parameter_server.rounds import Buffer, Future, Key, Pull, Round
+from synkhronos.parameter_server.updaters import refuse_other_memory
+
+_QUESTION_SECONDS = 1.0
+_COPIED = (-1, 0)  # in the place of a request whose result is being copied
+
+
+class Backend:
+    """The interface; `engine` is set before the first call."""
+
+    engine: Any  # the Engine of the store
+    is_plain = False  # the reduction itself is the result
+    is_remote = False  # the result comes later
+    runs_users_code = False
+
+    def init_key(self, key: Key, weight: np.ndarray | None) -> None:
+        """Take a new key, with its initial weight if the caller has one."""
+
+    def memory_for(self, closed: Round) -> Buffer | None:
+        """Return the memory into which a round is reduced; None for a buffer of the key."""
+        return None
+
+    def is_quick(self, closed: Round) -> bool:
+        """Return whether a caller may reduce a round and call `accept` without a long wait."""
+        return not self.runs_users_code
+
+    def accept(self, closed: Round) -> Buffer | None:
+        """Take the reduction of a round; return the result, or None if it is published later."""
+        return closed.buffer
+
+    def is_stale(self, key: Key, pull: Pull) -> bool:
+        """Return whether a pull is to ask for a result again that is there already."""
+        return False
+
+    def request(self, key: Key, version: int, priority: int) -> None:
+        """Ask for the result of a round that is not there."""
+
+    def waits_for(self, future: Future) -> str:
+        """Return what a future waits for behind this store, in words."""
+        return ""
+
+    def dump_states(self) -> list[bytes]:
+        """Return the state of each updater."""
+        raise NotImplementedError
+
+    def restore_states(self, states: list[bytes]) -> None:
+        """Set the state of each updater to what `dump_states` has returned."""
+        raise NotImplementedError
+
+    def leave(self, timeout: float) -> None:
+        """End all that this has started."""
+
+
+class LocalBackend(Backend):
+    """Keeps the reduction, as the result."""
+
+    is_plain = True
+
+    def init_key(self, key: Key, weight: np.ndarray | None) -> None:
+        """Make an initial weight the result of round 0; what is gathered has none."""
+        if weight is not None and key.op != "gather":
+            publish_copy(self.engine, key, 0, weight)
+
+
+class UpdatingBackend(Backend):
+    """Gives the reduction to an updater, which changes the weight in place.
+
+    Parameters
+    ----------
+    updater : Updater
+    is_test : bool
+        Whether a pull still returns the reduction (``test_on_server``).
+    """
+
+    runs_users_code = True
+
+    def __init__(self, updater: Any, is_test: bool) -> None:
+        self.updater = updater
+        self.weights: dict[int | str, np.ndarray] = {}
+        self._is_test = is_test
+        self._lock = threading.Lock()  # one update at a time
+        self._owner = threading.local()  # whether this thread has it
+        self._sums: dict[int | str, Buffer] = {}
+
+    def init_key(self, key: Key, weight: np.ndarray | None) -> None:
+        """Let the updater fill the weight, once, and make it the result of round 0."""
+        if self._is_at_work():
+            raise OutOfTurn(f"an updater can't make key {key.name!r} of its own store.")
+        kept = np.zeros(key.shape, key.dtype) if weight is None else weight.copy()
+        with self._alone():
+            if weight is None:
+                self.updater.init_model(key.name, kept)
+            else:
+                self.updater.adopt(key.name, kept)
+            self.weights[key.name] = kept
+        if not self._is_test:
+            publish_copy(self.engine, key, 0, kept)
+
+    def _is_at_work(self):
+        return getattr(self._owner, "is_at_work", False)
+
+    @contextlib.contextmanager
+    def _alone(self):
+        """Let no other thread call the updater in the block."""
+        with self._lock:
+            self._owner.is_at_work = True
+            try:
+                yield
+            finally:
+                self._owner.is_at_work = False
+
+    def memory_for(self, closed: Round) -> Buffer | None:
+        """Return memory for the gradient, which no pull reads."""
+        key = closed.key
+        if self._is_test:
+            return None
+        if key.name not in self._sums:
+            self._sums[key.name] = Buffer(np.empty(key.size, key.dtype), key.shape)
+        return self._sums[key.name]
+
+    def accept(self, closed: Round) -> Buffer | None:
+        """Update the weight."""
+        key, target = closed.key, closed.buffer
+        assert target is not None
+        with self._alone():
+            self.updater.update(key.name, target.shaped)
+            refuse_other_memory(self.updater, key.name, self.weights[key.name])
+            if self._is_test:
+                return target
+            # A copy: pulls of this round may still read it when the next one is updated.
+            publish_copy(self.engine, key, closed.version, self.weights[key.name])
+        return None
+
+    def dump_states(self) -> list[bytes]:
+        """Return the state of the updater, between two updates."""
+        with self._alone():
+            return [saving.dump(self.updater)]
+
+    def restore_states(self, states: list[bytes]) -> None:
+        """Set the state of the updater, between two updates."""
+        with self._alone():
+            saving.restore(self.updater, states[0])
+
+    def weight(self, key: Key) -> np.ndarray:
+        """Return a copy of the weight of a key, between two updates."""
+        with self._alone():
+            return self.weights[key.name].copy()
+
+
+class RemoteBackend(Backend):
+    """Gives reductions to the servers of an MPI job, and gets results from them.
+
+    Parameters
+    ----------
+    link : Link
+    """
+
+    is_remote = True
+
+    def __init__(self, link: Any) -> None:
+        self._link = link
+        self._keys: dict[int, Key] = {}
+        # (key, parity) -> (version, priority); the first is under way, or being copied: _COPIED
+        self._asked: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self._lock = threading.Lock()
+        self._is_shut = False
+        self._receiver = threading.Thread(
+            target=self._receive, name="synkhronos-receiver", daemon=True
+        )
+
+    def init_key(self, key: Key, weight: np.ndarray | None) -> None:
+        """Tell the servers of a key."""
+        self._keys[key.number] = key
+        flat = None if weight is None else weight.reshape(-1)
+        self._link.init_key(key.number, key.name, key.size, key.dtype, key.op, flat)
+        with self._lock:
+            if not self._receiver.is_alive():
+                self._receiver.start()
+
+    def is_quick(self, closed: Round) -> bool:
+        """Return whether the memory of a round is free: the last push but one has been sent."""
+        return self._link.is_free(closed.key.number, closed.version)
+
+    def memory_for(self, closed: Round) -> Buffer | None:
+        """Return memory that the process beside this one sends from."""
+        key = closed.key
+        return Buffer(self._link.outgoing(key.number, closed.version), key.shape)
+
+    def accept(self, closed: Round) -> Buffer | None:
+        """Send the reduction."""
+        key = closed.key
+        self._link.push(key.number, closed.version, closed.priority)
+
+    def is_stale(self, key: Key, pull: Pull) -> bool:
+        """Return whether others may have changed the weight since this device has pulled it."""
+        if self._link.mode != "dist_async" or pull.needed > key.version:
+            return False
+        return pull.slot is None or pull.slot.pulled == key.version
+
+    def request(self, key: Key, version: int, priority: int) -> None:
+        """Ask for the result of a round, once for all devices that need it."""
+        with self._lock:
+            asked = self._asked.setdefault((key.number, version % 2), [])
+            if any(version == each for each, _ in asked):
+                return
+            asked.append((version, priority))
+            if len(asked) > 1:  # its memory is in use: asked for when that is free
+                return
+        self._link.request(key.number, version, priority)
+
+    def _receive(self):
+        try:
+            while not self._is_shut:
+                for number, version, error in self._link.next(1.0):
+                    self._take(self._keys[number], version, error)
+        except Exception as error:
+            if not self._is_shut:
+                self._fail(error)
+
+    def _take(self, key, version, error):
+        """Publish a result that has come, or an error, and ask for the next in its memory."""
+        asked = self._asked.get((key.number, (version or 0) % 2), [])
+        with self._lock:  # a pull that comes from now on may want a newer value of this version
+            if asked:
+                asked[0] = _COPIED
+        if error is None:
+            publish_copy(self.engine, key, version, self._link.incoming(key.number, version))
+        else:
+            self.engine.fail_round(key, version, error)
+        with self._lock:
+            del asked[:1]
+            following = asked[0] if asked else None
+        if following is not None:
+            self._link.request(key.number, *following)
+
+    def _fail(self, error):
+        if not isinstance(error, ParameterServerError):
+            error = ParameterServerError(f"the link to the servers has failed: {error}")
+        self.engine.fail(error, list(self._keys.values()))
+
+    def dump_states(self) -> list[bytes]:
+        """Return the state of the updater of each server."""
+        return self._link.states()
+
+    def restore_states(self, states: list[bytes]) -> None:
+        """Set the state of the updater of each server."""
+        self._link.set_states(states)
+
+    def waits_for(self, future: Future) -> str:
+        """Return the workers that have not pushed, or that the servers have not answered."""
+        version = future.needed if isinstance(future, Pull) else 0
+        if self._link.mode == "dist_async" or not version:
+            return "the servers have not answered yet"
+        try:
+            workers = self._link.missing(future.key.name, version, _QUESTION_SECONDS)
+        except ParameterServerError as error:
+            return f"the servers have not answered yet ({error})"
+        if not workers:
+            return "the servers have all pushes of this round, and compute or send the result"
+        hosts = self._link.hosts
+        names = " and ".join(f"worker {each} on {hosts[each]}" for each in workers)
+        return f"{names} {'has' if len(workers) == 1 else 'have'} not pushed"
+
+    def leave(self, timeout: float) -> None:
+        """Leave the job."""
+        self._is_shut = True
+        self._link.close(timeout)
+        if self._receiver.is_alive() and self._receiver is not threading.current_thread():
+            self._receiver.join(timeout)
+
+
+def publish_copy(engine: Any, key: Key, version: int, value: np.ndarray) -> None:
+    """Make a copy of an array the result of a round."""
+    with engine.lock:
+        buffer = key.free_buffer()
+    np.copyto(buffer.flat, value.reshape(-1))
+    engine.publish(key, version, buffer)

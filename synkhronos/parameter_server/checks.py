@@ -1,0 +1,119 @@
+"""Checks of the arguments of stores: they raise in the caller's thread, and change nothing."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Callable, Sequence
+
+import numpy as np
+
+from synkhronos import _wording
+from synkhronos.parameter_server.operands import operand_of
+from synkhronos.parameter_server.rounds import Key, plane
+
+
+def name_of(key: Any) -> int | str:
+    """Return a key as the store has it."""
+    if isinstance(key, str):
+        try:
+            key.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"key must be a text that UTF-8 has, got {key!r}.") from None
+        return key
+    if _wording.is_bool(key) or not isinstance(key, (int, np.integer)):
+        raise TypeError(f"key must be an int or a str, got {_wording.shown(key)}.")
+    return int(key)
+
+
+def names_of(key: Any) -> list[int | str]:
+    """Return a key, or a list of keys, as a list."""
+    names = [name_of(each) for each in (key if isinstance(key, (list, tuple)) else [key])]
+    if len(set(names)) < len(names):
+        raise ValueError(f"key must name each key once, got {_wording.shown(key)}.")
+    return names
+
+
+def devices_of(devices: Any) -> list[int]:
+    """Return an argument `devices` as a list of distinct numbers from 0."""
+    if isinstance(devices, (str, bytes)) or not hasattr(devices, "__iter__"):
+        raise TypeError(
+            f"devices must be a list of integers, got {_wording.shown(devices)}; a key needs a "
+            "value, too."
+        )
+    numbers = [_wording.whole_number("a device", each, 0) for each in devices]
+    if not numbers:
+        raise ValueError("devices must name at least one device, got an empty list.")
+    twice = sorted({each for each in numbers if numbers.count(each) > 1})
+    if twice:
+        raise ValueError(
+            f"devices must be distinct, got {numbers}: a round would wait for ever for the "
+            f"second device {twice[0]}."
+        )
+    return numbers
+
+
+def fitting(value: Any, key: Key, shape: tuple, name: str, writes: bool = False) -> Any:
+    """Return a user's array as the engine takes it; raise if it does not fit a key."""
+    is_plain = type(value) is np.ndarray and (value.flags.writeable or not writes)
+    array = value if is_plain else operand_of(value, name, writes)
+    if array.shape != shape or array.dtype != key.dtype:
+        refuse_array(name, array, key, shape, None)
+    return array
+
+
+def refuse_array(call: str, array: Any, key: Key, shape: tuple, device: int | None) -> None:
+    """Raise for an array that does not fit a key; not if its shape is the same in other words."""
+    of = "" if device is None else f" of device {device}"
+    if array.dtype != key.dtype:
+        raise TypeError(
+            f"{call}{of}: key {key.name!r} has {key.dtype}, but the array has {array.dtype}."
+        )
+    if plane(tuple(array.shape)) != plane(tuple(shape)):
+        raise ValueError(
+            f"{call}{of}: key {key.name!r} takes arrays of shape {tuple(shape)}, but the array "
+            f"has {tuple(array.shape)}."
+        )
+
+
+def same_length(name: str, values: Any, keys: Sequence[Any]) -> None:
+    """Raise unless an argument is a list with an entry for each key."""
+    if not isinstance(values, (list, tuple)):
+        raise TypeError(
+            f"{name} must be a list, with an entry for each of the "
+            f"{_wording.count(len(keys), 'key')}, got {_wording.shown(values)}."
+        )
+    if len(values) != len(keys):
+        raise ValueError(
+            f"{name} must have an entry for each of the {_wording.count(len(keys), 'key')}, got "
+            f"{len(values)}."
+        )
+
+
+def dtype_of(dtype: Any) -> np.dtype:
+    """Return an argument `dtype` as a dtype of numbers."""
+    try:
+        made = np.dtype(dtype)
+    except TypeError:
+        raise TypeError(f"dtype must be a dtype, got {_wording.shown(dtype)}.") from None
+    if made.kind not in "iufc":
+        raise TypeError(f"dtype must be one of numbers, got {made}.")
+    return made
+
+
+def callback_of(callback: Any, array: Any) -> Callable[[], Any]:
+    """Return a callback as a function without arguments."""
+    if not callable(callback):
+        raise TypeError(f"callback must be callable, got {_wording.shown(callback)}.")
+    try:
+        inspect.signature(callback).bind()
+    except ValueError:  # a builtin that does not tell
+        return callback
+    except TypeError:
+        try:
+            inspect.signature(callback).bind(array)
+        except TypeError:
+            raise TypeError(
+                f"callback must take no argument, or the array, got {_wording.shown(callback)}."
+            ) from None
+        return lambda: callback(array)
+    return callback

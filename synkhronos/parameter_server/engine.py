@@ -1,0 +1,533 @@
+"""The engine of a store: it closes rounds, reduces them, and copies results to pulls.
+
+    push ──▶ Round, closed by its last push ──▶ push lane ──▶ reduction ──▶ backend ──▶ publish
+    pull ──▶ Pull, ready when published     ──▶ pull lane ──▶ copy ──▶ callback ──▶ done
+
+Each device has a lane for pushes and one for pulls. Small arrays are reduced and copied at once by
+the call that completes them, if nothing waits before them.
+
+Arrays are not copied when they are pushed: they are read when the round is closed.
+
+References
+----------
+mshadow-ps (2014), the level of one machine; T. Chen et al., MXNet, arXiv:1512.01274, section 2.3.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from _thread import get_ident
+from contextlib import nullcontext
+from typing import Any, Callable, Sequence
+
+import numpy as np
+
+from synkhronos._machine.interrupts import interrupts_held
+from synkhronos._machine.log import log
+from synkhronos.parameter_server.backends import Backend
+from synkhronos.parameter_server.errors import (
+    CallbackFailed,
+    OutOfTurn,
+    RoundTimeout,
+    StoreClosed,
+)
+from synkhronos.parameter_server.lanes import DOZE, DOZES, Lanes
+from synkhronos.parameter_server.parameters import Parameters
+from synkhronos.parameter_server.pulls import Pulls
+from synkhronos.parameter_server.reductions import Reduction, reduce_arrays
+from synkhronos.parameter_server.rounds import Buffer, Future, Key, Pull, Round, Slot, devices_have
+
+WARN_AFTER = 10.0  # seconds of a wait
+_AT_ONCE = nullcontext()
+_MAIN = threading.main_thread()
+
+
+class Engine:
+    """Runs the rounds of all keys of one store.
+
+    Parameters
+    ----------
+    parameters : Parameters
+    n_devices : int
+    backend : Backend
+        What becomes of the reduction of a round.
+    """
+
+    def __init__(self, parameters: Parameters, n_devices: int, backend: Backend) -> None:
+        self.backend = backend
+        self.error: BaseException | None = None  # the failure after which all calls fail
+        self._is_closing = False
+        self._process = os.getpid()
+        self.record: Callable[..., None] | None = None  # (name, key, start, end), for a profile
+        n_push = n_devices if parameters["push_thread"] == "ndev" else 1
+        n_pull = n_devices if parameters["pull_thread"] == "ndev" else 1
+        self._lanes = Lanes(n_push, n_pull, self._run, self._runs_users_code)
+        self._pulls = Pulls(self._lanes)
+        self.lock = self._lanes.lock
+        self._bound = parameters["bigarray_bound"]
+        cores = len(os.sched_getaffinity(0))
+        self._n_threads = max(1, min(parameters["reduce_thread"], cores))
+
+    def push(self, slot: Slot, array: Any, priority: int, now: bool = False) -> Round:
+        """Add a device's array to the open round of a key.
+
+        With `now` the last device of a round reduces it in this call, however large it is.
+
+        Raises
+        ------
+        OutOfTurn
+            If the device has pushed in this round already.
+        """
+        key = slot.key
+        with self.lock:
+            self._check(key)
+            opened = key.round
+            if opened is None:
+                opened = key.round = Round(self, key, key.n_devices)
+            elif opened.parts[slot.position] is not None:
+                raise OutOfTurn(
+                    f"device {slot.device} has pushed key {key.name!r} already in round "
+                    f"{opened.version}, in which {devices_have(key.missing())} not pushed yet: "
+                    "call pull_wait before the next push."
+                )
+            opened.parts[slot.position] = array
+            opened.n_missing -= 1
+            slot.rounds += 1
+            if priority > opened.priority:
+                opened.priority = priority
+            if opened.n_missing:
+                return opened
+            task = self._close(opened, slot.position, now)
+        if task is not None:
+            self._run(task)
+        return opened
+
+    def push_all(self, pairs: Sequence[tuple[Key, Sequence[Any]]], priority: int) -> list[Round]:
+        """Make a whole round of each key from arrays of one caller, or of none.
+
+        Raises
+        ------
+        OutOfTurn
+            If a device has pushed one of the keys in this round already.
+        """
+        with self.lock:
+            self._refuse_open(pairs)
+            return [self._push_all(key, arrays, priority) for key, arrays in pairs]
+
+    def _refuse_open(self, pairs):
+        for key, _ in pairs:
+            self._check(key)
+            if key.round is not None:
+                raise OutOfTurn(
+                    f"a round of key {key.name!r} is open, in which "
+                    f"{devices_have(key.missing())} not pushed yet: one caller for all devices "
+                    "can't push in the midst of it."
+                )
+
+    def _push_all(self, key, arrays, priority):
+        made = Round(self, key, len(arrays))
+        made.parts, made.priority = list(arrays), priority
+        for slot in key.slots:
+            slot.rounds += 1
+        self._close(made, 0, False)
+        return made
+
+    def pull(
+        self,
+        key: Key,
+        slot: Slot | None,
+        arrays: Sequence[Any],
+        priority: int,
+        callback: Callable[[], Any] | None = None,
+    ) -> Pull:
+        """Ask for the result of the last round of a device, or of all closed ones without a slot.
+
+        Raises
+        ------
+        OutOfTurn
+            If the device's last pull of this key has not come yet.
+        """
+        with self.lock:
+            self._check(key)
+            pull = self._pulls.make(self, key, slot, arrays, priority, callback)
+            is_wanted = self._begin_pull(pull)
+        if is_wanted:
+            self.backend.request(key, pull.needed, priority)
+        return pull
+
+    def push_pull(
+        self,
+        pairs: Sequence[tuple[Key, Sequence[Any]]],
+        into: Sequence[Sequence[Any]],
+        priority: int,
+    ) -> list[Pull]:
+        """Make whole rounds, and ask for their results: pulls are there when the rounds close."""
+        wanted = []
+        with self.lock:
+            self._refuse_open(pairs)
+            pulls = []
+            for (key, arrays), own in zip(pairs, into):
+                pull = self._pulls.make(self, key, None, own, priority, None)
+                pull.needed = key.n_closed + 1
+                key.waiting.append(pull)
+                self._push_all(key, arrays, priority)
+                if self.backend.is_remote and not pull.is_done:
+                    wanted.append(pull)
+                pulls.append(pull)
+        for pull in wanted:
+            self.backend.request(pull.key, pull.needed, priority)
+        return pulls
+
+    def _begin_pull(self, pull):
+        """Queue a pull, or let it wait for its round; return whether the backend is to be asked."""
+        key = pull.key
+        if pull.needed in key.failures and key.version <= pull.needed:
+            pull.finish(key.failures[pull.needed])
+            return False
+        if self.backend.is_remote and self.backend.is_stale(key, pull):
+            key.waiting.append(pull)
+            return True
+        if key.version >= pull.needed and key.source is not None:
+            self._pulls.make_ready(pull, key.source)
+            return False
+        key.waiting.append(pull)
+        return self.backend.is_remote
+
+    def wait(self, future: Future, timeout: float | None = None) -> None:
+        """Wait until a future is done, and run tasks until then.
+
+        Raises
+        ------
+        RoundTimeout
+            After `timeout` seconds.
+        OutOfTurn
+            In a callback, for a pull that waits for the end of this callback; in an updater.
+        """
+        if future.is_done:
+            return
+        lane = getattr(future, "lane", None)
+        self._refuse_in_users_code(future, lane)
+        begun = time.monotonic()
+        is_main = get_ident() == _MAIN.ident
+        # Users' code may take longer than the timeout, and a Ctrl-C is held while it runs here.
+        is_brief = is_main or timeout is not None
+        lanes = self._lanes.push if lane is None else [*self._lanes.push, lane]
+        warn_at, dozes = WARN_AFTER, DOZES
+        while not future.is_done:
+            with self.held():
+                with self.lock:
+                    if future.is_done:
+                        break
+                    task = self._lanes.take(lanes, is_brief)
+                    if task is None:
+                        sleeper = self._lanes.lie_down(lanes, is_brief, dozes > 0)
+                        if future.waiters is None:
+                            future.waiters = []
+                        future.waiters.append(sleeper)
+                if task is not None:
+                    self._run(task)
+                    continue
+            waited = time.monotonic() - begun
+            left = warn_at - waited if timeout is None else min(warn_at, timeout) - waited
+            try:
+                sleeper.sleep(max(0.0, min(left, DOZE) if dozes else left))
+                dozes = max(0, dozes - 1)
+            finally:
+                with self.lock:
+                    self._lanes.rise(sleeper)
+                    if future.waiters is not None:
+                        future.waiters.remove(sleeper)
+            waited = time.monotonic() - begun
+            if not future.is_done and timeout is not None and waited >= timeout:
+                raise RoundTimeout(
+                    f"waited {waited:.1f} s for {self._waits_for(future)}",
+                    future.key.name,
+                    future.missing(),
+                )
+            if not future.is_done and waited >= warn_at:
+                log.warning("has waited %.0f s for %s", waited, self._waits_for(future))
+                warn_at *= 2
+        if self.record is not None:
+            self.record("wait", getattr(future, "key", None), begun, time.monotonic())
+
+    def _refuse_in_users_code(self, future, lane):
+        """Raise for a wait, in a callback or an updater, that would wait for its own end."""
+        running = getattr(self._lanes.users, "lanes", ())
+        if lane is not None and lane in running:
+            raise OutOfTurn(
+                f"a callback can't wait for {future}: both are of one device, and the pull is "
+                "finished after this callback."
+            )
+        if any(each in self._lanes.push for each in running):
+            raise OutOfTurn(f"an updater can't wait for {future} of its own store.")
+
+    def _waits_for(self, future):
+        """Return what a future waits for, in words."""
+        missing = future.missing()
+        if missing:
+            why = f"{devices_have(missing)} not pushed"
+        elif self.backend.is_remote:
+            why = self.backend.waits_for(future)
+        elif isinstance(future, Pull) and not future.needed and future.key.version < 0:
+            why = "no device has pushed, and there is no initial weight"
+        else:
+            why = "its reduction, copy or callback runs"
+        return f"{future}: {why}."
+
+    def _close(self, closed, position, now):
+        """Queue a round whose last push has come; return it with its lane if it is to run now."""
+        key = closed.key
+        key.round = None
+        key.n_closed = closed.version
+        key.queue.append(closed)
+        lane = self._lanes.push[position % len(self._lanes.push)]
+        is_free = len(key.queue) == 1 and lane.is_idle
+        if is_free and key.is_small and self.backend.is_plain:
+            self._reduce_small(closed)
+        elif is_free and now and self.backend.is_quick(closed):
+            lane.is_busy = key.is_reducing = True
+            return lane, closed
+        else:
+            self._lanes.schedule(lane, closed)
+        return None
+
+    def _reduce_small(self, closed):
+        """Reduce and publish a small round, under the lock."""
+        key = closed.key
+        try:
+            buffer = key.free_buffer()
+            reduce_arrays(key.op, _arrays(closed, key.shape), buffer.shaped)
+        except Exception as error:
+            self._end_round(closed, None, error)
+        else:
+            self._end_round(closed, buffer, None)
+
+    def _run_round(self, closed, lane):
+        """Reduce a round of any size; the thread that finishes it gives the lane back."""
+        key, begun = closed.key, time.monotonic()
+        error = None
+        try:
+            closed.buffer = self.backend.memory_for(closed)
+            if closed.buffer is None:
+                with self.lock:
+                    closed.buffer = key.free_buffer()
+            parts = [part.reshape(-1) for part in _arrays(closed, None)]
+            with self.lock:
+                pulls, copies = closed.copies(parts) if self.backend.is_plain else ((), ())
+            n_threads = self._n_threads if key.size >= self._bound else 1
+            reduction = Reduction(key.op, parts, closed.buffer.flat, copies, n_threads)
+        except BaseException as caught:
+            error = caught
+        if error is not None:
+            return self._conclude(closed, lane, error)
+        for pull in pulls:
+            pull.is_copied = True
+        if reduction.has_blocks and n_threads > 1:
+            with self.lock:
+                self._lanes.share(lane, closed, reduction)
+            is_last = reduction.run()
+            with self.lock:
+                self._lanes.unshare(reduction)
+        else:
+            is_last = reduction.run()
+        if self.record is not None:
+            self.record("reduce", key, begun, time.monotonic())
+        if is_last:
+            self._conclude(closed, lane, reduction.error)
+
+    def _conclude(self, closed, lane, error):
+        """Give the reduction to the backend, end the round, and give the lane back."""
+        buffer = None
+        if error is None:
+            try:
+                with self._lanes.running(lane):
+                    buffer = self.backend.accept(closed)
+            except BaseException as caught:
+                error = caught
+                if self.backend.runs_users_code:
+                    failed = CallbackFailed(
+                        f"the update of key {closed.key.name!r} in round {closed.version} has "
+                        f"raised {type(caught).__name__}: {caught}"
+                    )
+                    failed.__cause__ = caught
+                    error = failed
+        with self.lock:
+            self._end_round(closed, buffer, error)
+            self._lanes.release(lane)
+
+    def _end_round(self, closed, buffer, error):
+        key = closed.key
+        key.queue.popleft()
+        key.is_reducing = False
+        closed.parts = [None] * len(closed.parts)  # they are the caller's
+        closed.finish(error)
+        if error is not None:
+            key.failures[closed.version] = error
+            for pull in [each for each in key.waiting if each.needed <= closed.version]:
+                key.waiting.remove(pull)
+                pull.finish(error)
+        elif buffer is not None:
+            self._publish(key, closed.version, buffer)
+        set_aside, key.set_aside = key.set_aside, []
+        for lane, entry in set_aside:
+            self._lanes.put_back(lane, entry)
+
+    def publish(self, key: Key, version: int, buffer: Buffer) -> None:
+        """Make a buffer the result of a round, and of all before it."""
+        with self.lock:
+            self._publish(key, version, buffer)
+
+    def _publish(self, key, version, buffer):
+        if version < key.version:
+            return  # a later one has come before
+        key.version, key.source = version, buffer
+        key.failures = {number: e for number, e in key.failures.items() if number > version}
+        waiting, key.waiting = key.waiting, []
+        for pull in waiting:
+            if pull.needed <= version:
+                self._pulls.make_ready(pull, buffer)
+            else:
+                key.waiting.append(pull)
+
+    def fail(self, error: BaseException, keys: Sequence[Key]) -> None:
+        """Fail all pulls that wait, and all calls from now on."""
+        with self.lock:
+            self.error = error
+            for key in keys:
+                self._fail_key(key, error)
+
+    def fail_round(self, key: Key, version: int | None, error: BaseException) -> None:
+        """Fail the pulls of a round; without a number all pulls of a key that wait."""
+        with self.lock:
+            if version is not None:
+                key.failures[version] = error
+            self._fail_key(key, error, version)
+
+    def _fail_key(self, key, error, version=None):
+        waiting, key.waiting = key.waiting, []
+        for pull in waiting:
+            if version is None or pull.needed == version:
+                pull.finish(error)
+            else:
+                key.waiting.append(pull)
+
+    def _runs_users_code(self, task):
+        if isinstance(task, Pull):
+            return task.callback is not None
+        return self.backend.runs_users_code or self.backend.is_remote
+
+    def _run(self, task):
+        if len(task) == 3:
+            lane, closed, reduction = task
+            if reduction.run():
+                self._conclude(closed, lane, reduction.error)
+        elif isinstance(task[1], Pull):
+            self._pulls.run(task[1], task[0], self.record)
+        else:
+            self._run_round(task[1], task[0])
+
+    def held(self) -> Any:
+        """Return a context for calls of the engine in any thread, which a Ctrl-C does not split.
+
+        Raises
+        ------
+        StoreClosed
+            In a child process: the threads are its parent's, and the lock may be held for ever.
+        """
+        if os.getpid() != self._process:
+            raise StoreClosed("the store belongs to the process that has made it: make another.")
+        # Only the main thread gets a KeyboardInterrupt, and it would leave a round half closed.
+        return interrupts_held() if get_ident() == _MAIN.ident else _AT_ONCE
+
+    def _check(self, key):
+        error = self.error or key.error
+        if error is not None:
+            raise error.with_traceback(None)
+        if self._is_closing:
+            raise StoreClosed("the store is closed: make another one with create().")
+
+    def forget(self, key: Key, error: BaseException) -> None:
+        """Fail all calls with a key that could not be made."""
+        with self.lock:
+            key.error = error
+            self._fail_key(key, error)
+            if key.round is not None:
+                key.round.finish(error)
+
+    def drain(self, keys: Sequence[Key]) -> None:
+        """Wait until all rounds that are closed are reduced, and all pulls done that are ready."""
+        for key in keys:
+            self._drain(key, None)
+
+    def close(self, keys: Sequence[Key], drain: bool, timeout: float) -> None:
+        """Finish what can be finished, or drop it; fail the rest, and end all threads.
+
+        Raises
+        ------
+        RoundTimeout
+            If a callback or an updater has not returned within `timeout` seconds.
+        """
+        end = time.monotonic() + timeout
+        with self.lock:
+            self._is_closing = True
+        late = None
+        try:
+            for key in keys if drain else ():
+                self._drain(key, end)
+        except RoundTimeout as error:
+            late = error
+        finally:
+            with self.held(), self.lock:
+                self._cancel(keys)
+        if not self._lanes.stop(lambda: max(0.0, end - time.monotonic())) and late is None:
+            late = RoundTimeout(
+                f"a callback or an updater has not returned {timeout:g} s after close()."
+            )
+        if late is not None:
+            raise late
+
+    def _cancel(self, keys):
+        """Fail all that has not begun."""
+        dropped = StoreClosed("the store was closed before this was done.")
+        for lane in self._lanes.all:
+            for _, _, task in lane.heap:
+                task.finish(dropped)
+            lane.heap = []
+        for key in keys:
+            first = [key.queue[0]] if key.is_reducing else []
+            for closed in list(key.queue)[len(first) :]:
+                closed.finish(dropped)
+            key.queue.clear()
+            key.queue.extend(first)
+            key.set_aside = []
+            missing = key.missing()
+            why = f"{devices_have(missing)} not pushed" if missing else "its round was not closed"
+            error = StoreClosed(f"the store was closed; key {key.name!r}: {why}.")
+            if not first:  # the one that runs finishes its own pulls
+                self._fail_key(key, error)
+            for pull in [each for each in key.waiting if each.needed > first[0].version]:
+                key.waiting.remove(pull)
+                pull.finish(error)
+            if key.round is not None:
+                key.round.finish(error)
+
+    def _drain(self, key, end):
+        while True:
+            with self.lock:
+                left = [each for each in (*key.queue, *key.queued) if not each.is_done]
+            if not left:
+                return
+            try:
+                self.wait(left[0], None if end is None else max(0.0, end - time.monotonic()))
+            except OutOfTurn:  # in a callback or an updater
+                return
+
+
+def _arrays(closed, shape):
+    """Return the arrays of a round, of a device's or on the host."""
+    arrays = [x if type(x) is np.ndarray else x.read() for x in closed.parts]
+    if shape is None:
+        return arrays
+    return [x if x.shape == shape else x.reshape(shape) for x in arrays]

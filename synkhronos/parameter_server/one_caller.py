@@ -1,0 +1,325 @@
+"""KVStore's face of a store: one caller pushes and pulls the arrays of all devices.
+
+A push of a key is a whole round, of as many arrays as are given. A pull gets the result of all
+rounds before it.
+
+References
+----------
+T. Chen et al., "MXNet: a flexible and efficient machine learning library for heterogeneous
+distributed systems", arXiv:1512.01274; the calls are those of ``mx.kv.KVStore``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import cloudpickle
+
+from synkhronos import _wording
+from synkhronos.parameter_server import saving
+from synkhronos.parameter_server.backends import Backend, LocalBackend, UpdatingBackend
+from synkhronos.parameter_server.checks import fitting, names_of, same_length
+from synkhronos.parameter_server.errors import OutOfTurn
+from synkhronos.parameter_server.operands import operand_of
+from synkhronos.parameter_server.parameters import Parameters
+from synkhronos.parameter_server.rounds import Future, Futures
+from synkhronos.parameter_server.updaters import as_updater, rule_updater
+
+LOWEST = -(1 << 62)  # of priorities
+
+
+class OneCaller:
+    """The calls of one caller for all devices; the base of stores."""
+
+    _engine: Any
+    _backend: Backend | None
+    _link: Any
+    _keys: dict[Any, Any]
+    _refuse_closed: Callable[[], None]
+    init: Callable[..., None]
+    num_servers: int
+    _parameters: Parameters
+    _updater: Any
+
+    def _push_by_key(self, first, second, third, priority, value):
+        """Push by the arguments of ``push(key, value, priority)``, by position or by name."""
+        if isinstance(first, (list, tuple)) and not all(isinstance(x, (int, str)) for x in first):
+            operand_of(first, "array")  # refuses it, with another hint than a list of keys gets
+        if first is None:
+            names, values, rest = second, value, third
+        elif value is not None:
+            names, values, rest = first, value, second if third is None else third
+        else:
+            names, values, rest = first, second, third
+        if rest is not None and priority != 0:
+            raise TypeError(
+                "push() takes an array, a key, a device and a priority; or a key, a value and a "
+                f"priority. The first was {_wording.shown(first)}."
+            )
+        return self._push_values(names, values, priority if rest is None else rest)
+
+    def _push_values(self, key, value, priority):
+        priority = _wording.whole_number("priority", priority, LOWEST)
+        pairs = self._values(key, value)
+        engine = self._engine
+        with engine.held():
+            return _one(key, engine.push_all(pairs, priority))
+
+    def pull(
+        self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True
+    ) -> Future:
+        """Ask for the results of all pushes so far, for one caller; return at once.
+
+        Parameters
+        ----------
+        key : int, str, or list of these
+        out : array, list of arrays, or for a list of keys a list of these; optional
+            Written when the result is there. Without it ``wait()`` returns a new array.
+        priority : int, optional
+        ignore_sparse : bool, optional
+            Taken as KVStore takes it; there are no sparse arrays.
+
+        Returns
+        -------
+        Future
+        """
+        priority = _wording.whole_number("priority", priority, LOWEST)
+        pairs = self._targets(key, out)
+        engine = self._engine
+        with engine.held():
+            return _one(key, [engine.pull(known, None, x, priority) for known, x in pairs])
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> Future:
+        """Push arrays of all devices and pull the result; into `value` if `out` is not given.
+
+        Parameters
+        ----------
+        key, value, out, priority
+            As in :meth:`push` and :meth:`pull`.
+
+        Returns
+        -------
+        Future
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from synkhronos import parameter_server as ps
+        >>> with ps.create("local") as store:
+        ...     store.init([3, 5], [np.zeros(2), np.zeros(1)])
+        ...     gradients = [[np.ones(2), np.ones(2)], [np.ones(1), np.ones(1)]]
+        ...     _ = store.pushpull([3, 5], gradients).wait()
+        >>> gradients
+        [[array([2., 2.]), array([2., 2.])], [array([2.]), array([2.])]]
+        """
+        priority = _wording.whole_number("priority", priority, LOWEST)
+        pairs = self._values(key, value)
+        into = [own for _, own in self._targets(key, value if out is None else out)]
+        engine = self._engine
+        with engine.held():
+            return _one(key, engine.push_pull(pairs, into, priority))
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """Make keys with values, and write these into arrays: ``init``, ``pull`` and a wait.
+
+        All arguments are checked before a key is made.
+        """
+        priority = _wording.whole_number("priority", priority, LOWEST)
+        names = names_of(key)
+        values = value if isinstance(key, (list, tuple)) else [value]
+        outs = out if isinstance(key, (list, tuple)) else [out]
+        same_length("value", values, names)
+        same_length("out", outs, names)
+        for name, given, arrays in zip(names, values, outs):
+            given = operand_of(given, "value")
+            for each in arrays if isinstance(arrays, (list, tuple)) else [arrays]:
+                into = operand_of(each, "out", writes=True)
+                if (into.shape, into.dtype) != (given.shape, given.dtype):
+                    raise ValueError(
+                        f"out of key {name!r} must have shape {given.shape} and {given.dtype}, as "
+                        f"its value, got {into.shape} and {into.dtype}."
+                    )
+        self.init(key, value)
+        self.pull(key, out, priority).wait()
+
+    def save_weights(self, path: Any) -> None:
+        """Write the newest weights, or results, of all keys to a file, as NumPy's ``.npz``.
+
+        Raises
+        ------
+        ValueError
+            For keys without a value: none was given, and no round was closed.
+        """
+        self._refuse_closed()
+        saving.save_weights(path, {name: self._value(key) for name, key in self._keys.items()})
+
+    def _value(self, key):
+        """Return the newest value of a key, after all rounds that are closed."""
+        if isinstance(self._backend, UpdatingBackend):
+            self._engine.drain([key])
+            return self._backend.weight(key)
+        if key.op == "gather":
+            raise ValueError(f"key {key.name!r} has no value to save: its arrays are gathered.")
+        if not self._backend.is_remote and key.version < 0 and not key.n_closed:
+            raise ValueError(
+                f"key {key.name!r} has no value to save: no round was closed, and it was made "
+                "without a value."
+            )
+        return self.pull(key.name).wait()
+
+    def load_weights(self, path: Any) -> None:
+        """Make keys with the weights of a file of :meth:`save_weights`, in a new store.
+
+        Raises
+        ------
+        ValueError
+            For a file that is none of these, and keys that are there already.
+        """
+        values = saving.load_weights(path)
+        self.init(list(values), list(values.values()))
+
+    def save_optimizer_states(self, path: Any) -> None:
+        """Write the state of the updater, such as velocities, to a file."""
+        saving.save_states(path, self._with_updater().dump_states())
+
+    def load_optimizer_states(self, path: Any) -> None:
+        """Read the state of the updater from a file; its keys must have been made.
+
+        Raises
+        ------
+        ValueError
+            For a file that does not fit the updater or the keys; nothing is changed then.
+        """
+        backend = self._with_updater()
+        backend.restore_states(saving.load_states(path, max(1, self.num_servers)))
+
+    def _with_updater(self):
+        """Return the backend, once all keys are where its updater is."""
+        self._refuse_closed()
+        if self._backend is None or isinstance(self._backend, LocalBackend):
+            raise OutOfTurn("there is no updater with a state: call set_optimizer() first.")
+        if self._link is not None:  # a state has a meaning once the weights have come
+            self.pull(list(self._keys)).wait()
+        else:
+            self._engine.drain(list(self._keys.values()))
+        return self._backend
+
+    def set_updater(self, updater: Any) -> None:
+        """Let an updater change the weights of all keys; a pull returns the weight from then on.
+
+        Parameters
+        ----------
+        updater : Updater, or callable
+            ``updater(key, gradient, weight)`` changes `weight` in place.
+
+        Raises
+        ------
+        TypeError
+            For anything else.
+        ValueError
+            For an updater that another store has.
+        OutOfTurn
+            After the first push.
+        """
+        self._refuse_closed()
+        made = as_updater(updater)
+        if self._parameters.given.get("update_on_server") in ("0", "False"):
+            raise ValueError("update_on_server=0 leaves an updater without effect: leave one out.")
+        keys = list(self._keys.values())
+        if any(key.n_closed or key.round is not None for key in keys):
+            raise OutOfTurn("set_updater() and set_optimizer() must come before the first push.")
+        if self._link is not None:
+            self._link.set_updater(cloudpickle.dumps(made), dict(self._parameters.given))
+            self._updater = made
+            return
+        if made.is_taken:
+            raise ValueError("updater belongs to another store: make a new one for this store.")
+        if self._engine is not None:
+            self._hand_over(keys, made)
+        self._updater = made
+        made.is_taken = True
+
+    def _hand_over(self, keys, updater):
+        """Let an updater keep the weights of keys that are there, with their values."""
+        gathered = [key.name for key in keys if key.op == "gather"]
+        if gathered:
+            raise ValueError(f"push_op[{gathered[0]}] can't be gather with an updater.")
+        backend = self._updating(updater)
+        backend.engine = self._engine
+        for key in keys:
+            backend.init_key(key, None if key.source is None else key.source.shaped.copy())
+        self._backend = self._engine.backend = backend
+
+    def _updating(self, updater):
+        updater.init_updater(0, dict(self._parameters.given))
+        return UpdatingBackend(updater, self._parameters["test_on_server"])
+
+    def set_optimizer(self, rule: Callable[..., Any], **hyper: Any) -> None:
+        """Let an update rule change the weights of all keys: `set_updater` with a rule.
+
+        Parameters
+        ----------
+        rule : callable
+            ``rule(grads, params, **hyper)`` that returns updates, such as those of
+            :mod:`synkhronos.extensions.update_rules` and Lasagne.
+        **hyper
+            Hyperparameters.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from synkhronos.extensions import update_rules
+        >>> from synkhronos.parameter_server import create
+        >>> with create("local") as store:
+        ...     store.set_optimizer(update_rules.sgd, learning_rate=0.5)
+        ...     store.init(0, np.zeros(2))
+        ...     _ = store.push(0, [np.ones(2), np.ones(2)])
+        ...     store.pull(0).wait()
+        array([-1., -1.])
+        """
+        self.set_updater(rule_updater(rule, **hyper))
+
+    def _values(self, key, value):
+        """Return pairs of a key and the arrays of its devices."""
+        names = names_of(key)
+        values = value if isinstance(key, (list, tuple)) else [value]
+        same_length("value", values, names)
+        pairs = []
+        for each, arrays in zip(names, values):
+            known = self._known(each)
+            if not isinstance(arrays, (list, tuple)):
+                arrays = [arrays]
+            if not arrays:
+                raise ValueError(f"value of key {each!r} must have at least one array.")
+            if known.op == "gather" and len(arrays) != known.n_devices:
+                raise ValueError(
+                    f"value of key {each!r} must have {_wording.count(known.n_devices, 'array')} "
+                    f"to gather, one for each device, got {len(arrays)}."
+                )
+            pairs.append((known, [fitting(x, known, known.shape, "value") for x in arrays]))
+        return pairs
+
+    def _targets(self, key, out):
+        names = names_of(key)
+        if out is None:
+            return [(self._known(name), ()) for name in names]
+        outs = out if isinstance(key, (list, tuple)) else [out]
+        same_length("out", outs, names)
+        pairs = []
+        for each, arrays in zip(names, outs):
+            known = self._known(each)
+            arrays = arrays if isinstance(arrays, (list, tuple)) else [arrays]
+            own = [fitting(x, known, known.result_shape, "out", writes=True) for x in arrays]
+            pairs.append((known, own))
+        return pairs
+
+    def _known(self, name):
+        try:
+            return self._keys[name]
+        except KeyError:
+            self._refuse_closed()
+            raise ValueError(f"there is no key {name!r}: call init({name!r}, value).") from None
+
+
+def _one(key, futures):
+    return Futures(futures) if isinstance(key, (list, tuple)) else futures[0]

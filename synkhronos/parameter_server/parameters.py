@@ -1,0 +1,123 @@
+"""The parameters of a store: names, kinds, defaults, as `set_param` takes them.
+
+References
+----------
+The names are those of mshadow-ps (https://github.com/dmlc/mshadow, guide/mshadow-ps).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from typing import Any, Callable
+
+import numpy as np
+
+from synkhronos import _wording
+from synkhronos.parameter_server.reductions import OPS
+
+_FLAGS = {"0": False, "1": True, "False": False, "True": True}
+_PUSH_OP = re.compile(r"push_op\[(.+)\]")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter: its default, a sentence, and the function that reads a value."""
+
+    default: Any
+    meaning: str
+    read: Callable[[str, Any], Any]
+
+
+def _flag(name, value):
+    if isinstance(value, (int, str, np.integer, np.bool_)) and str(value) in _FLAGS:
+        return _FLAGS[str(value)]
+    raise ValueError(f"{name} must be 0 or 1, got {_wording.shown(value)}.")
+
+
+def _at_least(lowest):
+    def read(name, value):
+        if isinstance(value, str) and re.fullmatch(r"-?\d+", value):
+            value = int(value)
+        return _wording.whole_number(name, value, lowest)
+
+    return read
+
+
+def _threads(name, value):
+    if value in ("ndev", "one"):
+        return value
+    raise ValueError(f'{name} must be "ndev" or "one", got {_wording.shown(value)}.')
+
+
+PARAMETERS = {
+    "update_on_server": Parameter(
+        False, "keep the weights in the store: a pull returns the updated weight", _flag
+    ),
+    "test_on_server": Parameter(
+        False, "update in the store too, to compare: a pull still returns the reduction", _flag
+    ),
+    "bigarray_bound": Parameter(
+        1_000_000, "elements from which several threads reduce an array", _at_least(1)
+    ),
+    "reduce_thread": Parameter(
+        8, "the most threads that reduce one array; 0 or 1: only one", _at_least(0)
+    ),
+    "use_pin_memory": Parameter(
+        True, "page-locked host memory; pygpu has none: taken, and of no effect", _flag
+    ),
+    "push_thread": Parameter(
+        "ndev", "one thread for each device's pushes, or one for all", _threads
+    ),
+    "pull_thread": Parameter(
+        "ndev", "one thread for each device's pulls, or one for all", _threads
+    ),
+}
+
+
+class Parameters:
+    """The parameters of one store."""
+
+    def __init__(self) -> None:
+        self._values = {name: each.default for name, each in PARAMETERS.items()}
+        self._ops: dict[str, str] = {}
+        self.given: dict[str, str] = {}  # for updaters: those that the user has set, as text
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def op_of(self, key: int | str) -> str:
+        """Return the reduction of a key."""
+        return self._ops.get(str(key), "sum")
+
+    def set(self, name: str, value: Any) -> None:
+        """Set a parameter.
+
+        >>> parameters = Parameters()
+        >>> parameters.set("push_op[3]", "max")
+        >>> parameters.op_of(3), parameters.op_of(4)
+        ('max', 'sum')
+        >>> parameters.set("bigarraybound", 10)
+        Traceback (most recent call last):
+        ValueError: there is no parameter 'bigarraybound': perhaps you meant bigarray_bound. ...
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a parameter must be a str, got {_wording.shown(name)}.")
+        found = _PUSH_OP.fullmatch(name)
+        if found:
+            if not isinstance(value, str) or value not in OPS:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(OPS)}, got {_wording.shown(value)}."
+                )
+            self._ops[found[1]] = value
+        elif name in PARAMETERS:
+            self._values[name] = PARAMETERS[name].read(name, value)
+            self.given[name] = str(value)
+        else:
+            close = difflib.get_close_matches(name, [*PARAMETERS, "push_op[0]"], 1)
+            hint = f"perhaps you meant {close[0]}. " if close else ""
+            raise ValueError(
+                f"there is no parameter {name!r}: {hint}There are push_op[KEY], "
+                f"{', '.join(PARAMETERS)}."
+            )

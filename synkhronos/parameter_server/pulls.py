@@ -1,0 +1,128 @@
+"""Pulls: results are copied to the arrays that devices gave, then callbacks are called."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable, Sequence
+
+import numpy as np
+
+from synkhronos._machine.log import log
+from synkhronos.parameter_server.errors import CallbackFailed, OutOfTurn
+from synkhronos.parameter_server.lanes import Lane, Lanes
+from synkhronos.parameter_server.rounds import Buffer, Key, Pull, Slot
+
+
+class Pulls:
+    """The pulls of all keys of one store.
+
+    Parameters
+    ----------
+    lanes : Lanes
+    """
+
+    def __init__(self, lanes: Lanes) -> None:
+        self._lanes = lanes
+
+    def make(
+        self,
+        engine: Any,
+        key: Key,
+        slot: Slot | None,
+        arrays: Sequence[Any],
+        priority: int,
+        callback: Callable[[], Any] | None,
+    ) -> Pull:
+        """Return a new pull; under the lock.
+
+        Raises
+        ------
+        OutOfTurn
+            If the device's last pull of this key is not done.
+        """
+        if slot is None:
+            return Pull(
+                engine, key, None, self._lanes.pull[0], arrays, key.n_closed, priority, None
+            )
+        before = slot.pull
+        if before is not None and not before.is_done:
+            raise OutOfTurn(
+                f"device {slot.device} waits for a pull of key {key.name!r} already: call "
+                "pull_wait before the next pull_req."
+            )
+        lane = self._lanes.pull[slot.position % len(self._lanes.pull)]
+        pull = Pull(engine, key, slot, lane, arrays, slot.rounds, priority, callback)
+        slot.pull = pull
+        return pull
+
+    def make_ready(self, pull: Pull, buffer: Buffer) -> None:
+        """Finish a pull whose result is there at once if it is small, or else queue it.
+
+        To be called under the lock.
+        """
+        pull.source = buffer
+        if pull.slot is not None:
+            pull.slot.pulled = pull.key.version
+        if pull.callback is None:
+            if pull.is_copied:
+                return pull.finish()
+            if pull.key.is_small and pull.lane.is_idle:
+                try:
+                    _write(pull)
+                except Exception as error:
+                    return pull.finish(error)
+                return pull.finish()
+        buffer.users += 1
+        pull.key.queued.append(pull)
+        return self._lanes.schedule(pull.lane, pull)
+
+    def run(self, pull: Pull, lane: Lane, record: Callable[..., None] | None) -> None:
+        """Copy the result, call the callback, and give the lane back."""
+        error, begun = None, time.monotonic()
+        try:
+            if not pull.is_copied:
+                _write(pull)
+        except Exception as caught:
+            error = caught
+        copied = time.monotonic()
+        with self._lanes.lock:
+            pull.source.users -= 1
+        callback = pull.callback
+        if error is None and callback is not None:
+            error = self._call(pull, callback, lane)
+        if record is not None:
+            record("copy", pull.key, begun, copied)
+            if callback is not None:
+                record("callback", pull.key, copied, time.monotonic())
+        with self._lanes.lock:
+            pull.key.queued.remove(pull)
+            pull.finish(error)
+            self._lanes.release(lane)
+
+    def _call(self, pull, callback, lane):
+        """Call a callback; return its exception, as the one that the pull's waits raise."""
+        try:
+            with self._lanes.running(lane):
+                callback()
+        except BaseException as caught:
+            error = CallbackFailed(
+                f"the callback of {pull} has raised {type(caught).__name__}: {caught}"
+            )
+            error.__cause__ = caught
+            log.error("%s", error, exc_info=caught)
+            return error
+        return None
+
+
+def _write(pull):
+    """Copy a result to the arrays that were given."""
+    shaped = pull.source.shaped
+    if not pull.arrays:
+        pull.value = shaped.copy()
+        return
+    for array in pull.arrays:
+        fitting = shaped if array.shape == shaped.shape else shaped.reshape(array.shape)
+        if type(array) is np.ndarray:
+            array[...] = fitting
+        else:
+            array.write(fitting)

@@ -1,0 +1,147 @@
+"""Reductions of the arrays of a round: in a fixed order, in blocks that threads share.
+
+    array of device 0  ┐ block
+    array of device 1  ┼──────▶ result ──▶ the arrays of devices that have asked for it
+    array of device 2  ┘ by block
+
+The first array is combined with the second, the result with the third and so on, whatever the
+order in which they came and whichever thread takes a block: so all devices get the same bits, in
+each run. A block fits the cache, where the result still is when it is copied to the devices. NumPy
+computes blocks of this size without the GIL.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Sequence
+
+import numpy as np
+
+OPS = ("sum", "mean", "max", "gather")
+_BLOCK_BYTES = 1 << 18
+_COMBINE = {"sum": np.add, "mean": np.add, "max": np.maximum}
+
+
+def refuse_dtype(op: str, dtype: np.dtype, name: str) -> None:
+    """Raise TypeError if arrays of a dtype can't be reduced so."""
+    kinds = {"sum": "iufc", "mean": "fc", "max": "iuf", "gather": "iufc"}[op]
+    if dtype.kind not in kinds:
+        raise TypeError(f"{name}: arrays of {dtype} can't be reduced by {op}.")
+
+
+def reduce_arrays(op: str, parts: Sequence[np.ndarray], result: np.ndarray) -> None:
+    """Reduce arrays of one shape into `result`.
+
+    >>> result = np.zeros(2)
+    >>> reduce_arrays("mean", [np.array([1.0, 2.0]), np.array([3.0, 4.0])], result)
+    >>> result
+    array([2., 3.])
+    """
+    if len(parts) == 1:
+        result[...] = parts[0]
+        return
+    if op == "mean" and result.dtype == np.float16:  # its sums may be too large for it
+        single = parts[0].astype(np.float32)
+        for part in parts[1:]:
+            single += part
+        result[...] = single / len(parts)
+        return
+    combine = _COMBINE[op]
+    combine(parts[0], parts[1], out=result)
+    for part in parts[2:]:
+        combine(result, part, out=result)
+    if op == "mean":
+        np.true_divide(result, len(parts), out=result)
+
+
+class Reduction:
+    """A reduction of large arrays, whose blocks any number of threads take.
+
+    Parameters
+    ----------
+    op : {"sum", "mean", "max", "gather"}
+    parts : list of flat arrays
+    result : flat array
+        As long as a part; for "gather" as long as all parts.
+    copies : list of flat arrays, optional
+        They get the result too, block by block. One of them may be a part itself, but not another
+        piece of its memory: see `may_copy`.
+    n_threads : int, optional
+        The most threads that take blocks.
+    """
+
+    def __init__(
+        self,
+        op: str,
+        parts: Sequence[np.ndarray],
+        result: np.ndarray,
+        copies: Sequence[np.ndarray] = (),
+        n_threads: int = 1,
+    ) -> None:
+        self._op, self._result, self._copies = op, result, copies
+        if op == "gather":
+            self._pieces = [([part], at * part.size) for at, part in enumerate(parts)]
+            self._op = "sum"  # of one part: a copy
+        else:
+            self._pieces = [(parts, 0)]
+        size = max(1, _BLOCK_BYTES // result.itemsize)
+        self._blocks = [
+            (piece, start, min(start + size, piece[0][0].size))
+            for piece in self._pieces
+            for start in range(0, piece[0][0].size, size)
+        ]
+        self._next = itertools.count()  # atomic, as Python has it
+        self._lock = threading.Lock()
+        self._left = len(self._blocks)
+        self.room = n_threads
+        self.error: BaseException | None = None
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether another thread could take a block."""
+        return self.room > 0 and self._left > 1
+
+    def run(self) -> bool:
+        """Take blocks until none is left; return True in the thread that finishes the last one."""
+        is_last = not self._blocks
+        while True:
+            number = next(self._next)
+            if number >= len(self._blocks):
+                return is_last
+            try:
+                self._reduce(*self._blocks[number])
+            except BaseException as error:
+                self.error = error
+            with self._lock:
+                self._left -= 1
+                is_last = self._left == 0
+
+    def _reduce(self, piece, start, stop):
+        parts, offset = piece
+        result = self._result[offset + start : offset + stop]
+        reduce_arrays(self._op, [part[start:stop] for part in parts], result)
+        for copy in self._copies:
+            copy[offset + start : offset + stop] = result
+
+
+def may_copy(copy: np.ndarray, parts: Sequence[np.ndarray], copies: Sequence[np.ndarray]) -> bool:
+    """Return whether a reduction may write an array block by block while it reads its parts.
+
+    All arrays are contiguous.
+
+    >>> both = np.zeros(6)
+    >>> may_copy(both[:3], [both[:3], both[3:]], []), may_copy(both[1:4], [both[:3]], [])
+    (True, False)
+    """
+    begin, end = _bounds(copy)
+    for other in (*parts, *copies):
+        low, high = _bounds(other)
+        if low < end and begin < high and (low, high) != (begin, end):
+            return False
+    return True
+
+
+def _bounds(array):
+    begin = array.__array_interface__["data"][0]
+    return begin, begin + array.nbytes

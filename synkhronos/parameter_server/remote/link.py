@@ -1,0 +1,383 @@
+"""A worker's end of its mover: what the script's process knows of servers and other workers.
+
+    script                                  mover
+    init_key, push, request, set_updater ──▶
+    ask: join, barrier, states, close    ──▶ ── answer ──▶
+                                         ◀── sent         an array of `outgoing` may change again
+                                         ◀── arrived      an array of `incoming` is there
+                                         ◀── lost         a worker or a server has died
+
+Replies come in lists, so that the script is woken less often. The script's process never starts
+MPI. One of the threads that wait reads the socket for all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import socket
+import threading
+import time
+from typing import Any, Callable
+
+import numpy as np
+
+from synkhronos._machine.interrupts import interrupts_held
+from synkhronos._machine.log import log
+from synkhronos._machine.shared_memory import Segments
+from synkhronos.comm.mpi.channel import Channel, Closed
+from synkhronos.parameter_server.errors import (
+    CallbackFailed,
+    OutOfTurn,
+    ParameterServerError,
+    RoundTimeout,
+    ServerLost,
+    StoreClosed,
+    WorkerLost,
+)
+from synkhronos.parameter_server.remote.memory import Boxes
+
+VARIABLE = "SYNKHRONOS_PARAMETER_SERVER"
+_ERRORS: dict[str, type[Exception]] = {
+    each.__name__: each
+    for each in (
+        CallbackFailed,
+        OutOfTurn,
+        ParameterServerError,
+        ServerLost,
+        ValueError,
+        WorkerLost,
+    )
+}
+
+
+class Link:
+    """The connection of this process with its mover; made by `connect`.
+
+    Attributes
+    ----------
+    rank, num_workers, num_servers : int
+    mode : str
+        "dist_async" or "dist_sync".
+    hosts, server_hosts : list of str
+        Of the workers and of the servers.
+    """
+
+    _has_been_made = False
+
+    def __init__(self, told: dict[str, Any], mode: str) -> None:
+        self.rank: int = told["rank"]
+        self.hosts: list[str] = told["hosts"]
+        self.server_hosts: list[str] = told["server_hosts"]
+        self.num_workers, self.num_servers = len(self.hosts), len(self.server_hosts)
+        self.mode = mode
+        os.set_inheritable(told["descriptor"], False)
+        self._socket = socket.socket(fileno=told["descriptor"])
+        self._channel = Channel(self._socket)
+        self._segments = Segments()
+        self._segments.leave()  # the mover may send what is there after this process has ended
+        self._boxes: dict[int, Boxes] = {}
+        self._sent: dict[int, int] = {}  # the last version that the mover has sent
+        self._arrived: list[tuple[int, int | None, Exception | None]] = []
+        self._questions = itertools.count()
+        self._asked: set[int] = set()  # questions of which the answer is waited for
+        self._answers: dict[int, tuple[Any, Any]] = {}
+        self._failure: Exception | None = None
+        self._changed = threading.Condition()
+        self._is_reading = self._is_shut = False
+        self._made = threading.Condition()  # notified of each key
+        self._writing = threading.Lock()
+
+    @staticmethod
+    def is_available() -> bool:
+        """Return whether this process is a worker of ``synkhronos launch --servers``."""
+        return VARIABLE in os.environ
+
+    @classmethod
+    def connect(cls, mode: str) -> Link:
+        """Connect this process with its mover, for a store of a mode.
+
+        Raises
+        ------
+        ParameterServerError
+            If this process is not a worker, or has had its store already.
+        ValueError
+            If another worker has made a store of another mode.
+        """
+        if not cls.is_available():
+            raise ParameterServerError(
+                f"a {mode!r} store needs servers: start the script with `synkhronos launch "
+                "--servers 1 --workers 2 SCRIPT`, or make a 'local' store."
+            )
+        told = json.loads(os.environ[VARIABLE])
+        if cls._has_been_made or told["pid"] != os.getppid():
+            raise ParameterServerError(
+                "this process can't make a store on the servers: the script's process makes one "
+                "in a run, and a process that it has started makes none."
+            )
+        link = cls(told, mode)
+        cls._has_been_made = True
+        link._ask("join", mode)
+        return link
+
+    def init_key(
+        self,
+        number: int,
+        name: int | str,
+        size: int,
+        dtype: Any,
+        op: str,
+        weight: np.ndarray | None = None,
+    ) -> None:
+        """Tell the servers of a key; return at once.
+
+        Parameters
+        ----------
+        number : int
+            This worker's own number for it, in all other calls.
+        name : int or str
+            The name by which all workers know it.
+        size : int
+            Elements.
+        dtype : numpy.dtype
+        op : str
+            "sum", "mean" or "max": the reduction over workers, in dist_sync.
+        weight : numpy.ndarray, optional
+            The first value, flat. That of worker 0 counts.
+        """
+        boxes = self._boxes[number] = Boxes.create(self._segments, dtype, size)
+        is_given = weight is not None and self.rank == 0
+        if is_given:
+            boxes.outgoing(0)[...] = weight
+        self._tell("key", number, name, boxes.place, op, is_given)
+        with self._made:
+            self._sent.setdefault(number, -1 if is_given else 0)
+            self._made.notify_all()
+
+    def outgoing(self, number: int, version: int) -> np.ndarray:
+        """Return the array for a push; wait until the push before the last one has been sent."""
+        self._wait_for_key(number)
+        self._wait(lambda: self._sent[number] >= version - 2, None)
+        return self._boxes[number].outgoing(version)
+
+    def is_free(self, number: int, version: int) -> bool:
+        """Return whether `outgoing` would return at once."""
+        return self._sent[number] >= version - 2
+
+    def push(self, number: int, version: int, priority: int = 0) -> None:
+        """Send the array of `outgoing` to the servers; return at once."""
+        self._tell("push", number, version, priority)
+
+    def request(self, number: int, version: int, priority: int = 0) -> None:
+        """Ask the servers for a value that holds the own push of a version; return at once."""
+        self._wait_for_key(number)
+        self._tell("pull", number, version, priority)
+
+    def incoming(self, number: int, version: int) -> np.ndarray:
+        """Return the array into which a requested value comes."""
+        return self._boxes[number].incoming(version)
+
+    def next(self, timeout: float | None = None) -> list[tuple[int, int | None, Exception | None]]:
+        """Wait for values that were requested; return (number, version, error) of each.
+
+        The value is in ``incoming(number, version)``, unless there is an error. With version None
+        the servers have refused the key.
+        """
+        self._wait(lambda: bool(self._arrived), timeout, raises=lambda: not self._arrived)
+        with self._changed:
+            found, self._arrived = self._arrived, []
+        return found
+
+    def set_updater(self, blob: bytes, parameters: dict[str, str] | None = None) -> None:
+        """Send an updater, as cloudpickle has pickled it, to the servers; that of worker 0 counts.
+
+        Parameters
+        ----------
+        blob : bytes
+        parameters : dict, optional
+            For its ``init_updater``.
+        """
+        self._tell("updater", blob if self.rank == 0 else b"", parameters or {})
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """Wait until all workers are here."""
+        self._ask("barrier", timeout=timeout)
+
+    def missing(self, name: int | str, version: int, timeout: float | None = None) -> list[int]:
+        """Return the workers that have not pushed a key in a round."""
+        answers = self._ask("missing", name, version, timeout=timeout)
+        return sorted({worker for answer in answers for worker in answer or ()})
+
+    def states(self, timeout: float | None = None) -> list[bytes]:
+        """Return the state of the updater of each server."""
+        return self._ask("states", timeout=timeout)
+
+    def set_states(self, states: list[bytes], timeout: float | None = None) -> None:
+        """Set the state of the updater of each server."""
+        if len(states) != self.num_servers:
+            raise ValueError(
+                f"there are states of {len(states)} servers, but this run has {self.num_servers}: "
+                "use as many servers as the run that has saved them."
+            )
+        self._ask("set_states", states, timeout=timeout)
+
+    def record(self, is_on: bool) -> None:
+        """Let the mover begin or stop to keep when it sends and receives."""
+        self._tell("record", is_on)
+
+    def spans(self, timeout: float | None = None) -> list[tuple]:
+        """Return (name, key, begin, end, bytes) of what was sent and received since the last call.
+
+        The name is "send" or "receive"; times are those of ``time.monotonic()``.
+        """
+        return self._ask("spans", timeout=timeout)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Send what was pushed, leave the other workers, and end the connection."""
+        if isinstance(self._failure, StoreClosed):
+            return
+        try:
+            if self._failure is None:
+                self._ask("close", timeout=timeout)
+        finally:
+            with self._changed:
+                self._failure = StoreClosed("the store is closed.")
+                self._changed.notify_all()
+            with self._made:
+                self._made.notify_all()
+            self._shut()
+
+    def _wait_for_key(self, number):
+        """Wait until another thread has told of a key: the mover must know it first."""
+        if number not in self._sent:
+            with self._made:
+                self._made.wait_for(lambda: number in self._sent or self._failure is not None)
+
+    def _shut(self):
+        """Close the socket; a thread that waits for it wakes, and closes it then."""
+        with self._changed:
+            self._is_shut = True
+            if not self._is_reading:
+                self._channel.close()
+            else:
+                with contextlib.suppress(OSError):  # the mover has ended
+                    self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _tell(self, *message):
+        with self._writing:
+            if self._failure is not None:
+                raise self._failure
+            try:
+                self._channel.send(message)
+            except Closed:
+                self._fail_mover()
+                raise self._failure from None
+
+    def _ask(self, name, *rest, timeout=None):
+        question = next(self._questions)
+        self._asked.add(question)
+        try:
+            self._tell("ask", question, name, *rest)
+            if not self._wait(lambda: question in self._answers, timeout):
+                raise RoundTimeout(f"no answer of the servers to {name} within {timeout:g} s.")
+        except BaseException:
+            self._withdraw(question)
+            raise
+        value, error = self._answers.pop(question)
+        self._asked.discard(question)
+        if error is not None:
+            raise make_error(error)
+        return value
+
+    def _withdraw(self, question):
+        """Take a question back: a barrier is not to count this worker any more."""
+        with self._changed:
+            self._asked.discard(question)
+            self._answers.pop(question, None)
+        if self._failure is None:
+            with contextlib.suppress(ParameterServerError):  # the mover has ended
+                self._tell("withdraw", question)
+
+    def _wait(self, is_ready, timeout, raises=lambda: True):
+        """Wait until a condition holds; return whether it does. One thread reads for all."""
+        end = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while not is_ready():
+                if self._failure is not None and raises():
+                    raise self._failure
+                left = None if end is None else end - time.monotonic()
+                if left is not None and left <= 0:
+                    return False
+                if self._is_reading:
+                    self._changed.wait(left)
+                    continue
+                self._is_reading = True
+                self._changed.release()
+                try:
+                    is_there = self._wait_for_messages(left)
+                finally:
+                    self._changed.acquire()
+                    self._is_reading = False
+                    self._changed.notify_all()
+                    if self._is_shut:
+                        self._channel.close()
+                if is_there:
+                    self._read()
+        return True
+
+    def _wait_for_messages(self, seconds):
+        try:
+            return self._channel.wait(seconds)
+        except (OSError, ValueError):
+            return True  # `_read` finds that it is closed
+
+    def _read(self):
+        with interrupts_held():  # a Ctrl-C would lose messages that are not taken yet
+            try:
+                messages = self._channel.receive()
+            except (Closed, OSError, ValueError):
+                self._fail_mover()
+                return
+            for _, replies in messages:
+                for reply in replies:
+                    self._take(*reply)
+
+    def _fail_mover(self):
+        if self._failure is None:
+            self._failure = ParameterServerError(
+                f"the process beside worker {self.rank} that reaches the servers has died."
+            )
+
+    def _take(self, name, *rest):
+        take: Callable[..., None] = getattr(self, f"_take_{name}")
+        take(*rest)
+
+    def _take_sent(self, number, version):
+        self._sent[number] = version
+
+    def _take_arrived(self, number, version, error):
+        self._arrived.append((number, version, error and make_error(error)))
+
+    def _take_answer(self, question, value, error):
+        if question in self._asked:
+            self._answers[question] = value, error
+
+    def _take_lost(self, kind, rank, host, how):
+        if kind == "server":
+            text = f"server {rank} on {host} {how}, and with it the weights that it kept."
+            self._failure = ServerLost(text, rank, host, how)
+        else:
+            end = "; the others go on without it" if self.mode == "dist_async" else ""
+            log.warning("worker %d on %s %s%s", rank, host, how, end)
+
+
+def make_error(error: tuple[str, str, dict[str, Any]]) -> Exception:
+    """Return the exception that a message stands for.
+
+    >>> make_error(("WorkerLost", "worker 1 has left", {"rank": 1})).rank
+    1
+    """
+    name, text, attributes = error
+    return _ERRORS[name](text, **attributes)

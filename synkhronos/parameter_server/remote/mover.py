@@ -1,0 +1,415 @@
+"""The process beside a worker's script: it speaks MPI, and the script does not.
+
+    script ── Unix socket ──┐                       ┌── server
+           memory ── mapped ┘ mover ════ MPI ═══════├── server
+
+Theano's C code keeps Python's lock while it computes, so that no thread of the script's process
+could move data then. The mover starts the script as its child, and ends with its exit status.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass, field
+from typing import Any, Callable, Sequence
+
+from synkhronos._machine.shared_memory import Segments
+from synkhronos.comm.mpi.channel import Channel, Closed
+from synkhronos.comm.mpi.waiting import Waiting
+from synkhronos.parameter_server.remote import placement
+from synkhronos.parameter_server.remote.heartbeats import SILENT, Heartbeats
+from synkhronos.parameter_server.remote.memory import Boxes
+from synkhronos.parameter_server.remote.protocol import Post
+from synkhronos.parameter_server.remote.queues import Transfer
+from synkhronos.parameter_server.remote.server import LOOK_SECONDS
+
+INTERRUPTED = 130  # the exit status after a Ctrl-C
+_HELD_SECONDS = 0.0005  # of a reply for which no thread of the script may wait
+_PATIENCE = 10.0  # seconds for the servers to take note of an end
+
+
+@dataclass
+class _Pull:
+    """A pull that has not been answered wholly."""
+
+    missing: int  # elements
+    error: tuple | None = None
+    begun: float = 0.0  # time.monotonic() of the first chunk, while spans are recorded
+
+
+@dataclass
+class _Key:
+    """A key of the script."""
+
+    name: int | str
+    size: int
+    parts: list[placement.Part]
+    boxes: Boxes
+    pulls: dict[int, _Pull] = field(default_factory=dict)
+    refused: tuple | None = None
+
+    def n_on(self, server: int) -> int:
+        """Return the number of elements that a server keeps."""
+        return sum(part.end - part.begin for part in self.parts if part.server == server)
+
+
+@dataclass
+class _Question:
+    """Something that the script has asked the servers."""
+
+    name: str
+    missing: set[int]  # servers
+    values: dict[int, Any] = field(default_factory=dict)
+    error: tuple | None = None
+    mode: str = ""
+
+
+class Mover:
+    """The loop of a mover.
+
+    Parameters
+    ----------
+    comm : MPI.Comm
+        Of the servers, and then the movers.
+    n_servers : int
+    hosts : list of str
+        Of all processes.
+    start : callable
+        ``start(socket)`` starts the script with this end of a connection; returns its Popen.
+    mark : callable
+        ``mark("lost", rank)`` tells the launcher of a process that is silent, and
+        ``mark("follows", rank)`` that this one fails because others have died.
+    """
+
+    def __init__(
+        self,
+        comm: Any,
+        n_servers: int,
+        hosts: Sequence[str],
+        start: Any,
+        mark: Callable[[str, int], None] = lambda name, rank: None,
+    ) -> None:
+        self._post, self._mark = Post(comm), mark
+        others = [rank for rank in range(n_servers) if hosts[rank] != hosts[comm.rank]]
+        self._heartbeats = Heartbeats(self._post, others)
+        self._n_servers, self._hosts = n_servers, hosts
+        self._worker = comm.rank - n_servers
+        self._segments = Segments()
+        self._keys: dict[int, _Key] = {}
+        self._questions: dict[int, _Question] = {}
+        self._has_begun = self._has_left = self._has_told_of_death = False
+        self._is_cut_off = False  # the script has ended, and with it the memory of a new key
+        self._signals: list[int] = []
+        self._spans: list[tuple] | None = None  # while they are recorded
+        self._replies: list[tuple] = []  # to the script, of this step
+        self._is_urgent, self._held_since = False, 0.0
+        self._waiting = Waiting()
+        self._dead_servers: set[int] = set()
+        self._silent: set[int] = set()  # servers
+        own, theirs = socket.socketpair()
+        signal.signal(signal.SIGUSR1, lambda number, _: self._signals.append(number))
+        self._script = start(theirs)
+        theirs.close()
+        self._channel: Channel | None = Channel(own)
+
+    def run(self) -> int:
+        """Serve the script until it has ended; return its exit status, as Popen has it."""
+        spare, other = socket.socketpair()  # for Waiting, which waits for one socket at least
+        self._waiting.add(spare)
+        self._waiting.add(self._channel)
+        self._waiting.find_sockets()
+        looked, was_interrupted = time.monotonic(), False
+        while self._script.poll() is None:
+            while self._signals:
+                self._signals.pop()
+                was_interrupted = True
+                self._script.send_signal(signal.SIGINT)
+            self._step()
+            if time.monotonic() - looked > LOOK_SECONDS:
+                looked = time.monotonic()
+                self._look()
+                self._waiting.find_sockets()
+        if self._script.returncode and self._has_told_of_death:
+            self._mark("follows", self._n_servers + self._worker)
+        self._end(self._script.returncode)
+        spare.close()
+        other.close()
+        return INTERRUPTED if was_interrupted else self._script.returncode
+
+    def _step(self):
+        """Wait as long as it is useful, and go on with what has come."""
+        is_unsent = self._channel is not None and self._channel.has_unsent
+        is_busy = self._post.is_busy or is_unsent or bool(self._replies)
+        ready = self._waiting.for_ranks(is_busy)
+        happened = self._serve_script() if ready or is_unsent else False
+        messages = self._post.receive()
+        for server, (name, *rest) in messages:
+            getattr(self, f"_from_server_{name}")(server, *rest)
+        happened |= self._post.progress()
+        self._send_replies()
+        self._waiting.note(happened, bool(messages))
+
+    def _end(self, status):
+        """Tell the servers that the script has ended, and what it has left to be sent."""
+        while self._serve_script():
+            pass
+        how = "has left"
+        if status < 0:
+            how = f"was killed by {_name_of(-status)} (signal {-status})"
+        elif status:
+            how = f"has ended with exit status {status}"
+        if not self._has_left:
+            self._leave(-1, how, is_dead=bool(status))
+        end = time.monotonic() + _PATIENCE
+        while self._questions and (not status or time.monotonic() < end):
+            self._step()
+            self._look()
+
+    def _serve_script(self):
+        """Do what the script asks; return whether there was something."""
+        if self._channel is None:
+            return False
+        try:
+            self._channel.flush()
+            messages = self._channel.receive()
+        except Closed:
+            self._waiting.remove(self._channel)
+            self._channel.close()
+            self._channel = None
+            return False
+        for name, *rest in messages:
+            if not self._is_cut_off:
+                getattr(self, f"_from_script_{name}")(*rest)
+        return bool(messages)
+
+    def _reply(self, *message):
+        """Tell the script something at the end of this step."""
+        self._replies.append(message)
+        self._is_urgent = True
+
+    def _reply_later(self, *message):
+        """Tell the script something with the next reply, or soon: it wakes a thread there."""
+        if not self._replies:
+            self._held_since = time.monotonic()
+        self._replies.append(message)
+
+    def _send_replies(self):
+        if not self._replies:
+            return
+        if not self._is_urgent and time.monotonic() - self._held_since < _HELD_SECONDS:
+            return
+        if self._channel is not None:
+            with contextlib.suppress(Closed):  # _serve_script reads what is left, and drops it
+                self._channel.post(("all", self._replies))
+        self._replies, self._is_urgent = [], False
+
+    def _from_script_key(self, number, name, place, op, has_weight):
+        parts = placement.parts(name, place.size, self._n_servers)
+        try:
+            boxes = Boxes.open(self._segments, place)
+        except OSError:  # the script's files are closed when it ends
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._script.wait(_PATIENCE)
+            if self._script.returncode is None:
+                raise
+            self._is_cut_off = True
+            return
+        self._keys[number] = _Key(name, place.size, parts, boxes)
+        for part in parts:
+            given = name, place.size, place.dtype, op, has_weight
+            self._post.tell(part.server, "key", number, *given)
+        if has_weight:
+            self._send(number, 0, 0)
+
+    def _from_script_push(self, number, version, priority):
+        self._begin()
+        if self._keys[number].refused:
+            self._reply("sent", number, version)
+        else:
+            self._send(number, version, priority)
+
+    def _from_script_pull(self, number, version, priority):
+        self._begin()
+        key = self._keys[number]
+        if key.refused:
+            self._reply("arrived", number, version, key.refused)
+            return
+        key.pulls[version] = _Pull(key.size or 1)
+        for part in key.parts:
+            self._post.tell(part.server, "pull", number, version, priority)
+
+    def _from_script_updater(self, blob, parameters):
+        for server in range(self._n_servers):
+            self._post.tell(server, "updater", blob, parameters)
+
+    def _from_script_ask(self, number, name, *rest):
+        getattr(self, f"_ask_{name}")(number, *rest)
+        self._settle_questions()
+
+    def _from_script_withdraw(self, number):
+        """Leave a barrier; its answer may be on its way. Other questions are answered, unheard."""
+        if number in self._questions and self._questions[number].name == "barrier":
+            del self._questions[number]
+            self._post.tell(0, "withdraw", number)
+
+    def _ask_join(self, number, mode):
+        self._questions[number] = _Question("join", {0}, mode=mode)
+        self._post.tell(0, "join", number, mode)
+
+    def _ask_barrier(self, number):
+        self._questions[number] = _Question("barrier", {0})
+        self._post.tell(0, "barrier", number)
+
+    def _ask_missing(self, number, name, version):
+        self._ask_all(number, "missing", name, version)
+
+    def _ask_states(self, number):
+        self._ask_all(number, "states")
+
+    def _ask_set_states(self, number, states):
+        self._questions[number] = _Question("set_states", set(range(self._n_servers)))
+        for server, each in enumerate(states):
+            self._post.tell(server, "set_states", number, each)
+
+    def _ask_close(self, number):
+        self._leave(number, "has left", is_dead=False)
+
+    def _from_script_record(self, is_on):
+        """Begin or stop to keep what was sent and received, and when."""
+        self._spans = [] if is_on else None
+
+    def _ask_spans(self, number):
+        spans, self._spans = self._spans, None if self._spans is None else []
+        self._reply("answer", number, spans or [], None)
+
+    def _ask_all(self, number, name, *rest):
+        self._questions[number] = _Question(name, set(range(self._n_servers)))
+        for server in range(self._n_servers):
+            self._post.tell(server, name, number, *rest)
+
+    def _leave(self, number, how, is_dead):
+        """Tell the servers that this worker has left, after all that it has pushed."""
+        end = time.monotonic() + _PATIENCE
+        while self._post.is_sending and not (is_dead and time.monotonic() > end):
+            self._step()
+            self._look()
+        self._has_left = True
+        self._ask_all(number, "gone", how, is_dead)
+
+    def _begin(self):
+        if not self._has_begun and self._worker == 0:
+            for server in range(self._n_servers):
+                self._post.tell(server, "begun")
+        self._has_begun = True
+
+    def _send(self, number, version, priority):
+        """Queue the array of a push for the servers of its parts."""
+        key = self._keys[number]
+        array, left = key.boxes.outgoing(version), [len(key.parts)]
+        transfers = []
+
+        def on_sent():
+            left[0] -= 1
+            if not left[0]:
+                if self._spans is not None:
+                    begun = min(transfer.begun for transfer in transfers)
+                    self._spans.append(("send", key.name, begun, time.monotonic(), array.nbytes))
+                self._reply_later("sent", number, version)
+
+        for _, begin, end in key.parts:
+            transfer = Transfer(number, version, begin, array[begin:end], priority)
+            transfer.on_sent, transfer.stream = on_sent, number
+            transfers.append(transfer)
+        for (server, _, _), transfer in zip(key.parts, transfers):
+            self._post.send(server, transfer)
+
+    def _from_server_chunk(self, server, number, version, begin, content):
+        key = self._keys[number]
+        array = key.boxes.incoming(version)
+        nbytes = len(content) if isinstance(content, bytes) else content
+        count = nbytes // array.itemsize
+        if self._spans is not None and version in key.pulls:
+            pull = key.pulls[version]
+            pull.begun = pull.begun or time.monotonic()
+        memory = array[begin : begin + count]
+        self._post.expect(
+            server, content, memory, lambda: self._arrive(number, version, count or 1)
+        )
+
+    def _from_server_failed(self, server, number, version, error):
+        key = self._keys[number]
+        if version is None:
+            key.refused = key.refused or error
+            self._reply("arrived", number, None, error)
+            for each in list(key.pulls):
+                del key.pulls[each]
+                self._reply("arrived", number, each, error)
+        elif version in key.pulls:
+            key.pulls[version].error = key.pulls[version].error or error
+            self._arrive(number, version, key.n_on(server) or 1)
+
+    def _arrive(self, number, version, count):
+        key = self._keys[number]
+        pull = key.pulls.get(version)
+        if pull is None:
+            return
+        pull.missing -= count
+        if not pull.missing:
+            del key.pulls[version]
+            if self._spans is not None and pull.begun:
+                nbytes = key.boxes.incoming(version).nbytes
+                self._spans.append(("receive", key.name, pull.begun, time.monotonic(), nbytes))
+            self._reply("arrived", number, version, pull.error)
+
+    def _from_server_answer(self, server, number, value, error):
+        question = self._questions.get(number)
+        if question is not None:
+            question.missing.discard(server)
+            question.values[server] = value
+            question.error = question.error or error
+            self._settle_questions()
+
+    def _from_server_lost(self, server, worker, host, how):
+        self._has_told_of_death = True
+        self._reply("lost", "worker", worker, host, how)
+
+    def _settle_questions(self):
+        """Answer the script where all servers have answered, or have died."""
+        for number, question in list(self._questions.items()):
+            question.missing -= self._dead_servers
+            if question.missing:
+                continue
+            del self._questions[number]
+            if question.name == "join" and question.error is None:
+                for server in range(self._n_servers):
+                    self._post.tell(server, "mode", question.mode)
+            values = [question.values.get(server) for server in range(self._n_servers)]
+            self._reply("answer", number, values, question.error)
+
+    def _look(self):
+        """Tell the script of servers that have died, or whose host is silent."""
+        self._heartbeats.beat()
+        for server in self._heartbeats.silent():
+            self._post.drop(server)
+            self._silent.add(server)
+            self._mark("lost", server)
+        dead = {rank for rank in self._post.find_dead() if rank < self._n_servers}
+        # Servers end when all workers have left.
+        if not self._has_left:
+            for server in dead - self._dead_servers:
+                self._has_told_of_death = True
+                how = SILENT if server in self._silent else "has died"
+                self._reply("lost", "server", server, self._hosts[server], how)
+        self._dead_servers |= dead
+        self._settle_questions()
+
+
+def _name_of(number):
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,60 @@
+"""The parts of a key, and the server that keeps each: pure functions, the same in all processes.
+
+A key below `WHOLE` elements lies on one server, larger ones are divided evenly over all servers.
+
+References
+----------
+The constants are those of mshadow-ps, which the parameter server of dmlc and MXNet's KVStore share.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import NamedTuple
+
+WHOLE = 1000  # elements, from which on a key is divided
+_FACTOR = 991
+
+
+class Part(NamedTuple):
+    """Elements `begin` to `end` of the flat array of a key, on one server."""
+
+    server: int
+    begin: int
+    end: int
+
+
+def parts(key: int | str, size: int, n_servers: int) -> list[Part]:
+    """Return the parts of a key, in the order of their elements.
+
+    Parameters
+    ----------
+    key : int or str
+    size : int
+        Elements of the whole key.
+    n_servers : int
+
+    Examples
+    --------
+    >>> parts(3, 10, n_servers=2)
+    [Part(server=1, begin=0, end=10)]
+    >>> parts("weights", 1001, n_servers=2)
+    [Part(server=0, begin=0, end=500), Part(server=1, begin=500, end=1001)]
+    """
+    if size < WHOLE:
+        number = zlib.crc32(key.encode()) if isinstance(key, str) else key
+        return [Part(number * _FACTOR % n_servers, 0, size)]
+    bounds = [size * server // n_servers for server in range(n_servers + 1)]
+    return [
+        Part(server, begin, end)
+        for server, (begin, end) in enumerate(zip(bounds, bounds[1:]))
+        if begin < end
+    ]
+
+
+def part_of(server: int, key: int | str, size: int, n_servers: int) -> Part | None:
+    """Return the part of a key that a server keeps; None if it keeps none.
+
+    >>> part_of(0, 3, 10, n_servers=2)
+    """
+    return next((each for each in parts(key, size, n_servers) if each.server == server), None)

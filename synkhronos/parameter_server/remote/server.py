@@ -1,0 +1,229 @@
+"""The process of a server: keeps its part of the keys until all workers have left.
+
+    mover: join, key, chunk, pull, updater, begun, ...  ──▶  on_..., and the `Keeper`
+    mover: gone (its worker has left, or its script has died)  ──▶  told to the other workers
+    a mover that dies itself: noticed through MPI
+
+Server 0 answers what needs one answer: the mode of the store, and barriers.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any, Callable, Sequence
+
+from synkhronos._machine.log import log
+from synkhronos.comm.mpi.waiting import Waiting
+from synkhronos.parameter_server.remote.heartbeats import SILENT, Heartbeats
+from synkhronos.parameter_server.remote.keeping import Gone, Keeper
+from synkhronos.parameter_server.remote.protocol import Post
+from synkhronos.parameter_server.remote.queues import Transfer
+
+LOOK_SECONDS = 0.25  # between looks for processes that have died
+
+
+class Server:
+    """The loop of a server.
+
+    Parameters
+    ----------
+    comm : MPI.Comm
+        Of the servers, and then the movers.
+    n_servers : int
+    hosts : list of str
+        Of all processes.
+    mark : callable
+        ``mark("lost", rank)`` tells the launcher of a process that is silent.
+    """
+
+    def __init__(
+        self,
+        comm: Any,
+        n_servers: int,
+        hosts: Sequence[str],
+        mark: Callable[[str, int], None] = lambda name, rank: None,
+    ) -> None:
+        self._post = Post(comm)
+        self._n_servers, self._n_workers = n_servers, comm.size - n_servers
+        self._rank, self._hosts = comm.rank, hosts
+        self._mark = mark
+        others = [r for r in range(n_servers, comm.size) if hosts[r] != hosts[comm.rank]]
+        self._heartbeats = Heartbeats(self._post, others)
+        self._keeper = Keeper(
+            comm.rank,
+            n_servers,
+            self._n_workers,
+            self._send,
+            self._fail,
+            self._heartbeats.elsewhere,
+        )
+        self._leaving: dict[int, Gone] = {}  # workers of which an array is still to come
+        self._at_barrier: dict[int, int] = {}  # worker -> the number of its question
+        self._mode: str | None = None
+
+    def run(self) -> int:
+        """Serve until all workers have left; return the exit status."""
+        with self._heartbeats.running():
+            self._serve()
+            self._finish()
+        return 0
+
+    def _serve(self):
+        own, other = socket.socketpair()  # for Waiting, which waits for one socket at least
+        waiting = Waiting()
+        waiting.add(own)
+        waiting.find_sockets()
+        looked = time.monotonic()
+        while len(self._keeper.gone) < self._n_workers:
+            waiting.for_ranks(self._post.is_busy)
+            messages = self._post.receive()
+            for rank, (name, *rest) in messages:
+                getattr(self, f"_on_{name}")(rank - self._n_servers, *rest)
+            happened = self._post.progress()
+            if self._leaving:
+                self._let_go()
+            waiting.note(happened, bool(messages))
+            now = time.monotonic()
+            if now - looked > LOOK_SECONDS:
+                looked = now
+                self._look()
+                waiting.find_sockets()
+        own.close()
+        other.close()
+
+    def _finish(self):
+        """Send what is left, in particular to workers that wait for the answer to their end."""
+        end = time.monotonic() + 5.0
+        while self._post.is_sending and time.monotonic() < end:
+            self._post.progress()
+            self._post.find_dead()
+            time.sleep(0.001)
+
+    def _tell(self, worker, *message):
+        self._post.tell(worker + self._n_servers, *message)
+
+    def _send(self, worker, number, version, begin, array, priority):
+        transfer = Transfer(number, version, begin, array, priority)
+        self._post.send(worker + self._n_servers, transfer)
+
+    def _fail(self, worker, number, version, error):
+        self._tell(worker, "failed", number, version, error)
+
+    def _on_join(self, worker, question, mode):
+        """Agree on the mode of the store: the first worker decides."""
+        self._mode = self._mode or mode
+        error = None
+        if mode != self._mode:
+            text = (
+                f"this worker makes a {mode!r} store, but another one has made a {self._mode!r} "
+                "store: all workers of a run must make the same kind."
+            )
+            error = "ValueError", text, {}
+        self._tell(worker, "answer", question, None, error)
+
+    def _on_mode(self, worker, mode):
+        self._keeper.mode = mode
+
+    def _on_key(self, worker, *rest):
+        self._keeper.on_key(worker, *rest)
+
+    def _on_chunk(self, worker, number, version, begin, content):
+        nbytes = len(content) if isinstance(content, bytes) else content
+        self._post.expect(
+            worker + self._n_servers,
+            content,
+            self._keeper.place(worker, number, version, begin, nbytes),
+            lambda: self._keeper.arrived(worker, number, version, nbytes),
+        )
+
+    def _on_pull(self, worker, number, version, priority):
+        self._keeper.on_request(worker, number, version, priority)
+
+    def _on_updater(self, worker, blob, parameters):
+        self._keeper.on_updater(worker, blob, parameters)
+
+    def _on_begun(self, worker):
+        self._keeper.on_begun(worker)
+
+    def _on_barrier(self, worker, question):
+        self._at_barrier[worker] = question
+        self._open_barrier()
+
+    def _on_withdraw(self, worker, question):
+        """Count a worker no more at the barrier: it has stopped to wait."""
+        if self._at_barrier.get(worker) == question:
+            del self._at_barrier[worker]
+
+    def _on_missing(self, worker, question, name, version):
+        self._answer_with(worker, question, lambda: self._keeper.missing(name, version))
+
+    def _on_states(self, worker, question):
+        self._answer_with(worker, question, self._keeper.states)
+
+    def _on_set_states(self, worker, question, states):
+        self._answer_with(worker, question, lambda: self._keeper.set_states(states))
+
+    def _answer_with(self, worker, question, ask):
+        value, error = None, None
+        try:
+            value = ask()
+        except Exception as problem:
+            text = f"server {self._rank}: {type(problem).__name__}: {problem}"
+            error = "ParameterServerError", text, {}
+        self._tell(worker, "answer", question, value, error)
+
+    def _on_gone(self, worker, question, how, is_dead):
+        """Take note that a worker has left, or that its script has died."""
+        self._tell(worker, "answer", question, None, None)
+        host = self._hosts[worker + self._n_servers]
+        self._leaving.setdefault(worker, Gone(worker, host, how, is_dead))
+
+    def _let_go(self):
+        """Count workers out of which all arrays have come."""
+        for worker, gone in list(self._leaving.items()):
+            if not self._post.is_receiving_from(worker + self._n_servers):
+                del self._leaving[worker]
+                if worker not in self._keeper.gone:
+                    self._count_out(gone)
+
+    def _count_out(self, gone):
+        if gone.is_dead and self._rank == 0:
+            log.warning("%s", gone)
+            for other in range(self._n_workers):
+                if other != gone.worker and other not in self._keeper.gone:
+                    self._tell(other, "lost", gone.worker, gone.host, gone.how)
+        self._keeper.on_gone(gone)
+        self._open_barrier()
+
+    def _look(self):
+        """Count workers out of which the mover has died, or the host is silent."""
+        self._heartbeats.beat()
+        for rank in self._heartbeats.silent():
+            self._post.drop(rank)
+            self._count_dead(rank, SILENT)
+            self._mark("lost", rank)
+        for rank in self._post.find_dead():
+            self._count_dead(rank, "has died with its mover")
+
+    def _count_dead(self, rank, how):
+        worker = rank - self._n_servers
+        if worker >= 0 and worker not in self._keeper.gone and worker not in self._leaving:
+            self._leaving[worker] = Gone(worker, self._hosts[rank], how, True)
+
+    def _open_barrier(self):
+        """Answer the workers at a barrier, if it is complete or can't be."""
+        gone = self._keeper.gone
+        if not self._at_barrier:
+            return
+        error = None
+        if self._mode == "dist_sync" and gone:
+            lost = min(gone.values(), key=lambda each: not each.is_dead)
+            text = f"{lost}: a barrier can't be complete without it."
+            attributes = {"rank": lost.worker, "host": lost.host, "reason": lost.how}
+            error = "WorkerLost", text, attributes
+        elif len({*self._at_barrier, *gone}) < self._n_workers:
+            return
+        waiting, self._at_barrier = self._at_barrier, {}
+        for worker, question in waiting.items():
+            self._tell(worker, "answer", question, None, error)

@@ -1,0 +1,347 @@
+"""The state of the keys of a store: rounds, what their results are kept in, and pulls.
+
+    push of device 0 ┐                 ┌ Pull of device 0
+    push of device 1 ┼▶ Round ▶ Buffer ┤ Pull of device 1
+    push of device 2 ┘ number v        └ Pull of device 2
+
+The last push of a round closes it, and the next push opens the next round at once. A pull needs the
+result of the last round in which its device has pushed, or of a later one. All fields are read and
+written under the lock of the engine.
+"""
+
+from __future__ import annotations
+
+import collections
+import time
+from typing import Any, Callable, Sequence
+
+import numpy as np
+
+from synkhronos._wording import seconds
+from synkhronos.parameter_server.reductions import may_copy
+
+SMALL = 4096  # elements that are reduced and copied at once, in less time than a thread is woken
+
+
+class Future:
+    """Something that a store does while the caller goes on.
+
+    Notes
+    -----
+    A push is done when its round is closed and reduced: its array may be changed from then on. A
+    pull is done when its array has the result and its callback has returned.
+    """
+
+    __slots__ = ("_engine", "error", "is_done", "value", "waiters")
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.is_done = False
+        self.error: BaseException | None = None
+        self.waiters: list[Any] | None = None
+        self.value: Any = None
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Mark the future as done, or failed, and wake all that wait; under the engine's lock."""
+        if self.is_done:
+            return
+        self.error = error
+        self.is_done = True
+        if self.waiters is not None:
+            for sleeper in self.waiters:
+                sleeper.wake()
+            self.waiters = None
+
+    def done(self) -> bool:
+        """Return whether it is done, or has failed."""
+        return self.is_done
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait until the future is done; return the pulled array, or None.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds.
+
+        Raises
+        ------
+        RoundTimeout
+            After `timeout`. The push or pull goes on, and may be waited for again.
+        ParameterServerError
+            If the push or pull has failed.
+        """
+        self._engine.wait(self, seconds("timeout", timeout))
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+        return self.value
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait until the future is done; return the exception with which it failed, or None."""
+        self._engine.wait(self, seconds("timeout", timeout))
+        return self.error
+
+
+class Futures(Future):
+    """Several of them, for a call with a list of keys."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Sequence[Future]) -> None:
+        self._parts = list(parts)
+
+    def done(self) -> bool:
+        """Return whether all are done, or have failed."""
+        return all(part.done() for part in self._parts)
+
+    def wait(self, timeout: float | None = None) -> list[Any]:
+        """Wait until all are done; return the list of the values of all.
+
+        Raises the first exception of those that have failed, once all are done.
+        """
+        error = self.exception(timeout)
+        if error is not None:
+            raise error.with_traceback(None)
+        return [part.value for part in self._parts]
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait until all are done; return the first exception, or None."""
+        left = _Left(timeout)
+        errors = [part.exception(left()) for part in self._parts]
+        return next((error for error in errors if error is not None), None)
+
+    @property
+    def is_done(self) -> bool:  # type: ignore[override]
+        """Whether all are done, or have failed."""
+        return self.done()
+
+
+class _Left:
+    """Counts a timeout down."""
+
+    def __init__(self, timeout):
+        limit = seconds("timeout", timeout)
+        self._end = None if limit is None else time.monotonic() + limit
+
+    def __call__(self):
+        return None if self._end is None else max(0.0, self._end - time.monotonic())
+
+
+class Buffer:
+    """Memory with the result of a round, and the number of pulls that still copy from it."""
+
+    __slots__ = ("flat", "shaped", "users")
+
+    def __init__(self, flat: np.ndarray, shape: tuple[int, ...]) -> None:
+        self.flat = flat
+        self.shaped = flat.reshape(shape)
+        self.users = 0
+
+
+class Slot:
+    """A device's end of a key."""
+
+    __slots__ = ("device", "key", "position", "pull", "pulled", "rounds")
+
+    def __init__(self, key: Key, position: int, device: int) -> None:
+        self.key, self.position, self.device = key, position, device
+        self.rounds = 0  # in which it has pushed
+        self.pull: Pull | None = None  # the last one
+        self.pulled = -1  # the round whose result it got last
+
+
+class Key:
+    """A key: its arrays' shape and dtype, its rounds and the newest result.
+
+    Parameters
+    ----------
+    name : int or str
+    number : int
+        Counted from 0 in the order in which keys were made.
+    shape : tuple of int
+        Of a pushed array.
+    dtype : numpy.dtype
+    op : str
+    devices : list of int
+    """
+
+    def __init__(
+        self,
+        name: int | str,
+        number: int,
+        shape: tuple[int, ...],
+        dtype: np.dtype,
+        op: str,
+        devices: Sequence[int],
+    ) -> None:
+        self.name, self.number, self.shape, self.dtype, self.op = name, number, shape, dtype, op
+        self.plane = plane(shape)
+        self.size = self.plane[0] * self.plane[1]
+        self.n_devices = len(devices)
+        self.result_shape = shape
+        if op == "gather":
+            self.result_shape = (self.n_devices * self.plane[0], self.plane[1])
+        self.is_small = self.size <= SMALL and op != "gather"
+        self.slots = [Slot(self, at, device) for at, device in enumerate(devices)]
+        self.round: Round | None = None  # the one that is open
+        self.error: BaseException | None = None  # why it can't be used
+        self.n_closed = 0  # rounds
+        self.queue: collections.deque[Round] = collections.deque()  # closed, not yet reduced
+        self.is_reducing = False  # the first of them
+        self.set_aside: list[tuple[Any, Any]] = []  # lanes, and entries of their heaps
+        self.version = -1  # the round of `source`; 0 is the initial weight
+        self.source: Buffer | None = None
+        self.failures: dict[int, BaseException] = {}  # rounds without a result
+        self.waiting: list[Pull] = []  # pulls that need a round that is not there yet
+        self.queued: list[Pull] = []  # pulls in their lane
+        self.buffers: list[Buffer] = []
+
+    def free_buffer(self) -> Buffer:
+        """Return memory for a result that nothing reads."""
+        for buffer in self.buffers:
+            if not buffer.users and buffer is not self.source:
+                return buffer
+        size = self.size * (self.n_devices if self.op == "gather" else 1)
+        buffer = Buffer(np.empty(size, self.dtype), self.result_shape)
+        self.buffers.append(buffer)
+        return buffer
+
+    def missing(self) -> list[int]:
+        """Return the devices that have not pushed in the open round, if one is open."""
+        if self.round is None:
+            return []
+        parts = self.round.parts
+        return [slot.device for slot, part in zip(self.slots, parts) if part is None]
+
+
+class Round(Future):
+    """One push of each device; the future of all of them."""
+
+    __slots__ = ("buffer", "key", "n_missing", "parts", "priority", "version")
+
+    def __init__(self, engine: Any, key: Key, n_parts: int) -> None:
+        super().__init__(engine)
+        self.key = key
+        self.version = key.n_closed + 1
+        self.parts: list[Any] = [None] * n_parts
+        self.n_missing = n_parts
+        self.priority = -(1 << 62)
+        self.buffer: Buffer | None = None
+
+    def __str__(self) -> str:
+        return f"round {self.version} of key {self.key.name!r}"
+
+    def missing(self) -> list[int]:
+        """Return the devices that have not pushed."""
+        return self.key.missing() if self.key.round is self else []
+
+    def copies(self, parts: Sequence[np.ndarray]) -> tuple[list[Pull], list[np.ndarray]]:
+        """Return pulls that can get the result while it is reduced, block by block; their arrays.
+
+        A gathered result comes in other blocks.
+        """
+        found: list[Pull] = []
+        arrays: list[np.ndarray] = []
+        waiting = () if self.key.op == "gather" else self.key.waiting
+        for pull in waiting:
+            own: list[np.ndarray] = []
+            for array in pull.arrays if pull.needed == self.version else ():
+                if type(array) is not np.ndarray or not array.flags.c_contiguous:
+                    break
+                if not may_copy(array, parts, [*arrays, *own]):
+                    break
+                own.append(array.reshape(-1))
+            if own and len(own) == len(pull.arrays):
+                found.append(pull)
+                arrays += own
+        return found, arrays
+
+    def start(self, lane: Any, entry: Any) -> Round | None:
+        """Return the round of the key that is next, which may be another one.
+
+        Rounds of a key are reduced in order, and one at a time: meanwhile the entry is set aside.
+        """
+        key = self.key
+        if key.is_reducing:
+            key.set_aside.append((lane, entry))
+            return None
+        if not key.queue:
+            return None
+        key.is_reducing = True
+        return key.queue[0]
+
+
+class Pull(Future):
+    """A request for the result of a round: its arrays are written, then its callback is called."""
+
+    __slots__ = (
+        "arrays",
+        "callback",
+        "is_copied",
+        "key",
+        "lane",
+        "needed",
+        "priority",
+        "slot",
+        "source",
+    )
+
+    def __init__(
+        self,
+        engine: Any,
+        key: Key,
+        slot: Slot | None,
+        lane: Any,
+        arrays: Sequence[Any],
+        needed: int,
+        priority: int,
+        callback: Callable[[], Any] | None,
+    ) -> None:
+        super().__init__(engine)
+        self.key, self.slot, self.lane, self.arrays = key, slot, lane, arrays
+        self.needed, self.priority, self.callback = needed, priority, callback
+        self.source: Buffer | None = None
+        self.is_copied = False
+
+    def __str__(self) -> str:
+        of = "" if self.slot is None else f" of device {self.slot.device}"
+        return f"the pull{of} of key {self.key.name!r}, round {max(self.needed, 1)}"
+
+    def start(self, lane: Any, entry: Any) -> Pull:
+        """Return this pull, which can always start."""
+        return self
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Finish, and let go of the arrays, which are the caller's."""
+        super().finish(error)
+        self.arrays, self.callback = (), None
+
+    def missing(self) -> list[int]:
+        """Return the devices that have not pushed in the round that it needs."""
+        key, needed = self.key, max(self.needed, 1)
+        if self.source is not None or key.version >= self.needed or key.n_closed >= needed:
+            return []
+        return key.missing() if key.round is not None else [slot.device for slot in key.slots]
+
+
+def plane(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return a shape with two axes: the last one, and all others together.
+
+    >>> plane((2, 3, 4)), plane((4,)), plane(())
+    ((6, 4), (1, 4), (1, 1))
+    """
+    rows = 1
+    for length in shape[:-1]:
+        rows *= length
+    return rows, (shape[-1] if shape else 1)
+
+
+def devices_have(devices: Sequence[int]) -> str:
+    """Return devices with a verb, in words.
+
+    >>> devices_have([1]), devices_have([0, 2])
+    ('device 1 has', 'devices 0, 2 have')
+    """
+    if len(devices) == 1:
+        return f"device {devices[0]} has"
+    return f"devices {', '.join(map(str, devices))} have"

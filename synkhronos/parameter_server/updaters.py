@@ -1,0 +1,543 @@
+"""Updaters: what becomes of the reduced gradient of a round, where the weights are kept.
+
+    init_updater(rank, parameters)     once, in the process that keeps the weights
+    init_model(key, weight)            once for each key: fill the weight, and remember it
+    adopt(key, weight)                 in its place, if the key was given a value
+    update(key, gradient)              once a round: change the remembered weight in place
+
+An updater is called for one key at a time. It is pickled by what made it, not with the weights: a
+store of several processes sends it to its servers, which call it for their parts of each key.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from typing import TYPE_CHECKING, Any, Callable, Mapping
+
+import cloudpickle
+import numpy as np
+
+from synkhronos import _host
+from synkhronos._wording import sentence, shown
+
+if TYPE_CHECKING:  # a script that has only arrays of NumPy needs no Theano
+    from synkhronos._hints import SharedVariable
+
+
+class Updater:
+    """The base class of updaters: derive from it, and define `update`.
+
+    Attributes
+    ----------
+    weights : dict of int or str -> numpy.ndarray
+        The store's memory of each key: of the key's shape in a store of one process, flat in a
+        server, where it may be a part of the key.
+    rank : int
+        The number of the server, 0 in a store of one process.
+    parameters : dict of str -> str
+        The parameters of the store, as ``set_param`` was given them.
+
+    Examples
+    --------
+    >>> class Decay(Updater):
+    ...     def init_model(self, key, weight):
+    ...         super().init_model(key, weight)
+    ...         weight[...] = 1
+    ...     def update(self, key, gradient):
+    ...         self.weights[key] -= 0.5 * gradient
+    >>> updater, weight = Decay(), np.zeros(2)
+    >>> updater.init_updater(0, {})
+    >>> updater.init_model("bias", weight)
+    >>> updater.update("bias", np.array([0.0, 1.0]))
+    >>> weight
+    array([1. , 0.5])
+    """
+
+    rank = 0
+    is_taken = False  # by a store
+    _fill: Callable | None = None
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Updater:
+        """Return a new updater; not in ``__init__``, which users' classes may define anew."""
+        updater = super().__new__(cls)
+        updater.weights, updater.parameters = {}, {}
+        return updater
+
+    def __getstate__(self) -> dict:
+        left_out = {"weights": {}, "parameters": {}, "rank": 0, "is_taken": False}
+        return {**self.__dict__, **left_out}
+
+    @property
+    def kind(self) -> str:
+        """The kind of updater: files of its states are read by the same kind only."""
+        return type(self).__qualname__
+
+    def init_updater(self, rank: int, parameters: Mapping[str, str]) -> None:
+        """Remember the number of this server and the store's parameters."""
+        self.rank, self.parameters = rank, dict(parameters)
+
+    def init_model(self, key: int | str, weight: np.ndarray) -> None:
+        """Remember the memory of a key's weight, zeros, and fill it as `starting_from` said."""
+        self.weights[key] = weight
+        if self._fill is not None:
+            self._fill(key, weight)
+
+    def adopt(self, key: int | str, weight: np.ndarray) -> None:
+        """Remember the memory of a key's weight, which has its initial value already."""
+        value = weight.copy()
+        self.init_model(key, weight)
+        weight[...] = value
+
+    def update(self, key: int | str, gradient: np.ndarray) -> None:
+        """Change the weight of a key in place, by the gradient of a round.
+
+        The gradient is memory of the store: it is valid during the call, and must not be changed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define update(key, gradient).")
+
+    def states(self) -> dict[int | str, dict[str, np.ndarray]]:
+        """Return copies of what the updater keeps for each key beside the weight, by name."""
+        return {}
+
+    def set_states(self, states: Mapping[int | str, Mapping[str, np.ndarray]]) -> None:
+        """Set what `states` has returned; raise ValueError, with nothing set, if it doesn't fit."""
+        if states:
+            raise ValueError(
+                f"{type(self).__name__} keeps no states, but got those of the keys "
+                f"{_listed(states)}: define states() and set_states()."
+            )
+
+    def starting_from(self, fill: Callable[[int | str, np.ndarray], None]) -> Updater:
+        """Fill weights of keys without a value by ``fill(key, weight)``; return the updater.
+
+        Examples
+        --------
+        >>> def small(key, weight):
+        ...     weight[...] = 0.01
+        >>> updater = function_updater(lambda key, gradient, weight: None).starting_from(small)
+        """
+        if not callable(fill):
+            raise TypeError(f"fill must be a function (key, weight), got {shown(fill)}.")
+        self._fill = fill
+        return self
+
+    def pickled(self) -> bytes:
+        """Return the updater for servers; raise TypeError if it can't be pickled."""
+        try:
+            return cloudpickle.dumps(self)
+        except Exception as error:  # objects raise errors of any kind
+            raise TypeError(
+                f"{type(self).__name__} can't be sent to the servers: {sentence(error)} Make what "
+                "can't be pickled in init_updater(), which the servers call."
+            ) from error
+
+    def random_state(self, key: int | str, seed: int = 0) -> np.random.RandomState:
+        """Return random numbers for the initial weight of a key, the same in each run.
+
+        Servers draw different ones for their parts of a key.
+        """
+        return np.random.RandomState(zlib.crc32(f"{seed} {key!r} {self.rank}".encode()))
+
+
+def as_updater(updater: Updater | Callable) -> Updater:
+    """Return an updater as it is, and one that calls any other callable (key, gradient, weight).
+
+    Raises
+    ------
+    TypeError
+        For anything else.
+    """
+    if isinstance(updater, Updater):
+        return updater
+    if isinstance(updater, type) and issubclass(updater, Updater):
+        raise TypeError(f"updater must be an Updater, got the class: write {updater.__name__}().")
+    if "theano" in sys.modules and isinstance(updater, _host.CompiledFunction):
+        raise TypeError(
+            "updater must be an Updater or a function (key, gradient, weight), got a compiled "
+            "Theano function: write theano_updater({key: function}, {key: weight})."
+        )
+    if not callable(updater):
+        raise TypeError(
+            "updater must be an Updater or a function (key, gradient, weight), got "
+            f"{shown(updater)}."
+        )
+    return function_updater(updater)
+
+
+def refuse_other_memory(updater: Updater, key: int | str, weight: np.ndarray) -> None:
+    """Raise if an updater has put another array in the place of a key's memory."""
+    own = updater.weights.get(key, weight)
+    if own is not weight:
+        updater.weights[key] = weight
+        raise TypeError(
+            f"the updater has assigned self.weights[{key!r}], which leaves the store's memory as "
+            f"it was: write self.weights[{key!r}][...] = new, or -= step."
+        )
+
+
+def function_updater(function: Callable[[int | str, np.ndarray, np.ndarray], None]) -> Updater:
+    """Return an updater that calls ``function(key, gradient, weight)``.
+
+    Parameters
+    ----------
+    function : callable
+        It changes `weight` in place, and returns None. The order of its arguments is that of
+        updaters of MXNet's KVStore.
+
+    Raises
+    ------
+    TypeError
+        For what can't be called.
+
+    Examples
+    --------
+    >>> def descend(key, gradient, weight):
+    ...     weight -= 0.1 * gradient
+    >>> updater, weight = function_updater(descend), np.ones(2)
+    >>> updater.init_model(0, weight)
+    >>> updater.update(0, np.array([0.0, 1.0]))
+    >>> weight
+    array([1. , 0.9])
+    """
+    if not callable(function):
+        raise TypeError(f"function must be a callable (key, gradient, weight), got {function!r}.")
+    return _FunctionUpdater(function)
+
+
+def rule_updater(rule: Callable, **hyper: Any) -> Updater:
+    """Return an updater that applies an update rule, with a state for each key.
+
+    Parameters
+    ----------
+    rule : callable
+        ``rule(grads, params, **hyper) -> updates``: one of
+        :mod:`synkhronos.extensions.update_rules`, of Lasagne, or one's own. It is given one
+        parameter at a time. A server of several gives it its part of a key, which is flat: then
+        a rule must compute element by element.
+    **hyper
+        Its hyperparameters, such as ``learning_rate=0.1``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what is no rule, and for hyperparameters that the rule refuses.
+
+    Examples
+    --------
+    >>> from synkhronos.extensions.update_rules import momentum
+    >>> updater, weight = rule_updater(momentum, learning_rate=0.5), np.ones(2)
+    >>> updater.init_model("weight", weight)
+    >>> updater.update("weight", np.array([0.0, 1.0]))
+    >>> updater.update("weight", np.array([0.0, 1.0]))
+    >>> weight, updater.states()["weight"]
+    (array([ 1.  , -0.45]), {'0 weight_velocity': array([ 0.  , -0.95])})
+    """
+    if not callable(rule):
+        raise TypeError(
+            "rule must be an update rule such as synkhronos.extensions.update_rules.sgd, "
+            f"(grads, params, **hyper) -> updates, got {shown(rule)}."
+        )
+    # The caller is told what is wrong with them, before a server is.
+    _graph_of(rule, hyper, "probe", np.zeros(2, np.float32))
+    return _RuleUpdater(rule, hyper)
+
+
+def theano_updater(
+    functions: Mapping[int | str, Callable], weights: Mapping[int | str, SharedVariable]
+) -> Updater:
+    """Return an updater that calls a compiled Theano function for each key.
+
+    The memory of the store becomes the value of the shared variable, so functions that read it see
+    the updates. It begins with the variable's value, or with that given to ``init(key, value)``.
+
+    Parameters
+    ----------
+    functions : dict of key -> Theano function
+        Each has one input, the gradient of a round, and updates the weight of its key.
+    weights : dict of key -> shared variable
+        The weight that the function of each key updates.
+
+    Raises
+    ------
+    TypeError
+        For other kinds.
+    ValueError
+        For other keys in `weights` than in `functions`, and a function that does not update its
+        weight or has another number of inputs.
+
+    Examples
+    --------
+    >>> import theano, theano.tensor as T
+    >>> gradient, weight = T.vector(dtype="float64"), theano.shared(np.ones(2), "weight")
+    >>> step = theano.function([gradient], updates=[(weight, weight - 0.5 * gradient)])
+    >>> updater, memory = theano_updater({0: step}, {0: weight}), np.zeros(2)
+    >>> updater.init_model(0, memory)
+    >>> updater.update(0, np.array([0.0, 1.0]))
+    >>> memory, weight.get_value()
+    (array([1. , 0.5]), array([1. , 0.5]))
+    """
+    for name, value in (("functions", functions), ("weights", weights)):
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{name} must be a dict with one for each key, got {shown(value)}.")
+    if set(functions) != set(weights):
+        raise ValueError(
+            f"weights must have the keys of functions, {_listed(functions)}, got "
+            f"{_listed(weights)}."
+        )
+    for key, function in functions.items():
+        _check_function(key, function, weights[key])
+    return _TheanoUpdater(dict(functions), dict(weights))
+
+
+class _FunctionUpdater(Updater):
+    def __init__(self, function):
+        self._function = function
+
+    @property
+    def kind(self):
+        return f"function {_name_of(self._function)}"
+
+    def update(self, key, gradient):
+        result = self._function(key, gradient, self.weights[key])
+        if result is not None:
+            raise TypeError(
+                f"an updater must change weight in place and return None, but "
+                f"{_name_of(self._function)} returned {shown(result)} for key {key!r}: write "
+                "weight -= ..., or weight[...] = ..."
+            )
+
+
+class _Step:
+    """A compiled function that updates one weight, whose value is the store's memory."""
+
+    def __init__(self, function, variable, weight, shape):
+        self._function, self._variable, self._shape = function, variable, shape
+        assert weight.flags.c_contiguous  # else the next line makes a copy
+        self._weight = weight.reshape(shape)
+        self._states = [each for each in _host.updated_variables(function) if each is not variable]
+        _host.replace(variable, self._weight)
+
+    def run(self, gradient):
+        """Update the weight and the states."""
+        weight, variable = self._weight, self._variable
+        if _host.peek(variable) is not weight:  # the script has set it
+            self._keep()
+        gradient = np.asarray(gradient, weight.dtype).reshape(self._shape)
+        _host.run(self._function, [gradient])
+        if _host.peek(variable) is not weight:  # it was not compiled to work in place
+            self._keep()
+
+    def _keep(self):
+        self._weight[...] = _host.to_host(_host.peek(self._variable))
+        _host.replace(self._variable, self._weight)
+
+    def state(self):
+        """Return copies of the other variables that the function updates, by name."""
+        return _copies(self._states, [_host.peek(each) for each in self._states])
+
+    def set_state(self, values):
+        """Set what `state` has returned."""
+        for each, name in zip(self._states, _names(self._states)):
+            _host.replace(each, np.array(values[name]))
+
+
+class _SharedStep(_Step):
+    """A step with a function that other keys use too: its variables have this key's values in turn.
+
+    Parameters
+    ----------
+    function : compiled function
+    used, own : list of shared variable
+        Those that the function updates, and those that were made for this key: the weight first.
+    """
+
+    def __init__(self, function, used, own, weight):
+        super().__init__(function, used[0], weight, weight.shape)
+        self._states, self._named = used[1:], own[1:]
+        self._values = [_host.peek(each) for each in own[1:]]
+
+    def run(self, gradient):
+        """Update the weight and the states."""
+        _host.replace(self._variable, self._weight)
+        for each, value in zip(self._states, self._values):
+            set_to = _host.replace if _host.is_array_variable(each) else _host.replace_object
+            set_to(each, value)
+        super().run(gradient)
+        self._values = [_host.peek(each) for each in self._states]
+
+    def state(self):
+        """Return copies of the other variables that the function updates, by name."""
+        return _copies(self._named, self._values)
+
+    def set_state(self, values):
+        """Set what `state` has returned."""
+        self._values = [np.array(values[name]) for name in _names(self._named)]
+
+
+def _copies(variables, values):
+    for each in variables:
+        if not _host.is_array_variable(each):
+            raise TypeError(f"the state {each} of type {each.type} can't be saved.")
+    return dict(zip(_names(variables), [np.array(_host.to_host(value)) for value in values]))
+
+
+def _names(variables):
+    return [f"{number} {each.name or ''}".strip() for number, each in enumerate(variables)]
+
+
+class _Stepping(Updater):
+    """An updater that has a compiled function for each key."""
+
+    def __init__(self):
+        self._steps: dict[int | str, _Step] = {}
+
+    def __getstate__(self):
+        return {**super().__getstate__(), "_steps": {}}
+
+    def update(self, key, gradient):
+        self._steps[key].run(gradient)
+
+    def states(self):
+        return {key: step.state() for key, step in self._steps.items()}
+
+    def set_states(self, states):
+        own = self.states()
+        if set(own) != set(states):
+            raise ValueError(
+                f"the states are of the keys {_listed(states)}, but this updater has "
+                f"{_listed(own)}. Initialize the same keys before."
+            )
+        for key, values in own.items():
+            _check_state(key, values, states[key])
+        for key, step in self._steps.items():
+            step.set_state({name: states[key][name] for name in own[key]})
+
+
+class _RuleUpdater(_Stepping):
+    def __init__(self, rule, hyper):
+        super().__init__()
+        self._rule, self._hyper = rule, hyper
+        self._compiled = []  # (gradient, updates, function)
+
+    def __getstate__(self):
+        return {**super().__getstate__(), "_compiled": []}
+
+    @property
+    def kind(self):
+        return f"rule {_name_of(self._rule)}"
+
+    def init_model(self, key, weight):
+        super().init_model(key, weight)
+        with _host.compiling:
+            gradient, variable, updates = _graph_of(self._rule, self._hyper, str(key), weight)
+            used, function = self._function_for(gradient, updates)
+        at = [target for target, _ in updates].index(variable)
+        own = [target for target, _ in updates]
+        used.insert(0, used.pop(at))
+        own.insert(0, own.pop(at))
+        self._steps[key] = _SharedStep(function, used, own, weight)
+
+    def _function_for(self, gradient, updates):
+        """Return the variables that a function updates, and it; compile one if none does this."""
+        for given, pairs, function in self._compiled:
+            if _host.same_updates(([given], pairs), ([gradient], updates)):
+                return [target for target, _ in pairs], function
+        taken = [_host.In(gradient, borrow=True)]
+        function = _host.compile_function(taken, [], updates=updates)
+        if not _host.is_reusing_memory(function):  # it would write to the state of another key
+            self._compiled.append((gradient, updates, function))
+        return [target for target, _ in updates], function
+
+
+class _TheanoUpdater(_Stepping):
+    def __init__(self, functions, variables):
+        super().__init__()
+        self._functions, self._variables = functions, variables
+
+    @property
+    def kind(self):
+        return f"Theano functions of {_listed(self._functions)}"
+
+    def init_model(self, key, weight):
+        super().init_model(key, weight)
+        if key not in self._functions:
+            raise ValueError(
+                f"the updater has no function for key {key!r}, only for {_listed(self._functions)}."
+            )
+        variable = self._variables[key]
+        value = _host.to_host(_host.peek(variable))
+        if weight.size != value.size or weight.dtype != value.dtype:
+            raise ValueError(
+                f"key {key!r} has {weight.size} items of {weight.dtype} here, but {variable} has "
+                f"{value.size} of {value.dtype}. A server of several keeps a part of a large key: "
+                "use rule_updater there."
+            )
+        weight[...] = value.reshape(weight.shape)
+        self._steps[key] = _Step(self._functions[key], variable, weight, value.shape)
+
+
+def _graph_of(rule, hyper, name, weight):
+    """Return the gradient of a weight, its shared variable, and the updates of a rule."""
+    # The default of a device would be a variable there, whose memory is not the store's.
+    variable = _host.library.shared(weight, name, borrow=True, target="cpu")
+    gradient = variable.type("gradient")
+    try:
+        updates = rule([gradient], [variable], **hyper)
+    except TypeError as error:
+        raise TypeError(f"{_name_of(rule)} can't be used as a rule: {sentence(error)}") from error
+    # Only now: it imports Theano, which stores without rules do without.
+    from synkhronos.extensions._gradients import check_updates
+
+    pairs = check_updates(f"the updates of {_name_of(rule)}", updates)
+    if variable not in dict(pairs):
+        raise ValueError(
+            f"the updates of {_name_of(rule)} do not have the parameter that it was given."
+        )
+    return gradient, variable, pairs
+
+
+def _check_function(key, function, weight):
+    if not isinstance(function, _host.CompiledFunction):
+        raise TypeError(
+            f"functions[{key!r}] must be a compiled Theano function, got {shown(function)}."
+        )
+    if not isinstance(weight, _host.SharedVariable):
+        raise TypeError(f"weights[{key!r}] must be a shared variable, got {shown(weight)}.")
+    if not _host.is_array_variable(weight) or _host.lives_on_device(weight):
+        raise TypeError(
+            f"weights[{key!r}] must hold an array on the host, where the store keeps its weights, "
+            f"got {weight} of type {weight.type}."
+        )
+    if weight not in _host.updated_variables(function):
+        raise ValueError(
+            f"functions[{key!r}] must update weights[{key!r}], {weight}, but updates "
+            f"{[str(each) for each in _host.updated_variables(function)]}."
+        )
+    given = [each for each in function.maker.inputs if not each.shared]
+    if len(given) != 1:
+        raise ValueError(
+            f"functions[{key!r}] must have one input, the gradient, but has {len(given)}."
+        )
+
+
+def _check_state(key, own, given):
+    if set(own) != set(given):
+        raise ValueError(
+            f"the state of key {key!r} has {_listed(given)}, but this updater keeps {_listed(own)}."
+        )
+    for name, value in own.items():
+        there = np.asarray(given[name])
+        if (there.shape, there.dtype) != (value.shape, value.dtype):
+            raise ValueError(
+                f"the state {name!r} of key {key!r} has shape {there.shape} and dtype "
+                f"{there.dtype}, but must have {value.shape} and {value.dtype}."
+            )
+
+
+def _name_of(function):
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def _listed(keys):
+    return ", ".join(repr(key) for key in keys) or "none"

@@ -1,0 +1,238 @@
+"""Servers and workers on two hosts, whose processes share memory on each host only."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from support.waiting import wait_until
+
+pytestmark = [pytest.mark.mpi, pytest.mark.slow("two hosts")]
+
+SUMS = """
+import sys, time
+import numpy as np
+from synkhronos import parameter_server as ps
+
+store = ps.create(sys.argv[1])
+if store.type == "dist_async":
+    def add(key, gradient, weight):
+        weight += gradient
+    store.set_updater(add)
+store.init(["small", "large"], [np.zeros(10, np.float32), np.zeros(300_000)])
+for version in range(1, 6):
+    arrays = [np.full(10, store.rank + 1, np.float32), np.arange(300_000) * (store.rank + 1.0)]
+    store.pushpull(["small", "large"], [[each] for each in arrays]).wait(60)
+    if store.type == "dist_sync":
+        assert (arrays[0] == 3).all() and (arrays[1] == 3 * np.arange(300_000)).all()
+store.barrier(60)
+last = [int(each[1]) for each in store.pull(["small", "large"]).wait(60)]
+print("worker", store.rank, store._link.hosts, store._link.server_hosts, last, flush=True)
+store.barrier(60)
+store.close()
+"""
+
+GOES_ON = """
+import logging, sys, time
+import numpy as np
+from synkhronos import parameter_server as ps
+
+logging.basicConfig(format="log: %(message)s")
+
+def add(key, gradient, weight):
+    weight += gradient
+
+store = ps.create(sys.argv[1])
+if store.type == "dist_async" or "updates" in sys.argv:
+    store.set_updater(add)
+store.init("w", np.zeros(2000, np.float32))
+began = time.monotonic()
+try:
+    for version in range(10_000):
+        store.pushpull("w", np.ones(2000, np.float32)).wait(60)
+        if version == 3:
+            print("begun", store.rank, flush=True)
+        if store.type == "dist_async" and time.monotonic() - began > 10:
+            break
+        time.sleep(0.01)
+except ps.ProcessLost as error:
+    print("told", store.rank, type(error).__name__, error, flush=True)
+    sys.exit(7)
+store.close()
+print("closed", store.rank, flush=True)
+"""
+
+
+class Launched:
+    """A run with a server and a worker on the first host, and a worker on the second."""
+
+    def __init__(self, these, folder, script, *arguments):
+        self.hosts, self.path = these, folder / "output"
+        (folder / "script.py").write_text(script)
+        names = f"{these.addresses[0]}:2,{these.addresses[1]}:1"
+        line = these.launch("--workers", "2", folder / "script.py", *arguments, hosts=names)
+        at = line.index("--mpirun-args") + 1
+        line[at] = line[at].replace("tcp,self", "tcp,sm,self")
+        with open(self.path, "wb") as output:
+            self.process = subprocess.Popen(
+                line,
+                cwd=folder,
+                env=these.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def output(self):
+        return self.path.read_text(errors="replace")
+
+    def said(self, text):
+        return sorted(line for line in self.output.splitlines() if line.startswith(text))
+
+    def begin(self):
+        wait_until(lambda: len(self.said("begun ")) == 2 or self.process.poll() is not None, 60)
+        assert len(self.said("begun ")) == 2, self.output
+
+    def kill(self, host, part, rank=None):
+        """Kill the process of a host that has a text in its command line, and no guard of it."""
+        found = []
+        for pid, line in self.hosts.programs(host).items():
+            if part in line and not re.search(r"synkhronos\.tools\.guard|mpirun| launch ", line):
+                variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+                if rank is None or f"OMPI_COMM_WORLD_RANK={rank}" in variables:
+                    found.append(pid)
+        [pid] = found
+        os.kill(pid, signal.SIGKILL)
+
+    def wait(self, cut=None):
+        try:
+            self.process.wait(90)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(self.output) from None
+        finally:
+            if cut:
+                self.hosts.mend(cut)  # its daemon could not be told before
+        assert self.hosts.is_empty(), [self.hosts.programs(i + 1) for i in range(2)]
+        return self.process.returncode
+
+
+@pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
+def test_sums_on_two_hosts(two_hosts, tmp_path, kind):
+    launched = Launched(two_hosts, tmp_path, SUMS, kind)
+    assert launched.wait() == 0, launched.output
+    first, second = (f"synk{two_hosts.net}-{number}" for number in (1, 2))
+    times = 5 if kind == "dist_async" else 1
+    said = f"{[first, second]} {[first]} [{3 * times}, {3 * times}]"
+    assert launched.said("worker ") == [f"worker 0 {said}", f"worker 1 {said}"]
+
+
+@pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
+def test_a_killed_worker_on_another_host(two_hosts, tmp_path, kind):
+    launched = Launched(two_hosts, tmp_path, GOES_ON, kind)
+    launched.begin()
+    host, began = f"synk{two_hosts.net}-2", time.monotonic()
+    launched.kill(2, "-u " + str(tmp_path))
+    assert launched.wait() == 137, launched.output
+    how = f"worker 1 on {host} was killed by SIGKILL (signal 9)"
+    if kind == "dist_sync":
+        assert launched.said("told 0 WorkerLost " + how)
+        assert time.monotonic() - began < 15
+    else:
+        assert launched.said("log: ") == [f"log: {how}; the others go on without it"]
+        assert launched.said("closed ") == ["closed 0"]
+    assert f"{how}, as the first that has failed" in launched.output
+
+
+def test_a_killed_mover_on_another_host(two_hosts, tmp_path):
+    launched = Launched(two_hosts, tmp_path, GOES_ON, "dist_sync")
+    launched.begin()
+    launched.kill(2, "remote.node")
+    assert launched.wait() == 137, launched.output
+    host = f"synk{two_hosts.net}-2"
+    assert launched.said(f"told 0 WorkerLost worker 1 on {host} has died with its mover: round ")
+
+
+def test_a_killed_server(two_hosts, tmp_path):
+    launched = Launched(two_hosts, tmp_path, GOES_ON, "dist_async")
+    launched.begin()
+    launched.kill(1, "remote.node", rank=0)
+    assert launched.wait() == 137, launched.output
+    host = f"synk{two_hosts.net}-1"
+    assert len(launched.said("told ")) == 2
+    for line in launched.said("told "):
+        assert f"ServerLost server 0 on {host} has died, and with it the weights" in line
+
+
+@pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
+def test_a_worker_whose_cable_is_cut(two_hosts, tmp_path, kind):
+    launched = Launched(two_hosts, tmp_path, GOES_ON, kind)
+    launched.begin()
+    two_hosts.cut(2)
+    began = time.monotonic()
+    assert launched.wait(cut=2) == 1, launched.output
+    assert time.monotonic() - began < 30
+    how = f"worker 1 on synk{two_hosts.net}-2 has not been heard of for 8 s"
+    if kind == "dist_sync":
+        assert launched.said("told 0 WorkerLost " + how)
+    else:
+        assert launched.said("log: ") == [f"log: {how}; the others go on without it"]
+        assert launched.said("closed ") == ["closed 0"]
+    end = f"worker 1 on synk{two_hosts.net}-2 can't be reached any more, which has ended the run"
+    assert end in launched.output
+
+
+def test_a_server_whose_cable_is_cut(two_hosts, tmp_path):
+    launched = Launched(two_hosts, tmp_path, GOES_ON, "dist_sync")
+    launched.begin()
+    two_hosts.cut(1)
+    assert launched.wait(cut=1) == 1, launched.output
+    host = f"synk{two_hosts.net}-1"
+    assert launched.said(f"told 1 ServerLost server 0 on {host} has not been heard of for 8 s")
+    assert f"server 0 on {host} can't be reached any more" in launched.output
+
+
+def test_a_server_with_an_updater_that_takes_long_is_not_lost(two_hosts, tmp_path):
+    script = GOES_ON.replace("    weight += gradient", "    time.sleep(11); weight += gradient")
+    script = script.replace("if version == 3", "if version == 0").replace("10_000", "1")
+    launched = Launched(two_hosts, tmp_path, script, "dist_sync", "updates")
+    began = time.monotonic()
+    assert launched.wait() == 0, launched.output
+    assert time.monotonic() - began > 11
+    assert launched.said("closed ") == ["closed 0", "closed 1"]
+
+
+def test_a_late_round_of_high_priority_overtakes_on_a_slow_cable(two_hosts, tmp_path):
+    """In mshadow-ps priorities of pulls were never used."""
+    script = """
+import time
+import numpy as np
+from synkhronos.parameter_server.remote.link import Link
+
+link = Link.connect("dist_sync")
+link.init_key(0, "large", 2_000_000, "float32", "sum")
+link.init_key(1, "small", 256, "float32", "sum")
+for version, pause in enumerate([0.2, 0.9], 1):  # while it is pushed, and while it is pulled
+    link.barrier(60)
+    link.push(0, version, 0)
+    link.request(0, version, 0)
+    time.sleep(pause)
+    link.push(1, version, 1)
+    link.request(1, version, 1)
+    order = []
+    while len(order) < 2:
+        order += [number for number, _, _ in link.next(60)]
+    print("order", link.rank, order, flush=True)
+link.close(60)
+"""
+    for number in (1, 2):
+        two_hosts.slow(number, "100mbit")
+    launched = Launched(two_hosts, tmp_path, script)
+    assert launched.wait() == 0, launched.output
+    # Worker 0 is on the host of the server, where nothing is slow but the round.
+    assert launched.said("order 1") == ["order 1 [1, 0]"] * 2

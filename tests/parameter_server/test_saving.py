@@ -1,0 +1,190 @@
+"""Files of weights and of updaters' states: whole, without pickles, refused where they differ."""
+
+import io
+import zipfile
+
+import numpy as np
+import pytest
+
+from synkhronos.extensions import update_rules
+from synkhronos.parameter_server import saving
+from synkhronos.parameter_server.updaters import Updater, rule_updater
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
+WEIGHTS = {
+    "layer 1/W\0ä": np.arange(6, dtype="float32").reshape(2, 3).T,
+    "b": np.array(3, "float16"),
+    "": np.zeros((0, 2)),
+    "count": np.arange(3),
+}
+EXPECTED = {key: (value.shape, value.dtype) for key, value in WEIGHTS.items()}
+
+
+@pytest.mark.parametrize("as_int", [False, True])
+def test_weights_come_back_with_their_keys(tmp_path, as_int):
+    weights = dict(enumerate(WEIGHTS.values())) if as_int else WEIGHTS
+    path = tmp_path / "weights.npz"
+    saving.save_weights(path, weights)
+    expected = {key: (value.shape, value.dtype) for key, value in weights.items()}
+    found = saving.load_weights(path, expected)
+    assert list(found) == list(weights)
+    for key, value in weights.items():
+        assert found[key].dtype == value.dtype and found[key].flags.writeable
+        np.testing.assert_array_equal(found[key], value)
+    assert list(saving.load_weights(path)) == list(weights)
+    assert [each.name for each in tmp_path.iterdir()] == ["weights.npz"]
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"b": None}, "of other keys than the store: the store lacks 'b'"),
+        ({"c": ((), "float32")}, "it lacks 'c'"),
+        ({"b": ((1,), "float16")}, r"shape \(\) and dtype float16 for key 'b', .* \(1,\) and"),
+        ({"b": ((), "float32")}, "dtype float16 for key 'b', but the store .* float32"),
+        ({"count": ((2,), int)}, r"shape \(3,\) .* for key 'count'"),
+    ],
+    ids=range(5),
+)
+def test_weights_of_other_keys_are_refused(tmp_path, change, said):
+    path = tmp_path / "weights.npz"
+    saving.save_weights(path, WEIGHTS)
+    expected = {key: kind for key, kind in {**EXPECTED, **change}.items() if kind is not None}
+    with pytest.raises(ValueError, match=said):
+        saving.load_weights(path, expected)
+
+
+def test_a_key_0_is_no_key_of_that_text(tmp_path):
+    saving.save_weights(tmp_path / "weights.npz", {0: np.ones(1)})
+    with pytest.raises(ValueError, match="it lacks '0', the store lacks 0"):
+        saving.load_weights(tmp_path / "weights.npz", {"0": ((1,), float)})
+
+
+def test_names_of_files_are_checked(tmp_path):
+    for path, error, said in [
+        (3, TypeError, "path must be the name of a file that ends with .npz, got 3"),
+        (b"w.npz", TypeError, "got b'w.npz'"),
+        ("weights.npy", ValueError, "path must end with .npz, got 'weights.npy'"),
+    ]:
+        with pytest.raises(error, match=said):
+            saving.save_weights(path, {})
+        with pytest.raises(error, match=said):
+            saving.load_weights(path, {})
+        with pytest.raises(error, match=said):
+            saving.save_states(path, [])
+        with pytest.raises(error, match=said):
+            saving.load_states(path)
+    with pytest.raises(FileNotFoundError):
+        saving.load_weights(tmp_path / "none.npz", {})
+
+
+def test_an_error_leaves_the_file_that_was_there(tmp_path):
+    path = tmp_path / "weights.npz"
+    saving.save_weights(path, {0: np.ones(1)})
+    with pytest.raises(ValueError, match="Object arrays cannot be saved"):
+        saving.save_weights(path, {0: np.zeros(2), 1: np.array([None])})
+    assert saving.load_weights(path, {0: ((1,), float)})[0] == 1
+    assert [each.name for each in tmp_path.iterdir()] == ["weights.npz"]
+
+
+def damaged(data):
+    middle = len(data) // 2
+    yield "cut", data[:middle]
+    yield "empty", b""
+    yield "text", b"weights"
+    pickled = io.BytesIO()
+    np.savez(pickled, about=np.array([{}], object))
+    yield "pickle", pickled.getvalue()
+    single = io.BytesIO()
+    np.save(single, np.ones(2))
+    yield "one array", single.getvalue()
+    flipped = data.replace(np.full(3, 7.0).tobytes(), np.full(3, 8.0).tobytes())
+    assert flipped != data
+    yield "other numbers", flipped
+    other = io.BytesIO()
+    with zipfile.ZipFile(other, "w") as archive, archive.open("about.npy", "w") as file:
+        np.save(file, np.array('{"version": 2}'))
+    yield "version 2", other.getvalue()
+    for name, text in [
+        ("no keys", '{"version": 1, "what": "weights"}'),
+        ("more keys", '{"version": 1, "what": "weights", "keys": [0, 1]}'),
+        ("a list for a key", '{"version": 1, "what": "weights", "keys": [[0]]}'),
+    ]:
+        other = io.BytesIO()
+        with zipfile.ZipFile(other, "w") as archive:
+            for each, value in ("about", np.array(text)), ("0", np.zeros(3)):
+                with archive.open(f"{each}.npy", "w") as file:
+                    np.save(file, value)
+        yield name, other.getvalue()
+
+
+def test_damaged_files_are_refused(tmp_path):
+    path = tmp_path / "weights.npz"
+    saving.save_weights(path, {0: np.full(3, 7.0)})
+    for name, data in damaged(path.read_bytes()):
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=r"weights.npz' can't be read: it is damaged"):
+            saving.load_weights(path, {0: ((3,), float)})
+        with pytest.raises(ValueError, match=r"can't be read: it is damaged|has weights, not"):
+            saving.restore(Updater(), data)
+        assert name
+
+
+def stepped(rule, rounds, size=3, **hyper):
+    updater, weight = rule_updater(rule, **hyper), np.ones(size)
+    updater.init_model("w", weight)
+    for number in range(rounds):
+        updater.update("w", np.arange(float(size)) + number)
+    return updater, weight
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_states_of_each_server_come_back(tmp_path, servers):
+    path, sizes = tmp_path / "states.npz", [3, 5][:servers]
+    whole = [stepped(update_rules.adam, 4, size) for size in sizes]
+    halves = [stepped(update_rules.adam, 2, size) for size in sizes]
+    saving.save_states(path, [saving.dump(updater) for updater, _ in halves])
+    for (_, half), (_, final), size, data in zip(
+        halves, whole, sizes, saving.load_states(path, servers)
+    ):
+        # A process that has made another step, from the same weights.
+        updater, weight = stepped(update_rules.adam, 1, size)
+        weight[...] = half
+        saving.restore(updater, data)
+        for number in (2, 3):
+            updater.update("w", np.arange(float(size)) + number)
+        np.testing.assert_array_equal(weight, final)
+    with np.load(path, allow_pickle=False) as file:
+        assert len(file.files) == 1 + 3 * servers  # means, squares, time
+
+
+def test_states_that_do_not_fit_are_refused(tmp_path):
+    path, hyper = tmp_path / "states.npz", {"learning_rate": 1.0}
+    updater, _ = stepped(update_rules.momentum, 1, **hyper)
+    saving.save_states(path, [saving.dump(updater)])
+    [data] = saving.load_states(path)
+    with pytest.raises(ValueError, match="has the states of 1 server, but there are 2"):
+        saving.load_states(path, 2)
+    with pytest.raises(ValueError, match=r"those of 'rule momentum', .* is 'rule adam'"):
+        saving.restore(stepped(update_rules.adam, 1)[0], data)
+    with pytest.raises(ValueError, match=r"has shape \(3,\) .* must have \(4,\)"):
+        saving.restore(stepped(update_rules.momentum, 1, 4, **hyper)[0], data)
+    with pytest.raises(ValueError, match="of the keys 'w', but this updater has none"):
+        saving.restore(rule_updater(update_rules.momentum, **hyper), data)
+    with pytest.raises(ValueError, match=r"has states of updaters, not weights[.]"):
+        saving.load_weights(path, {})
+    saving.save_weights(path, {"w": np.ones(3)})
+    with pytest.raises(ValueError, match=r"states.npz' has weights, not states of updaters"):
+        saving.load_states(path)
+
+
+def test_an_updater_without_states_has_a_file_too(tmp_path):
+    path = tmp_path / "states.npz"
+    updater, _ = stepped(update_rules.sgd, 1, learning_rate=1.0)
+    saving.save_states(path, [saving.dump(updater), saving.dump(Updater())])
+    one, other = saving.load_states(path, 2)
+    saving.restore(updater, one)
+    saving.restore(Updater(), other)
+    with pytest.raises(ValueError, match="those of 'Updater'"):
+        saving.restore(updater, other)

@@ -1,0 +1,202 @@
+"""Weights in the store: update_on_server, test_on_server, and initial weights."""
+
+import threading
+
+import numpy as np
+import pytest
+from support.parameter_server import SECONDS, init_keys, on_threads
+
+from synkhronos import parameter_server as ps
+
+
+class Adds(ps.Updater):
+    """Fills weights with 100, adds gradients, and counts its calls."""
+
+    def __init__(self):
+        self.calls = []
+
+    def init_updater(self, rank, parameters):
+        super().init_updater(rank, parameters)
+        self.calls.append(("init_updater", rank))
+
+    def init_model(self, key, weight):
+        super().init_model(key, weight)
+        self.calls.append(("init_model", key))
+        weight[...] = 100
+
+    def update(self, key, gradient):
+        self.calls.append(("update", key))
+        self.weights[key] += gradient
+
+
+def updating(devices, **parameters):
+    store = ps.create("local")
+    updater = Adds()
+    store.set_updater(updater)
+    for name, value in parameters.items():
+        store.set_param(name, value)
+    store.init(devices)
+    return store, updater
+
+
+def test_the_first_pull_returns_the_initial_weight_without_any_push():
+    store, updater = updating([0, 1], update_on_server="1")
+    with store:
+        init_keys(store, [(2,)])
+        out = np.zeros(2, np.float32)
+        store.pull_req(out, 0, 0)
+        store.pull_wait(0, 0, SECONDS)
+        assert (out == 100).all()
+        assert updater.parameters == {"update_on_server": "1"}
+
+
+def test_init_model_is_called_once_for_a_key():
+    """In mshadow-ps each device's InitKey called it again."""
+    store, updater = updating([0, 1, 2])
+    with store:
+        on_threads([0, 1, 2], lambda device: store.init_key((2,), 0, device))
+        assert updater.calls == [("init_updater", 0), ("init_model", 0)]
+
+
+def test_a_late_init_key_does_not_release_a_pull_with_the_old_weight():
+    """In mshadow-ps it did: a device got 100 instead of 103."""
+    store, _ = updating([0, 1])
+    with store:
+        store.init_key((1,), 0, 0)
+        array = np.ones(1, np.float32)
+        store.push(array, 0, 0)
+        store.pull_req(array, 0, 0)
+        store.init_key((1,), 0, 1)
+        with pytest.raises(ps.RoundTimeout):
+            store.pull_wait(0, 0, timeout=0.1)
+        store.push(2 * np.ones(1, np.float32), 0, 1)
+        store.pull_wait(0, 0, SECONDS)
+        assert array[0] == 103
+
+
+def test_init_key_never_waits_for_other_devices():
+    store, updater = updating([0, 1])
+    is_there, may_go = threading.Event(), threading.Event()
+    fill = updater.init_model
+
+    def slow(key, weight):
+        is_there.set()
+        assert may_go.wait(SECONDS)
+        fill(key, weight)
+
+    updater.init_model = slow
+    with store:
+        first = threading.Thread(target=store.init_key, args=((1,), 0, 0))
+        first.start()
+        assert is_there.wait(SECONDS)
+        store.init_key((1,), 0, 1)
+        out = np.zeros(1, np.float32)
+        store.pull_req(out, 0, 1)
+        may_go.set()
+        store.pull_wait(0, 1, SECONDS)
+        first.join()
+        assert out[0] == 100
+
+
+@pytest.mark.parametrize("size", [2, 50_000])
+def test_a_pull_returns_the_weight_after_exactly_one_update_a_round(size):
+    store, updater = updating([0, 1, 2], bigarray_bound=1000)
+    with store:
+        init_keys(store, [(size,)])
+
+        def train(device):
+            seen = []
+            array = np.zeros(size, np.float32)
+            for _ in range(5):
+                array[:] = device + 1
+                store.push(array, 0, device)
+                store.pull_req(array, 0, device)
+                store.pull_wait(0, device, SECONDS)
+                assert (array == array[0]).all()
+                seen.append(array[0])
+            return seen
+
+        for seen in on_threads([0, 1, 2], train).values():
+            assert seen == [106, 112, 118, 124, 130]
+    assert updater.calls.count(("update", 0)) == 5
+
+
+def test_an_initial_weight_of_the_first_device_counts():
+    with ps.create("local", devices=[0, 1]) as store:
+        for device in (0, 1):
+            store.init_key((2,), 0, device, weight=np.full(2, device + 5, np.float32))
+        out = np.zeros(2, np.float32)
+        store.pull_req(out, 0, 1)
+        store.pull_wait(0, 1, SECONDS)
+        assert (out == 5).all()
+        with pytest.raises(ValueError, match="weight of key 1 must have shape"):
+            store.init_key((3,), 1, 0, weight=np.zeros(2, np.float32))
+
+
+def test_test_on_server_returns_sums_and_compares_weights():
+    store, _ = updating([0, 1], test_on_server=1)
+    with store:
+        init_keys(store, [(3,)])
+        mine = np.array([1, 2, 3], np.float32)
+        store.set_weight(mine, 0, 0)
+        array = np.ones(3, np.float32)
+        store.push(array, 0, 0)
+        store.push(array.copy(), 0, 1)
+        store.pull_req(array, 0, 0)
+        store.pull_wait(0, 0, SECONDS)
+        assert (array == 2).all()
+        mine += array
+        assert store.check_weight(mine, 0, 0) == 0
+        mine[1] += 1
+        with pytest.raises(
+            ps.WeightsDiffer, match=r"key 0, device 0.*element 1: 5\.0 and 4\.0"
+        ) as e:
+            store.check_weight(mine, 0, 0)
+        assert e.value.error == pytest.approx(1 / 12)
+        mine[1] = np.nan
+        with pytest.raises(ps.WeightsDiffer):
+            store.check_weight(mine, 0, 0)
+
+
+def test_shared_variables_are_read_and_written_in_place():
+    import theano
+
+    with ps.create("local", devices=[0, 1]) as store:
+        init_keys(store, [(2, 3)])
+        pushed = [theano.shared(np.full((2, 3), d + 1, np.float32)) for d in (0, 1)]
+        for d, variable in enumerate(pushed):
+            own = variable.get_value(borrow=True)
+            store.push(variable, 0, d)
+            store.pull_req(variable, 0, d, callback=lambda given, v=variable: given)
+            assert variable.get_value(borrow=True) is own
+        for d, variable in enumerate(pushed):
+            store.pull_wait(0, d, SECONDS)
+            assert (variable.get_value() == 3).all()
+
+
+def test_a_callback_gets_the_array_that_was_given():
+    import theano
+
+    with ps.create("local", devices=[0]) as store:
+        init_keys(store, [(2, 3, 4)])
+        variable = theano.shared(np.zeros((6, 4), np.float32))
+        memory = np.zeros((6, 4), np.float32).view(np.memmap)
+        given = []
+        store.push(np.ones((2, 3, 4), np.float32), 0, 0)
+        for array in (variable, memory):
+            store.pull_req(array, 0, 0, callback=given.append)
+            store.pull_wait(0, 0, SECONDS)
+        assert given[0] is variable and given[1] is memory
+        assert variable.get_value().shape == (6, 4) and (variable.get_value() == 1).all()
+        assert (memory == 1).all()
+
+
+def test_complex_weights_are_compared():
+    store, _ = updating([0], test_on_server=1)
+    with store:
+        init_keys(store, [(2,)], np.complex64)
+        value = np.array([1 + 2j, 3j], np.complex64)
+        store.set_weight(value, 0, 0)
+        assert store.check_weight(value, 0, 0) == 0
+        with pytest.raises(ps.WeightsDiffer):
+            store.check_weight(value.conj(), 0, 0)

@@ -1,0 +1,46 @@
+"""Runs of scripts on servers and workers: ``synkhronos launch --servers S --workers W``."""
+
+import contextlib
+import os
+import sys
+
+import psutil
+
+from support import rules
+
+needs_mpirun = rules.needs_mpirun
+
+
+class Launched(rules.Launched):
+    """A run of a script, given as text; its output is read while it runs."""
+
+    module = "synkhronos.parameter_server.remote.node"
+
+    def __init__(self, folder, script, *arguments, servers=1, workers=2, options=()):
+        path = folder / "script.py"
+        path.write_text(script)
+        line = [sys.executable, "-m", "synkhronos", "launch", *options]
+        line += ["--servers", str(servers), "--workers", str(workers), str(path)]
+        self._start([*line, *map(str, arguments)], folder)
+
+    def said(self, text):
+        """Return the lines of the output that begin with a text, sorted."""
+        return sorted(line.rstrip("\n") for line in self.lines if line.startswith(text))
+
+    def left_over(self):
+        """Return the processes of this run that have not ended."""
+        mark, found = f"SYNKHRONOS_TEST_RUN={self._mark}", []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                variables = {"=".join(each) for each in process.environ().items()}
+                if mark in variables and process.pid != os.getpid():
+                    found.append((process.pid, process.cmdline()))
+        return found
+
+
+def run(folder, script, *arguments, status=0, **given):
+    """Run a script to its end; check the exit status, and that no process is left."""
+    launched = Launched(folder, script, *arguments, **given)
+    assert launched.wait() == status, launched.output
+    assert not launched.left_over()
+    return launched
