@@ -6,6 +6,8 @@ Every command to the workers goes through `Session.run`.
 import contextlib
 import enum
 import functools
+import gc
+import sys
 import threading
 import weakref
 
@@ -140,6 +142,8 @@ class Session:
         can't be split by a KeyboardInterrupt, which would leave the lock held for ever.
         """
         if self.inside.locked():
+            _Steps.leave_interrupted(self)
+        if self.inside.locked():
             raise SessionError(
                 "Synkhronos was called while it was in the middle of another call, from a signal "
                 "handler or a finalizer. Call it after that call has returned."
@@ -148,7 +152,9 @@ class Session:
     def call(self, name: str):
         """Return a context for a call of that name, which other threads wait for: this session."""
         recording = self.recording
-        return _Steps(self._enter()) if recording is None else self._enter_recorded(recording, name)
+        if recording is None:
+            return _Steps(self, self._enter())
+        return _RecordedSteps(self, self._enter_recorded(recording, name))
 
     def _enter(self):
         if self.state is not State.OPEN:
@@ -165,10 +171,9 @@ class Session:
                     self.changes.settle()
                 yield self
 
-    @contextlib.contextmanager
     def _enter_recorded(self, recording, name):
-        with self.lock, recording.call(name), _Steps(self._enter()):
-            yield self
+        with self.lock, recording.call(name):
+            yield from self._enter()
 
     def settle(self) -> None:
         """Wait until the workers are out of a call that was interrupted.
@@ -302,16 +307,52 @@ class _Steps:
     """A context of a generator's one ``yield``, which goes on in the same way after an exception.
 
     It takes a third of the time of ``contextlib.contextmanager``. A Ctrl-C before the block begins
-    drops the generator, which leaves its own with blocks then.
+    drops the generator, which leaves its own with blocks then. A Ctrl-C before the first line of
+    `__exit__` keeps the generator, with its locks, for as long as the traceback is kept: in a
+    notebook, until the next exception. `leave_interrupted` leaves it earlier.
     """
 
-    __slots__ = ("_steps",)
+    __slots__ = ("_caller", "_session", "_steps")
 
-    def __init__(self, steps):
-        self._steps = steps
+    def __init__(self, session, steps):
+        self._session, self._steps = session, steps
 
     def __enter__(self):
+        self._caller = id(sys._getframe(1))  # not the frame: it would keep the user's arrays
         return next(self._steps)
 
     def __exit__(self, kind, error, trace):
         next(self._steps, None)
+
+    @staticmethod
+    def leave_interrupted(session):
+        """Leave a call of a session of which this thread holds the lock, if its block has ended."""
+        running, frame = set(), sys._getframe()
+        while frame is not None:
+            running.add(id(frame))
+            frame = frame.f_back
+        for each in gc.get_objects():
+            if isinstance(each, _Steps) and each._is_left(session, running):
+                each._steps.close()
+
+    def _is_left(self, session, running):
+        # A generator that runs is of another thread, which waits for the lock.
+        is_entered = not self._steps.gi_running and hasattr(self, "_caller")
+        return self._session is session and is_entered and self._caller not in running
+
+
+class _RecordedSteps(_Steps):
+    """The context of a call that is recorded: the record says whether it has raised."""
+
+    __slots__ = ()
+
+    def __exit__(self, kind, error, trace):
+        if kind is None:
+            next(self._steps, None)
+            return
+        try:
+            self._steps.throw(error)
+        except BaseException as raised:
+            if raised is not error:
+                raise
+            error.__traceback__ = trace  # without the lines of the generators

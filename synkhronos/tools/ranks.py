@@ -182,8 +182,10 @@ class Ranks:
             return 1
         if any(rank.status is None for rank in self.ranks):
             return code if code > 0 else 1
+        if code:
+            self._say(f"mpirun has ended with status {code}, after all ranks.")
         statuses = [rank.status for rank in self.ranks]
-        return guard.INTERRUPTED if guard.INTERRUPTED in statuses else max(code, 0)
+        return guard.INTERRUPTED if guard.INTERRUPTED in statuses else 0
 
     def _serve(self, signals):
         streams = {self._mpirun.stdout.fileno(): 1, self._mpirun.stderr.fileno(): 2}

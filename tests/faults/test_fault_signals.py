@@ -20,7 +20,12 @@ from support.faults import (
     runs,
     set_point,
 )
-from support.interrupts import SOME_AND_EVERY_LINE, interrupt_at_line, signal_at_line
+from support.interrupts import (
+    SOME_AND_EVERY_LINE,
+    interrupt_at_begin,
+    interrupt_at_line,
+    signal_at_line,
+)
 from support.leaks import nothing_left
 from support.waiting import wait_until
 
@@ -252,6 +257,29 @@ def test_ctrl_c_at_lines_of_a_call(no_session, other_thread, what, stride):
     assert pids_by_rank() == pids
     assert line > 30
     synk.close()
+
+
+def test_ctrl_c_as_a_call_ends_whose_traceback_is_kept(no_session):
+    """A notebook keeps it; and a ``finally`` may call a collective before it has gone."""
+    synk.fork(2)
+    call = CALLS["all_reduce"](2)
+    call()
+    kept = [interrupt_at_begin(_master._Steps.__exit__, call)]
+    call()
+
+    def calls_twice():
+        try:
+            call()
+        finally:
+            call()
+
+    kept.append(interrupt_at_begin(_master._Steps.__exit__, calls_twice))
+    call()
+    with synk.profile():
+        kept.append(interrupt_at_begin(_master._RecordedSteps.__exit__, call))
+        call()
+    synk.close()
+    assert len(kept) == 3
 
 
 @SOME_AND_EVERY_LINE

@@ -80,6 +80,25 @@ def signal_at_line(number, do, signum):
     return len(lines) > number
 
 
+def interrupt_at_begin(function, do):
+    """Call `do`, with a Ctrl-C before the first line of a function; return what it raised."""
+
+    def trace(frame, event, _):
+        if event == "call" and frame.f_code is function.__code__:
+            sys.settrace(previous)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    previous = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        do()
+    except KeyboardInterrupt as error:
+        return error
+    finally:
+        sys.settrace(previous)
+    raise AssertionError("the function was not called, or the Ctrl-C was lost")
+
+
 def interrupt_at_line(number, do):
     """Call `do`, with a Ctrl-C before a line; return whether the line was reached."""
     try:
