@@ -100,7 +100,7 @@ setup(
         "Topic :: Scientific/Engineering",
     ],
     packages=find_packages(include=["synkhronos", "synkhronos.*"]),
-    package_data={"synkhronos": ["py.typed"]},
+    package_data={"synkhronos": ["py.typed", "tools/bench/stan/*.stan", "tools/bench/stan/*.cpp"]},
     cmdclass={"build_py": BuildWithImportSupport},
     python_requires=">=3.8,<3.12",
     # Older versions of pip look at the requirements before python_requires. On newer Pythons they
