@@ -3,16 +3,7 @@
 import numpy as np
 
 from demos._shared import count
-
-
-def table(titles, rows):
-    """Return a table as text: the first column is aligned left, all others right."""
-    lines = [[str(cell) for cell in row] for row in [titles, *rows]]
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    return "\n".join(
-        "  ".join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])]).rstrip()
-        for first, *others in lines
-    )
+from demos._tables import table
 
 
 def times_table(logs, columns):

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from demos._arguments import names, positive
-from demos._reports import table
+from demos._tables import table
 from synkhronos import rules
 from synkhronos.rules.recorder import Recorder
 

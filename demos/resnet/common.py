@@ -16,8 +16,8 @@ from lasagne.layers import get_all_params, get_output
 from tqdm import tqdm
 
 from demos._arguments import above_zero, number_type, positive
-from demos._reports import table
 from demos._shared import progress
+from demos._tables import table
 from demos.resnet.models import DEPTHS, build_resnet
 from synkhronos.extensions import train as synkhronos_train
 
