@@ -3,7 +3,8 @@
     numba's code ──▶ objmode: arrays as NumPy's ──▶ reduce_in_place(ops, *arrays) ──▶ numba's code
 
 `rewriting` replaces each operation by the one of this module. A pickle of a compiled function
-names this module, so unpickling imports it, which tells numba of the operations.
+names this module, so unpickling imports it, which tells numba of the operations. Operations with a
+port to a parameter server are neither pickled nor kept on disk.
 
 Numba keeps machine code on disk, under a key that must say what the code does: the operations'
 names, and not the serial numbers, which differ between two processes.
@@ -14,9 +15,13 @@ import hashlib
 import numba
 import numpy as np
 from pytensor.link.numba.cache import compile_numba_function_src
-from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
+from pytensor.link.numba.dispatch.basic import (
+    get_numba_type,
+    numba_njit,
+    register_funcify_and_cache_key,
+)
 
-from synkhronos._host.pytensor import graph, rows
+from synkhronos._host.pytensor import graph, rows, storing
 
 _VERSION = 1  # to be raised with each change of the code below
 
@@ -78,6 +83,36 @@ def _rows(op, node, **kwargs):
         "    return found\n"
     )
     return _compiled("numbers", source, rows.numbers_of_rows)
+
+
+@register_funcify_and_cache_key(storing.Push)
+def _push(op, node, **kwargs):
+    push = op.push
+
+    @numba_njit
+    def push_array(x, token):
+        with numba.objmode():
+            push(x)
+        return np.asarray(0)
+
+    return push_array, None
+
+
+@register_funcify_and_cache_key(storing.Await)
+def _await(op, node, **kwargs):
+    array_type = get_numba_type(node.outputs[0].type, layout="C")
+    dtype = node.outputs[0].type.dtype
+
+    def wait():
+        return np.asarray(op.port.wait(), dtype, order="C")
+
+    @numba_njit
+    def await_array():
+        with numba.objmode(array=array_type):
+            array = wait()
+        return array, np.asarray(0)
+
+    return await_array, None
 
 
 def _compiled(name, source, callee):

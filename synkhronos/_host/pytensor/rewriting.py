@@ -24,6 +24,7 @@ from pytensor.link.numba.linker import NumbaLinker
 
 from synkhronos._host.pytensor.graph import AllReduce, RankWeight
 from synkhronos._host.pytensor.rows import Rows
+from synkhronos._host.pytensor.storing import Await, Push
 
 
 class _Fuse(GraphRewriter):
@@ -62,7 +63,7 @@ def _in_place(fgraph, node):
     return False
 
 
-@node_rewriter([AllReduce, RankWeight, Rows])
+@node_rewriter([AllReduce, RankWeight, Rows, Push, Await])
 def _for_numba(fgraph, node):
     # Imported here: that imports numba, which takes a second, and a C mode needs no numba.
     numba_operations = importlib.import_module("synkhronos._host.pytensor.numba_operations")
