@@ -20,7 +20,6 @@ from pytensor.graph.rewriting.basic import (
 )
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors
-from pytensor.link.numba.linker import NumbaLinker
 
 from synkhronos._host.pytensor.graph import AllReduce, RankWeight
 from synkhronos._host.pytensor.rows import Rows
@@ -105,11 +104,6 @@ def mode_for(outputs, mode):
     if isinstance(mode.provided_optimizer, RewriteDatabaseQuery):
         return mode.including("synkhronos")
     return mode.clone(optimizer=SequentialGraphRewriter([mode.optimizer, _Fuse()]))
-
-
-def is_numba(mode) -> bool:
-    """Return whether numba compiles the functions of a mode."""
-    return isinstance(get_mode(mode).linker, NumbaLinker)
 
 
 def _reduces(outputs):
