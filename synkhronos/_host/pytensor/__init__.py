@@ -1,0 +1,1 @@
+"""PyTensor as the host library. Only this folder imports PyTensor."""
