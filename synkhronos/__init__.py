@@ -9,9 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any, List
 
 from synkhronos._host import pythons as _pythons
+from synkhronos._host.choice import is_for_theano as _is_for_theano
 
 _pythons.check()
-if _pythons.is_for_theano():
+if _is_for_theano():
     from synkhronos._host.theano import import_support as _import_support
 
     _import_support.install()

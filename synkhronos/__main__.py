@@ -11,14 +11,14 @@ import sys
 from pathlib import Path
 from typing import Sequence
 
-from synkhronos._host import pythons
+from synkhronos._host import choice
 from synkhronos._host.theano import import_support
 from synkhronos.errors import SessionError, SharedMemoryFull
 
 try:
     from synkhronos.tools import launch, rule, run
 except ModuleNotFoundError as error:  # all need NumPy, which comes with the host library
-    sys.exit(f"synkhronos: {error}. {pythons.how_to_install()}")
+    sys.exit(f"synkhronos: {error}. {choice.TO_INSTALL}")
 
 THEANORC = """\
 # Written by `synkhronos theanorc`: the flags that Theano gets wherever Synkhronos is installed.

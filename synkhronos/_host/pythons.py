@@ -26,17 +26,6 @@ def is_for_theano(version=sys.version_info):
     return tuple(version[:2]) <= THEANO[1]
 
 
-def how_to_install(version=sys.version_info):
-    """Return a sentence with the command that installs the host library of a Python."""
-    theano = is_for_theano(version)
-    return "Python {}.{} has {} as the host library: pip install synkhronos, or {}".format(
-        version[0],
-        version[1],
-        "Theano" if theano else "PyTensor",
-        "Theano==1.0.5" if theano else "'pytensor>=3.1,<3.4'",
-    )
-
-
 if __name__ == "__main__":
     if not is_for_theano():
         sys.exit("This is Python {}.{}, but Theano needs 3.8 to 3.11".format(*sys.version_info))

@@ -13,6 +13,10 @@ from synkhronos._host import choice
 NAME = choice.choose()
 ON_PYTENSOR = NAME == "pytensor"
 
+# PyTensor's default mode compiles each function for seconds, so the suites run in Python mostly.
+# SYNKHRONOS_TEST_MODE=NUMBA runs them as users do, and CVM with C code.
+MODE = os.environ.get("SYNKHRONOS_TEST_MODE", "FAST_COMPILE") if ON_PYTENSOR else "FAST_COMPILE"
+
 TESTS = Path(__file__).parents[1]
 NAMES = Path(__file__).with_name("on_pytensor")
 
@@ -50,6 +54,8 @@ def serve():
     os.environ["SYNKHRONOS_HOST"] = NAME
     if not ON_PYTENSOR:
         return
+    flags = os.environ.get("PYTENSOR_FLAGS", "")
+    os.environ["PYTENSOR_FLAGS"] = f"mode={MODE},{flags}".rstrip(",")
     sys.path.insert(0, str(NAMES))
     given = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(NAMES), given]))

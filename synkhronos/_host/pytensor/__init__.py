@@ -1,1 +1,1 @@
-"""PyTensor as the host library. Only this folder imports PyTensor."""
+"""PyTensor 3 as the host library. Only this folder, and `extensions/pymc`, import PyTensor."""

@@ -6,12 +6,12 @@ processes that they start. What PyTensor lacks skips the test that uses it, with
 
 import sys
 import types
+import warnings
 
 import numpy as np
 import pytensor
 import pytensor.compile.debug.nanguardmode
 import pytensor.compile.ops
-import pytensor.ifelse
 import pytensor.printing
 import pytensor.sparse
 import pytensor.tensor as pt
@@ -20,7 +20,6 @@ from pytensor.compile import executor, maker, mode
 from pytensor.compile.builders import OpFromGraph  # noqa: F401
 from pytensor.gradient import Rop, grad
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.graph.replace import clone_replace
 from pytensor.link.vm import VMLinker
@@ -31,7 +30,6 @@ from pytensor.tensor.special import log_softmax, softmax
 
 config = pytensor.config
 change_flags = config.change_flags
-config.change_flags = change_flags
 function = pytensor.function
 Mode, In, Out = pytensor.Mode, pytensor.In, pytensor.Out
 __version__ = pytensor.__version__
@@ -74,8 +72,10 @@ def shared(value, *args, broadcastable=None, **kwargs):
 
 
 def scan(fn, sequences=None, outputs_info=None, *args, **kwargs):
-    """Return the outputs and no updates, as PyTensor's scan does without `return_updates`."""
-    return pytensor.scan(fn, sequences, outputs_info, *args, **kwargs, return_updates=False), {}
+    """Return outputs and updates, of which PyTensor warns that it will return the former only."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return pytensor.scan(fn, sequences, outputs_info, *args, **kwargs)
 
 
 def clone(output, replace=None, share_inputs=True, **kwargs):
@@ -115,7 +115,7 @@ class RandomStreams:
         return self._draw(pt.random.binomial, size, ndim, dtype, n, p)
 
 
-class MRG_RandomStreams:  # noqa: N801
+class MRG_RandomStreams:
     def __init__(self, *args, **kwargs):
         _skip("MRG_RandomStreams")
 
@@ -163,7 +163,10 @@ _module(
     binary_crossentropy=_binary_crossentropy,
     conv2d=lambda *args, **kwargs: _skip("conv2d"),
 )
-_module("tensor.nnet.bn", batch_normalization_train=lambda *args, **kwargs: _skip("theano.tensor.nnet.bn"))
+_module(
+    "tensor.nnet.bn",
+    batch_normalization_train=lambda *args, **kwargs: _skip("theano.tensor.nnet.bn"),
+)
 _module("tensor.nnet.abstract_conv", get_conv_output_shape=lambda *args: _skip("conv2d"))
 _module("tensor.signal")
 _module("tensor.signal.pool", pool_2d=lambda *args, **kwargs: _skip("pool_2d"))
@@ -173,7 +176,7 @@ _module("sandbox")
 _module("sandbox.rng_mrg", MRG_RandomStreams=MRG_RandomStreams)
 _module("sparse", inner=pytensor.sparse)
 _module("scalar", inner=ps)
-_module("ifelse", ifelse=pytensor.ifelse.ifelse)
+_module("ifelse", ifelse=pytensor.ifelse)
 _module("printing", inner=pytensor.printing)
 _module("gradient", inner=pytensor.gradient)
 _module("configparser", change_flags=change_flags)
