@@ -192,6 +192,5 @@ def rank_weight():
 def communicates(function) -> bool:
     """Return whether a compiled function reduces over the ranks, or uses the ranks' rows."""
     return any(
-        isinstance(node.op, (AllReduce, RankWeight))
-        for node in function.maker.fgraph.apply_nodes
+        isinstance(node.op, (AllReduce, RankWeight)) for node in function.maker.fgraph.apply_nodes
     )

@@ -1,8 +1,10 @@
 """Rewrites of the graphs of ranks, for all-reduces, and operations for numba.
 
-    as it is written   Dot ──▶ AllReduce,  Sum ──▶ AllReduce   ──▶ Elemwise
-    fused, in place    Dot, Sum ──▶ AllReduce of all, where they are ──▶ Elemwise
-    in numba's code    Dot, Sum ──▶ a call of Python that reduces    ──▶ Elemwise
+    as it is written   Dot ──▶ an array ──▶ AllReduce ──▶ another ──▶ Elemwise
+    fused, in place    Dot ──▶ an array ──▶ AllReduce of all ──▶ Elemwise
+    in numba's code    Dot ──▶ an array ──▶ a call of Python that reduces it ──▶ Elemwise
+
+Numba leaves PyTensor's rewrites for BLAS out, so no product is computed in shared memory.
 """
 
 import importlib

@@ -94,8 +94,8 @@ class Push(_PortOperation):
     def make_py_thunk(self, node, storage_map, compute_map, no_recycling, debug=False):
         """Return a thunk that also takes the array out of PyTensor's storage, if it is in place.
 
-        Where PyTensor keeps its arrays from one call to the next, it would compute the next gradient
-        in this one.
+        Where PyTensor keeps its arrays from one call to the next, it would compute the next
+        gradient in this one.
         """
         thunk = super().make_py_thunk(node, storage_map, compute_map, no_recycling, debug)
         if not self.inplace:
