@@ -15,6 +15,8 @@ from pytensor.graph.replace import clone_replace
 from pytensor.link.basic import JITLinker
 from pytensor.link.numba.linker import NumbaLinker
 
+from synkhronos._host.pytensor import rewriting
+
 __all__ = ["Mode"]
 
 
@@ -37,7 +39,13 @@ def compile_function(inputs, outputs, **kwargs):
 
     Raises ValueError for a mode whose arrays are not NumPy's.
     """
-    kwargs["mode"] = _checked(get_mode(kwargs.get("mode")))
+    givens = kwargs.get("givens") or ()
+    pairs = [
+        *(kwargs.get("updates") or ()),
+        *(givens.items() if hasattr(givens, "items") else givens),
+    ]
+    computed = [*outputs, *(value for _, value in pairs if isinstance(value, Variable))]
+    kwargs["mode"] = rewriting.mode_for(computed, _checked(get_mode(kwargs.get("mode"))))
     if not kwargs.get("no_default_updates"):
         kwargs.pop("no_default_updates", None)  # PyTensor warns of any value but None
     with warnings.catch_warnings():
