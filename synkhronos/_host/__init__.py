@@ -15,6 +15,7 @@ from typing import Any, List
 from synkhronos._host.choice import choose
 
 NAMES = {
+    "title": "The name of the host library, for messages.",
     # Modules and classes.
     "library": "The host library itself, to build graphs with: shared variables, gradients.",
     "tensor": "The module of tensor expressions of the host library.",
@@ -106,6 +107,7 @@ NAMES = {
     "leaves": "Return the variables that expressions are computed from, constants apart.",
     "is_computed_from": "Return whether an expression is computed from some variables.",
     "updates_by_default": "Return pairs of variables and their default updates.",
+    "update_by_default": "Set a shared variable's default update.",
     "shared_like": "Return a new shared variable of a variable's type.",
     # Devices: a host without devices returns that no value is on one.
     "refuse_open_device": "Raise SessionError if this process has opened a device.",

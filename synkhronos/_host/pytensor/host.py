@@ -38,6 +38,7 @@ from synkhronos._host.pytensor.functions import (
     same_updates,
     shared_variables,
     swapped,
+    update_by_default,
     updated_variables,
     variables_read,
     without_default_updates,
@@ -113,3 +114,5 @@ from synkhronos._host.pytensor.variables import (
     unwatch,
     watch,
 )
+
+title = "PyTensor"

@@ -36,6 +36,7 @@ from synkhronos._host.theano.functions import (
     same_updates,
     shared_variables,
     swapped,
+    update_by_default,
     updated_variables,
     variables_read,
     without_default_updates,
@@ -108,3 +109,5 @@ from synkhronos._host.theano.variables import (
     unwatch,
     watch,
 )
+
+title = "Theano"
