@@ -1,19 +1,21 @@
 """All-reduce in a graph: training in one function, order, weights, errors. Against plain Theano."""
 
+import importlib
 import time
 
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support import host
 from support.helpers import MODE, Call, function, shares
 from support.layouts import IS_MIXED
 from theano.ifelse import ifelse
 from theano.tensor import raw_random
 
 import synkhronos as synk
-from synkhronos._host.theano import graph
 
+graph = importlib.import_module(f"synkhronos._host.{host.NAME}.graph")
 MODES = [None, "FAST_COMPILE", theano.Mode("py", None), theano.Mode("vm", "fast_run")]
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.randn(37, 4), RANDOM.randn(37)
@@ -54,7 +56,7 @@ def reduces(f):
     ]
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: str(mode).partition(", optimizer")[0])
+@pytest.mark.parametrize("mode", MODES, ids=["default", "FAST_COMPILE", "py", "vm"])
 def test_training_in_one_function_is_serial_training(ranks, mode):
     train, params = network(synk.function, synk.ops.all_reduce, mode=mode)
     serial, expected = network(theano.function, lambda g: g, mode=MODE)

@@ -135,9 +135,17 @@ def _in_place(operation, *inputs):
     return Elemwise(scalar, inplace_pattern={0: 0})(*inputs)
 
 
+def _typed(make):
+    """Take the dtype in its place in Theano, where PyTensor wants it by name."""
+    return lambda name=None, dtype=None: make(name, dtype=dtype)
+
+
+_TYPED = ["scalar", "vector", "row", "col", "matrix", "tensor3", "tensor4"]
+
 _module(
     "tensor",
     inner=pt,
+    **{name: _typed(getattr(pt, name)) for name in _TYPED},
     grad=grad,
     Rop=Rop,
     unbroadcast=lambda x, *axes: x,
