@@ -40,10 +40,10 @@ test: venv ## run the tests, in 5 minutes (PYTEST_ARGS="-k gate -x")
 test-pytensor: $(ready_pytensor) ## run the suites of both hosts on PyTensor, with Python 3.12 to 3.14
 	SYNKHRONOS_HOST=pytensor $(py_pytensor) -m pytest -m "not ($(rest))" $(PYTEST_ARGS)
 
-$(ready_pytensor): setup.py pyproject.toml
-	@python=$${PYTENSOR_PYTHON:-$$(.ci/python-for-pytensor)} && \
-	{ test -x $(py_pytensor) || "$$python" -m venv .venv-pytensor; }
-	$(py_pytensor) -m pip install --quiet --editable '.[pytensor-test]'
+$(ready_pytensor): setup.py pyproject.toml .ci/python-for-pytensor
+	test -x $(py_pytensor) || { python="$(PYTENSOR_PYTHON)"; \
+	python=$${python:-$$(.ci/python-for-pytensor)} && "$$python" -m venv .venv-pytensor; }
+	$(py_pytensor) -m pip install --quiet --editable '.[test-pytensor]'
 	@touch $@
 
 test-all: venv ## run these and all others: all parameters, OpenCL, thousands of calls and interrupts

@@ -97,12 +97,16 @@ EXTRAS = {
         "ipykernel",
         "vermin",
     ],
+    # What `make test-pytensor` needs, which runs the suites of both hosts.
+    "test-pytensor": ["pytest>=7", "pytest-xdist", "hypothesis", "psutil", "pymc>=6,<7", PYTENSOR],
     "docs": ["sphinx>=7.1,<10", "furo>=2024.8", "sphinx-copybutton>=0.5.2,<0.6"],
     "lint": ["ruff", "codespell", "mypy"],
 }
-FOR_NEW = {f"{each}; {ON_NEW}" for name in ("pytensor", "pymc") for each in EXTRAS[name]}
-FOR_ALL = {each for name in EXTRAS for each in EXTRAS[name] if name not in ("pytensor", "pymc")}
-EXTRAS["dev"] = sorted(FOR_ALL | FOR_NEW)
+OF_PYTENSOR = ("pytensor", "pymc", "test-pytensor")
+EXTRAS["dev"] = sorted(
+    {each for name in EXTRAS if name not in OF_PYTENSOR for each in EXTRAS[name]}
+    | {f"{each}; {ON_NEW}" for each in EXTRAS["pymc"]}
+)
 
 setup(
     name="synkhronos",

@@ -44,6 +44,13 @@ def pytest_ignore_collect(collection_path):
     return True if host.reason_to_leave_out(collection_path) else None
 
 
+def pytest_make_parametrize_id(config, val, argname):
+    """Name a mode of PyTensor without addresses, which differ between processes."""
+    if host.ON_PYTENSOR and hasattr(val, "provided_linker"):
+        return f"Mode-{val.provided_linker}"
+    return None
+
+
 def pytest_generate_tests(metafunc):
     if "layout" in metafunc.fixturenames:
         own = getattr(metafunc.module, "LAYOUTS", layouts.ALL)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support import host
 from support.helpers import function
 from support.layouts import ON_DEVICES
 
