@@ -165,7 +165,7 @@ def default_updates(function, updates):
 def set_default_update(variable, expression):
     """Give a shared variable an update in all functions that use it."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Setting default_update is deprecated", DeprecationWarning)
+        warnings.filterwarnings("ignore", "Setting default_update", DeprecationWarning)
         variable.default_update = expression
 
 

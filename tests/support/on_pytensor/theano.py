@@ -151,8 +151,6 @@ _module(
     unbroadcast=lambda x, *axes: x,
     addbroadcast=lambda x, *axes: pt.specify_broadcastable(x, *axes),
     batched_dot=lambda a, b: pt.matmul(a, b),
-    row=lambda name=None, dtype=None: pt.row(name, dtype=dtype),
-    col=lambda name=None, dtype=None: pt.col(name, dtype=dtype),
 )
 _module("tensor.shared_randomstreams", RandomStreams=RandomStreams)
 _module("tensor.raw_random", random_state_type=lambda: random_generator_type())
