@@ -42,6 +42,7 @@ NAMES = {
     "variables_read": "Return the shared variables whose values a compiled function reads.",
     "default_updates": "Return a compiled function's updates that come from default updates.",
     "without_default_updates": "Return keyword arguments that leave out some default updates.",
+    "set_default_update": "Give a shared variable an update in all functions that use it.",
     "as_update": "Return an update's expression, converted to the type of its shared variable.",
     "same_updates": "Return whether two lists of updates compute the same from their inputs.",
     "is_reusing_memory": "Return whether a function may write to memory of its last results.",

@@ -76,7 +76,8 @@ def test_the_gradients_of_a_model_take_one_round(ranks):
         [op] = reduces(train)
         assert op.ops == ("avg",) * 3
     train, _ = network(synk.function, synk.ops.all_reduce)
-    assert reduces(train)[0].inplace
+    if host.MODE != "FAST_COMPILE" or not host.ON_PYTENSOR:  # where nothing works in place
+        assert reduces(train)[0].inplace
 
 
 def test_slices_weigh_their_rows(ranks):
