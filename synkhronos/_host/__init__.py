@@ -43,6 +43,7 @@ NAMES = {
     "variables_read": "Return the shared variables whose values a compiled function reads.",
     "default_updates": "Return a compiled function's updates that come from default updates.",
     "without_default_updates": "Return keyword arguments that leave out some default updates.",
+    "set_default_update": "Give a shared variable an update in all functions that use it.",
     "as_update": "Return an update's expression, converted to the type of its shared variable.",
     "same_updates": "Return whether two lists of updates compute the same from their inputs.",
     "is_reusing_memory": "Return whether a function may write to memory of its last results.",
@@ -107,7 +108,6 @@ NAMES = {
     "leaves": "Return the variables that expressions are computed from, constants apart.",
     "is_computed_from": "Return whether an expression is computed from some variables.",
     "updates_by_default": "Return pairs of variables and their default updates.",
-    "update_by_default": "Set a shared variable's default update.",
     "shared_like": "Return a new shared variable of a variable's type.",
     # Devices: a host without devices returns that no value is on one.
     "refuse_open_device": "Raise SessionError if this process has opened a device.",

@@ -165,10 +165,10 @@ def default_updates(function, updates):
     return [(variable, variable.default_update) for variable in updated if variable not in given]
 
 
-def update_by_default(variable, expression) -> None:
-    """Set the default update of a shared variable, which PyTensor means to give up."""
+def set_default_update(variable, expression):
+    """Give a shared variable an update in all functions that use it."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Setting default_update is", DeprecationWarning)
+        warnings.filterwarnings("ignore", "Setting default_update", DeprecationWarning)
         variable.default_update = expression
 
 

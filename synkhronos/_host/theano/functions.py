@@ -118,8 +118,8 @@ def default_updates(function, updates):
     return [(variable, variable.default_update) for variable in updated if variable not in given]
 
 
-def update_by_default(variable, expression) -> None:
-    """Set the default update of a shared variable."""
+def set_default_update(variable, expression):
+    """Give a shared variable an update in all functions that use it."""
     variable.default_update = expression
 
 
