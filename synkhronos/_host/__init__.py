@@ -4,14 +4,18 @@
     _host.peek(variable)             # calls the function of the host
 
 A host is a folder beside this file, with a module `host` that has every name in `NAMES`. No other
-module in the package imports Theano. `extensions` and `tools` build graphs with `library` and
-`tensor`. Importing this package imports no host: the first use of a name does.
+module in the package imports Theano or PyTensor. `extensions` and `tools` build graphs with
+`library` and `tensor`. Importing this package imports no host: the first use of a name does, and
+`choice` says which. From then on the process has this host.
 """
 
 import importlib
 from typing import Any, List
 
+from synkhronos._host.choice import choose
+
 NAMES = {
+    "title": "The name of the host library, for messages.",
     # Modules and classes.
     "library": "The host library itself, to build graphs with: shared variables, gradients.",
     "tensor": "The module of tensor expressions of the host library.",
@@ -39,6 +43,7 @@ NAMES = {
     "variables_read": "Return the shared variables whose values a compiled function reads.",
     "default_updates": "Return a compiled function's updates that come from default updates.",
     "without_default_updates": "Return keyword arguments that leave out some default updates.",
+    "set_default_update": "Give a shared variable an update in all functions that use it.",
     "as_update": "Return an update's expression, converted to the type of its shared variable.",
     "same_updates": "Return whether two lists of updates compute the same from their inputs.",
     "is_reusing_memory": "Return whether a function may write to memory of its last results.",
@@ -125,7 +130,7 @@ NAMES = {
 def __getattr__(name: str) -> Any:
     if name not in NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    host = importlib.import_module(f"{__name__}.theano.host")
+    host = importlib.import_module(f"{__name__}.{choose()}.host")
     globals().update({each: getattr(host, each) for each in NAMES})
     return globals()[name]
 
