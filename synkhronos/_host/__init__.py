@@ -15,6 +15,7 @@ from typing import Any, List
 from synkhronos._host.choice import choose
 
 NAMES = {
+    "title": "The name of the host library, for messages.",
     # Modules and classes.
     "library": "The host library itself, to build graphs with: shared variables, gradients.",
     "tensor": "The module of tensor expressions of the host library.",

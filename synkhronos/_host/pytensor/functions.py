@@ -10,14 +10,12 @@ first call: first the master, then the workers, which find the code in numba's c
 import functools
 import warnings
 
-import numba
 import numpy as np
 import pytensor
 from pytensor.compile.mode import Mode, get_mode
 from pytensor.graph.basic import Variable, equal_computations
 from pytensor.graph.replace import clone_replace
 from pytensor.link.basic import JITLinker
-from pytensor.link.numba.dispatch.basic import get_numba_type
 from pytensor.link.numba.linker import NumbaLinker
 
 from synkhronos._host.pytensor import rewriting
@@ -81,6 +79,8 @@ def compile_now(function) -> None:
     """
     if not isinstance(function.maker.linker, NumbaLinker):
         return
+    import numba
+
     try:
         types = [_type_of(each) for each in function.input_storage]
         function.vm.jit_fn.compile((numba.types.BaseTuple.from_types(types),))
@@ -90,8 +90,11 @@ def compile_now(function) -> None:
 
 def _type_of(container):
     """Return numba's type of an argument: of a shared variable's value, or of arrays of ranks."""
+    import numba
+    from pytensor.link.numba.dispatch.basic import get_numba_type
+
     value = container.storage[0]
-    if value is not None:
+    if value is not None and not container.required:
         return numba.typeof(value)
     return get_numba_type(container.type, layout="C")
 
@@ -184,10 +187,11 @@ def run(function, arguments, output_subset=None):
     PyTensor computes all outputs in any case.
     """
     try:
-        for position, array in enumerate(arguments):
-            if not array.flags.carray:
-                arguments = [*arguments]
-                arguments[position] = np.require(array, requirements="CAW")
+        if hasattr(function.vm, "jit_fn"):
+            arguments = [
+                array if array.flags.carray else np.require(array, requirements="CAW")
+                for array in arguments
+            ]
         outputs = function(*arguments)
         if output_subset is None:
             return outputs

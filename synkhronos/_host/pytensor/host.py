@@ -114,3 +114,5 @@ from synkhronos._host.pytensor.variables import (
     unwatch,
     watch,
 )
+
+title = "PyTensor"

@@ -109,3 +109,5 @@ from synkhronos._host.theano.variables import (
     unwatch,
     watch,
 )
+
+title = "Theano"
