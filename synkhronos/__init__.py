@@ -8,10 +8,13 @@ Theano is imported when a name is first used.
 import importlib
 from typing import TYPE_CHECKING, Any, List
 
-from synkhronos._host.theano import import_support as _import_support
+from synkhronos._host.choice import is_for_theano as _is_for_theano
 
-_import_support.check_python()
-_import_support.install()
+if _is_for_theano():
+    from synkhronos._host.theano import import_support as _import_support
+
+    _import_support.check_python()
+    _import_support.install()
 
 __version__ = "0.1.0"
 

@@ -4,12 +4,15 @@
     _host.peek(variable)             # calls the function of the host
 
 A host is a folder beside this file, with a module `host` that has every name in `NAMES`. No other
-module in the package imports Theano. `extensions` and `tools` build graphs with `library` and
-`tensor`. Importing this package imports no host: the first use of a name does.
+module in the package imports Theano or PyTensor. `extensions` and `tools` build graphs with
+`library` and `tensor`. Importing this package imports no host: the first use of a name does, and
+`choice` says which. From then on the process has this host.
 """
 
 import importlib
 from typing import Any, List
+
+from synkhronos._host.choice import choose
 
 NAMES = {
     # Modules and classes.
@@ -125,7 +128,7 @@ NAMES = {
 def __getattr__(name: str) -> Any:
     if name not in NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    host = importlib.import_module(f"{__name__}.theano.host")
+    host = importlib.import_module(f"{__name__}.{choose()}.host")
     globals().update({each: getattr(host, each) for each in NAMES})
     return globals()[name]
 

@@ -7,10 +7,49 @@ import pytest
 from support.sources import MODULES
 
 from synkhronos import _host
+from synkhronos._host.choice import choose
+
+HOSTS = ["theano", "pytensor"]
 
 
-def test_theano_provides_all_that_is_listed():
-    host = importlib.import_module("synkhronos._host.theano.host")
+@pytest.mark.parametrize("name", HOSTS)
+def test_each_host_provides_all_that_is_listed(name):
+    """From the sources, as an environment has one of the libraries."""
+    imported = [node for node in MODULES[f"_host.{name}.host"].body if isinstance(node, IMPORTS)]
+    names = [alias.asname or alias.name for node in imported for alias in node.names]
+    assert sorted(names) == sorted(_host.NAMES)
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_what_a_host_provides_is_defined_where_it_is_imported_from(name):
+    for node in MODULES[f"_host.{name}.host"].body:
+        module = (getattr(node, "module", None) or "").partition("synkhronos.")[2]
+        if module:
+            defined = {*defined_names(MODULES[module])}
+            assert {alias.name for alias in node.names} <= defined, module
+
+
+IMPORTS = ast.Import, ast.ImportFrom
+
+
+def defined_names(tree):
+    """Yield the names that a module defines or imports."""
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, IMPORTS):
+            yield from (alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Assign):
+            yield from (
+                each.id
+                for target in node.targets
+                for each in ast.walk(target)
+                if isinstance(each, ast.Name)
+            )
+
+
+def test_the_host_of_this_process_has_all_names():
+    host = importlib.import_module(f"synkhronos._host.{choose()}.host")
     public = {name for name in vars(host) if not name.startswith("_")}
     assert public == set(_host.NAMES)
 

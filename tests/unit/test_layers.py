@@ -41,6 +41,9 @@ ONLY = {
         "tools.bench.networks",  # pooling and batch normalization, which no other host has
         "rules.compatible",  # for model files, which are written for Theano
     },
+    "pytensor": {"_host.pytensor", "extensions.pymc"},
+    "numba": {"_host.pytensor", "extensions.pymc"},
+    "pymc": {"extensions.pymc"},
     "pygpu": {"_host.theano", "comm.nccl", "rules.nccl", "_machine.devices", "tools.info"},
     "posix_ipc": {"_machine.shared_memory", "tools.info"},
     "mpi4py": {

@@ -1,0 +1,110 @@
+"""Choose the host library: Theano or PyTensor, once for a process.
+
+    SYNKHRONOS_HOST  ──▶  the library that is imported  ──▶  the one that is installed
+
+Theano comes first where both are imported, or both are installed. Nothing here imports a library.
+"""
+
+import importlib.util
+import os
+import sys
+
+VARIABLE = "SYNKHRONOS_HOST"
+TITLES = {"theano": "Theano", "pytensor": "PyTensor"}
+LAST_OF_THEANO = (3, 11)  # the last Python that runs Theano 1.0.5
+PYTENSOR = "pytensor>=3.1,<3.4"
+
+_TO_INSTALL = (
+    f"`pip install synkhronos` installs PyTensor on Python 3.12 to 3.14, and Theano on Python 3.8 "
+    f"to 3.11; by themselves, `pip install '{PYTENSOR}'` and `pip install Theano==1.0.5 "
+    "'numpy<1.24'`"
+)
+
+
+def choose(environment=os.environ, modules=sys.modules, is_installed=None, version=None) -> str:
+    """Return the name of the host: "theano" or "pytensor".
+
+    Raises
+    ------
+    ValueError
+        If SYNKHRONOS_HOST has another value.
+    ImportError
+        If neither library is installed, or not the one that SYNKHRONOS_HOST names.
+    """
+    installed = is_installed or _is_installed
+    version = version or sys.version_info[:2]
+    asked = environment.get(VARIABLE, "").strip().lower()
+    if asked:
+        if asked not in TITLES:
+            raise ValueError(
+                f"{VARIABLE} must be 'theano' or 'pytensor', or not be set, got "
+                f"{environment[VARIABLE]!r}."
+            )
+        if modules.get(asked) is None and not installed(asked):
+            raise ImportError(
+                f"{VARIABLE}={asked} asks for {TITLES[asked]}, which is not installed in this "
+                f"Python {_numbers(version)}: {_TO_INSTALL}."
+            )
+        return asked
+    for name in TITLES:
+        if modules.get(name) is not None:
+            return name
+    found = [name for name in TITLES if installed(name)]
+    if not found:
+        raise ImportError(
+            "Synkhronos needs Theano or PyTensor, with which graphs are written. Neither is "
+            f"installed in this Python {_numbers(version)}: {_TO_INSTALL}."
+        )
+    # A Theano that this Python can't import is no reason to leave PyTensor aside.
+    return found[-1] if tuple(version) > LAST_OF_THEANO else found[0]
+
+
+def _is_installed(name):
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ValueError:  # a module without a spec, or None in its place
+        return sys.modules.get(name) is not None
+
+
+def _numbers(version):
+    return ".".join(map(str, version))
+
+
+def is_for_theano() -> bool:
+    """Return whether this environment needs the cures that Theano needs to be imported.
+
+    It does unless PyTensor is the host; with neither library they do no harm.
+    """
+    try:
+        return choose() == "theano"
+    except (ImportError, ValueError):  # the first use of a name raises it
+        return sys.version_info[:2] <= LAST_OF_THEANO
+
+
+def library_of(value) -> str:
+    """Return the name of the host library that a value's class is from; "" for any other value."""
+    for each in type(value).__mro__:
+        name = each.__module__.partition(".")[0]
+        if name in TITLES:
+            return name
+    return ""
+
+
+def advice(value, host: str) -> str:
+    """Return a sentence about a value of the other library than the host, beginning with a space.
+
+    It is empty for any other value.
+
+    Parameters
+    ----------
+    value : object
+    host : str
+        The name of the host.
+    """
+    other = library_of(value)
+    if other in ("", host):
+        return ""
+    return (
+        f" It is of {TITLES[other]}, but the host library of this process is {TITLES[host]}: write "
+        f"the graph with {TITLES[host]}, or set {VARIABLE}={other} before Synkhronos is imported."
+    )

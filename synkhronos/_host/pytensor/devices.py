@@ -1,0 +1,55 @@
+"""Devices of PyTensor: none. All ranks compute on the cores of the CPU, with arrays of NumPy."""
+
+import numpy as np
+
+
+def refuse_open_device() -> None:
+    """Do nothing: no process has opened a device."""
+
+
+def import_device_backend():
+    """Raise ImportError: ranks on devices need Theano."""
+    raise ImportError(
+        "The host library is PyTensor, with which all ranks are on the cores of the CPU: write "
+        "fork(n) without use_gpu and devices. Ranks on GPUs and OpenCL devices need Theano 1.0.5 "
+        "with pygpu, on Python 3.8 to 3.11."
+    )
+
+
+def open_device(device: str, rank: int, threads: int) -> None:
+    """Raise ImportError, as `import_device_backend`."""
+    import_device_backend()
+
+
+def device_context():
+    """Return None: no device is open."""
+    return None
+
+
+def is_on_device(value) -> bool:
+    """Return False: no value is on a device."""
+    return False
+
+
+def to_host(value):
+    """Return the value, which is on the host."""
+    return value
+
+
+def to_device(value):
+    """Return the value: it stays on the host."""
+    return value
+
+
+def empty_like(value):
+    """Return a new array, of any contents, like a given one."""
+    return np.empty_like(value)
+
+
+def _on_no_device(*arguments):
+    """Raise RuntimeError: only values on devices are given to this function."""
+    raise RuntimeError("PyTensor has no values on devices; this is a mistake of Synkhronos.")
+
+
+copy_from_device = copy_to_device = empty_on_device = join_on_device = _on_no_device
+scale_on_device = take_on_device = _on_no_device

@@ -1,0 +1,169 @@
+"""Compile and call PyTensor functions.
+
+A function of numba or C holds its code in `vm`. Numba compiles it again for each memory layout of
+an argument, so the ranks give it arrays that are C-contiguous and writable only.
+"""
+
+import functools
+import warnings
+
+import numpy as np
+import pytensor
+from pytensor.compile.mode import Mode, get_mode
+from pytensor.graph.basic import Variable, equal_computations
+from pytensor.graph.replace import clone_replace
+from pytensor.link.basic import JITLinker
+from pytensor.link.numba.linker import NumbaLinker
+
+__all__ = ["Mode"]
+
+
+def float_dtype() -> str:
+    """Return PyTensor's floatX."""
+    return pytensor.config.floatX
+
+
+def is_mode(name) -> bool:
+    """Return whether PyTensor has a mode, or a linker, of this name."""
+    try:
+        get_mode(name)
+    except Exception:  # of any kind
+        return False
+    return True
+
+
+def compile_function(inputs, outputs, **kwargs):
+    """Return a compiled PyTensor function that takes checked arrays and returns a list.
+
+    Raises ValueError for a mode whose arrays are not NumPy's.
+    """
+    kwargs["mode"] = _checked(get_mode(kwargs.get("mode")))
+    if not kwargs.get("no_default_updates"):
+        kwargs.pop("no_default_updates", None)  # PyTensor warns of any value but None
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The no_default_updates parameter", DeprecationWarning)
+        function = pytensor.function(inputs, outputs, **kwargs)
+    function.trust_input = True
+    return function
+
+
+def _checked(mode):
+    linker = mode.linker
+    if isinstance(linker, JITLinker) and not isinstance(linker, NumbaLinker):
+        name = type(linker).__name__.replace("Linker", "")
+        raise ValueError(
+            f"A function of the mode {name} can't run on several ranks: its library starts threads "
+            "in the master, which no process survives that is forked afterwards, and its arrays "
+            "are not NumPy's. Give mode='NUMBA' (PyTensor's default) or mode='CVM'."
+        )
+    return mode
+
+
+def is_numba(function) -> bool:
+    """Return whether a compiled function is numba's."""
+    return isinstance(function.maker.linker, NumbaLinker)
+
+
+def expression_of(function, inputs, outputs, updates, kwargs):
+    """Raise RuntimeError: all ranks are on the CPU, and none compiles an expression."""
+    raise RuntimeError("PyTensor has no ranks on devices; this is a mistake of Synkhronos.")
+
+
+def as_update(variable, value):
+    """Return the new value of an update as an expression of its shared variable's type."""
+    return variable.type.filter_variable(value, allow_convert=True)
+
+
+def same_updates(one, other):
+    """Return whether two lists of (variable, its update) compute the same from their inputs.
+
+    Parameters
+    ----------
+    one, other : (list of input variables, list of pairs)
+    """
+    (inputs, pairs), (other_inputs, other_pairs) = one, other
+    given = [*inputs, *(variable for variable, _ in pairs)]
+    others = [*other_inputs, *(variable for variable, _ in other_pairs)]
+    if [each.type for each in given] != [each.type for each in others]:
+        return False
+    expressions = [as_update(variable, value) for variable, value in pairs]
+    other_expressions = [as_update(variable, value) for variable, value in other_pairs]
+    return equal_computations(expressions, other_expressions, given, others)
+
+
+def is_reusing_memory(function):
+    """Return whether a compiled function keeps memory of its results, and may write to it again."""
+    return not getattr(function.vm, "allow_gc", False)
+
+
+def swapped(expressions, variables):
+    """Return expressions with variables, the keys of a dict, replaced; others stay as they are."""
+    found = [isinstance(each, Variable) for each in expressions]
+    new = iter(clone_replace([e for e, is_one in zip(expressions, found) if is_one], variables))
+    return [next(new) if is_one else each for each, is_one in zip(expressions, found)]
+
+
+def shared_variables(function):
+    """Return the shared variables that a compiled function uses or updates."""
+    return function.get_shared()
+
+
+def updated_variables(function):
+    """Return the shared variables that a compiled function updates."""
+    return [
+        each.variable for each in function.maker.inputs if each.update is not None and each.shared
+    ]
+
+
+def variables_read(function):
+    """Return the shared variables whose values a compiled function reads, not only replaces."""
+    fgraph = function.maker.fgraph
+    pairs = zip(function.maker.inputs, fgraph.inputs)
+    used = {given.variable for given, inner in pairs if fgraph.clients[inner]}
+    return [variable for variable in function.get_shared() if variable in used]
+
+
+def default_updates(function, updates):
+    """Return a compiled function's default updates, as pairs, without variables of `updates`."""
+    given = {target for target, _ in updates}
+    updated = [i.variable for i in function.maker.inputs if i.implicit and i.update is not None]
+    return [(variable, variable.default_update) for variable in updated if variable not in given]
+
+
+def without_default_updates(kwargs, variables):
+    """Return keyword arguments of `compile_function` that leave out these default updates."""
+    if not variables:
+        return dict(kwargs)
+    # It is False or a list here: with True the function would have no default updates.
+    left_out = kwargs.get("no_default_updates") or []
+    return {**kwargs, "no_default_updates": [*left_out, *variables]}
+
+
+def run(function, arguments, output_subset=None):
+    """Call a compiled function; return all outputs, or those that `output_subset` numbers.
+
+    PyTensor computes all outputs in any case.
+    """
+    try:
+        for position, array in enumerate(arguments):
+            if not array.flags.carray:
+                arguments = [*arguments]
+                arguments[position] = np.require(array, requirements="CAW")
+        outputs = function(*arguments)
+        if output_subset is None:
+            return outputs
+        return [outputs[index] for index in output_subset]
+    except BaseException:
+        # PyTensor releases its arguments only after a call that did not raise.
+        for container in function.input_storage:
+            if container.required:
+                container.storage[0] = None
+        raise
+
+
+def caster(variable, strict, allow_downcast):
+    """Return a function that makes the array of a value that ``pytensor.function`` makes of it.
+
+    It raises the ``TypeError`` that ``pytensor.function`` raises.
+    """
+    return functools.partial(variable.type.filter, strict=strict, allow_downcast=allow_downcast)

@@ -1,0 +1,113 @@
+"""PyTensor as the host library: each name that `synkhronos._host` lists."""
+
+import pytensor as library
+from numpy.random import Generator as RandomState
+from pytensor import tensor
+from pytensor.compile import Function as CompiledFunction
+from pytensor.compile import SharedVariable
+from pytensor.compile.mode import Mode
+from pytensor.graph.basic import Constant, Variable
+
+from synkhronos._host.pytensor.devices import (
+    copy_from_device,
+    copy_to_device,
+    device_context,
+    empty_like,
+    empty_on_device,
+    import_device_backend,
+    is_on_device,
+    join_on_device,
+    open_device,
+    refuse_open_device,
+    scale_on_device,
+    take_on_device,
+    to_device,
+    to_host,
+)
+from synkhronos._host.pytensor.functions import (
+    as_update,
+    caster,
+    compile_function,
+    default_updates,
+    expression_of,
+    float_dtype,
+    is_mode,
+    is_reusing_memory,
+    run,
+    same_updates,
+    shared_variables,
+    swapped,
+    updated_variables,
+    variables_read,
+    without_default_updates,
+)
+from synkhronos._host.pytensor.pending import (
+    CannotDivide,
+    all_reduce,
+    awaited,
+    axes_of_rows,
+    communicates,
+    compile_number,
+    compile_pushing,
+    compiling,
+    divide,
+    draws_of_all_rows,
+    intercept,
+    is_computed_from,
+    leaves,
+    numbers_of_rows,
+    overlap_reductions,
+    push,
+    rank_weight,
+    reducing,
+    row_numbers,
+    shared_like,
+    sliced_by_inputs,
+    substituted,
+    updates_by_default,
+    without_row_numbers,
+)
+from synkhronos._host.pytensor.pickling import dump, load
+from synkhronos._host.pytensor.random_numbers import (
+    is_state_equal,
+    keep_state_equal,
+    spread_random_state,
+)
+from synkhronos._host.pytensor.sparse import (
+    decomposed,
+    put_together,
+    sparse_format,
+    sparse_parts,
+    take_apart,
+)
+from synkhronos._host.pytensor.specifications import (
+    Function,
+    In,
+    Out,
+    destroyed_inputs,
+    is_kept,
+    keeper,
+    read_input,
+    read_output,
+)
+from synkhronos._host.pytensor.variables import (
+    cast_value,
+    cell,
+    fix_axes,
+    fixed_axes,
+    is_array_variable,
+    is_random_state,
+    lend,
+    lives_on_device,
+    on_copies,
+    on_device,
+    on_host,
+    peek,
+    put,
+    read,
+    replace,
+    replace_object,
+    shared_zeros,
+    unwatch,
+    watch,
+)

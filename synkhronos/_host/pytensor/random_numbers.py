@@ -1,0 +1,33 @@
+"""Random states: each rank draws from a stream of its own."""
+
+import numpy as np
+from numpy.random import Generator, SeedSequence
+
+from synkhronos._host.pytensor.variables import is_random_state, peek, replace_object
+
+
+def spread_random_state(variable, rank: int) -> None:
+    """Move a random state to a stream of the rank's own; rank 0 keeps the state.
+
+    A generator of NumPy jumps `rank` times, each time further than any program draws (PCG64:
+    ``2**127`` numbers). SFC64 can't jump: it is seeded anew from its present state and the rank.
+    """
+    if rank == 0 or not is_random_state(variable) or is_state_equal(variable):
+        return
+    bits = peek(variable).bit_generator
+    if hasattr(bits, "jumped"):
+        moved = bits.jumped(rank)
+    else:
+        words = np.asarray(bits.state["state"]["state"], np.uint64).tolist()
+        moved = type(bits)(SeedSequence([*words, rank]))
+    replace_object(variable, Generator(moved))
+
+
+def keep_state_equal(variable) -> None:
+    """Mark a random state: `spread_random_state` leaves it equal on all ranks."""
+    variable.tag.is_equal_on_ranks = True  # pickled with the variable
+
+
+def is_state_equal(variable) -> bool:
+    """Return whether a random state is marked by `keep_state_equal`."""
+    return getattr(variable.tag, "is_equal_on_ranks", False)

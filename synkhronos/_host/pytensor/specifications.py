@@ -1,0 +1,71 @@
+"""Inputs and outputs as ``pytensor.function`` takes them beside variables: In and Out."""
+
+from pytensor.compile import Function, SharedVariable
+from pytensor.compile.io import In, Out, SymbolicInput
+from pytensor.graph.basic import Variable
+from pytensor.link.basic import Container
+from pytensor.tensor.sharedvar import TensorSharedVariable
+
+__all__ = ["Function", "In", "Out"]
+
+
+def read_input(given):
+    """Return the variable of an input, and a dict of what else it was given with; or None.
+
+    PyTensor takes no tuples. `mutable` and `borrow` are left out: they permit a function to reuse
+    the memory of an input, which here the ranks share.
+    """
+    if isinstance(given, Variable):
+        return given, {}
+    if not isinstance(given, SymbolicInput):
+        return None
+    return given.variable, {
+        "name": given.name,
+        "value": getattr(given, "value", None),
+        "update": given.update,
+        "strict": given.strict,
+        "allow_downcast": given.allow_downcast,
+        "implicit": given.implicit,
+    }
+
+
+def read_output(given):
+    """Return the variable of an output, which may stand in an Out; None for anything else."""
+    if isinstance(given, Out):
+        given = given.variable
+    return given if isinstance(given, Variable) else None
+
+
+def is_kept(value):
+    """Return whether the value of an input is one that calls may change: a container."""
+    return isinstance(value, (Container, SharedVariable))
+
+
+def keeper(variable, value):
+    """Return a shared variable of an input's type: for its first value, or for a container.
+
+    Raises ``TypeError`` for a container of another type.
+    """
+    if isinstance(value, (Container, SharedVariable)) and value.type != variable.type:
+        raise TypeError(f"it holds values of type {value.type}")
+    if isinstance(value, SharedVariable):
+        return value
+    made = {"name": variable.name, "type": variable.type}
+    if isinstance(value, Container):
+        return TensorSharedVariable(**made, value=None, strict=None, container=value)
+    return TensorSharedVariable(**made, value=value.copy(), strict=True)
+
+
+def destroyed_inputs(function):
+    """Return the positions of the inputs into which a compiled function writes, shared ones not.
+
+    There are such inputs only if the user's own expressions have operations that work in place.
+    """
+    fgraph, inputs = function.maker.fgraph, function.maker.inputs
+    if not hasattr(fgraph, "has_destroyers"):
+        return []
+    return [
+        position
+        for position, (given, variable) in enumerate(zip(inputs, fgraph.inputs))
+        if not given.shared and fgraph.has_destroyers([variable])
+    ]

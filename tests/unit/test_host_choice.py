@@ -1,0 +1,100 @@
+"""The choice of the host library, and what is said about graphs of the other one."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from synkhronos._host import choice
+
+OLD, NEW = (3, 11), (3, 12)
+MODULE = SimpleNamespace()
+
+
+def chosen(environment=None, imported=(), installed=(), version=OLD):
+    return choice.choose(
+        {} if environment is None else {choice.VARIABLE: environment},
+        dict.fromkeys(imported, MODULE),
+        set(installed).__contains__,
+        version,
+    )
+
+
+@pytest.mark.parametrize(
+    "imported, installed, version, host",
+    [
+        ((), ["theano"], OLD, "theano"),
+        ((), ["pytensor"], OLD, "pytensor"),
+        ((), ["pytensor"], NEW, "pytensor"),
+        ((), ["theano", "pytensor"], OLD, "theano"),
+        ((), ["theano", "pytensor"], NEW, "pytensor"),
+        ((), ["theano"], NEW, "theano"),  # whose import says what is missing
+        (["pytensor"], ["theano", "pytensor"], OLD, "pytensor"),
+        (["theano"], ["theano", "pytensor"], NEW, "theano"),
+        (["pytensor", "theano"], ["theano", "pytensor"], OLD, "theano"),
+    ],
+)
+def test_the_library_that_is_imported_or_else_installed_is_chosen(
+    imported, installed, version, host
+):
+    assert chosen(None, imported, installed, version) == host
+
+
+@pytest.mark.parametrize("asked", ["theano", "pytensor", " PyTensor "])
+def test_the_environment_decides_before_all_else(asked):
+    name = asked.strip().lower()
+    other = {"theano": "pytensor", "pytensor": "theano"}[name]
+    assert chosen(asked, [other], ["theano", "pytensor"]) == name
+
+
+def test_an_empty_value_asks_for_nothing():
+    assert chosen("", (), ["pytensor"]) == "pytensor"
+
+
+def test_none_in_place_of_a_module_is_not_imported():
+    modules = {"theano": None, "pytensor": MODULE}
+    assert choice.choose({}, modules, lambda name: True, OLD) == "pytensor"
+
+
+def test_another_value_is_refused():
+    with pytest.raises(ValueError, match=r"must be 'theano' or 'pytensor'.*got 'jax'"):
+        chosen("jax", (), ["theano"])
+
+
+@pytest.mark.parametrize("version, numbers", [(OLD, "3.11"), (NEW, "3.12")])
+def test_without_a_library_the_commands_are_named(version, numbers):
+    with pytest.raises(ImportError) as caught:
+        chosen(None, (), (), version)
+    message = str(caught.value)
+    assert f"Python {numbers}" in message
+    assert "pip install synkhronos" in message and choice.PYTENSOR in message
+
+
+def test_a_library_that_is_asked_for_must_be_there():
+    with pytest.raises(ImportError, match="asks for PyTensor, which is not installed"):
+        chosen("pytensor", (), ["theano"])
+
+
+def test_this_process_has_a_host_that_it_has_imported():
+    from synkhronos import _host
+
+    name = choice.choose()
+    assert _host.library.__name__.split(".")[0] in (name, "theano")
+    assert choice.is_for_theano() == (name == "theano")
+
+
+def test_a_module_without_a_spec_counts_as_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "theano", SimpleNamespace(__spec__=None))
+    assert choice._is_installed("theano")
+
+
+def test_values_of_the_other_library_are_recognized():
+    Graph = type("TensorVariable", (), {"__module__": "pytensor.tensor.variable"})
+    Own = type("Own", (Graph,), {"__module__": "my_script"})
+    for value in (Graph(), Own()):
+        assert choice.library_of(value) == "pytensor"
+        assert choice.advice(value, "pytensor") == ""
+        assert "is of PyTensor, but the host library of this process is Theano" in choice.advice(
+            value, "theano"
+        )
+    assert choice.library_of(3) == choice.advice(3, "theano") == ""
