@@ -23,6 +23,7 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 from pymc.distributions.distribution import SymbolicRandomVariable
+from pymc.logprob.abstract import MeasurableOp
 from pymc.pytensorf import rewrite_pregrad, rvs_in_graph
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.compile.builders import OpFromGraph
@@ -65,7 +66,7 @@ class Term:
 
     def gradients(self) -> list[Variable | None]:
         """Return the gradient for each parameter, None for those that are no floats."""
-        floats = [each for each in self.parameters if each.dtype.startswith("float")]
+        floats = [each for each in self.parameters if is_float(each)]
         found = pytensor.grad(rewrite_pregrad(self.logp), floats, disconnected_inputs="ignore")
         by_parameter = dict(zip(floats, found, strict=True))
         return [by_parameter.get(each) for each in self.parameters]
@@ -161,6 +162,11 @@ def _cut_at_frontier(name, logp, stand_ins, rows, length):
     )
 
 
+def is_float(variable) -> bool:
+    """Return whether a variable's dtype is one of floats, which have gradients."""
+    return variable.dtype.startswith("float")
+
+
 def _smaller(frontier, moving):
     """Move a frontier towards the parameters where that leaves fewer or simpler variables.
 
@@ -220,8 +226,10 @@ def _of_any_length(type_):
     return TensorType(type_.dtype, tuple(1 if each == 1 else None for each in type_.shape))
 
 
-def _is_data(leaf):
-    return isinstance(leaf, Constant | TensorSharedVariable)
+def _is_data(variable):
+    if variable.owner is None:
+        return isinstance(variable, Constant | TensorSharedVariable)
+    return not isinstance(variable.owner.op, MeasurableOp)
 
 
 def _computed_from(graphs, is_source) -> set[Variable]:
@@ -229,7 +237,7 @@ def _computed_from(graphs, is_source) -> set[Variable]:
     found = set()
     for variable in _inputs_first(graphs):
         inputs = variable.owner.inputs if variable.owner else ()
-        if (not inputs and is_source(variable)) or not found.isdisjoint(inputs):
+        if is_source(variable) or not found.isdisjoint(inputs):
             found.add(variable)
     return found
 
