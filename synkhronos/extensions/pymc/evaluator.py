@@ -170,8 +170,8 @@ class Evaluator:
         """Leave the workers to the process that has forked this one."""
         session = self._session
         self._lock = threading.Lock()  # another thread of that process may have held it
-        self._forget()
-        if session is not None:
+        if session is not None:  # else this child is a worker that is just starting
+            self._forget()
             session.leave_in_child()
 
     def _compile(self, gradients):
