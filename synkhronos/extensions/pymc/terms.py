@@ -199,11 +199,21 @@ def replaced(graphs, replacements) -> list[Variable]:
         if variable in new or node is None:
             continue
         inputs = [new.get(each, each) for each in node.inputs]
-        if isinstance(node.op, RandomVariable):
-            inputs[1] = NoneConst
+        place = _place_of_size(node.op)
+        if place is not None:
+            inputs[place] = NoneConst
         if inputs != node.inputs:
             new.update(zip(node.outputs, _rebuilt(node, inputs), strict=True))
     return [new.get(each, each) for each in graphs]
+
+
+def _place_of_size(op):
+    if isinstance(op, RandomVariable):
+        return 1
+    if isinstance(op, SymbolicRandomVariable) and not op.inline_logprob and op.extended_signature:
+        (_, place, _), _ = op.get_input_output_type_idxs(op.extended_signature)
+        return place
+    return None
 
 
 def _rebuilt(node, inputs):
