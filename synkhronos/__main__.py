@@ -11,9 +11,14 @@ import sys
 from pathlib import Path
 from typing import Sequence
 
+from synkhronos._host import choice
 from synkhronos._host.theano import import_support
 from synkhronos.errors import SessionError, SharedMemoryFull
-from synkhronos.tools import launch, rule, run
+
+try:
+    from synkhronos.tools import launch, rule, run
+except ModuleNotFoundError as error:  # all need NumPy, which comes with the host library
+    sys.exit(f"synkhronos: {error}. {choice.TO_INSTALL}")
 
 THEANORC = """\
 # Written by `synkhronos theanorc`: the flags that Theano gets wherever Synkhronos is installed.
@@ -34,7 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="synkhronos", description="Data parallelism for Theano.", allow_abbrev=False
+        prog="synkhronos",
+        description="Data parallelism for Theano and PyTensor.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)

@@ -12,6 +12,8 @@ import threading
 import zlib
 
 import pytest
+
+from support import host  # isort: skip  # before all others: it serves Theano's names on PyTensor
 from support import compiling, hosts, layouts
 from support.leaks import names_in_shared_memory, nothing_left, wait_for_names_to_go
 from support.tiers import beyond_the_sample
@@ -21,7 +23,8 @@ import synkhronos as synk
 from synkhronos import session as _session
 
 COMPILE_MUCH = {"calls", "collectives", "docs", "ported", "stress", "training"}  # folders
-collect_ignore = ["support/rule_model.py"]  # it imports theanompi, which only ranks have
+# The first imports theanompi, which only ranks have; the second is Theano only on PyTensor.
+collect_ignore = ["support/rule_model.py", "support/on_pytensor"]
 if not layouts.ON_DEVICES:
     collect_ignore.append("devices/test_device_ranks.py")
 if layouts.ONLY is None or layouts.ONLY.transport == "shared":
@@ -34,6 +37,11 @@ def pytest_configure(config):
     Watch.stderr = os.dup(2)  # before pytest captures it
     config.add_cleanup(lambda: os.close(Watch.stderr))
     config.pluginmanager.register(Watch())
+
+
+def pytest_ignore_collect(collection_path):
+    """Leave out what can't run on the host of this run; see tests/support/host.py."""
+    return True if host.reason_to_leave_out(collection_path) else None
 
 
 def pytest_generate_tests(metafunc):
@@ -197,7 +205,7 @@ def script(tmp_path):
         path = tmp_path / "script.py"
         path.write_text(text)
         here = os.path.dirname(__file__)
-        quickly = {} if layouts.ON_DEVICES else {"THEANO_FLAGS": "mode=FAST_COMPILE"}
+        quickly = {} if layouts.ON_DEVICES else {"THEANO_FLAGS": "mode=FAST_COMPILE"}  # or `host`
         folders = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
         env = {**quickly, **os.environ, "PYTHONPATH": folders, **kwargs.pop("env", {})}
         done = subprocess.run(

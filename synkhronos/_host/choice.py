@@ -9,12 +9,13 @@ import importlib.util
 import os
 import sys
 
+from synkhronos._host import pythons
+
 VARIABLE = "SYNKHRONOS_HOST"
 TITLES = {"theano": "Theano", "pytensor": "PyTensor"}
-LAST_OF_THEANO = (3, 11)  # the last Python that runs Theano 1.0.5
 PYTENSOR = "pytensor>=3.1,<3.4"
 
-_TO_INSTALL = (
+TO_INSTALL = (
     f"`pip install synkhronos` installs PyTensor on Python 3.12 to 3.14, and Theano on Python 3.8 "
     f"to 3.11; by themselves, `pip install '{PYTENSOR}'` and `pip install Theano==1.0.5 "
     "'numpy<1.24'`"
@@ -43,7 +44,7 @@ def choose(environment=os.environ, modules=sys.modules, is_installed=None, versi
         if modules.get(asked) is None and not installed(asked):
             raise ImportError(
                 f"{VARIABLE}={asked} asks for {TITLES[asked]}, which is not installed in this "
-                f"Python {_numbers(version)}: {_TO_INSTALL}."
+                f"Python {_numbers(version)}: {TO_INSTALL}."
             )
         return asked
     for name in TITLES:
@@ -53,10 +54,10 @@ def choose(environment=os.environ, modules=sys.modules, is_installed=None, versi
     if not found:
         raise ImportError(
             "Synkhronos needs Theano or PyTensor, with which graphs are written. Neither is "
-            f"installed in this Python {_numbers(version)}: {_TO_INSTALL}."
+            f"installed in this Python {_numbers(version)}: {TO_INSTALL}."
         )
     # A Theano that this Python can't import is no reason to leave PyTensor aside.
-    return found[-1] if tuple(version) > LAST_OF_THEANO else found[0]
+    return found[-1] if tuple(version) > pythons.THEANO[1] else found[0]
 
 
 def _is_installed(name):
@@ -78,7 +79,7 @@ def is_for_theano() -> bool:
     try:
         return choose() == "theano"
     except (ImportError, ValueError):  # the first use of a name raises it
-        return sys.version_info[:2] <= LAST_OF_THEANO
+        return sys.version_info[:2] <= pythons.THEANO[1]
 
 
 def library_of(value) -> str:

@@ -37,7 +37,7 @@ class Changes:
         self._apart = set()  # keys of variables with a value for each rank, as the script asked
         self._told = set()  # keys of variables that a warning was about
         self._read = {}  # key -> copy of a value that the script may have borrowed and written to
-        self._unconcerned = weakref.WeakSet()  # compiled functions that use nothing that is pending
+        self._unconcerned = weakref.WeakSet()  # functions that use nothing that is pending
 
     def watch(self, key, variable) -> None:
         """Notice from now on when the script sets a variable, which the workers have."""
@@ -81,19 +81,21 @@ class Changes:
             self._read.setdefault(key, value.copy())
             self.pending.setdefault(key, False)
 
-    def settle(self, function=None) -> None:
+    def settle(self, function=None, compiled=None) -> None:
         """Broadcast the pending changes, or warn of those that a call would compute with.
 
         Parameters
         ----------
-        function : compiled function, optional
+        function : Function, optional
             The function to be called. None before a collective, which nothing is warned of: it may
             be the one that the script sets all ranks with.
+        compiled : compiled function, optional
+            The function of the host, of which PyTensor allows no weak reference.
         """
         if self.follow:
             self._broadcast()
         elif function is not None and function not in self._unconcerned:
-            self._warn(function)
+            self._warn(function, compiled)
 
     def _broadcast(self):
         changes = {}
@@ -128,12 +130,12 @@ class Changes:
         if states:
             session.run(commands.Spread(states))
 
-    def _warn(self, function):
+    def _warn(self, function, compiled):
         # First: a variable that another thread sets below takes the function out again.
         self._unconcerned.add(function)
         # Variables that the function only replaces have new values after the call.
-        used = set(_host.shared_variables(function))
-        read = set(_host.variables_read(function))
+        used = set(_host.shared_variables(compiled))
+        read = set(_host.variables_read(compiled))
         variables = self._session.worker.variables
         pending = [(key, variables.get(key)) for key in list(self.pending)]
         for key, variable in pending:

@@ -54,7 +54,7 @@ def reduces(f):
     ]
 
 
-@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: str(mode).partition(", optimizer")[0])
 def test_training_in_one_function_is_serial_training(ranks, mode):
     train, params = network(synk.function, synk.ops.all_reduce, mode=mode)
     serial, expected = network(theano.function, lambda g: g, mode=MODE)

@@ -16,7 +16,7 @@ from support.jupyter import in_kernel, needs_jupyter
 from support.leaks import nothing_left
 from support.waiting import wait_until
 
-from synkhronos._host.theano import import_support
+from synkhronos._host import pythons
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(
@@ -31,12 +31,12 @@ SOURCES = sorted(
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_syntax_is_that_of_the_oldest_python(path):
-    ast.parse(path.read_text(encoding="utf-8"), feature_version=import_support.PYTHONS[0])
+    ast.parse(path.read_text(encoding="utf-8"), feature_version=pythons.THEANO[0])
 
 
 def test_newer_syntax_would_be_seen():
     with pytest.raises(SyntaxError):
-        ast.parse("match x:\n    case 1: pass", feature_version=import_support.PYTHONS[0])
+        ast.parse("match x:\n    case 1: pass", feature_version=pythons.THEANO[0])
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vermin") is None, reason="vermin is not installed")
@@ -52,7 +52,7 @@ def test_the_metadata_name_the_pythons_that_are_checked_for(monkeypatch):
     monkeypatch.setattr("setuptools.setup", lambda **kwargs: given.update(kwargs))
     monkeypatch.chdir(ROOT)
     runpy.run_path(str(ROOT / "setup.py"))
-    (major, oldest), (_, newest) = import_support.PYTHONS
+    (major, oldest), (_, newest) = pythons.THEANO[0], pythons.PYTENSOR[1]
     assert given["python_requires"] == f">={major}.{oldest},<{major}.{newest + 1}"
     named = [c for c in given["classifiers"] if c.startswith("Programming Language :: Python :: ")]
     versions = [f"{major}.{minor}" for minor in range(oldest, newest + 1)]

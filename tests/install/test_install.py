@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from synkhronos._host import pythons
 from synkhronos._host.theano import import_support
 
 ROOT = Path(__file__).parents[2]
@@ -287,15 +288,16 @@ def test_blas_without_the_wheel_of_scipy(monkeypatch, system, expected):
     assert import_support.find_blas() == expected
 
 
-@pytest.mark.parametrize("version", [(2, 7), (3, 7), (3, 12), (3, 13), (4, 0)])
+@pytest.mark.parametrize("version", [(2, 7), (3, 7), (3, 15), (4, 0)])
 def test_other_pythons_get_a_sentence(version):
-    with pytest.raises(ImportError, match=r"needs Python 3\.8, 3\.9, 3\.10 or 3\.11, but this is"):
-        import_support.check_python(version)
+    with pytest.raises(ImportError, match=r"needs Python 3\.8 to 3\.11, with Theano, or 3\.12 to"):
+        pythons.check(version)
 
 
-@pytest.mark.parametrize("version", [(3, 8, 0), (3, 9), (3, 10), (3, 11, 7)])
-def test_supported_pythons_pass(version):
-    import_support.check_python(version)
+@pytest.mark.parametrize("version", [(3, 8, 0), (3, 9), (3, 10), (3, 11, 7), (3, 12), (3, 14, 2)])
+def test_supported_pythons_pass_and_have_one_host_each(version):
+    pythons.check(version)
+    assert pythons.is_for_theano(version) == (version < (3, 12))
 
 
 @pytest.fixture(scope="module")
@@ -330,6 +332,7 @@ def test_wheels_hold_the_import_support_and_remove_it(source_tree, tmp_path, kin
         assert name in files
         assert f"\n{name}," in "\n" + record
     assert files["_synkhronos_import_support.py"] == SOURCE.read_text()
+    assert files["synkhronos-import-support.pth"].count("\n") == 1  # Python runs each line
     entry_points = next(text for name, text in files.items() if name.endswith("entry_points.txt"))
     assert "synkhronos = synkhronos.__main__:main" in entry_points
 
@@ -353,9 +356,9 @@ class Version(tuple):
     major, minor, micro = (property(lambda self, n=n: self[n]) for n in range(3))
     releaselevel, serial = "final", 0
 
-sys.version_info = Version((3, 12, 1, "final", 0))
-platform.python_version = lambda: "3.12.1"
-platform.python_version_tuple = lambda: ("3", "12", "1")
+sys.version_info = Version((3, 15, 1, "final", 0))
+platform.python_version = lambda: "3.15.1"
+platform.python_version_tuple = lambda: ("3", "15", "1")
 rmtree = shutil.rmtree
 shutil.rmtree = lambda *args, onexc=None, **kwargs: rmtree(*args, **kwargs)
 """
@@ -382,7 +385,7 @@ def test_pip_ends_with_a_sentence_on_a_newer_python(source_tree, tmp_path, form)
     last = done.stdout.splitlines()[-1]
     start, found, wanted = re.fullmatch(r"(.*): (\S+) not in '(.*)'", last).groups()
     assert start == "ERROR: Package 'synkhronos' requires a different Python"
-    assert (found, sorted(wanted.split(","))) == ("3.12.1", ["<3.12", ">=3.8"])
+    assert (found, sorted(wanted.split(","))) == ("3.15.1", ["<3.15", ">=3.8"])
 
 
 @needs_setup
@@ -396,18 +399,76 @@ def test_setup_py_itself_ends_with_a_sentence_on_a_newer_python(source_tree, tmp
         text=True,
     )
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("Synkhronos needs Python 3.8, 3.9, 3.10 or 3.11")
+    assert done.stderr.splitlines()[-1].startswith("Synkhronos needs Python 3.8 to 3.11, with")
+
+
+def requirements(metadata, python, extra=""):
+    """Return what pip installs for a wheel's metadata on a Python, by name."""
+    requirement = pytest.importorskip("packaging.requirements")
+    environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": extra}
+    found = [requirement.Requirement(line) for line in re.findall("Requires-Dist: (.*)", metadata)]
+    return {
+        each.name.lower().replace("_", "-"): str(each.specifier)
+        for each in found
+        if each.marker is None or each.marker.evaluate(environment)
+    }
+
+
+@pytest.fixture(scope="module")
+def metadata(source_tree, tmp_path_factory):
+    files = build(source_tree, tmp_path_factory.mktemp("wheel"), "wheel")
+    return next(text for name, text in files.items() if name.endswith("METADATA"))
+
+
+BOTH = {"posix-ipc", "threadpoolctl", "cloudpickle"}
 
 
 @needs_setup
-def test_requirements_hold_for_the_supported_pythons(source_tree, tmp_path):
-    files = build(source_tree, tmp_path, "wheel")
-    metadata = next(text for name, text in files.items() if name.endswith("METADATA"))
-    needed = re.findall("Requires-Dist: ([^;]*)(.*)", metadata)
-    always = {name.strip(): marker for name, marker in needed if "extra ==" not in marker}
-    assert "Theano==1.0.5" in always and len(always) == 7
-    for marker in always.values():
-        assert re.fullmatch(r"; ?python_version < ['\"]3\.12['\"]", marker)
+@pytest.mark.parametrize("python", ["3.8", "3.9", "3.10", "3.11"])
+def test_old_pythons_get_theano_and_the_numpy_that_it_works_with(metadata, python):
+    needed = requirements(metadata, python)
+    assert {*needed} == BOTH | {"theano", "numpy", "scipy", "setuptools"}
+    assert (needed["theano"], needed["numpy"]) == ("==1.0.5", "<1.24,>=1.17")
+
+
+@needs_setup
+@pytest.mark.parametrize("python", ["3.12", "3.13", "3.14"])
+def test_new_pythons_get_pytensor_and_nothing_of_theano(metadata, python):
+    needed = requirements(metadata, python)
+    assert {*needed} == BOTH | {"pytensor", "numpy", "scipy"}
+    assert (needed["pytensor"], needed["numpy"], needed["scipy"]) == ("<3.4,>=3.1", ">=2", "")
+    for extra in ("dev", "demos", "test"):
+        assert not {"theano", "lasagne", "downhill", "keras"} & {
+            *requirements(metadata, python, extra)
+        }
+
+
+@needs_setup
+def test_a_python_that_is_not_supported_gets_nothing_to_compile(metadata):
+    assert requirements(metadata, "3.15") == {}
+
+
+@needs_setup
+def test_pymc_is_an_extra_that_pip_refuses_beside_theano(metadata):
+    for python in ("3.11", "3.12"):
+        assert {"pymc", "pytensor"} <= {*requirements(metadata, python, "pymc")}
+        assert "pytensor" in requirements(metadata, python, "pytensor")
+    assert not {"pymc", "pytensor"} & {*requirements(metadata, "3.11", "dev")}
+    assert {"pymc", "pytensor"} <= {*requirements(metadata, "3.12", "dev")}
+
+
+@needs_setup
+@pytest.mark.parametrize(("python", "installs"), [((3, 11), True), ((3, 12), False)])
+def test_pth_does_nothing_on_a_python_without_theano(
+    source_tree, tmp_path, monkeypatch, python, installs
+):
+    called = []
+    support = types.SimpleNamespace(install=lambda: called.append(True))
+    line = build(source_tree, tmp_path, "wheel")["synkhronos-import-support.pth"]
+    monkeypatch.setitem(sys.modules, "_synkhronos_import_support", support)
+    monkeypatch.setattr(sys, "version_info", python)
+    exec(line)
+    assert bool(called) == installs
 
 
 @needs_setup

@@ -2,8 +2,14 @@
 
 import contextlib
 import sys
+import types
 
-import theano.gpuarray.dnn as dnn
+from support.host import ON_PYTENSOR
+
+if ON_PYTENSOR:  # it has no module of cuDNN
+    dnn = types.SimpleNamespace()
+else:
+    import theano.gpuarray.dnn as dnn
 
 THEIRS = ("theanompi", "hickle")
 

@@ -11,11 +11,12 @@ import theano
 import theano.tensor as T
 
 import synkhronos as synk
+from support import host
 from support.layouts import ON_DEVICES
 
 # Operations on devices have compiled code only, so they need a linker that runs it.
-MODE = theano.Mode("vm", "fast_compile") if ON_DEVICES else "FAST_COMPILE"
-function = functools.partial(synk.function, mode="FAST_COMPILE")
+MODE = theano.Mode("vm", "fast_compile") if ON_DEVICES else host.MODE
+function = functools.partial(synk.function, mode=host.MODE)
 
 
 class Call(theano.Op):

@@ -1,4 +1,4 @@
-"""Layouts of ranks for test suites: number, master's rank, devices and transport.
+"""Layouts of ranks for test suites: number, master's rank, devices, transport and host.
 
 A suite lists its layouts as ``LAYOUTS``, or runs on `ALL`; its fixture ``ranks`` is a session on
 each of them in turn. With SYNKHRONOS_TEST_DEVICES=opencl0:0,opencl0:0 (and
@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Tuple
 
 import synkhronos as synk
+from support.host import MODE, NAME
 from support.leaks import nothing_left
 from synkhronos import session as _session
 
@@ -24,7 +25,8 @@ class Layout:
     """The ranks that a suite runs on.
 
     `devices` names one device for each rank; without them ranks are CPU ranks. A `transport`
-    other than shared memory is installed before the fork.
+    other than shared memory is installed before the fork. The `host` library, and its `mode` for
+    functions that name none, are those of the whole run.
     """
 
     ranks: int
@@ -32,12 +34,18 @@ class Layout:
     devices: Tuple[str, ...] = ()
     transport: str = "shared"
     machines: int = 1
+    host: str = NAME
+    mode: str = MODE
 
     def __str__(self):
         parts = [f"{self.ranks}ranks-master{self.master}", *self.devices]
         if self.machines > 1:
             parts = [f"{self.machines}machines", *parts]
-        return "-".join(parts if self.transport == "shared" else [*parts, self.transport])
+        if self.transport != "shared":
+            parts.append(self.transport)
+        if self.host != "theano":
+            parts += [self.host, self.mode]
+        return "-".join(parts)
 
     @property
     def is_on_devices(self):

@@ -65,7 +65,8 @@ def used_names():
             if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "_host":
                 yield name, node.attr
             elif isinstance(node, ast.ImportFrom) and node.module == "synkhronos._host":
-                yield from ((name, alias.name) for alias in node.names)
+                names = {alias.name for alias in node.names}
+                yield from ((name, each) for each in names if f"_host.{each}" not in MODULES)
 
 
 def test_what_is_used_is_listed_and_what_is_listed_is_used():

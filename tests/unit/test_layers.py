@@ -91,7 +91,7 @@ ON_ONE_MACHINE = {
     "__main__",
 }
 
-SPEAK = {"__main__", "tools", "_host.theano.import_support", "_host.theano.probe"}
+SPEAK = {"__main__", "tools", "_host.pythons", "_host.theano.probe", "_host.pytensor.probe"}
 
 
 def is_in(name, rooms):

@@ -8,11 +8,12 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 # The check for machines with GPUs is a program of its own, with its own modules; tests/ported has
-# programs that tests run.
+# programs that tests run, and tests/support/on_pytensor has Theano's names for tests on PyTensor.
 FILES = [
     path
     for path in sorted(TESTS.rglob("*.py"))
-    if "gpu" not in path.relative_to(TESTS).parts and not path.name.startswith("serial_")
+    if not {"gpu", "on_pytensor"} & {*path.relative_to(TESTS).parts}
+    and not path.name.startswith("serial_")
 ]
 TEST_FILES = [path for path in FILES if path.name.startswith("test_")]
 SHARED = [path for path in FILES if path.parent == TESTS / "support"]

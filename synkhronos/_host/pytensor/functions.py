@@ -1,7 +1,10 @@
 """Compile and call PyTensor functions.
 
-A function of numba or C holds its code in `vm`. Numba compiles it again for each memory layout of
-an argument, so the ranks give it arrays that are C-contiguous and writable only.
+Numba compiles a function when it is called, and again for each memory layout of an argument. So the
+ranks give functions arrays that are C-contiguous and writable only, and compile them before the
+first call: first the master, then the workers, which find the code in numba's cache on the disk.
+
+    master   compile_function ──▶ compile_now ──▶ dump ───▶ load ──▶ compile_now   worker
 """
 
 import functools
@@ -14,6 +17,9 @@ from pytensor.graph.basic import Variable, equal_computations
 from pytensor.graph.replace import clone_replace
 from pytensor.link.basic import JITLinker
 from pytensor.link.numba.linker import NumbaLinker
+
+from synkhronos._host.pytensor import rewriting
+from synkhronos._machine.log import log
 
 __all__ = ["Mode"]
 
@@ -37,7 +43,13 @@ def compile_function(inputs, outputs, **kwargs):
 
     Raises ValueError for a mode whose arrays are not NumPy's.
     """
-    kwargs["mode"] = _checked(get_mode(kwargs.get("mode")))
+    givens = kwargs.get("givens") or ()
+    pairs = [
+        *(kwargs.get("updates") or ()),
+        *(givens.items() if hasattr(givens, "items") else givens),
+    ]
+    computed = [*outputs, *(value for _, value in pairs if isinstance(value, Variable))]
+    kwargs["mode"] = rewriting.mode_for(computed, _checked(get_mode(kwargs.get("mode"))))
     if not kwargs.get("no_default_updates"):
         kwargs.pop("no_default_updates", None)  # PyTensor warns of any value but None
     with warnings.catch_warnings():
@@ -59,9 +71,32 @@ def _checked(mode):
     return mode
 
 
-def is_numba(function) -> bool:
-    """Return whether a compiled function is numba's."""
-    return isinstance(function.maker.linker, NumbaLinker)
+def compile_now(function) -> None:
+    """Let numba compile a function for the arguments that ranks give it; do nothing in other modes.
+
+    Numba finds code that any process has compiled before in its cache. An error is left to the
+    first call, which raises it again.
+    """
+    if not isinstance(function.maker.linker, NumbaLinker):
+        return
+    import numba
+
+    try:
+        types = [_type_of(each) for each in function.input_storage]
+        function.vm.jit_fn.compile((numba.types.BaseTuple.from_types(types),))
+    except Exception:  # of numba, and of any operation's implementation
+        log.debug("%s is compiled at its first call", function.name, exc_info=True)
+
+
+def _type_of(container):
+    """Return numba's type of an argument: of a shared variable's value, or of arrays of ranks."""
+    import numba
+    from pytensor.link.numba.dispatch.basic import get_numba_type
+
+    value = container.storage[0]
+    if value is not None and not container.required:
+        return numba.typeof(value)
+    return get_numba_type(container.type, layout="C")
 
 
 def expression_of(function, inputs, outputs, updates, kwargs):

@@ -24,6 +24,7 @@ from synkhronos._host.pytensor.devices import (
     to_device,
     to_host,
 )
+from synkhronos._host.pytensor.dividing import CannotDivide, divide
 from synkhronos._host.pytensor.functions import (
     as_update,
     caster,
@@ -41,37 +42,27 @@ from synkhronos._host.pytensor.functions import (
     variables_read,
     without_default_updates,
 )
-from synkhronos._host.pytensor.pending import (
-    CannotDivide,
+from synkhronos._host.pytensor.graph import (
     all_reduce,
-    awaited,
-    axes_of_rows,
     communicates,
-    compile_number,
-    compile_pushing,
-    compiling,
-    divide,
-    draws_of_all_rows,
-    intercept,
-    is_computed_from,
-    leaves,
-    numbers_of_rows,
     overlap_reductions,
-    push,
     rank_weight,
     reducing,
-    row_numbers,
-    shared_like,
-    sliced_by_inputs,
-    substituted,
-    updates_by_default,
-    without_row_numbers,
 )
+from synkhronos._host.pytensor.pending import draws_of_all_rows, intercept
 from synkhronos._host.pytensor.pickling import dump, load
 from synkhronos._host.pytensor.random_numbers import (
     is_state_equal,
     keep_state_equal,
     spread_random_state,
+)
+from synkhronos._host.pytensor.rows import (
+    axes_of_rows,
+    compile_number,
+    numbers_of_rows,
+    row_numbers,
+    sliced_by_inputs,
+    without_row_numbers,
 )
 from synkhronos._host.pytensor.sparse import (
     decomposed,
@@ -89,6 +80,17 @@ from synkhronos._host.pytensor.specifications import (
     keeper,
     read_input,
     read_output,
+)
+from synkhronos._host.pytensor.storing import (
+    awaited,
+    compile_pushing,
+    compiling,
+    is_computed_from,
+    leaves,
+    push,
+    shared_like,
+    substituted,
+    updates_by_default,
 )
 from synkhronos._host.pytensor.variables import (
     cast_value,

@@ -15,6 +15,8 @@ import pytensor
 from pytensor.compile import Function, SharedVariable
 from pytensor.link.basic import Container
 
+from synkhronos._host.pytensor.functions import compile_now
+
 # Graphs are pickled recursively.
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 50000))
 
@@ -73,6 +75,8 @@ def dump(functions, known, new, portable=False) -> bytes:
     portable : bool
         False: PyTensor has no variables on devices.
     """
+    for function, _ in functions.values():
+        compile_now(function)  # once, before all workers would compile it at the same time
     ids = {}
     file = io.BytesIO()
     for variables in (known, new):
@@ -119,6 +123,8 @@ def load(data, variables):
             for key in new:  # the master sends them again, with new keys
                 del variables[key]
             raise
+    for function, _ in functions.values():
+        compile_now(function)
     return functions, tuple(new)
 
 

@@ -13,23 +13,11 @@ It helps three libraries in the same way: Lasagne 0.1, the release on PyPI, impo
 names from ``collections`` that Python 3.10 has moved to ``collections.abc``.
 
 The .pth file imports an installed copy of this file, ``_synkhronos_import_support``. The copy runs
-at the start of every interpreter of the environment, so it imports only ``sys`` at first.
+at the start of every interpreter of the environment, so it imports only ``sys`` at first. From
+Python 3.12 on, where the host is PyTensor, the .pth file does nothing.
 """
 
 import sys
-
-PYTHONS = ((3, 8), (3, 11))
-
-
-def check_python(version=sys.version_info):
-    """Raise ImportError for a Python that cannot run Theano 1.0.5."""
-    if not PYTHONS[0] <= tuple(version[:2]) <= PYTHONS[1]:
-        raise ImportError(
-            "Synkhronos needs Python 3.8, 3.9, 3.10 or 3.11, but this is Python {}.{}: Theano "
-            "1.0.5, its last release, needs NumPy 1.23 or older and distutils, which end with "
-            "Python 3.11. Make an environment with one of those, for example with "
-            "python3.11 -m venv .venv".format(*version[:2])
-        )
 
 
 def install():
@@ -239,10 +227,3 @@ def find_blas():
             # -lopenblas would need libopenblas.so, which comes with the development package.
             return ("-l:" + library if sys.platform == "linux" else "-l" + name), "the system"
     return "", "nowhere"
-
-
-if __name__ == "__main__":
-    try:
-        check_python()
-    except ImportError as error:
-        sys.exit(str(error))

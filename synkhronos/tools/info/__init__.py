@@ -6,9 +6,7 @@ that may crash, or open a device, run in a child process.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
-import json
 import os
 import platform
 import shlex
@@ -20,17 +18,29 @@ import tempfile
 from pathlib import Path
 from typing import Sequence
 
+from synkhronos._host import choice, pythons
 from synkhronos._host.theano import import_support
 from synkhronos._machine import devices as _devices
-from synkhronos.tools.info import cuda_libraries
+from synkhronos.tools.info import cuda_libraries, pytensor
 from synkhronos.tools.info.cuda_libraries import Opened
+from synkhronos.tools.info.report import (
+    BROKEN,
+    MISSING,
+    OK,
+    REINSTALL,
+    Check,
+    as_json,
+    check_versions,
+    facts_of,
+    last_line,
+    table,
+)
 
-OK, MISSING, BROKEN = "ok", "missing", "broken"
-COLOURS = {OK: "\033[32m", MISSING: "\033[33m", BROKEN: "\033[31m"}
+__all__ = ["as_json", "checks", "table"]
+
 MIB = 2**20
 SMALL_SHM = 256 * MIB
 
-REINSTALL = "reinstall it in this environment: pip install --force-reinstall synkhronos"
 INSTALL_PYGPU = (
     "only GPUs need it. Debian 12 has it for Python 3.11. In a checkout: make opencl. "
     "By hand: apt-get install python3-pygpu, ln -s /usr/lib/python3/dist-packages/pygpu {folder}, "
@@ -38,24 +48,13 @@ INSTALL_PYGPU = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Check:
-    """One line of the table; the exit status is 1 if an essential check failed."""
-
-    name: str
-    status: str
-    found: str
-    advice: str = ""
-    essential: bool = False
-
-    @property
-    def failed(self) -> bool:
-        """Whether Synkhronos cannot work because of this check."""
-        return self.essential and self.status != OK
-
-
 def checks() -> list[Check]:
     """Run all checks, which takes some seconds, and return them in the order of the table."""
+    host, error = host_of_checks()
+    if error:
+        return [check_python(), check_host(error), check_cores(), check_shm()]
+    if host == "pytensor":
+        return [check_python(), *pytensor.checks(), check_cores(), check_shm()]
     facts, error = probe_theano()
     return [
         check_python(),
@@ -70,65 +69,34 @@ def checks() -> list[Check]:
     ]
 
 
-def table(results: list[Check], colour: bool) -> str:
-    """Return the checks as text, with the advice of a check indented below it.
-
-    >>> print(table([Check("pygpu", MISSING, "not installed", "install it")], colour=False))
-    pygpu           missing  not installed
-                             -> install it
-    """
-    lines = []
-    for check in results:
-        status = f"{check.status:7}"
-        if colour:
-            status = f"{COLOURS[check.status]}{status}\033[0m"
-        lines.append(f"{check.name:15} {status}  {check.found}")
-        if check.advice:
-            lines.append(f"{'':24} -> {check.advice}")
-    return "\n".join(lines)
+def host_of_checks() -> tuple[str, str]:
+    """Return the name of the host library to check, installed or not, and what is wrong with it."""
+    try:
+        return choice.choose(), ""
+    except ValueError as error:
+        return "", str(error)
+    except ImportError:  # the check of the library says so, with what to do
+        asked = os.environ.get(choice.VARIABLE, "").strip().lower()
+        return asked or ("theano" if pythons.is_for_theano() else "pytensor"), ""
 
 
-def as_json(results: list[Check]) -> str:
-    """Return the checks as a JSON object."""
-    ok = not any(check.failed for check in results)
-    return json.dumps({"ok": ok, "checks": [dataclasses.asdict(c) for c in results]}, indent=2)
+def check_host(error: str) -> Check:
+    """Report that the environment names no host library that there is."""
+    return Check("Host library", BROKEN, error, f"unset {choice.VARIABLE}", essential=True)
 
 
 def probe_theano(timeout: float = 300.0) -> tuple[dict, str]:
     """Return the facts that a child process reports about Theano, and the error that ended it."""
     script = Path(import_support.__file__).with_name("probe.py").read_text()
     command = _devices.python_command(script, import_support.__file__)
-    try:
-        child = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
-        )
-        stdout, error = child.stdout, _last_line(child.stderr) if child.returncode else ""
-        if child.returncode and not error:
-            error = f"the process ended with exit status {child.returncode}"
-    except subprocess.TimeoutExpired as expired:
-        stdout, error = expired.stdout or "", f"no answer within {timeout:g} s"
-    facts: dict = {}
-    for line in (stdout.decode() if isinstance(stdout, bytes) else stdout).splitlines():
-        # Only lines with facts are JSON: Theano and g++ print on stdout if a compilation fails.
-        if line.startswith("{"):
-            facts.update(json.loads(line))
-    return facts, error
-
-
-def _last_line(text: str) -> str:
-    """Return the last line of a traceback that names the error, shortened."""
-    lines = [line for line in text.splitlines() if line and not line[0].isspace()]
-    # Theano adds lines such as "Apply node that caused the error" after some errors.
-    errors = [line for line in lines if line.split(":")[0].endswith(("Error", "Exception"))]
-    line = (errors or lines or [""])[-1]
-    return line if len(line) <= 300 else line[:300] + " ..."
+    return facts_of(command, timeout)
 
 
 def check_python() -> Check:
-    """Check that this version of Python can run Theano."""
+    """Check that this version of Python has a host library."""
     found = f"{platform.python_version()} ({sys.executable})"
     try:
-        import_support.check_python()
+        pythons.check()
     except ImportError as error:
         return Check("Python", BROKEN, found, str(error), essential=True)
     return Check("Python", OK, found, essential=True)
@@ -150,27 +118,6 @@ def check_theano(facts: dict, error: str) -> Check:
         return Check("Theano", BROKEN, found, "pip install Theano==1.0.5", essential=True)
     flags = f", floatX={facts['floatX']}, device={facts['device']}"
     return Check("Theano", OK, found + flags, essential=True)
-
-
-def check_versions(facts: dict) -> list[Check]:
-    """Name the NumPy and SciPy that Theano imports; without Theano, those that are installed."""
-    results = []
-    for name, label in (("numpy", "NumPy"), ("scipy", "SciPy")):
-        version = facts.get(name) or _installed_version(name)
-        if version:
-            results.append(Check(label, OK, version, essential=True))
-        else:
-            results.append(Check(label, MISSING, "not installed", REINSTALL, essential=True))
-    return results
-
-
-def _installed_version(name: str) -> str | None:
-    from importlib import metadata
-
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def check_compiler(facts: dict) -> Check:
@@ -308,7 +255,7 @@ def check_pygpu() -> Check:
     if child.returncode == 0:
         version, path = child.stdout.strip().split(maxsplit=1)
         return Check("pygpu", OK, f"{version} ({Path(path).parent})")
-    problem = _last_line(child.stderr) or f"importing it ends with status {child.returncode}"
+    problem = last_line(child.stderr) or f"importing it ends with status {child.returncode}"
     if "No module named 'mako'" in problem:
         return Check("pygpu", BROKEN, problem, "pygpu imports it: pip install mako")
     return Check("pygpu", BROKEN, problem, f"reinstall it: {install}")

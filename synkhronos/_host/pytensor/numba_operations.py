@@ -1,0 +1,125 @@
+"""The package's operations for functions that numba compiles: they call back into Python.
+
+    numba's code ──▶ objmode: arrays as NumPy's ──▶ reduce_in_place(ops, *arrays) ──▶ numba's code
+
+`rewriting` replaces each operation by the one of this module. A pickle of a compiled function
+names this module, so unpickling imports it, which tells numba of the operations. Operations with a
+port to a parameter server are neither pickled nor kept on disk.
+
+Numba keeps machine code on disk, under a key that must say what the code does: the operations'
+names, and not the serial numbers, which differ between two processes.
+"""
+
+import hashlib
+
+import numba
+import numpy as np
+from pytensor.link.numba.cache import compile_numba_function_src
+from pytensor.link.numba.dispatch.basic import (
+    get_numba_type,
+    numba_njit,
+    register_funcify_and_cache_key,
+)
+
+from synkhronos._host.pytensor import graph, rows, storing
+
+_VERSION = 1  # to be raised with each change of the code below
+
+
+class AllReduce(graph.AllReduce):
+    """The AllReduce of a function that numba compiles."""
+
+
+class RankWeight(graph.RankWeight):
+    """The RankWeight of a function that numba compiles."""
+
+
+class Rows(rows.Rows):
+    """The Rows of a function that numba compiles."""
+
+
+def for_numba(op):
+    """Return the operation of this module that computes what another one computes, or None."""
+    if type(op) is graph.AllReduce:
+        return AllReduce(op.ops, op.serials, op.inplace)
+    if type(op) is graph.RankWeight:
+        return RankWeight()
+    return Rows() if type(op) is rows.Rows else None
+
+
+@register_funcify_and_cache_key(AllReduce)
+def _all_reduce(op, node, **kwargs):
+    names = [f"x{position}" for position in range(len(node.inputs))]
+    copies = "" if op.inplace else "".join(f"    {name} = {name}.copy()\n" for name in names)
+    arguments = ", ".join(names)
+    source = (
+        f"def all_reduce({arguments}):\n"
+        f"{copies}"
+        "    with objmode():\n"
+        f"        reduce_in_place({op.ops!r}, {arguments})\n"
+        f"    return {arguments}\n"
+    )
+    return _compiled("all_reduce", source, graph.reduce_in_place)
+
+
+@register_funcify_and_cache_key(RankWeight)
+def _rank_weight(op, node, **kwargs):
+    source = (
+        "def rank_weight():\n"
+        "    with objmode(weight='float64'):\n"
+        "        weight = current_weight()\n"
+        "    return np.asarray(weight)\n"
+    )
+    return _compiled("rank_weight", source, graph.current_weight)
+
+
+@register_funcify_and_cache_key(Rows)
+def _rows(op, node, **kwargs):
+    names = ["index", "size", "length"][: len(node.inputs)]
+    source = (
+        f"def numbers({', '.join(names)}):\n"
+        "    with objmode(found='int64[::1]'):\n"
+        f"        found = numbers_of_rows({', '.join(f'int({name})' for name in names)})\n"
+        "    return found\n"
+    )
+    return _compiled("numbers", source, rows.numbers_of_rows)
+
+
+@register_funcify_and_cache_key(storing.Push)
+def _push(op, node, **kwargs):
+    push = op.push
+
+    @numba_njit
+    def push_array(x, token):
+        with numba.objmode():
+            push(x)
+        return np.asarray(0)
+
+    return push_array, None
+
+
+@register_funcify_and_cache_key(storing.Await)
+def _await(op, node, **kwargs):
+    array_type = get_numba_type(node.outputs[0].type, layout="C")
+    dtype = node.outputs[0].type.dtype
+
+    def wait():
+        return np.asarray(op.port.wait(), dtype, order="C")
+
+    @numba_njit
+    def await_array():
+        with numba.objmode(array=array_type):
+            array = wait()
+        return array, np.asarray(0)
+
+    return await_array, None
+
+
+def _compiled(name, source, callee):
+    """Return numba's function of a source that calls a Python function, and its key on disk."""
+    # Code that numba has read from disk looks the function up in the module of this __name__.
+    names = {"__name__": callee.__module__, "np": np, "objmode": numba.objmode}
+    names[callee.__name__] = callee
+    key = hashlib.sha256(f"synkhronos {_VERSION} {callee.__module__} {source}".encode()).hexdigest()
+    function = compile_numba_function_src(source, name, names, cache_key=key)
+    return numba_njit(function), key

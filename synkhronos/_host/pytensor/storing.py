@@ -1,0 +1,335 @@
+"""Operations that push to a parameter server and wait for it, while a function computes.
+
+    Await 0 ──▶ new W0 ──▶ layer 0 ─┐                         ┌─▶ gradient of W0 ──▶ Push 0
+                     Await 1 ──▶ new W1 ──▶ layer 1 ──▶ loss ─┴─▶ gradient of W1 ──▶ Push 1
+    ─────────────────────────────────── time ───────────────────────────────────▶
+      wait 0, layer 0, wait 1, layer 1, loss, gradient 1, push 1, gradient 0, push 0, the rest
+
+An Await waits for what the Push of the call before has asked for. PyTensor's own order of nodes
+would wait for everything at the beginning, and compute many gradients late: `_PushOrder` gives the
+graph the order that the picture shows. A token is a number that means nothing.
+
+An operation reaches the parameter server through a port, an object with these attributes:
+
+    position      the place of its array in the order of first use: 0 is used first
+    push(array)   begin to send the array, and ask for the result, which may land in the array
+    wait()        return the result of the last push
+
+References
+----------
+Zhang et al., "Poseidon: An Efficient Communication Architecture for Distributed Deep Learning on
+GPU Clusters", USENIX ATC 2017, section 3.1: wait-free backpropagation.
+"""
+
+import collections
+import threading
+
+import numpy as np
+import pytensor
+from pytensor.compile.mode import get_mode, optdb
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Apply, Constant, Variable, clone_get_equiv
+from pytensor.graph.features import Feature
+from pytensor.graph.op import Op
+from pytensor.graph.rewriting.basic import (
+    GraphRewriter,
+    NodeProcessingGraphRewriter,
+    SequentialGraphRewriter,
+    WalkingGraphRewriter,
+    node_rewriter,
+)
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.graph.traversal import ancestors, graph_inputs, toposort_with_orderings
+from pytensor.tensor import TensorType, as_tensor_variable, constant, lscalar
+from pytensor.tensor.sharedvar import TensorSharedVariable
+
+# Compilation of two functions at once, by two threads, is not safe in PyTensor.
+compiling = threading.RLock()
+_TOKEN = np.asarray(0)
+
+
+class _PortOperation(Op):
+    """An operation with a port; its last output is a token, which orders it among the others."""
+
+    __props__ = ("port",)
+
+    def __init__(self, port):
+        self.port = port
+
+    def do_constant_folding(self, fgraph, node):
+        """Return False: it acts on the parameter server each time."""
+        return False
+
+
+class Push(_PortOperation):
+    """Pushes an array when it is computed.
+
+    In place, the array belongs to the parameter server from then on: no other node reads it, and
+    PyTensor lets go of it. Otherwise a copy is pushed.
+    """
+
+    __props__ = ("port", "inplace")
+
+    def __init__(self, port, inplace=False):
+        super().__init__(port)
+        self.inplace = inplace
+        if inplace:
+            self.destroy_map = {0: [0]}
+
+    def make_node(self, x, token):
+        """Return the node, for an array and the token of the operation that comes before."""
+        return Apply(self, [as_tensor_variable(x), token], [lscalar()])
+
+    def perform(self, node, inputs, output_storage):
+        """Push the array."""
+        self.push(inputs[0])
+        output_storage[0][0] = _TOKEN
+
+    def push(self, array):
+        """Push an array, or a copy."""
+        if not self.inplace or not array.flags.carray:
+            array = array.copy(order="C")
+        self.port.push(array)
+
+    def make_py_thunk(self, node, storage_map, compute_map, no_recycling, debug=False):
+        """Return a thunk that also takes the array out of PyTensor's storage, if it is in place.
+
+        Where PyTensor keeps its arrays from one call to the next, it would compute the next
+        gradient in this one.
+        """
+        thunk = super().make_py_thunk(node, storage_map, compute_map, no_recycling, debug)
+        if not self.inplace:
+            return thunk
+
+        def push_and_forget():
+            thunk()
+            thunk.inputs[0][0] = None
+
+        vars(push_and_forget).update(vars(thunk))
+        return push_and_forget
+
+
+class Await(_PortOperation):
+    """Waits for the result of the last push through its port.
+
+    Parameters
+    ----------
+    shape : tuple of int
+    dtype : str
+    broadcastable : tuple of bool
+    """
+
+    __props__ = ("port", "shape", "dtype", "broadcastable")
+
+    def __init__(self, port, shape, dtype, broadcastable):
+        super().__init__(port)
+        self.shape, self.dtype, self.broadcastable = shape, dtype, broadcastable
+
+    def make_node(self):
+        """Return the node; its outputs are the result and a token."""
+        shape = tuple(1 if fixed else None for fixed in self.broadcastable)
+        return Apply(self, [], [TensorType(self.dtype, shape)(), lscalar()])
+
+    def perform(self, node, inputs, output_storage):
+        """Wait."""
+        output_storage[0][0] = self.port.wait()
+        output_storage[1][0] = _TOKEN
+
+    def infer_shape(self, node, shapes):
+        """Return the shape, which is known before the result is there."""
+        return [tuple(constant(np.int64(length)) for length in self.shape), ()]
+
+
+def push(port, x, token=None):
+    """Return the token of a push; a function that is to push has the token as an output.
+
+    Parameters
+    ----------
+    port : object
+    x : tensor variable
+    token : variable, optional
+        Of the operation that must come before.
+    """
+    return Push(port)(x, constant(_TOKEN) if token is None else token)
+
+
+def awaited(port, shape, dtype, broadcastable):
+    """Return an expression of the result of the last push, and a token."""
+    return Await(port, tuple(shape), dtype, tuple(broadcastable))(return_list=True)
+
+
+def substituted(expressions, values):
+    """Return expressions with some variables replaced, in the expressions alone.
+
+    `swapped` would replace them in their values too, and make a second copy of each Await.
+
+    Parameters
+    ----------
+    expressions : list
+        Anything that is no variable stays as it is.
+    values : dict
+        Variable -> the expression in its place, of the same type.
+    """
+    outputs = [each for each in expressions if isinstance(each, Variable)]
+    memo = dict(values)
+    for each in outputs:
+        if each.owner is None:
+            memo.setdefault(each, each)  # it would be cloned
+    clone_get_equiv([], outputs, copy_orphans=False, memo=memo)
+    return [memo[each] if isinstance(each, Variable) else each for each in expressions]
+
+
+def leaves(expressions):
+    """Return all variables that expressions, and default updates in them, are computed from.
+
+    Constants are left out.
+    """
+    found, left = {}, [each for each in expressions if isinstance(each, Variable)]
+    while left:
+        new = [
+            each
+            for each in graph_inputs(left)
+            if each not in found and not isinstance(each, Constant)
+        ]
+        found.update(dict.fromkeys(new))
+        left = [update for _, update in updates_by_default(new)]
+    return list(found)
+
+
+def is_computed_from(expression, variables):
+    """Return whether an expression is computed from one of some variables."""
+    return not set(variables).isdisjoint(ancestors([expression]))
+
+
+def updates_by_default(variables):
+    """Return pairs (variable, its default update) for the variables that have one."""
+    pairs = [(each, getattr(each, "default_update", None)) for each in variables]
+    return [
+        (each, each.type.filter_variable(update)) for each, update in pairs if update is not None
+    ]
+
+
+def shared_like(variable):
+    """Return a new shared variable of a variable's type, with its value if it is shared."""
+    name = f"{variable.name or 'value'}_kept"
+    if isinstance(variable, SharedVariable):
+        return type(variable)(variable.type, variable.get_value(), strict=True, name=name)
+    if not isinstance(variable.type, TensorType):
+        raise TypeError(f"can't keep a value of {variable}, of type {variable.type}.")
+    value = np.zeros([1] * variable.ndim, variable.dtype)
+    return TensorSharedVariable(variable.type, value, strict=True, name=name)
+
+
+def compile_pushing(inputs, outputs, updates, **options):
+    """Return a compiled function whose nodes come in the order of the picture above."""
+    mode = get_mode(options.pop("mode", None))
+    if isinstance(mode.provided_optimizer, RewriteDatabaseQuery):
+        mode = mode.including("synkhronos_store")
+    else:
+        mode = mode.clone(optimizer=SequentialGraphRewriter([mode.optimizer, _Order()]))
+    with compiling:
+        return pytensor.function(inputs, outputs, updates=updates, mode=mode, **options)
+
+
+@node_rewriter([Push])
+def _in_place(fgraph, node):
+    # Only in graphs in which PyTensor tracks the operations that destroy their inputs.
+    if (
+        isinstance(node.op, Push)
+        and not node.op.inplace
+        and hasattr(fgraph, "destroyers")
+        and not isinstance(node.inputs[0], Constant)
+    ):
+        return Push(node.op.port, inplace=True)(*node.inputs, return_list=True)
+    return False
+
+
+class _Order(GraphRewriter):
+    """Gives a graph the order of `_PushOrder`, if it pushes or waits."""
+
+    def apply(self, fgraph):
+        if not any(isinstance(node.op, _PortOperation) for node in fgraph.apply_nodes):
+            return
+        _PushOrder().constrain(fgraph)
+
+
+class _PushOrder(Feature):
+    """A constraint on a graph: each push as early as possible, each wait as late."""
+
+    def constrain(self, fgraph) -> None:
+        """Add the constraint, unless it contradicts others."""
+        fgraph.attach_feature(self)
+        try:
+            fgraph.toposort()
+        except ValueError:
+            fgraph.remove_feature(self)
+
+    def orderings(self, fgraph):
+        """Return, for each node, the node before it."""
+        others = collections.defaultdict(list)
+        for feature in fgraph._features:
+            if feature is not self and hasattr(feature, "orderings"):
+                for node, before in (feature.orderings(fgraph) or {}).items():
+                    others[node] += before
+        nodes = list(toposort_with_orderings(fgraph.outputs, orderings=dict(others)))
+
+        def before(node):
+            return [x.owner for x in node.inputs if x.owner is not None] + others.get(node, [])
+
+        chain = _arranged(nodes, before)
+        return {node: [previous] for previous, node in zip(chain, chain[1:])}
+
+
+def _arranged(nodes, before):
+    """Return the nodes in the order of the picture.
+
+    Parameters
+    ----------
+    nodes : list
+        In any order in which a node comes after those that it needs.
+    before : callable
+        ``before(node)`` returns the nodes that it needs.
+    """
+    place = {node: number for number, node in enumerate(nodes)}
+    needed, last_wait = {}, {}
+    for node in nodes:
+        own = node.op.port.position if isinstance(node.op, Await) else -np.inf
+        needed[node] = 1 << place[node]  # the bits of all nodes that it needs
+        for each in before(node):
+            needed[node] |= needed[each]
+            own = max(own, last_wait[each])
+        last_wait[node] = own
+    # What needs the fewest operations can be pushed first: in a network, the last layers.
+    pushes = [node for node in nodes if isinstance(node.op, Push)]
+    pushes.sort(key=lambda node: (bin(needed[node]).count("1"), place[node]))
+    arranged = {}  # as a set that keeps its order
+    for push_node in pushes:
+        stack = [(push_node, False)]
+        while stack:
+            node, is_ready = stack.pop()
+            if node in arranged:
+                continue
+            if is_ready:
+                arranged[node] = True
+                continue
+            stack.append((node, True))
+            # The part that waits for the last array is computed last, so it is the first to stack.
+            token = node.inputs[-1].owner if isinstance(node.op, Push) else None
+            new = [each for each in before(node) if each not in arranged]
+            new.sort(key=lambda each: (each is token, last_wait[each], place[each]), reverse=True)
+            stack += [(each, False) for each in new]
+    return [*arranged, *(node for node in nodes if node not in arranged)]
+
+
+# In place after elementwise operations, as the AllReduce; in order when the graph is complete.
+optdb.register(
+    "synkhronos_push_in_place",
+    WalkingGraphRewriter(
+        _in_place,
+        order="in_to_out",
+        failure_callback=NodeProcessingGraphRewriter.warn_inplace,
+    ),
+    "synkhronos_store",
+    position=80,
+)
+optdb.register("synkhronos_push_order", _Order(), "synkhronos_store", position=201)

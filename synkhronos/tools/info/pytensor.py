@@ -1,0 +1,106 @@
+"""Checks of PyTensor and what it compiles with, where it is the host library."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from synkhronos._host import choice, pythons
+from synkhronos._machine import devices as _devices
+from synkhronos.tools.info.report import (
+    BROKEN,
+    MISSING,
+    OK,
+    REINSTALL,
+    Check,
+    check_versions,
+    facts_of,
+    installed_version,
+)
+
+INSTALL = f"pip install '{choice.PYTENSOR}'"
+OLDEST, NEWEST = (3, 1), (3, 3)
+# The default mode has the name "Mode", whatever it compiles with.
+MODES = {"NumbaLinker": "NUMBA", "JAXLinker": "JAX", "VMLinker": "CVM"}
+PROBE = Path(pythons.__file__).with_name("pytensor") / "probe.py"
+
+
+def checks() -> list[Check]:
+    """Run the checks, which takes some seconds, and return them in the order of the table."""
+    facts, error = probe()
+    return [
+        check_pytensor(facts, error),
+        *check_versions(facts),
+        check_numba(facts),
+        check_compiler(facts),
+        check_cache(facts),
+        check_pymc(),
+    ]
+
+
+def probe(timeout: float = 300.0) -> tuple[dict, str]:
+    """Return the facts that a child process reports about PyTensor, and the error that ended it."""
+    return facts_of(_devices.python_command(PROBE.read_text()), timeout)
+
+
+def check_pytensor(facts: dict, error: str) -> Check:
+    """Check that PyTensor imports, and is one of the versions that Synkhronos knows."""
+    if "pytensor" not in facts:
+        missing = "No module named 'pytensor'" in error
+        advice = (
+            f"{INSTALL}, or install synkhronos with pip, which brings it"
+            if missing
+            else f"if PYTENSOR_FLAGS or .pytensorrc are not the cause, {REINSTALL}"
+        )
+        return Check("PyTensor", MISSING if missing else BROKEN, error, advice, essential=True)
+    found = f"{facts['pytensor']} ({facts['path']})"
+    version = tuple(int(each) for each in facts["pytensor"].split(".")[:2])
+    if not OLDEST <= version <= NEWEST:
+        return Check("PyTensor", BROKEN, found, INSTALL, essential=True)
+    mode = MODES.get(facts["linker"], facts["mode"])
+    flags = f", mode={mode}, floatX={facts['floatX']}"
+    return Check("PyTensor", OK, found + flags, essential=True)
+
+
+def check_numba(facts: dict) -> Check:
+    """Check that numba is there, which compiles in PyTensor's default mode."""
+    version = facts.get("numba") or installed_version("numba")
+    if version:
+        return Check("numba", OK, version, essential=True)
+    advice = "PyTensor's default mode compiles with it: pip install numba"
+    return Check("numba", MISSING, "not installed", advice, essential=True)
+
+
+def check_compiler(facts: dict) -> Check:
+    """Name the compiler of PyTensor's C mode, which few functions need."""
+    name = facts.get("cxx", "g++")
+    path = shutil.which(name) if name else None
+    if path is None:
+        advice = "only functions in the mode CVM need one: apt-get install g++ (Debian, Ubuntu)"
+        return Check("C++ compiler", MISSING, "no g++ on the PATH", advice)
+    if not facts.get("ldflags"):
+        advice = (
+            "matrix products are slow in the mode CVM, not in the default one: name a BLAS with "
+            "PYTENSOR_FLAGS=blas__ldflags=..."
+        )
+        return Check("C++ compiler", OK, f"{path}, with no BLAS", advice)
+    return Check("C++ compiler", OK, f"{path}, with {facts['ldflags']}")
+
+
+def check_cache(facts: dict) -> Check:
+    """Check that PyTensor and numba can write to their compile cache."""
+    if "cache" not in facts:
+        return Check("Compile cache", BROKEN, "not known without PyTensor", "see PyTensor")
+    if not facts["cache_writable"]:
+        advice = "name a folder that can be written: PYTENSOR_FLAGS=base_compiledir=..."
+        return Check("Compile cache", BROKEN, facts["cache"], advice, essential=True)
+    return Check("Compile cache", OK, facts["cache"], essential=True)
+
+
+def check_pymc() -> Check:
+    """Name the version of PyMC, which only synkhronos.extensions.pymc needs."""
+    version = installed_version("pymc")
+    if version:
+        return Check("PyMC", OK, version)
+    advice = "only synkhronos.extensions.pymc needs it: pip install 'synkhronos[pymc]'"
+    return Check("PyMC", MISSING, "not installed", advice)

@@ -1,0 +1,74 @@
+"""The host library that the tests of this run are for: Theano or PyTensor.
+
+The suites are written with Theano's names. On PyTensor the folder ``on_pytensor`` serves them, in
+this process and in those that tests start. `LEFT_OUT` lists what can't run there, and why.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from synkhronos._host import choice
+
+NAME = choice.choose()
+ON_PYTENSOR = NAME == "pytensor"
+
+# PyTensor's default mode compiles each function for seconds, so the suites run in Python mostly.
+# SYNKHRONOS_TEST_MODE=NUMBA runs them as users do, and CVM with C code.
+MODE = os.environ.get("SYNKHRONOS_TEST_MODE", "FAST_COMPILE") if ON_PYTENSOR else "FAST_COMPILE"
+
+TESTS = Path(__file__).parents[1]
+NAMES = Path(__file__).with_name("on_pytensor")
+
+# The folders, and modules with examples, that run on PyTensor.
+SUITES = [
+    "tests/calls",
+    "tests/collectives",
+    "tests/training",
+    "tests/faults",
+    "tests/host",
+    "tests/pymc",
+    "synkhronos/functions.py",
+    "synkhronos/collectives.py",
+    "synkhronos/inputs.py",
+    "synkhronos/values.py",
+    "synkhronos/ops.py",
+    "synkhronos/extensions/train.py",
+    "synkhronos/extensions/update_rules.py",
+    "synkhronos/extensions/updates.py",
+    "synkhronos/extensions/pymc",
+    "docs/pytensor.rst",
+    "docs/pymc.rst",
+]
+
+# Parts of the names of tests, and the reasons why they can't run on PyTensor.
+LEFT_OUT = {
+    "calls/test_cpu_rewrites.py": "rewrites of Theano's C code",
+    "collectives/test_overlapping.py": "reductions between machines overlap on Theano alone",
+    "training/test_vectorized_updates.py": "rewrites of Theano's C code",
+}
+
+
+def serve():
+    """Put Theano's names on the path of this process, and of those that it starts."""
+    os.environ["SYNKHRONOS_HOST"] = NAME
+    if not ON_PYTENSOR:
+        return
+    flags = os.environ.get("PYTENSOR_FLAGS", "")
+    os.environ["PYTENSOR_FLAGS"] = f"mode={MODE},{flags}".rstrip(",")
+    sys.path.insert(0, str(NAMES))
+    given = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(NAMES), given]))
+
+
+def reason_to_leave_out(path):
+    """Return why a file can't run on this host, or None."""
+    if not ON_PYTENSOR or not path.is_file():
+        return None
+    name = path.relative_to(TESTS.parent).as_posix()
+    if not any(name == each or name.startswith(f"{each}/") for each in SUITES):
+        return "it is for Theano"
+    return next((LEFT_OUT[each] for each in LEFT_OUT if name.endswith(each)), None)
+
+
+serve()
