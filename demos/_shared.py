@@ -4,8 +4,6 @@ import sys
 from dataclasses import dataclass, field
 
 import numpy as np
-import theano
-from theano import configparser
 from threadpoolctl import threadpool_info
 
 import synkhronos as synk
@@ -56,6 +54,9 @@ def float_type():
 
     It is read from the user's flags, because Keras overwrites Theano's configuration.
     """
+    import theano  # imported here, because the lessons run with PyTensor too
+    from theano import configparser
+
     flags = configparser.parse_config_string(configparser.THEANO_FLAGS)
     file = configparser.theano_raw_cfg
     chosen = flags.get("floatX") or file.get("global", "floatX", fallback=None)

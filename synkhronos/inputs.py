@@ -16,6 +16,7 @@ from synkhronos import _host
 from synkhronos._arithmetic.conversion import as_array, check_dtype, check_kind, condition
 from synkhronos._arithmetic.operators import Operators, plain
 from synkhronos._hints import ArrayLike, Variable
+from synkhronos._host.choice import advice
 from synkhronos._master.current import current
 from synkhronos._master.session import State
 from synkhronos._master.staging import GrowingArray
@@ -379,7 +380,10 @@ def data(
 def _like(var, dtype, ndim):
     """Return the dtype and ndim of a variable; raise TypeError if those given differ."""
     if not isinstance(var, _host.Variable) or not _host.is_array_variable(var):
-        raise TypeError(f"var must be a Theano tensor variable, got {shown(var)}.")
+        raise TypeError(
+            f"var must be a {_host.title} tensor variable, got {shown(var)}."
+            f"{advice(var, _host.title)}"
+        )
     if dtype is not None and check_dtype(dtype) != var.dtype:
         raise TypeError(f"dtype={shown(dtype)} was given beside var={var}, of dtype {var.dtype}.")
     if ndim is not None and whole_number("ndim", ndim, 0, MAX_DIMENSIONS) != var.ndim:

@@ -9,6 +9,7 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._arithmetic import blocks
 from synkhronos._hints import Variable
+from synkhronos._host.choice import advice
 from synkhronos._wording import is_bool, shown
 
 __all__ = ["all_reduce", "rank_weight"]  # and `rows`, which users find in the package itself
@@ -74,6 +75,7 @@ def all_reduce(x: Variable, op: str = "avg") -> Variable:
         raise TypeError(
             f"all_reduce() takes a tensor variable, got {x!r}. Several are reduced one by one, "
             "[all_reduce(x) for x in ...], and take one round all the same."
+            f"{advice(x, _host.title)}"
         )
     return _host.all_reduce(x, op)
 

@@ -17,6 +17,19 @@ from synkhronos._arithmetic import partition
 
 UFUNCS = {"avg": np.add, "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
 OPS = tuple(UFUNCS)
+
+
+def _minimum(one, other, out):
+    return np.minimum(one, other, out=out)
+
+
+def _maximum(one, other, out):
+    return np.maximum(one, other, out=out)
+
+
+# For calls with three arrays in this order. An `out` by its name takes 0.6 us longer, but NumPy 2.5
+# deprecates others for two of the ufuncs.
+_INTO = {**UFUNCS, "min": _minimum, "max": _maximum}
 BLOCK = 1 << 19  # bytes of each array that are reduced at a time: two blocks fit into an L2 cache
 
 
@@ -51,7 +64,7 @@ def reduce_block(op, sources, out, divisor):
     divisor : float
         For the op ``avg``: the number to divide by.
     """
-    ufunc = UFUNCS[op]
+    ufunc = _INTO[op]
     if out.dtype == np.float16:
         total = sources[0].astype(np.float32)
     elif len(sources) == 1:
@@ -78,7 +91,7 @@ def reduction(op, sources, out, divisor):
     plain = len(sources) == 2 and out.dtype != np.float16
     if not plain or (op == "avg" and divisor & (divisor - 1)):
         return functools.partial(reduce_block, op, sources, out, divisor)
-    ufunc, (first, second) = UFUNCS[op], sources
+    ufunc, (first, second) = _INTO[op], sources
     if op != "avg":
         return functools.partial(ufunc, first, second, out)
     factor = _reciprocal(out.dtype, divisor)

@@ -25,9 +25,13 @@ def check_dtype(dtype):
 def as_array(value, dtype, force_cast, what):
     """Return a list or scalar as an array, of `dtype` if given; raise if that loses values."""
     with warnings.catch_warnings():
-        # NumPy warns of rows of unequal length. They make an array of objects, refused below.
+        # NumPy warns of rows of unequal length, which make an array of objects, refused below.
+        # NumPy 1.24 and later ones raise.
         warnings.simplefilter("ignore")
-        array = np.asarray(value)
+        try:
+            array = np.asarray(value)
+        except ValueError:
+            array = np.asarray(None)
     check_kind(array, value, what)
     if dtype is None or force_cast:
         return array

@@ -91,7 +91,9 @@ class Check:
                 expected, updated, problem = None, {}, sentence(error)
         results = call()
         if expected is None:
-            self._tell("serial", f"{self._owner} was not checked: serial Theano raised {problem}")
+            self._tell(
+                "serial", f"{self._owner} was not checked: serial {_host.title} raised {problem}"
+            )
             return results
         with self._session.call("check"):
             told = [
@@ -124,7 +126,7 @@ class Check:
             yield (
                 output,
                 f"Output {output} of {self._owner}, mode {modes[output]!r}, is not what serial "
-                f"Theano computes: {how}. {cause}",
+                f"{_host.title} computes: {how}. {cause}",
             )
 
     def _differing_updates(self, serial, updated):
@@ -160,8 +162,8 @@ class Check:
                 cause += "."
             yield (
                 variable,
-                f"The update of {variable} in {self._owner} is not what serial Theano computes: "
-                f"{how}. {cause}",
+                f"The update of {variable} in {self._owner} is not what serial {_host.title} "
+                f"computes: {how}. {cause}",
             )
 
 

@@ -6,6 +6,7 @@ from synkhronos import _host
 from synkhronos._arithmetic import blocks
 from synkhronos._arithmetic.conversion import as_array
 from synkhronos._arithmetic.selection import select_rows
+from synkhronos._host.choice import advice
 from synkhronos._master.staging import StagedInput
 from synkhronos._rank import commands
 from synkhronos._wording import count, sentence, shown
@@ -23,7 +24,8 @@ def check_variables(name, shared_vars, objects=False):
     for variable in variables:
         if not isinstance(variable, _host.SharedVariable):
             raise TypeError(
-                f"{name}() takes a Theano shared variable or a list of them, got {variable!r}."
+                f"{name}() takes a {_host.title} shared variable or a list of them, got "
+                f"{variable!r}.{advice(variable, _host.title)}"
             )
         if not _host.is_array_variable(variable) and not (
             objects and (_host.is_random_state(variable) or _host.sparse_format(variable))

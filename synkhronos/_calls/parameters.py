@@ -6,6 +6,7 @@ variable, In, tuple ──▶ read ──▶ required, with a default value, or 
 from typing import Any, NamedTuple, Optional
 
 from synkhronos import _host
+from synkhronos._host.choice import advice
 from synkhronos._wording import sentence, shown
 from synkhronos.inputs import Data
 
@@ -61,7 +62,9 @@ def check_inputs(argument, given, allow_downcast, scattered):
         hint = ""
         if not scattered and isinstance(given, (str, _host.Mode)):
             hint = " A mode of compilation is given as mode=, after the other arguments."
-        raise TypeError(f"{argument} must be a list of Theano variables, got {given!r}.{hint}")
+        raise TypeError(
+            f"{argument} must be a list of {_host.title} variables, got {given!r}.{hint}"
+        )
     return [
         _read(f"{argument}[{position}]", each, allow_downcast, scattered)
         for position, each in enumerate(given)
@@ -113,14 +116,18 @@ def _read(place, given, allow_downcast, scattered):
     read = _host.read_input(given)
     if read is None and isinstance(given, (list, tuple)):
         raise TypeError(
-            f"{place} must be a Theano variable, an In, or a tuple {FORMS}, got {shown(given)}."
+            f"{place} must be a {_host.title} variable, an In, or a tuple {FORMS}, got "
+            f"{shown(given)}."
         )
     variable, options = read or (given, {})
     is_sparse = isinstance(variable, _host.Variable) and _host.sparse_format(variable)
     if not isinstance(variable, _host.Variable) or not (
         _host.is_array_variable(variable) or is_sparse
     ):
-        raise TypeError(f"{place} must be a Theano tensor variable, got {variable!r}.")
+        raise TypeError(
+            f"{place} must be a {_host.title} tensor variable, got {variable!r}."
+            f"{advice(variable, _host.title)}"
+        )
     if isinstance(variable, _host.Constant):
         raise TypeError(
             f"{place} is the constant {variable}: it has its value already, so it can't be an "

@@ -130,8 +130,8 @@ class Requests:
             )
         if self._description.draws_all:
             raise ValueError(
-                f"num_slices={number}, but {self._owner} has serial_random: serial Theano draws "
-                "the random numbers of all rows at once, and not slice by slice."
+                f"num_slices={number}, but {self._owner} has serial_random: serial {_host.title} "
+                "draws the random numbers of all rows at once, and not slice by slice."
             )
         for variable, mode in self._description.updates:
             if not _host.is_array_variable(variable):

@@ -8,6 +8,7 @@ import numpy as np
 
 from synkhronos import _host
 from synkhronos._arithmetic import reduction
+from synkhronos._host.choice import advice
 from synkhronos._wording import MAX_DIMENSIONS, count, line_of_user, shown, whole_number
 
 
@@ -183,8 +184,8 @@ def _check_output(position, output):
     output = _host.read_output(given)
     if output is None:
         raise TypeError(
-            f"Output {position} must be a Theano variable or a pair (variable, mode), got "
-            f"{given!r}. Several outputs are given as a list."
+            f"Output {position} must be a {_host.title} variable or a pair (variable, mode), got "
+            f"{given!r}. Several outputs are given as a list.{advice(given, _host.title)}"
         )
     form = _host.sparse_format(output)
     if form and reduction.parse_mode(mode) not in (None, "gather" if form == "csr" else None):
@@ -230,10 +231,12 @@ def check_updates(updates):
         if not isinstance(update[0], _host.SharedVariable):
             raise TypeError(
                 f"updates[{position}] must update a shared variable, got {update[0]!r}."
+                f"{advice(update[0], _host.title)}"
             )
         if _host.is_array_variable(update[0]) and not _is_expression(update[1]):
             raise TypeError(
                 f"updates[{position}] must give {update[0]} an expression, got {shown(update[1])}."
+                f"{advice(update[1], _host.title)}"
             )
         if any(update[0] is target for target, _ in pairs):
             raise ValueError(f"updates[{position}] updates {update[0]} a second time.")
@@ -259,17 +262,24 @@ def check_givens(givens):
                 f"givens must be pairs (variable, replacement), got {shown(pair)} among them."
             )
         if not isinstance(pair[0], _host.Variable):
-            raise TypeError(f"givens must replace variables, got {shown(pair[0])} among them.")
+            raise TypeError(
+                f"givens must replace variables, got {shown(pair[0])} among them."
+                f"{advice(pair[0], _host.title)}"
+            )
     return givens
 
 
 def check_mode(mode):
     """Raise TypeError or ValueError for a mode that ``theano.function`` does not take."""
     if mode is not None and not isinstance(mode, (str, _host.Mode)):
-        raise TypeError(f"mode must be a Theano mode or the name of one, got {shown(mode)}.")
+        raise TypeError(
+            f"mode must be a {_host.title} mode or the name of one, got {shown(mode)}."
+            f"{advice(mode, _host.title)}"
+        )
     if isinstance(mode, str) and not _host.is_mode(mode):
         raise ValueError(
-            f"mode must be a Theano mode or the name of one, such as 'FAST_RUN', got {mode!r}."
+            f"mode must be a {_host.title} mode or the name of one, such as 'FAST_RUN', got "
+            f"{mode!r}."
         )
 
 
@@ -311,7 +321,7 @@ def check_axes(axes, inputs, outputs, sliceables):
     for variable, axis in axes.items():
         if not isinstance(variable, _host.Variable) or not _host.is_array_variable(variable):
             raise TypeError(f"axes must name tensor variables, got {shown(variable)}.")
-        if any(variable is other for other in sliceables or ()):
+        if isinstance(sliceables, list) and any(variable is other for other in sliceables):
             raise ValueError(
                 f"axes names {variable}, one of sliceable_shareds: their rows are on axis 0. "
                 f"Transpose the variable, {variable}.dimshuffle(...) in the graph."
@@ -337,7 +347,7 @@ def check_axes(axes, inputs, outputs, sliceables):
 
 def check_sliceables(sliceables, used, updated):
     """Return the sliceable shared variables, each once, as a list."""
-    if not sliceables:
+    if not isinstance(sliceables, _host.Variable) and not sliceables:
         return []
     if not isinstance(sliceables, list):
         raise TypeError(

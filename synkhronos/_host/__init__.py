@@ -15,6 +15,7 @@ from typing import Any, List
 from synkhronos._host.choice import choose
 
 NAMES = {
+    "title": "The name of the host library, for messages.",
     # Modules and classes.
     "library": "The host library itself, to build graphs with: shared variables, gradients.",
     "tensor": "The module of tensor expressions of the host library.",
@@ -42,6 +43,7 @@ NAMES = {
     "variables_read": "Return the shared variables whose values a compiled function reads.",
     "default_updates": "Return a compiled function's updates that come from default updates.",
     "without_default_updates": "Return keyword arguments that leave out some default updates.",
+    "set_default_update": "Give a shared variable an update in all functions that use it.",
     "as_update": "Return an update's expression, converted to the type of its shared variable.",
     "same_updates": "Return whether two lists of updates compute the same from their inputs.",
     "is_reusing_memory": "Return whether a function may write to memory of its last results.",

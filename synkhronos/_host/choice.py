@@ -91,7 +91,7 @@ def library_of(value) -> str:
     return ""
 
 
-def advice(value, host: str) -> str:
+def advice(value, title: str) -> str:
     """Return a sentence about a value of the other library than the host, beginning with a space.
 
     It is empty for any other value.
@@ -99,13 +99,13 @@ def advice(value, host: str) -> str:
     Parameters
     ----------
     value : object
-    host : str
-        The name of the host.
+    title : str
+        The host's name: "Theano" or "PyTensor".
     """
     other = library_of(value)
-    if other in ("", host):
+    if other in ("", title.lower()):
         return ""
     return (
-        f" It is of {TITLES[other]}, but the host library of this process is {TITLES[host]}: write "
-        f"the graph with {TITLES[host]}, or set {VARIABLE}={other} before Synkhronos is imported."
+        f" It is of {TITLES[other]}, but the host library of this process is {title}: write the "
+        f"graph with {title}, or set {VARIABLE}={other} before Synkhronos is imported."
     )

@@ -30,7 +30,7 @@ from synkhronos._hints import (
     UpdatesLike,
     Variable,
 )
-from synkhronos._host import float_dtype, library
+from synkhronos._host import float_dtype, library, set_default_update
 from synkhronos._host import tensor as T
 from synkhronos._wording import shown, whole_number
 from synkhronos.extensions import _stored
@@ -389,6 +389,6 @@ def warm_up(rate: Scalar, factor: Scalar, steps: int) -> Variable:
     steps = whole_number("steps", steps, 1, 1 << 53)  # a float64 counts no further
     # A float, because updates of slices are averaged, and integers can't be.
     step = library.shared(np.zeros(()), "warm_up_step")
-    step.default_update = step + 1
+    set_default_update(step, step + 1)
     done = T.minimum(T.cast(step, float_dtype()) / steps, 1)
     return T.cast(rate * (1 + (factor - 1) * done), float_dtype())

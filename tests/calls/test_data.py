@@ -130,7 +130,7 @@ def test_casts_up(given, own):
     np.testing.assert_array_equal(d.data, [0, 1, 1])
 
 
-@pytest.mark.filterwarnings("ignore::numpy.ComplexWarning")
+@pytest.mark.filterwarnings("ignore:Casting complex values to real")
 @pytest.mark.parametrize("given, own", DOWN)
 def test_casts_down_only_by_force(given, own):
     d = synk.data(np.zeros(2, own), name="d")

@@ -54,7 +54,7 @@ def reduces(f):
     ]
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: str(mode).partition(", optimizer")[0])
+@pytest.mark.parametrize("mode", MODES, ids=["default", "FAST_COMPILE", "py", "vm"])
 def test_training_in_one_function_is_serial_training(ranks, mode):
     train, params = network(synk.function, synk.ops.all_reduce, mode=mode)
     serial, expected = network(theano.function, lambda g: g, mode=MODE)
@@ -74,7 +74,8 @@ def test_the_gradients_of_a_model_take_one_round(ranks):
         [op] = reduces(train)
         assert op.ops == ("avg",) * 3
     train, _ = network(synk.function, synk.ops.all_reduce)
-    assert reduces(train)[0].inplace
+    if host.MODE != "FAST_COMPILE" or not host.ON_PYTENSOR:  # where nothing works in place
+        assert reduces(train)[0].inplace
 
 
 def test_slices_weigh_their_rows(ranks):

@@ -93,8 +93,8 @@ def test_values_of_the_other_library_are_recognized():
     Own = type("Own", (Graph,), {"__module__": "my_script"})
     for value in (Graph(), Own()):
         assert choice.library_of(value) == "pytensor"
-        assert choice.advice(value, "pytensor") == ""
+        assert choice.advice(value, "PyTensor") == ""
         assert "is of PyTensor, but the host library of this process is Theano" in choice.advice(
-            value, "theano"
+            value, "Theano"
         )
-    assert choice.library_of(3) == choice.advice(3, "theano") == ""
+    assert choice.library_of(3) == choice.advice(3, "Theano") == ""

@@ -165,6 +165,13 @@ def default_updates(function, updates):
     return [(variable, variable.default_update) for variable in updated if variable not in given]
 
 
+def set_default_update(variable, expression):
+    """Give a shared variable an update in all functions that use it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Setting default_update", DeprecationWarning)
+        variable.default_update = expression
+
+
 def without_default_updates(kwargs, variables):
     """Return keyword arguments of `compile_function` that leave out these default updates."""
     if not variables:
@@ -180,10 +187,11 @@ def run(function, arguments, output_subset=None):
     PyTensor computes all outputs in any case.
     """
     try:
-        for position, array in enumerate(arguments):
-            if not array.flags.carray:
-                arguments = [*arguments]
-                arguments[position] = np.require(array, requirements="CAW")
+        if hasattr(function.vm, "jit_fn"):
+            arguments = [
+                array if array.flags.carray else np.require(array, requirements="CAW")
+                for array in arguments
+            ]
         outputs = function(*arguments)
         if output_subset is None:
             return outputs

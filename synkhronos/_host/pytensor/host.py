@@ -36,6 +36,7 @@ from synkhronos._host.pytensor.functions import (
     is_reusing_memory,
     run,
     same_updates,
+    set_default_update,
     shared_variables,
     swapped,
     updated_variables,
@@ -113,3 +114,5 @@ from synkhronos._host.pytensor.variables import (
     unwatch,
     watch,
 )
+
+title = "PyTensor"

@@ -118,6 +118,11 @@ def default_updates(function, updates):
     return [(variable, variable.default_update) for variable in updated if variable not in given]
 
 
+def set_default_update(variable, expression):
+    """Give a shared variable an update in all functions that use it."""
+    variable.default_update = expression
+
+
 def without_default_updates(kwargs, variables):
     """Return keyword arguments of `compile_function` that leave out these default updates."""
     if not variables:

@@ -34,6 +34,7 @@ from synkhronos._host.theano.functions import (
     is_reusing_memory,
     run,
     same_updates,
+    set_default_update,
     shared_variables,
     swapped,
     updated_variables,
@@ -108,3 +109,5 @@ from synkhronos._host.theano.variables import (
     unwatch,
     watch,
 )
+
+title = "Theano"

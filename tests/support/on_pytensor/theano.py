@@ -18,7 +18,7 @@ import pytensor.tensor as pt
 from pytensor import scalar as ps
 from pytensor.compile import executor, maker, mode
 from pytensor.compile.builders import OpFromGraph  # noqa: F401
-from pytensor.gradient import Rop, grad
+from pytensor.gradient import grad, pushforward
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.replace import clone_replace
@@ -147,12 +147,10 @@ _module(
     inner=pt,
     **{name: _typed(getattr(pt, name)) for name in _TYPED},
     grad=grad,
-    Rop=Rop,
+    Rop=pushforward,
     unbroadcast=lambda x, *axes: x,
     addbroadcast=lambda x, *axes: pt.specify_broadcastable(x, *axes),
     batched_dot=lambda a, b: pt.matmul(a, b),
-    row=lambda name=None, dtype=None: pt.row(name, dtype=dtype),
-    col=lambda name=None, dtype=None: pt.col(name, dtype=dtype),
 )
 _module("tensor.shared_randomstreams", RandomStreams=RandomStreams)
 _module("tensor.raw_random", random_state_type=lambda: random_generator_type())
