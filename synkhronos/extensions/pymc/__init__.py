@@ -1,0 +1,204 @@
+"""The likelihood of a PyMC model, computed by all ranks.
+
+    with parallel.likelihood(model, ranks=4):
+        idata = pm.sample(chains=4, cores=1)
+
+    model.logp()  ──▶  priors, potentials, likelihoods that can't be divided     in the master
+                  ──▶  likelihoods of observed variables, and their gradients    on all ranks, by rows
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+
+import pymc as pm
+
+from synkhronos._machine.devices import usable_cores
+from synkhronos._machine.log import log
+from synkhronos._wording import whole_number
+from synkhronos.extensions.pymc.checks import checked
+from synkhronos.extensions.pymc.evaluator import Evaluator
+from synkhronos.extensions.pymc.operation import Likelihood
+from synkhronos.extensions.pymc.terms import CannotDivide, cut
+
+__all__ = ["ParallelLikelihood", "likelihood"]
+
+_MOST_RANKS = 4096
+_FEW_ROWS = 2000  # below, a round of the ranks takes longer than what they compute
+
+
+class ParallelLikelihood:
+    """The likelihood of a model on ranks, inside of a :func:`likelihood` block.
+
+    Attributes
+    ----------
+    ranks : int
+        The number of ranks, this process included.
+    divided : list of str
+        Names of the observed variables whose rows are divided over the ranks.
+    left : dict of str
+        Names of the observed variables whose likelihood the master computes, each with the reason.
+    """
+
+    def __init__(self, model, evaluator, left):
+        self._model, self._evaluator = model, evaluator
+        self.ranks = evaluator.n_ranks
+        self.divided = [term.name for term in evaluator.terms]
+        self.left = left
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """The process ids of this process's workers; none before the first evaluation."""
+        return self._evaluator.worker_pids
+
+    def logp(self, vars=None, jacobian=True, sum=True):
+        """Return the graph of the model's log-probability, as ``pymc.Model.logp`` does."""
+        model = self._model
+        plain = functools.partial(type(model).logp, model, jacobian=jacobian, sum=sum)
+        if vars is None:
+            vars = [*model.free_RVs, *model.observed_RVs, *model.potentials]
+        wanted = vars if isinstance(vars, list | tuple) else [vars]
+        wanted = [model.values_to_rvs.get(each, each) for each in wanted]
+        divided = [model[name] for name in self.divided]
+        # The terms of single rows, for comparisons of models, are computed in the master.
+        if not sum or not set(divided) <= set(wanted):
+            return plain(vars)
+        terms = self._evaluator.terms
+        frontier = [each for term in terms for each in term.frontier]
+        total = Likelihood(self._evaluator)(*model.replace_rvs_by_values(frontier))[0]
+        rest = [each for each in wanted if each not in divided]
+        if rest:
+            total = plain(rest) + total
+        total.name = "__logp" if jacobian else "__logp_nojac"
+        return total
+
+
+@contextlib.contextmanager
+def likelihood(
+    model: pm.Model | None = None,
+    ranks: int | None = None,
+    devices: Sequence[str] | None = None,
+) -> Iterator[ParallelLikelihood]:
+    """Compute the likelihood of a PyMC model on all ranks, inside of a with block.
+
+    The rows of each observed variable, and all data that go with them, are divided over the ranks.
+    Each evaluation of the model's log-probability and its gradient sums over the ranks::
+
+        log p(y | parameters) = sum over ranks r of log p(rows of y on r | parameters)
+
+    Priors, transforms, potentials and deterministics stay in this process. ``pm.sample``,
+    ``pm.find_MAP``, ``pm.fit`` and ``pm.sample_smc`` use the ranks; what they return is that of the
+    plain model, up to rounding. ``pm.set_data`` may give data of other lengths.
+
+    Parameters
+    ----------
+    model : pymc.Model, optional
+        The model, which the block also enters. By default that of the surrounding ``with model:``.
+    ranks : int, optional
+        The number of ranks, this process included; by default one for each core.
+    devices : list of str, optional
+        ``["cpu"] * ranks``: there are no others for PyMC models.
+
+    Yields
+    ------
+    ParallelLikelihood
+        Says what is divided, and what is left in the master.
+
+    Raises
+    ------
+    ValueError
+        If no likelihood of the model can be divided, with the reason for each.
+    TypeError
+        For arguments of the wrong kind.
+
+    Notes
+    -----
+    A likelihood is divided if it is a sum over rows. That is looked for in the graph and tested with
+    numbers, at two points: the whole must be what PyMC computes, and the sum of parts, with all
+    gradients. Any other likelihood is left in the master, with a warning in the log.
+
+    Workers start with the first evaluation, from the process that evaluates: with
+    ``pm.sample(cores=2)`` each chain's process has ranks of its own, so the cores should be shared
+    out, ``ranks * cores <= number of cores``. As many chains as cores are sampled in less time
+    by plain ``pm.sample(cores=...)`` if their data fit into the caches side by side; ranks are for
+    chains that should be finished earlier, and for more cores than chains.
+
+    A worker that dies ends the sampling with :class:`~synkhronos.WorkerDied`. After a Ctrl-C the
+    block is as before.
+
+    Examples
+    --------
+    ::
+
+        from synkhronos.extensions import pymc as parallel
+
+        with pm.Model() as model:
+            weights = pm.Normal("weights", shape=20)
+            pm.Bernoulli("y", logit_p=x @ weights, observed=y)
+        with parallel.likelihood(model, ranks=4):
+            idata = pm.sample(chains=4, cores=1)
+    """
+    model = pm.modelcontext(model)
+    n_ranks = _number_of_ranks(ranks, devices)
+    _check_model(model)
+    with model:
+        evaluator, left = _divide(model, n_ranks)
+        for name, reason in left.items():
+            log.warning("the likelihood of %r stays in the master: %s", name, reason)
+        parallel = ParallelLikelihood(model, evaluator, left)
+        model.logp = parallel.logp
+        try:
+            yield parallel
+        finally:
+            del model.logp
+            evaluator.close()
+
+
+def _number_of_ranks(ranks, devices):
+    if devices is not None:
+        devices = list(devices)
+        if set(devices) != {"cpu"}:
+            raise ValueError(
+                f"devices must be a list of 'cpu', got {devices}: the likelihood of a PyMC model "
+                "is computed on CPU cores."
+            )
+        if ranks is not None and ranks != len(devices):
+            raise ValueError(f"ranks is {ranks}, but there are {len(devices)} devices. Give one.")
+        ranks = len(devices)
+    return usable_cores() if ranks is None else whole_number("ranks", ranks, 1, _MOST_RANKS)
+
+
+def _check_model(model):
+    if not isinstance(model, pm.Model):
+        raise TypeError(
+            f"likelihood() takes a pymc.Model, got a {type(model).__name__}. Give the model before "
+            "it is frozen: a frozen model keeps compiled functions beyond the block."
+        )
+    if "logp" in vars(model):
+        raise ValueError("The model is in a likelihood() block already.")
+    if not model.observed_RVs:
+        raise ValueError("The model has no observed variables, so there is nothing to divide.")
+
+
+def _divide(model, n_ranks):
+    """Return an evaluator of all likelihoods that can be divided; and why others can't."""
+    terms, functions, left = [], [], {}
+    for observed in model.observed_RVs:
+        try:
+            term = cut(model, observed)
+            functions.append(checked(model, observed, term))
+            terms.append(term)
+        except CannotDivide as error:
+            left[observed.name] = str(error)
+    if not terms:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left.items())
+        raise ValueError(
+            f"No likelihood of this model can be divided over ranks ({reasons}). Sample it without "
+            "likelihood(), with pm.sample(cores=...) for chains in parallel."
+        )
+    rows = max(term.length for term in terms)
+    if rows < _FEW_ROWS and n_ranks > 1:
+        log.warning("%s rows are too few: ranks pay from some thousand rows on", f"{rows:,}")
+    return Evaluator(terms, n_ranks, model.check_bounds, functions), left

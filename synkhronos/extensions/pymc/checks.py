@@ -1,0 +1,106 @@
+"""A test with numbers that a likelihood is a sum over rows.
+
+The whole must be what PyMC computes for the model, and the sum of the parts must be the whole, with
+all gradients, at two points. The parts are uneven, so that no symmetry can hide a mistake.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pymc as pm
+import pytensor
+
+from synkhronos.extensions.pymc.evaluator import compiled
+from synkhronos.extensions.pymc.terms import AT_ONCE, CannotDivide, Term, is_float, values_of
+
+TOLERANCE = 1e-10  # of the largest part
+_STEPS = (0.3, 0.1, 0.03, 0.01, 0.0)  # from the initial point, until all is finite
+_POINTS = 2
+
+
+def checked(model: pm.Model, observed, term: Term):
+    """Return the compiled function of a term.
+
+    Raises CannotDivide unless its parts add up to the model's likelihood.
+    """
+    if term.length < 2:
+        raise CannotDivide("it has one row")
+    given = {"inputs": model.value_vars, "mode": AT_ONCE, "on_unused_input": "ignore"}
+    plain = type(model).logp(model, vars=[observed], jacobian=False)
+    plain = pytensor.function(outputs=plain, **given)
+    frontier = model.replace_rvs_by_values(list(term.frontier))
+    frontier = pytensor.function(outputs=frontier, **given)
+    function = compiled(term, gradients=True)
+    parts = _Parts(term, function)
+    random = np.random.default_rng(0)
+    for _ in range(_POINTS):
+        point, whole = _find_point(model, plain, random)
+        try:
+            _compare(term, parts, frontier(**point), whole)
+        except CannotDivide:
+            raise
+        except Exception as error:
+            raise CannotDivide(
+                f"its log-likelihood can't be computed from some of its rows: {_first_line(error)}"
+            ) from error
+    return function
+
+
+def _find_point(model, plain, random):
+    start = model.initial_point(random_seed=0)
+    for step in _STEPS:
+        point = {
+            name: value + (step * random.standard_normal(value.shape)).astype(value.dtype)
+            if np.issubdtype(value.dtype, np.floating)
+            else value
+            for name, value in start.items()
+        }
+        try:
+            whole = float(plain(**point))
+        except pm.logprob.utils.ParameterValueError:
+            continue
+        if np.isfinite(whole):
+            return point, whole
+    raise CannotDivide("its log-likelihood is not finite at any of the points that were tried")
+
+
+class _Parts:
+    """Computes the log-likelihood and gradients of some rows of a term, in one vector."""
+
+    def __init__(self, term, function):
+        self._term, self._function = term, function
+        self._arrays = [np.ascontiguousarray(each) for each in values_of([r.data for r in term.rows])]
+
+    def __call__(self, values, begin, end):
+        rows = [
+            np.ascontiguousarray(np.take(array, np.arange(begin, end), axis=each.axis))
+            for array, each in zip(self._arrays, self._term.rows)
+        ]
+        [result] = self._function(*values, *rows)
+        return np.array(result)
+
+
+def _compare(term, parts, values, plain):
+    length = term.length
+    bounds = [0, length // 5, length // 2 + 1, length]
+    whole = parts(values, 0, length)
+    found = [parts(values, *each) for each in zip(bounds, bounds[1:])]
+    sizes = [1, *(value.size for each, value in zip(term.parameters, values) if is_float(each))]
+    begin = 0
+    for number, size in enumerate(sizes):
+        part = slice(begin, begin + size)
+        _compare_one(number, [each[part] for each in found], whole[part], plain)
+        begin += size
+
+
+def _compare_one(number, parts, whole, plain):
+    scale = sum(np.abs(each).max(initial=0) for each in parts)
+    if number == 0 and not abs(whole[0] - plain) <= TOLERANCE * scale:
+        raise CannotDivide(f"it is {whole[0]} where PyMC computes {plain}")
+    if not np.abs(sum(parts) - whole).max(initial=0) <= TOLERANCE * scale:
+        what = "gradients" if number else "log-likelihoods"
+        raise CannotDivide(f"it is no sum over rows: {what} of parts don't add up to the whole")
+
+
+def _first_line(error):
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"

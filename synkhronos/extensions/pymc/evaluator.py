@@ -1,0 +1,328 @@
+"""Ranks that compute likelihoods, each from its own rows.
+
+    evaluate(values)  ── values ──▶ shared memory ──▶ every rank: its rows, block by block
+    logp, gradients   ◀── sum ───── shared memory ◀── log-likelihood and gradients of its rows
+
+A session of its own serves an `Evaluator`: workers that are forked after the functions are compiled
+and have run once. They inherit machine code and data, so nothing is sent and nothing is copied. New
+data, or the first evaluation without gradients, start new workers in place of the old ones.
+
+A process that the script forks, such as that of a chain, starts workers of its own at its first
+evaluation. So does one that gets the evaluator in a pickle.
+
+A rank evaluates blocks of rows that stay in the cache of its core: PyTensor computes one array
+after another, and each array of many rows would go through memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import Any, Sequence
+
+import numpy as np
+import pymc as pm
+import pytensor
+from pymc.pytensorf import compile as compile_function
+from pytensor.graph.traversal import graph_inputs
+from pytensor.tensor.sharedvar import TensorSharedVariable
+
+from synkhronos._arithmetic.partition import share
+from synkhronos._machine.devices import default_threads
+from synkhronos._machine.interrupts import interrupts_held
+from synkhronos._machine.processes import check_proc, take_standard_streams
+from synkhronos._machine.shared_memory import Segments
+from synkhronos._master.session import Session
+from synkhronos.errors import SessionError
+from synkhronos.extensions.pymc.terms import Term, is_float, values_of
+
+BLOCK = 256 << 10  # bytes of data and intermediate arrays of a block
+_INTERMEDIATE = 8  # arrays of one number for each row
+_LINE = 8  # numbers in a cache line: no two ranks write to one
+
+_numbers = itertools.count(1)
+_evaluators: weakref.WeakValueDictionary[int, Evaluator] = weakref.WeakValueDictionary()
+
+
+def evaluate(number: int, gradients: bool, values) -> Any:
+    """Return the log-likelihood and the flat vector of gradients, or the former alone."""
+    return _evaluators[number].evaluate(gradients, values)
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Compute the parts of all ranks."""
+
+    number: int
+    gradients: bool
+
+    def run(self, worker):
+        """Compute this rank's part."""
+        _evaluators[self.number].compute(worker.rank, self.gradients)
+
+
+class _Run:
+    """One rank's evaluation of one term: a compiled function, the rank's rows, a place for results.
+
+    The machine of a function is called, not the function, which checks its arguments.
+    """
+
+    def __init__(self, function, values, blocks, out):
+        self._call, self._out, self._blocks = function.vm, out, blocks
+        cells = [each.storage for each in function.input_storage]
+        for cell, value in zip(cells, values):
+            cell[0] = value
+        self._cells = cells[len(values) :]
+        self._result = function.output_storage[0].storage
+
+    def run(self, n_blocks=None):
+        """Sum the results of all blocks, or of the first ones."""
+        out, call, cells, result = self._out, self._call, self._cells, self._result
+        out.fill(0)
+        for block in self._blocks[:n_blocks]:
+            for cell, array in zip(cells, block):
+                cell[0] = array
+            call()
+            out += result[0]
+
+
+class Evaluator:
+    """Terms, and the ranks that compute them.
+
+    Parameters
+    ----------
+    terms : sequence of Term
+    n_ranks : int
+    check_bounds : bool
+        As that of the model: whether parameters out of bounds give minus infinity.
+    functions : list
+        The compiled functions of the terms, with gradients.
+    """
+
+    def __init__(self, terms: Sequence[Term], n_ranks: int, check_bounds: bool, functions: list):
+        self.terms, self.n_ranks, self.check_bounds = tuple(terms), n_ranks, check_bounds
+        self._open(next(_numbers))
+        self._functions[True] = functions
+
+    def _open(self, number):
+        self.number = number
+        self.is_closed = False
+        self._functions: dict[bool, list] = {}
+        self._lock = threading.Lock()  # nutpie evaluates in several threads
+        self._forget()
+        _evaluators[number] = self
+
+    def _forget(self):
+        self._session = None
+        self._commands: dict[bool, Evaluate] = {}
+        self._runs: dict[bool, list] = {}  # of each rank, those of all terms
+        self._sources: list = []  # the cells of shared variables, and the data that were in them
+        self._values: list[np.ndarray] = []
+        self._parts = np.empty(0)
+
+    def __reduce__(self):
+        return _restored, (self.number, self.terms, self.n_ranks, self.check_bounds)
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """The process ids of the workers; none before the first evaluation."""
+        return [] if self._session is None else self._session.worker_pids
+
+    def evaluate(self, gradients: bool, values) -> Any:
+        """Return the log-likelihood and the flat vector of gradients, or the former alone."""
+        with self._lock:
+            command = self._commands.get(gradients)
+            if command is None or not self._is_current(values):
+                command = self._start(gradients, values)
+            for own, value in zip(self._values, values):
+                own[...] = value
+            self._session.run(command)
+            total = self._parts.sum(axis=0)
+        if len(self.terms) == 1:
+            return (total[0], total[1 : self._end]) if gradients else total[0]
+        logp = total[self._begins].sum()
+        return (logp, np.delete(total[: self._end], self._begins)) if gradients else logp
+
+    def _is_current(self, values):
+        for cell, data in self._sources:
+            if cell[0] is not data:
+                return False
+        for own, value in zip(self._values, values):
+            if own.shape != value.shape:
+                return False
+        return True
+
+    def compute(self, rank: int, gradients: bool) -> None:
+        """Compute the part of a rank, into shared memory."""
+        for run in self._runs[gradients][rank]:
+            run.run()
+
+    def close(self) -> None:
+        """End the workers; refuse evaluations from now on."""
+        with self._lock:
+            self.is_closed = True
+            self._stop()
+
+    def leave_in_child(self) -> None:
+        """Leave the workers to the process that has forked this one."""
+        session = self._session
+        self._lock = threading.Lock()  # another thread of that process may have held it
+        if session is not None:  # else this child is a worker that is just starting
+            self._forget()
+            session.leave_in_child()
+
+    def _compile(self, gradients):
+        """Return the functions of all terms, which are compiled once."""
+        if gradients not in self._functions:
+            # PyMC asks the present model whether bounds are checked.
+            with pm.Model(model=None, check_bounds=self.check_bounds):
+                self._functions[gradients] = [compiled(term, gradients) for term in self.terms]
+        return self._functions[gradients]
+
+    def _start(self, gradients, values):
+        """Start workers for the present data, and for values of these shapes."""
+        if self.is_closed:
+            raise SessionError(
+                "A function that was compiled in `with likelihood(...):` was called after the end "
+                "of the block, which has ended its ranks. Call it in the block, or compile it "
+                "again."
+            )
+        if self._session is not None:
+            self._session.require_open()
+        kinds = {*self._commands, gradients}
+        functions = {kind: self._compile(kind) for kind in kinds}
+        self._stop()
+        data = self._read_data()
+        self._make_memory(values)
+        for kind in kinds:
+            self._runs[kind] = [
+                list(self._runs_of(rank, functions[kind], data)) for rank in range(self.n_ranks)
+            ]
+            for run in self._runs[kind][0]:
+                run.run(1)  # makes numba compile, before the workers are forked
+        self._start_session()
+        self._commands = {kind: Evaluate(self.number, kind) for kind in kinds}
+        return self._commands[gradients]
+
+    def _read_data(self):
+        """Return the number of rows of each term, and its arrays."""
+        variables = [rows.data for term in self.terms for rows in term.rows]
+        leaves = graph_inputs(variables)
+        shared = [each for each in leaves if isinstance(each, TensorSharedVariable)]
+        cells = [each.container.storage for each in shared]
+        self._sources = [(cell, cell[0]) for cell in cells]
+        values = iter(values_of(variables))
+        found = []
+        for term in self.terms:
+            arrays = [np.ascontiguousarray(next(values)) for _ in term.rows]
+            lengths = {array.shape[rows.axis] for rows, array in zip(term.rows, arrays)}
+            if len(lengths) > 1:
+                raise ValueError(
+                    f"The data of {term.name!r} have {' and '.join(map(str, sorted(lengths)))} "
+                    "rows. Give all of them as many, in one pm.set_data({...})."
+                )
+            found.append((lengths.pop(), arrays))
+        return found
+
+    def _make_memory(self, values):
+        """Make the shared memory of parameters and of the ranks' parts."""
+        self._begins, self._widths, self._end = [], [], 0
+        rest = iter(values)
+        for term in self.terms:
+            sizes = [
+                value.size for each, value in zip(term.parameters, rest) if is_float(each)
+            ]
+            self._begins.append(self._end)
+            self._widths.append(1 + sum(sizes))
+            self._end += 1 + sum(sizes)
+        shape = self.n_ranks, _rounded(self._end, _LINE)
+        offset = 8 * shape[0] * shape[1]
+        memory = Segments().create(offset + sum(_rounded(each.nbytes, 64) for each in values))
+        self._parts = memory.array("float64", shape)
+        self._values = []
+        for value in values:
+            own = memory.array(value.dtype, value.shape, offset)
+            own[...] = value
+            self._values.append(own)
+            offset += _rounded(value.nbytes, 64)
+
+    def _runs_of(self, rank, functions, data):
+        values = iter(self._values)
+        for term, function, (length, arrays), begin, width in zip(
+            self.terms, functions, data, self._begins, self._widths
+        ):
+            blocks = [
+                [_rows(array, rows.axis, first, last) for rows, array in zip(term.rows, arrays)]
+                for first, last in _blocks(*share(length, self.n_ranks, rank), arrays, length)
+            ]
+            own = [next(values) for _ in term.parameters]
+            yield _Run(function, own, blocks, self._parts[rank, begin : begin + width])
+
+    def _start_session(self):
+        check_proc()
+        with interrupts_held():
+            take_standard_streams()
+            devices = ["cpu"] * self.n_ranks
+            self._session = Session(devices, default_threads(self.n_ranks), 0, False)
+        try:
+            self._session.begin()
+        except BaseException:
+            self._stop()
+            raise
+
+    def _stop(self):
+        session = self._session
+        self._forget()
+        if session is not None:
+            try:
+                session.quit()
+            finally:
+                with interrupts_held():
+                    session.end()
+                    session.release()
+
+
+def compiled(term: Term, gradients: bool):
+    """Return the function of a term: of its parameters and its rows."""
+    inputs = [*term.parameters, *(rows.variable for rows in term.rows)]
+    output = pytensor.Out(term.vector() if gradients else term.logp.reshape((1,)), borrow=True)
+    return compile_function(inputs, [output], on_unused_input="ignore", trust_input=True)
+
+
+def _rounded(number, unit):
+    return -(-number // unit) * unit
+
+
+def _rows(array, axis, begin, end):
+    # numba compiles anew for each layout, so every block is contiguous; along axis 0 it is a view.
+    return np.ascontiguousarray(array[(slice(None),) * axis + (slice(begin, end),)])
+
+
+def _blocks(begin, end, arrays, length):
+    """Yield the bounds of blocks of rows that are about equal, and fit the cache of a core."""
+    row = sum(array.nbytes for array in arrays) / max(length, 1) + 8 * _INTERMEDIATE
+    count = max(1, round((end - begin) * row / BLOCK)) if end > begin else 0
+    for number in range(count):
+        first, last = share(end - begin, count, number)
+        yield begin + first, begin + last
+
+
+def _restored(number, terms, n_ranks, check_bounds):
+    """Return the evaluator of that number, made anew in a process that lacks it."""
+    found = _evaluators.get(number)
+    if found is None:
+        found = Evaluator.__new__(Evaluator)
+        found.terms, found.n_ranks, found.check_bounds = terms, n_ranks, check_bounds
+        found._open(number)
+    return found
+
+
+def _leave_in_child():
+    for each in list(_evaluators.values()):
+        each.leave_in_child()
+
+
+os.register_at_fork(after_in_child=_leave_in_child)

@@ -1,0 +1,139 @@
+"""The operation that stands in a model's graph for likelihoods that ranks compute.
+
+    inputs   the number of an evaluator, and the frontiers of all terms
+    outputs  the log-likelihood, a scalar; and its gradients for all inputs in one flat vector
+
+The gradients come with the value, so PyTensor's gradient of this operation computes nothing: it
+takes them apart. Where nothing uses them, a rewrite asks for the value alone.
+
+The evaluator's number is an input, not a part of the operation: numba's cache on disk keeps the
+machine code that calls `evaluate` for all processes, and finds it by the graph.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.compile.mode import optdb
+from pytensor.gradient import DisconnectedType
+from pytensor.graph.basic import Apply
+from pytensor.graph.op import Op
+from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.link.numba.cache import compile_numba_function_src
+from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
+
+from synkhronos.extensions.pymc.evaluator import Evaluator, evaluate
+from synkhronos.extensions.pymc.terms import is_float
+
+
+class Likelihood(Op):
+    """The log-likelihood of terms, and its gradients."""
+
+    __props__ = ("evaluator", "gradients")
+    _output_type_depends_on_input_value = False
+
+    def __init__(self, evaluator: Evaluator, gradients: bool = True):
+        self.evaluator, self.gradients = evaluator, gradients
+
+    def __call__(self, *frontier, **kwargs):
+        """Return the variables of the log-likelihood and the gradients."""
+        return super().__call__(self.evaluator.number, *frontier, **kwargs)
+
+    def make_node(self, number, *frontier):
+        """Return a node of the graph."""
+        number = pt.as_tensor_variable(number, dtype="int64")
+        outputs = [pt.scalar("likelihood", dtype="float64")]
+        if self.gradients:
+            outputs.append(pt.vector("gradients", dtype="float64"))
+        return Apply(self, [number, *map(pt.as_tensor_variable, frontier)], outputs)
+
+    def perform(self, node, inputs, outputs):
+        """Evaluate the likelihood, in modes that run Python."""
+        number, *values = inputs
+        results = evaluate(int(number), self.gradients, values)
+        if self.gradients:
+            logp, outputs[1][0] = results
+        else:
+            logp = results
+        outputs[0][0] = np.asarray(logp)
+
+    def connection_pattern(self, node):
+        """Say that the log-likelihood alone can be derived, for floats."""
+        floats = [is_float(each) for each in node.inputs]
+        return [[is_float, False][: len(node.outputs)] for is_float in floats]
+
+    def pullback(self, inputs, outputs, output_gradients):
+        """Return the gradients for all inputs, which were computed with the value."""
+        gradient = output_gradients[0]
+        found, begin = [], 0
+        for each in inputs:
+            if not is_float(each):
+                found.append(DisconnectedType()())
+                continue
+            end = begin + each.size
+            part = outputs[1][begin:end].reshape(each.shape, ndim=each.ndim)
+            found.append((part * gradient).astype(each.dtype))
+            begin = end
+        return found
+
+    def do_constant_folding(self, fgraph, node):
+        """Refuse: data may change."""
+        return False
+
+    def infer_shape(self, fgraph, node, shapes):
+        """Return the shapes of the outputs, without an evaluation."""
+        sizes = [
+            pt.prod(pt.stack(shape), dtype="int64") if shape else pt.constant(1, dtype="int64")
+            for each, shape in zip(node.inputs, shapes, strict=True)
+            if is_float(each)
+        ]
+        return [(), (sum(sizes, pt.constant(0, dtype="int64")),)][: len(node.outputs)]
+
+
+@node_rewriter([Likelihood])
+def leave_out_gradients(fgraph, node):
+    """Compute no gradients where nothing uses them."""
+    if not node.op.gradients or fgraph.clients[node.outputs[1]]:
+        return False
+    number, *frontier = node.inputs
+    return {
+        node.outputs[0]: Likelihood(node.op.evaluator, False).make_node(number, *frontier).out
+    }
+
+
+# Late, when a gradient that is used by nothing has been removed.
+optdb.register(
+    "synkhronos_leave_out_gradients",
+    dfs_rewriter(leave_out_gradients),
+    "fast_run",
+    "fast_compile",
+    position=47.0,
+)
+
+_SOURCE = """
+def likelihood(number, {values}):
+    number = number.item()
+    with numba.objmode({types}):
+        {results} = evaluate(number, {gradients}, ({values},))
+    return {returned}
+"""
+
+
+@register_funcify_and_cache_key(Likelihood)
+def _likelihood_in_numba(op, node, **kwargs):
+    values = ", ".join(f"value_{i}" for i in range(len(node.inputs) - 1))
+    results = ["logp", "vector"] if op.gradients else ["logp"]
+    types = ["logp='float64'", "vector='float64[::1]'"][: len(results)]
+    returned = ["np.asarray(logp)", "vector"][: len(results)]
+    source = _SOURCE.format(
+        values=values,
+        types=", ".join(types),
+        results=", ".join(results),
+        gradients=op.gradients,
+        returned=", ".join(returned),
+    )
+    # numba looks for the name of the module in which the function was defined.
+    environment = {"numba": numba, "np": np, "evaluate": evaluate, "__name__": __name__}
+    function = compile_numba_function_src(source, "likelihood", environment)
+    return numba_njit(function), f"synkhronos-likelihood-1-{len(node.inputs)}-{op.gradients}"

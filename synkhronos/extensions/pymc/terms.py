@@ -1,0 +1,280 @@
+"""The likelihood of a PyMC model, cut out of its graph: pure functions on graphs.
+
+    parameters ──▶ frontier ──┬──▶ expressions with rows ──▶ log-likelihood of an observed variable
+    (the model's variables)   │
+    data with rows ───────────┘
+
+The frontier is the last of the graph that is the same on all ranks: for ``a[group]`` it is ``a``,
+and a rank takes its rows of ``group``. What comes before the frontier stays in the master, with
+priors, transforms and potentials, and PyTensor derives it there.
+
+The cut is made in the graph of random variables, before PyMC derives the log-likelihood: what it
+derives from constants of known length would have this length in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+from pymc.distributions.distribution import SymbolicRandomVariable
+from pymc.logprob.abstract import MeasurableOp
+from pymc.pytensorf import rewrite_pregrad, rvs_in_graph
+from pymc.variational.minibatch_rv import MinibatchRandomVariable
+from pytensor.compile.builders import OpFromGraph
+from pytensor.compile.mode import Mode
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.tensor.elemwise import DimShuffle
+from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.shape import SpecifyShape
+from pytensor.tensor.sharedvar import TensorSharedVariable
+from pytensor.tensor.type import TensorType
+from pytensor.tensor.type_other import NoneConst
+
+SMALL = 32  # elements
+AT_ONCE = Mode(linker="py", optimizer=None)  # evaluates without compiling anything
+
+
+class CannotDivide(ValueError):
+    """The likelihood of an observed variable can't be computed by parts of its rows."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Data with a row for each observation: one input of the function of a rank."""
+
+    data: Variable  # computed from constants and shared variables alone
+    variable: Variable  # takes its place in the function of a rank
+    axis: int  # of the rows
+
+
+@dataclass(frozen=True)
+class Term:
+    """The log-likelihood of one observed variable, as a function of parameters and rows."""
+
+    name: str
+    frontier: tuple[Variable, ...]  # of the model's random variables
+    parameters: tuple[Variable, ...]  # take their places
+    rows: tuple[Rows, ...]
+    logp: Variable
+    length: int  # the number of rows when it was cut
+
+    def gradients(self) -> list[Variable | None]:
+        """Return the gradient for each parameter, None for those that are no floats."""
+        floats = [each for each in self.parameters if is_float(each)]
+        found = pytensor.grad(rewrite_pregrad(self.logp), floats, disconnected_inputs="ignore")
+        by_parameter = dict(zip(floats, found, strict=True))
+        return [by_parameter.get(each) for each in self.parameters]
+
+    def vector(self) -> Variable:
+        """Return the log-likelihood and all gradients in one flat vector."""
+        parts = [self.logp, *(each for each in self.gradients() if each is not None)]
+        return pt.concatenate([each.astype("float64").ravel() for each in parts])
+
+
+def cut(model, observed) -> Term:
+    """Cut the log-likelihood of an observed variable out of its model.
+
+    Raises
+    ------
+    CannotDivide
+        If its graph shows that it can't be computed by parts of the rows.
+    """
+    data = model.rvs_to_values[observed]
+    _check(model, observed, data)
+    stand_ins = {rv: rv.type(name=rv.name) for rv in model.free_RVs}
+    others = {rv: model.rvs_to_values[rv] for rv in model.observed_RVs if rv is not observed}
+    drawn, data = replaced([observed, data], {**stand_ins, **others})
+    length = values_of([data])[0].shape[0]
+    rows = _find_rows([drawn, data], set(stand_ins.values()), length)
+    drawn, data = replaced([drawn, data], {each.data: each.variable for each in rows})
+    try:
+        logp = pm.logp(drawn, data, warn_rvs=False).sum()
+    except NotImplementedError as error:
+        raise CannotDivide(f"PyMC derives no log-likelihood of parts of its rows: {error}") from error
+    if rvs_in_graph([logp]):
+        raise CannotDivide("its log-likelihood draws random numbers")
+    return _cut_at_frontier(observed.name, logp, stand_ins, rows, length)
+
+
+def _check(model, observed, data):
+    if isinstance(observed.owner.op, MinibatchRandomVariable) or rvs_in_graph([data]):
+        raise CannotDivide("it is computed from minibatches (total_size, pm.Minibatch)")
+    if model.rvs_to_transforms.get(observed) is not None:
+        raise CannotDivide("its data are transformed")
+    if not isinstance(data.type, TensorType):
+        raise CannotDivide("its data are no dense array")
+    if data.ndim == 0:
+        raise CannotDivide("it has no rows: its data are one number")
+
+
+def _find_rows(graphs, stand_ins, length) -> list[Rows]:
+    """Return the largest parts of the graphs that are data with `length` rows."""
+    moving = _computed_from(graphs, lambda each: each in stand_ins or not _is_data(each))
+    fixed, seen, stack = [], set(), list(graphs)
+    while stack:
+        variable = stack.pop()
+        if variable in seen:
+            continue
+        seen.add(variable)
+        inputs = variable.owner.inputs if variable.owner else ()
+        if variable in moving:
+            stack.extend(inputs)
+            continue
+        [value] = values_of([variable])
+        if length in np.shape(value):
+            axis = np.shape(value).index(length)
+            shape = [None if i == axis else n for i, n in enumerate(variable.type.shape)]
+            stand_in = TensorType(variable.dtype, tuple(shape))(name=variable.name)
+            fixed.append(Rows(variable, stand_in, axis))
+        else:
+            stack.extend(inputs)
+    return fixed
+
+
+def _cut_at_frontier(name, logp, stand_ins, rows, length):
+    with_rows = _computed_from([logp], {each.variable for each in rows}.__contains__)
+    is_parameter = set(stand_ins.values()).__contains__
+    moving = _computed_from(
+        [logp], lambda each: is_parameter(each) or isinstance(each, TensorSharedVariable)
+    )
+    if logp not in with_rows:
+        raise CannotDivide("its log-likelihood does not depend on its data")
+    frontier = {}  # in a fixed order
+    for variable in _inputs_first([logp]):
+        if variable.owner is None or variable not in with_rows:
+            continue
+        for each in variable.owner.inputs:
+            if each in moving and each not in with_rows:
+                frontier[each] = None
+    frontier = _smaller(frontier, moving)
+    parameters = [each.type(name=each.name) for each in frontier]
+    [logp] = replaced([logp], dict(zip(frontier, parameters, strict=True)))
+    back = {stand_in: rv for rv, stand_in in stand_ins.items()}
+    rows = [each for each in rows if each.variable in with_rows]
+    return Term(
+        name, tuple(replaced(frontier, back)), tuple(parameters), tuple(rows), logp, length
+    )
+
+
+def is_float(variable) -> bool:
+    """Return whether a variable's dtype is one of floats, which have gradients."""
+    return variable.dtype.startswith("float")
+
+
+def _smaller(frontier, moving):
+    """Move a frontier towards the parameters where that leaves fewer or simpler variables.
+
+    Each variable of the frontier is copied in each evaluation; a few numbers are computed in less
+    time on each rank.
+    """
+    kept, near = {}, {}
+    for variable in frontier:
+        while variable.owner and isinstance(variable.owner.op, DimShuffle):
+            [variable] = variable.owner.inputs
+        is_array = isinstance(variable.type, TensorType)
+        is_small = is_array and None not in variable.type.shape and prod(variable.type.shape) <= SMALL
+        (near if is_small or not is_array else kept)[variable] = None
+    sources = {
+        each: None for each in _inputs_first(near) if each in moving and each.owner is None
+    }
+    must_move = not all(isinstance(each.type, TensorType) for each in near)
+    return [*kept, *(each for each in (sources if must_move or len(sources) <= len(near) else near) if each not in kept)]
+
+
+def replaced(graphs, replacements) -> list[Variable]:
+    """Return graphs with some of their variables replaced, by variables of any length.
+
+    PyTensor's own functions keep the type of what they replace, with its known lengths. The size of
+    random variables is left out, which are as long as their data then.
+    """
+    new = dict(replacements)
+    for variable in _inputs_first(graphs, new):
+        node = variable.owner
+        if variable in new or node is None:
+            continue
+        inputs = [new.get(each, each) for each in node.inputs]
+        place = _place_of_size(node.op)
+        if place is not None:
+            inputs[place] = NoneConst
+        if inputs != node.inputs:
+            new.update(zip(node.outputs, _rebuilt(node, inputs), strict=True))
+    return [new.get(each, each) for each in graphs]
+
+
+def _place_of_size(op):
+    if isinstance(op, RandomVariable):
+        return 1
+    if isinstance(op, SymbolicRandomVariable) and not op.inline_logprob and op.extended_signature:
+        (_, place, _), _ = op.get_input_output_type_idxs(op.extended_signature)
+        return place
+    return None
+
+
+def _rebuilt(node, inputs):
+    op = node.op
+    if isinstance(op, SpecifyShape):
+        return inputs[:1]
+    if not isinstance(op, OpFromGraph):
+        return node.clone_with_new_inputs(inputs, strict=False).outputs
+    if isinstance(op, SymbolicRandomVariable) and not op.inline_logprob:
+        # PyMC reads its inputs alone. Its `make_node` would give them their former lengths.
+        outputs = [_of_any_length(each.type)() for each in node.outputs]
+        return Apply(op, inputs, outputs).outputs
+    inside = op.fgraph.unfreeze()
+    return replaced(inside.outputs, dict(zip(inside.inputs, inputs, strict=True)))
+
+
+def _of_any_length(type_):
+    if not isinstance(type_, TensorType):
+        return type_
+    return TensorType(type_.dtype, tuple(1 if each == 1 else None for each in type_.shape))
+
+
+def _is_data(variable):
+    if variable.owner is None:
+        return isinstance(variable, Constant | TensorSharedVariable)
+    return not isinstance(variable.owner.op, MeasurableOp)
+
+
+def _computed_from(graphs, is_source) -> set[Variable]:
+    """Return all variables of graphs that are sources, or computed from one."""
+    found = set()
+    for variable in _inputs_first(graphs):
+        inputs = variable.owner.inputs if variable.owner else ()
+        if is_source(variable) or not found.isdisjoint(inputs):
+            found.add(variable)
+    return found
+
+
+def _inputs_first(graphs, ends=()) -> list[Variable]:
+    """Return the variables of graphs as far as the ends, each after what it is computed from."""
+    order, seen, stack = [], set(), [(each, False) for each in graphs]
+    while stack:
+        variable, is_left = stack.pop()
+        if is_left:
+            order.append(variable)
+        elif variable not in seen:
+            seen.add(variable)
+            stack.append((variable, True))
+            if variable.owner and variable not in ends:
+                stack.extend((each, False) for each in variable.owner.inputs)
+    return order
+
+
+def values_of(variables) -> list[Any]:
+    """Return the values of variables that are computed from data alone."""
+    computed = [each for each in variables if each.owner is not None]
+    values = iter(pytensor.function([], computed, mode=AT_ONCE)() if computed else ())
+    return [_value(each) if each.owner is None else next(values) for each in variables]
+
+
+def _value(leaf):
+    if isinstance(leaf, Constant):
+        return leaf.data
+    return leaf.get_value(borrow=True)
