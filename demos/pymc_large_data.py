@@ -66,6 +66,20 @@ class Run:
     posterior: dict  # parameter -> draws, shape (chains * draws, ...)
 
 
+def sample(arguments, **options):
+    """Call pm.sample as the command line says, but for some options."""
+    given = {
+        "draws": arguments.draws,
+        "tune": arguments.tune,
+        "chains": arguments.chains,
+        "cores": 1,
+        "random_seed": arguments.seed,
+        "progressbar": sys.stderr.isatty(),
+        "compute_convergence_checks": False,
+    }
+    return pm.sample(**{**given, **options})
+
+
 def measure(label, model, arguments):
     """Sample one chain after the other; return a Run."""
     with model:
@@ -77,16 +91,9 @@ def measure(label, model, arguments):
         for _ in range(20):
             density(point)
         evaluation = (time.perf_counter() - begin) / 20
+        sample(arguments, draws=1, tune=1, chains=1, quiet=True)  # compiles
         begin = time.perf_counter()
-        result = pm.sample(
-            draws=arguments.draws,
-            tune=arguments.tune,
-            chains=arguments.chains,
-            cores=1,
-            random_seed=arguments.seed,
-            progressbar=sys.stderr.isatty(),
-            compute_convergence_checks=False,
-        )
+        result = sample(arguments)
         sampling = time.perf_counter() - begin
     draws = {
         name: values.to_numpy().reshape(-1, *values.shape[2:])
