@@ -38,7 +38,8 @@ test: venv ## run the tests, in 5 minutes (PYTEST_ARGS="-k gate -x")
 	$(py) -m pytest -m "not ($(rest))" $(PYTEST_ARGS)
 
 test-pytensor: $(ready_pytensor) ## run the suites of both hosts on PyTensor, with Python 3.12 to 3.14
-	SYNKHRONOS_HOST=pytensor $(py_pytensor) -m pytest -m "not ($(rest))" $(PYTEST_ARGS)
+	PYTENSOR_FLAGS=base_compiledir=$(CURDIR)/.venv-pytensor/compiled SYNKHRONOS_HOST=pytensor \
+	$(py_pytensor) -m pytest -m "not ($(rest))" $(PYTEST_ARGS)
 
 $(ready_pytensor): setup.py pyproject.toml .ci/python-for-pytensor
 	test -x $(py_pytensor) || { python="$(PYTENSOR_PYTHON)"; \

@@ -13,6 +13,11 @@ def divide(inputs, outputs, updates, givens, no_default_updates):
     refuse()
 
 
+def intercept(make):
+    """Raise NotImplementedError."""
+    refuse()
+
+
 def refuse():
     """Raise NotImplementedError with what to write instead."""
     raise NotImplementedError(

@@ -5,4 +5,4 @@ def _pending(*args, **kwargs):
     raise NotImplementedError("This is not available on PyTensor yet.")
 
 
-draws_of_all_rows = intercept = _pending
+draws_of_all_rows = _pending

@@ -24,7 +24,6 @@ from pytensor.graph.op import Op
 from pytensor.graph.replace import clone_replace
 from pytensor.link.vm import VMLinker
 from pytensor.raise_op import Assert
-from pytensor.scalar.basic import transfer_type
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.random.type import random_generator_type
 from pytensor.tensor.special import log_softmax, softmax
@@ -99,7 +98,7 @@ class Unbroadcast(Op):
     def perform(self, node, inputs, outputs):
         outputs[0][0] = inputs[0]
 
-    def infer_shape(self, fgraph, node, shapes):
+    def infer_shape(self, node, shapes):
         return shapes
 
 
@@ -151,8 +150,7 @@ def _binary_crossentropy(output, target):
 
 
 def _in_place(operation, *inputs):
-    scalar = type(operation)(transfer_type(0))
-    return Elemwise(scalar, inplace_pattern={0: 0})(*inputs)
+    return Elemwise(operation, inplace_pattern={0: 0})(*inputs)
 
 
 def _typed(make):
