@@ -1,18 +1,21 @@
 """All-reduce in a graph: training in one function, order, weights, errors. Against plain Theano."""
 
+import importlib
 import time
 
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support import host
 from support.helpers import MODE, Call, function, shares
 from support.layouts import IS_MIXED
 from theano.ifelse import ifelse
 from theano.tensor import raw_random
 
 import synkhronos as synk
-from synkhronos._host.theano import graph
+
+graph = importlib.import_module(f"synkhronos._host.{host.NAME}.graph")
 
 MODES = [None, "FAST_COMPILE", theano.Mode("py", None), theano.Mode("vm", "fast_run")]
 RANDOM = np.random.RandomState(0)
