@@ -34,8 +34,8 @@ def share(size):
     mine = counts[rank]
     if size[0] != (mine or 1):  # a rank without rows computes one, with weight 0
         raise ValueError(
-            f"serial_random: random numbers of size {tuple(map(int, size))} were asked for on a rank with "
-            f"{mine} rows. Axis 0 of the size must be that of the rows of an input."
+            f"serial_random: random numbers of size {tuple(map(int, size))} were asked for on a "
+            f"rank with {mine} rows. Axis 0 of the size must be that of the rows of an input."
         )
     begin = sum(counts[:rank]) if mine else 0
     return sum(counts), begin, begin + size[0]
