@@ -24,7 +24,7 @@ from synkhronos._host.pytensor.devices import (
     to_device,
     to_host,
 )
-from synkhronos._host.pytensor.dividing import CannotDivide, divide
+from synkhronos._host.pytensor.dividing import CannotDivide, divide, intercept
 from synkhronos._host.pytensor.functions import (
     as_update,
     caster,
@@ -50,7 +50,6 @@ from synkhronos._host.pytensor.graph import (
     rank_weight,
     reducing,
 )
-from synkhronos._host.pytensor.pending import draws_of_all_rows, intercept
 from synkhronos._host.pytensor.pickling import dump, load
 from synkhronos._host.pytensor.random_numbers import (
     is_state_equal,
@@ -65,6 +64,7 @@ from synkhronos._host.pytensor.rows import (
     sliced_by_inputs,
     without_row_numbers,
 )
+from synkhronos._host.pytensor.serial_random import draws_of_all_rows
 from synkhronos._host.pytensor.sparse import (
     decomposed,
     put_together,
