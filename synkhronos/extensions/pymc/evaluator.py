@@ -165,6 +165,7 @@ class Evaluator:
         with self._lock:
             self.is_closed = True
             self._stop()
+            self._functions.clear()  # their cells hold arrays in shared memory
 
     def leave_in_child(self) -> None:
         """Leave the workers to the process that has forked this one."""

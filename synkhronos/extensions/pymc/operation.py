@@ -31,7 +31,6 @@ class Likelihood(Op):
     """The log-likelihood of terms, and its gradients."""
 
     __props__ = ("evaluator", "gradients")
-    _output_type_depends_on_input_value = False
 
     def __init__(self, evaluator: Evaluator, gradients: bool = True):
         self.evaluator, self.gradients = evaluator, gradients
@@ -80,15 +79,6 @@ class Likelihood(Op):
     def do_constant_folding(self, fgraph, node):
         """Refuse: data may change."""
         return False
-
-    def infer_shape(self, fgraph, node, shapes):
-        """Return the shapes of the outputs, without an evaluation."""
-        sizes = [
-            pt.prod(pt.stack(shape), dtype="int64") if shape else pt.constant(1, dtype="int64")
-            for each, shape in zip(node.inputs, shapes, strict=True)
-            if is_float(each)
-        ]
-        return [(), (sum(sizes, pt.constant(0, dtype="int64")),)][: len(node.outputs)]
 
 
 @node_rewriter([Likelihood])
