@@ -8,6 +8,8 @@ from support import compatible, compiling  # of the folder tests, see pyproject.
 collect_ignore = ["comm/mpi/carrier.py"]  # it starts MPI when it is imported
 if importlib.util.find_spec("keras") is None:
     collect_ignore.append("extensions/keras")
+if importlib.util.find_spec("pymc") is None:
+    collect_ignore.append("extensions/pymc")
 
 
 @pytest.fixture(autouse=True)

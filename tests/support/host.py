@@ -27,7 +27,7 @@ SUITES = [
     "tests/training",
     "tests/faults",
     "tests/host",
-    "tests/pymc",
+    "tests/likelihood",
     "synkhronos/functions.py",
     "synkhronos/collectives.py",
     "synkhronos/inputs.py",

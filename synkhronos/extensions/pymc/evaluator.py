@@ -17,6 +17,7 @@ after another, and each array of many rows would go through memory.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import threading
 import weakref
@@ -47,8 +48,8 @@ _numbers = itertools.count(1)
 _evaluators: weakref.WeakValueDictionary[int, Evaluator] = weakref.WeakValueDictionary()
 
 
-def evaluate(number: int, gradients: bool, values) -> Any:
-    """Return the log-likelihood and the flat vector of gradients, or the former alone."""
+def evaluate(number: int, gradients: bool, values: np.ndarray) -> np.ndarray:
+    """Return the log-likelihood and all gradients in one vector, or the former alone in it."""
     return _evaluators[number].evaluate(gradients, values)
 
 
@@ -71,22 +72,37 @@ class _Run:
     """
 
     def __init__(self, function, values, blocks, out):
-        self._call, self._out, self._blocks = function.vm, out, blocks
+        self._call, self._out = function.vm, out
         cells = [each.storage for each in function.input_storage]
         for cell, value in zip(cells, values):
             cell[0] = value
         self._cells = cells[len(values) :]
         self._result = function.output_storage[0].storage
+        self._first, self._others = blocks[:1], blocks[1:]
 
-    def run(self, n_blocks=None):
-        """Sum the results of all blocks, or of the first ones."""
-        out, call, cells, result = self._out, self._call, self._cells, self._result
-        out.fill(0)
-        for block in self._blocks[:n_blocks]:
-            for cell, array in zip(cells, block):
-                cell[0] = array
+    def run_once(self):
+        """Run the function on the first block, if there is one: it makes numba compile it."""
+        for block in self._first:
+            self._take(block)
+            self._call()
+
+    def run(self):
+        """Sum the results of all blocks."""
+        out, call, result = self._out, self._call, self._result
+        if not self._first:
+            out.fill(0)
+            return
+        self._take(self._first[0])
+        call()
+        out[...] = result[0]
+        for block in self._others:
+            self._take(block)
             call()
             out += result[0]
+
+    def _take(self, block):
+        for cell, array in zip(self._cells, block):
+            cell[0] = array
 
 
 class Evaluator:
@@ -110,6 +126,13 @@ class Evaluator:
     def _open(self, number):
         self.number = number
         self.is_closed = False
+        self.parameters = [each for term in self.terms for each in term.parameters]
+        self.unknown = [
+            (i, axis)
+            for i, parameter in enumerate(self.parameters)
+            for axis, length in enumerate(parameter.type.shape)
+            if length is None
+        ]
         self._functions: dict[bool, list] = {}
         self._lock = threading.Lock()  # nutpie evaluates in several threads
         self._forget()
@@ -120,8 +143,9 @@ class Evaluator:
         self._commands: dict[bool, Evaluate] = {}
         self._runs: dict[bool, list] = {}  # of each rank, those of all terms
         self._sources: list = []  # the cells of shared variables, and the data that were in them
-        self._values: list[np.ndarray] = []
-        self._parts = np.empty(0)
+        self._values = self._parts = np.empty(0)  # in shared memory
+        self._casts: list = []  # values of parameters that are no floats, and where they come from
+        self._lengths = b""
 
     def __reduce__(self):
         return _restored, (self.number, self.terms, self.n_ranks, self.check_bounds)
@@ -131,32 +155,37 @@ class Evaluator:
         """The process ids of the workers; none before the first evaluation."""
         return [] if self._session is None else self._session.worker_pids
 
-    def evaluate(self, gradients: bool, values) -> Any:
-        """Return the log-likelihood and the flat vector of gradients, or the former alone."""
+    def evaluate(self, gradients: bool, values: np.ndarray) -> np.ndarray:
+        """Return the log-likelihood and all gradients in one vector, or the former alone in it.
+
+        Parameters
+        ----------
+        gradients : bool
+        values : numpy.ndarray
+            Float64, flat: the lengths that `unknown` lists, and the values of all parameters.
+        """
         with self._lock:
             command = self._commands.get(gradients)
             if command is None or not self._is_current(values):
                 command = self._start(gradients, values)
-            for own, value in zip(self._values, values):
-                own[...] = value
+            self._values[...] = values
             self._session.run(command)
-            total = self._parts.sum(axis=0)
+            total = np.add.reduce(self._parts, 0)
         if len(self.terms) == 1:
-            return (total[0], total[1 : self._end]) if gradients else total[0]
+            return total
         logp = total[self._begins].sum()
-        return (logp, np.delete(total[: self._end], self._begins)) if gradients else logp
+        return np.concatenate([[logp], np.delete(total, self._begins)] if gradients else [[logp]])
 
     def _is_current(self, values):
         for cell, data in self._sources:
             if cell[0] is not data:
                 return False
-        for own, value in zip(self._values, values):
-            if own.shape != value.shape:
-                return False
-        return True
+        return not self.unknown or values[: len(self.unknown)].tobytes() == self._lengths
 
     def compute(self, rank: int, gradients: bool) -> None:
         """Compute the part of a rank, into shared memory."""
+        for own, part in self._casts:
+            own[...] = part
         for run in self._runs[gradients][rank]:
             run.run()
 
@@ -165,6 +194,7 @@ class Evaluator:
         with self._lock:
             self.is_closed = True
             self._stop()
+            self._functions.clear()  # their cells hold arrays in shared memory
 
     def leave_in_child(self) -> None:
         """Leave the workers to the process that has forked this one."""
@@ -196,13 +226,14 @@ class Evaluator:
         functions = {kind: self._compile(kind) for kind in kinds}
         self._stop()
         data = self._read_data()
-        self._make_memory(values)
+        parameters = self._make_memory(values)
         for kind in kinds:
             self._runs[kind] = [
-                list(self._runs_of(rank, functions[kind], data)) for rank in range(self.n_ranks)
+                list(self._runs_of(rank, functions[kind], parameters, data))
+                for rank in range(self.n_ranks)
             ]
             for run in self._runs[kind][0]:
-                run.run(1)  # makes numba compile, before the workers are forked
+                run.run_once()  # before the workers are forked, which inherit machine code
         self._start_session()
         self._commands = {kind: Evaluate(self.number, kind) for kind in kinds}
         return self._commands[gradients]
@@ -228,29 +259,37 @@ class Evaluator:
         return found
 
     def _make_memory(self, values):
-        """Make the shared memory of parameters and of the ranks' parts."""
-        self._begins, self._widths, self._end = [], [], 0
-        rest = iter(values)
+        """Make the shared memory; return the parameters in it, as the functions take them."""
+        n_unknown = len(self.unknown)
+        self._lengths = values[:n_unknown].tobytes()
+        shapes = [list(each.type.shape) for each in self.parameters]
+        for (i, axis), length in zip(self.unknown, values):
+            shapes[i][axis] = int(length)
+        sizes = iter(shapes)
+        self._widths = []
         for term in self.terms:
-            sizes = [
-                value.size for each, value in zip(term.parameters, rest) if is_float(each)
-            ]
-            self._begins.append(self._end)
-            self._widths.append(1 + sum(sizes))
-            self._end += 1 + sum(sizes)
-        shape = self.n_ranks, _rounded(self._end, _LINE)
-        offset = 8 * shape[0] * shape[1]
-        memory = Segments().create(offset + sum(_rounded(each.nbytes, 64) for each in values))
-        self._parts = memory.array("float64", shape)
-        self._values = []
-        for value in values:
-            own = memory.array(value.dtype, value.shape, offset)
-            own[...] = value
-            self._values.append(own)
-            offset += _rounded(value.nbytes, 64)
+            own = [math.prod(next(sizes)) * is_float(each) for each in term.parameters]
+            self._widths.append(1 + sum(own))
+        self._begins = [sum(self._widths[:i]) for i in range(len(self._widths))]
+        # Each rank's part begins in a cache line of its own.
+        stride = -(-sum(self._widths) // _LINE) * _LINE
+        memory = Segments().create(8 * (self.n_ranks * stride + values.size))
+        self._parts = memory.array("float64", (self.n_ranks, stride))[:, : sum(self._widths)]
+        self._values = memory.array("float64", values.shape, 8 * self.n_ranks * stride)
+        self._values[...] = values
+        parameters, begin = [], n_unknown
+        for parameter, shape in zip(self.parameters, shapes):
+            end = begin + math.prod(shape)
+            own = self._values[begin:end].reshape(shape)
+            if parameter.dtype != "float64":
+                self._casts.append((own.astype(parameter.dtype), own))
+                own = self._casts[-1][0]
+            parameters.append(own)
+            begin = end
+        return parameters
 
-    def _runs_of(self, rank, functions, data):
-        values = iter(self._values)
+    def _runs_of(self, rank, functions, parameters, data):
+        parameters = iter(parameters)
         for term, function, (length, arrays), begin, width in zip(
             self.terms, functions, data, self._begins, self._widths
         ):
@@ -258,7 +297,7 @@ class Evaluator:
                 [_rows(array, rows.axis, first, last) for rows, array in zip(term.rows, arrays)]
                 for first, last in _blocks(*share(length, self.n_ranks, rank), arrays, length)
             ]
-            own = [next(values) for _ in term.parameters]
+            own = [next(parameters) for _ in term.parameters]
             yield _Run(function, own, blocks, self._parts[rank, begin : begin + width])
 
     def _start_session(self):
@@ -290,10 +329,6 @@ def compiled(term: Term, gradients: bool):
     inputs = [*term.parameters, *(rows.variable for rows in term.rows)]
     output = pytensor.Out(term.vector() if gradients else term.logp.reshape((1,)), borrow=True)
     return compile_function(inputs, [output], on_unused_input="ignore", trust_input=True)
-
-
-def _rounded(number, unit):
-    return -(-number // unit) * unit
 
 
 def _rows(array, axis, begin, end):

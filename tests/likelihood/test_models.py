@@ -1,0 +1,190 @@
+"""Log-probabilities and gradients on ranks, compared with those of the plain models."""
+
+import numpy as np
+import pytest
+
+pm = pytest.importorskip("pymc", minversion="6")
+
+from support import pymc_models as models  # noqa: E402
+from synkhronos.errors import SessionError  # noqa: E402
+from synkhronos.extensions import pymc as parallel  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # PyMC and its libraries warn of many things
+    pytest.mark.usefixtures("no_session"),
+]
+
+
+@pytest.mark.every
+@pytest.mark.parametrize("name", models.DIVIDED)
+def test_equal_to_the_plain_model(name):
+    model = models.make(models.DIVIDED[name])
+    points = models.points(model)
+    expected = models.evaluate(model, points)
+    with parallel.likelihood(model, ranks=2) as ours:
+        assert "y" in ours.divided
+        models.assert_equal(models.evaluate(model, points), expected)
+        assert len(ours.worker_pids) == 1
+    assert "logp" not in vars(model)
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+def test_numbers_of_ranks(ranks):
+    model = models.make(models.two_lengths)
+    points = models.points(model)
+    expected = models.evaluate(model, points)
+    with parallel.likelihood(model, ranks=ranks) as ours:
+        assert ours.ranks == ranks
+        assert ours.divided == ["y", "counts"]
+        models.assert_equal(models.evaluate(model, points), expected)
+        assert len(ours.worker_pids) == ranks - 1
+
+
+def test_more_ranks_than_rows():
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("mu"), 1.0, observed=[1.0, 2.0, 4.0])
+    points = models.points(model)
+    expected = models.evaluate(model, points)
+    with parallel.likelihood(model, ranks=4):
+        models.assert_equal(models.evaluate(model, points), expected)
+
+
+def test_blocks_of_rows(monkeypatch):
+    monkeypatch.setattr("synkhronos.extensions.pymc.evaluator.BLOCK", 1000)
+    model = models.make(models.student)
+    points = models.points(model)
+    expected = models.evaluate(model, points)
+    with parallel.likelihood(model, ranks=2):
+        models.assert_equal(models.evaluate(model, points), expected)
+
+
+def test_only_the_likelihood_of_rows_is_divided(caplog):
+    model = models.make(models.one_and_one_left)
+    with parallel.likelihood(model, ranks=2) as ours:
+        assert ours.divided == ["y"]
+        assert list(ours.left) == ["alone"]
+    assert "the likelihood of 'alone' stays in the master" in caplog.text
+
+
+@pytest.mark.every
+@pytest.mark.parametrize("name", models.REFUSED)
+def test_refused(name):
+    model = models.make(models.REFUSED[name])
+    with pytest.raises(ValueError, match=r"No likelihood of this model can be divided.*y"):
+        with parallel.likelihood(model, ranks=2):
+            pass
+    assert "logp" not in vars(model)
+
+
+def test_reasons():
+    reasons = {
+        models.single_number: "it has no rows",
+        models.minibatch: "minibatches",
+        models.lag: "sum over rows|some of its rows",
+        models.row_number: "no sum over rows",
+    }
+    for definition, reason in reasons.items():
+        with pytest.raises(ValueError, match=reason):
+            with parallel.likelihood(models.make(definition), ranks=2):
+                pass
+
+
+def test_without_gradients():
+    model = models.make(models.logistic)
+    [point, other] = models.points(model)
+    plain = model.compile_logp()
+    with parallel.likelihood(model, ranks=2):
+        logp, both = model.compile_logp(), model.logp_dlogp_function(ravel_inputs=True)
+        nodes = [node.op for node in logp.f.maker.fgraph.toposort()]
+        [op] = [each for each in nodes if hasattr(each, "evaluator")]
+        assert not op.gradients
+        for each in (point, other):
+            np.testing.assert_allclose(logp(each), plain(each), rtol=1e-12)
+        assert both is not None
+
+
+def test_parts_of_the_log_probability():
+    model = models.make(models.with_master_terms)
+    [point] = models.points(model, 1)
+
+    def parts():
+        graphs = [model.varlogp, model.datalogp, model.observedlogp, model.potentiallogp]
+        graphs += [model.logp(jacobian=False), model.logp(vars=[model["y"]])]
+        graphs += [each.sum() for each in model.logp(sum=False)]
+        return np.array(model.compile_fn(graphs, inputs=model.value_vars)(point))
+
+    expected = parts()
+    with parallel.likelihood(model, ranks=2):
+        np.testing.assert_allclose(parts(), expected, rtol=1e-12)
+
+
+def plain_model(x):
+    model = models.make(models.student)
+    pm.set_data({"x": x, "y_data": x[:, 0]}, model=model)
+    return model
+
+
+def test_data_of_other_lengths():
+    model = models.make(models.student)
+    points = models.points(model)
+    with parallel.likelihood(model, ranks=2):
+        first = models.evaluate(model, points)
+        function = model.compile_logp()
+        for rows in (31, 200):
+            x = np.random.default_rng(rows).normal(size=(rows, 3))
+            pm.set_data({"x": x, "y_data": x[:, 0]}, model=model)
+            plain = plain_model(x)
+            models.assert_equal(models.evaluate(model, points), models.evaluate(plain, points))
+            value = plain.compile_logp()(points[0])
+            np.testing.assert_allclose(function(points[0]), value, rtol=1e-12)
+        pm.set_data({"x": models.X, "y_data": models.Y}, model=model)
+        models.assert_equal(models.evaluate(model, points), first)
+
+
+def test_data_of_unequal_lengths():
+    model = models.make(models.student)
+    [point] = models.points(model, 1)
+    with parallel.likelihood(model, ranks=2):
+        function = model.compile_logp()
+        function(point)
+        pm.set_data({"x": np.zeros((7, 3))}, model=model)
+        with pytest.raises(ValueError, match="The data of 'y' have 7 and 90 rows"):
+            function(point)
+
+
+def test_functions_of_the_block_refuse_after_it():
+    model = models.make(models.logistic)
+    [point] = models.points(model, 1)
+    with parallel.likelihood(model, ranks=2):
+        function = model.compile_logp()
+        function(point)
+    with pytest.raises(SessionError, match="after the end of the block"):
+        function(point)
+
+
+def test_arguments():
+    model = models.make(models.logistic)
+    for arguments, error, message in (
+        ({"ranks": 0}, ValueError, "ranks"),
+        ({"ranks": "2"}, TypeError, "ranks"),
+        ({"devices": ["cuda0"]}, ValueError, "devices must be a list of 'cpu'"),
+        ({"devices": ["cpu"], "ranks": 2}, ValueError, "Give one"),
+    ):
+        with pytest.raises(error, match=message), parallel.likelihood(model, **arguments):
+            pass
+    with parallel.likelihood(model, devices=["cpu"] * 2) as ours:
+        assert ours.ranks == 2
+        with pytest.raises(ValueError, match="in a likelihood"), parallel.likelihood(model):
+            pass
+    with pm.Model() as empty:
+        pm.Normal("x")
+    with pytest.raises(ValueError, match="no observed"), parallel.likelihood(empty):
+        pass
+
+
+def test_frozen_models_are_refused():
+    from pymc.model.transform.optimization import freeze_model
+
+    with pytest.raises(TypeError, match="before it is frozen"):
+        with parallel.likelihood(freeze_model(models.make(models.logistic))):
+            pass
