@@ -16,6 +16,6 @@ with pm.Model() as model:
 
 with parallel.likelihood(model, ranks=2) as divided:
     print(divided)
-    idata = pm.sample(draws=200, tune=200, chains=2, cores=1, random_seed=1)
+    idata = pm.sample(200, tune=200, chains=2, cores=1, random_seed=1, progressbar=False)
 
 print(idata.posterior["slopes"].mean(("chain", "draw")).round(2).to_numpy())
