@@ -466,6 +466,7 @@ def test_broadcastable_variables(ranks):
 # Random states.
 
 
+@pytest.mark.numba
 def test_random_states(ranks):
     streams = RandomStreams(seed=3)
     x = streams.uniform((2,))
@@ -520,6 +521,7 @@ def test_random_states_of_the_mrg_streams(ranks):
 # With functions.
 
 
+@pytest.mark.numba
 def test_functions_see_what_collectives_do_and_the_other_way_round(ranks):
     x = T.dvector("x")
     s = theano.shared(np.zeros(3), "s")

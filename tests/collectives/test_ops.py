@@ -71,6 +71,7 @@ def test_training_in_one_function_is_serial_training(ranks, mode):
         assert_equal_everywhere(params, expected)
 
 
+@pytest.mark.numba
 def test_the_gradients_of_a_model_take_one_round(ranks):
     for mode in MODES:
         train, _ = network(synk.function, synk.ops.all_reduce, mode=mode)
@@ -81,6 +82,7 @@ def test_the_gradients_of_a_model_take_one_round(ranks):
         assert reduces(train)[0].inplace
 
 
+@pytest.mark.numba
 def test_slices_weigh_their_rows(ranks):
     x = T.dmatrix("x")
     total = theano.shared(np.zeros(4), "total")

@@ -50,12 +50,13 @@ from synkhronos._host.pytensor.graph import (
     rank_weight,
     reducing,
 )
-from synkhronos._host.pytensor.pending import draws_of_all_rows
 from synkhronos._host.pytensor.pickling import dump, load
 from synkhronos._host.pytensor.random_numbers import (
     is_state_equal,
     keep_state_equal,
     spread_random_state,
+    state_of_parts,
+    state_parts,
 )
 from synkhronos._host.pytensor.rows import (
     axes_of_rows,
@@ -65,6 +66,7 @@ from synkhronos._host.pytensor.rows import (
     sliced_by_inputs,
     without_row_numbers,
 )
+from synkhronos._host.pytensor.serial_random import draws_of_all_rows
 from synkhronos._host.pytensor.sparse import (
     decomposed,
     put_together,
