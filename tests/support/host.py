@@ -46,6 +46,7 @@ SUITES = [
 # Parts of the names of tests, and the reasons why they can't run on PyTensor.
 LEFT_OUT = {
     "calls/test_cpu_rewrites.py": "rewrites of Theano's C code",
+    "calls/test_parallel.py": "synk.parallel divides the graphs of Theano only",
     "collectives/test_overlapping.py": "reductions between machines overlap on Theano alone",
     "training/test_vectorized_updates.py": "rewrites of Theano's C code",
     "test_lending.py::test_what_outlives_a_call_is_not_lent": "products into shared memory",
