@@ -238,7 +238,7 @@ class Function:
                 if session.gate.is_open:
                     session.settle()
                 if session.changes.pending:
-                    session.changes.settle(self, self._compiled)
+                    session.changes.settle(self._recipe, self._compiled)
                 values = self._inputs.bind(args, kwargs)
                 command = self._requests.make(
                     self._make_ready, values, output_subset, batch, batch_s, num_slices
