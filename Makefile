@@ -10,6 +10,8 @@ ready := .venv/.ready
 PYTENSOR_PYTHON ?=
 py_pytensor := .venv-pytensor/bin/python
 ready_pytensor := .venv-pytensor/.ready
+# Compiled functions stay there, so a second run is faster.
+on_pytensor := PYTENSOR_FLAGS=base_compiledir=$(CURDIR)/.venv-pytensor/compiled SYNKHRONOS_HOST=pytensor
 
 .DEFAULT_GOAL := help
 # What `make test` leaves out, and test-rest runs.
@@ -38,7 +40,8 @@ test: venv ## run the tests, in 5 minutes (PYTEST_ARGS="-k gate -x")
 	$(py) -m pytest -m "not ($(rest))" $(PYTEST_ARGS)
 
 test-pytensor: $(ready_pytensor) ## run the suites of both hosts on PyTensor, with Python 3.12 to 3.14
-	SYNKHRONOS_HOST=pytensor $(py_pytensor) -m pytest -m "not ($(rest))" $(PYTEST_ARGS)
+	$(on_pytensor) $(py_pytensor) -m pytest -m "not ($(rest))" $(PYTEST_ARGS)
+	$(on_pytensor) SYNKHRONOS_TEST_MODE=NUMBA $(py_pytensor) -m pytest -m "numba and not ($(rest))" tests
 
 $(ready_pytensor): setup.py pyproject.toml .ci/python-for-pytensor
 	test -x $(py_pytensor) || { python="$(PYTENSOR_PYTHON)"; \

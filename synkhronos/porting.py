@@ -113,13 +113,14 @@ def _check_session(session, n_parallel, devices, threads_per_rank):
 
 @contextlib.contextmanager
 def _block(n_parallel, devices, threads_per_rank, check):
+    intercepting = _host.intercept(functools.partial(_make, check))  # first: PyTensor refuses
     is_mine = _Current.session is None
     if is_mine:
         fork(n_parallel, devices=devices, threads_per_rank=threads_per_rank, follow=True)
     session = current("parallel()")
     try:
         session.changes.follow_from_now()
-        with _host.intercept(functools.partial(_make, check)):
+        with intercepting:
             yield session.n_ranks
     finally:
         if is_mine and _Current.session is session:

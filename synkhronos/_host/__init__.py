@@ -71,6 +71,7 @@ NAMES = {
     "is_random_state": "Return whether a shared variable holds a random state.",
     "lives_on_device": "Return whether the values of a variable are on a device.",
     "fixed_axes": "Return, for each axis of a variable, whether its length is always 1.",
+    "lengths": "Return, for each axis of a variable, the length that it always has, or None.",
     "fix_axes": "Return an expression, with the axes fixed that are fixed in a variable.",
     "shared_zeros": "Return a new shared variable of zeros in the shape of another one.",
     "cast_value": "Return a value as an array of a variable's dtype and number of dimensions.",
@@ -92,6 +93,8 @@ NAMES = {
     "spread_random_state": "Move a random state to a rank's own stream.",
     "keep_state_equal": "Mark a random state that `spread_random_state` is to leave as it is.",
     "is_state_equal": "Return whether a random state is marked so.",
+    "state_parts": "Return an array, and a list of numbers and words, that make a random state.",
+    "state_of_parts": "Return the random state of what `state_parts` has returned.",
     "draws_of_all_rows": "Return a function's arguments with draws of all ranks' random numbers.",
     # Operations in graphs.
     "all_reduce": "Return an expression that is reduced over the ranks while a function runs.",

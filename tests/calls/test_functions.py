@@ -105,6 +105,7 @@ def test_none_is_the_masters_own_result_or_that_of_the_first_rank_with_rows(rank
             np.testing.assert_array_equal(result[2], 2 * own)
 
 
+@pytest.mark.numba
 def test_gather_stacks_scalars_and_joins_uneven_rows(ranks):
     x = T.dvector("x")
     f = function([x], [(x.sum(), "gather"), (x[x > 3], "gather")])
@@ -143,6 +144,7 @@ def test_avg_of_integers_is_in_floatx(ranks, dtype, floatX):
     assert largest == 1
 
 
+@pytest.mark.numba
 def test_integer_average_weighs_rows(ranks):
     x = T.lvector("x")
     f = function([x], x.min())
@@ -194,6 +196,8 @@ def test_scalar_inputs_go_to_every_rank(ranks):
     np.testing.assert_array_equal(only(synk.data(np.array(5.0))), [10] * ranks.n)
 
 
+@pytest.mark.numba
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # of NumPy 2, in the plain call
 def test_lists_scalars_and_arrays_are_cast_as_theano_does(ranks):
     x = T.fvector("x")
     plain = theano.function([x], x * 2, mode=MODE)
@@ -438,6 +442,7 @@ def test_updates_are_those_of_each_ranks_own_rows(ranks, updates):
 
 
 @pytest.mark.layouts(Layout(2))
+@pytest.mark.numba
 def test_updates_as_in_the_documented_example(ranks):
     x = T.dmatrix("x")
     s = theano.shared(np.ones(2), "s")
@@ -466,6 +471,7 @@ def test_a_function_of_no_inputs_and_an_interrupted_sequence_of_updates(ranks):
 
 
 @pytest.mark.parametrize("givens", [dict, list, tuple])
+@pytest.mark.numba
 def test_givens(ranks, givens):
     x, y = T.dvector("x"), T.dvector("y")
     s = theano.shared(np.arange(3.0), "s")

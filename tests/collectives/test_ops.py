@@ -1,18 +1,21 @@
 """All-reduce in a graph: training in one function, order, weights, errors. Against plain Theano."""
 
+import importlib
 import time
 
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support import host
 from support.helpers import MODE, Call, function, shares
 from support.layouts import IS_MIXED
 from theano.ifelse import ifelse
 from theano.tensor import raw_random
 
 import synkhronos as synk
-from synkhronos._host.theano import graph
+
+graph = importlib.import_module(f"synkhronos._host.{host.NAME}.graph")
 
 MODES = [None, "FAST_COMPILE", theano.Mode("py", None), theano.Mode("vm", "fast_run")]
 RANDOM = np.random.RandomState(0)
@@ -68,6 +71,7 @@ def test_training_in_one_function_is_serial_training(ranks, mode):
         assert_equal_everywhere(params, expected)
 
 
+@pytest.mark.numba
 def test_the_gradients_of_a_model_take_one_round(ranks):
     for mode in MODES:
         train, _ = network(synk.function, synk.ops.all_reduce, mode=mode)
@@ -78,6 +82,7 @@ def test_the_gradients_of_a_model_take_one_round(ranks):
         assert reduces(train)[0].inplace
 
 
+@pytest.mark.numba
 def test_slices_weigh_their_rows(ranks):
     x = T.dmatrix("x")
     total = theano.shared(np.zeros(4), "total")

@@ -11,6 +11,7 @@ import pytest
 pm = pytest.importorskip("pymc", minversion="6")
 
 from support import pymc_models as models  # noqa: E402
+
 from synkhronos import WorkerDied, WorkerError  # noqa: E402
 from synkhronos.extensions import pymc as parallel  # noqa: E402
 

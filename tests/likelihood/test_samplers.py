@@ -5,8 +5,9 @@ import pytest
 
 pm = pytest.importorskip("pymc", minversion="6")
 
-import synkhronos as synk  # noqa: E402
 from support import pymc_models as models  # noqa: E402
+
+import synkhronos as synk  # noqa: E402
 from synkhronos.extensions import pymc as parallel  # noqa: E402
 
 pytestmark = [

@@ -227,6 +227,7 @@ def test_momentum_of_some_of_the_updates():
 
 
 @pytest.mark.usefixtures("compiled_if_thorough")
+@pytest.mark.numba
 def test_slices_accumulate_to_the_same_step(ranks):
     x, y = minibatches("float64", ranks.n)[1]
     after = []

@@ -41,6 +41,7 @@ def step(rule, dtype="float64", mode=None, **kwargs):
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.sample(1)
 @pytest.mark.usefixtures("compiled_if_thorough")
+@pytest.mark.numba
 def test_sgd_is_serial_sgd(ranks, dtype):
     train, params, _ = step(updates.sgd, dtype, learning_rate=0.1)
     inputs, expected, loss = model(dtype)

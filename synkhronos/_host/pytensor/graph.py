@@ -162,7 +162,21 @@ def all_reduce(x, op):
     return AllReduce((op,), (next(_serials),))(x)
 
 
-class RankWeight(Op):
+class RankOperation(Op):
+    """An operation whose result depends on the rank and the rows of all ranks."""
+
+    def do_constant_folding(self, fgraph, node):
+        """Return False: it is no constant, although it may have no inputs."""
+        return False
+
+
+def rows_of_ranks():
+    """Return the numbers of rows of all ranks in the running call, and this rank; else None, 0."""
+    call = _call.get()
+    return (None, 0) if call is None else (call.weights, call.rank)
+
+
+class RankWeight(RankOperation):
     """The weight of this rank, a number. The mean over the ranks is 1."""
 
     __props__ = ()
@@ -174,10 +188,6 @@ class RankWeight(Op):
     def perform(self, node, inputs, output_storage):
         """Store the weight in the running call; outside of a call, 1."""
         output_storage[0][0] = np.asarray(current_weight())
-
-    def do_constant_folding(self, fgraph, node):
-        """Return False: it is no constant, although it has no inputs."""
-        return False
 
     def infer_shape(self, node, shapes):
         """Return an empty shape: it has no axes."""
@@ -192,5 +202,6 @@ def rank_weight():
 def communicates(function) -> bool:
     """Return whether a compiled function reduces over the ranks, or uses the ranks' rows."""
     return any(
-        isinstance(node.op, (AllReduce, RankWeight)) for node in function.maker.fgraph.apply_nodes
+        isinstance(node.op, (AllReduce, RankOperation))
+        for node in function.maker.fgraph.apply_nodes
     )

@@ -24,7 +24,7 @@ from synkhronos._host.pytensor.devices import (
     to_device,
     to_host,
 )
-from synkhronos._host.pytensor.dividing import CannotDivide, divide
+from synkhronos._host.pytensor.dividing import CannotDivide, divide, intercept
 from synkhronos._host.pytensor.functions import (
     as_update,
     caster,
@@ -50,12 +50,13 @@ from synkhronos._host.pytensor.graph import (
     rank_weight,
     reducing,
 )
-from synkhronos._host.pytensor.pending import draws_of_all_rows, intercept
 from synkhronos._host.pytensor.pickling import dump, load
 from synkhronos._host.pytensor.random_numbers import (
     is_state_equal,
     keep_state_equal,
     spread_random_state,
+    state_of_parts,
+    state_parts,
 )
 from synkhronos._host.pytensor.rows import (
     axes_of_rows,
@@ -65,6 +66,7 @@ from synkhronos._host.pytensor.rows import (
     sliced_by_inputs,
     without_row_numbers,
 )
+from synkhronos._host.pytensor.serial_random import draws_of_all_rows
 from synkhronos._host.pytensor.sparse import (
     decomposed,
     put_together,
@@ -101,6 +103,7 @@ from synkhronos._host.pytensor.variables import (
     is_array_variable,
     is_random_state,
     lend,
+    lengths,
     lives_on_device,
     on_copies,
     on_device,

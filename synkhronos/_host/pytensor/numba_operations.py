@@ -21,7 +21,7 @@ from pytensor.link.numba.dispatch.basic import (
     register_funcify_and_cache_key,
 )
 
-from synkhronos._host.pytensor import graph, rows, storing
+from synkhronos._host.pytensor import graph, rows, serial_random, storing
 
 _VERSION = 1  # to be raised with each change of the code below
 
@@ -38,13 +38,22 @@ class Rows(rows.Rows):
     """The Rows of a function that numba compiles."""
 
 
+class WholeSize(serial_random.WholeSize):
+    """The WholeSize of a function that numba compiles."""
+
+
+class OwnRows(serial_random.OwnRows):
+    """The OwnRows of a function that numba compiles."""
+
+
+_OF_CLASSES = {each.__mro__[1]: each for each in (RankWeight, Rows, WholeSize, OwnRows)}
+
+
 def for_numba(op):
     """Return the operation of this module that computes what another one computes, or None."""
     if type(op) is graph.AllReduce:
         return AllReduce(op.ops, op.serials, op.inplace)
-    if type(op) is graph.RankWeight:
-        return RankWeight()
-    return Rows() if type(op) is rows.Rows else None
+    return _OF_CLASSES[type(op)]() if type(op) in _OF_CLASSES else None
 
 
 @register_funcify_and_cache_key(AllReduce)
@@ -83,6 +92,30 @@ def _rows(op, node, **kwargs):
         "    return found\n"
     )
     return _compiled("numbers", source, rows.numbers_of_rows)
+
+
+@register_funcify_and_cache_key(WholeSize)
+def _whole_size(op, node, **kwargs):
+    source = (
+        "def whole_size(size):\n"
+        "    whole = size.copy()\n"
+        "    with objmode(length='int64'):\n"
+        "        length = int(share(size)[0])\n"
+        "    whole[0] = length\n"
+        "    return whole\n"
+    )
+    return _compiled("whole_size", source, serial_random.share)
+
+
+@register_funcify_and_cache_key(OwnRows)
+def _own_rows(op, node, **kwargs):
+    source = (
+        "def own_rows(numbers, size):\n"
+        "    with objmode(begin='int64', end='int64'):\n"
+        "        _, begin, end = map(int, share(size))\n"
+        "    return numbers[begin:end]\n"
+    )
+    return _compiled("own_rows", source, serial_random.share)
 
 
 @register_funcify_and_cache_key(storing.Push)

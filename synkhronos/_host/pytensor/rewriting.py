@@ -23,7 +23,7 @@ from pytensor.graph.rewriting.basic import (
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors
 
-from synkhronos._host.pytensor.graph import AllReduce, RankWeight
+from synkhronos._host.pytensor.graph import AllReduce, RankOperation
 from synkhronos._host.pytensor.rows import Rows
 from synkhronos._host.pytensor.storing import Await, Push
 
@@ -64,7 +64,7 @@ def _in_place(fgraph, node):
     return False
 
 
-@node_rewriter([AllReduce, RankWeight, Rows, Push, Await])
+@node_rewriter([AllReduce, RankOperation, Rows, Push, Await])
 def _for_numba(fgraph, node):
     # Imported here: that imports numba, which takes a second, and a C mode needs no numba.
     numba_operations = importlib.import_module("synkhronos._host.pytensor.numba_operations")

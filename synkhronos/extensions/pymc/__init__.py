@@ -1,10 +1,10 @@
 """The likelihood of a PyMC model, computed by all ranks.
 
-    with parallel.likelihood(model, ranks=4):
-        idata = pm.sample(chains=4, cores=1)
+with parallel.likelihood(model, ranks=4):
+    idata = pm.sample(chains=4, cores=1)
 
-    model.logp()  ──▶  priors, potentials, likelihoods that can't be divided     in the master
-                  ──▶  likelihoods of observed variables, and their gradients    on all ranks, by rows
+model.logp()  ──▶  priors, potentials, likelihoods that can't be divided     in the master
+              ──▶  likelihoods of observed variables, and their gradients    on all ranks, by rows
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ import os
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Sequence
 
 import numpy as np
 import pymc as pm

@@ -55,7 +55,9 @@ def main(args) -> int:
         results = {
             "ranks": args.ranks,
             "cores": os.cpu_count(),
-            "evaluations": [_evaluation(name, args.rows or MODELS[name], args) for name in args.models],
+            "evaluations": [
+                _evaluation(name, args.rows or MODELS[name], args) for name in args.models
+            ],
             "pays": [_evaluation("logistic", rows, args, reading=False) for rows in args.pays],
             "sampling": [
                 _sampling(name, args.rows or MODELS[name], args)
@@ -67,14 +69,14 @@ def main(args) -> int:
 
 
 def make_model(name, rows):
-    """Return a PyMC model with random data, and the bytes of these."""
+    """Return a PyMC model with random data, and the largest array of these."""
     import pymc as pm
 
     random = np.random.default_rng(0)
-    x = random.normal(size=(rows, _COLUMNS))
-    linear = x @ (random.normal(size=_COLUMNS) / 5)
+    x = random.normal(size=(rows, 1 if name == "hierarchical" else _COLUMNS))
+    linear = x @ (random.normal(size=x.shape[1]) / 5)
     with pm.Model() as model:
-        weights = pm.Normal("weights", 0, 1, shape=_COLUMNS)
+        weights = pm.Normal("weights", 0, 1, shape=x.shape[1])
         if name == "logistic":
             y = (random.random(rows) < 1 / (1 + np.exp(-linear))).astype("int64")
             pm.Bernoulli("y", logit_p=pm.math.dot(x, weights), observed=y)
@@ -85,16 +87,13 @@ def make_model(name, rows):
             y = linear + random.standard_t(4, rows)
             nu, sigma = pm.Gamma("nu", 2, 0.1), pm.HalfNormal("sigma", 1)
             pm.StudentT("y", nu=nu, mu=pm.math.dot(x, weights), sigma=sigma, observed=y)
-    if name == "hierarchical":
-        x, model = x[:, :1].copy(), None
-        group = random.integers(0, _GROUPS, rows)
-        y = random.normal(size=_GROUPS)[group] + x[:, 0] + random.normal(size=rows)
-        with pm.Model() as model:
+        else:
+            group = random.integers(0, _GROUPS, rows)
+            y = random.normal(size=_GROUPS)[group] + linear + random.normal(size=rows)
             mu, tau = pm.Normal("mu", 0, 1), pm.HalfNormal("tau", 1)
-            effect = pm.Normal("effect", 0, 1, shape=_GROUPS)
-            slope, sigma = pm.Normal("slope", 0, 1), pm.HalfNormal("sigma", 1)
-            mean = (mu + tau * effect)[group] + slope * x[:, 0]
-            pm.Normal("y", mean, sigma, observed=y)
+            effect = mu + tau * pm.Normal("effect", 0, 1, shape=_GROUPS)
+            mean = effect[group] + weights[0] * x[:, 0]
+            pm.Normal("y", mean, pm.HalfNormal("sigma", 1), observed=y)
     return model, x
 
 
@@ -166,7 +165,7 @@ def _gain_of_reading(x, n_processes, passes=15):
     read(x)
     alone = np.percentile(seconds[:passes], _QUANTILE)
     processes = []
-    for place in range(n_processes):  # noqa: B007 - the children inherit it
+    for place in range(n_processes):
         processes.append(context.Process(target=read, args=(parts[place], n_processes)))
         processes[-1].start()
     for each in processes:
