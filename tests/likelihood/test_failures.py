@@ -30,7 +30,7 @@ def test_a_worker_that_dies():
         function(point)
         os.kill(ours.worker_pids[1], signal.SIGKILL)
         for _ in range(2):
-            with pytest.raises(WorkerDied, match=r"Rank 2\b.*killed"):
+            with pytest.raises(WorkerDied, match=r"rank 2 .* was killed.* Leave the likelihood"):
                 while True:
                     function(point)
     with parallel.likelihood(model, ranks=3):
@@ -46,7 +46,7 @@ def test_a_worker_that_dies_ends_the_sampling():
                 os.kill(ours.worker_pids[0], signal.SIGKILL)
 
         options = {"chains": 1, "cores": 1, "progressbar": False, "nuts_sampler": "pymc"}
-        with pytest.raises(WorkerDied, match="Rank 1"):
+        with pytest.raises(WorkerDied, match="rank 1"):
             pm.sample(draws=20, tune=20, callback=kill, **options)
 
 

@@ -115,8 +115,8 @@ def likelihood(
 
     Notes
     -----
-    A likelihood is divided if it is a sum over rows. That is looked for in the graph and tested with
-    numbers, at two points: the whole must be what PyMC computes, and the sum of parts, with all
+    A likelihood is divided if it is a sum over rows. The graph shows that, and a test with numbers
+    at two points: the whole is what PyMC computes, and the parts add up to it, as do all their
     gradients. Any other likelihood is left in the master, with a warning in the log.
 
     Workers start with the first evaluation, from the process that evaluates: with
