@@ -6,6 +6,7 @@ import pytest
 pm = pytest.importorskip("pymc", minversion="6")
 
 from support import pymc_models as models  # noqa: E402
+
 from synkhronos.errors import SessionError  # noqa: E402
 from synkhronos.extensions import pymc as parallel  # noqa: E402
 
@@ -70,9 +71,9 @@ def test_only_the_likelihood_of_rows_is_divided(caplog):
 @pytest.mark.parametrize("name", models.REFUSED)
 def test_refused(name):
     model = models.make(models.REFUSED[name])
-    with pytest.raises(ValueError, match=r"No likelihood of this model can be divided.*y"):
-        with parallel.likelihood(model, ranks=2):
-            pass
+    message = r"No likelihood of this model can be divided.*y"
+    with pytest.raises(ValueError, match=message), parallel.likelihood(model, ranks=2):
+        pass
     assert "logp" not in vars(model)
 
 
@@ -84,9 +85,9 @@ def test_reasons():
         models.row_number: "no sum over rows",
     }
     for definition, reason in reasons.items():
-        with pytest.raises(ValueError, match=reason):
-            with parallel.likelihood(models.make(definition), ranks=2):
-                pass
+        model = models.make(definition)
+        with pytest.raises(ValueError, match=reason), parallel.likelihood(model, ranks=2):
+            pass
 
 
 def test_without_gradients():
@@ -185,6 +186,6 @@ def test_arguments():
 def test_frozen_models_are_refused():
     from pymc.model.transform.optimization import freeze_model
 
-    with pytest.raises(TypeError, match="before it is frozen"):
-        with parallel.likelihood(freeze_model(models.make(models.logistic))):
-            pass
+    model = freeze_model(models.make(models.logistic))
+    with pytest.raises(TypeError, match="before it is frozen"), parallel.likelihood(model):
+        pass

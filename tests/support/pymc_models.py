@@ -161,9 +161,7 @@ def autoregression():
 
 
 def random_walk():
-    pm.GaussianRandomWalk(
-        "y", sigma=pm.HalfNormal("sigma"), init_dist=pm.Normal.dist(), observed=Y
-    )
+    pm.GaussianRandomWalk("y", sigma=pm.HalfNormal("sigma"), init_dist=pm.Normal.dist(), observed=Y)
 
 
 def missing():

@@ -43,7 +43,7 @@ ONLY = {
     },
     "pytensor": {"_host.pytensor", "extensions.pymc"},
     "numba": {"_host.pytensor", "extensions.pymc"},
-    "pymc": {"extensions.pymc"},
+    "pymc": {"extensions.pymc", "tools.bench.pymc"},
     "pygpu": {"_host.theano", "comm.nccl", "rules.nccl", "_machine.devices", "tools.info"},
     "posix_ipc": {"_machine.shared_memory", "tools.info"},
     "mpi4py": {

@@ -1,10 +1,10 @@
 """The likelihood of a PyMC model, computed by all ranks.
 
-    with parallel.likelihood(model, ranks=4):
-        idata = pm.sample(chains=4, cores=1)
+with parallel.likelihood(model, ranks=4):
+    idata = pm.sample(chains=4, cores=1)
 
-    model.logp()  ──▶  priors, potentials, likelihoods that can't be divided     in the master
-                  ──▶  likelihoods of observed variables, and their gradients    on all ranks, by rows
+model.logp()  ──▶  priors, potentials, likelihoods that can't be divided     in the master
+              ──▶  likelihoods of observed variables, and their gradients    on all ranks, by rows
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def likelihood(
 
     Notes
     -----
-    A likelihood is divided if it is a sum over rows. That is looked for in the graph and tested with
-    numbers, at two points: the whole must be what PyMC computes, and the sum of parts, with all
+    A likelihood is divided if it is a sum over rows. The graph shows that, and a test with numbers
+    at two points: the whole is what PyMC computes, and the parts add up to it, as do all their
     gradients. Any other likelihood is left in the master, with a warning in the log.
 
     Workers start with the first evaluation, from the process that evaluates: with

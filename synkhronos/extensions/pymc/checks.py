@@ -69,7 +69,9 @@ class _Parts:
 
     def __init__(self, term, function):
         self._term, self._function = term, function
-        self._arrays = [np.ascontiguousarray(each) for each in values_of([r.data for r in term.rows])]
+        self._arrays = [
+            np.ascontiguousarray(each) for each in values_of([r.data for r in term.rows])
+        ]
 
     def __call__(self, values, begin, end):
         rows = [

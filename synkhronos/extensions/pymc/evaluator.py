@@ -22,7 +22,7 @@ import os
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Sequence
 
 import numpy as np
 import pymc as pm
@@ -37,7 +37,7 @@ from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.processes import check_proc, take_standard_streams
 from synkhronos._machine.shared_memory import Segments
 from synkhronos._master.session import Session
-from synkhronos.errors import SessionError
+from synkhronos.errors import SessionError, WorkerDied
 from synkhronos.extensions.pymc.terms import Term, is_float, values_of
 
 BLOCK = 256 << 10  # bytes of data and intermediate arrays of a block
@@ -169,12 +169,20 @@ class Evaluator:
             if command is None or not self._is_current(values):
                 command = self._start(gradients, values)
             self._values[...] = values
-            self._session.run(command)
+            self._run(command)
             total = np.add.reduce(self._parts, 0)
         if len(self.terms) == 1:
             return total
         logp = total[self._begins].sum()
         return np.concatenate([[logp], np.delete(total, self._begins)] if gradients else [[logp]])
+
+    def _run(self, command):
+        try:
+            self._session.run(command)
+        except WorkerDied as death:
+            cause = str(death).partition(" The session has ended")[0]
+            advice = "Leave the likelihood() block, and enter it again."
+            raise WorkerDied(f"{cause} {advice}", death.rank, death.exitcode) from None
 
     def _is_current(self, values):
         for cell, data in self._sources:

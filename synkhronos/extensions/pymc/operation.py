@@ -89,9 +89,7 @@ def leave_out_gradients(fgraph, node):
     if not node.op.gradients or fgraph.clients[node.outputs[1]]:
         return False
     number, *frontier = node.inputs
-    return {
-        node.outputs[0]: Likelihood(node.op.evaluator, False).make_node(number, *frontier).out
-    }
+    return {node.outputs[0]: Likelihood(node.op.evaluator, False).make_node(number, *frontier).out}
 
 
 # Late, when a gradient that is used by nothing has been removed.
@@ -102,6 +100,7 @@ optdb.register(
     "fast_compile",
     position=47.0,
 )
+
 
 @register_funcify_and_cache_key(Likelihood)
 def _likelihood_in_numba(op, node, **kwargs):
@@ -120,11 +119,12 @@ def _likelihood_in_numba(op, node, **kwargs):
         else:
             lines += [f"    for each in {name}.flat:", "        flat[place] = each"]
             lines += ["        place += 1"]
+    returned = "np.asarray(vector[0])" + (", vector[1:]" if op.gradients else "")
     lines += [
         "    which = number.item()",
         "    with numba.objmode(vector='float64[::1]'):",
         f"        vector = evaluate(which, {op.gradients}, flat)",
-        f"    return {'np.asarray(vector[0]), vector[1:]' if op.gradients else 'np.asarray(vector[0])'}",
+        f"    return {returned}",
     ]
     source = "\n".join(lines)
     # numba looks for the name of the module in which the function was defined.

@@ -96,7 +96,9 @@ def cut(model, observed) -> Term:
     try:
         logp = pm.logp(drawn, data, warn_rvs=False).sum()
     except NotImplementedError as error:
-        raise CannotDivide(f"PyMC derives no log-likelihood of parts of its rows: {error}") from error
+        raise CannotDivide(
+            f"PyMC derives no log-likelihood of parts of its rows: {error}"
+        ) from error
     if rvs_in_graph([logp]):
         raise CannotDivide("its log-likelihood draws random numbers")
     return _cut_at_frontier(observed.name, logp, stand_ins, rows, length)
@@ -157,9 +159,7 @@ def _cut_at_frontier(name, logp, stand_ins, rows, length):
     [logp] = replaced([logp], dict(zip(frontier, parameters, strict=True)))
     back = {stand_in: rv for rv, stand_in in stand_ins.items()}
     rows = [each for each in rows if each.variable in with_rows]
-    return Term(
-        name, tuple(replaced(frontier, back)), tuple(parameters), tuple(rows), logp, length
-    )
+    return Term(name, tuple(replaced(frontier, back)), tuple(parameters), tuple(rows), logp, length)
 
 
 def is_float(variable) -> bool:
@@ -178,13 +178,20 @@ def _smaller(frontier, moving):
         while variable.owner and isinstance(variable.owner.op, DimShuffle):
             [variable] = variable.owner.inputs
         is_array = isinstance(variable.type, TensorType)
-        is_small = is_array and None not in variable.type.shape and prod(variable.type.shape) <= SMALL
+        is_small = (
+            is_array and None not in variable.type.shape and prod(variable.type.shape) <= SMALL
+        )
         (near if is_small or not is_array else kept)[variable] = None
-    sources = {
-        each: None for each in _inputs_first(near) if each in moving and each.owner is None
-    }
+    sources = {each: None for each in _inputs_first(near) if each in moving and each.owner is None}
     must_move = not all(isinstance(each.type, TensorType) for each in near)
-    return [*kept, *(each for each in (sources if must_move or len(sources) <= len(near) else near) if each not in kept)]
+    return [
+        *kept,
+        *(
+            each
+            for each in (sources if must_move or len(sources) <= len(near) else near)
+            if each not in kept
+        ),
+    ]
 
 
 def replaced(graphs, replacements) -> list[Variable]:

@@ -8,6 +8,7 @@ BENCHMARKS = {
     "import": "synkhronos.tools.bench.imports",
     "machines": "synkhronos.tools.bench.machines",
     "parameter_server": "synkhronos.tools.bench.parameter_server",
+    "pymc": "synkhronos.tools.bench.pymc",
     "rules": "synkhronos.tools.bench.rules",
     "scaling": "synkhronos.tools.bench.scaling",
     "training": "synkhronos.tools.bench.training",

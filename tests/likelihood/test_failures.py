@@ -1,0 +1,105 @@
+"""Workers that die, errors on ranks, and Ctrl-C."""
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+pm = pytest.importorskip("pymc", minversion="6")
+
+from support import pymc_models as models  # noqa: E402
+
+from synkhronos import WorkerDied, WorkerError  # noqa: E402
+from synkhronos.extensions import pymc as parallel  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # PyMC and its libraries warn of many things
+    pytest.mark.usefixtures("no_session"),
+]
+
+
+def test_a_worker_that_dies():
+    model = models.make(models.logistic)
+    [point] = models.points(model, 1)
+    expected = model.compile_logp()(point)
+    with parallel.likelihood(model, ranks=3) as ours:
+        function = model.compile_logp()
+        function(point)
+        os.kill(ours.worker_pids[1], signal.SIGKILL)
+        for _ in range(2):
+            with pytest.raises(WorkerDied, match=r"rank 2 .* was killed.* Leave the likelihood"):
+                while True:
+                    function(point)
+    with parallel.likelihood(model, ranks=3):
+        np.testing.assert_allclose(model.compile_logp()(point), expected, rtol=1e-12)
+
+
+def test_a_worker_that_dies_ends_the_sampling():
+    model = models.make(models.logistic)
+    with parallel.likelihood(model, ranks=2) as ours:
+
+        def kill(trace, draw):
+            if draw.draw_idx == 5:
+                os.kill(ours.worker_pids[0], signal.SIGKILL)
+
+        options = {"chains": 1, "cores": 1, "progressbar": False, "nuts_sampler": "pymc"}
+        with pytest.raises(WorkerDied, match="rank 1"):
+            pm.sample(draws=20, tune=20, callback=kill, **options)
+
+
+def test_interrupted():
+    model = models.make(models.logistic)
+    [point] = models.points(model, 1)
+    with parallel.likelihood(model, ranks=2) as ours:
+        function = model.compile_logp()
+        expected, pids = function(point), ours.worker_pids
+        for seconds in (0.2, 0.21, 0.23):
+            timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                while True:
+                    function(point)
+            timer.join()
+            np.testing.assert_allclose(function(point), expected, rtol=1e-14)
+        assert ours.worker_pids == pids
+
+
+def test_an_error_on_a_rank(monkeypatch):
+    model = models.make(models.logistic)
+    [point] = models.points(model, 1)
+    with parallel.likelihood(model, ranks=2) as ours:
+        evaluator, original = ours._evaluator, type(ours._evaluator).compute
+
+        def compute(self, rank, gradients):
+            if rank == 1:
+                raise ArithmeticError("of rank 1")
+            original(self, rank, gradients)
+
+        monkeypatch.setattr(type(evaluator), "compute", compute)
+        function = model.compile_logp()
+        with pytest.raises(WorkerError, match=r"Rank 1 of 2 .*raised ArithmeticError: of rank 1"):
+            function(point)
+
+
+def test_workers_end_with_a_killed_master(script):
+    text = """
+        import os, signal, sys
+        from support import pymc_models as models
+        from synkhronos.extensions import pymc as parallel
+        model = models.make(models.logistic)
+        with parallel.likelihood(model, ranks=3) as ours:
+            model.compile_logp()(models.points(model, 1)[0])
+            print(*ours.worker_pids, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = script("\n".join(line[8:] for line in text.splitlines()), check=False, timeout=120)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2
+    end = time.monotonic() + 20
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
