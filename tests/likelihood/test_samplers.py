@@ -57,15 +57,27 @@ def test_same_posterior_as_the_plain_model():
     assert float(abs(found.std(("chain", "draw")) / sd - 1).max()) < 5 * error
 
 
-@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
-def test_chains_in_processes(start_method):
+CHAINS = """
+import numpy as np, pymc as pm
+from support import pymc_models as models
+from synkhronos.extensions import pymc as parallel
+
+if __name__ == "__main__":
     model = models.make(models.with_master_terms)
-    options = {**SHORT, "draws": 10, "tune": 10, "chains": 2, "mp_ctx": start_method}
+    options = {options}
     with parallel.likelihood(model, ranks=2):
-        expected = draws_of(pm.sample(**options))
+        expected = pm.sample(**options).posterior["weights"]
         # Workers of this process, which chains must leave alone, are there.
-        found = draws_of(pm.sample(**{**options, "cores": 2}))
+        options.update(cores=2, mp_ctx="{start_method}")
+        found = pm.sample(**options).posterior["weights"]
     np.testing.assert_allclose(found, expected, rtol=1e-4)
+"""
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+def test_chains_in_processes(script, start_method):
+    options = {**SHORT, "draws": 10, "tune": 10, "chains": 2}
+    script(CHAINS.format(options=options, start_method=start_method), timeout=300)
 
 
 def test_find_map():

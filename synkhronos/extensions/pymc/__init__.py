@@ -11,7 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 from collections.abc import Iterator, Sequence
+
+if importlib.util.find_spec("pymc") is None:
+    raise ImportError(
+        "synkhronos.extensions.pymc needs PyMC 6, which runs on Python 3.12 to 3.14: "
+        "pip install 'synkhronos[pymc]'"
+    )
 
 import pymc as pm
 
