@@ -11,9 +11,16 @@ import pymc as pm
 import pytensor
 
 from synkhronos.extensions.pymc.evaluator import compiled
-from synkhronos.extensions.pymc.terms import AT_ONCE, CannotDivide, Term, is_float, values_of
+from synkhronos.extensions.pymc.terms import (
+    AT_ONCE,
+    CannotDivide,
+    Term,
+    first_line,
+    is_float,
+    values_of,
+)
 
-TOLERANCE = 1e-10  # of the largest part
+TOLERANCE = {"float64": 1e-10, "float32": 1e-5}  # of the largest part, by dtype
 _STEPS = (0.3, 0.1, 0.03, 0.01, 0.0)  # from the initial point, until all is finite
 _POINTS = 2
 
@@ -30,7 +37,10 @@ def checked(model: pm.Model, observed, term: Term):
     plain = pytensor.function(outputs=plain, **given)
     frontier = model.replace_rvs_by_values(list(term.frontier))
     frontier = pytensor.function(outputs=frontier, **given)
-    function = compiled(term, gradients=True)
+    try:
+        function = compiled(term, gradients=True)
+    except Exception as error:  # of any kind, from the code of its operations
+        raise CannotDivide(f"it has no gradients: {first_line(error)}") from error
     parts = _Parts(term, function)
     random = np.random.default_rng(0)
     for _ in range(_POINTS):
@@ -41,7 +51,7 @@ def checked(model: pm.Model, observed, term: Term):
             raise
         except Exception as error:
             raise CannotDivide(
-                f"its log-likelihood can't be computed from some of its rows: {_first_line(error)}"
+                f"its log-likelihood can't be computed from some of its rows: {first_line(error)}"
             ) from error
     return function
 
@@ -84,25 +94,22 @@ class _Parts:
 
 def _compare(term, parts, values, plain):
     length = term.length
-    bounds = [0, length // 5, length // 2 + 1, length]
+    bounds = sorted({0, max(length // 5, 1), length // 2 + 1, length})
     whole = parts(values, 0, length)
     found = [parts(values, *each) for each in zip(bounds, bounds[1:])]
     sizes = [1, *(value.size for each, value in zip(term.parameters, values) if is_float(each))]
     begin = 0
     for number, size in enumerate(sizes):
         part = slice(begin, begin + size)
-        _compare_one(number, [each[part] for each in found], whole[part], plain)
+        tolerance = TOLERANCE.get(term.logp.dtype, 1e-10)
+        _compare_one(number, [each[part] for each in found], whole[part], plain, tolerance)
         begin += size
 
 
-def _compare_one(number, parts, whole, plain):
+def _compare_one(number, parts, whole, plain, tolerance):
     scale = sum(np.abs(each).max(initial=0) for each in parts)
-    if number == 0 and not abs(whole[0] - plain) <= TOLERANCE * scale:
+    if number == 0 and not abs(whole[0] - plain) <= tolerance * scale:
         raise CannotDivide(f"it is {whole[0]} where PyMC computes {plain}")
-    if not np.abs(sum(parts) - whole).max(initial=0) <= TOLERANCE * scale:
+    if not np.abs(sum(parts) - whole).max(initial=0) <= tolerance * scale:
         what = "gradients" if number else "log-likelihoods"
         raise CannotDivide(f"it is no sum over rows: {what} of parts don't add up to the whole")
-
-
-def _first_line(error):
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"

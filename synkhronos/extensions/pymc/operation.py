@@ -60,13 +60,20 @@ class Likelihood(Op):
             outputs[1][0] = vector[1:]
 
     def connection_pattern(self, node):
-        """Say that the log-likelihood alone can be derived, for floats."""
-        floats = [is_float(each) for each in node.inputs]
-        return [[is_float, False][: len(node.outputs)] for is_float in floats]
+        """Say that all outputs depend on the inputs that are floats."""
+        return [[is_float(each)] * len(node.outputs) for each in node.inputs]
 
     def pullback(self, inputs, outputs, output_gradients):
-        """Return the gradients for all inputs, which were computed with the value."""
-        gradient = output_gradients[0]
+        """Return the gradients for all inputs, which were computed with the value.
+
+        Raises NotImplementedError for second derivatives.
+        """
+        gradient, *seconds = output_gradients
+        if not all(isinstance(each.type, DisconnectedType) for each in seconds):
+            raise NotImplementedError(
+                "Ranks compute no second derivatives of a likelihood. Derive outside of the "
+                "`with likelihood(...):` block."
+            )
         found, begin = [], 0
         for each in inputs:
             if not is_float(each):

@@ -6,7 +6,8 @@
 
 The frontier is the last of the graph that is the same on all ranks: for ``a[group]`` it is ``a``,
 and a rank takes its rows of ``group``. What comes before the frontier stays in the master, with
-priors, transforms and potentials, and PyTensor derives it there.
+priors, transforms and potentials, and PyTensor derives it there. `row_axes` tests that no operation
+behind the frontier computes something from several rows, but for the sum at the end.
 
 The cut is made in the graph of random variables, before PyMC derives the log-likelihood: what it
 derives from constants of known length would have this length in it.
@@ -35,6 +36,8 @@ from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.sharedvar import TensorSharedVariable
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.type_other import NoneConst
+
+from synkhronos.extensions.pymc import row_axes
 
 SMALL = 32  # elements
 AT_ONCE = Mode(linker="py", optimizer=None)  # evaluates without compiling anything
@@ -95,13 +98,18 @@ def cut(model, observed) -> Term:
     drawn, data = replaced([drawn, data], {each.data: each.variable for each in rows})
     try:
         logp = pm.logp(drawn, data, warn_rvs=False).sum()
-    except NotImplementedError as error:
+    except Exception as error:  # of any kind, from the code of the distribution
         raise CannotDivide(
-            f"PyMC derives no log-likelihood of parts of its rows: {error}"
+            f"PyMC derives no log-likelihood of parts of its rows: {first_line(error)}"
         ) from error
     if rvs_in_graph([logp]):
         raise CannotDivide("its log-likelihood draws random numbers")
-    return _cut_at_frontier(observed.name, logp, stand_ins, rows, length)
+    term = _cut_at_frontier(observed.name, logp, stand_ins, rows, length)
+    try:
+        row_axes.check(term.logp, {each.variable: each.axis for each in term.rows})
+    except row_axes.Mixed as error:
+        raise CannotDivide(str(error)) from error
+    return term
 
 
 def _check(model, observed, data):
@@ -134,7 +142,7 @@ def _find_rows(graphs, stand_ins, length) -> list[Rows]:
             shape = [None if i == axis else n for i, n in enumerate(variable.type.shape)]
             stand_in = TensorType(variable.dtype, tuple(shape))(name=variable.name)
             fixed.append(Rows(variable, stand_in, axis))
-        else:
+        elif not is_float(variable):  # a mean of all rows stays whole, a number of rows does not
             stack.extend(inputs)
     return fixed
 
@@ -164,7 +172,7 @@ def _cut_at_frontier(name, logp, stand_ins, rows, length):
 
 def is_float(variable) -> bool:
     """Return whether a variable's dtype is one of floats, which have gradients."""
-    return variable.dtype.startswith("float")
+    return getattr(variable, "dtype", "").startswith("float")
 
 
 def _smaller(frontier, moving):
@@ -272,6 +280,11 @@ def _inputs_first(graphs, ends=()) -> list[Variable]:
             if variable.owner and variable not in ends:
                 stack.extend((each, False) for each in variable.owner.inputs)
     return order
+
+
+def first_line(error: Exception) -> str:
+    """Return an exception's type and the first line of its message."""
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 
 
 def values_of(variables) -> list[Any]:
