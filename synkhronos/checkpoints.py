@@ -113,7 +113,7 @@ def save(path: str | os.PathLike[str], functions_or_variables: Saved | Sequence[
                 if entry.relation == OF_EACH_RANK and not _host.is_random_state(variable):
                     _tell(session, variable, entry)
                 for name, value in zip(entry.arrays, values):
-                    _write(archive, name, value if entry.dtype else value.get_state()[1])
+                    _write(archive, name, value if entry.dtype else _host.state_parts(value)[0])
                 entries.append(entry)
             about = {"version": _VERSION, "variables": [entry._asdict() for entry in entries]}
             _write(archive, _ABOUT, np.array(json.dumps(about)))
@@ -225,7 +225,7 @@ def _entry(session, position, variable, values):
     each = range(len(values)) if relation == OF_EACH_RANK else range(1)
     rest = []
     if not is_array:
-        rest = [[each[0], *map(float, each[2:])] for each in (v.get_state() for v in values)]
+        rest = [_host.state_parts(value)[1] for value in values]
     return _Entry(
         variable.name,
         str(variable.dtype) if is_array else None,
@@ -239,7 +239,8 @@ def _entry(session, position, variable, values):
 def _is_same(one, other):
     """Return whether two arrays have the same bits, or two random states the same numbers."""
     if not isinstance(one, np.ndarray):
-        return pickle.dumps(one.get_state()) == pickle.dumps(other.get_state())
+        (key, rest), (other_key, other_rest) = map(_host.state_parts, (one, other))
+        return rest == other_rest and np.array_equal(key, other_key)
     if one.shape != other.shape:
         return False
     one, other = (np.ascontiguousarray(array).reshape(-1) for array in (one, other))
@@ -330,13 +331,10 @@ def _values_of(path, entry, variable, arrays):
 
 
 def _random_state(path, entry, rest, key):
-    state = _host.RandomState()
-    kind, position, has_gauss, gauss = rest
     try:
-        state.set_state((kind, key, int(position), int(has_gauss), gauss))
-    except (TypeError, ValueError) as error:
+        return _host.state_of_parts(key, rest)
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"load() can't read {path!r}: {entry}: {sentence(error)}") from error
-    return state
 
 
 class _Plan:

@@ -92,6 +92,8 @@ NAMES = {
     "spread_random_state": "Move a random state to a rank's own stream.",
     "keep_state_equal": "Mark a random state that `spread_random_state` is to leave as it is.",
     "is_state_equal": "Return whether a random state is marked so.",
+    "state_parts": "Return an array, and a list of numbers and words, that make a random state.",
+    "state_of_parts": "Return the random state of what `state_parts` has returned.",
     "draws_of_all_rows": "Return a function's arguments with draws of all ranks' random numbers.",
     # Operations in graphs.
     "all_reduce": "Return an expression that is reduced over the ranks while a function runs.",

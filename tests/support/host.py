@@ -30,6 +30,8 @@ SUITES = [
     "tests/faults",
     "tests/host",
     "tests/pymc",
+    "tests/parameter_server/test_train_with_store.py",
+    "tests/parameter_server/test_storing.py",
     "synkhronos/functions.py",
     "synkhronos/collectives.py",
     "synkhronos/inputs.py",

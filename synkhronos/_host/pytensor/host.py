@@ -55,6 +55,8 @@ from synkhronos._host.pytensor.random_numbers import (
     is_state_equal,
     keep_state_equal,
     spread_random_state,
+    state_of_parts,
+    state_parts,
 )
 from synkhronos._host.pytensor.rows import (
     axes_of_rows,

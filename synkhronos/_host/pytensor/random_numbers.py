@@ -1,5 +1,7 @@
 """Random states: each rank draws from a stream of its own."""
 
+import json
+
 import numpy as np
 from numpy.random import Generator, SeedSequence
 
@@ -31,3 +33,27 @@ def keep_state_equal(variable) -> None:
 def is_state_equal(variable) -> bool:
     """Return whether a random state is marked by `keep_state_equal`."""
     return getattr(variable.tag, "is_equal_on_ranks", False)
+
+
+def state_parts(state):
+    """Return the state of a generator as JSON in an array, and the name of its bit generator."""
+    bits = state.bit_generator
+    text = json.dumps(bits.state, default=lambda value: value.tolist())
+    return np.frombuffer(text.encode(), np.uint8), [type(bits).__name__]
+
+
+def state_of_parts(array, rest):
+    """Return the generator of these parts; raise ValueError, TypeError or KeyError for others."""
+    [kind] = rest
+    made = getattr(np.random, kind, None)
+    if not (isinstance(made, type) and issubclass(made, np.random.BitGenerator)):
+        raise ValueError(f"NumPy has no bit generator {kind}.")
+    bits = made()
+    bits.state = _with_arrays(json.loads(array.tobytes()))
+    return Generator(bits)
+
+
+def _with_arrays(value):
+    if isinstance(value, dict):
+        return {key: _with_arrays(each) for key, each in value.items()}
+    return np.array(value, np.uint64) if isinstance(value, list) else value

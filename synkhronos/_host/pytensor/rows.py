@@ -18,7 +18,7 @@ from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import HasInnerGraph, Op
 from pytensor.graph.replace import clone_replace
-from pytensor.graph.traversal import ancestors
+from pytensor.graph.traversal import ancestors, walk
 from pytensor.scan.op import Scan
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import Shape_i
@@ -91,7 +91,8 @@ def without_row_numbers(expressions, givens, inputs):
     variables = [each for each in expressions if isinstance(each, Variable)]
     equal = {}
     used = dict.fromkeys(ancestors(variables))
-    nodes = dict.fromkeys(each.owner for each in used if each.owner is not None)
+    found = walk(variables, _inputs, bfs=True)  # as they are written, from left to right
+    nodes = dict.fromkeys(each.owner for each in found if each.owner is not None)
     for node in nodes:
         if isinstance(node.op, Rows):
             key = tuple(map(_identity, node.inputs))
@@ -118,6 +119,10 @@ def without_row_numbers(expressions, givens, inputs):
     new = iter(clone_replace(variables, replace=replace))
     expressions = [next(new) if isinstance(each, Variable) else each for each in expressions]
     return expressions, numbers, all(each in used for each in inputs)
+
+
+def _inputs(variable):
+    return None if variable.owner is None else variable.owner.inputs
 
 
 def _inside_of(op):

@@ -49,6 +49,8 @@ from synkhronos._host.theano.random_numbers import (
     is_state_equal,
     keep_state_equal,
     spread_random_state,
+    state_of_parts,
+    state_parts,
 )
 from synkhronos._host.theano.rewriting import open_device
 from synkhronos._host.theano.rows import (

@@ -59,3 +59,17 @@ def _power(matrix, exponent, modulus):
         base = base.dot(base) % modulus
         exponent >>= 1
     return result
+
+
+def state_parts(state):
+    """Return the array of a RandomState, and the name and numbers that belong to it."""
+    kind, key, *numbers = state.get_state()
+    return key, [kind, *map(float, numbers)]
+
+
+def state_of_parts(key, rest):
+    """Return the RandomState of these parts; raise ValueError or TypeError for others."""
+    kind, position, has_gauss, gauss = rest
+    state = np.random.RandomState()
+    state.set_state((kind, key, int(position), int(has_gauss), gauss))
+    return state
