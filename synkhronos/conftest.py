@@ -3,11 +3,16 @@
 import importlib.util
 
 import pytest
-from support import compatible, compiling  # of the folder tests, see pyproject.toml
+from support import compatible, compiling, host  # of the folder tests, see pyproject.toml
 
 collect_ignore = ["comm/mpi/carrier.py"]  # it starts MPI when it is imported
 if importlib.util.find_spec("keras") is None:
     collect_ignore.append("extensions/keras")
+
+
+def pytest_ignore_collect(collection_path):
+    """Leave out examples that can't run on the host of this run."""
+    return True if host.reason_to_leave_out(collection_path) else None
 
 
 @pytest.fixture(autouse=True)
