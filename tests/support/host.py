@@ -59,6 +59,7 @@ LEFT_OUT = {
     "FAST_COMPILE-tuples]": "PyTensor takes no inputs as tuples",
     "FAST_COMPILE-container]": "functions of PyTensor have no containers by name",
     "test_theano_arguments.py::test_the_tools_of_theano_take_it": "Theano's tools",
+    "functions.py::synkhronos.functions.Function": "it shows Theano's tools",
     "test_print.py": "Theano's operation Print",
 }
 
