@@ -98,7 +98,10 @@ EXTRAS = {
         "vermin",
     ],
     # What `make test-pytensor` needs, which runs the suites of both hosts.
-    "test-pytensor": ["pytest>=7", "pytest-xdist", "hypothesis", "psutil", "pymc>=6,<7", PYTENSOR],
+    "test-pytensor": [
+        *("pytest>=7", "pytest-xdist", "hypothesis", "psutil", "matplotlib"),
+        *("pymc>=6,<7", PYTENSOR),
+    ],
     "docs": ["sphinx>=7.1,<10", "furo>=2024.8", "sphinx-copybutton>=0.5.2,<0.6"],
     "lint": ["ruff", "codespell", "mypy"],
 }

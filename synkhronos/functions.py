@@ -238,7 +238,7 @@ class Function:
                 if session.gate.is_open:
                     session.settle()
                 if session.changes.pending:
-                    session.changes.settle(self, self._compiled)
+                    session.changes.settle(self._recipe, self._compiled)
                 values = self._inputs.bind(args, kwargs)
                 command = self._requests.make(
                     self._make_ready, values, output_subset, batch, batch_s, num_slices
@@ -594,6 +594,7 @@ def function(
     name = "{}:{}".format(*line_of_user()) if name is None else str(name)
     keywords = {**kwargs, "givens": givens, "name": name}
     given = signature.check_axes(axes, given, chosen, sliceable_shareds)
+    signature.check_lengths(given)
     draws_all = truth("serial_random", serial_random)
     if draws_all and any(each.axis for each in given):
         raise ValueError(

@@ -149,8 +149,13 @@ class Data(Operators):
     def __contains__(self, item):
         return plain(item) in self._store.array
 
-    def __array__(self, dtype=None):
-        return self._store.array if dtype is None else self._store.array.astype(dtype)
+    def __array__(self, dtype=None, copy=None):
+        array = self._store.array
+        if dtype is None or dtype == array.dtype:
+            return array.copy() if copy else array
+        if copy is False:  # as NumPy 2 says it of its own arrays
+            raise ValueError(f"Data of dtype {array.dtype} can't be {dtype} without a copy.")
+        return array.astype(dtype)
 
     def __repr__(self):
         name = f" {self._name!r}" if self._name else ""

@@ -53,6 +53,7 @@ def pytest_generate_tests(metafunc):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
+    keep(config, items, {*items} - host.leave_out(items))
     if layouts.ONLY is not None:
         keep_one_of_each_test(config, items)
         return

@@ -71,6 +71,7 @@ NAMES = {
     "is_random_state": "Return whether a shared variable holds a random state.",
     "lives_on_device": "Return whether the values of a variable are on a device.",
     "fixed_axes": "Return, for each axis of a variable, whether its length is always 1.",
+    "lengths": "Return, for each axis of a variable, the length that it always has, or None.",
     "fix_axes": "Return an expression, with the axes fixed that are fixed in a variable.",
     "shared_on_host": "Return a new shared variable that has an array of the host for its value.",
     "shared_zeros": "Return a new shared variable of zeros in the shape of another one.",

@@ -37,7 +37,7 @@ class Changes:
         self._apart = set()  # keys of variables with a value for each rank, as the script asked
         self._told = set()  # keys of variables that a warning was about
         self._read = {}  # key -> copy of a value that the script may have borrowed and written to
-        self._unconcerned = weakref.WeakSet()  # functions that use nothing that is pending
+        self._unconcerned = weakref.WeakSet()  # recipes of those that use nothing that is pending
 
     def watch(self, key, variable) -> None:
         """Notice from now on when the script sets a variable, which the workers have."""
@@ -86,9 +86,9 @@ class Changes:
 
         Parameters
         ----------
-        function : Function, optional
-            The function to be called. None before a collective, which nothing is warned of: it may
-            be the one that the script sets all ranks with.
+        function : Recipe, optional
+            That of the function to be called. None before a collective, which nothing is warned of:
+            it may be the one that the script sets all ranks with.
         compiled : compiled function, optional
             The function of the host, of which PyTensor allows no weak reference.
         """

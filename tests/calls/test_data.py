@@ -188,6 +188,7 @@ def test_lists_must_hold_what_the_dtype_can():
     ],
     ids=repr,
 )
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")  # of NumPy 2
 def test_the_number_that_does_not_fit_is_named(value, dtype, wrong):
     with pytest.raises(TypeError) as error:
         synk.data(value, dtype=dtype, name="d")
@@ -298,7 +299,7 @@ def test_operators_of_integers_and_bools_and_with_one_operand():
     np.testing.assert_array_equal(m[mask, synk.data(1)], [3])
     d[mask] = 0
     assert list(d) == [5, 0, -7] and 5 in d and 6 not in d
-    one = synk.data([2])
+    one = synk.data(2)
     assert (int(one), float(one), complex(one), bool(synk.data(0.0))) == (2, 2.0, 2.0, False)
     assert range(5)[synk.data(3)] == 3
     with pytest.raises(TypeError):

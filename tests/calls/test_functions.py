@@ -197,6 +197,7 @@ def test_scalar_inputs_go_to_every_rank(ranks):
 
 
 @pytest.mark.numba
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # of NumPy 2, in the plain call
 def test_lists_scalars_and_arrays_are_cast_as_theano_does(ranks):
     x = T.fvector("x")
     plain = theano.function([x], x * 2, mode=MODE)

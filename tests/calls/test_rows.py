@@ -199,7 +199,7 @@ def test_unused_inputs_are_refused_as_by_theano(data):
 def test_rows_of_unequal_number_are_refused(data):
     total = data[0][synk.rows(INDEX, 2)].sum() + data[0][synk.rows(INDEX, 3)].sum()
     f = function([INDEX], (total, "sum"), name="f")
-    with pytest.raises(ValueError, match=r"must have the same length .*'rows\(\)' 2, 'rows\(\)' 3"):
+    with pytest.raises(ValueError, match=r"must have the same length .*'rows\(\)' [23], 'rows"):
         f(0)
     x = T.dvector("x")
     g = function([INDEX, x], (data[0][synk.rows(INDEX, 2)].sum() + x.sum(), "sum"), name="g")

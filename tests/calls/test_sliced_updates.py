@@ -16,7 +16,7 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
-from synkhronos import WorkerError
+from synkhronos import WorkerError, _host
 
 LAYOUTS = FEWER
 
@@ -311,7 +311,7 @@ def test_updates_of_what_is_no_tensor_are_refused_with_slices(ranks):
     s = theano.shared(scipy.sparse.csr_matrix(np.zeros((2, 2))), "s")
     f = function([x], updates=[(s, theano.sparse.csr_from_dense(x))])
     f(np.ones((2 * ranks.n, 2)))
-    with pytest.raises(ValueError, match=r"the update of s, .*can't be accumulated"):
+    with pytest.raises(ValueError, match=r"the update of (s|Sparse\S+), .*can't be accumulated"):
         f(np.zeros((2 * ranks.n, 2)), num_slices=2)
     np.testing.assert_array_equal(s.get_value().toarray(), np.ones((2, 2)))
 
@@ -404,13 +404,13 @@ def test_states_that_are_updated_by_hand_move_on_in_every_slice(ranks, streams):
 @pytest.fixture
 def compiled(monkeypatch):
     """The functions that were compiled since."""
-    made, original = [], theano.function
+    made, original = [], _host.library.function
 
     def counting(*args, **kwargs):
         made.append(kwargs.get("name"))
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(theano, "function", counting)
+    monkeypatch.setattr(_host.library, "function", counting)
     makers, make = [], theano.compile.function_module.FunctionMaker.__init__
 
     def counting_too(self, *args, **kwargs):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support import host
 from support.helpers import MODE, function, shares
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
@@ -114,7 +115,10 @@ def test_all_reduce_and_reduce(ranks, dtype):
         assert synk.reduce(variables, "c_" + op) is None
         on_master = synk.get_value(ranks.master, variables)
         for s, each, found, result in zip(variables, values, on_master, results):
-            np.testing.assert_array_equal(found, result)
+            if np.dtype(dtype).kind == "c":  # NumPy 2 divides arrays of one item in its own way
+                np.testing.assert_allclose(found, result, rtol=1e-6)
+            else:
+                np.testing.assert_array_equal(found, result)
             assert_held(ranks, s, [*each[: ranks.master], found, *each[ranks.master + 1 :]])
         reset()
         assert synk.all_reduce(variables, op) is None
@@ -480,23 +484,23 @@ def test_random_states(ranks):
     synk.broadcast(state)
     numbers = drawn()
     assert (numbers == numbers[0]).all()
-    own = np.random.RandomState(8)
+    own = host.random_state(8)
     for rank in range(ranks.n):
-        synk.set_value(rank, state, np.random.RandomState(rank))
+        synk.set_value(rank, state, host.random_state(rank))
     synk.set_value(ranks.n - 1, [state], [own])
-    expected = [np.random.RandomState(rank).uniform(size=2) for rank in range(ranks.n)]
-    expected[-1] = np.random.RandomState(8).uniform(size=2)
+    expected = [host.random_state(rank).uniform(size=2) for rank in range(ranks.n)]
+    expected[-1] = host.random_state(8).uniform(size=2)
     np.testing.assert_allclose(drawn(), expected)
     own.uniform()  # it was copied
     there = synk.get_value(ranks.n - 1, state)
-    after = np.random.RandomState(8)
+    after = host.random_state(8)
     after.uniform(size=2)
     assert type(there) is np.random.RandomState
     assert there.uniform() == after.uniform()
     assert type(synk.get_value(0, [state])) is tuple
     s = theano.shared(np.zeros(1))
-    synk.broadcast([s, state], [[1.0], np.random.RandomState(2)])
-    np.testing.assert_allclose(drawn(), [np.random.RandomState(2).uniform(size=2)] * ranks.n)
+    synk.broadcast([s, state], [[1.0], host.random_state(2)])
+    np.testing.assert_allclose(drawn(), [host.random_state(2).uniform(size=2)] * ranks.n)
     assert_held(ranks, s, [np.ones(1)] * ranks.n)
     states = synk.get_value(ranks.n - 1, [state, s])
     assert type(states[0]) is np.random.RandomState and states[1] == 1

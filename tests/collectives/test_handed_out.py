@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support import host
 from support.layouts import ON_DEVICES, Layout, forked
 
 import synkhronos as synk
@@ -135,7 +136,7 @@ def test_a_random_state_that_is_given_stays_the_scripts(n, master):
         streams = T.shared_randomstreams.RandomStreams(1)
         draw = synk.function([], (streams.uniform((2,)), "gather"))
         [state] = [v for v in draw.get_shared() if v.type == streams.state_updates[0][0].type]
-        own = np.random.RandomState(5)
+        own = host.random_state(5)
         before = own.get_state()[1].tolist(), own.get_state()[2]
         synk.broadcast(state, own)
         draw()

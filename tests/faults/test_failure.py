@@ -228,13 +228,14 @@ def _start(tmp_path, text):
     """Start a script in a process group of its own; return it and the numbers it prints."""
     path = tmp_path / "script.py"
     path.write_text(text)
+    folders = str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")
     process = subprocess.Popen(
         [sys.executable, str(path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))},
         start_new_session=True,
     )
     return process, [int(pid) for pid in process.stdout.readline().split()]

@@ -8,6 +8,8 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from synkhronos._host import choice
 
 NAME = choice.choose()
@@ -46,9 +48,38 @@ SUITES = [
 # Parts of the names of tests, and the reasons why they can't run on PyTensor.
 LEFT_OUT = {
     "calls/test_cpu_rewrites.py": "rewrites of Theano's C code",
+    "calls/test_parallel.py": "synk.parallel divides the graphs of Theano only",
     "collectives/test_overlapping.py": "reductions between machines overlap on Theano alone",
     "training/test_vectorized_updates.py": "rewrites of Theano's C code",
+    "test_lending.py::test_what_outlives_a_call_is_not_lent": "products into shared memory",
+    "test_lending.py::test_arrays_that_change_their_shapes": "products into shared memory",
+    "test_slices.py::test_outputs_that_are_not_asked_for_are_not_computed": "all are computed",
+    "test_distribute.py::test_functions_without_a_blas_travel": "Theano's fallback without a BLAS",
+    "FAST_COMPILE-tuples]": "PyTensor takes no inputs as tuples",
+    "FAST_COMPILE-container]": "functions of PyTensor have no containers by name",
+    "test_theano_arguments.py::test_the_tools_of_theano_take_it": "Theano's tools",
+    "test_print.py": "Theano's operation Print",
 }
+
+
+def random_state(seed):
+    """Return a random state of the kind that the host's random state variables hold."""
+    return np.random.default_rng(seed) if ON_PYTENSOR else np.random.RandomState(seed)
+
+
+def said(text):
+    """Return what a message says on this host: the host's names of types and constants differ."""
+    if ON_PYTENSOR:
+        text = text.replace("TensorType(float64, vector)", "Vector(float64, shape=(?,))")
+        text = text.replace("TensorConstant{1.0}", "1.0")
+    return text
+
+
+def leave_out(items):
+    """Return the tests that can't run on this host."""
+    if not ON_PYTENSOR:
+        return set()
+    return {item for item in items if any(each in item.nodeid for each in LEFT_OUT)}
 
 
 def serve():

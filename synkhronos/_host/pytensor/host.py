@@ -103,6 +103,7 @@ from synkhronos._host.pytensor.variables import (
     is_array_variable,
     is_random_state,
     lend,
+    lengths,
     lives_on_device,
     on_copies,
     on_device,

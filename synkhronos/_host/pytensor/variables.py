@@ -142,7 +142,15 @@ def on_copies(variables, values=()):
 
 def fixed_axes(variable):
     """Return for each axis of a variable whether its length is always 1 (it is broadcastable)."""
-    return tuple(length == 1 for length in getattr(variable.type, "shape", ()))
+    return tuple(length == 1 for length in lengths(variable))
+
+
+def lengths(variable):
+    """Return for each axis of a variable the length that it always has by its type, or None.
+
+    PyTensor computes with it, so an array of another length would give wrong results.
+    """
+    return getattr(variable.type, "shape", ())
 
 
 def fix_axes(expression, variable):
