@@ -594,6 +594,7 @@ def function(
     name = "{}:{}".format(*line_of_user()) if name is None else str(name)
     keywords = {**kwargs, "givens": givens, "name": name}
     given = signature.check_axes(axes, given, chosen, sliceable_shareds)
+    signature.check_lengths(given)
     draws_all = truth("serial_random", serial_random)
     if draws_all and any(each.axis for each in given):
         raise ValueError(

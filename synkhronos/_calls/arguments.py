@@ -25,7 +25,10 @@ class Inputs:
         self.axes = tuple(each.axis for each in inputs)
         self._casts = tuple(each.caster() for each in inputs)
         self._dtypes = tuple(np.dtype(variable.dtype) for variable in self.variables)
-        self._has_fixed = tuple(any(_host.fixed_axes(variable)) for variable in self.variables)
+        self._has_fixed = tuple(
+            any(length is not None for length in _host.lengths(variable))
+            for variable in self.variables
+        )
 
     def join(self, session):
         """Use the shared memory of a session from now on."""
@@ -133,6 +136,11 @@ class Inputs:
             raise TypeError(
                 f"{self.label(position)} is broadcastable ({pattern}): it must have length 1 "
                 f"there, got shape {shape}."
+            )
+        lengths = _host.lengths(self.variables[position])
+        if any(fixed not in (None, length) for fixed, length in zip(lengths, shape)):
+            raise TypeError(
+                f"{self.label(position)} has the shape {lengths} by its type, got shape {shape}."
             )
 
     def release(self):

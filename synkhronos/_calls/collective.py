@@ -56,6 +56,12 @@ def check_rows(name, variables):
                 f"{name}() changes the number of rows, but {variable} is broadcastable along "
                 "axis 0: it always has one."
             )
+        length = _host.lengths(variable)[0]
+        if length is not None:
+            raise TypeError(
+                f"{name}() changes the number of rows, but {variable} always has {length} by its "
+                f"type {variable.type}. Make it without shape=, or with None in place of {length}."
+            )
 
 
 def check_reduction(name, shared_vars, op):
@@ -130,8 +136,13 @@ def _check_value(name, variable, value, rows_may_differ):
                 f"{_describe(value)}: {sentence(error)}"
             ) from error
     shape = value.shape[1:] if rows_may_differ else value.shape
-    fixed = _host.fixed_axes(variable)[variable.ndim - len(shape) :]
-    if any(one and length != 1 for one, length in zip(fixed, shape)):
+    lengths = _host.lengths(variable)[variable.ndim - len(shape) :]
+    if any(fixed not in (None, 1, length) for fixed, length in zip(lengths, shape)):
+        raise TypeError(
+            f"{name}() can't give {variable}, of type {variable.type}, a value of shape "
+            f"{value.shape}."
+        )
+    if any(fixed == 1 != length for fixed, length in zip(lengths, shape)):
         raise TypeError(
             f"{name}() can't give {variable}, of type {variable.type}, a value of shape "
             f"{value.shape}: it must have length 1 where the variable is broadcastable."
@@ -179,6 +190,11 @@ def assign(session, name, variables, values, batch, rank):
                     f"{name}() can't give {variable}, of type {variable.type}, "
                     f"{count(len(rows), 'row')}: it is broadcastable along axis 0, and always has "
                     "one."
+                )
+            if _host.lengths(variable)[0] not in (None, 1, len(rows)):
+                raise TypeError(
+                    f"{name}() can't give {variable}, of type {variable.type}, "
+                    f"{count(len(rows), 'row')}."
                 )
     keys = session.registry.keys_of(variables)
     session.changes.apart(keys)

@@ -345,6 +345,24 @@ def check_axes(axes, inputs, outputs, sliceables):
     return [each._replace(axis=axis_of.get(each.variable, 0)) for each in inputs]
 
 
+def check_lengths(inputs):
+    """Raise ValueError for scattered inputs with a number of rows that never changes."""
+    for each in inputs:
+        if each.is_scattered:
+            _refuse_length(f"The input {each.variable} is scattered", each.variable, each.axis)
+
+
+def _refuse_length(fact, variable, axis):
+    """Raise ValueError if a variable has the same number of rows in each call, by its type."""
+    lengths = _host.lengths(variable)
+    length = lengths[axis] if lengths else None  # sparse variables of Theano have none
+    if length not in (None, 1):
+        raise ValueError(
+            f"{fact}, but by its type {variable.type} it has always {length} rows, and a rank has "
+            f"some of them. Make it with None in place of {length} in its shape."
+        )
+
+
 def check_sliceables(sliceables, used, updated):
     """Return the sliceable shared variables, each once, as a list."""
     if not isinstance(sliceables, _host.Variable) and not sliceables:
@@ -360,6 +378,7 @@ def check_sliceables(sliceables, used, updated):
             raise ValueError(f"sliceable_shareds has {variable}, which the function does not use.")
         if variable.ndim == 0:
             raise ValueError(f"sliceable_shareds has {variable}, which has no axis 0.")
+        _refuse_length(f"sliceable_shareds has {variable}", variable, 0)
         if any(variable is target for target in updated):
             raise ValueError(
                 f"sliceable_shareds has {variable}, which the function updates: it can't be both."

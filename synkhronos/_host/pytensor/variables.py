@@ -142,13 +142,26 @@ def on_copies(variables, values=()):
 
 def fixed_axes(variable):
     """Return for each axis of a variable whether its length is always 1 (it is broadcastable)."""
-    return tuple(length == 1 for length in getattr(variable.type, "shape", ()))
+    return tuple(length == 1 for length in lengths(variable))
+
+
+def lengths(variable):
+    """Return for each axis of a variable the length that it always has by its type, or None.
+
+    PyTensor computes with it, so an array of another length would give wrong results.
+    """
+    return getattr(variable.type, "shape", ())
 
 
 def fix_axes(expression, variable):
     """Return an expression with the fixed axes of a variable."""
     axes = [axis for axis, is_fixed in enumerate(fixed_axes(variable)) if is_fixed]
     return tensor.specify_broadcastable(expression, *axes) if axes else expression
+
+
+def shared_on_host(array, name):
+    """Return a new shared variable whose value is an array of the host itself, not a copy."""
+    return pytensor.shared(array, name, borrow=True)
 
 
 def shared_zeros(variable, dtype, name):

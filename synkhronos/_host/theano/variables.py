@@ -160,9 +160,20 @@ def fixed_axes(variable):
     return getattr(variable, "broadcastable", ())  # sparse ones have no such axes
 
 
+def lengths(variable):
+    """Return for each axis of a variable the length that it always has: 1, or None."""
+    return tuple(1 if is_fixed else None for is_fixed in fixed_axes(variable))
+
+
 def fix_axes(expression, variable):
     """Return an expression with the fixed axes of a variable."""
     return patternbroadcast(expression, variable.broadcastable)
+
+
+def shared_on_host(array, name):
+    """Return a new shared variable whose value is an array of the host itself, not a copy."""
+    # The default of a device would be a variable there, with memory of its own.
+    return shared(array, name, borrow=True, target="cpu")
 
 
 def shared_zeros(variable, dtype, name):
