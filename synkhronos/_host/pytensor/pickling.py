@@ -99,7 +99,8 @@ def _settings():
     return {
         name: each.val
         for name, each in variables.items()
-        if each.in_c_key and each.mutable and hasattr(each, "val")
+        if each.mutable and hasattr(each, "val")
+        if each.in_c_key or name.startswith("numba__")
     }
 
 
