@@ -2,14 +2,26 @@
 
 import importlib.util
 
+import numpy as np
 import pytest
-from support import compatible, compiling  # of the folder tests, see pyproject.toml
+from support import compatible, compiling, host  # of the folder tests, see pyproject.toml
 
 collect_ignore = ["comm/mpi/carrier.py"]  # it starts MPI when it is imported
 if importlib.util.find_spec("keras") is None:
     collect_ignore.append("extensions/keras")
 if importlib.util.find_spec("pymc") is None:
     collect_ignore.append("extensions/pymc")
+
+
+def pytest_ignore_collect(collection_path):
+    """Leave out examples that can't run on the host of this run."""
+    return True if host.reason_to_leave_out(collection_path) else None
+
+
+def pytest_collection_modifyitems(items):
+    """Leave out the example of a class that shows the tools of one host."""
+    left_out = host.leave_out(items)
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +36,9 @@ def settings_of_examples(request, monkeypatch, tmp_path_factory):
         monkeypatch.setenv("KERAS_BACKEND", "theano")
         monkeypatch.setenv("KERAS_HOME", str(tmp_path_factory.mktemp("keras")))
         config.floatX = "float32"  # Keras sets it when it is imported
-    with compiling.quickly(), compatible.restored():
+    # Numbers as NumPy 1 shows them: 14.0 and not np.float32(14.0).
+    shown = {"legacy": "1.25"} if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else {}
+    with compiling.quickly(), compatible.restored(), np.printoptions(**shown):
         yield
     config.floatX = floatx
     if session._Current.session is not None:  # of an example that failed

@@ -73,6 +73,7 @@ NAMES = {
     "fixed_axes": "Return, for each axis of a variable, whether its length is always 1.",
     "lengths": "Return, for each axis of a variable, the length that it always has, or None.",
     "fix_axes": "Return an expression, with the axes fixed that are fixed in a variable.",
+    "shared_on_host": "Return a new shared variable that has an array of the host for its value.",
     "shared_zeros": "Return a new shared variable of zeros in the shape of another one.",
     "cast_value": "Return a value as an array of a variable's dtype and number of dimensions.",
     "peek": "Return a shared variable's own value, not a copy.",

@@ -53,6 +53,10 @@ class _Behind:
         raise RuntimeError(f"The {self._text()}.") from self._step.failure
 
     __array__ = refuse
+    _numba_type_ = property(refuse)  # what numba asks a value for
+
+    def __getattr__(self, name):  # Python code of operations asks for those of an array
+        raise AttributeError(f"The {self._text()}.")
 
     def _text(self):
         name, failure = self._variable, self._step.failure

@@ -479,8 +479,7 @@ class _TheanoUpdater(_Stepping):
 
 def _graph_of(rule, hyper, name, weight):
     """Return the gradient of a weight, its shared variable, and the updates of a rule."""
-    # The default of a device would be a variable there, whose memory is not the store's.
-    variable = _host.library.shared(weight, name, borrow=True, target="cpu")
+    variable = _host.shared_on_host(weight, name)
     gradient = variable.type("gradient")
     try:
         updates = rule([gradient], [variable], **hyper)

@@ -188,7 +188,7 @@ def test_lists_must_hold_what_the_dtype_can():
     ],
     ids=repr,
 )
-@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")  # of NumPy 2
+@pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered in cast")  # of NumPy 2
 def test_the_number_that_does_not_fit_is_named(value, dtype, wrong):
     with pytest.raises(TypeError) as error:
         synk.data(value, dtype=dtype, name="d")

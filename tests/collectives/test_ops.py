@@ -272,8 +272,8 @@ def test_unequal_shapes_are_an_error_on_every_rank(ranks):
 
 
 def test_a_branch_that_only_some_ranks_take_is_an_error(ranks):
-    if ranks.n == 1:
-        pytest.skip("one rank takes one branch")
+    if ranks.n == 1 or host.MODE == "NUMBA":
+        pytest.skip("one rank takes one branch, and numba's code computes both")
     x = T.dvector("x")
     f = function([x], ifelse(T.gt(x[0], 0), synk.ops.all_reduce(x.sum()), x.sum()), mode=None)
     value = np.ones(ranks.n)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from support import nodes
+from support import host, nodes
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 from synkhronos import parameter_server as ps
@@ -222,7 +222,8 @@ def test_a_function_that_reads_a_parameter_one_step_behind_is_refused(store):
     step(X[0], Y[0])
     assert step.is_pending and "pending" in repr(step)
     with pytest.raises(
-        (RuntimeError, TypeError), match=r"(?s)[wb]\d is one step behind: call finish\(\)"
+        (RuntimeError, TypeError, AttributeError),
+        match=r"(?s)[wb]\d is one step behind: call finish\(\)",
     ):
         validate(X[0], Y[0])
     with pytest.raises(RuntimeError, match="w0 is one step behind"):
@@ -239,7 +240,9 @@ def test_compiled_code_that_reads_a_parameter_one_step_behind_is_refused(store):
     network, step = one_device(store)
     doubled = theano.function([], 2 * network.params[0], mode=theano.Mode("cvm", "fast_compile"))
     step(X[0], Y[0])
-    with pytest.raises(ValueError, match=r"(?s)w0 is one step behind: call finish\(\)"):
+    # C code of PyTensor does not show the value that it was given.
+    error = "expected an ndarray" if host.ON_PYTENSOR else "w0 is one step behind: call finish"
+    with pytest.raises((ValueError, TypeError), match=error):
         doubled()
     step.finish()
     assert np.array_equal(doubled(), 2 * network.values()[0])
@@ -477,7 +480,8 @@ def test_values_after_an_error_in_the_middle_of_a_call_are_not_used_quietly(stor
     )):  # fmt: skip
         with pytest.raises(RuntimeError, match=r"partly that of .* raised StoreClosed .*\(cut\)"):
             use()
-    with pytest.raises((RuntimeError, TypeError), match="raised StoreClosed in the middle"):
+    errors = RuntimeError, TypeError, AttributeError
+    with pytest.raises(errors, match="raised StoreClosed in the middle"):
         loss(X[0], Y[0])
     for param, value in zip(network.params, Network().values()):
         param.set_value(value)

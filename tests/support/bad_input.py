@@ -1081,7 +1081,7 @@ PROFILE.refuses("room", TypeError, ("2.5", "room must be an integer"), ("True", 
 PROFILE.refuses("room", ValueError, ("0", "room must be at least 1, got 0"))
 SAVE = Use("Profile.save", {"file": "file"}, "file.unlink() is None", spelled="recorded.save")
 PLOT = Use("Profile.plot", {"file": "None", "last": "1"}, "result.axes", spelled="recorded.plot")
-for use, phrase in ((SAVE, ".json (a trace) or .txt (the summary)"), (PLOT, "one of .eps")):
+for use, phrase in ((SAVE, ".json (a trace) or .txt (the summary)"), (PLOT, "one of .")):
     use.refuses("file", TypeError, ("3", "file must be a path, got 3"))
     use.refuses("file", TypeError, ("b'a.json'", "file must be a path, got b'a.json'"))
     use.refuses("file", ValueError, ("''", f"file must end in {phrase}"))

@@ -113,6 +113,7 @@ from synkhronos._host.pytensor.variables import (
     read,
     replace,
     replace_object,
+    shared_on_host,
     shared_zeros,
     unwatch,
     watch,

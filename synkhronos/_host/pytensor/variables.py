@@ -159,6 +159,11 @@ def fix_axes(expression, variable):
     return tensor.specify_broadcastable(expression, *axes) if axes else expression
 
 
+def shared_on_host(array, name):
+    """Return a new shared variable whose value is an array of the host itself, not a copy."""
+    return pytensor.shared(array, name, borrow=True)
+
+
 def shared_zeros(variable, dtype, name):
     """Return a new shared variable of zeros, of a shared variable's shape and fixed axes."""
     zeros = np.zeros(variable.get_value(borrow=True).shape, dtype)

@@ -108,6 +108,7 @@ from synkhronos._host.theano.variables import (
     read,
     replace,
     replace_object,
+    shared_on_host,
     shared_zeros,
     unwatch,
     watch,

@@ -170,6 +170,12 @@ def fix_axes(expression, variable):
     return patternbroadcast(expression, variable.broadcastable)
 
 
+def shared_on_host(array, name):
+    """Return a new shared variable whose value is an array of the host itself, not a copy."""
+    # The default of a device would be a variable there, with memory of its own.
+    return shared(array, name, borrow=True, target="cpu")
+
+
 def shared_zeros(variable, dtype, name):
     """Return a new shared variable of zeros, of a shared variable's shape and fixed axes."""
     shape = variable.get_value(borrow=True).shape

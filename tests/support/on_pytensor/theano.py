@@ -22,6 +22,7 @@ from pytensor.gradient import grad, pushforward
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.replace import clone_replace
+from pytensor.link.c.type import generic
 from pytensor.link.vm import VMLinker
 from pytensor.raise_op import Assert
 from pytensor.tensor.elemwise import Elemwise
@@ -221,6 +222,6 @@ _module("compile.mode", inner=mode)
 _module("compile.ops", inner=pytensor.compile.ops)
 _module("compile.nanguardmode", inner=pytensor.compile.debug.nanguardmode)
 _module("compile.function_module", Function=executor.Function, FunctionMaker=maker.FunctionMaker)
-_module("gof", Op=Op, Apply=Apply, Constant=Constant, Variable=Variable)
+_module("gof", generic=generic, Op=Op, Apply=Apply, Constant=Constant, Variable=Variable)
 _module("gof.op", Op=Op)
 _module("gof.vm", VM_Linker=VMLinker)
