@@ -21,6 +21,7 @@ if importlib.util.find_spec("pymc") is None:
     )
 
 import pymc as pm
+import pytensor
 
 from synkhronos._machine.devices import usable_cores
 from synkhronos._machine.log import log
@@ -55,6 +56,10 @@ class ParallelLikelihood:
         self.divided = [term.name for term in evaluator.terms]
         self.left = left
 
+    def __repr__(self):
+        left = f", left={sorted(self.left)}" if self.left else ""
+        return f"<likelihood of {', '.join(self.divided)} on {self.ranks} ranks{left}>"
+
     @property
     def worker_pids(self) -> list[int]:
         """The process ids of this process's workers; none before the first evaluation."""
@@ -78,8 +83,23 @@ class ParallelLikelihood:
         rest = [each for each in wanted if each not in divided]
         if rest:
             total = plain(rest) + total
+        total = total.astype(pytensor.config.floatX)
         total.name = "__logp" if jacobian else "__logp_nojac"
         return total
+
+
+class _Logp:
+    """Stands for the method ``logp`` of a model; a copy of the model gets the plain method."""
+
+    def __init__(self, parallel, model):
+        self._parallel, self._model = parallel, model
+
+    def __call__(self, *args, **kwargs):
+        return self._parallel.logp(*args, **kwargs)
+
+    def __reduce__(self):
+        # The graph of the copy has other variables than the one that was cut.
+        return functools.partial, (type(self._model).logp, self._model)
 
 
 @contextlib.contextmanager
@@ -148,6 +168,7 @@ def likelihood(
             idata = pm.sample(chains=4, cores=1)
     """
     model = pm.modelcontext(model)
+    model = getattr(model, "root", model)  # of nested models, as pm.sample takes it
     n_ranks = _number_of_ranks(ranks, devices)
     _check_model(model)
     with model:
@@ -155,7 +176,7 @@ def likelihood(
         for name, reason in left.items():
             log.warning("the likelihood of %r stays in the master: %s", name, reason)
         parallel = ParallelLikelihood(model, evaluator, left)
-        model.logp = parallel.logp
+        model.logp = _Logp(parallel, model)
         try:
             yield parallel
         finally:
@@ -165,6 +186,8 @@ def likelihood(
 
 def _number_of_ranks(ranks, devices):
     if devices is not None:
+        if isinstance(devices, str) or not isinstance(devices, Sequence):
+            raise TypeError(f"devices must be a list of 'cpu', got {devices!r}.")
         devices = list(devices)
         if set(devices) != {"cpu"}:
             raise ValueError(
@@ -180,10 +203,9 @@ def _number_of_ranks(ranks, devices):
 def _check_model(model):
     if not isinstance(model, pm.Model):
         raise TypeError(
-            f"likelihood() takes a pymc.Model, got a {type(model).__name__}. Give the model before "
-            "it is frozen: a frozen model keeps compiled functions beyond the block."
+            f"model must be a pymc.Model, got an object of type {type(model).__name__}."
         )
-    if "logp" in vars(model):
+    if isinstance(vars(model).get("logp"), _Logp):
         raise ValueError("The model is in a likelihood() block already.")
     if not model.observed_RVs:
         raise ValueError("The model has no observed variables, so there is nothing to divide.")

@@ -16,9 +16,10 @@ after another, and each array of many rows would go through memory.
 
 from __future__ import annotations
 
-import itertools
+import atexit
 import math
 import os
+import secrets
 import threading
 import weakref
 from dataclasses import dataclass
@@ -44,7 +45,6 @@ BLOCK = 256 << 10  # bytes of data and intermediate arrays of a block
 _INTERMEDIATE = 8  # arrays of one number for each row
 _LINE = 8  # numbers in a cache line: no two ranks write to one
 
-_numbers = itertools.count(1)
 _evaluators: weakref.WeakValueDictionary[int, Evaluator] = weakref.WeakValueDictionary()
 
 
@@ -120,7 +120,7 @@ class Evaluator:
 
     def __init__(self, terms: Sequence[Term], n_ranks: int, check_bounds: bool, functions: list):
         self.terms, self.n_ranks, self.check_bounds = tuple(terms), n_ranks, check_bounds
-        self._open(next(_numbers))
+        self._open(secrets.randbits(62))  # a pickle of it may come from any process
         self._functions[True] = functions
 
     def _open(self, number):
@@ -368,4 +368,10 @@ def _leave_in_child():
         each.leave_in_child()
 
 
+def _close_all():
+    for each in list(_evaluators.values()):
+        each.close()
+
+
 os.register_at_fork(after_in_child=_leave_in_child)
+atexit.register(_close_all)  # of blocks that are never left

@@ -17,6 +17,7 @@ from typing import Any, Callable
 import numpy as np
 from pymc.logprob.utils import CheckParameterValue
 from pytensor.compile.builders import OpFromGraph
+from pytensor.compile.ops import ViewOp
 from pytensor.graph.basic import Constant, Variable
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar import basic as scalar
@@ -319,7 +320,7 @@ def _shape_i(op, node, states):
     return _Lengths((True,)) if isinstance(state, _Along) and state.axis == op.i else None
 
 
-@_rule(basic.ScalarFromTensor, basic.TensorFromScalar)
+@_rule(basic.ScalarFromTensor, basic.TensorFromScalar, ViewOp)
 def _same(op, node, states):
     return states[0]
 
