@@ -1,4 +1,4 @@
-"""The package's operations in code that numba compiles, and that a second process reads from disk."""
+"""The package's operations in code that numba compiles, also as a second process reads it."""
 
 import subprocess
 import sys
@@ -114,7 +114,7 @@ def test_a_scan_that_reduces_is_refused(ranks):
         n_steps=3,
         return_updates=False,
     )
-    with pytest.raises(TypeError, match="ops.all_reduce is inside of"):
+    with pytest.raises(TypeError, match=r"ops\.all_reduce is inside of"):
         synk.function([x], (doubled, "gather"))
 
 
