@@ -254,9 +254,13 @@ def test_dropout_masks_differ(ranks):
 
 
 def counts_of_ranks():
-    gc.collect()
-    on_ranks(lambda: 0)  # carries what was released
-    return [on_ranks(lambda: len(worker().replicas)), on_ranks(lambda: len(worker().variables))]
+    counts = []
+    for count in (lambda: len(worker().replicas), lambda: len(worker().variables)):
+        gc.collect()
+        on_ranks(lambda: 0)  # carries what was released
+        gc.collect()
+        counts.append(on_ranks(count))
+    return counts
 
 
 def test_released_functions_and_variables_are_forgotten_by_the_workers(ranks):

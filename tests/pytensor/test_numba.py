@@ -1,4 +1,4 @@
-"""The package's operations in code that numba compiles, also as a second process reads it."""
+"""Operations in code that numba compiles, and that a second process reads from disk."""
 
 import subprocess
 import sys

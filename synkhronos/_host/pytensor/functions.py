@@ -62,7 +62,7 @@ def compile_function(inputs, outputs, **kwargs):
 def _checked(mode):
     linker = mode.linker
     if isinstance(linker, JITLinker) and not isinstance(linker, NumbaLinker):
-        name = type(linker).__name__.replace("Linker", "")
+        name = type(linker).__name__.replace("Linker", "").upper()
         raise ValueError(
             f"A function of the mode {name} can't run on several ranks: its library starts threads "
             "in the master, which no process survives that is forked afterwards, and its arrays "

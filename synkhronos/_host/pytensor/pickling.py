@@ -30,6 +30,7 @@ class _Pickler(cloudpickle.Pickler):
     def __init__(self, file, id_of):
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._id_of = id_of
+        self._compiled = {}  # id of an input or output of a function -> it, and its variable
 
     def persistent_id(self, obj):
         if isinstance(obj, (SharedVariable, Container, list)):
@@ -40,11 +41,27 @@ class _Pickler(cloudpickle.Pickler):
         # Not isinstance: a function of this package says that it is one of PyTensor's.
         if issubclass(type(obj), Function):
             # PyTensor would send the values of shared variables with each function.
-            return _rebuild_function, (obj.maker, list(obj.input_storage))
+            made = obj.maker
+            pairs = [(each, each.variable) for each in made.inputs if each.update is not None]
+            pairs += zip(made.outputs, made.fgraph.outputs)
+            self._compiled.update((id(each), (each, variable)) for each, variable in pairs)
+            # The operations first, each after those that it needs: pickle goes into what it has not
+            # seen, as deep as the graph is otherwise, and Python has a limit for that.
+            return _rebuild_function, (made.fgraph.toposort(), made, list(obj.input_storage))
+        if id(obj) in self._compiled:
+            return self._without_rewrites(obj)
         return super().reducer_override(obj)
 
+    def _without_rewrites(self, part):
+        """Reduce an input or output without the graph that it had before the rewrites."""
+        make, arguments, state, *rest = part.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        state, (_, variable) = dict(state), self._compiled[id(part)]
+        # Of an update, a worker only needs to know that there is one.
+        state["update" if state.get("update") is not None else "variable"] = variable
+        return (make, arguments, state, *rest)
 
-def _rebuild_function(maker, input_storage):
+
+def _rebuild_function(nodes, maker, input_storage):
     function = maker.create(input_storage)
     function.trust_input = True
     return function
@@ -99,7 +116,8 @@ def _settings():
     return {
         name: each.val
         for name, each in variables.items()
-        if each.in_c_key and each.mutable and hasattr(each, "val")
+        if each.mutable and hasattr(each, "val")
+        if each.in_c_key or name.startswith("numba__")
     }
 
 
