@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from synkhronos import _host
+from synkhronos._host.choice import is_imported
 from synkhronos._wording import shown
 
 _NUMBERS = "iufc"  # a sum of bools would be no bool
@@ -74,7 +75,7 @@ def operand_of(value: Any, name: str, writes: bool = False) -> Operand:
     # Nothing is a variable or on a device where these libraries have not been imported.
     if "pygpu" in sys.modules and _host.is_on_device(value):
         return _OnDevice(_numbers(value, name))
-    if "theano" in sys.modules and isinstance(value, _host.Variable):
+    if is_imported() and isinstance(value, _host.Variable):
         return _shared_variable(value, name, writes)
     hint = (
         ": its result could not be written back. Make it an array once, with numpy.asarray()"

@@ -11,7 +11,6 @@ store of several processes sends it to its servers, which call it for their part
 
 from __future__ import annotations
 
-import sys
 import zlib
 from typing import TYPE_CHECKING, Any, Callable, Mapping
 
@@ -19,6 +18,7 @@ import cloudpickle
 import numpy as np
 
 from synkhronos import _host
+from synkhronos._host.choice import is_imported
 from synkhronos._wording import sentence, shown
 
 if TYPE_CHECKING:  # a script that has only arrays of NumPy needs no Theano
@@ -152,7 +152,7 @@ def as_updater(updater: Updater | Callable) -> Updater:
         return updater
     if isinstance(updater, type) and issubclass(updater, Updater):
         raise TypeError(f"updater must be an Updater, got the class: write {updater.__name__}().")
-    if "theano" in sys.modules and isinstance(updater, _host.CompiledFunction):
+    if is_imported() and isinstance(updater, _host.CompiledFunction):
         raise TypeError(
             "updater must be an Updater or a function (key, gradient, weight), got a compiled "
             "Theano function: write theano_updater({key: function}, {key: weight})."

@@ -28,7 +28,7 @@ from synkhronos._machine.devices import python_command
 from synkhronos.tools import relay, run
 
 _HOST = re.compile(r"(?:[\w.-]+@)?[A-Za-z0-9_][\w.-]*")
-_EXPORTED = {"THEANO_FLAGS", "PYTHONPATH", "OMP_NUM_THREADS"}
+_EXPORTED = {"THEANO_FLAGS", "PYTENSOR_FLAGS", "PYTHONPATH", "OMP_NUM_THREADS"}
 _ROOT = "ALLOW_RUN_AS_ROOT"
 # A daemon of mpirun on a machine that is cut off ends after 14 seconds; by default after minutes.
 # Later than ranks take a machine for lost: mpirun ends the script without a word.

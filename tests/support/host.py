@@ -28,6 +28,7 @@ SUITES = [
     "tests/collectives",
     "tests/training",
     "tests/faults",
+    "tests/host",
     "tests/pytensor",
     "tests/likelihood",
     "tests/parameter_server/test_train_with_store.py",

@@ -9,6 +9,7 @@ from typing import Optional, Tuple
 
 import numpy as np
 
+from synkhronos._host.choice import TITLES, choose
 from synkhronos.errors import SessionError
 
 # Each names the number of processes of a job: Open MPI, MPICH and Intel MPI, Slurm's steps.
@@ -96,11 +97,17 @@ def n_processes(environment=os.environ) -> int:
 def facts() -> Tuple[str, ...]:
     """Return the name of this machine, and the versions that all must agree on."""
     versions = []
-    for package in ("synkhronos", "theano"):
+    try:
+        host = choose()
+    except ImportError:  # `synkhronos info` says so
+        host = "theano"
+    for package in ("synkhronos", host):
         try:
             versions.append(metadata.version(package))
         except metadata.PackageNotFoundError:
             versions.append("(a source tree)")
+    if host != "theano":  # in whose column it stands
+        versions[-1] = f"{TITLES[host]} {versions[-1]}"
     return (socket.gethostname(), *versions, np.__version__, platform.python_version())
 
 

@@ -1,0 +1,91 @@
+"""A fresh environment of a Python for PyTensor: what pip installs there, and what works."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FINDER = ROOT / ".ci" / "python-for-pytensor"
+
+SCRIPT = """
+import sys
+import synkhronos as synk
+assert "pytensor" not in sys.modules and "_synkhronos_import_support" not in sys.modules
+assert not [f for f in sys.meta_path if type(f).__name__ == "TheanoFinder"]
+import numpy as np, pytensor.tensor as pt
+synk.fork(2)
+x = pt.dvector("x")
+f = synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+print(float(f(np.arange(5.0))))
+synk.close()
+"""
+
+WITHOUT = """
+import sys
+for name in ("theano", "pytensor"):
+    sys.modules[name] = None
+import synkhronos as synk
+try:
+    synk.function
+except ImportError as error:
+    print(error)
+"""
+
+
+def run(*command, **kwargs):
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """Return the Python of a new environment into which pip has installed this checkout."""
+    if not FINDER.exists():
+        pytest.skip("needs a checkout")
+    found = run(FINDER)
+    if found.returncode:
+        pytest.skip(found.stderr.strip())
+    folder = tmp_path_factory.mktemp("environment")
+    assert run(found.stdout.strip(), "-m", "venv", folder).returncode == 0
+    python = folder / "bin" / "python"
+    installed = run(python, "-m", "pip", "install", "--quiet", "--editable", ROOT)
+    if "No matching distribution" in installed.stderr:
+        pytest.skip("pip can't reach an index here")
+    assert installed.returncode == 0, installed.stderr
+    return python
+
+
+@pytest.mark.slow("installs PyTensor from an index")
+def test_pip_brings_pytensor_and_nothing_of_theano(python, tmp_path):
+    listed = run(python, "-m", "pip", "list", "--format=freeze").stdout.lower()
+    names = {line.partition("==")[0] for line in listed.splitlines()}
+    assert {"pytensor", "numba", "numpy"} <= names and not {"theano", "lasagne", "keras"} & names
+
+    done = run(python, "-W", "error::UserWarning", "-c", SCRIPT, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("10.0\n", "")
+
+    info = run(python, "-m", "synkhronos", "info", cwd=tmp_path)
+    assert info.returncode == 0, info.stdout
+    assert "PyTensor        ok" in info.stdout and "Theano" not in info.stdout
+    assert run(python, "-m", "synkhronos", "--help", cwd=tmp_path).returncode == 0
+
+    without = run(python, "-c", WITHOUT, cwd=tmp_path)
+    assert "pip install synkhronos" in without.stdout, without.stdout + without.stderr
+
+
+def test_the_finder_names_a_python_that_runs_or_says_what_to_do():
+    if not FINDER.exists():
+        pytest.skip("needs a checkout")
+    found = run(FINDER)
+    if found.returncode:
+        assert "make test-pytensor PYTENSOR_PYTHON=" in found.stderr
+    else:
+        version = run(found.stdout.strip(), "-c", "import sys; print(sys.version_info[:2])").stdout
+        assert version.strip() in ("(3, 12)", "(3, 13)", "(3, 14)")
+
+
+def test_without_a_python_the_finder_fails_with_a_sentence(tmp_path):
+    if not FINDER.exists():
+        pytest.skip("needs a checkout")
+    found = run("/bin/bash", FINDER, env={"PATH": str(tmp_path)})
+    assert found.returncode == 1 and "which PyTensor needs" in found.stderr
