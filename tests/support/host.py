@@ -29,7 +29,6 @@ SUITES = [
     "tests/training",
     "tests/faults",
     "tests/host",
-    "tests/pytensor",
     "tests/likelihood",
     "tests/parameter_server/test_train_with_store.py",
     "tests/parameter_server/test_storing.py",

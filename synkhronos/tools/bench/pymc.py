@@ -11,14 +11,17 @@ on ranks.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
-from synkhronos.tools.bench import options
+from synkhronos.tools.bench import options, stan
 
 MODELS = {"logistic": 500_000, "hierarchical": 200_000, "poisson": 200_000, "student": 100_000}
 ROWS = [100, 300, 1000, 3000, 10_000, 30_000, 100_000, 300_000, 1_000_000]
@@ -44,6 +47,11 @@ def add_arguments(parser):
         "--draws", type=options.whole, default=150, metavar="N",
         help="draws of a chain, after as many to tune; 0: no sampling (150)",
     )  # fmt: skip
+    add(
+        "--stan", action="store_true",
+        help="compile and time Stan programs of the same models, with reduce_sum (pip install "
+        "httpstan); minutes",
+    )  # fmt: skip
     add("--json", action="store_true", help="print a JSON object")
 
 
@@ -51,6 +59,12 @@ def main(args) -> int:
     """Measure, print, and return the exit status."""
     from threadpoolctl import threadpool_limits
 
+    try:
+        if args.stan:
+            stan.installed()
+    except stan.StanError as error:
+        print(f"synkhronos bench pymc --stan: {error}", file=sys.stderr)
+        return 2
     with threadpool_limits(1):
         results = {
             "ranks": args.ranks,
@@ -69,11 +83,12 @@ def main(args) -> int:
 
 
 def make_model(name, rows):
-    """Return a PyMC model with random data, and the largest array of these."""
+    """Return a PyMC model with random data, and these: as the programs of `stan` name them."""
     import pymc as pm
 
     random = np.random.default_rng(0)
     x = random.normal(size=(rows, 1 if name == "hierarchical" else _COLUMNS))
+    data = {"n": rows, "k": x.shape[1], "x": x}
     linear = x @ (random.normal(size=x.shape[1]) / 5)
     with pm.Model() as model:
         weights = pm.Normal("weights", 0, 1, shape=x.shape[1])
@@ -94,14 +109,15 @@ def make_model(name, rows):
             effect = mu + tau * pm.Normal("effect", 0, 1, shape=_GROUPS)
             mean = effect[group] + weights[0] * x[:, 0]
             pm.Normal("y", mean, pm.HalfNormal("sigma", 1), observed=y)
-    return model, x
+            data.update(k=_GROUPS, x=x[:, 0], g=group + 1)
+    return model, {**data, "y": y}
 
 
 def _evaluation(name, rows, args, reading=True):
     """Return the microseconds of an evaluation: plain, of one rank, and of all ranks, in turns."""
     from synkhronos.extensions import pymc as parallel
 
-    model, x = make_model(name, rows)
+    model, data = make_model(name, rows)
     plain = _compiled(model)
     result = {"model": name, "rows": rows}
     times = {"plain": [], "blocks": [], "ranks": []}
@@ -115,9 +131,28 @@ def _evaluation(name, rows, args, reading=True):
             _take_turns({"plain": plain, "ranks": ranks}, times, args.seconds)
     for way, each in times.items():
         result[f"{way}_us"] = 1e6 * float(np.percentile(each, _QUANTILE))
+    if reading and args.stan:
+        result.update(_stan(name, data, args))
     if reading:
-        result["reading"] = _gain_of_reading(x, args.ranks)
+        result["reading"] = _gain_of_reading(data["x"], args.ranks)
     return result
+
+
+def _stan(name, data, args):
+    """Return the microseconds of an evaluation by Stan: with one thread, and one for each rank."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "synkhronos"
+    with options.shown(f"compiling {name}.stan"):
+        library = stan.compiled(name, cache)
+    times = {1: [], args.ranks: []}
+    with contextlib.ExitStack() as stack:
+        programs = {n: stack.enter_context(stan.Stan(library, data, n)) for n in times}
+        with options.shown(f"{name}, {data['n']:,} rows: Stan"):
+            end = time.perf_counter() + args.seconds
+            while time.perf_counter() < end:
+                for n, program in programs.items():
+                    times[n] += program.times(5)
+    seconds = [float(np.percentile(each, _QUANTILE)) for each in times.values()]
+    return {"stan_us": 1e6 * seconds[0], "stan_ranks_us": 1e6 * seconds[-1]}
 
 
 def _compiled(model):
@@ -211,6 +246,13 @@ def _print(results):
           f"{'gain':>8}{'of ranks':>10}{'reading':>9}")  # fmt: skip
     for each in results["evaluations"]:
         _print_row(each)
+    for each in results["evaluations"]:
+        if "stan_us" in each:
+            print(
+                f"Stan, {each['model']}: one thread {each['stan_us'] / 1e3:.3f} ms, "
+                f"{ranks} threads with reduce_sum {each['stan_ranks_us'] / 1e3:.3f} ms "
+                f"({each['stan_us'] / each['stan_ranks_us']:.2f})"
+            )
     print("Where ranks begin to pay: logistic regression; the last columns are gains")
     for each in results["pays"]:
         _print_row(each)
