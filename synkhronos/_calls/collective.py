@@ -110,7 +110,9 @@ def _check_value(name, variable, value, rows_may_differ):
             ) from error
     if not _host.is_array_variable(variable):
         if not isinstance(value, _host.RandomState):
-            raise TypeError(f"{name}() takes a RandomState for {variable}, got {shown(value)}.")
+            raise TypeError(
+                f"{name}() takes a {_host.RandomState.__name__} for {variable}, got {shown(value)}."
+            )
         return value
     if isinstance(value, Data):
         value._session.require_open()

@@ -169,7 +169,7 @@ def test_values(ranks, verb):
         for value in (np.ones((2, 2)), synk.data(np.ones((3, 2)))):
             with refused(ranks, TypeError, "must have length 1 where the variable is broadcast"):
                 give(ranks.row, value)
-        with refused(ranks, TypeError, rf"^{verb}\(\) takes a RandomState for "):
+        with refused(ranks, TypeError, rf"^{verb}\(\) takes a (RandomState|Generator) for "):
             give(ranks.random, np.ones(3))
     if verb != "broadcast":
         with refused(ranks, TypeError, rf"^{verb}\(\) can't give s, of type .* None"):

@@ -507,7 +507,7 @@ def test_random_states(ranks):
     np.testing.assert_allclose(drawn(), [host.random_state(2).uniform(size=2)] * ranks.n)
     assert_held(ranks, s, [np.ones(1)] * ranks.n)
     states = synk.get_value(ranks.n - 1, [state, s])
-    assert type(states[0]) is np.random.RandomState and states[1] == 1
+    assert type(states[0]) is type(own) and states[1] == 1
 
 
 def test_random_states_of_the_mrg_streams(ranks):
