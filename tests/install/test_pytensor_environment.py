@@ -1,5 +1,6 @@
 """A fresh environment of a Python for PyTensor: what pip installs there, and what works."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -34,6 +35,9 @@ except ImportError as error:
 
 
 def run(*command, **kwargs):
+    """Run a command without what a run of tests sets, such as the host."""
+    own = ("SYNKHRONOS_", "PYTHONPATH", "PYTENSOR_FLAGS")
+    kwargs.setdefault("env", {k: v for k, v in os.environ.items() if not k.startswith(own)})
     return subprocess.run([*map(str, command)], capture_output=True, text=True, **kwargs)
 
 

@@ -90,9 +90,9 @@ def leave_out(items):
 
 def serve():
     """Put Theano's names on the path of this process, and of those that it starts."""
-    os.environ["SYNKHRONOS_HOST"] = NAME
     if not ON_PYTENSOR:
         return
+    os.environ["SYNKHRONOS_HOST"] = NAME
     flags = os.environ.get("PYTENSOR_FLAGS", "")
     os.environ["PYTENSOR_FLAGS"] = f"mode={MODE},{flags}".rstrip(",")
     sys.path.insert(0, str(NAMES))
