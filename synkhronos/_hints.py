@@ -15,7 +15,7 @@ __all__ = ["RandomState", "SharedVariable", "Variable"]
 class SupportsArray(Protocol):
     """An object that NumPy can convert to an array: an array, a NumPy number, a Data."""
 
-    def __array__(self, dtype=None, copy=None) -> np.ndarray: ...
+    def __array__(self, dtype=None) -> np.ndarray: ...
 
 
 class Optimizer(Protocol):

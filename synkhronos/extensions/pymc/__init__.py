@@ -29,7 +29,7 @@ from synkhronos._wording import whole_number
 from synkhronos.extensions.pymc.checks import checked
 from synkhronos.extensions.pymc.evaluator import Evaluator
 from synkhronos.extensions.pymc.operation import Likelihood
-from synkhronos.extensions.pymc.terms import CannotDivide, cut
+from synkhronos.extensions.pymc.terms import CannotDivide, cut, first_line
 
 __all__ = ["ParallelLikelihood", "likelihood"]
 
@@ -221,6 +221,9 @@ def _divide(model, n_ranks):
             terms.append(term)
         except CannotDivide as error:
             left[observed.name] = str(error)
+        except Exception as error:  # such as PyTensor's, for sparse data
+            log.debug("%r can't be divided", observed.name, exc_info=True)
+            left[observed.name] = first_line(error)
     if not terms:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left.items())
         raise ValueError(

@@ -15,6 +15,8 @@ derives from constants of known length would have this length in it.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -97,7 +99,8 @@ def cut(model, observed) -> Term:
     rows = _find_rows([drawn, data], set(stand_ins.values()), length)
     drawn, data = replaced([drawn, data], {each.data: each.variable for each in rows})
     try:
-        logp = pm.logp(drawn, data, warn_rvs=False).sum()
+        with _quiet():
+            logp = pm.logp(drawn, data, warn_rvs=False).sum()
     except Exception as error:  # of any kind, from the code of the distribution
         raise CannotDivide(
             f"PyMC derives no log-likelihood of parts of its rows: {first_line(error)}"
@@ -110,6 +113,18 @@ def cut(model, observed) -> Term:
     except row_axes.Mixed as error:
         raise CannotDivide(str(error)) from error
     return term
+
+
+@contextlib.contextmanager
+def _quiet():
+    """Keep PyTensor from printing the traceback of each rewrite that fails."""
+    logger = logging.getLogger("pytensor.graph")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _check(model, observed, data):
@@ -185,21 +200,18 @@ def _smaller(frontier, moving):
     for variable in frontier:
         while variable.owner and isinstance(variable.owner.op, DimShuffle):
             [variable] = variable.owner.inputs
-        is_array = isinstance(variable.type, TensorType)
-        is_small = (
-            is_array and None not in variable.type.shape and prod(variable.type.shape) <= SMALL
-        )
-        (near if is_small or not is_array else kept)[variable] = None
-    sources = {each: None for each in _inputs_first(near) if each in moving and each.owner is None}
+        is_far = isinstance(variable.type, TensorType) and not _is_small(variable)
+        (kept if is_far else near)[variable] = None
+    sources = [each for each in _inputs_first(near) if each in moving and each.owner is None]
     must_move = not all(isinstance(each.type, TensorType) for each in near)
-    return [
-        *kept,
-        *(
-            each
-            for each in (sources if must_move or len(sources) <= len(near) else near)
-            if each not in kept
-        ),
-    ]
+    pays = len(sources) <= len(near) and all(map(_is_small, sources))
+    chosen = sources if must_move or pays else near
+    return [*kept, *(each for each in chosen if each not in kept)]
+
+
+def _is_small(variable):
+    shape = getattr(variable.type, "shape", (None,))
+    return None not in shape and prod(shape) <= SMALL
 
 
 def replaced(graphs, replacements) -> list[Variable]:
