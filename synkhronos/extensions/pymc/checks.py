@@ -23,7 +23,8 @@ from synkhronos.extensions.pymc.terms import (
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}  # of the largest part, by dtype
 _STEPS = (0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-6)  # from the initial point, until all is finite
 _POINTS = 2
-_REWRITTEN = Mode(linker="py", optimizer="fast_run")
+# Fused operations would run element by element in Python.
+_REWRITTEN = Mode(linker="py", optimizer="fast_run").excluding("fusion", "inplace")
 
 
 def checked(model: pm.Model, observed, term: Term):
