@@ -50,15 +50,6 @@ def test_more_ranks_than_rows():
         models.assert_equal(models.evaluate(model, points), expected)
 
 
-def test_blocks_of_rows(monkeypatch):
-    monkeypatch.setattr("synkhronos.extensions.pymc.evaluator.BLOCK", 1000)
-    model = models.make(models.student)
-    points = models.points(model)
-    expected = models.evaluate(model, points)
-    with parallel.likelihood(model, ranks=2):
-        models.assert_equal(models.evaluate(model, points), expected)
-
-
 def test_only_the_likelihood_of_rows_is_divided(caplog):
     model = models.make(models.one_and_one_left)
     with parallel.likelihood(model, ranks=2) as ours:

@@ -1,6 +1,6 @@
 """Ranks that compute likelihoods, each from its own rows.
 
-    evaluate(values)  ── values ──▶ shared memory ──▶ every rank: its rows, block by block
+    evaluate(values)  ── values ──▶ shared memory ──▶ every rank: its rows
     logp, gradients   ◀── sum ───── shared memory ◀── log-likelihood and gradients of its rows
 
 A session of its own serves an `Evaluator`: workers that are forked after the functions are compiled
@@ -9,9 +9,6 @@ data, or the first evaluation without gradients, start new workers in place of t
 
 A process that the script forks, such as that of a chain, starts workers of its own at its first
 evaluation. So does one that gets the evaluator in a pickle.
-
-A rank evaluates blocks of rows that stay in the cache of its core: PyTensor computes one array
-after another, and each array of many rows would go through memory.
 """
 
 from __future__ import annotations
@@ -41,8 +38,6 @@ from synkhronos._master.session import Session
 from synkhronos.errors import SessionError, WorkerDied
 from synkhronos.extensions.pymc.terms import Term, is_float, values_of
 
-BLOCK = 256 << 10  # bytes of data and intermediate arrays of a block
-_INTERMEDIATE = 8  # arrays of one number for each row
 _LINE = 8  # numbers in a cache line: no two ranks write to one
 
 _evaluators: weakref.WeakValueDictionary[int, Evaluator] = weakref.WeakValueDictionary()
@@ -66,43 +61,27 @@ class Evaluate:
 
 
 class _Run:
-    """One rank's evaluation of one term: a compiled function, the rank's rows, a place for results.
+    """One rank's evaluation of one term: a compiled function, its arguments, a place for results.
 
     The machine of a function is called, not the function, which checks its arguments.
     """
 
-    def __init__(self, function, values, blocks, out):
-        self._call, self._out = function.vm, out
-        cells = [each.storage for each in function.input_storage]
-        for cell, value in zip(cells, values):
-            cell[0] = value
-        self._cells = cells[len(values) :]
+    def __init__(self, function, arguments, has_rows, out):
+        self._call, self._out, self._has_rows = function.vm, out, has_rows
+        self._cells = [each.storage for each in function.input_storage]
+        self._arguments = arguments
         self._result = function.output_storage[0].storage
-        self._first, self._others = blocks[:1], blocks[1:]
 
-    def run_once(self):
-        """Run the function on the first block, if there is one: it makes numba compile it."""
-        for block in self._first:
-            self._take(block)
-            self._call()
+    def prepare(self):
+        """Give the function its arguments, which stay in it."""
+        for cell, array in zip(self._cells, self._arguments):
+            cell[0] = array
 
     def run(self):
-        """Sum the results of all blocks."""
-        out, call, result = self._out, self._call, self._result
-        if not self._first:
-            out.fill(0)
-            return
-        self._take(self._first[0])
-        call()
-        out[...] = result[0]
-        for block in self._others:
-            self._take(block)
-            call()
-            out += result[0]
-
-    def _take(self, block):
-        for cell, array in zip(self._cells, block):
-            cell[0] = array
+        """Compute the log-likelihood and gradients of this rank's rows."""
+        if self._has_rows:
+            self._call()
+            self._out[...] = self._result[0]
 
 
 class Evaluator:
@@ -142,6 +121,7 @@ class Evaluator:
         self._session = None
         self._commands: dict[bool, Evaluate] = {}
         self._runs: dict[bool, list] = {}  # of each rank, those of all terms
+        self._prepared = None  # the runs of this process's rank that have their arguments
         self._sources: list = []  # the cells of shared variables, and the data that were in them
         self._values = self._parts = np.empty(0)  # in shared memory
         self._casts: list = []  # values of parameters that are no floats, and where they come from
@@ -194,7 +174,12 @@ class Evaluator:
         """Compute the part of a rank, into shared memory."""
         for own, part in self._casts:
             own[...] = part
-        for run in self._runs[gradients][rank]:
+        runs = self._runs[gradients][rank]
+        if self._prepared is not runs:  # by the first evaluation of this kind, in this process
+            for run in runs:
+                run.prepare()
+            self._prepared = runs
+        for run in runs:
             run.run()
 
     def close(self) -> None:
@@ -241,7 +226,8 @@ class Evaluator:
                 for rank in range(self.n_ranks)
             ]
             for run in self._runs[kind][0]:
-                run.run_once()  # before the workers are forked, which inherit machine code
+                run.prepare()  # numba compiles before the workers are forked, which inherit code
+                run.run()
         self._start_session()
         self._commands = {kind: Evaluate(self.number, kind) for kind in kinds}
         return self._commands[gradients]
@@ -301,12 +287,12 @@ class Evaluator:
         for term, function, (length, arrays), begin, width in zip(
             self.terms, functions, data, self._begins, self._widths
         ):
-            blocks = [
-                [_rows(array, rows.axis, first, last) for rows, array in zip(term.rows, arrays)]
-                for first, last in _blocks(*share(length, self.n_ranks, rank), arrays, length)
-            ]
-            own = [next(parameters) for _ in term.parameters]
-            yield _Run(function, own, blocks, self._parts[rank, begin : begin + width])
+            first, last = share(length, self.n_ranks, rank)
+            arguments = [next(parameters) for _ in term.parameters]
+            for rows, array in zip(term.rows, arrays):
+                arguments.append(_rows(array, rows.axis, first, last))
+            out = self._parts[rank, begin : begin + width]
+            yield _Run(function, arguments, last > first, out)
 
     def _start_session(self):
         check_proc()
@@ -340,17 +326,8 @@ def compiled(term: Term, gradients: bool):
 
 
 def _rows(array, axis, begin, end):
-    # numba compiles anew for each layout, so every block is contiguous; along axis 0 it is a view.
+    # numba compiles anew for each layout, so these are contiguous; along axis 0 they are a view.
     return np.ascontiguousarray(array[(slice(None),) * axis + (slice(begin, end),)])
-
-
-def _blocks(begin, end, arrays, length):
-    """Yield the bounds of blocks of rows that are about equal, and fit the cache of a core."""
-    row = sum(array.nbytes for array in arrays) / max(length, 1) + 8 * _INTERMEDIATE
-    count = max(1, round((end - begin) * row / BLOCK)) if end > begin else 0
-    for number in range(count):
-        first, last = share(end - begin, count, number)
-        yield begin + first, begin + last
 
 
 def _restored(number, terms, n_ranks, check_bounds):

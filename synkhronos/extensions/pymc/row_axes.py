@@ -43,8 +43,10 @@ from synkhronos.extensions.pymc.row_states import (
 __all__ = ["Mixed", "check"]
 
 
-def check(logp: Variable, rows: dict[Variable, int]) -> None:
+def check(logp: Variable, rows: dict[Variable, int]) -> dict[Variable, int]:
     """Raise Mixed unless a log-likelihood is a sum over rows, each computed by itself.
+
+    Returns the variables that have a row for each observation, and the axes of their rows.
 
     Parameters
     ----------
@@ -57,6 +59,8 @@ def check(logp: Variable, rows: dict[Variable, int]) -> None:
     _follow([logp], states)
     if states.get(logp) is not TOTAL:
         raise Mixed("its log-likelihood is no sum over rows")
+    along = {each: state for each, state in states.items() if isinstance(state, Along)}
+    return {each: state.axis for each, state in along.items() if not state.is_number}
 
 
 def _follow(graphs, states):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -32,7 +32,8 @@ from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.tensor.elemwise import DimShuffle
+from pytensor.scalar import basic as scalar
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.sharedvar import TensorSharedVariable
@@ -42,6 +43,7 @@ from pytensor.tensor.type_other import NoneConst
 from synkhronos.extensions.pymc import row_axes
 
 SMALL = 32  # elements
+_FREE = scalar.Neg, scalar.Identity, scalar.Second  # as fast to compute as to read
 AT_ONCE = Mode(linker="py", optimizer=None)  # evaluates without compiling anything
 
 
@@ -108,11 +110,69 @@ def cut(model, observed) -> Term:
     if rvs_in_graph([logp]):
         raise CannotDivide("its log-likelihood draws random numbers")
     term = _cut_at_frontier(observed.name, logp, stand_ins, rows, length)
+    term = replace(term, logp=_cast(term.logp, {each.variable for each in term.rows}))
     try:
-        row_axes.check(term.logp, {each.variable: each.axis for each in term.rows})
+        axes = row_axes.check(term.logp, {each.variable: each.axis for each in term.rows})
     except row_axes.Mixed as error:
         raise CannotDivide(str(error)) from error
-    return term
+    return _with_computed_rows(term, axes)
+
+
+def _cast(logp, rows) -> Variable:
+    """Cast data of integers where floats are computed from them: these are data, too, then."""
+    new = {}
+    for variable in _inputs_first([logp]):
+        node = variable.owner
+        if node is None:
+            continue
+        inputs = [new.get(each, each) for each in node.inputs]
+        if isinstance(node.op, Elemwise) and variable.dtype == "float64":
+            begin = 1 if isinstance(node.op.scalar_op, scalar.Switch) else 0
+            for at, each in enumerate(inputs[begin:], begin):
+                if each in rows and each.dtype.startswith(("int", "uint")):
+                    inputs[at] = pt.cast(each, "float64")
+        if inputs != node.inputs:
+            outputs = node.clone_with_new_inputs(inputs, strict=False).outputs
+            new.update(zip(node.outputs, outputs, strict=True))
+    return new.get(logp, logp)
+
+
+def _with_computed_rows(term, axes) -> Term:
+    """Return a term in which functions of the data alone are data, such as log(y!).
+
+    PyTensor computes them once, too, where data are constants.
+    """
+    moving = _computed_from(
+        [term.logp],
+        lambda each: each in term.parameters or isinstance(each, TensorSharedVariable),
+    )
+    costly = _computed_from([term.logp], _takes_time)
+    back = {rows.variable: rows.data for rows in term.rows}
+    found, seen, stack = [], set(), [term.logp]
+    while stack:
+        variable = stack.pop()
+        if variable in seen or variable.owner is None:
+            continue
+        seen.add(variable)
+        if variable in axes and variable in costly and variable not in moving:
+            found.append(variable)
+        else:
+            stack.extend(variable.owner.inputs)
+    computed = [
+        Rows(data, variable.type(name=variable.name), axes[variable])
+        for variable, data in zip(found, replaced(found, back), strict=True)
+    ]
+    [logp] = replaced(
+        [term.logp], {each: rows.variable for each, rows in zip(found, computed, strict=True)}
+    )
+    left = set(_inputs_first([logp]))
+    rows = [each for each in term.rows if each.variable in left]
+    return replace(term, logp=logp, rows=(*rows, *computed))
+
+
+def _takes_time(variable):
+    op = variable.owner.op if variable.owner else None
+    return isinstance(op, Elemwise) and not isinstance(op.scalar_op, _FREE)
 
 
 @contextlib.contextmanager
