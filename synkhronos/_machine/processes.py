@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 import traceback
+import warnings
 
 from synkhronos.errors import SessionError
 
@@ -198,7 +199,10 @@ class ForkedProcess:
         # mask, and unblocks the signals itself: see leave_signals_to_parent.
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, _handled() | {signal.SIGINT})
         try:
-            with _logging_held():
+            with _logging_held(), warnings.catch_warnings():
+                # Python 3.12 and later warn if there are threads, such as those of a BLAS. The
+                # child takes no lock that another thread may have held: only logging's, see there.
+                warnings.simplefilter("ignore", DeprecationWarning)
                 self.pid = os.fork()
             if self.pid == 0:
                 _run_and_exit(target, self.sentinel, [held_by_child])

@@ -12,6 +12,7 @@ GROUP = random.integers(0, GROUPS, ROWS)
 Y = X @ [1.0, -1.0, 0.5] + random.normal(size=ROWS)
 HITS = random.integers(0, 2, ROWS)
 COUNTS = random.poisson(2.0, ROWS)
+LOG_FACTORIALS = np.array([np.log(np.arange(1, each + 1)).sum() for each in COUNTS])
 KINDS = random.integers(0, 4, ROWS)
 
 
