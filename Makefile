@@ -16,7 +16,7 @@ on_pytensor := PYTENSOR_FLAGS=base_compiledir=$(CURDIR)/.venv-pytensor/compiled 
 .DEFAULT_GOAL := help
 # What `make test` leaves out, and test-rest runs.
 rest := slow or thorough or opencl
-.PHONY: help venv opencl demo test test-pytensor test-all test-rest lint docs clean distclean
+.PHONY: help venv opencl demo test test-pytensor test-theano test-all test-rest lint docs clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -49,9 +49,10 @@ $(ready_pytensor): setup.py pyproject.toml .ci/python-for-pytensor
 	$(py_pytensor) -m pip install --quiet --editable '.[test-pytensor]'
 	@touch $@
 
-test-all: venv ## run these and all others: all parameters, OpenCL, thousands of calls and interrupts
+test-all: test-theano test-pytensor ## run these and all others: all parameters, OpenCL, thousands of calls and interrupts
+
+test-theano: venv ## run what test-all has for Theano (PYTEST_ARGS="tests/stress")
 	$(py) -m pytest $(PYTEST_ARGS)
-	$(MAKE) test-pytensor
 
 test-rest: venv ## run what test-all has and test has not
 	$(py) -m pytest -m "$(rest)" $(PYTEST_ARGS)

@@ -319,13 +319,18 @@ def _values_of(path, entry, variable, arrays):
     if entry.dtype is None:
         return [_random_state(path, entry, *each) for each in zip(entry.rest, values)]
     for value in values:
-        fixed = _host.fixed_axes(variable)
+        lengths = _host.lengths(variable)
         if value.dtype != variable.dtype or value.ndim != variable.ndim:
             raise ValueError(f"load() can't read {path!r}: {entry} is damaged.")
-        if any(one and length != 1 for one, length in zip(fixed, value.shape)):
+        if any(fixed == 1 != length for fixed, length in zip(lengths, value.shape)):
             raise ValueError(
                 f"load() can't give {variable} the value in {path!r}, of shape {value.shape}: it "
                 "must have length 1 where the variable is broadcastable."
+            )
+        if any(fixed not in (None, length) for fixed, length in zip(lengths, value.shape)):
+            raise ValueError(
+                f"load() can't give {variable}, of type {variable.type}, the value in {path!r}, of "
+                f"shape {value.shape}."
             )
     return values
 

@@ -11,6 +11,8 @@ if importlib.util.find_spec("keras") is None:
     collect_ignore.append("extensions/keras")
 if importlib.util.find_spec("pymc") is None:
     collect_ignore.append("extensions/pymc")
+if not host.ON_PYTENSOR:
+    collect_ignore.append("_host/pytensor")
 
 
 def pytest_ignore_collect(collection_path):

@@ -151,11 +151,13 @@ class Data(Operators):
 
     def __array__(self, dtype=None, copy=None):
         array = self._store.array
-        if dtype is None or dtype == array.dtype:
+        if dtype is None:
             return array.copy() if copy else array
-        if copy is False:  # as NumPy 2 says it of its own arrays
+        if copy is not False:
+            return array.astype(dtype)
+        if dtype != array.dtype:  # as NumPy 2 says it of its own arrays
             raise ValueError(f"Data of dtype {array.dtype} can't be {dtype} without a copy.")
-        return array.astype(dtype)
+        return array
 
     def __repr__(self):
         name = f" {self._name!r}" if self._name else ""

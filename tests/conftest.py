@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import importlib.util
 import itertools
 import os
 import signal
@@ -25,6 +26,8 @@ from synkhronos import session as _session
 COMPILE_MUCH = {"calls", "collectives", "docs", "ported", "stress", "training"}  # folders
 # The first imports theanompi, which only ranks have; the second is Theano only on PyTensor.
 collect_ignore = ["support/rule_model.py", "support/on_pytensor"]
+if importlib.util.find_spec("pymc") is None:
+    collect_ignore.append("support/pymc_models.py")
 if not layouts.ON_DEVICES:
     collect_ignore.append("devices/test_device_ranks.py")
 if layouts.ONLY is None or layouts.ONLY.transport == "shared":

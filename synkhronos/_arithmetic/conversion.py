@@ -30,7 +30,9 @@ def as_array(value, dtype, force_cast, what):
         warnings.simplefilter("ignore")
         try:
             array = np.asarray(value)
-        except ValueError:
+        except ValueError as error:
+            if "inhomogeneous" not in str(error):
+                raise
             array = np.asarray(None)
     check_kind(array, value, what)
     if dtype is None or force_cast:

@@ -207,7 +207,8 @@ def check_updates(updates):
     if updates is None:
         return [], []
     if isinstance(updates, dict):
-        if len(updates) > 1 and not isinstance(updates, OrderedDict):
+        is_plain = len(updates) > 1 and not isinstance(updates, OrderedDict)
+        if is_plain and _host.title == "Theano":
             # As Theano does, though every Python that this package runs on keeps the order.
             warnings.warn_explicit(
                 "updates is a plain dict, about which theano.function warns: it is taken in its "

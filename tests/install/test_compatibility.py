@@ -42,6 +42,9 @@ def test_newer_syntax_would_be_seen():
 @pytest.mark.skipif(importlib.util.find_spec("vermin") is None, reason="vermin is not installed")
 def test_modules_and_functions_are_those_of_the_oldest_python():
     command = [sys.executable, "-c", "import vermin; vermin.main()", "-t=3.8-"]
+    # Their libraries need newer ones.
+    for folder in ("_host/pytensor", "extensions/pymc"):
+        command += ["--exclude-regex", f"synkhronos/{folder}/"]
     command += ["--no-tips", "--violations", str(ROOT / "synkhronos")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -9,8 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytest.importorskip("pymc", minversion="6")
+
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "demos" / "pymc_large_data.ipynb"
+
+
+pytestmark = pytest.mark.filterwarnings("default")  # PyMC and its libraries warn of many things
 
 
 @pytest.fixture
@@ -35,6 +40,7 @@ def test_the_demo_samples_the_same_posterior_on_ranks(demo, capsys):
     assert "speedup" in printed
 
 
+@pytest.mark.slow("a process that imports PyMC and samples")
 def test_the_tutorial_prints_what_the_page_shows():
     script = ROOT / "docs" / "examples" / "pymc_tutorial.py"
     run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)

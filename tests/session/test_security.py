@@ -232,6 +232,7 @@ UNPICKLED = {
     ("comm.mpi.carrier", "_serve_machines"): "messages of another machine",
     ("_rank.commands", "run"): "random states",
     ("_host.theano.pickling", "load"): "functions",
+    ("_host.pytensor.pickling", "load"): "functions",
     ("comm.shared.storage", "_read"): "places",
     ("values", "get_value"): "random states",
     ("checkpoints", "_values"): "random states",
