@@ -28,7 +28,8 @@ def is_for_theano(version=sys.version_info):
 
 if __name__ == "__main__":
     if not is_for_theano():
-        sys.exit("This is Python {}.{}, but Theano needs 3.8 to 3.11".format(*sys.version_info))
+        this = "This is Python {}.{}, but Theano needs 3.8 to 3.11.".format(*sys.version_info)
+        sys.exit(f"{this} For PyTensor: make test-pytensor")
     try:
         check()
     except ImportError as error:

@@ -7,6 +7,7 @@ import contextlib
 import enum
 import functools
 import gc
+import inspect
 import sys
 import threading
 import weakref
@@ -337,8 +338,9 @@ class _Steps:
 
     def _is_left(self, session, running):
         # A generator that runs is of another thread, which waits for the lock.
-        is_entered = not self._steps.gi_running and hasattr(self, "_caller")
-        return self._session is session and is_entered and self._caller not in running
+        steps = getattr(self, "_steps", None)
+        is_entered = steps and inspect.getgeneratorstate(steps) == inspect.GEN_SUSPENDED
+        return is_entered and self._session is session and self._caller not in running
 
 
 class _RecordedSteps(_Steps):

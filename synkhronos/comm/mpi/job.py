@@ -99,7 +99,7 @@ def facts() -> Tuple[str, ...]:
     versions = []
     try:
         host = choose()
-    except ImportError:  # `synkhronos info` says so
+    except (ImportError, ValueError):  # `synkhronos info` says so
         host = "theano"
     for package in ("synkhronos", host):
         try:

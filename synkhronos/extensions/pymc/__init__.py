@@ -25,7 +25,7 @@ import pytensor
 
 from synkhronos._machine.devices import usable_cores
 from synkhronos._machine.log import log
-from synkhronos._wording import whole_number
+from synkhronos._wording import count, whole_number
 from synkhronos.extensions.pymc.checks import checked
 from synkhronos.extensions.pymc.evaluator import Evaluator
 from synkhronos.extensions.pymc.operation import Likelihood
@@ -147,10 +147,10 @@ def likelihood(
     gradients. Any other likelihood is left in the master, with a warning in the log.
 
     Workers start with the first evaluation, from the process that evaluates: with
-    ``pm.sample(cores=2)`` each chain's process has ranks of its own, so the cores should be shared
-    out, ``ranks * cores <= number of cores``. As many chains as cores are sampled in less time
-    by plain ``pm.sample(cores=...)`` if their data fit into the caches side by side; ranks are for
-    chains that should be finished earlier, and for more cores than chains.
+    ``pm.sample(cores=2)`` each chain's process has ranks of its own, so ``ranks * cores`` should be
+    at most the number of cores of the machine. As many chains as cores use all cores already with
+    plain ``pm.sample(cores=...)``; ranks are for chains that should be finished earlier, and for
+    more cores than chains.
 
     A worker that dies ends the sampling with :class:`~synkhronos.WorkerDied`. After a Ctrl-C the
     block is as before.
@@ -180,24 +180,27 @@ def likelihood(
         try:
             yield parallel
         finally:
-            del model.logp
+            vars(model).pop("logp", None)
             evaluator.close()
 
 
 def _number_of_ranks(ranks, devices):
-    if devices is not None:
-        if isinstance(devices, str) or not isinstance(devices, Sequence):
-            raise TypeError(f"devices must be a list of 'cpu', got {devices!r}.")
-        devices = list(devices)
-        if set(devices) != {"cpu"}:
-            raise ValueError(
-                f"devices must be a list of 'cpu', got {devices}: the likelihood of a PyMC model "
-                "is computed on CPU cores."
-            )
-        if ranks is not None and ranks != len(devices):
-            raise ValueError(f"ranks is {ranks}, but there are {len(devices)} devices. Give one.")
-        ranks = len(devices)
-    return usable_cores() if ranks is None else whole_number("ranks", ranks, 1, _MOST_RANKS)
+    if ranks is not None:
+        ranks = whole_number("ranks", ranks, 1, _MOST_RANKS)
+    if devices is None:
+        return usable_cores() if ranks is None else ranks
+    if isinstance(devices, str | bytes) or not isinstance(devices, Sequence):
+        raise TypeError(f"devices must be a list of 'cpu', got {devices!r}.")
+    if not devices or any(each != "cpu" for each in devices):
+        raise ValueError(
+            f"devices must be a list of 'cpu', one for each rank, got {devices!r}: the likelihood "
+            "of a PyMC model is computed on CPU cores."
+        )
+    if ranks not in (None, len(devices)):
+        raise ValueError(
+            f"ranks is {ranks}, but devices has {count(len(devices), 'device')}. Give one of them."
+        )
+    return whole_number("the length of devices", len(devices), 1, _MOST_RANKS)
 
 
 def _check_model(model):

@@ -11,6 +11,7 @@ import pymc as pm
 import pytensor
 from pytensor.compile.mode import Mode
 
+from synkhronos._wording import count
 from synkhronos.extensions.pymc.evaluator import compiled
 from synkhronos.extensions.pymc.terms import (
     CannotDivide,
@@ -33,7 +34,7 @@ def checked(model: pm.Model, observed, term: Term):
     Raises CannotDivide unless its parts add up to the model's likelihood.
     """
     if term.length < 2:
-        raise CannotDivide("it has one row")
+        raise CannotDivide(f"it has {count(term.length, 'row')}")
     # With the rewrites that the function of a rank gets: without them log(sigmoid(x)) is rounded.
     given = {"inputs": model.value_vars, "mode": _REWRITTEN, "on_unused_input": "ignore"}
     plain = type(model).logp(model, vars=[observed], jacobian=False)

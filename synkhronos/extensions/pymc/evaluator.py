@@ -4,7 +4,7 @@
     logp, gradients   ◀── sum ───── shared memory ◀── log-likelihood and gradients of its rows
 
 A session of its own serves an `Evaluator`: workers that are forked after the functions are compiled
-and have run once. They inherit machine code and data, so nothing is sent and nothing is copied. New
+and have run once. They inherit machine code and data, so nothing is sent. New
 data, or the first evaluation without gradients, start new workers in place of the old ones.
 
 A process that the script forks, such as that of a chain, starts workers of its own at its first
@@ -14,6 +14,7 @@ evaluation. So does one that gets the evaluator in a pickle.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import math
 import os
 import secrets
@@ -30,13 +31,12 @@ from pytensor.graph.traversal import graph_inputs
 from pytensor.tensor.sharedvar import TensorSharedVariable
 
 from synkhronos._arithmetic.partition import share
-from synkhronos._machine.devices import default_threads
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.processes import check_proc, take_standard_streams
 from synkhronos._machine.shared_memory import Segments
 from synkhronos._master.session import Session
 from synkhronos.errors import SessionError, WorkerDied
-from synkhronos.extensions.pymc.terms import Term, is_float, values_of
+from synkhronos.extensions.pymc.terms import Term, first_line, is_float, values_of
 
 _LINE = 8  # numbers in a cache line: no two ranks write to one
 
@@ -113,7 +113,7 @@ class Evaluator:
             if length is None
         ]
         self._functions: dict[bool, list] = {}
-        self._lock = threading.Lock()  # nutpie evaluates in several threads
+        self._lock = threading.RLock()  # nutpie evaluates in several threads
         self._forget()
         _evaluators[number] = self
 
@@ -152,17 +152,13 @@ class Evaluator:
             self._run(command)
             total = np.add.reduce(self._parts, 0)
         if len(self.terms) == 1:
-            return total
+            return total if gradients else total[:1]
         logp = total[self._begins].sum()
         return np.concatenate([[logp], np.delete(total, self._begins)] if gradients else [[logp]])
 
     def _run(self, command):
-        try:
+        with _advice():
             self._session.run(command)
-        except WorkerDied as death:
-            cause = str(death).partition(" The session has ended")[0]
-            advice = "Leave the likelihood() block, and enter it again."
-            raise WorkerDied(f"{cause} {advice}", death.rank, death.exitcode) from None
 
     def _is_current(self, values):
         for cell, data in self._sources:
@@ -192,7 +188,7 @@ class Evaluator:
     def leave_in_child(self) -> None:
         """Leave the workers to the process that has forked this one."""
         session = self._session
-        self._lock = threading.Lock()  # another thread of that process may have held it
+        self._lock = threading.RLock()  # another thread of that process may have held it
         if session is not None:  # else this child is a worker that is just starting
             self._forget()
             session.leave_in_child()
@@ -214,7 +210,8 @@ class Evaluator:
                 "again."
             )
         if self._session is not None:
-            self._session.require_open()
+            with _advice():
+                self._session.require_open()
         kinds = {*self._commands, gradients}
         functions = {kind: self._compile(kind) for kind in kinds}
         self._stop()
@@ -222,7 +219,7 @@ class Evaluator:
         parameters = self._make_memory(values)
         for kind in kinds:
             self._runs[kind] = [
-                list(self._runs_of(rank, functions[kind], parameters, data))
+                list(self._runs_of(rank, kind, functions[kind], parameters, data))
                 for rank in range(self.n_ranks)
             ]
             for run in self._runs[kind][0]:
@@ -239,7 +236,13 @@ class Evaluator:
         shared = [each for each in leaves if isinstance(each, TensorSharedVariable)]
         cells = [each.container.storage for each in shared]
         self._sources = [(cell, cell[0]) for cell in cells]
-        values = iter(values_of(variables))
+        try:
+            values = iter(values_of(variables))
+        except Exception as error:
+            raise ValueError(
+                f"The data of the likelihood do not fit one another: {first_line(error)}. Give all "
+                "of them as many rows, in one pm.set_data({...})."
+            ) from error
         found = []
         for term in self.terms:
             arrays = [np.ascontiguousarray(next(values)) for _ in term.rows]
@@ -282,7 +285,7 @@ class Evaluator:
             begin = end
         return parameters
 
-    def _runs_of(self, rank, functions, parameters, data):
+    def _runs_of(self, rank, gradients, functions, parameters, data):
         parameters = iter(parameters)
         for term, function, (length, arrays), begin, width in zip(
             self.terms, functions, data, self._begins, self._widths
@@ -291,7 +294,7 @@ class Evaluator:
             arguments = [next(parameters) for _ in term.parameters]
             for rows, array in zip(term.rows, arrays):
                 arguments.append(_rows(array, rows.axis, first, last))
-            out = self._parts[rank, begin : begin + width]
+            out = self._parts[rank, begin : begin + (width if gradients else 1)]
             yield _Run(function, arguments, last > first, out)
 
     def _start_session(self):
@@ -299,7 +302,7 @@ class Evaluator:
         with interrupts_held():
             take_standard_streams()
             devices = ["cpu"] * self.n_ranks
-            self._session = Session(devices, default_threads(self.n_ranks), 0, False)
+            self._session = Session(devices, 1, 0, False)
         try:
             self._session.begin()
         except BaseException:
@@ -316,6 +319,17 @@ class Evaluator:
                 with interrupts_held():
                     session.end()
                     session.release()
+
+
+@contextlib.contextmanager
+def _advice():
+    """Say how to go on after the death of a worker."""
+    try:
+        yield
+    except WorkerDied as death:
+        cause = str(death).partition(" The session has ended")[0]
+        advice = "Leave the likelihood() block, and enter it again."
+        raise WorkerDied(f"{cause} {advice}", death.rank, death.exitcode) from None
 
 
 def compiled(term: Term, gradients: bool):

@@ -123,7 +123,8 @@ def _total(node, scalar_op, states):
             return TOTAL
         raise mixed(node)
     linear = scalar.Add, scalar.Sub, scalar.Neg, scalar.Identity, scalar.Cast
-    if isinstance(scalar_op, linear) and n_totals == len(states):
+    is_float = node.outputs[0].dtype.startswith("float")
+    if isinstance(scalar_op, linear) and n_totals == len(states) and is_float:
         return TOTAL
     if isinstance(scalar_op, scalar.Mul) and n_totals == 1:
         return TOTAL

@@ -11,6 +11,7 @@ does by itself, and one after the other on ranks.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -39,7 +40,7 @@ def add_arguments(parser):
     add("--rows", type=options.count, metavar="N", help="rows of each model, instead of its own")
     add(
         "--pays", type=options.counts, default=ROWS, metavar="LIST",
-        help="rows of the logistic regression with which is looked for where ranks begin to pay",
+        help="rows of the logistic regression, to find where ranks begin to pay",
     )  # fmt: skip
     add("--seconds", type=options.positive, default=5.0, help="to measure each evaluation (5)")
     add(
@@ -58,9 +59,14 @@ def main(args) -> int:
     """Measure, print, and return the exit status."""
     from threadpoolctl import threadpool_limits
 
+    if importlib.util.find_spec("pymc") is None:
+        print("bench pymc needs PyMC: pip install 'synkhronos[pymc]'", file=sys.stderr)
+        return 2
     try:
         if args.stan:
-            stan.installed()
+            for name in args.models:
+                with options.shown(f"compiling {name}.stan"):
+                    stan.compiled(name, _cache())
     except stan.StanError as error:
         print(f"synkhronos bench pymc --stan: {error}", file=sys.stderr)
         return 2
@@ -137,11 +143,13 @@ def _evaluation(name, rows, args, reading=True):
     return result
 
 
+def _cache():
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "synkhronos"
+
+
 def _stan(name, data, args):
     """Return the microseconds of an evaluation by Stan: with one thread, and one for each rank."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "synkhronos"
-    with options.shown(f"compiling {name}.stan"):
-        library = stan.compiled(name, cache)
+    library = stan.compiled(name, _cache())
     times = {1: [], args.ranks: []}
     with contextlib.ExitStack() as stack:
         programs = {n: stack.enter_context(stan.Stan(library, data, n)) for n in times}
