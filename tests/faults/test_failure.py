@@ -181,13 +181,17 @@ def test_a_storm_of_ctrl_c_never_breaks_the_session(no_session, n_ranks):
         came.append(signum)
         signal.raise_signal(signal.SIGINT)
 
+    def call_until_it_came(number, wait):
+        signal.setitimer(signal.ITIMER_REAL, max(wait, 1e-5))
+        while len(came) == number:  # what is raised in a finalizer is dropped by Python
+            f(data)
+
     previous = signal.signal(signal.SIGALRM, interrupt)
     for number, wait in enumerate(random.uniform(0, 0.004, 150)):
-        # A timer of the kernel hits anywhere: in the start, the run, the finish, between calls.
+        # A timer of the kernel hits anywhere: in the start, the run, the finish, between calls. The
+        # loop is a function, as Python 3.13 may raise at its end behind the try.
         try:
-            signal.setitimer(signal.ITIMER_REAL, max(wait, 1e-5))
-            while len(came) == number:  # what is raised in a finalizer is dropped by Python
-                f(data)
+            call_until_it_came(number, wait)
         except KeyboardInterrupt:
             pass
         data[:] = random.rand(6)
