@@ -206,8 +206,8 @@ def _number_of_ranks(ranks, devices):
 def _check_model(model):
     if not isinstance(model, pm.Model):
         raise TypeError(
-            f"model must be a pymc.Model, got an object of type {type(model).__name__}. Give a model "
-            "before it is frozen: a frozen one keeps compiled functions beyond the block."
+            f"model must be a pymc.Model, got an object of type {type(model).__name__}. Give a "
+            "model before it is frozen: a frozen one keeps compiled functions beyond the block."
         )
     if isinstance(vars(model).get("logp"), _Logp):
         raise ValueError("The model is in a likelihood() block already.")
