@@ -50,19 +50,17 @@ def choose(environment=os.environ, modules=sys.modules, is_installed=None, versi
     for name in TITLES:
         if modules.get(name) is not None:
             return name
-    found = [name for name in TITLES if installed(name)]
-    if not found:
-        raise ImportError(
-            "Synkhronos needs Theano or PyTensor, with which graphs are written. Neither is "
-            f"installed in this Python {_numbers(version)}: {TO_INSTALL}."
-        )
     # A Theano that this Python can't import is no reason to leave PyTensor aside.
-    return found[-1] if tuple(version) > pythons.THEANO[1] else found[0]
-
-
-def is_imported() -> bool:
-    """Return whether this process has imported a host library: else it has no graphs either."""
-    return any(name in sys.modules for name in TITLES)
+    order = list(TITLES)
+    if tuple(version) > pythons.THEANO[1]:
+        order.reverse()
+    for name in order:
+        if installed(name):
+            return name
+    raise ImportError(
+        "Synkhronos needs Theano or PyTensor, with which graphs are written. Neither is "
+        f"installed in this Python {_numbers(version)}: {TO_INSTALL}."
+    )
 
 
 def _is_installed(name):
