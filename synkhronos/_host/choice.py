@@ -63,6 +63,11 @@ def choose(environment=os.environ, modules=sys.modules, is_installed=None, versi
     )
 
 
+def is_imported() -> bool:
+    """Return whether this process has imported a host library: else it has no graphs either."""
+    return any(name in sys.modules for name in TITLES)
+
+
 def _is_installed(name):
     try:
         return importlib.util.find_spec(name) is not None
