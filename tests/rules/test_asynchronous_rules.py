@@ -81,7 +81,7 @@ def test_elastic_steps_of_one_worker(model, tmp_path):
 
 
 @pytest.mark.parametrize("learning_rate_rule", ["adagrad", "constant"])
-@pytest.mark.sample(1)
+@pytest.mark.slow("runs of mpirun")
 def test_pushed_updates_of_one_worker(model, tmp_path, learning_rate_rule):
     """In Theano-MPI ASGD was a stub."""
     settings = {**SETTINGS, "mu": 0.0, "eta": 0.0}
@@ -110,7 +110,7 @@ def test_pushed_updates_of_one_worker(model, tmp_path, learning_rate_rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.sample(1)
+@pytest.mark.slow("runs of mpirun")
 def test_several_workers_learn_together(model, tmp_path, rule):
     """Each adjusts its hyper-parameters once an epoch, whole numbers, whenever it comes."""
     given = {"GOSGD": {"p": 0.5}, "EASGD": {"tau": 3}, "ASGD": {"tau": 3, "gamma": 0.05}}[rule]

@@ -52,7 +52,7 @@ MODELS = {
 }
 OWN_UPDATES = ["LSTM", "WGAN", "LSGAN", "Wide_ResNet"]
 OF_OPT = [name for name in MODELS if name not in OWN_UPDATES]
-IS_HEAVY = set(MODELS) - {"LSTM", "WGAN"}
+IS_HEAVY = set(MODELS) - {"LSTM"}
 
 
 def named(names):

@@ -310,6 +310,7 @@ def normalizing(layers):
     )
 
 
+@pytest.mark.slow("compiles networks")
 def test_batch_normalization_is_over_the_rows_of_all_ranks(ranks, twins, keras):
     # Not Adam: the gradients of biases before a normalization are 0, and Adam amplifies rounding.
     serial, parallel = twins(

@@ -104,7 +104,7 @@ def assert_serial_results(train, ranks):
             np.testing.assert_allclose(result, wanted, rtol=1e-7, atol=1e-10)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow("compiles networks")
 @pytest.mark.parametrize(
     "algorithm, options",
     [

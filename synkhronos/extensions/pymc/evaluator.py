@@ -14,7 +14,6 @@ evaluation. So does one that gets the evaluator in a pickle.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import math
 import os
 import secrets
@@ -123,7 +122,7 @@ class Evaluator:
         self._runs: dict[bool, list] = {}  # of each rank, those of all terms
         self._prepared = None  # the runs of this process's rank that have their arguments
         self._sources: list = []  # the cells of shared variables, and the data that were in them
-        self._values = self._parts = np.empty(0)  # in shared memory
+        self._values, self._parts = np.empty(0), []  # in shared memory; a part of each rank
         self._casts: list = []  # values of parameters that are no floats, and where they come from
         self._lengths = b""
 
@@ -149,16 +148,17 @@ class Evaluator:
             if command is None or not self._is_current(values):
                 command = self._start(gradients, values)
             self._values[...] = values
-            self._run(command)
-            total = np.add.reduce(self._parts, 0)
+            try:
+                self._session.run(command)
+            except WorkerDied as death:
+                raise _advised(death) from None
+            total = self._parts[0].copy()
+            for part in self._parts[1:]:
+                total += part
         if len(self.terms) == 1:
             return total if gradients else total[:1]
         logp = total[self._begins].sum()
         return np.concatenate([[logp], np.delete(total, self._begins)] if gradients else [[logp]])
-
-    def _run(self, command):
-        with _advice():
-            self._session.run(command)
 
     def _is_current(self, values):
         for cell, data in self._sources:
@@ -210,8 +210,10 @@ class Evaluator:
                 "again."
             )
         if self._session is not None:
-            with _advice():
+            try:
                 self._session.require_open()
+            except WorkerDied as death:
+                raise _advised(death) from None
         kinds = {*self._commands, gradients}
         functions = {kind: self._compile(kind) for kind in kinds}
         self._stop()
@@ -271,7 +273,7 @@ class Evaluator:
         # Each rank's part begins in a cache line of its own.
         stride = -(-sum(self._widths) // _LINE) * _LINE
         memory = Segments().create(8 * (self.n_ranks * stride + values.size))
-        self._parts = memory.array("float64", (self.n_ranks, stride))[:, : sum(self._widths)]
+        self._parts = list(memory.array("float64", (self.n_ranks, stride))[:, : sum(self._widths)])
         self._values = memory.array("float64", values.shape, 8 * self.n_ranks * stride)
         self._values[...] = values
         parameters, begin = [], n_unknown
@@ -294,7 +296,7 @@ class Evaluator:
             arguments = [next(parameters) for _ in term.parameters]
             for rows, array in zip(term.rows, arrays):
                 arguments.append(_rows(array, rows.axis, first, last))
-            out = self._parts[rank, begin : begin + (width if gradients else 1)]
+            out = self._parts[rank][begin : begin + (width if gradients else 1)]
             yield _Run(function, arguments, last > first, out)
 
     def _start_session(self):
@@ -321,15 +323,11 @@ class Evaluator:
                     session.release()
 
 
-@contextlib.contextmanager
-def _advice():
-    """Say how to go on after the death of a worker."""
-    try:
-        yield
-    except WorkerDied as death:
-        cause = str(death).partition(" The session has ended")[0]
-        advice = "Leave the likelihood() block, and enter it again."
-        raise WorkerDied(f"{cause} {advice}", death.rank, death.exitcode) from None
+def _advised(death):
+    """Return the error of a worker's death with what the user can do."""
+    cause = str(death).partition(" The session has ended")[0]
+    advice = "Leave the likelihood() block, and enter it again."
+    return WorkerDied(f"{cause} {advice}", death.rank, death.exitcode)
 
 
 def compiled(term: Term, gradients: bool):
