@@ -8,6 +8,8 @@ import theano
 import theano.tensor as T
 from support import compiling, host
 
+from synkhronos._host.updates import updates_by_default
+
 storing = importlib.import_module(f"synkhronos._host.{host.NAME}.storing")
 NO_OPTIMIZER = theano.Mode(theano.gof.vm.VM_Linker(use_cloop=False, c_thunks=False), None)
 MODES = [compiling.IN_PYTHON, "FAST_COMPILE", NO_OPTIMIZER]
@@ -169,7 +171,7 @@ def test_leaves_include_those_of_default_updates():
     count, rate, x = theano.shared(0.0, "count"), theano.shared(1.0, "rate"), T.dscalar("x")
     count.default_update = count + rate
     assert set(storing.leaves([x * count + 3, "text"])) == {x, count, rate}
-    [(variable, update)] = storing.updates_by_default([count, rate])
+    [(variable, update)] = updates_by_default([count, rate])
     assert variable is count and update.eval() == 1
 
 

@@ -146,6 +146,9 @@ def test_what_can_not_be_drawn_so_is_refused(ranks):
         with pytest.raises(ValueError) as caught:
             synk.function([x], (output, "gather"), serial_random=True)
         assert phrase in str(caught.value).lower() or phrase in str(caught.value)
+    size = T.lvector("size")
+    with pytest.raises(ValueError, match="draws numbers of size size"):
+        synk.function([size], mrg.uniform(size, ndim=1), serial_random=True)
     f = synk.function(
         [x], (mrg.uniform(x.T.shape), "gather"), serial_random=True, mode="FAST_COMPILE"
     )

@@ -143,13 +143,6 @@ def shared_variables(function):
     return function.get_shared()
 
 
-def updated_variables(function):
-    """Return the shared variables that a compiled function updates."""
-    return [
-        each.variable for each in function.maker.inputs if each.update is not None and each.shared
-    ]
-
-
 def variables_read(function):
     """Return the shared variables whose values a compiled function reads, not only replaces."""
     fgraph = function.maker.fgraph
@@ -158,27 +151,11 @@ def variables_read(function):
     return [variable for variable in function.get_shared() if variable in used]
 
 
-def default_updates(function, updates):
-    """Return a compiled function's default updates, as pairs, without variables of `updates`."""
-    given = {target for target, _ in updates}
-    updated = [i.variable for i in function.maker.inputs if i.implicit and i.update is not None]
-    return [(variable, variable.default_update) for variable in updated if variable not in given]
-
-
 def set_default_update(variable, expression):
     """Give a shared variable an update in all functions that use it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Setting default_update", DeprecationWarning)
         variable.default_update = expression
-
-
-def without_default_updates(kwargs, variables):
-    """Return keyword arguments of `compile_function` that leave out these default updates."""
-    if not variables:
-        return dict(kwargs)
-    # It is False or a list here: with True the function would have no default updates.
-    left_out = kwargs.get("no_default_updates") or []
-    return {**kwargs, "no_default_updates": [*left_out, *variables]}
 
 
 def run(function, arguments, output_subset=None):

@@ -8,11 +8,9 @@ become one node, and each level has an input that was computed from the level be
 form a chain, and no schedule can run them in another order. In a node the reductions have the order
 in which they were made.
 
-`rewriting` gives numba's code operations of its own, which call the functions of this module.
+`rewriting` gives numba's code operations of its own, which call `reduce_in_place`.
 """
 
-import contextlib
-import contextvars
 import itertools
 
 import numpy as np
@@ -21,51 +19,9 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.tensor import as_tensor_variable, dscalar
 
-# Set while a rank runs its part of a call. Elsewhere, as in a plain PyTensor function or another
-# thread, there is no other rank to reduce with, and one rank has all rows.
-_call = contextvars.ContextVar("synkhronos call", default=None)
+from synkhronos._host.calls import current_call, current_weight
+
 _serials = itertools.count()
-
-
-class _Call:
-    """The state of a running call: the communicator, and the weights of the ranks."""
-
-    def __init__(self, comm, weights, rank, recorder):
-        self.rank = rank
-        self.weights = weights
-        self.weight = weights[rank] * len(weights) / sum(weights)
-        self.failures = []
-        self._comm, self._recorder = comm, recorder
-
-    def reduce(self, arrays, ops, targets):
-        """Return the reduced arrays; see `Arrays.exchange`."""
-        try:
-            if self._recorder is None:
-                return self._comm.exchange(arrays, ops, self.weights, targets)
-            with self._recorder.span("reduce") as span:
-                results = self._comm.exchange(arrays, ops, self.weights, targets)
-                span.moved(*arrays)
-                return results
-        except BaseException as error:
-            self.failures.append(error)
-            raise
-
-
-@contextlib.contextmanager
-def reducing(comm, weights, rank, recorder=None):
-    """Send AllReduces through a communicator inside a with block."""
-    call = _Call(comm, weights, rank, recorder)
-    token = _call.set(call)
-    try:
-        yield
-        comm.end_all()
-    except BaseException:
-        # PyTensor raises another exception in its place, without the attributes of ours.
-        if call.failures:
-            raise call.failures[0] from None
-        raise
-    finally:
-        _call.reset(token)
 
 
 def overlap_reductions(overlaps: bool) -> None:
@@ -77,15 +33,9 @@ def overlap_reductions(overlaps: bool) -> None:
 
 def reduce_in_place(ops, *arrays):
     """Replace arrays with their reductions over the ranks; outside of a call leave them alone."""
-    call = _call.get()
+    call = current_call()
     if call is not None:
         call.reduce(list(arrays), ops, list(arrays))
-
-
-def current_weight() -> float:
-    """Return the weight of this rank in the running call; outside of a call, 1."""
-    call = _call.get()
-    return 1.0 if call is None else float(call.weight)
 
 
 class AllReduce(Op):
@@ -168,12 +118,6 @@ class RankOperation(Op):
     def do_constant_folding(self, fgraph, node):
         """Return False: it is no constant, although it may have no inputs."""
         return False
-
-
-def rows_of_ranks():
-    """Return the numbers of rows of all ranks in the running call, and this rank; else None, 0."""
-    call = _call.get()
-    return (None, 0) if call is None else (call.weights, call.rank)
 
 
 class RankWeight(RankOperation):

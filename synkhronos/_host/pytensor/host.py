@@ -8,6 +8,19 @@ from pytensor.compile import SharedVariable
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Constant, Variable
 
+from synkhronos._host.calls import reducing
+from synkhronos._host.cells import (
+    cell,
+    lend,
+    on_copies,
+    peek,
+    put,
+    read,
+    replace_object,
+    unwatch,
+    watch,
+)
+from synkhronos._host.draws import is_state_equal, keep_state_equal
 from synkhronos._host.pytensor.devices import (
     copy_from_device,
     copy_to_device,
@@ -29,7 +42,6 @@ from synkhronos._host.pytensor.functions import (
     as_update,
     caster,
     compile_function,
-    default_updates,
     expression_of,
     float_dtype,
     is_mode,
@@ -39,21 +51,16 @@ from synkhronos._host.pytensor.functions import (
     set_default_update,
     shared_variables,
     swapped,
-    updated_variables,
     variables_read,
-    without_default_updates,
 )
 from synkhronos._host.pytensor.graph import (
     all_reduce,
     communicates,
     overlap_reductions,
     rank_weight,
-    reducing,
 )
 from synkhronos._host.pytensor.pickling import dump, load
 from synkhronos._host.pytensor.random_numbers import (
-    is_state_equal,
-    keep_state_equal,
     spread_random_state,
     state_of_parts,
     state_parts,
@@ -61,7 +68,6 @@ from synkhronos._host.pytensor.random_numbers import (
 from synkhronos._host.pytensor.rows import (
     axes_of_rows,
     compile_number,
-    numbers_of_rows,
     row_numbers,
     sliced_by_inputs,
     without_row_numbers,
@@ -78,7 +84,6 @@ from synkhronos._host.pytensor.specifications import (
     Function,
     In,
     Out,
-    destroyed_inputs,
     is_kept,
     keeper,
     read_input,
@@ -93,30 +98,28 @@ from synkhronos._host.pytensor.storing import (
     push,
     shared_like,
     substituted,
-    updates_by_default,
 )
 from synkhronos._host.pytensor.variables import (
     cast_value,
-    cell,
     fix_axes,
     fixed_axes,
     is_array_variable,
     is_random_state,
-    lend,
     lengths,
     lives_on_device,
-    on_copies,
     on_device,
     on_host,
-    peek,
-    put,
-    read,
     replace,
-    replace_object,
     shared_on_host,
     shared_zeros,
-    unwatch,
-    watch,
+)
+from synkhronos._host.rows import numbers_of_rows
+from synkhronos._host.updates import (
+    default_updates,
+    destroyed_inputs,
+    updated_variables,
+    updates_by_default,
+    without_default_updates,
 )
 
 title = "PyTensor"

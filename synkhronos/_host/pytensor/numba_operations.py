@@ -21,7 +21,10 @@ from pytensor.link.numba.dispatch.basic import (
     register_funcify_and_cache_key,
 )
 
+from synkhronos._host.calls import current_weight
+from synkhronos._host.draws import drawn_rows
 from synkhronos._host.pytensor import graph, rows, serial_random, storing
+from synkhronos._host.rows import numbers_of_rows
 
 _VERSION = 1  # to be raised with each change of the code below
 
@@ -79,7 +82,7 @@ def _rank_weight(op, node, **kwargs):
         "        weight = current_weight()\n"
         "    return np.asarray(weight)\n"
     )
-    return _compiled("rank_weight", source, graph.current_weight)
+    return _compiled("rank_weight", source, current_weight)
 
 
 @register_funcify_and_cache_key(Rows)
@@ -91,7 +94,7 @@ def _rows(op, node, **kwargs):
         f"        found = numbers_of_rows({', '.join(f'int({name})' for name in names)})\n"
         "    return found\n"
     )
-    return _compiled("numbers", source, rows.numbers_of_rows)
+    return _compiled("numbers", source, numbers_of_rows)
 
 
 @register_funcify_and_cache_key(WholeSize)
@@ -100,11 +103,11 @@ def _whole_size(op, node, **kwargs):
         "def whole_size(size):\n"
         "    whole = size.copy()\n"
         "    with objmode(length='int64'):\n"
-        "        length = int(share(size)[0])\n"
+        "        length = int(drawn_rows(size)[0])\n"
         "    whole[0] = length\n"
         "    return whole\n"
     )
-    return _compiled("whole_size", source, serial_random.share)
+    return _compiled("whole_size", source, drawn_rows)
 
 
 @register_funcify_and_cache_key(OwnRows)
@@ -112,10 +115,10 @@ def _own_rows(op, node, **kwargs):
     source = (
         "def own_rows(numbers, size):\n"
         "    with objmode(begin='int64', end='int64'):\n"
-        "        _, begin, end = map(int, share(size))\n"
+        "        _, begin, end = map(int, drawn_rows(size))\n"
         "    return numbers[begin:end]\n"
     )
-    return _compiled("own_rows", source, serial_random.share)
+    return _compiled("own_rows", source, drawn_rows)
 
 
 @register_funcify_and_cache_key(storing.Push)

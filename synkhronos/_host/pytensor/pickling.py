@@ -4,38 +4,22 @@ master   dump(functions)     a shared variable that the worker has: its id; a ne
 worker   load(data)          compiled functions: neither the rewrites nor the compilers run again
 """
 
-import contextlib
-import gc
 import io
 import pickle
-import sys
 
-import cloudpickle
 import pytensor
-from pytensor.compile import Function, SharedVariable
-from pytensor.link.basic import Container
+from pytensor.compile import Function
 
+from synkhronos._host.pickles import Pickler, Unpickler, no_garbage_collection, persistent_ids
 from synkhronos._host.pytensor.functions import compile_now
 
-# Graphs are pickled recursively.
-sys.setrecursionlimit(max(sys.getrecursionlimit(), 50000))
 
+class _Pickler(Pickler):
+    """Writes functions without what only rewrites need."""
 
-class _Pickler(cloudpickle.Pickler):
-    """Writes shared variables, their containers and the cells that hold their values as ids.
-
-    A compiled function has containers of its own, but they share the variables' cells.
-    """
-
-    def __init__(self, file, id_of):
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self._id_of = id_of
+    def __init__(self, file, ids):
+        super().__init__(file, ids)
         self._compiled = {}  # id of an input or output of a function -> it, and its variable
-
-    def persistent_id(self, obj):
-        if isinstance(obj, (SharedVariable, Container, list)):
-            return self._id_of(obj)
-        return None
 
     def reducer_override(self, obj):
         # Not isinstance: a function of this package says that it is one of PyTensor's.
@@ -67,19 +51,6 @@ def _rebuild_function(nodes, maker, input_storage):
     return function
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file, variables):
-        super().__init__(file)
-        self._variables = variables
-
-    def persistent_load(self, pid):
-        kind, key = pid
-        variable = self._variables[key]
-        if kind == "variable":
-            return variable
-        return variable.container if kind == "container" else variable.container.storage
-
-
 def dump(functions, known, new, portable=False) -> bytes:
     """Pickle functions, sending the variables of `known` as ids and those of `new` whole.
 
@@ -94,19 +65,12 @@ def dump(functions, known, new, portable=False) -> bytes:
     """
     for function, _ in functions.values():
         compile_now(function)  # once, before all workers would compile it at the same time
-    ids = {}
-    file = io.BytesIO()
-    for variables in (known, new):
-        # New variables are dumped whole, after the ids of the known ones are there: a new variable
-        # may refer to a known one.
-        if variables is new:
-            _Pickler(file, lambda obj: ids.get(id(obj))).dump(new)
-        for key, variable in variables.items():
-            ids[id(variable)] = ("variable", key)
-            ids[id(variable.container)] = ("container", key)
-            ids[id(variable.container.storage)] = ("storage", key)
-    with _no_garbage_collection():
-        _Pickler(file, lambda obj: ids.get(id(obj))).dump(functions)
+    file, ids = io.BytesIO(), persistent_ids(known)
+    # New variables are dumped whole. They may refer to known ones.
+    _Pickler(file, ids).dump(new)
+    ids.update(persistent_ids(new))
+    with no_garbage_collection():
+        _Pickler(file, ids).dump(functions)
     return pickle.dumps(_settings()) + file.getvalue()
 
 
@@ -132,11 +96,11 @@ def load(data, variables):
     """Undo `dump`: add the new variables to `variables`, and return the functions and their ids."""
     file = io.BytesIO(data)
     _set_config(pickle.load(file))
-    with _no_garbage_collection():
-        new = _Unpickler(file, variables).load()
+    with no_garbage_collection():
+        new = Unpickler(file, variables).load()
         variables.update(new)
         try:
-            functions = _Unpickler(file, variables).load()
+            functions = Unpickler(file, variables).load()
         except BaseException:
             for key in new:  # the master sends them again, with new keys
                 del variables[key]
@@ -144,15 +108,3 @@ def load(data, variables):
     for function, _ in functions.values():
         compile_now(function)
     return functions, tuple(new)
-
-
-@contextlib.contextmanager
-def _no_garbage_collection():
-    """Keep the collector from searching, again and again, all that is made in the block."""
-    was_enabled = gc.isenabled()
-    try:
-        gc.disable()  # in the block: a Ctrl-C after it must not leave the collector off
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -5,7 +5,9 @@ import json
 import numpy as np
 from numpy.random import Generator, SeedSequence
 
-from synkhronos._host.pytensor.variables import is_random_state, peek, replace_object
+from synkhronos._host.cells import peek, replace_object
+from synkhronos._host.draws import is_state_equal
+from synkhronos._host.pytensor.variables import is_random_state
 
 
 def spread_random_state(variable, rank: int) -> None:
@@ -23,16 +25,6 @@ def spread_random_state(variable, rank: int) -> None:
         words = np.asarray(bits.state["state"]["state"], np.uint64).tolist()
         moved = type(bits)(SeedSequence([*words, rank]))
     replace_object(variable, Generator(moved))
-
-
-def keep_state_equal(variable) -> None:
-    """Mark a random state: `spread_random_state` leaves it equal on all ranks."""
-    variable.tag.is_equal_on_ranks = True  # pickled with the variable
-
-
-def is_state_equal(variable) -> bool:
-    """Return whether a random state is marked by `keep_state_equal`."""
-    return getattr(variable.tag, "is_equal_on_ranks", False)
 
 
 def state_parts(state):

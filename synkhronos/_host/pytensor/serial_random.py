@@ -18,27 +18,8 @@ from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import Reshape, Shape, Shape_i
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
-from synkhronos._host.pytensor.graph import RankOperation, rows_of_ranks
-
-_ADVICE = (
-    "Each rank can take its rows of random numbers only if axis 0 of their size is x.shape[0] of an"
-    " input, as in size=x.shape, and no other axis depends on it."
-)
-
-
-def share(size):
-    """Return the number of rows on all ranks, and the first and last of this rank."""
-    counts, rank = rows_of_ranks()
-    if counts is None or not size[0]:
-        return size[0], 0, size[0]
-    mine = counts[rank]
-    if size[0] != (mine or 1):  # a rank without rows computes one, with weight 0
-        raise ValueError(
-            f"serial_random: random numbers of size {tuple(map(int, size))} were asked for on a "
-            f"rank with {mine} rows. Axis 0 of the size must be that of the rows of an input."
-        )
-    begin = sum(counts[:rank]) if mine else 0
-    return sum(counts), begin, begin + size[0]
+from synkhronos._host.draws import OwnVariables, drawn_rows
+from synkhronos._host.pytensor.graph import RankOperation
 
 
 class WholeSize(RankOperation):
@@ -53,7 +34,7 @@ class WholeSize(RankOperation):
     def perform(self, node, inputs, output_storage):
         """Replace the length of axis 0."""
         whole = np.array(inputs[0])
-        whole[0] = share(inputs[0])[0]
+        whole[0] = drawn_rows(inputs[0])[0]
         output_storage[0][0] = whole
 
     def infer_shape(self, node, shapes):
@@ -75,7 +56,7 @@ class OwnRows(RankOperation):
     def perform(self, node, inputs, output_storage):
         """Take the rows."""
         numbers, size = inputs
-        _, begin, end = share(size)
+        _, begin, end = drawn_rows(size)
         output_storage[0][0] = numbers[begin:end]
 
     def infer_shape(self, node, shapes):
@@ -126,19 +107,19 @@ def _default_updates(expressions, known):
 
 def _rebuilt(expressions, scattered):
     """Return expressions with draws of all rows."""
-    rows = _Rows(scattered)
+    own = _OwnVariables(scattered)
     new = {}  # variable -> the one in its place
     for node in io_toposort([], expressions):
         _refuse_draws_inside(node)
         inputs = [new.get(v, v) for v in node.inputs]
         if isinstance(node.op, RandomVariable):
-            if rows.are_drawn_by(node):
+            if own.are_drawn_by(node):
                 size, inputs[1] = inputs[1], WholeSize()(inputs[1])
                 state, numbers = node.clone_with_new_inputs(inputs).outputs
                 new.update(zip(node.outputs, [state, OwnRows()(numbers, size)]))
                 continue
         else:
-            rows.follow(node)
+            own.follow(node)
         if any(now is not before for now, before in zip(inputs, node.inputs)):
             new.update(zip(node.outputs, node.clone_with_new_inputs(inputs).outputs))
     return [new.get(v, v) for v in expressions]
@@ -155,74 +136,41 @@ def _refuse_draws_inside(node):
             )
 
 
-class _Rows:
-    """Variables that differ between ranks, because they are computed from their rows."""
+class _OwnVariables(OwnVariables):
+    """Variables that differ between ranks, in graphs of PyTensor."""
 
-    def __init__(self, scattered):
-        self._own = {*scattered}
-        self._moved = set()  # those of which axis 0 may not be that of the rows
+    advice = (
+        "Each rank can take its rows of random numbers only if axis 0 of their size is x.shape[0] "
+        "of an input, as in size=x.shape, and no other axis depends on it."
+    )
 
-    def follow(self, node):
-        """Add the outputs of a node that is given some of these variables."""
-        is_other_length = self._axis_of(node.outputs[0]) not in (None, 0)
-        if is_other_length or not self._own.intersection(node.inputs):
-            return
-        self._own.update(node.outputs)
-        moves = False
+    def moves_rows(self, node):
         if isinstance(node.op, Reshape):
-            moves = self._axis_of(_lengths(node.inputs[1])[0]) != 0
-        elif isinstance(node.op, DimShuffle):
-            moves = node.op.new_order[:1] != (0,)
-        if moves or self._moved.intersection(node.inputs):
-            self._moved.update(node.outputs)
+            return self.axis_of(self.lengths(node.inputs[1])[0]) != 0
+        return isinstance(node.op, DimShuffle) and node.op.new_order[:1] != (0,)
 
-    def are_drawn_by(self, node):
-        """Return whether axis 0 of the numbers that a node draws is the rows.
+    def lengths(self, size):
+        size = _without_casts(size)
+        if size.owner is not None and isinstance(size.owner.op, MakeVector):
+            return [_without_casts(length) for length in size.owner.inputs]
+        return [size]
 
-        Raises ``ValueError`` if that is unclear, or if the ranks would draw other numbers.
-        """
-        _, size, *parameters = node.inputs
-        if self._own.intersection(parameters):
-            raise ValueError(
-                f"serial_random: the parameters of {node.op} depend on the rows of an input, "
-                "and each rank has only some of them. Draw uniform numbers, and compute the "
-                "others from them."
-            )
-        if size not in self._own:
-            return False
-        first, *others = _lengths(size)
-        is_right = self._axis_of(first) == 0 and not self._own.intersection(others)
-        is_right = is_right or isinstance(getattr(_without_casts(size).owner, "op", None), Shape)
-        if not is_right:
-            raise ValueError(f"serial_random: {node.op} draws numbers of size {size}. {_ADVICE}")
-        self._own.add(node.outputs[1])
-        return True
+    def is_shape(self, size):
+        return isinstance(getattr(_without_casts(size).owner, "op", None), Shape)
 
-    def _axis_of(self, length):
-        """Return the axis of which a variable is the length; None for another, or if unclear."""
-        node, axis = length.owner, None
+    def measured(self, length):
+        node = length.owner
         if node is not None and isinstance(node.op, Shape_i):
-            [of], axis = node.inputs, node.op.i
-        elif node is not None and isinstance(node.op, Subtensor):
+            return node.inputs[0], node.op.i
+        if node is not None and isinstance(node.op, Subtensor):
             shape = node.inputs[0].owner
             if shape is None or not isinstance(shape.op, Shape):
-                return None
-            [of] = shape.inputs
+                return None, None
+            [measured] = shape.inputs
             [index] = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
-            if not isinstance(index, Constant):
-                return None
-            axis = int(index.data)
-        if axis is None or of not in self._own or (axis and of in self._moved):
-            return None
-        return axis % of.ndim
-
-
-def _lengths(size):
-    """Return the lengths of which a size is made; the size itself if that is not known."""
-    size = _without_casts(size)
-    if size.owner is not None and isinstance(size.owner.op, MakeVector):
-        return [_without_casts(length) for length in size.owner.inputs]
-    return [size]
+            if isinstance(index, Constant):
+                return measured, int(index.data)
+        return None, None
 
 
 def _without_casts(variable):

@@ -54,18 +54,3 @@ def keeper(variable, value):
     if isinstance(value, Container):
         return TensorSharedVariable(**made, value=None, strict=None, container=value)
     return TensorSharedVariable(**made, value=value.copy(), strict=True)
-
-
-def destroyed_inputs(function):
-    """Return the positions of the inputs into which a compiled function writes, shared ones not.
-
-    There are such inputs only if the user's own expressions have operations that work in place.
-    """
-    fgraph, inputs = function.maker.fgraph, function.maker.inputs
-    if not hasattr(fgraph, "has_destroyers"):
-        return []
-    return [
-        position
-        for position, (given, variable) in enumerate(zip(inputs, fgraph.inputs))
-        if not given.shared and fgraph.has_destroyers([variable])
-    ]

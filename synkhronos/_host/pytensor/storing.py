@@ -1,24 +1,7 @@
 """Operations that push to a parameter server and wait for it, while a function computes.
 
-    Await 0 ──▶ new W0 ──▶ layer 0 ─┐                         ┌─▶ gradient of W0 ──▶ Push 0
-                     Await 1 ──▶ new W1 ──▶ layer 1 ──▶ loss ─┴─▶ gradient of W1 ──▶ Push 1
-    ─────────────────────────────────── time ───────────────────────────────────▶
-      wait 0, layer 0, wait 1, layer 1, loss, gradient 1, push 1, gradient 0, push 0, the rest
-
-An Await waits for what the Push of the call before has asked for. PyTensor's own order of nodes
-would wait for everything at the beginning, and compute many gradients late: `_PushOrder` gives the
-graph the order that the picture shows. A token is a number that means nothing.
-
-An operation reaches the parameter server through a port, an object with these attributes:
-
-    position      the place of its array in the order of first use: 0 is used first
-    push(array)   begin to send the array, and ask for the result, which may land in the array
-    wait()        return the result of the last push
-
-References
-----------
-Zhang et al., "Poseidon: An Efficient Communication Architecture for Distributed Deep Learning on
-GPU Clusters", USENIX ATC 2017, section 3.1: wait-free backpropagation.
+`push_order` shows the order in which they are computed, and says what their ports are. A token is a
+number that means nothing.
 """
 
 import collections
@@ -42,6 +25,9 @@ from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors, graph_inputs, toposort_with_orderings
 from pytensor.tensor import TensorType, as_tensor_variable, constant, lscalar
 from pytensor.tensor.sharedvar import TensorSharedVariable
+
+from synkhronos._host.push_order import in_push_order
+from synkhronos._host.updates import updates_by_default
 
 # Compilation of two functions at once, by two threads, is not safe in PyTensor.
 compiling = threading.RLock()
@@ -201,14 +187,6 @@ def is_computed_from(expression, variables):
     return not set(variables).isdisjoint(ancestors([expression]))
 
 
-def updates_by_default(variables):
-    """Return pairs (variable, its default update) for the variables that have one."""
-    pairs = [(each, getattr(each, "default_update", None)) for each in variables]
-    return [
-        (each, each.type.filter_variable(update)) for each, update in pairs if update is not None
-    ]
-
-
 def shared_like(variable):
     """Return a new shared variable of a variable's type, with its value if it is shared."""
     name = f"{variable.name or 'value'}_kept"
@@ -221,7 +199,7 @@ def shared_like(variable):
 
 
 def compile_pushing(inputs, outputs, updates, **options):
-    """Return a compiled function whose nodes come in the order of the picture above."""
+    """Return a compiled function whose nodes come in the order of pushes."""
     mode = get_mode(options.pop("mode", None))
     if isinstance(mode.provided_optimizer, RewriteDatabaseQuery):
         mode = mode.including("synkhronos_store")
@@ -276,49 +254,8 @@ class _PushOrder(Feature):
         def before(node):
             return [x.owner for x in node.inputs if x.owner is not None] + others.get(node, [])
 
-        chain = _arranged(nodes, before)
+        chain = in_push_order(nodes, before, Push, Await)
         return {node: [previous] for previous, node in zip(chain, chain[1:])}
-
-
-def _arranged(nodes, before):
-    """Return the nodes in the order of the picture.
-
-    Parameters
-    ----------
-    nodes : list
-        In any order in which a node comes after those that it needs.
-    before : callable
-        ``before(node)`` returns the nodes that it needs.
-    """
-    place = {node: number for number, node in enumerate(nodes)}
-    needed, last_wait = {}, {}
-    for node in nodes:
-        own = node.op.port.position if isinstance(node.op, Await) else -np.inf
-        needed[node] = 1 << place[node]  # the bits of all nodes that it needs
-        for each in before(node):
-            needed[node] |= needed[each]
-            own = max(own, last_wait[each])
-        last_wait[node] = own
-    # What needs the fewest operations can be pushed first: in a network, the last layers.
-    pushes = [node for node in nodes if isinstance(node.op, Push)]
-    pushes.sort(key=lambda node: (bin(needed[node]).count("1"), place[node]))
-    arranged = {}  # as a set that keeps its order
-    for push_node in pushes:
-        stack = [(push_node, False)]
-        while stack:
-            node, is_ready = stack.pop()
-            if node in arranged:
-                continue
-            if is_ready:
-                arranged[node] = True
-                continue
-            stack.append((node, True))
-            # The part that waits for the last array is computed last, so it is the first to stack.
-            token = node.inputs[-1].owner if isinstance(node.op, Push) else None
-            new = [each for each in before(node) if each not in arranged]
-            new.sort(key=lambda each: (each is token, last_wait[each], place[each]), reverse=True)
-            stack += [(each, False) for each in new]
-    return [*arranged, *(node for node in nodes if node not in arranged)]
 
 
 # In place after elementwise operations, as the AllReduce; in order when the graph is complete.

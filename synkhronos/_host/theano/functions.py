@@ -8,6 +8,7 @@ from theano.gof import Variable
 from theano.scan_module.scan_utils import equal_computations
 
 from synkhronos._host.theano import compile_ahead, compile_cache, portable, printing, rewriting
+from synkhronos._host.updates import default_updates
 
 compile_cache.fix_cache_keys()
 compile_ahead.install()
@@ -94,13 +95,6 @@ def shared_variables(function):
     return function.get_shared()
 
 
-def updated_variables(function):
-    """Return the shared variables that a compiled function updates."""
-    return [
-        each.variable for each in function.maker.inputs if each.update is not None and each.shared
-    ]
-
-
 def variables_read(function):
     """Return the shared variables whose values a compiled function reads, not only replaces."""
     pairs = zip(function.maker.inputs, function.maker.fgraph.inputs)
@@ -108,28 +102,9 @@ def variables_read(function):
     return [variable for variable in function.get_shared() if variable in read]
 
 
-def default_updates(function, updates):
-    """Return a compiled function's default updates, as pairs, without variables of `updates`.
-
-    Variables such as random states have a ``default_update``.
-    """
-    given = {target for target, _ in updates}
-    updated = [i.variable for i in function.maker.inputs if i.implicit and i.update is not None]
-    return [(variable, variable.default_update) for variable in updated if variable not in given]
-
-
 def set_default_update(variable, expression):
     """Give a shared variable an update in all functions that use it."""
     variable.default_update = expression
-
-
-def without_default_updates(kwargs, variables):
-    """Return keyword arguments of `compile_function` that leave out these default updates."""
-    if not variables:
-        return dict(kwargs)
-    # It is False or a list here: with True the function would have no default updates.
-    left_out = kwargs.get("no_default_updates") or []
-    return {**kwargs, "no_default_updates": [*left_out, *variables]}
 
 
 def run(function, arguments, output_subset=None):

@@ -10,8 +10,6 @@ in which they were made, also where ranks on other kinds of devices compile the 
 themselves.
 """
 
-import contextlib
-import contextvars
 import itertools
 
 import numpy as np
@@ -20,69 +18,10 @@ from theano.gradient import DisconnectedType, grad_undefined
 from theano.tensor import TensorType, as_tensor_variable, dscalar
 from theano.tensor.type import values_eq_approx_always_true
 
+from synkhronos._host.calls import current_call, current_weight
 from synkhronos._host.theano import devices
 
-# Set while a rank runs its part of a call. Elsewhere, as in a plain Theano function or another
-# thread, there is no other rank to reduce with, and one rank has all rows.
-_call = contextvars.ContextVar("synkhronos call", default=None)
 _serials = itertools.count()
-
-
-class _Call:
-    """The state of a running call: the communicator, and the weights of the ranks."""
-
-    def __init__(self, comm, weights, rank, recorder):
-        self.landing_place = comm.landing_place
-        self.rank = rank
-        self.weights = weights
-        self.weight = weights[rank] * len(weights) / sum(weights)
-        self.failures = []
-        self._comm, self._recorder = comm, recorder
-
-    def reduce(self, arrays, ops, targets, bucket=None):
-        """Return the reduced arrays; see `Arrays.exchange`, and `Arrays.end` for a bucket."""
-        if bucket is None:
-            return self._recorded(arrays, self._comm.exchange, arrays, ops, self.weights, targets)
-        everything = bucket, arrays, ops, self.weights, targets
-        return self._recorded(arrays, self._comm.end, *everything)
-
-    def begin(self, bucket, arrays, ops):
-        """Begin to reduce a bucket; see `Arrays.begin`."""
-        self._recorded((), self._comm.begin, bucket, arrays, ops, self.weights)
-
-    def _recorded(self, moved, method, *arguments):
-        try:
-            if self._recorder is None:
-                return method(*arguments)
-            with self._recorder.span("reduce") as span:
-                results = method(*arguments)
-                span.moved(*moved)
-                return results
-        except BaseException as error:
-            self.failures.append(error)
-            raise
-
-
-@contextlib.contextmanager
-def reducing(comm, weights, rank, recorder=None):
-    """Send AllReduces through a communicator inside a with block."""
-    call = _Call(comm, weights, rank, recorder)
-    token = _call.set(call)
-    try:
-        yield
-        comm.end_all()
-    except BaseException:
-        # Theano raises another exception in its place, without the attributes of ours.
-        if call.failures:
-            raise call.failures[0] from None
-        raise
-    finally:
-        _call.reset(token)
-
-
-def current_call():
-    """Return the call that this rank computes for, or None outside of one."""
-    return _call.get()
 
 
 class AllReduce(gof.Op):
@@ -117,7 +56,7 @@ class AllReduce(gof.Op):
 
     def perform(self, node, inputs, output_storage):
         """Reduce with the other ranks."""
-        call = _call.get()
+        call = current_call()
         if call is None:
             for x, storage in zip(inputs, output_storage):
                 storage[0] = x if self.inplace else x.copy()
@@ -185,12 +124,6 @@ class RankOperation(gof.Op):
         return False
 
 
-def rows_of_ranks():
-    """Return the numbers of rows of all ranks in the running call, and this rank; else None, 0."""
-    call = _call.get()
-    return (None, 0) if call is None else (call.weights, call.rank)
-
-
 class RankWeight(RankOperation):
     """The weight of this rank, a number. The mean over the ranks is 1."""
 
@@ -202,8 +135,7 @@ class RankWeight(RankOperation):
 
     def perform(self, node, inputs, output_storage):
         """Store the weight in the running call; outside of a call, 1."""
-        call = _call.get()
-        output_storage[0][0] = np.asarray(1.0 if call is None else call.weight)
+        output_storage[0][0] = np.asarray(current_weight())
 
     def infer_shape(self, node, shapes):
         """Return an empty shape: it has no axes."""
@@ -239,7 +171,7 @@ class Landing(gof.Op):
     def perform(self, node, inputs, output_storage):
         """Store an array in the running call's shared memory; without one, a plain array."""
         x, y = inputs
-        shape, call, place = (x.shape[0], y.shape[1]), _call.get(), None
+        shape, call, place = (x.shape[0], y.shape[1]), current_call(), None
         if call is not None:
             place = call.landing_place(self.position, shape, x.dtype, self.bucket)
         output_storage[0][0] = np.empty(shape, x.dtype) if place is None else place

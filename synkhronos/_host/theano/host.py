@@ -7,6 +7,20 @@ from theano.compile.mode import Mode
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof import Constant, Variable
 
+from synkhronos._host.calls import reducing
+from synkhronos._host.cells import (
+    cell,
+    lend,
+    on_copies,
+    peek,
+    put,
+    read,
+    replace_object,
+    unwatch,
+    watch,
+)
+from synkhronos._host.draws import is_state_equal, keep_state_equal
+from synkhronos._host.rows import numbers_of_rows
 from synkhronos._host.theano.devices import (
     copy_from_device,
     copy_to_device,
@@ -27,7 +41,6 @@ from synkhronos._host.theano.functions import (
     as_update,
     caster,
     compile_function,
-    default_updates,
     expression_of,
     float_dtype,
     is_mode,
@@ -37,17 +50,13 @@ from synkhronos._host.theano.functions import (
     set_default_update,
     shared_variables,
     swapped,
-    updated_variables,
     variables_read,
-    without_default_updates,
 )
-from synkhronos._host.theano.graph import all_reduce, communicates, rank_weight, reducing
+from synkhronos._host.theano.graph import all_reduce, communicates, rank_weight
 from synkhronos._host.theano.intercepting import CompiledFunction, intercept
 from synkhronos._host.theano.overlapping import overlap_reductions
 from synkhronos._host.theano.pickling import dump, load
 from synkhronos._host.theano.random_numbers import (
-    is_state_equal,
-    keep_state_equal,
     spread_random_state,
     state_of_parts,
     state_parts,
@@ -56,7 +65,6 @@ from synkhronos._host.theano.rewriting import open_device
 from synkhronos._host.theano.rows import (
     axes_of_rows,
     compile_number,
-    numbers_of_rows,
     row_numbers,
     sliced_by_inputs,
     without_row_numbers,
@@ -73,7 +81,6 @@ from synkhronos._host.theano.specifications import (
     Function,
     In,
     Out,
-    destroyed_inputs,
     is_kept,
     keeper,
     read_input,
@@ -88,30 +95,27 @@ from synkhronos._host.theano.storing import (
     push,
     shared_like,
     substituted,
-    updates_by_default,
 )
 from synkhronos._host.theano.variables import (
     cast_value,
-    cell,
     fix_axes,
     fixed_axes,
     is_array_variable,
     is_random_state,
-    lend,
     lengths,
     lives_on_device,
-    on_copies,
     on_device,
     on_host,
-    peek,
-    put,
-    read,
     replace,
-    replace_object,
     shared_on_host,
     shared_zeros,
-    unwatch,
-    watch,
+)
+from synkhronos._host.updates import (
+    default_updates,
+    destroyed_inputs,
+    updated_variables,
+    updates_by_default,
+    without_default_updates,
 )
 
 title = "Theano"

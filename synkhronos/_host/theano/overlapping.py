@@ -26,7 +26,8 @@ from theano.ifelse import IfElse
 from theano.tensor import TensorType
 from theano.tensor.elemwise import Elemwise
 
-from synkhronos._host.theano.graph import AllReduce, current_call
+from synkhronos._host.calls import current_call
+from synkhronos._host.theano.graph import AllReduce
 
 BUCKET_BYTES = 1 << 20
 _UNKNOWN_BYTES = 1 << 20  # of a matrix whose size is not known before it is computed

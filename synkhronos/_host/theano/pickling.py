@@ -4,51 +4,35 @@ master   dump(functions)     a shared variable that the worker has: its id; a ne
 worker   load(data)          compiled functions: neither the optimizer nor the C compiler runs again
 """
 
-import contextlib
 import functools
-import gc
 import io
 import json
 import operator
 import pickle
-import sys
 
-import cloudpickle
 from theano.compile.function_module import Function, FunctionMaker
 from theano.compile.ops import FromFunctionOp
-from theano.compile.sharedvalue import SharedVariable
 from theano.configparser import _config_var_list as config_variables
-from theano.gof import Container, FunctionGraph
+from theano.gof import FunctionGraph
 from theano.gof.opt import MergeFeature
 from theano.gof.utils import scratchpad
 from theano.tensor import raw_random
 from theano.tensor.opt import ShapeFeature
 from theano.tensor.raw_random import RandomStateType
 
+from synkhronos._host.pickles import Pickler, Unpickler, no_garbage_collection, persistent_ids
 from synkhronos._host.theano import compile_cache
 from synkhronos._host.theano.functions import compile_expression
 from synkhronos._host.theano.portable import Expression, Value, values_of
 
-# Graphs are pickled recursively: a ResNet-50 training function needs more than 5000 levels.
-sys.setrecursionlimit(max(sys.getrecursionlimit(), 50000))
 
+class _Pickler(Pickler):
+    """Writes functions without what only optimizations need."""
 
-class _Pickler(cloudpickle.Pickler):
-    """Writes shared variables, their containers and the cells that hold their values as ids.
-
-    A compiled function has containers of its own, but they share the variables' cells.
-    """
-
-    def __init__(self, file, id_of):
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self._id_of = id_of
+    def __init__(self, file, ids):
+        super().__init__(file, ids)
         self._traces = {}
         self._optimized = {}  # id of a function's graph, or of an input -> this object
-
-    def persistent_id(self, obj):
-        if isinstance(obj, (SharedVariable, Container, list)):
-            return self._id_of(obj)
-        return None
 
     def reducer_override(self, obj):
         # Not isinstance: a function of this package says that it is one of Theano's.
@@ -128,19 +112,6 @@ def _fortran_routine(name):
     return getattr(scipy.linalg.blas, name)
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file, variables):
-        super().__init__(file)
-        self._variables = variables
-
-    def persistent_load(self, pid):
-        kind, key = pid
-        variable = self._variables[key]
-        if kind == "variable":
-            return variable
-        return variable.container if kind == "container" else variable.container.storage
-
-
 def dump(functions, known, new, portable=False) -> bytes:
     """Pickle functions, sending the variables of `known` as ids and those of `new` whole.
 
@@ -156,20 +127,12 @@ def dump(functions, known, new, portable=False) -> bytes:
     for function, _ in functions.values():
         if isinstance(function, Function):
             _drop_kernels(function)
-    ids = {}
-    file = io.BytesIO()
-    for variables in (known, new):
-        # New variables are dumped whole, after the ids of the known ones are there: a new variable
-        # may refer to a known one.
-        if variables is new:
-            sent = values_of(new, known) if portable else new
-            _Pickler(file, lambda obj: ids.get(id(obj))).dump(sent)
-        for key, variable in variables.items():
-            ids[id(variable)] = ("variable", key)
-            ids[id(variable.container)] = ("container", key)
-            ids[id(variable.container.storage)] = ("storage", key)
-    with _no_garbage_collection():
-        _Pickler(file, lambda obj: ids.get(id(obj))).dump(functions)
+    file, ids = io.BytesIO(), persistent_ids(known)
+    # New variables are dumped whole. They may refer to known ones.
+    _Pickler(file, ids).dump(values_of(new, known) if portable else new)
+    ids.update(persistent_ids(new))
+    with no_garbage_collection():
+        _Pickler(file, ids).dump(functions)
     return pickle.dumps(_compile_config()) + file.getvalue()
 
 
@@ -205,12 +168,12 @@ def load(data, variables):
     """Undo `dump`: add the new variables to `variables`, and return the functions and their ids."""
     file = io.BytesIO(data)
     _set_config(pickle.load(file))
-    with _no_garbage_collection():
-        new = _Unpickler(file, variables).load()
+    with no_garbage_collection():
+        new = Unpickler(file, variables).load()
         for key, sent in new.items():
             variables[key] = sent.make(variables) if isinstance(sent, Value) else sent
         try:
-            functions = _Unpickler(file, variables).load()
+            functions = Unpickler(file, variables).load()
         except BaseException:
             for key in new:  # the master sends them again, with new keys
                 del variables[key]
@@ -219,15 +182,3 @@ def load(data, variables):
         if isinstance(function, Expression):
             functions[key] = compile_expression(function), rest
     return functions, tuple(new)
-
-
-@contextlib.contextmanager
-def _no_garbage_collection():
-    """Keep the collector from searching, again and again, all that is made in the block."""
-    was_enabled = gc.isenabled()
-    try:
-        gc.disable()  # in the block: a Ctrl-C after it must not leave the collector off
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

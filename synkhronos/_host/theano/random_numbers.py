@@ -4,8 +4,10 @@ import numpy as np
 from theano.sandbox import rng_mrg
 from theano.tensor.raw_random import RandomStateType
 
+from synkhronos._host.cells import peek, replace_object
+from synkhronos._host.draws import is_state_equal
 from synkhronos._host.theano import devices
-from synkhronos._host.theano.variables import is_mrg_state, peek, replace, replace_object
+from synkhronos._host.theano.variables import is_mrg_state, replace
 
 
 def spread_random_state(variable, rank: int) -> None:
@@ -26,16 +28,6 @@ def spread_random_state(variable, rank: int) -> None:
     elif is_mrg_state(variable):
         states = devices.to_host(peek(variable))
         replace(variable, _jump(states, rank).astype(states.dtype))
-
-
-def keep_state_equal(variable) -> None:
-    """Mark a random state: `spread_random_state` leaves it equal on all ranks."""
-    variable.tag.is_equal_on_ranks = True  # pickled with the variable
-
-
-def is_state_equal(variable) -> bool:
-    """Return whether a random state is marked by `keep_state_equal`."""
-    return getattr(variable.tag, "is_equal_on_ranks", False)
 
 
 def _jump(states, rank):

@@ -6,9 +6,6 @@
 place: the master computes the value, at each call, from the operands.
 """
 
-from typing import Any, List, NamedTuple
-
-import numpy as np
 import theano
 from theano import gof, tensor
 from theano.compile.ops import DeepCopyOp, ViewOp
@@ -20,6 +17,8 @@ from theano.scan_module.scan_op import Scan
 from theano.tensor.elemwise import Elemwise
 from theano.tensor.opt import Shape_i
 from theano.tensor.subtensor import AdvancedSubtensor1, Subtensor, get_idx_list
+
+from synkhronos._host.rows import RowNumbers, numbers_of_rows
 
 _COPIES = (DeepCopyOp, ViewOp)
 
@@ -55,25 +54,9 @@ class Rows(gof.Op):
         return [DisconnectedType()() for _ in inputs]
 
 
-def numbers_of_rows(index, size, length=None):
-    """Return the numbers of the rows of a minibatch, an array; raise ValueError below 0."""
-    if index < 0 or size < 0:
-        raise ValueError(f"rows({index}, {size}) has a negative number.")
-    end = (index + 1) * size
-    return np.arange(index * size, end if length is None else min(end, length), dtype=np.int64)
-
-
 def row_numbers(*operands):
     """Return the expression of a minibatch's row numbers."""
     return Rows()(*operands)
-
-
-class RowNumbers(NamedTuple):
-    """The input that stands for row numbers in a function."""
-
-    variable: Any
-    operands: List[Any]  # index, size, and the length if there is one
-    indexed: List[Any]  # the shared variables whose rows they are
 
 
 def without_row_numbers(expressions, givens, inputs):

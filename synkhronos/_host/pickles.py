@@ -1,0 +1,84 @@
+"""Pickles in which ids stand for the shared variables that the reader has.
+
+    master   Pickler ──▶ ("variable", 3), ("container", 3), ("storage", 3) ──▶ Unpickler   worker
+
+A compiled function has containers of its own, but they share the variables' cells.
+"""
+
+import contextlib
+import gc
+import pickle
+import sys
+
+import cloudpickle
+
+# Graphs are pickled recursively: a ResNet-50 training function needs more than 5000 levels.
+sys.setrecursionlimit(max(sys.getrecursionlimit(), 50000))
+
+
+def persistent_ids(variables):
+    """Return a dict from ``id(object)`` to what stands for it: for variables, containers and cells.
+
+    Parameters
+    ----------
+    variables : dict
+        Id -> shared variable.
+    """
+    found = {}
+    for key, variable in variables.items():
+        found[id(variable)] = ("variable", key)
+        found[id(variable.container)] = ("container", key)
+        found[id(variable.container.storage)] = ("storage", key)
+    return found
+
+
+class Pickler(cloudpickle.Pickler):
+    """Writes persistent ids in place of objects.
+
+    Parameters
+    ----------
+    file : file
+    ids : dict
+        Of `persistent_ids`. The caller keeps the variables alive.
+    """
+
+    def __init__(self, file, ids):
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._ids = ids
+
+    def persistent_id(self, obj):
+        return self._ids.get(id(obj))
+
+
+class Unpickler(pickle.Unpickler):
+    """Reads what a Pickler has written.
+
+    Parameters
+    ----------
+    file : file
+    variables : dict
+        Id -> shared variable of this process.
+    """
+
+    def __init__(self, file, variables):
+        super().__init__(file)
+        self._variables = variables
+
+    def persistent_load(self, pid):
+        kind, key = pid
+        variable = self._variables[key]
+        if kind == "variable":
+            return variable
+        return variable.container if kind == "container" else variable.container.storage
+
+
+@contextlib.contextmanager
+def no_garbage_collection():
+    """Keep the collector from searching, again and again, all that is made in the block."""
+    was_enabled = gc.isenabled()
+    try:
+        gc.disable()  # in the block: a Ctrl-C after it must not leave the collector off
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,68 @@
+"""The order of operations that push to a parameter server, and wait for it, while others compute.
+
+    Await 0 ──▶ new W0 ──▶ layer 0 ─┐                         ┌─▶ gradient of W0 ──▶ Push 0
+                     Await 1 ──▶ new W1 ──▶ layer 1 ──▶ loss ─┴─▶ gradient of W1 ──▶ Push 1
+    ─────────────────────────────────── time ───────────────────────────────────▶
+      wait 0, layer 0, wait 1, layer 1, loss, gradient 1, push 1, gradient 0, push 0, the rest
+
+An Await waits for what the Push of the call before has asked for. A host library's own order of
+nodes would wait for everything at the beginning, and compute many gradients late. Each push comes
+as early as possible here, each wait as late.
+
+An operation reaches the parameter server through a port, an object with these attributes:
+
+    position      the place of its array in the order of first use: 0 is used first
+    push(array)   begin to send the array, and ask for the result, which may land in the array
+    wait()        return the result of the last push
+
+References
+----------
+Zhang et al., "Poseidon: An Efficient Communication Architecture for Distributed Deep Learning on
+GPU Clusters", USENIX ATC 2017, section 3.1: wait-free backpropagation.
+"""
+
+import numpy as np
+
+
+def in_push_order(nodes, before, push, wait):
+    """Return the nodes in the order of the picture.
+
+    Parameters
+    ----------
+    nodes : list
+        In any order in which a node comes after those that it needs.
+    before : callable
+        ``before(node)`` returns the nodes that it needs.
+    push, wait : type
+        The host library's classes of Push and Await. The last input of a Push is the token of the
+        operation that comes before it.
+    """
+    place = {node: number for number, node in enumerate(nodes)}
+    needed, last_wait = {}, {}
+    for node in nodes:
+        own = node.op.port.position if isinstance(node.op, wait) else -np.inf
+        needed[node] = 1 << place[node]  # the bits of all nodes that it needs
+        for each in before(node):
+            needed[node] |= needed[each]
+            own = max(own, last_wait[each])
+        last_wait[node] = own
+    # What needs the fewest operations can be pushed first: in a network, the last layers.
+    pushes = [node for node in nodes if isinstance(node.op, push)]
+    pushes.sort(key=lambda node: (bin(needed[node]).count("1"), place[node]))
+    arranged = {}  # as a set that keeps its order
+    for push_node in pushes:
+        stack = [(push_node, False)]
+        while stack:
+            node, is_ready = stack.pop()
+            if node in arranged:
+                continue
+            if is_ready:
+                arranged[node] = True
+                continue
+            stack.append((node, True))
+            # The part that waits for the last array is computed last, so it is the first to stack.
+            token = node.inputs[-1].owner if isinstance(node.op, push) else None
+            new = [each for each in before(node) if each not in arranged]
+            new.sort(key=lambda each: (each is token, last_wait[each], place[each]), reverse=True)
+            stack += [(each, False) for each in new]
+    return [*arranged, *(node for node in nodes if node not in arranged)]
