@@ -94,7 +94,7 @@ MIXED = [
 @pytest.mark.parametrize("definition", MIXED, ids=lambda each: each.__name__)
 def test_refused_by_the_graph(definition):
     model = models.make(definition)
-    with pytest.raises(terms.CannotDivide):
+    with pytest.raises(terms.NotByRows):
         terms.cut(model, model.observed_RVs[0])
 
 

@@ -29,7 +29,7 @@ from synkhronos._wording import count, whole_number
 from synkhronos.extensions.pymc.checks import checked
 from synkhronos.extensions.pymc.evaluator import Evaluator
 from synkhronos.extensions.pymc.operation import Likelihood
-from synkhronos.extensions.pymc.terms import CannotDivide, cut, first_line
+from synkhronos.extensions.pymc.terms import NotByRows, cut, first_line
 
 __all__ = ["ParallelLikelihood", "likelihood"]
 
@@ -223,7 +223,7 @@ def _divide(model, n_ranks):
             term = cut(model, observed)
             functions.append(checked(model, observed, term))
             terms.append(term)
-        except CannotDivide as error:
+        except NotByRows as error:
             left[observed.name] = str(error)
         except Exception as error:  # such as PyTensor's, for sparse data
             log.debug("%r can't be divided", observed.name, exc_info=True)

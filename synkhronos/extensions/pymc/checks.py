@@ -14,7 +14,7 @@ from pytensor.compile.mode import Mode
 from synkhronos._wording import count
 from synkhronos.extensions.pymc.evaluator import compiled
 from synkhronos.extensions.pymc.terms import (
-    CannotDivide,
+    NotByRows,
     Term,
     first_line,
     is_float,
@@ -31,10 +31,10 @@ _REWRITTEN = Mode(linker="py", optimizer="fast_run").excluding("fusion", "inplac
 def checked(model: pm.Model, observed, term: Term):
     """Return the compiled function of a term.
 
-    Raises CannotDivide unless its parts add up to the model's likelihood.
+    Raises NotByRows unless its parts add up to the model's likelihood.
     """
     if term.length < 2:
-        raise CannotDivide(f"it has {count(term.length, 'row')}")
+        raise NotByRows(f"it has {count(term.length, 'row')}")
     # With the rewrites that the function of a rank gets: without them log(sigmoid(x)) is rounded.
     given = {"inputs": model.value_vars, "mode": _REWRITTEN, "on_unused_input": "ignore"}
     plain = type(model).logp(model, vars=[observed], jacobian=False)
@@ -44,17 +44,17 @@ def checked(model: pm.Model, observed, term: Term):
     try:
         function = compiled(term, gradients=True)
     except Exception as error:  # of any kind, from the code of its operations
-        raise CannotDivide(f"it has no gradients: {first_line(error)}") from error
+        raise NotByRows(f"it has no gradients: {first_line(error)}") from error
     parts = _Parts(term, function)
     random = np.random.default_rng(0)
     for _ in range(_POINTS):
         point, whole = _find_point(model, plain, random)
         try:
             _compare(term, parts, frontier(**point), whole, random.permutation(term.length))
-        except CannotDivide:
+        except NotByRows:
             raise
         except Exception as error:
-            raise CannotDivide(
+            raise NotByRows(
                 f"its log-likelihood can't be computed from some of its rows: {first_line(error)}"
             ) from error
     return function
@@ -75,7 +75,7 @@ def _find_point(model, plain, random):
             continue
         if np.isfinite(whole):
             return point, whole
-    raise CannotDivide("its log-likelihood is not finite at any point near the initial one")
+    raise NotByRows("its log-likelihood is not finite at any point near the initial one")
 
 
 class _Parts:
@@ -112,7 +112,7 @@ def _compare(term, parts, values, plain, order):
 def _compare_one(number, parts, whole, plain, tolerance):
     scale = sum(np.abs(each).max(initial=0) for each in parts)
     if number == 0 and not abs(whole[0] - plain) <= tolerance * scale:
-        raise CannotDivide(f"it is {whole[0]} where PyMC computes {plain}")
+        raise NotByRows(f"it is {whole[0]} where PyMC computes {plain}")
     if not np.abs(sum(parts) - whole).max(initial=0) <= tolerance * scale:
         what = "gradients" if number else "log-likelihoods"
-        raise CannotDivide(f"it is no sum over rows: {what} of parts don't add up to the whole")
+        raise NotByRows(f"it is no sum over rows: {what} of parts don't add up to the whole")

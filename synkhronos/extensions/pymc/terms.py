@@ -47,12 +47,12 @@ _FREE = scalar.Neg, scalar.Identity, scalar.Second  # as fast to compute as to r
 AT_ONCE = Mode(linker="py", optimizer=None)  # evaluates without compiling anything
 
 
-class CannotDivide(ValueError):
+class NotByRows(ValueError):
     """The likelihood of an observed variable can't be computed by parts of its rows."""
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowData:
     """Data with a row for each observation: one input of the function of a rank."""
 
     data: Variable  # computed from constants and shared variables alone
@@ -67,7 +67,7 @@ class Term:
     name: str
     frontier: tuple[Variable, ...]  # of the model's random variables
     parameters: tuple[Variable, ...]  # take their places
-    rows: tuple[Rows, ...]
+    rows: tuple[RowData, ...]
     logp: Variable
     length: int  # the number of rows when it was cut
 
@@ -89,7 +89,7 @@ def cut(model, observed) -> Term:
 
     Raises
     ------
-    CannotDivide
+    NotByRows
         If its graph shows that it can't be computed by parts of the rows.
     """
     data = model.rvs_to_values[observed]
@@ -104,17 +104,17 @@ def cut(model, observed) -> Term:
         with _quiet():
             logp = pm.logp(drawn, data, warn_rvs=False).sum()
     except Exception as error:  # of any kind, from the code of the distribution
-        raise CannotDivide(
+        raise NotByRows(
             f"PyMC derives no log-likelihood of parts of its rows: {first_line(error)}"
         ) from error
     if rvs_in_graph([logp]):
-        raise CannotDivide("its log-likelihood draws random numbers")
+        raise NotByRows("its log-likelihood draws random numbers")
     term = _cut_at_frontier(observed.name, logp, stand_ins, rows, length)
     term = replace(term, logp=_cast(term.logp, {each.variable for each in term.rows}))
     try:
         axes = row_axes.check(term.logp, {each.variable: each.axis for each in term.rows})
     except row_axes.Mixed as error:
-        raise CannotDivide(str(error)) from error
+        raise NotByRows(str(error)) from error
     return _with_computed_rows(term, axes)
 
 
@@ -159,7 +159,7 @@ def _with_computed_rows(term, axes) -> Term:
         else:
             stack.extend(variable.owner.inputs)
     computed = [
-        Rows(data, variable.type(name=variable.name), axes[variable])
+        RowData(data, variable.type(name=variable.name), axes[variable])
         for variable, data in zip(found, replaced(found, back), strict=True)
     ]
     [logp] = replaced(
@@ -189,16 +189,16 @@ def _quiet():
 
 def _check(model, observed, data):
     if isinstance(observed.owner.op, MinibatchRandomVariable) or rvs_in_graph([data]):
-        raise CannotDivide("it is computed from minibatches (total_size, pm.Minibatch)")
+        raise NotByRows("it is computed from minibatches (total_size, pm.Minibatch)")
     if model.rvs_to_transforms.get(observed) is not None:
-        raise CannotDivide("its data are transformed")
+        raise NotByRows("its data are transformed")
     if not isinstance(data.type, TensorType):
-        raise CannotDivide("its data are no dense array")
+        raise NotByRows("its data are no dense array")
     if data.ndim == 0:
-        raise CannotDivide("it has no rows: its data are one number")
+        raise NotByRows("it has no rows: its data are one number")
 
 
-def _find_rows(graphs, stand_ins, length) -> list[Rows]:
+def _find_rows(graphs, stand_ins, length) -> list[RowData]:
     """Return the largest parts of the graphs that are data with `length` rows."""
     moving = _computed_from(graphs, lambda each: each in stand_ins or not _is_data(each))
     fixed, seen, stack = [], set(), list(graphs)
@@ -216,7 +216,7 @@ def _find_rows(graphs, stand_ins, length) -> list[Rows]:
             axis = np.shape(value).index(length)
             shape = [None if i == axis else n for i, n in enumerate(variable.type.shape)]
             stand_in = TensorType(variable.dtype, tuple(shape))(name=variable.name)
-            fixed.append(Rows(variable, stand_in, axis))
+            fixed.append(RowData(variable, stand_in, axis))
         elif not is_float(variable):  # a mean of all rows stays whole, a number of rows does not
             stack.extend(inputs)
     return fixed
@@ -229,7 +229,7 @@ def _cut_at_frontier(name, logp, stand_ins, rows, length):
         [logp], lambda each: is_parameter(each) or isinstance(each, TensorSharedVariable)
     )
     if logp not in with_rows:
-        raise CannotDivide("its log-likelihood does not depend on its data")
+        raise NotByRows("its log-likelihood does not depend on its data")
     frontier = {}  # in a fixed order
     for variable in _inputs_first([logp]):
         if variable.owner is None or variable not in with_rows:
