@@ -4,25 +4,25 @@ import importlib.util
 
 import numpy as np
 import pytest
-from support import compatible, compiling, host  # of the folder tests, see pyproject.toml
+from support import compatible, compiling, host_library  # of the folder tests, see pyproject.toml
 
 collect_ignore = ["comm/mpi/carrier.py"]  # it starts MPI when it is imported
 if importlib.util.find_spec("keras") is None:
     collect_ignore.append("extensions/keras")
 if importlib.util.find_spec("pymc") is None:
     collect_ignore.append("extensions/pymc")
-if not host.ON_PYTENSOR:
+if not host_library.ON_PYTENSOR:
     collect_ignore.append("_host/pytensor")
 
 
 def pytest_ignore_collect(collection_path):
     """Leave out examples that can't run on the host of this run."""
-    return True if host.reason_to_leave_out(collection_path) else None
+    return True if host_library.reason_to_leave_out(collection_path) else None
 
 
 def pytest_collection_modifyitems(items):
     """Leave out the example of a class that shows the tools of one host."""
-    left_out = host.leave_out(items)
+    left_out = host_library.leave_out(items)
     items[:] = [item for item in items if item not in left_out]
 
 

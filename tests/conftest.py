@@ -14,7 +14,8 @@ import zlib
 
 import pytest
 
-from support import host  # isort: skip  # before all others: it serves Theano's names on PyTensor
+# Before all others: it serves Theano's names on PyTensor.
+from support import host_library  # isort: skip
 from support import compiling, hosts, layouts
 from support.leaks import names_in_shared_memory, nothing_left, wait_for_names_to_go
 from support.tiers import beyond_the_sample
@@ -43,8 +44,8 @@ def pytest_configure(config):
 
 
 def pytest_ignore_collect(collection_path):
-    """Leave out what can't run on the host of this run; see tests/support/host.py."""
-    return True if host.reason_to_leave_out(collection_path) else None
+    """Leave out what can't run on the host of this run; see tests/support/host_library.py."""
+    return True if host_library.reason_to_leave_out(collection_path) else None
 
 
 def pytest_generate_tests(metafunc):
@@ -56,7 +57,7 @@ def pytest_generate_tests(metafunc):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    keep(config, items, {*items} - host.leave_out(items))
+    keep(config, items, {*items} - host_library.leave_out(items))
     if layouts.ONLY is not None:
         keep_one_of_each_test(config, items)
         return

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from support import bad_input, compiling, host
+from support import bad_input, compiling, host_library
 from support.bad_input import CASES
 from support.helpers import function
 from support.layouts import Layout, forked
@@ -96,7 +96,7 @@ def state(known):
 
 
 def check_message(case, message, known):
-    assert host.said(case.phrase) in message.replace("PyTensor", "Theano")
+    assert host_library.said(case.phrase) in message.replace("PyTensor", "Theano")
     assert message.endswith(".") and len(message.split()) >= 4, "it is no sentence"
     words = [word.rstrip("s") for word in case.argument.strip("*").split("_") if len(word) > 3]
     named = any(word in message.lower() for word in (case.argument, *words))

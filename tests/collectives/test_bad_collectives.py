@@ -8,7 +8,7 @@ import pytest
 import scipy.sparse
 import theano
 import theano.sparse
-from support import host
+from support import host_library
 from support.helpers import Call, function
 from support.layouts import Layout, forked
 from theano.tensor.shared_randomstreams import RandomStreams
@@ -207,7 +207,7 @@ def test_batch(ranks, verb):
         with refused(ranks, TypeError, "2 rows: it is broadcastable along axis 0"):
             give(ranks.row, np.ones((1, 2)), [0, 0])
         with refused(ranks, TypeError, "got batch, but .* has no rows"):
-            give(ranks.random, host.random_state(1), 1)
+            give(ranks.random, host_library.random_state(1), 1)
 
 
 def test_axes(ranks):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from support import host
+from support import host_library
 from support.helpers import MODE, function, shares
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
@@ -488,23 +488,23 @@ def test_random_states(ranks):
     synk.broadcast(state)
     numbers = drawn()
     assert (numbers == numbers[0]).all()
-    own = host.random_state(8)
+    own = host_library.random_state(8)
     for rank in range(ranks.n):
-        synk.set_value(rank, state, host.random_state(rank))
+        synk.set_value(rank, state, host_library.random_state(rank))
     synk.set_value(ranks.n - 1, [state], [own])
-    expected = [host.random_state(rank).uniform(size=2) for rank in range(ranks.n)]
-    expected[-1] = host.random_state(8).uniform(size=2)
+    expected = [host_library.random_state(rank).uniform(size=2) for rank in range(ranks.n)]
+    expected[-1] = host_library.random_state(8).uniform(size=2)
     np.testing.assert_allclose(drawn(), expected)
     own.uniform()  # it was copied
     there = synk.get_value(ranks.n - 1, state)
-    after = host.random_state(8)
+    after = host_library.random_state(8)
     after.uniform(size=2)
     assert type(there) is type(own)
     assert there.uniform() == after.uniform()
     assert type(synk.get_value(0, [state])) is tuple
     s = theano.shared(np.zeros(1))
-    synk.broadcast([s, state], [[1.0], host.random_state(2)])
-    np.testing.assert_allclose(drawn(), [host.random_state(2).uniform(size=2)] * ranks.n)
+    synk.broadcast([s, state], [[1.0], host_library.random_state(2)])
+    np.testing.assert_allclose(drawn(), [host_library.random_state(2).uniform(size=2)] * ranks.n)
     assert_held(ranks, s, [np.ones(1)] * ranks.n)
     states = synk.get_value(ranks.n - 1, [state, s])
     assert type(states[0]) is type(own) and states[1] == 1

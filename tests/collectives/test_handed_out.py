@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from support import host
+from support import host_library
 from support.layouts import ON_DEVICES, Layout, forked
 
 import synkhronos as synk
@@ -138,7 +138,7 @@ def test_a_random_state_that_is_given_stays_the_scripts(n, master):
         streams = T.shared_randomstreams.RandomStreams(1)
         draw = synk.function([], (streams.uniform((2,)), "gather"))
         [state] = [v for v in draw.get_shared() if v.type == streams.state_updates[0][0].type]
-        own = host.random_state(5)
+        own = host_library.random_state(5)
         before = pickle.dumps(own)
         synk.broadcast(state, own)
         draw()

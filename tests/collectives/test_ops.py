@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from support import host
+from support import host_library
 from support.helpers import MODE, Call, function, shares
 from support.layouts import IS_MIXED
 from theano.ifelse import ifelse
@@ -15,7 +15,7 @@ from theano.tensor import raw_random
 
 import synkhronos as synk
 
-graph = importlib.import_module(f"synkhronos._host.{host.NAME}.graph")
+graph = importlib.import_module(f"synkhronos._host.{host_library.NAME}.graph")
 
 MODES = [None, "FAST_COMPILE", theano.Mode("py", None), theano.Mode("vm", "fast_run")]
 RANDOM = np.random.RandomState(0)
@@ -78,7 +78,8 @@ def test_the_gradients_of_a_model_take_one_round(ranks):
         [op] = reduces(train)
         assert op.ops == ("avg",) * 3
     train, _ = network(synk.function, synk.ops.all_reduce)
-    if host.MODE != "FAST_COMPILE" or not host.ON_PYTENSOR:  # where nothing works in place
+    # In FAST_COMPILE of PyTensor nothing works in place.
+    if host_library.MODE != "FAST_COMPILE" or not host_library.ON_PYTENSOR:
         assert reduces(train)[0].inplace
 
 
@@ -272,7 +273,7 @@ def test_unequal_shapes_are_an_error_on_every_rank(ranks):
 
 
 def test_a_branch_that_only_some_ranks_take_is_an_error(ranks):
-    if ranks.n == 1 or host.MODE == "NUMBA":
+    if ranks.n == 1 or host_library.MODE == "NUMBA":
         pytest.skip("one rank takes one branch, and numba's code computes both")
     x = T.dvector("x")
     f = function([x], ifelse(T.gt(x[0], 0), synk.ops.all_reduce(x.sum()), x.sum()), mode=None)

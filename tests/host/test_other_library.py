@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from support import host
+from support import host_library
 from support.layouts import Layout
 
 import synkhronos as synk
 
 LAYOUTS = [Layout(2)]
-OTHER = {"theano": "pytensor", "pytensor": "theano"}[host.NAME]
+OTHER = {"theano": "pytensor", "pytensor": "theano"}[host_library.NAME]
 SENTENCE = (
     r"It is of (Theano|PyTensor), but the host library of this process is (PyTensor|Theano): write "
     rf"the graph with .*, or set SYNKHRONOS_HOST={OTHER} before"

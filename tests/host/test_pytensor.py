@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from support import host
+from support import host_library
 from support.helpers import on_ranks, worker
 from support.layouts import Layout
 
 import synkhronos as synk
 
-if not host.ON_PYTENSOR:
+if not host_library.ON_PYTENSOR:
     pytest.skip("it is about PyTensor", allow_module_level=True)
 
 import pytensor
@@ -22,22 +22,22 @@ X = np.arange(30.0).reshape(10, 3)
 def test_a_scattered_input_has_no_fixed_number_of_rows(ranks):
     x = pt.tensor("x", shape=(10, 3))
     with pytest.raises(ValueError, match=r"x is scattered, .* has always 10 rows.*with None"):
-        synk.function([x], x.sum(), mode=host.MODE)
-    synk.function([], (x.sum(), None), bcast_inputs=[x], mode=host.MODE)
+        synk.function([x], x.sum(), mode=host_library.MODE)
+    synk.function([], (x.sum(), None), bcast_inputs=[x], mode=host_library.MODE)
 
 
 def test_rows_along_another_axis_are_counted_there(ranks):
     x = pt.tensor("x", shape=(3, None))
-    f = synk.function([x], (x.sum(), "sum"), axes={x: 1}, mode=host.MODE)
+    f = synk.function([x], (x.sum(), "sum"), axes={x: 1}, mode=host_library.MODE)
     assert f(X.T) == X.sum()
     y = pt.tensor("y", shape=(3, 10))
     with pytest.raises(ValueError, match="has always 10 rows"):
-        synk.function([y], (y.sum(), "sum"), axes={y: 1}, mode=host.MODE)
+        synk.function([y], (y.sum(), "sum"), axes={y: 1}, mode=host_library.MODE)
 
 
 def test_other_lengths_than_those_of_the_type_are_refused(ranks):
     x = pt.tensor("x", shape=(None, 3))
-    f = synk.function([x], (x.sum(), "sum"), mode=host.MODE)
+    f = synk.function([x], (x.sum(), "sum"), mode=host_library.MODE)
     assert f(X) == f(synk.data(X)) == X.sum()
     for wrong in (X[:, :2], synk.data(X[:, :2].copy())):
         with pytest.raises(TypeError):
@@ -47,7 +47,7 @@ def test_other_lengths_than_those_of_the_type_are_refused(ranks):
 def test_shared_variables_of_a_fixed_shape_keep_it(ranks):
     s = pytensor.shared(X, "s", shape=X.shape)
     with pytest.raises(ValueError, match=r"sliceable_shareds has s, .* has always 10 rows"):
-        synk.function([], (s.sum(), "sum"), sliceable_shareds=[s], mode=host.MODE)
+        synk.function([], (s.sum(), "sum"), sliceable_shareds=[s], mode=host_library.MODE)
     for call in (lambda: synk.scatter(s, X), lambda: synk.all_gather(s)):
         with pytest.raises(TypeError, match="changes the number of rows, but s always has 10"):
             call()
@@ -68,7 +68,7 @@ def test_modes_whose_arrays_are_not_numpys_are_refused(ranks, mode):
 def test_each_rank_draws_from_a_stream_of_its_own(ranks, bits):
     state = pt.random.shared_rng(Generator(bits(5)))
     new, drawn = state.normal(size=(4,))
-    f = synk.function([], (drawn, "gather"), updates={state: new}, mode=host.MODE)
+    f = synk.function([], (drawn, "gather"), updates={state: new}, mode=host_library.MODE)
     values = [f().reshape(ranks.n, 4) for _ in range(2)]
     serial = Generator(bits(5))
     for each in values:
@@ -79,7 +79,7 @@ def test_each_rank_draws_from_a_stream_of_its_own(ranks, bits):
 def test_the_ranks_have_the_masters_settings(ranks):
     x = pt.dvector("x")
     with pytensor.config.change_flags(numba__fastmath=False):
-        f = synk.function([x], (x.sum(), "sum"), mode=host.MODE)
+        f = synk.function([x], (x.sum(), "sum"), mode=host_library.MODE)
         assert f(np.ones(4)) == 4
         found = on_ranks(lambda: float(pytensor.config.numba__fastmath))
     assert found == [0.0] * ranks.n

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import host
+from support import host_library
 
-if not host.ON_PYTENSOR:
+if not host_library.ON_PYTENSOR:
     pytest.skip("it is about PyTensor", allow_module_level=True)
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +25,7 @@ def run(code, folder):
     for old, new in IMPORTS.items():
         code = code.replace(old, new)
     assert "import pytensor" in code
-    left_out = [str(host.NAMES)]  # which serves Theano's names
+    left_out = [str(host_library.NAMES)]  # which serves Theano's names
     found = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     path = [str(ROOT), *(each for each in found if each not in left_out)]
     script = folder / "script.py"

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from support import compiling, host
+from support import compiling, host_library
 
 from synkhronos._host.updates import updates_by_default
 
-storing = importlib.import_module(f"synkhronos._host.{host.NAME}.storing")
+storing = importlib.import_module(f"synkhronos._host.{host_library.NAME}.storing")
 NO_OPTIMIZER = theano.Mode(theano.gof.vm.VM_Linker(use_cloop=False, c_thunks=False), None)
 MODES = [compiling.IN_PYTHON, "FAST_COMPILE", NO_OPTIMIZER]
 

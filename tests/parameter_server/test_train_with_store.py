@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from support import host, nodes
+from support import host_library, nodes
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 from synkhronos import parameter_server as ps
@@ -241,7 +241,8 @@ def test_compiled_code_that_reads_a_parameter_one_step_behind_is_refused(store):
     doubled = theano.function([], 2 * network.params[0], mode=theano.Mode("cvm", "fast_compile"))
     step(X[0], Y[0])
     # C code of PyTensor does not show the value that it was given.
-    error = "expected an ndarray" if host.ON_PYTENSOR else "w0 is one step behind: call finish"
+    late = "w0 is one step behind: call finish"
+    error = "expected an ndarray" if host_library.ON_PYTENSOR else late
     with pytest.raises((ValueError, TypeError), match=error):
         doubled()
     step.finish()

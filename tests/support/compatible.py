@@ -4,7 +4,7 @@ import contextlib
 import sys
 import types
 
-from support.host import ON_PYTENSOR
+from support.host_library import ON_PYTENSOR
 
 if ON_PYTENSOR:  # it has no module of cuDNN
     dnn = types.SimpleNamespace()

@@ -5,7 +5,7 @@ import contextlib
 import theano
 from theano.compile import mode
 
-from support.host import MODE, ON_PYTENSOR
+from support.host_library import MODE, ON_PYTENSOR
 from support.layouts import ON_DEVICES
 
 # The graph of FAST_RUN, computed by Python. Operations that have no Python code can't run in it.

@@ -11,12 +11,12 @@ import theano
 import theano.tensor as T
 
 import synkhronos as synk
-from support import host
+from support import host_library
 from support.layouts import ON_DEVICES
 
 # Operations on devices have compiled code only, so they need a linker that runs it.
-MODE = theano.Mode("vm", "fast_compile") if ON_DEVICES else host.MODE
-function = functools.partial(synk.function, mode=host.MODE)
+MODE = theano.Mode("vm", "fast_compile") if ON_DEVICES else host_library.MODE
+function = functools.partial(synk.function, mode=host_library.MODE)
 
 
 class Call(theano.Op):

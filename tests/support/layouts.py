@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Tuple
 
 import synkhronos as synk
-from support.host import MODE, NAME
+from support.host_library import MODE, NAME
 from support.leaks import nothing_left
 from synkhronos import session as _session
 

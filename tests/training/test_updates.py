@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from support import host
+from support import host_library
 from support.helpers import function
 from support.layouts import ON_DEVICES
 
@@ -62,7 +62,8 @@ def test_sgd_is_serial_sgd(ranks, dtype):
 @pytest.mark.skipif(ON_DEVICES, reason="a variable on a device is copied to its home and back")
 @pytest.mark.usefixtures("compiled_if_thorough")
 def test_the_flat_vector_stays_where_it_is(ranks):
-    mode = "CVM" if host.ON_PYTENSOR else None  # FAST_COMPILE of PyTensor updates nothing in place
+    # FAST_COMPILE of PyTensor updates nothing in place.
+    mode = "CVM" if host_library.ON_PYTENSOR else None
     train, _, flat = step(updates.sgd, learning_rate=0.1, mode=mode)
     x, y = RANDOM.randn(2 * ranks.n, 4), RANDOM.randn(2 * ranks.n)
     train(x, y)  # brings it home

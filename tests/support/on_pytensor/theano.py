@@ -1,7 +1,7 @@
 """Theano's names, served from PyTensor, so that one suite tests both hosts. For tests alone.
 
-With PyTensor as the host, `support.host` puts this folder on the path of the tests and of the
-processes that they start. What PyTensor lacks skips the test that uses it, with a sentence.
+With PyTensor as the host, `support.host_library` puts this folder on the path of the tests and of
+the processes that they start. What PyTensor lacks skips the test that uses it, with a sentence.
 """
 
 import sys
