@@ -26,6 +26,7 @@ import numpy as np
 
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log
+from synkhronos.parameter_server import ending
 from synkhronos.parameter_server.backends import Backend
 from synkhronos.parameter_server.errors import (
     CallbackFailed,
@@ -396,22 +397,14 @@ class Engine:
         with self.lock:
             self.error = error
             for key in keys:
-                self._fail_key(key, error)
+                key.fail_pulls(error)
 
     def fail_round(self, key: Key, version: int | None, error: BaseException) -> None:
         """Fail the pulls of a round; without a number all pulls of a key that wait."""
         with self.lock:
             if version is not None:
                 key.failures[version] = error
-            self._fail_key(key, error, version)
-
-    def _fail_key(self, key, error, version=None):
-        waiting, key.waiting = key.waiting, []
-        for pull in waiting:
-            if version is None or pull.needed == version:
-                pull.finish(error)
-            else:
-                key.waiting.append(pull)
+            key.fail_pulls(error, version)
 
     def _runs_users_code(self, task):
         if isinstance(task, Pull):
@@ -452,14 +445,13 @@ class Engine:
         """Fail all calls with a key that could not be made."""
         with self.lock:
             key.error = error
-            self._fail_key(key, error)
+            key.fail_pulls(error)
             if key.round is not None:
                 key.round.finish(error)
 
     def drain(self, keys: Sequence[Key]) -> None:
         """Wait until all rounds that are closed are reduced, and all pulls done that are ready."""
-        for key in keys:
-            self._drain(key, None)
+        ending.drain(self, keys)
 
     def close(self, keys: Sequence[Key], drain: bool, timeout: float) -> None:
         """Finish what can be finished, or drop it; fail the rest, and end all threads.
@@ -474,55 +466,19 @@ class Engine:
             self._is_closing = True
         late = None
         try:
-            for key in keys if drain else ():
-                self._drain(key, end)
+            if drain:
+                ending.drain(self, keys, end)
         except RoundTimeout as error:
             late = error
         finally:
             with self.held(), self.lock:
-                self._cancel(keys)
+                ending.cancel(self._lanes, keys)
         if not self._lanes.stop(lambda: max(0.0, end - time.monotonic())) and late is None:
             late = RoundTimeout(
                 f"a callback or an updater has not returned {timeout:g} s after close()."
             )
         if late is not None:
             raise late
-
-    def _cancel(self, keys):
-        """Fail all that has not begun."""
-        dropped = StoreClosed("the store was closed before this was done.")
-        for lane in self._lanes.all:
-            for _, _, task in lane.heap:
-                task.finish(dropped)
-            lane.heap = []
-        for key in keys:
-            first = [key.queue[0]] if key.is_reducing else []
-            for closed in list(key.queue)[len(first) :]:
-                closed.finish(dropped)
-            key.queue.clear()
-            key.queue.extend(first)
-            key.set_aside = []
-            missing = key.missing()
-            why = f"{devices_have(missing)} not pushed" if missing else "its round was not closed"
-            error = StoreClosed(f"the store was closed; key {key.name!r}: {why}.")
-            if not first:  # the one that runs finishes its own pulls
-                self._fail_key(key, error)
-            for pull in [each for each in key.waiting if each.needed > first[0].version]:
-                key.waiting.remove(pull)
-                pull.finish(error)
-            if key.round is not None:
-                key.round.finish(error)
-
-    def _drain(self, key, end):
-        while True:
-            with self.lock:
-                left = [each for each in (*key.queue, *key.queued) if not each.is_done]
-            if not left:
-                return
-            try:
-                self.wait(left[0], None if end is None else max(0.0, end - time.monotonic()))
-            except OutOfTurn:  # in a callback or an updater
-                return
 
 
 def _arrays(closed, shape):

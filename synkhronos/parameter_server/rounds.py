@@ -213,6 +213,15 @@ class Key:
         parts = self.round.parts
         return [slot.device for slot, part in zip(self.slots, parts) if part is None]
 
+    def fail_pulls(self, error: BaseException, version: int | None = None) -> None:
+        """Fail the pulls that wait, or those that need one round."""
+        waiting, self.waiting = self.waiting, []
+        for pull in waiting:
+            if version is None or pull.needed == version:
+                pull.finish(error)
+            else:
+                self.waiting.append(pull)
+
 
 class Round(Future):
     """One push of each device; the future of all of them."""

@@ -10,6 +10,7 @@ from support.parameter_server import SECONDS
 
 from synkhronos import parameter_server as ps
 from synkhronos.parameter_server import (
+    ending,
     engine,
     lanes,
     one_caller,
@@ -19,7 +20,8 @@ from synkhronos.parameter_server import (
     stores,
 )
 
-FILES = {each.__file__ for each in (engine, lanes, one_caller, pulls, reductions, rounds, stores)}
+MODULES = [ending, engine, lanes, one_caller, pulls, reductions, rounds, stores]
+FILES = {each.__file__ for each in MODULES}
 
 
 class InterruptAt:
