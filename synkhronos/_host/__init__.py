@@ -3,10 +3,11 @@
     from synkhronos import _host
     _host.peek(variable)             # calls the function of the host
 
-A host is a folder beside this file, with a module `host` that has every name in `NAMES`. No other
-module in the package imports Theano or PyTensor. `extensions` and `tools` build graphs with
-`library` and `tensor`. Importing this package imports no host: the first use of a name does, and
-`choice` says which. From then on the process has this host.
+A host is a folder beside this file, with a module `host` that has every name in `NAMES`. What needs
+no library stands in modules beside the folders, for all hosts. No other module in the package
+imports Theano or PyTensor. `extensions` and `tools` build graphs with `library` and `tensor`.
+Importing this package imports no host: the first use of a name does, and `choice` says which. From
+then on the process has this host.
 """
 
 import importlib
