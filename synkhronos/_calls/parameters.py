@@ -10,10 +10,6 @@ from synkhronos._host.choice import advice
 from synkhronos._wording import sentence, shown
 from synkhronos.inputs import Data
 
-FORMS = (
-    "(variable, value), (name, variable, value), (name, variable) or ((variable, update), value)"
-)
-
 
 class Input(NamedTuple):
     """An input of a function: its variable, and what calls may give for it."""
@@ -115,10 +111,15 @@ def refuse_destroyed(compiled, inputs):
 def _read(place, given, allow_downcast, scattered):
     read = _host.read_input(given)
     if read is None and isinstance(given, (list, tuple)):
-        raise TypeError(
-            f"{place} must be a {_host.title} variable, an In, or a tuple {FORMS}, got "
-            f"{shown(given)}."
-        )
+        forms, hint = "variable or an In", ""
+        if _host.tuple_forms:
+            forms = f"variable, an In, or a tuple {_host.tuple_forms}"
+        else:
+            hint = (
+                f" {_host.title} takes no tuples: give the value in each call, or write "
+                "In(variable, value=shared)."
+            )
+        raise TypeError(f"{place} must be a {_host.title} {forms}, got {shown(given)}.{hint}")
     variable, options = read or (given, {})
     is_sparse = isinstance(variable, _host.Variable) and _host.sparse_format(variable)
     if not isinstance(variable, _host.Variable) or not (

@@ -34,6 +34,7 @@ NAMES = {
     "compile_function": "Compile a function that takes checked arrays and returns a list.",
     "run": "Call a compiled function; return all outputs, or a subset.",
     "caster": "Return a function that casts values as the host casts those of an input.",
+    "tuple_forms": "The forms of tuples that are inputs, for messages; empty if none are.",
     "read_input": "Return an input's variable and what else it was given with; or None.",
     "read_output": "Return an output's variable; None for anything else.",
     "is_kept": "Return whether an input's value is one that calls may change: a container.",

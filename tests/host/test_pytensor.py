@@ -57,6 +57,15 @@ def test_shared_variables_of_a_fixed_shape_keep_it(ranks):
     assert (synk.gather(s) == np.stack([X] * ranks.n)).all()
 
 
+def test_a_tuple_as_an_input_is_told_what_to_write_instead(ranks):
+    x = pt.dvector("x")
+    with pytest.raises(TypeError, match=r"must be a PyTensor variable or an In, got \(x,") as said:
+        synk.function([(x, np.ones(2))], x.sum(), mode=host.MODE)
+    assert "PyTensor takes no tuples: give the value in each call, or write In(" in str(said.value)
+    kept = pytensor.In(x, value=pytensor.shared(np.ones(2)))
+    assert synk.function([], (x.sum(), None), bcast_inputs=[kept], mode=host.MODE)() == 2
+
+
 @pytest.mark.parametrize("mode", ["JAX", "PYTORCH"])
 def test_modes_whose_arrays_are_not_numpys_are_refused(ranks, mode):
     x = pt.dvector("x")

@@ -78,6 +78,7 @@ def said(text):
     if ON_PYTENSOR:
         text = text.replace("TensorType(float64, vector)", "Vector(float64, shape=(?,))")
         text = text.replace("TensorConstant{1.0}", "1.0")
+        text = text.replace("variable, an In, or a tuple", "variable or an In")
     return text
 
 

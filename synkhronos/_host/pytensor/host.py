@@ -88,6 +88,7 @@ from synkhronos._host.pytensor.specifications import (
     keeper,
     read_input,
     read_output,
+    tuple_forms,
 )
 from synkhronos._host.pytensor.storing import (
     awaited,

@@ -8,6 +8,8 @@ from pytensor.tensor.sharedvar import TensorSharedVariable
 
 __all__ = ["Function", "In", "Out"]
 
+tuple_forms = ""
+
 
 def read_input(given):
     """Return the variable of an input, and a dict of what else it was given with; or None.

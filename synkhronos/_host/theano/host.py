@@ -85,6 +85,7 @@ from synkhronos._host.theano.specifications import (
     keeper,
     read_input,
     read_output,
+    tuple_forms,
 )
 from synkhronos._host.theano.storing import (
     awaited,

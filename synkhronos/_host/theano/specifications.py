@@ -10,6 +10,10 @@ from theano.tensor.sharedvar import TensorSharedVariable
 
 __all__ = ["Function", "In", "Out"]
 
+tuple_forms = (
+    "(variable, value), (name, variable, value), (name, variable) or ((variable, update), value)"
+)
+
 
 def read_input(given):
     """Return the variable of an input, and a dict of what else it was given with; or None.
