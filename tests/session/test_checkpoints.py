@@ -15,6 +15,7 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
+from synkhronos import checkpoints
 from synkhronos.extensions import train, update_rules
 
 LAYOUTS = [Layout(2), Layout(1), Layout(3, master=1)]
@@ -278,6 +279,17 @@ def test_damaged_files_are_refused(ranks, path):
     with pytest.raises(FileNotFoundError):
         synk.load(path[:-4] + "-other.npz", w)
     assert w.get_value().sum() == np.arange(1000.0).sum()
+
+
+@pytest.mark.layouts(Layout(2))
+def test_a_random_state_of_pytensor_is_refused(ranks, path, monkeypatch):
+    state = theano.shared(np.random.RandomState(0), "state")
+    with monkeypatch.context() as patch:
+        parts = np.frombuffer(b"{}", np.uint8), ["PCG64"]
+        patch.setattr(checkpoints._host, "state_parts", lambda state: parts)
+        synk.save(path, state)
+    with pytest.raises(ValueError, match=r"'state' \(a random state\): it is the state of a Gen"):
+        synk.load(path, state)
 
 
 def test_a_full_disk_leaves_the_old_file(ranks, path, tmp_path):

@@ -9,6 +9,8 @@ from synkhronos._host.cells import peek, replace_object
 from synkhronos._host.draws import is_state_equal
 from synkhronos._host.pytensor.variables import is_random_state
 
+_BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
+
 
 def spread_random_state(variable, rank: int) -> None:
     """Move a random state to a stream of the rank's own; rank 0 keeps the state.
@@ -36,11 +38,12 @@ def state_parts(state):
 
 def state_of_parts(array, rest):
     """Return the generator of these parts; raise ValueError, TypeError or KeyError for others."""
+    if len(rest) != 1:
+        raise ValueError("it is the state of a RandomState, as Theano has; PyTensor has Generators")
     [kind] = rest
-    made = getattr(np.random, kind, None)
-    if not (isinstance(made, type) and issubclass(made, np.random.BitGenerator)):
-        raise ValueError(f"NumPy has no bit generator {kind}.")
-    bits = made()
+    if kind not in _BIT_GENERATORS:
+        raise ValueError(f"NumPy has no bit generator {kind}")
+    bits = getattr(np.random, kind)()
     bits.state = _with_arrays(json.loads(array.tobytes()))
     return Generator(bits)
 

@@ -61,6 +61,8 @@ def state_parts(state):
 
 def state_of_parts(key, rest):
     """Return the RandomState of these parts; raise ValueError or TypeError for others."""
+    if len(rest) != 4:
+        raise ValueError("it is the state of a Generator, as PyTensor has; Theano has RandomStates")
     kind, position, has_gauss, gauss = rest
     state = np.random.RandomState()
     state.set_state((kind, key, int(position), int(has_gauss), gauss))
