@@ -192,7 +192,7 @@ def _check_output(position, output):
         raise TypeError(
             f"Output {position} is a sparse matrix in the format {form}, which can't be reduced "
             f'with the mode {mode!r}. Give it as (variable, None), as (variable, "gather") in the '
-            "format csr, or as theano.sparse.dense_from_sparse(variable)."
+            f"format csr, or as {_host.library.__name__}.sparse.dense_from_sparse(variable)."
         )
     if reduction.parse_mode(mode) is not None and not form and not _host.is_array_variable(output):
         raise TypeError(

@@ -145,7 +145,8 @@ def get_n_gpu() -> int:
     if re.match(r"(ModuleNotFound|Import)Error", problem):
         raise ImportError(
             f"get_n_gpu() asks pygpu, the GPU library of Theano, which cannot be imported here "
-            f"({problem}). `synkhronos info` says how to install it; CPU ranks work without it."
+            f"({problem}). `synkhronos info` says how to install it for Theano; CPU ranks work "
+            "without it."
         )
     return n_gpu
 

@@ -155,7 +155,7 @@ def as_updater(updater: Updater | Callable) -> Updater:
     if is_imported() and isinstance(updater, _host.CompiledFunction):
         raise TypeError(
             "updater must be an Updater or a function (key, gradient, weight), got a compiled "
-            "Theano function: write theano_updater({key: function}, {key: weight})."
+            f"{_host.title} function: write theano_updater({{key: function}}, {{key: weight}})."
         )
     if not callable(updater):
         raise TypeError(
@@ -457,7 +457,7 @@ class _TheanoUpdater(_Stepping):
 
     @property
     def kind(self):
-        return f"Theano functions of {_listed(self._functions)}"
+        return f"{_host.title} functions of {_listed(self._functions)}"
 
     def init_model(self, key, weight):
         super().init_model(key, weight)
@@ -499,7 +499,7 @@ def _graph_of(rule, hyper, name, weight):
 def _check_function(key, function, weight):
     if not isinstance(function, _host.CompiledFunction):
         raise TypeError(
-            f"functions[{key!r}] must be a compiled Theano function, got {shown(function)}."
+            f"functions[{key!r}] must be a compiled {_host.title} function, got {shown(function)}."
         )
     if not isinstance(weight, _host.SharedVariable):
         raise TypeError(f"weights[{key!r}] must be a shared variable, got {shown(weight)}.")

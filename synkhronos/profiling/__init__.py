@@ -165,7 +165,7 @@ class Profile:
     ``start``    a worker waits for the command, from the begin of the call on, while the master
                  checks and stages the arguments; the master sends the command
     ``rows``     the rank selects its rows of the inputs
-    ``compute``  the rank runs Theano's function
+    ``compute``  the rank runs the compiled function
     ``reduce``   the rank does its part of collectives, of ``ops.all_reduce`` inside functions,
                  and of the reduction of outputs
     ``meet``     the rank waits for other ranks in a reduction

@@ -22,7 +22,7 @@ class Part(enum.IntEnum):
     STAGE = 3  # the master copies arrays into shared memory
     START = 4  # the master sends the command; a worker waits for it
     ROWS = 5  # the rank selects its rows of the inputs
-    COMPUTE = 6  # the rank runs Theano's function
+    COMPUTE = 6  # the rank runs the compiled function
     REDUCE = 7  # collectives, reductions inside functions, reductions of outputs
     MEET = 8  # the rank waits for others in a reduction
     FINISH = 9  # the rank waits for others at the end of the call

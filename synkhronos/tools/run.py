@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="compare the first calls of each function with serial Theano; --parallel always does",
+        help="compare the first calls of each function with serial ones; --parallel always does",
     )
     parser.add_argument(
         "script", metavar="SCRIPT", help="a file of Python, or - for standard input"

@@ -7,6 +7,8 @@ from support.helpers import on_ranks, worker
 from support.layouts import Layout
 
 import synkhronos as synk
+from synkhronos import checkpoints
+from synkhronos.parameter_server import updaters
 
 if not host_library.ON_PYTENSOR:
     pytest.skip("it is about PyTensor", allow_module_level=True)
@@ -66,6 +68,16 @@ def test_a_tuple_as_an_input_is_told_what_to_write_instead(ranks):
     assert synk.function([], (x.sum(), None), bcast_inputs=[kept], mode=host.MODE)() == 2
 
 
+def test_updaters_name_the_library_of_their_functions():
+    x, s = pt.dvector("x"), pytensor.shared(np.ones(2), "s")
+    step = pytensor.function([x], updates=[(s, s - x)], mode=host.MODE)
+    with pytest.raises(TypeError, match="got a compiled PyTensor function: write theano_updater"):
+        updaters.as_updater(step)
+    with pytest.raises(TypeError, match="must be a compiled PyTensor function, got"):
+        updaters.theano_updater({0: len}, {0: s})
+    assert updaters.theano_updater({0: step}, {0: s}).kind == "PyTensor functions of 0"
+
+
 @pytest.mark.parametrize("mode", ["JAX", "PYTORCH"])
 def test_modes_whose_arrays_are_not_numpys_are_refused(ranks, mode):
     x = pt.dvector("x")
@@ -83,6 +95,23 @@ def test_each_rank_draws_from_a_stream_of_its_own(ranks, bits):
     for each in values:
         assert (each[0] == serial.normal(size=4)).all()
     assert len(np.unique(values)) == 2 * ranks.n * 4
+
+
+@pytest.mark.parametrize(
+    ("rest", "why"),
+    [
+        (["MT19937", 624.0, 0.0, 0.0], "it is the state of a RandomState, as Theano has; PyTensor"),
+        (["BitGenerator"], "NumPy has no bit generator BitGenerator"),
+    ],
+)
+def test_random_states_of_other_kinds_are_refused(ranks, tmp_path, monkeypatch, rest, why):
+    state, path = pytensor.shared(Generator(PCG64(5)), "state"), str(tmp_path / "saved.npz")
+    with monkeypatch.context() as patch:
+        parts = np.zeros(624, np.uint32), rest
+        patch.setattr(checkpoints._host, "state_parts", lambda state: parts)
+        synk.save(path, state)
+    with pytest.raises(ValueError, match=rf"'state' \(a random state\): {why}"):
+        synk.load(path, state)
 
 
 def test_the_ranks_have_the_masters_settings(ranks):

@@ -5,7 +5,9 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
+from synkhronos.comm.mpi import job
 from synkhronos.tools.info import machines
 
 
@@ -28,7 +30,9 @@ def test_machines_that_agree(two_hosts):
     status, out, err = info(two_hosts, names, SYNKHRONOS_DEVICES="cpu,cpu,cpu")
     lines = out.splitlines()
     assert (status, err) == (0, "")
-    assert lines[0].split() == list(machines._COLUMNS)
+    assert lines[0].split() == [
+        "Theano" if each == "library" else each for each in machines._COLUMNS
+    ]
     for number, line in enumerate(lines[1:3]):
         address, host, *_, numpy, python, _, count, kind = line.split()
         assert (address, host) == (two_hosts.addresses[number], f"synk{two_hosts.net}-{number + 1}")
@@ -50,10 +54,26 @@ def test_a_machine_that_cannot_be_reached_is_named(two_hosts):
 
 
 def test_versions_that_differ():
-    row = ["a", "n", "0.1", "1.0.5", "1.23.5", "3.11.7", "2", "2 cpu"]
-    other = ["b", "m", "0.1", "1.0.5", "1.22.0", "3.10.1", "4", "4 cpu"]
+    row = ["a", "n", "0.1", "Theano 1.0.5", "1.23.5", "3.11.7", "2", "2 cpu"]
+    other = ["b", "m", "0.1", "Theano 1.0.5", "1.22.0", "3.10.1", "4", "4 cpu"]
     assert machines.agree([row, row]) and not machines.agree([row, other])
     assert "They differ in NumPy and Python: fork() needs" in machines.disagreement([row, other])
+
+
+@pytest.mark.parametrize(
+    ("libraries", "title", "shown"),
+    [
+        (["PyTensor 3.3.7", "PyTensor 3.2.0"], "PyTensor", ["3.3.7", "3.2.0"]),
+        (["Theano 1.0.5", "PyTensor 3.3.7"], "library", ["Theano 1.0.5", "PyTensor 3.3.7"]),
+    ],
+)
+def test_host_libraries_that_differ(libraries, title, shown):
+    rows = [["a", "n", "0.1", library, "2.5.5", "3.13.0", "2", "2 cpu"] for library in libraries]
+    assert machines.disagreement(rows).startswith(f"They differ in {title}: fork() needs")
+    titles, *lines = machines.table(rows).splitlines()
+    assert title in titles and all(each in line for each, line in zip(shown, lines))
+    refused = job._disagreement([row[1:6] for row in rows])
+    assert f"  {title}  " in refused and all(each in refused for each in shown)
 
 
 def test_wrong_names(two_hosts):

@@ -5,16 +5,17 @@ import platform
 import socket
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Optional, Tuple
+from typing import List, Optional, Tuple
 
 import numpy as np
 
-from synkhronos._host.choice import TITLES, choose
+from synkhronos._host import choice
 from synkhronos.errors import SessionError
 
 # Each names the number of processes of a job: Open MPI, MPICH and Intel MPI, Slurm's steps.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-_FACTS = ("host", "Synkhronos", "Theano", "NumPy", "Python")
+_LIBRARY = "library"
+TITLES = ("host", "Synkhronos", _LIBRARY, "NumPy", "Python")  # of the facts
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def facts() -> Tuple[str, ...]:
     """Return the name of this machine, and the versions that all must agree on."""
     versions = []
     try:
-        host = choose()
+        host = choice.choose()
     except (ImportError, ValueError):  # `synkhronos info` says so
         host = "theano"
     for package in ("synkhronos", host):
@@ -106,9 +107,24 @@ def facts() -> Tuple[str, ...]:
             versions.append(metadata.version(package))
         except metadata.PackageNotFoundError:
             versions.append("(a source tree)")
-    if host != "theano":  # in whose column it stands
-        versions[-1] = f"{TITLES[host]} {versions[-1]}"
+    versions[-1] = f"{choice.TITLES[host]} {versions[-1]}"
     return (socket.gethostname(), *versions, np.__version__, platform.python_version())
+
+
+def with_titles(titles, rows) -> List[Tuple[str, ...]]:
+    """Return titles and rows of facts; a host library that all rows have becomes a title.
+
+    >>> with_titles(("host", "library"), [("a", "Theano 1.0.5"), ("b", "Theano 1.0.4")])
+    [('host', 'Theano'), ('a', '1.0.5'), ('b', '1.0.4')]
+    >>> with_titles(("host", "library"), [("a", "Theano 1.0.5"), ("b", "PyTensor 3.3.7")])
+    [('host', 'library'), ('a', 'Theano 1.0.5'), ('b', 'PyTensor 3.3.7')]
+    """
+    at = titles.index(_LIBRARY)
+    names = {row[at].partition(" ")[0] for row in rows}
+    if len(names) == 1:
+        titles = (*titles[:at], *names, *titles[at + 1 :])
+        rows = [(*row[:at], row[at].partition(" ")[2], *row[at + 1 :]) for row in rows]
+    return [tuple(each) for each in (titles, *rows)]
 
 
 def plan(link, wish, own_devices, master_rank, threads, profile, compress) -> Plan:
@@ -148,7 +164,7 @@ def plan(link, wish, own_devices, master_rank, threads, profile, compress) -> Pl
 
 def _disagreement(rows):
     """Return the message for machines with different versions: a table."""
-    rows = [_FACTS, *rows]
+    rows = with_titles(TITLES, rows)
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return (

@@ -20,7 +20,7 @@ from synkhronos.tools import launch
 
 _SECONDS = 120
 _MARK = "synkhronos-machine "
-_COLUMNS = ("machine", "host", "Synkhronos", "Theano", "NumPy", "Python", "cores", "devices")
+_COLUMNS = ("machine", *job.TITLES, "cores", "devices")
 _VERSIONS = slice(2, 6)  # of a row: what must be the same everywhere
 
 
@@ -37,7 +37,8 @@ def main(options: argparse.Namespace) -> int:
         answers = list(pool.map(lambda asked: _ask(*asked, options.agent), zip(hosts, lines)))
     rows = [row for row, _ in answers if row]
     if options.json:
-        named = [dict(zip(_COLUMNS, row)) for row in rows]
+        titles, *listed = job.with_titles(_COLUMNS, rows)
+        named = [dict(zip(titles, row)) for row in listed]
         problems = {host.name: each for host, (_, each) in zip(hosts, answers) if each}
         ok = not problems and agree(rows)
         print(json.dumps({"ok": ok, "machines": named, "problems": problems}, indent=2))
@@ -93,22 +94,23 @@ def agree(rows: list[list[str]]) -> bool:
 def disagreement(rows: list[list[str]]) -> str:
     """Return a sentence that names the versions that differ.
 
-    >>> disagreement([["a", "n", "1", "1", "1.23", "3.8"], ["b", "m", "1", "1", "1.2", "3.8"]])
+    >>> rows = [["a", "n", "1", "Theano 1", numpy, "3.8"] for numpy in ("1.23", "1.2")]
+    >>> disagreement(rows)
     'They differ in NumPy: fork() needs the same versions on all machines.'
     """
-    columns = list(zip(*(row[_VERSIONS] for row in rows)))
-    names = [name for name, values in zip(_COLUMNS[_VERSIONS], columns) if len({*values}) > 1]
+    columns = zip(*(row[_VERSIONS] for row in job.with_titles(_COLUMNS, rows)))
+    names = [name for name, *values in columns if len({*values}) > 1]
     return f"They differ in {' and '.join(names)}: fork() needs the same versions on all machines."
 
 
 def table(rows: list[list[str]]) -> str:
     """Return the rows as text.
 
-    >>> print(table([["a", "n", "0.1", "1.0.5", "1.23.5", "3.11.7", "2", "2 cpu"]]))
+    >>> print(table([["a", "n", "0.1", "Theano 1.0.5", "1.23.5", "3.11.7", "2", "2 cpu"]]))
     machine  host  Synkhronos  Theano  NumPy   Python  cores  devices
     a        n     0.1         1.0.5   1.23.5  3.11.7  2      2 cpu
     """
-    lines = [_COLUMNS, *rows]
+    lines = job.with_titles(_COLUMNS, rows)
     widths = [max(map(len, column)) for column in zip(*lines)]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
