@@ -12,7 +12,7 @@ pm = pytest.importorskip("pymc", minversion="6")
 
 from support import pymc_models as models  # noqa: E402
 
-from synkhronos import WorkerDied, WorkerError  # noqa: E402
+from synkhronos import SessionError, WorkerDied, WorkerError  # noqa: E402
 from synkhronos.extensions import pymc as parallel  # noqa: E402
 
 pytestmark = [
@@ -81,6 +81,46 @@ def test_an_error_on_a_rank(monkeypatch):
         monkeypatch.setattr(type(evaluator), "compute", compute)
         function = model.compile_logp()
         with pytest.raises(WorkerError, match=r"Rank 1 of 2 .*raised ArithmeticError: of rank 1"):
+            function(point)
+
+
+def test_an_evaluation_in_the_middle_of_another_is_refused(monkeypatch):
+    """As from a signal handler, which the thread runs in the middle of an evaluation."""
+    model = models.make(models.logistic)
+    points = models.points(model, 2)
+    refused = []
+    with parallel.likelihood(model, ranks=2) as ours:
+        function = model.compile_logp()
+        expected = [function(point) for point in points]
+        original = type(ours._evaluator).compute
+
+        def compute(self, rank, gradients):
+            with pytest.raises(SessionError, match="in the middle of another evaluation"):
+                self.evaluate(gradients, self._values + 1)
+            refused.append(rank)
+            original(self, rank, gradients)
+
+        monkeypatch.setattr(type(ours._evaluator), "compute", compute)
+        assert [function(point) for point in points] == expected
+        assert refused == [0, 0]
+
+
+def test_closed_in_the_middle_of_an_evaluation(monkeypatch):
+    """As by a finalizer of the block's context."""
+    model = models.make(models.logistic)
+    [point] = models.points(model, 1)
+    with parallel.likelihood(model, ranks=2) as ours:
+        function = model.compile_logp()
+        expected, original = function(point), type(ours._evaluator).compute
+
+        def compute(self, rank, gradients):
+            if rank == 0:
+                self.close()
+            original(self, rank, gradients)
+
+        monkeypatch.setattr(type(ours._evaluator), "compute", compute)
+        assert function(point) == expected and ours.worker_pids == []
+        with pytest.raises(SessionError, match="after the end of the block"):
             function(point)
 
 

@@ -112,9 +112,13 @@ class Evaluator:
             if length is None
         ]
         self._functions: dict[bool, list] = {}
-        self._lock = threading.RLock()  # nutpie evaluates in several threads
+        self._make_locks()
         self._forget()
         _evaluators[number] = self
+
+    def _make_locks(self):
+        self._lock = threading.RLock()  # nutpie evaluates in several threads
+        self._inside = threading.Lock()  # held in an evaluation
 
     def _forget(self):
         self._session = None
@@ -144,17 +148,26 @@ class Evaluator:
             Float64, flat: the lengths that `unknown` lists, and the values of all parameters.
         """
         with self._lock:
-            command = self._commands.get(gradients)
-            if command is None or not self._is_current(values):
-                command = self._start(gradients, values)
-            self._values[...] = values
+            if self._inside.locked():
+                raise SessionError(
+                    "The likelihood was evaluated in the middle of another evaluation, from a "
+                    "signal handler or a finalizer. Evaluate it after that one has returned."
+                )
             try:
-                self._session.run(command)
+                with self._inside:
+                    command = self._commands.get(gradients)
+                    if command is None or not self._is_current(values):
+                        command = self._start(gradients, values)
+                    self._values[...] = values
+                    self._session.run(command)
+                    total = self._parts[0].copy()
+                    for part in self._parts[1:]:
+                        total += part
             except WorkerDied as death:
                 raise _advised(death) from None
-            total = self._parts[0].copy()
-            for part in self._parts[1:]:
-                total += part
+            finally:
+                if self.is_closed:  # in the middle of it
+                    self._end()
         if len(self.terms) == 1:
             return total if gradients else total[:1]
         logp = total[self._begins].sum()
@@ -179,16 +192,24 @@ class Evaluator:
             run.run()
 
     def close(self) -> None:
-        """End the workers; refuse evaluations from now on."""
+        """End the workers; refuse evaluations from now on.
+
+        A signal handler or finalizer may close it in the middle of an evaluation, which ends the
+        workers then.
+        """
         with self._lock:
             self.is_closed = True
-            self._stop()
-            self._functions.clear()  # their cells hold arrays in shared memory
+            if not self._inside.locked():
+                self._end()
+
+    def _end(self):
+        self._stop()
+        self._functions.clear()  # their cells hold arrays in shared memory
 
     def leave_in_child(self) -> None:
         """Leave the workers to the process that has forked this one."""
         session = self._session
-        self._lock = threading.RLock()  # another thread of that process may have held it
+        self._make_locks()  # another thread of that process may have held them
         if session is not None:  # else this child is a worker that is just starting
             self._forget()
             session.leave_in_child()
@@ -210,10 +231,7 @@ class Evaluator:
                 "again."
             )
         if self._session is not None:
-            try:
-                self._session.require_open()
-            except WorkerDied as death:
-                raise _advised(death) from None
+            self._session.require_open()
         kinds = {*self._commands, gradients}
         functions = {kind: self._compile(kind) for kind in kinds}
         self._stop()
