@@ -11,20 +11,23 @@ from setuptools.command.build_py import build_py
 HERE = os.path.dirname(os.path.abspath(__file__))
 HOST = os.path.join(HERE, "synkhronos", "_host")
 IMPORT_SUPPORT = os.path.join(HOST, "theano", "import_support.py")
+PYTHONS = runpy.run_path(os.path.join(HOST, "pythons.py"))
 
 # pip refuses other Pythons by python_requires, in the last line that it prints. What this file
 # prints would be in the middle, so only ``python setup.py`` needs it.
 if "setuptools.build_meta" not in sys.modules:
     try:
-        runpy.run_path(os.path.join(HOST, "pythons.py"))["check"]()
+        PYTHONS["check"]()
     except ImportError as error:
         sys.exit(str(error))
 
 
-# One wheel is for all Pythons. Those from 3.12 on have no Theano, and pay nothing for this line.
+OLDEST, NEW = PYTHONS["THEANO"][0], PYTHONS["PYTENSOR"][0]
+END = PYTHONS["after"](PYTHONS["PYTENSOR"])
+
+# One wheel is for all Pythons. The new ones have no Theano, and pay nothing for this line.
 PTH = (
-    "import sys; sys.version_info < (3, 12) "
-    "and __import__('_synkhronos_import_support').install()\n"
+    f"import sys; sys.version_info < {NEW} and __import__('_synkhronos_import_support').install()\n"
 )
 
 
@@ -55,17 +58,18 @@ WITH_THEANO = [
     # theano.gpuarray imports pkg_resources, which warns from 80.9 on and has gone from 82 on.
     "setuptools<80.9",
 ]
-# The versions that the tests have run with: PyTensor changes what Synkhronos calls in minor ones.
-PYTENSOR = "pytensor>=3.1,<3.4"
+PYTENSOR = PYTHONS["REQUIREMENT"]
 WITH_PYTENSOR = [PYTENSOR, "numpy>=2", "scipy"]
 WITH_BOTH = ["posix_ipc", "threadpoolctl", "cloudpickle"]
 # Older versions of pip look at the requirements before python_requires. On other Pythons they
 # would end with the messages of a compiler.
-ON_OLD, ON_NEW = "python_version < '3.12'", "python_version >= '3.12' and python_version < '3.15'"
+BEFORE_END = f"python_version < '{END}'"
+ON_OLD = "python_version < '{}'".format(PYTHONS["numbers"](NEW))
+ON_NEW = "python_version >= '{}' and {}".format(PYTHONS["numbers"](NEW), BEFORE_END)
 REQUIREMENTS = [
     *(f"{each}; {ON_OLD}" for each in WITH_THEANO),
     *(f"{each}; {ON_NEW}" for each in WITH_PYTENSOR),
-    *(f"{each}; python_version < '3.15'" for each in WITH_BOTH),
+    *(f"{each}; {BEFORE_END}" for each in WITH_BOTH),
 ]
 
 # There are wheels for these only, and building Open MPI takes an hour.
@@ -120,13 +124,16 @@ setup(
     classifiers=[
         "License :: OSI Approved :: MIT License",
         "Operating System :: POSIX :: Linux",
-        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(8, 15)),
+        *(
+            f"Programming Language :: Python :: 3.{minor}"
+            for minor in range(OLDEST[1], PYTHONS["PYTENSOR"][1][1] + 1)
+        ),
         "Topic :: Scientific/Engineering",
     ],
     packages=find_packages(include=["synkhronos", "synkhronos.*"]),
     package_data={"synkhronos": ["py.typed", "tools/bench/stan/*.stan", "tools/bench/stan/*.cpp"]},
     cmdclass={"build_py": BuildWithImportSupport},
-    python_requires=">=3.8,<3.15",
+    python_requires=">={},<{}".format(PYTHONS["numbers"](OLDEST), END),
     install_requires=REQUIREMENTS,
     extras_require=EXTRAS,
     entry_points={

@@ -18,7 +18,9 @@ from synkhronos.errors import SessionError, SharedMemoryFull
 try:
     from synkhronos.tools import launch, rule, run
 except ModuleNotFoundError as error:  # all need NumPy, which comes with the host library
-    sys.exit(f"synkhronos: {error}. {choice.TO_INSTALL}")
+    if error.name != "numpy":
+        raise
+    sys.exit(f"synkhronos: {error}: {choice.TO_INSTALL}.")
 
 THEANORC = """\
 # Written by `synkhronos theanorc`: the flags that Theano gets wherever Synkhronos is installed.

@@ -2,7 +2,8 @@
 
     SYNKHRONOS_HOST  ──▶  the library that is imported  ──▶  the one that is installed
 
-Theano comes first where both are imported, or both are installed. Nothing here imports a library.
+Theano comes first where both are imported; where both are installed, the one that is for this
+Python. Nothing here imports a library.
 """
 
 import importlib.util
@@ -13,11 +14,11 @@ from synkhronos._host import pythons
 
 VARIABLE = "SYNKHRONOS_HOST"
 TITLES = {"theano": "Theano", "pytensor": "PyTensor"}
-PYTENSOR = "pytensor>=3.1,<3.4"
 
 TO_INSTALL = (
-    f"`pip install synkhronos` installs PyTensor on Python 3.12 to 3.14, and Theano on Python 3.8 "
-    f"to 3.11; by themselves, `pip install '{PYTENSOR}'` and `pip install Theano==1.0.5 "
+    "in the folder of Synkhronos's source, `pip install .` installs PyTensor on Python "
+    f"{pythons.span(pythons.PYTENSOR)}, and Theano on Python {pythons.span(pythons.THEANO)}; by "
+    f"themselves, `pip install '{pythons.REQUIREMENT}'` and `pip install Theano==1.0.5 "
     "'numpy<1.24'`"
 )
 
@@ -44,7 +45,7 @@ def choose(environment=os.environ, modules=sys.modules, is_installed=None, versi
         if modules.get(asked) is None and not installed(asked):
             raise ImportError(
                 f"{VARIABLE}={asked} asks for {TITLES[asked]}, which is not installed in this "
-                f"Python {_numbers(version)}: {TO_INSTALL}."
+                f"Python {pythons.numbers(version)}: {TO_INSTALL}."
             )
         return asked
     for name in TITLES:
@@ -59,7 +60,7 @@ def choose(environment=os.environ, modules=sys.modules, is_installed=None, versi
             return name
     raise ImportError(
         "Synkhronos needs Theano or PyTensor, with which graphs are written. Neither is "
-        f"installed in this Python {_numbers(version)}: {TO_INSTALL}."
+        f"installed in this Python {pythons.numbers(version)}: {TO_INSTALL}."
     )
 
 
@@ -73,10 +74,6 @@ def _is_installed(name):
         return importlib.util.find_spec(name) is not None
     except ValueError:  # a module without a spec, or None in its place
         return sys.modules.get(name) is not None
-
-
-def _numbers(version):
-    return ".".join(map(str, version))
 
 
 def is_for_theano() -> bool:

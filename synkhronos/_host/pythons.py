@@ -1,6 +1,6 @@
-"""Pythons that run Synkhronos, and the host library that each of them has.
+"""Pythons that run Synkhronos, the host library of each, and how pip installs both.
 
-It imports nothing of the package, so that setup.py, and any Python, can run it.
+It imports nothing of the package, so that setup.py, and any Python 3, can run it.
 """
 
 import sys
@@ -10,14 +10,58 @@ import sys
 THEANO = ((3, 8), (3, 11))
 PYTENSOR = ((3, 12), (3, 14))
 
+# Of PyTensor, those that the tests have run with: it changes what Synkhronos calls in minor ones.
+RELEASES = ((3, 1), (3, 3))
+
+
+def numbers(version):
+    """Return a version as text.
+
+    >>> numbers((3, 12))
+    '3.12'
+    """
+    return ".".join(map(str, version))
+
+
+def span(versions):
+    """Return the oldest and the newest version as text.
+
+    >>> span(THEANO)
+    '3.8 to 3.11'
+    """
+    return " to ".join(map(numbers, versions))
+
+
+def after(versions):
+    """Return the minor version that follows the newest one as text.
+
+    >>> after(PYTENSOR)
+    '3.15'
+    """
+    major, minor = versions[1]
+    return numbers((major, minor + 1))
+
+
+# The requirement of pip for PyTensor.
+REQUIREMENT = f"pytensor>={numbers(RELEASES[0])},<{after(RELEASES)}"
+
+
+def install(extra):
+    """Return the command that installs Synkhronos with one of its extras.
+
+    >>> print(install("mpi"))
+    pip install '.[mpi]' in the folder of Synkhronos's source
+    """
+    return f"pip install '.[{extra}]' in the folder of Synkhronos's source"
+
 
 def check(version=sys.version_info):
     """Raise ImportError for a Python that has neither host library."""
     if not THEANO[0] <= tuple(version[:2]) <= PYTENSOR[1]:
         raise ImportError(
-            "Synkhronos needs Python 3.8 to 3.11, with Theano, or 3.12 to 3.14, with PyTensor, but "
-            "this is Python {}.{}. Make an environment with one of those, for example with "
-            "python3.12 -m venv .venv".format(*version[:2])
+            f"Synkhronos needs Python {span(THEANO)}, with Theano, or {span(PYTENSOR)}, with "
+            f"PyTensor, but this is Python {numbers(version[:2])}. Make an environment with one of "
+            "those, for example with python3.12 -m venv .venv"
         )
 
 
@@ -28,7 +72,7 @@ def is_for_theano(version=sys.version_info):
 
 if __name__ == "__main__":
     if not is_for_theano():
-        this = "This is Python {}.{}, but Theano needs 3.8 to 3.11.".format(*sys.version_info)
+        this = f"This is Python {numbers(sys.version_info[:2])}, but Theano needs {span(THEANO)}."
         sys.exit(f"{this} For PyTensor: make test-pytensor")
     try:
         check()

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Mapping, Sequence
 
 from synkhronos import _wording
+from synkhronos._host import pythons
 from synkhronos._machine import devices as _devices
 from synkhronos._machine.devices import python_command
 from synkhronos.tools import relay, run
@@ -34,7 +35,7 @@ _ROOT = "ALLOW_RUN_AS_ROOT"
 # Later than ranks take a machine for lost: mpirun ends the script without a word.
 _KEEPALIVE = {"time": 8, "intvl": 2, "probes": 3}
 _PROBE_SECONDS = 10
-_INSTALL = "pip install 'synkhronos[mpi]'"
+_INSTALL = pythons.install("mpi")
 
 
 class CannotLaunch(Exception):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import synkhronos
+from synkhronos._host import pythons
 from synkhronos.comm.reports import worker_died
 
 PACKAGE = Path(synkhronos.__file__).parent
@@ -42,6 +43,9 @@ TEXTS = [
 ]
 # These are put together of several strings.
 TEXTS += [str(worker_died(1, SimpleNamespace(pid=4321, exitcode=-each))) for each in (9, 11)]
+with pytest.raises(ImportError) as refused:
+    pythons.check((3, 7))
+TEXTS.append(str(refused.value))
 
 
 def is_said(message):

@@ -62,6 +62,21 @@ def test_the_metadata_name_the_pythons_that_are_checked_for(monkeypatch):
     assert [c.split(" :: ")[-1] for c in named] == versions
     page = (ROOT / "docs" / "installation.rst").read_text()
     assert all(version in page for version in versions)
+    for host, title in ((pythons.THEANO, "Theano"), (pythons.PYTENSOR, "PyTensor")):
+        assert re.search(rf"^{pythons.span(host)} +{title} ", page, re.MULTILINE)
+
+
+def test_the_metadata_and_the_page_name_the_pytensor_that_is_checked_for(monkeypatch):
+    given = {}
+    monkeypatch.setattr("setuptools.setup", lambda **kwargs: given.update(kwargs))
+    monkeypatch.chdir(ROOT)
+    runpy.run_path(str(ROOT / "setup.py"))
+    extras = given["extras_require"]
+    for requirements in (given["install_requires"], extras["pymc"], extras["test-pytensor"]):
+        [found] = [each for each in requirements if each.startswith("pytensor")]
+        assert found.partition(";")[0] == pythons.REQUIREMENT
+    page = (ROOT / "docs" / "installation.rst").read_text()
+    assert f"PyTensor {pythons.span(pythons.RELEASES)}, NumPy" in page
 
 
 # Processes of other kinds.

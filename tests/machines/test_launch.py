@@ -210,7 +210,7 @@ def test_open_mpi_refuses_root(empty):
 def test_no_mpirun(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(launch.CannotLaunch, match=r"no mpirun: pip install 'synkhronos\[mpi\]'"):
+    with pytest.raises(launch.CannotLaunch, match=r"no mpirun: pip install '\.\[mpi\]' in the"):
         launch.find_mpirun()
 
 

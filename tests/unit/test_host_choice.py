@@ -1,11 +1,12 @@
 """The choice of the host library, and what is said about graphs of the other one."""
 
+import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 
-from synkhronos._host import choice
+from synkhronos._host import choice, pythons
 
 OLD, NEW = (3, 11), (3, 12)
 MODULE = SimpleNamespace()
@@ -67,7 +68,21 @@ def test_without_a_library_the_commands_are_named(version, numbers):
         chosen(None, (), (), version)
     message = str(caught.value)
     assert f"Python {numbers}" in message
-    assert "pip install synkhronos" in message and choice.PYTENSOR in message
+    assert "in the folder of Synkhronos's source, `pip install .` installs PyTensor" in message
+    assert pythons.REQUIREMENT in message and message.endswith("`.")
+
+
+@pytest.mark.parametrize(
+    ("missing", "last"),
+    [
+        ("numpy", f"None in sys.modules: {choice.TO_INSTALL}."),
+        ("shlex", "ModuleNotFoundError: import of shlex halted; None in sys.modules"),
+    ],
+)
+def test_the_command_line_says_what_to_install_if_numpy_is_missing(missing, last):
+    code = f"import sys; sys.modules[{missing!r}] = None; import synkhronos.__main__"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].endswith(last)
 
 
 def test_a_library_that_is_asked_for_must_be_there():

@@ -17,7 +17,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from synkhronos import collectives, functions
-from synkhronos._host import is_array_variable, is_random_state, library, peek
+from synkhronos._host import is_array_variable, is_random_state, library, peek, pythons
 from synkhronos._master.current import current
 from synkhronos._wording import truth
 from synkhronos.extensions.keras.batch_norm import Synchronized
@@ -27,7 +27,7 @@ from synkhronos.extensions.keras.updates import added_up, averaged, metrics_of, 
 if importlib.util.find_spec("keras") is None:
     raise ImportError(
         "synkhronos.extensions.keras needs Keras 2.3, the last one with Theano: "
-        "pip install 'synkhronos[demos]'"
+        f"{pythons.install('demos')}"
     )
 
 if TYPE_CHECKING:

@@ -14,10 +14,12 @@ import functools
 import importlib.util
 from collections.abc import Iterator, Sequence
 
+from synkhronos._host import pythons
+
 if importlib.util.find_spec("pymc") is None:
     raise ImportError(
-        "synkhronos.extensions.pymc needs PyMC 6, which runs on Python 3.12 to 3.14: "
-        "pip install 'synkhronos[pymc]'"
+        f"synkhronos.extensions.pymc needs PyMC 6, which runs on Python "
+        f"{pythons.span(pythons.PYTENSOR)}: {pythons.install('pymc')}"
     )
 
 import pymc as pm

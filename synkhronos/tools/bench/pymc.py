@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from synkhronos._host import pythons
 from synkhronos.tools.bench import options, stan
 
 MODELS = {"logistic": 500_000, "hierarchical": 200_000, "poisson": 200_000, "student": 100_000}
@@ -60,7 +61,7 @@ def main(args) -> int:
     from threadpoolctl import threadpool_limits
 
     if importlib.util.find_spec("pymc") is None:
-        print("bench pymc needs PyMC: pip install 'synkhronos[pymc]'", file=sys.stderr)
+        print(f"bench pymc needs PyMC: {pythons.install('pymc')}", file=sys.stderr)
         return 2
     try:
         if args.stan:
@@ -88,7 +89,7 @@ def main(args) -> int:
 
 
 def make_model(name, rows):
-    """Return a PyMC model with random data, and these: as the programs of `stan` name them."""
+    """Return a PyMC model and its random data, by their names in the programs of `stan`."""
     import pymc as pm
 
     random = np.random.default_rng(0)

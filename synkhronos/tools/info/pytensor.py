@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from synkhronos._host import choice, pythons
+from synkhronos._host import pythons
 from synkhronos._machine import devices as _devices
 from synkhronos.tools.info.report import (
     BROKEN,
@@ -18,8 +18,7 @@ from synkhronos.tools.info.report import (
     installed_version,
 )
 
-INSTALL = f"pip install '{choice.PYTENSOR}'"
-OLDEST, NEWEST = (3, 1), (3, 3)
+INSTALL = f"pip install '{pythons.REQUIREMENT}'"
 # The default mode has the name "Mode", whatever it compiles with.
 MODES = {"NumbaLinker": "NUMBA", "JAXLinker": "JAX", "VMLinker": "CVM"}
 PROBE = Path(pythons.__file__).with_name("pytensor") / "probe.py"
@@ -55,7 +54,8 @@ def check_pytensor(facts: dict, error: str) -> Check:
         return Check("PyTensor", MISSING if missing else BROKEN, error, advice, essential=True)
     found = f"{facts['pytensor']} ({facts['path']})"
     version = tuple(int(each) for each in facts["pytensor"].split(".")[:2])
-    if not OLDEST <= version <= NEWEST:
+    oldest, newest = pythons.RELEASES
+    if not oldest <= version <= newest:
         return Check("PyTensor", BROKEN, found, INSTALL, essential=True)
     mode = MODES.get(facts["linker"], facts["mode"])
     flags = f", mode={mode}, floatX={facts['floatX']}"
@@ -102,5 +102,5 @@ def check_pymc() -> Check:
     version = installed_version("pymc")
     if version:
         return Check("PyMC", OK, version)
-    advice = "only synkhronos.extensions.pymc needs it: pip install 'synkhronos[pymc]'"
+    advice = f"only synkhronos.extensions.pymc needs it: {pythons.install('pymc')}"
     return Check("PyMC", MISSING, "not installed", advice)

@@ -10,7 +10,10 @@ from typing import Sequence
 
 OK, MISSING, BROKEN = "ok", "missing", "broken"
 COLOURS = {OK: "\033[32m", MISSING: "\033[33m", BROKEN: "\033[31m"}
-REINSTALL = "reinstall it in this environment: pip install --force-reinstall synkhronos"
+REINSTALL = (
+    "reinstall it in this environment: pip install --force-reinstall . in the folder of "
+    "Synkhronos's source"
+)
 
 
 @dataclasses.dataclass(frozen=True)
