@@ -30,6 +30,7 @@ SUITES = [
     "tests/faults",
     "tests/host",
     "tests/likelihood",
+    "tests/tools/test_info_pytensor.py",
     "tests/parameter_server/test_train_with_store.py",
     "tests/parameter_server/test_storing.py",
     "synkhronos/functions.py",

@@ -30,6 +30,30 @@ def test_a_pytensor_that_works_has_its_mode():
     assert check.found == "3.3.7 (/p/pytensor), mode=NUMBA, floatX=float64"
 
 
+@pytest.mark.parametrize(
+    ("mode", "linker", "name"),
+    [("Mode", "VMLinker", "CVM"), ("FAST_COMPILE", "VMLinker", "FAST_COMPILE")],
+)
+def test_other_modes_that_ranks_run_are_named(mode, linker, name):
+    check = pytensor.check_pytensor({**FACTS, "mode": mode, "linker": linker}, "")
+    assert check.status == "ok" and f"mode={name}," in check.found
+
+
+@pytest.mark.parametrize("name", pytensor.REFUSED.values())
+def test_a_mode_that_ranks_cannot_run_is_broken(name):
+    [linker] = [each for each in pytensor.REFUSED if pytensor.REFUSED[each] == name]
+    for mode in ("Mode", name):
+        check = pytensor.check_pytensor({**FACTS, "mode": mode, "linker": linker}, "")
+        assert check.failed and check.status == "broken" and f"mode={name}," in check.found
+        assert "PYTENSOR_FLAGS=mode=NUMBA" in check.advice
+
+
+def test_the_modes_that_are_refused_are_those_of_pytensor():
+    modes = pytest.importorskip("pytensor.compile.mode").predefined_modes
+    for linker, name in pytensor.REFUSED.items():
+        assert type(modes[name].linker).__name__ == linker
+
+
 @pytest.mark.parametrize("version", ["2.38.1", "3.0.2", "3.4.0", "4.0.0rc1"])
 def test_another_pytensor(version):
     check = pytensor.check_pytensor({**FACTS, "pytensor": version}, "")

@@ -20,7 +20,8 @@ from synkhronos.tools.info.report import (
 
 INSTALL = f"pip install '{pythons.REQUIREMENT}'"
 # The default mode has the name "Mode", whatever it compiles with.
-MODES = {"NumbaLinker": "NUMBA", "JAXLinker": "JAX", "VMLinker": "CVM"}
+MODES = {"NumbaLinker": "NUMBA", "VMLinker": "CVM"}
+REFUSED = {"JAXLinker": "JAX", "PytorchLinker": "PYTORCH", "MLXLinker": "MLX"}
 PROBE = Path(pythons.__file__).with_name("pytensor") / "probe.py"
 
 
@@ -57,9 +58,14 @@ def check_pytensor(facts: dict, error: str) -> Check:
     oldest, newest = pythons.RELEASES
     if not oldest <= version <= newest:
         return Check("PyTensor", BROKEN, found, INSTALL, essential=True)
-    mode = MODES.get(facts["linker"], facts["mode"])
-    flags = f", mode={mode}, floatX={facts['floatX']}"
-    return Check("PyTensor", OK, found + flags, essential=True)
+    linker, mode = facts["linker"], facts["mode"]
+    if mode == "Mode" or linker in REFUSED:
+        mode = {**MODES, **REFUSED}.get(linker, mode)
+    found += f", mode={mode}, floatX={facts['floatX']}"
+    if linker in REFUSED:
+        advice = "ranks can't run functions of this mode: PYTENSOR_FLAGS=mode=NUMBA"
+        return Check("PyTensor", BROKEN, found, advice, essential=True)
+    return Check("PyTensor", OK, found, essential=True)
 
 
 def check_numba(facts: dict) -> Check:
