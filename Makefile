@@ -6,8 +6,10 @@ SPHINX_ARGS ?=
 
 py := .venv/bin/python
 ready := .venv/.ready
-# PyTensor needs a newer Python than Theano, and so an environment of its own.
-PYTENSOR_PYTHON ?=
+# PyTensor needs a newer Python than Theano, and so an environment of its own. PYTENSOR_PYTHON names
+# the one with which it is made.
+export PYTENSOR_PYTHON
+its_version := -c 'import sys; print(sys.version)'
 py_pytensor := .venv-pytensor/bin/python
 ready_pytensor := .venv-pytensor/.ready
 # Compiled functions stay there, so a second run is faster.
@@ -40,16 +42,18 @@ test: venv ## run the tests, in 5 minutes (PYTEST_ARGS="-k gate -x")
 	$(py) -m pytest -m "not ($(rest))" $(PYTEST_ARGS)
 
 test-pytensor: $(ready_pytensor) ## run the suites of both hosts on PyTensor, with Python 3.12 to 3.14
+	@test -z "$$PYTENSOR_PYTHON" || test "$$("$$PYTENSOR_PYTHON" $(its_version))" = "$$($(py_pytensor) $(its_version))" \
+	|| { echo ".venv-pytensor has another Python than $$PYTENSOR_PYTHON: remove it first" >&2; exit 1; }
 	$(on_pytensor) $(py_pytensor) -m pytest -m "not ($(rest))" $(PYTEST_ARGS)
 	$(on_pytensor) SYNKHRONOS_TEST_MODE=NUMBA $(py_pytensor) -m pytest -m "numba and not ($(rest))" tests
 
 $(ready_pytensor): setup.py pyproject.toml .ci/python-for-pytensor
-	test -x $(py_pytensor) || { python="$(PYTENSOR_PYTHON)"; \
-	python=$${python:-$$(.ci/python-for-pytensor)} && "$$python" -m venv .venv-pytensor; }
+	test -x $(py_pytensor) || { python=$$(.ci/python-for-pytensor) && "$$python" -m venv .venv-pytensor; }
 	$(py_pytensor) -m pip install --quiet --editable '.[test-pytensor]'
 	@touch $@
 
-test-all: test-theano test-pytensor ## run these and all others: all parameters, OpenCL, thousands of calls and interrupts
+# The environment first: without a Python for PyTensor it fails before the tests, which take long.
+test-all: $(ready_pytensor) test-theano test-pytensor ## run these and all others: all parameters, OpenCL, thousands of calls and interrupts
 
 test-theano: venv ## run what test-all has for Theano (PYTEST_ARGS="tests/stress")
 	$(py) -m pytest $(PYTEST_ARGS)

@@ -1,6 +1,7 @@
 """A fresh environment of a Python for PyTensor: what pip installs there, and what works."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -38,7 +39,8 @@ def run(*command, **kwargs):
     """Run a command without what a run of tests sets, such as the host."""
     own = ("SYNKHRONOS_", "PYTHONPATH", "PYTENSOR_FLAGS")
     kwargs.setdefault("env", {k: v for k, v in os.environ.items() if not k.startswith(own)})
-    return subprocess.run([*map(str, command)], capture_output=True, text=True, **kwargs)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.run([*map(str, command)], **{**pipes, **kwargs})
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +88,37 @@ def test_the_finder_names_a_python_that_runs_or_says_what_to_do():
     else:
         version = run(found.stdout.strip(), "-c", "import sys; print(sys.version_info[:2])").stdout
         assert version.strip() in ("(3, 12)", "(3, 13)", "(3, 14)")
+
+
+def test_the_finder_takes_the_python_that_is_named(tmp_path):
+    if not FINDER.exists():
+        pytest.skip("needs a checkout")
+    named = tmp_path / "python"
+    named.write_text("#!/bin/sh\nexit 0\n")
+    named.chmod(0o755)
+    found = run("/bin/bash", FINDER, env={"PATH": os.defpath, "PYTENSOR_PYTHON": str(named)})
+    assert (found.returncode, found.stdout.strip()) == (0, str(named))
+    named.write_text("#!/bin/sh\nexit 1\n")
+    found = run("/bin/bash", FINDER, env={"PATH": os.defpath, "PYTENSOR_PYTHON": str(named)})
+    assert found.returncode == 1 and f"PYTENSOR_PYTHON={named} is no Python 3.12" in found.stderr
+
+
+@pytest.mark.parametrize("has_python", [True, False])
+def test_a_run_of_all_checks_says_at_its_end_what_was_not_tested(tmp_path, has_python):
+    if not FINDER.exists():
+        pytest.skip("needs a checkout")
+    shutil.copytree(FINDER.parent, tmp_path / ".ci")
+    (tmp_path / ".ci" / "python-for-pytensor").write_text(f"exit {int(not has_python)}\n")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, code in (("make", 'echo "make $1"'), ("id", "echo 1000")):
+        (programs / name).write_text(f"#!/bin/sh\n{code}\n")
+        (programs / name).chmod(0o755)
+    path = f"{programs}:{os.defpath}"
+    done = run("/bin/bash", tmp_path / ".ci" / "run", env={"PATH": path}, stderr=subprocess.STDOUT)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and ("make test-pytensor" in lines) == has_python
+    assert ("nothing was tested on PyTensor" in lines[-1]) == (not has_python)
 
 
 def test_without_a_python_the_finder_fails_with_a_sentence(tmp_path):
