@@ -1,6 +1,6 @@
-"""Import PyTensor in a process of its own, for ``synkhronos info``: compile nothing, for its time.
+"""Import PyTensor in a process of its own, for ``synkhronos info``, and print facts about it.
 
-It prints one line of JSON, the facts.
+They are one line of JSON. It compiles nothing, which would take seconds.
 """
 
 import importlib.util

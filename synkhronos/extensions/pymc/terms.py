@@ -142,6 +142,7 @@ def _with_computed_rows(term, axes) -> Term:
 
     PyTensor computes them once, too, where data are constants.
     """
+    # Computed from parameters or shared variables: it differs from one evaluation to the next.
     moving = _computed_from(
         [term.logp],
         lambda each: each in term.parameters or isinstance(each, TensorSharedVariable),
@@ -200,7 +201,7 @@ def _check(model, observed, data):
 
 def _find_rows(graphs, stand_ins, length) -> list[RowData]:
     """Return the largest parts of the graphs that are data with `length` rows."""
-    moving = _computed_from(graphs, lambda each: each in stand_ins or not _is_data(each))
+    not_data = _computed_from(graphs, lambda each: each in stand_ins or not _is_data(each))
     fixed, seen, stack = [], set(), list(graphs)
     while stack:
         variable = stack.pop()
@@ -208,7 +209,7 @@ def _find_rows(graphs, stand_ins, length) -> list[RowData]:
             continue
         seen.add(variable)
         inputs = variable.owner.inputs if variable.owner else ()
-        if variable in moving:
+        if variable in not_data:
             stack.extend(inputs)
             continue
         [value] = values_of([variable])
