@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import gallery
 
 pytest.importorskip("pymc", minversion="6")
 
@@ -37,7 +38,7 @@ def test_the_demo_samples_the_same_posterior_on_ranks(demo, capsys):
         assert 0.6 < draws.std() / others.std() < 1.6, name
         assert name in printed
     assert [run.label for run in (plain, parallel)] == ["plain PyMC", "2 ranks"]
-    assert "speedup" in printed
+    assert "speedup" in printed and gallery.unsaid("pymc_large_data", printed) == []
 
 
 @pytest.mark.slow("a process that imports PyMC and samples")
