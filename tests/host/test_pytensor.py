@@ -62,15 +62,15 @@ def test_shared_variables_of_a_fixed_shape_keep_it(ranks):
 def test_a_tuple_as_an_input_is_told_what_to_write_instead(ranks):
     x = pt.dvector("x")
     with pytest.raises(TypeError, match=r"must be a PyTensor variable or an In, got \(x,") as said:
-        synk.function([(x, np.ones(2))], x.sum(), mode=host.MODE)
+        synk.function([(x, np.ones(2))], x.sum(), mode=host_library.MODE)
     assert "PyTensor takes no tuples: give the value in each call, or write In(" in str(said.value)
     kept = pytensor.In(x, value=pytensor.shared(np.ones(2)))
-    assert synk.function([], (x.sum(), None), bcast_inputs=[kept], mode=host.MODE)() == 2
+    assert synk.function([], (x.sum(), None), bcast_inputs=[kept], mode=host_library.MODE)() == 2
 
 
 def test_updaters_name_the_library_of_their_functions():
     x, s = pt.dvector("x"), pytensor.shared(np.ones(2), "s")
-    step = pytensor.function([x], updates=[(s, s - x)], mode=host.MODE)
+    step = pytensor.function([x], updates=[(s, s - x)], mode=host_library.MODE)
     with pytest.raises(TypeError, match="got a compiled PyTensor function: write theano_updater"):
         updaters.as_updater(step)
     with pytest.raises(TypeError, match="must be a compiled PyTensor function, got"):
