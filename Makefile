@@ -1,4 +1,4 @@
-# Every target makes the virtual environment first, if it is not there or older than what it depends on.
+# Each target makes the environment that it needs first, if it is not there or older than what it depends on.
 PYTHON ?= python3.11
 # Two processes, each with sessions of its own, which a file's tests share: see tests/conftest.py.
 PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
@@ -47,7 +47,7 @@ test-pytensor: $(ready_pytensor) ## run the suites of both hosts on PyTensor, wi
 	$(on_pytensor) $(py_pytensor) -m pytest -m "not ($(rest))" $(PYTEST_ARGS)
 	$(on_pytensor) SYNKHRONOS_TEST_MODE=NUMBA $(py_pytensor) -m pytest -m "numba and not ($(rest))" tests
 
-$(ready_pytensor): setup.py pyproject.toml .ci/python-for-pytensor
+$(ready_pytensor): setup.py pyproject.toml synkhronos/_host/pythons.py .ci/python-for-pytensor
 	test -x $(py_pytensor) || { python=$$(.ci/python-for-pytensor) && "$$python" -m venv .venv-pytensor; }
 	$(py_pytensor) -m pip install --quiet --editable '.[test-pytensor]'
 	@touch $@

@@ -9,10 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any, List
 
 from synkhronos._host import pythons as _pythons
-from synkhronos._host.choice import is_for_theano as _is_for_theano
+from synkhronos._host.choice import needs_cures as _needs_cures
 
 _pythons.check()
-if _is_for_theano():
+if _needs_cures():
     from synkhronos._host.theano import import_support as _import_support
 
     _import_support.install()

@@ -115,7 +115,7 @@ def _read(place, given, allow_downcast, scattered):
         if _host.tuple_forms:
             forms = f"variable, an In, or a tuple {_host.tuple_forms}"
         else:
-            hint = (
+            hint = isinstance(given, tuple) * (
                 f" {_host.title} takes no tuples: give the value in each call, or write "
                 "In(variable, value=shared)."
             )

@@ -3,9 +3,11 @@
     from synkhronos import _host
     _host.peek(variable)             # calls the function of the host
 
-A host is a folder beside this file, with a module `host` that has every name in `NAMES`. What needs
-no library stands in modules beside the folders, for all hosts. No other module in the package
-imports Theano or PyTensor. `extensions` and `tools` build graphs with `library` and `tensor`.
+A host is a folder beside this file, with a module `host` that has every name in `NAMES`. Only the
+modules in these folders import Theano or PyTensor, and `extensions.pymc`, which is for PyTensor
+alone. Modules beside the folders hold what needs no library. `extensions` and `tools` build graphs
+with `library` and `tensor`.
+
 Importing this package imports no host: the first use of a name does, and `choice` says which. From
 then on the process has this host.
 """
@@ -17,6 +19,7 @@ from synkhronos._host.choice import choose
 
 NAMES = {
     "title": "The name of the host library, for messages.",
+    "tuple_forms": "The forms of tuples that are inputs, for messages; empty if none are.",
     # Modules and classes.
     "library": "The host library itself, to build graphs with: shared variables, gradients.",
     "tensor": "The module of tensor expressions of the host library.",
@@ -34,7 +37,6 @@ NAMES = {
     "compile_function": "Compile a function that takes checked arrays and returns a list.",
     "run": "Call a compiled function; return all outputs, or a subset.",
     "caster": "Return a function that casts values as the host casts those of an input.",
-    "tuple_forms": "The forms of tuples that are inputs, for messages; empty if none are.",
     "read_input": "Return an input's variable and what else it was given with; or None.",
     "read_output": "Return an output's variable; None for anything else.",
     "is_kept": "Return whether an input's value is one that calls may change: a container.",

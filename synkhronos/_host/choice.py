@@ -17,9 +17,9 @@ TITLES = {"theano": "Theano", "pytensor": "PyTensor"}
 
 TO_INSTALL = (
     "in the folder of Synkhronos's source, `pip install .` installs PyTensor on Python "
-    f"{pythons.span(pythons.PYTENSOR)}, and Theano on Python {pythons.span(pythons.THEANO)}; by "
-    f"themselves, `pip install '{pythons.REQUIREMENT}'` and `pip install Theano==1.0.5 "
-    "'numpy<1.24'`"
+    f"{pythons.span(pythons.PYTENSOR)}, and Theano on Python {pythons.span(pythons.THEANO)}. "
+    f"Either can be installed alone there: `pip install '{pythons.REQUIREMENT}'`, or `pip install "
+    "Theano==1.0.5 'numpy<1.24'`"
 )
 
 
@@ -53,7 +53,7 @@ def choose(environment=os.environ, modules=sys.modules, is_installed=None, versi
             return name
     # A Theano that this Python can't import is no reason to leave PyTensor aside.
     order = list(TITLES)
-    if tuple(version) > pythons.THEANO[1]:
+    if not pythons.is_for_theano(version):
         order.reverse()
     for name in order:
         if installed(name):
@@ -76,7 +76,7 @@ def _is_installed(name):
         return sys.modules.get(name) is not None
 
 
-def is_for_theano() -> bool:
+def needs_cures() -> bool:
     """Return whether this environment needs the cures that Theano needs to be imported.
 
     It does unless PyTensor is the host; with neither library they do no harm.
@@ -84,7 +84,7 @@ def is_for_theano() -> bool:
     try:
         return choose() == "theano"
     except (ImportError, ValueError):  # the first use of a name raises it
-        return sys.version_info[:2] <= pythons.THEANO[1]
+        return pythons.is_for_theano()
 
 
 def library_of(value) -> str:

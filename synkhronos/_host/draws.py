@@ -65,7 +65,7 @@ class OwnVariables:
             self._moved.update(node.outputs)
 
     def are_drawn_by(self, node):
-        """Return whether axis 0 of the numbers that a node draws is the rows.
+        """Return whether axis 0 of the numbers that a node draws is the rows; if so, note them.
 
         Raises ``ValueError`` if that is unclear, or if the ranks would draw other numbers.
         """

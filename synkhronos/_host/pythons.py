@@ -10,7 +10,7 @@ import sys
 THEANO = ((3, 8), (3, 11))
 PYTENSOR = ((3, 12), (3, 14))
 
-# Of PyTensor, those that the tests have run with: it changes what Synkhronos calls in minor ones.
+# Of PyTensor: it changes what Synkhronos calls in minor ones. The tests ran with 3.3.
 RELEASES = ((3, 1), (3, 3))
 
 
@@ -53,6 +53,21 @@ def install(extra):
     pip install '.[mpi]' in the folder of Synkhronos's source
     """
     return f"pip install '.[{extra}]' in the folder of Synkhronos's source"
+
+
+def advice(title, command, version=sys.version_info):
+    """Return how to get a library that is missing.
+
+    >>> print(advice("PyTensor", "pip install pytensor", (3, 11)))
+    PyTensor needs Python 3.12 to 3.14, and this is 3.11
+    >>> print(advice("Theano", "pip install Theano==1.0.5", (3, 11)))
+    pip install Theano==1.0.5; or, in the folder of Synkhronos's source, pip install .
+    """
+    versions = THEANO if title == "Theano" else PYTENSOR
+    this = tuple(version[:2])
+    if not versions[0] <= this <= versions[1]:
+        return f"{title} needs Python {span(versions)}, and this is {numbers(this)}"
+    return f"{command}; or, in the folder of Synkhronos's source, pip install ."
 
 
 def check(version=sys.version_info):

@@ -8,19 +8,24 @@ A callback or an updater that runs is waited for; it can't be stopped.
 from __future__ import annotations
 
 import time
-from typing import Any, Sequence
+from typing import Any, Callable, ContextManager, Sequence
 
 from synkhronos.parameter_server.errors import OutOfTurn, StoreClosed
 from synkhronos.parameter_server.lanes import Lanes
 from synkhronos.parameter_server.rounds import Key, devices_have
 
 
-def drain(engine: Any, keys: Sequence[Key], end: float | None = None) -> None:
+def drain(
+    lock: ContextManager, wait: Callable[..., Any], keys: Sequence[Key], end: float | None = None
+) -> None:
     """Wait until all rounds that are closed are reduced, and all pulls done that are ready.
 
     Parameters
     ----------
-    engine : Engine
+    lock : lock
+        The engine's, under which the keys change.
+    wait : callable
+        Its method `wait`.
     keys : list of Key
     end : float, optional
         The time of ``time.monotonic()`` until which it waits.
@@ -32,18 +37,18 @@ def drain(engine: Any, keys: Sequence[Key], end: float | None = None) -> None:
     """
     for key in keys:
         while True:
-            with engine.lock:
+            with lock:
                 left = [each for each in (*key.queue, *key.queued) if not each.is_done]
             if not left:
                 break
             try:
-                engine.wait(left[0], None if end is None else max(0.0, end - time.monotonic()))
+                wait(left[0], None if end is None else max(0.0, end - time.monotonic()))
             except OutOfTurn:  # in a callback or an updater
                 break
 
 
 def cancel(lanes: Lanes, keys: Sequence[Key]) -> None:
-    """Fail all that has not begun; under the lock."""
+    """Fail all that has not begun. The caller holds the lock."""
     dropped = StoreClosed("the store was closed before this was done.")
     for lane in lanes.all:
         for _, _, task in lane.heap:

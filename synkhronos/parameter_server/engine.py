@@ -450,8 +450,8 @@ class Engine:
                 key.round.finish(error)
 
     def drain(self, keys: Sequence[Key]) -> None:
-        """Wait until all rounds that are closed are reduced, and all pulls done that are ready."""
-        ending.drain(self, keys)
+        """Wait as `ending.drain` does."""
+        ending.drain(self.lock, self.wait, keys)
 
     def close(self, keys: Sequence[Key], drain: bool, timeout: float) -> None:
         """Finish what can be finished, or drop it; fail the rest, and end all threads.
@@ -467,7 +467,7 @@ class Engine:
         late = None
         try:
             if drain:
-                ending.drain(self, keys, end)
+                ending.drain(self.lock, self.wait, keys, end)
         except RoundTimeout as error:
             late = error
         finally:

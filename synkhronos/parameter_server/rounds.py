@@ -214,7 +214,7 @@ class Key:
         return [slot.device for slot, part in zip(self.slots, parts) if part is None]
 
     def fail_pulls(self, error: BaseException, version: int | None = None) -> None:
-        """Fail the pulls that wait, or those that need one round."""
+        """Fail the pulls that wait; with a version, those that need that round."""
         waiting, self.waiting = self.waiting, []
         for pull in waiting:
             if version is None or pull.needed == version:

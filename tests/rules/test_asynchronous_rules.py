@@ -81,7 +81,7 @@ def test_elastic_steps_of_one_worker(model, tmp_path):
 
 
 @pytest.mark.parametrize("learning_rate_rule", ["adagrad", "constant"])
-@pytest.mark.slow("runs of mpirun")
+@pytest.mark.sample(1)
 def test_pushed_updates_of_one_worker(model, tmp_path, learning_rate_rule):
     """In Theano-MPI ASGD was a stub."""
     settings = {**SETTINGS, "mu": 0.0, "eta": 0.0}

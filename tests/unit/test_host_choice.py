@@ -95,7 +95,7 @@ def test_this_process_has_a_host_that_it_has_imported():
 
     name = choice.choose()
     assert _host.library.__name__.split(".")[0] in (name, "theano")
-    assert choice.is_for_theano() == (name == "theano")
+    assert choice.needs_cures() == (name == "theano")
 
 
 def test_a_module_without_a_spec_counts_as_installed(monkeypatch):

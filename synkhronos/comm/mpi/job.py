@@ -9,13 +9,13 @@ from typing import List, Optional, Tuple
 
 import numpy as np
 
-from synkhronos._host import choice
+from synkhronos._host import choice, pythons
 from synkhronos.errors import SessionError
 
 # Each names the number of processes of a job: Open MPI, MPICH and Intel MPI, Slurm's steps.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 _LIBRARY = "library"
-TITLES = ("host", "Synkhronos", _LIBRARY, "NumPy", "Python")  # of the facts
+COLUMNS = ("host", "Synkhronos", _LIBRARY, "NumPy", "Python")  # of the facts
 
 
 @dataclass(frozen=True)
@@ -101,12 +101,12 @@ def facts() -> Tuple[str, ...]:
     try:
         host = choice.choose()
     except (ImportError, ValueError):  # `synkhronos info` says so
-        host = "theano"
-    for package in ("synkhronos", host):
+        host = "theano" if pythons.is_for_theano() else "pytensor"
+    for package, otherwise in (("synkhronos", "(a source tree)"), (host, "(not installed)")):
         try:
             versions.append(metadata.version(package))
         except metadata.PackageNotFoundError:
-            versions.append("(a source tree)")
+            versions.append(otherwise)
     versions[-1] = f"{choice.TITLES[host]} {versions[-1]}"
     return (socket.gethostname(), *versions, np.__version__, platform.python_version())
 
@@ -164,7 +164,7 @@ def plan(link, wish, own_devices, master_rank, threads, profile, compress) -> Pl
 
 def _disagreement(rows):
     """Return the message for machines with different versions: a table."""
-    rows = with_titles(TITLES, rows)
+    rows = with_titles(COLUMNS, rows)
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return (

@@ -118,7 +118,7 @@ class Evaluator:
 
     def _make_locks(self):
         self._lock = threading.RLock()  # nutpie evaluates in several threads
-        self._inside = threading.Lock()  # held in an evaluation
+        self._inside = threading.Lock()  # held in an evaluation: a flag could stay after a Ctrl-C
 
     def _forget(self):
         self._session = None

@@ -107,7 +107,7 @@ def check_theano(facts: dict, error: str) -> Check:
     if "theano" not in facts:
         missing = "No module named 'theano'" in error
         advice = (
-            "pip install Theano==1.0.5, or install synkhronos with pip, which brings it"
+            pythons.advice("Theano", "pip install Theano==1.0.5")
             if missing
             else f"if THEANO_FLAGS or .theanorc are not the cause, {REINSTALL}"
         )

@@ -20,7 +20,7 @@ from synkhronos.tools import launch
 
 _SECONDS = 120
 _MARK = "synkhronos-machine "
-_COLUMNS = ("machine", *job.TITLES, "cores", "devices")
+_COLUMNS = ("machine", *job.COLUMNS, "cores", "devices")
 _VERSIONS = slice(2, 6)  # of a row: what must be the same everywhere
 
 

@@ -48,7 +48,7 @@ def check_pytensor(facts: dict, error: str) -> Check:
     if "pytensor" not in facts:
         missing = "No module named 'pytensor'" in error
         advice = (
-            f"{INSTALL}, or install synkhronos with pip, which brings it"
+            pythons.advice("PyTensor", INSTALL)
             if missing
             else f"if PYTENSOR_FLAGS or .pytensorrc are not the cause, {REINSTALL}"
         )

@@ -11,8 +11,8 @@ from typing import Sequence
 OK, MISSING, BROKEN = "ok", "missing", "broken"
 COLOURS = {OK: "\033[32m", MISSING: "\033[33m", BROKEN: "\033[31m"}
 REINSTALL = (
-    "reinstall it in this environment: pip install --force-reinstall . in the folder of "
-    "Synkhronos's source"
+    "reinstall it in this environment: in the folder of Synkhronos's source, "
+    "pip install --force-reinstall ."
 )
 
 
