@@ -25,7 +25,9 @@ from synkhronos._machine.log import log
 # A PyDLL keeps Python's lock in a call: no other thread of Python writes to a block meanwhile.
 _libc = ctypes.PyDLL(None)
 _FAILED = -1
-_ACCESS, _KIND = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+_ALL_PAGES = 0x8000  # MAP_POPULATE: pages that the system adds one by one take twice as long
+_ACCESS = mmap.PROT_READ | mmap.PROT_WRITE
+_KIND = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _ALL_PAGES
 _MAY_MOVE, _FIXED = 1, 2  # flags of mremap
 _SHARES = (
     "no memory for a copy of %s bytes of shared variables: a forked process shares them with its "
