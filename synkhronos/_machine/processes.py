@@ -17,6 +17,7 @@ import time
 import traceback
 import warnings
 
+from synkhronos._machine.private_copies import none_made
 from synkhronos.errors import SessionError
 
 _PR_SET_PDEATHSIG = 1
@@ -199,7 +200,7 @@ class ForkedProcess:
         # mask, and unblocks the signals itself: see leave_signals_to_parent.
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, _handled() | {signal.SIGINT})
         try:
-            with _logging_held(), warnings.catch_warnings():
+            with _logging_held(), none_made(), warnings.catch_warnings():
                 # Python 3.12 and later warn if there are threads, such as those of a BLAS. The
                 # child takes no lock that another thread may have held: only logging's, see there.
                 warnings.simplefilter("ignore", DeprecationWarning)

@@ -37,6 +37,7 @@ from typing import Dict, NamedTuple, Optional, Tuple
 import numpy as np
 import posix_ipc
 
+from synkhronos._machine import private_copies
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.processes import (
     number_in_proc,
@@ -123,6 +124,10 @@ class Segment:
     def array(self, dtype, shape, offset=0) -> np.ndarray:
         """Return a view, which keeps the memory mapped for as long as it exists."""
         return np.ndarray(shape, dtype, self._memory, offset)
+
+    def copy_for_children(self) -> None:
+        """Give processes that the script forks a copy, as of private memory."""
+        private_copies.copy_for_children(self._memory)
 
     def reference(self, dtype, shape) -> ArrayRef:
         """Return the reference that stands for ``array(dtype, shape)`` in messages."""

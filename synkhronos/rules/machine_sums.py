@@ -48,6 +48,7 @@ class MachineSums:
         """Return an array for values to sum; all ranks must allocate the same."""
         local, problem, attached = self._local, None, []
         own = self._segments.create(max(1, size * np.dtype(dtype).itemsize))
+        own.copy_for_children()  # values of variables may lie there
         for rank, ref in enumerate(local.allgather(own.ref)):
             try:
                 attached.append(own if rank == local.rank else Segment.attach(ref))

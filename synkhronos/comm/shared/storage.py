@@ -19,7 +19,7 @@ what is written to the variable, as in Theano, until the variable has another ar
 Lifetimes: a region that this rank replaces stays readable until its next command, because other
 ranks may still read it in this one: see `Storage.begin`. The memory of a segment is freed when the
 last region in it has gone, with all views. Views of other ranks' regions are valid as long as
-`version` stays the same.
+`version` stays the same. A process that the script forks has a copy of this rank's values.
 
 A log holds the present places, not events: a rank that has missed an entry, because a call failed,
 reads it in the next call.
@@ -253,6 +253,8 @@ class Storage:
                     self._retired.append(region)  # before `_own` loses it: others may read it
         if sizes:
             segment, begin = self._memory.create(sum(sizes.values())), 0
+            if not sizes.keys().isdisjoint(self._worker.variables):
+                segment.copy_for_children()
             for key, nbytes in sizes.items():
                 self._own[key] = _Region(segment, begin, nbytes)
                 begin += nbytes
