@@ -57,8 +57,8 @@ def fork(
     master_rank : int
         The rank of this process, from 0 to ``n_parallel - 1``.
     profile_workers : bool
-        If true, each worker writes a cProfile, ``synk_worker_<rank>.prof``, into the working
-        directory when the session is closed.
+        If true, each worker writes a cProfile, ``synk_worker_<rank>.prof``, when the session is
+        closed, into the folder that was the working directory in ``fork()``.
     max_n_var, max_dim : int
         Ignored: there is no limit on the number of variables or dimensions any more.
     devices : list of str, optional

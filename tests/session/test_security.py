@@ -430,6 +430,16 @@ def test_modules_in_the_working_folder_are_not_run(tmp_path, monkeypatch):
     assert not (tmp_path / "ran").exists()
 
 
+def test_another_interpreter_runs_under_pythonsafepath(tmp_path, monkeypatch):
+    (tmp_path / "json.py").write_text("raise AssertionError")
+    monkeypatch.chdir(tmp_path)
+    for value in ("", "1"):  # the path of 1 has no working folder to leave out
+        monkeypatch.setenv("PYTHONSAFEPATH", value)
+        command = devices.python_command("import json\nprint('' in sys.path, *sys.argv[1:])", "x")
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.stdout, done.stderr) == ("False x\n", "")
+
+
 def test_a_theanorc_takes_no_file_or_link_that_is_there(tmp_path, capsys):
     path, other = tmp_path / "theanorc", tmp_path / "other"
     path.symlink_to(other)  # to nothing: a plain open would make what it points to
