@@ -5,7 +5,6 @@ The master has a Worker too, and runs the same commands with it; it doesn't use 
 
 import cProfile
 import gc
-import marshal
 import os
 import signal
 
@@ -101,11 +100,10 @@ class Worker:
         path = os.path.join(folder, f"synk_worker_{self.rank}.prof")
         profiler = cProfile.Profile()
         profiler.runcall(self._loop)
-        profiler.create_stats()
         try:
             # A link at this name is not followed: others may write to the folder.
             with NewFile(path, follow=False) as file:
-                marshal.dump(profiler.stats, file)
+                profiler.dump_stats(os.dup(file.fileno()))  # it closes what it writes to
         except OSError as error:
             log.error("%s was not saved: %s", path, sentence(error))
 

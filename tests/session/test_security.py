@@ -108,8 +108,9 @@ def test_a_name_that_is_there_is_not_used(monkeypatch, tmp_path, kind):
     other.write_text("kept")
     path.write_text("kept") if kind == "file" else path.symlink_to(other)
     try:
-        with pytest.raises(shared_memory.posix_ipc.ExistentialError):
+        with pytest.raises(OSError, match=r"^/dev/shm: ") as error:
             shared_memory.Segments().create(10)
+        assert isinstance(error.value.__cause__, shared_memory.posix_ipc.ExistentialError)
         assert path.read_text() == other.read_text() == "kept"
     finally:
         path.unlink()
