@@ -93,8 +93,8 @@ def _lack_of_descriptors_or_addresses_explained():
         if error.errno == errno.ENFILE:
             whose = "This machine has no file descriptor left"
         raise SharedMemoryFull(
-            f"{whose}. Each Data takes two in the master and one in a worker, and so does all "
-            "else in shared memory. Free some Data (free_memory()), or raise the limit "
+            f"{whose}. Each Data takes two in the master and one in a worker; shared variables take "
+            "few, many together. Free some Data (free_memory()), or raise the limit "
             "(ulimit -n) and start again."
         ) from error
 
@@ -115,11 +115,12 @@ class SegmentRef(NamedTuple):
 
 
 class ArrayRef(NamedTuple):
-    """Stands in messages for an array that begins where its segment begins."""
+    """Stands in messages for an array in a segment."""
 
     segment: SegmentRef
     dtype: str
     shape: Tuple[int, ...]
+    offset: int = 0  # bytes from the begin of the segment
 
 
 class Segment:
@@ -155,9 +156,9 @@ class Segment:
         """Return a view, which keeps the memory mapped for as long as it exists."""
         return np.ndarray(shape, dtype, self._memory, offset)
 
-    def reference(self, dtype, shape) -> ArrayRef:
-        """Return the reference that stands for ``array(dtype, shape)`` in messages."""
-        return ArrayRef(self.ref, np.dtype(dtype).str, tuple(shape))
+    def reference(self, dtype, shape, offset=0) -> ArrayRef:
+        """Return the reference that stands for ``array(dtype, shape, offset)`` in messages."""
+        return ArrayRef(self.ref, np.dtype(dtype).str, tuple(shape), offset)
 
     @property
     def is_freed(self) -> bool:
