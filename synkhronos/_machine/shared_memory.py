@@ -93,8 +93,8 @@ def _lack_of_descriptors_or_addresses_explained():
         if error.errno == errno.ENFILE:
             whose = "This machine has no file descriptor left"
         raise SharedMemoryFull(
-            f"{whose}. Each Data takes two in the master and one in a worker; shared variables take "
-            "few, many together. Free some Data (free_memory()), or raise the limit "
+            f"{whose}. Each Data takes two in the master and one in a worker; shared variables "
+            "share a few. Free some Data (free_memory()), or raise the limit "
             "(ulimit -n) and start again."
         ) from error
 
