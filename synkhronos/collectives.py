@@ -87,13 +87,15 @@ def broadcast(
         objects = [v for v in variables if not _host.is_array_variable(v)]
         arrays = [v for v in variables if _host.is_array_variable(v)]
         keys = dict(zip(variables, session.registry.keys_of(variables)))
+        new = {}
         for variable, value in zip(variables, collective.copy_borrowed(session, given)):
             if value is None:
                 continue
             if variable in objects:
                 _host.replace_object(variable, copy.deepcopy(value))
             else:
-                commands.assign(session.worker, keys[variable], value)
+                new[keys[variable]] = value
+        commands.assign_all(session.worker, tuple(new), new.values(), [None] * len(new))
         if arrays:
             array_keys = tuple(keys[variable] for variable in arrays)
             command = commands.Broadcast(array_keys, session.master_rank, nccl)

@@ -16,7 +16,8 @@ from synkhronos._calls.check import number_of_calls, of_environment
 from synkhronos._machine.devices import default_threads, resolve
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log
-from synkhronos._machine.processes import check_proc, take_standard_streams
+from synkhronos._machine.processes import take_standard_streams
+from synkhronos._machine.shared_memory import check_sharing
 from synkhronos._master.current import Current as _Current
 from synkhronos._master.current import current
 from synkhronos._master.session import Session
@@ -24,6 +25,9 @@ from synkhronos._wording import count, shown, truth, whole_number
 from synkhronos.comm.mpi import job
 from synkhronos.comm.transports import make_gate_of_machines
 from synkhronos.errors import SessionError
+
+# Imported already when status() is called: later no descriptor may be left to read a file.
+from synkhronos.profiling import status as _status  # noqa: F401
 
 _MOST_THREADS = (1 << 31) - 1  # BLAS and OpenMP take the number as a C int
 
@@ -57,8 +61,8 @@ def fork(
     master_rank : int
         The rank of this process, from 0 to ``n_parallel - 1``.
     profile_workers : bool
-        If true, each worker writes a cProfile, ``synk_worker_<rank>.prof``, into the working
-        directory when the session is closed.
+        If true, each worker writes a cProfile, ``synk_worker_<rank>.prof``, when the session is
+        closed, into the folder that was the working directory in ``fork()``.
     max_n_var, max_dim : int
         Ignored: there is no limit on the number of variables or dimensions any more.
     devices : list of str, optional
@@ -100,8 +104,8 @@ def fork(
     Raises
     ------
     SessionError
-        When there is a session already and `restart` is false, or this process has opened a device.
-        It is a RuntimeError.
+        When there is a session already and `restart` is false, this process has opened a device, or
+        ranks could not share memory. It is a RuntimeError.
     TypeError, ValueError
         For arguments of the wrong kind, and arguments that contradict each other.
     ImportError
@@ -131,7 +135,7 @@ def fork(
         _host.refuse_open_device()
         n_here = len(names)
         if n_here > 1 or _Current.link is not None:
-            check_proc()
+            check_sharing()
         if set(names) != {"cpu"}:
             _host.import_device_backend()
         threads = (

@@ -7,7 +7,6 @@ from synkhronos._arithmetic import blocks
 from synkhronos._arithmetic.conversion import as_array
 from synkhronos._arithmetic.selection import select_rows
 from synkhronos._host.choice import advice
-from synkhronos._master.staging import StagedInput
 from synkhronos._rank import commands
 from synkhronos._wording import count, sentence, shown
 from synkhronos.inputs import Data
@@ -203,40 +202,25 @@ def assign(session, name, variables, values, batch, rank):
     if rank == session.master_rank:
         # The master's own variables need no command, and values no other copy in shared memory.
         values = copy_borrowed(session, values)
-        for key, value, selection in zip(keys, values, selections):
-            commands.assign(session.worker, key, np.asarray(value), selection)
+        commands.assign_all(session.worker, keys, map(np.asarray, values), selections)
         return None
-    staged = []
+    plain = [value for value in values if not isinstance(value, Data)]
+    plain += [rows for rows in selections if not _is_sent(rows)]
     try:
-        refs = tuple(_stage(session, staged, value) for value in values)
-        sent = tuple(_send_rows(session, staged, selection) for selection in selections)
+        # Valid until the next collective, which overwrites the copies.
+        staged = iter(session.staged.put(plain))
+        refs = tuple([v._ref(session) if isinstance(v, Data) else next(staged) for v in values])
+        sent = tuple([rows if _is_sent(rows) else next(staged) for rows in selections])
         command = commands.Assign(keys, refs, sent, rank)
         session.run(command)
         return command
     finally:
         # After a Ctrl-C workers may still read the values: the session then keeps the memory that
         # is dropped here until they have left the call.
-        for slot in staged:
-            if slot in session.staged and session.staged[slot].nbytes > _KEPT_BYTES:
-                del session.staged[slot]
+        if session.staged.nbytes > _KEPT_BYTES:
+            session.staged.clear()
 
 
-def _stage(session, staged, value):
-    """Return a reference to a value; copy a plain one to shared memory, note its slot in `staged`.
-
-    The reference to a plain value is valid until the next collective: it overwrites the copy.
-    """
-    if isinstance(value, Data):
-        return value._ref(session)
-    slot = len(staged), value.dtype, value.ndim
-    staged.append(slot)
-    if slot not in session.staged:
-        session.staged[slot] = StagedInput(session, value.dtype, value.ndim)
-    return session.staged[slot].put(value)
-
-
-def _send_rows(session, staged, rows):
-    """Return rows as a command holds them: None for all, a range, or a reference to indices."""
-    if rows is None or isinstance(rows, range):
-        return rows
-    return _stage(session, staged, rows)
+def _is_sent(rows):
+    """Return whether a command holds these rows themselves: all (None), or a range."""
+    return rows is None or isinstance(rows, range)

@@ -93,9 +93,10 @@ def python_command(code: str, *arguments: str) -> list[str]:
     """Return the command that runs code in another interpreter.
 
     The interpreter imports nothing from the working folder. ``-c`` would put that first on the
-    path, and a ``json.py`` in it would run in place of Python's.
+    path, and a ``json.py`` in it would run in place of Python's. PYTHONSAFEPATH leaves it out, too.
     """
-    return [sys.executable, "-c", f"import sys; sys.path.remove('')\n{code}", *arguments]
+    leave_out = "import sys\nif '' in sys.path: sys.path.remove('')\n"
+    return [sys.executable, "-c", leave_out + code, *arguments]
 
 
 def probe(kind: str, timeout: float = 60.0) -> tuple[int, str]:

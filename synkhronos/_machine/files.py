@@ -13,11 +13,16 @@ from synkhronos._wording import shown
 class NewFile:
     """A context: a file beside `path` to write to, which takes its place at the end of the block.
 
-    An exception in the block removes the file, and leaves what was there.
+    An exception in the block removes the file, and leaves what was there. A link at `path` stays,
+    and the file that it points to is replaced; without `follow` the link is replaced.
     """
 
-    def __init__(self, path):
-        self._path = os.path.realpath(path)  # through links: they stay
+    def __init__(self, path, follow=True):
+        if follow:
+            self._path = os.path.realpath(path)
+        else:
+            folder, name = os.path.split(path)
+            self._path = os.path.join(os.path.realpath(folder), name)
         folder, name = os.path.split(self._path)
         self._folder = folder
         self._written = os.path.join(folder, f".{name}.{secrets.token_hex(4)}")
@@ -33,7 +38,7 @@ class NewFile:
                     file.flush()
                     os.fsync(file.fileno())
             if kind is None:
-                if os.path.exists(self._path):
+                if os.path.exists(self._path) and not os.path.islink(self._path):
                     shutil.copymode(self._path, self._written)
                 os.replace(self._written, self._path)
                 self._keep_name()

@@ -21,6 +21,8 @@ from synkhronos._machine.private_copies import none_made
 from synkhronos.errors import SessionError
 
 _PR_SET_PDEATHSIG = 1
+_PR_GET_DUMPABLE = 3
+_CAP_SYS_PTRACE = 19
 # Their default is to end a process; a script may get a handler for one after the fork.
 _OF_BATCH_SYSTEMS = {signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 
@@ -105,6 +107,17 @@ def check_proc() -> None:
             f"fork() needs a /proc that shows this process, because ranks open the memory of one "
             f"another there: {error}. Mount one: mount -t proc proc /proc, or unshare --mount-proc."
         ) from error
+
+
+def is_closed_to_others() -> bool:
+    """Return whether the system refuses this process's /proc/<pid>/fd to processes of its user.
+
+    It does after a change of the user (setuid), and in a program with capabilities of its own.
+    """
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is None or prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0) == 1:
+        return False
+    return not _mask_in_status("CapEff") >> _CAP_SYS_PTRACE & 1
 
 
 def this_machine() -> str:
@@ -269,9 +282,14 @@ def _handled():
 
 def _caught():
     """Return the signals that have a handler in Python or in C, such as that of faulthandler."""
-    with open("/proc/self/status") as status:
-        [mask] = [int(line.split()[1], 16) for line in status if line.startswith("SigCgt:")]
+    mask = _mask_in_status("SigCgt")
     return {signum for signum in signal.valid_signals() if mask >> (signum - 1) & 1}
+
+
+def _mask_in_status(name):
+    with open("/proc/self/status") as status:
+        [mask] = [int(line.split()[1], 16) for line in status if line.startswith(f"{name}:")]
+    return mask
 
 
 def join_all(processes, seconds: float) -> None:

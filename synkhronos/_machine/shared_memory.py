@@ -40,31 +40,62 @@ import posix_ipc
 from synkhronos._machine import private_copies
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.processes import (
+    check_proc,
+    is_closed_to_others,
     number_in_proc,
     proc_has_our_numbers,
     take_standard_streams,
 )
-from synkhronos.errors import SharedMemoryFull
+from synkhronos.errors import SessionError, SharedMemoryFull
 
 SHARED_MEMORY = "/dev/shm"
 
 _serials = itertools.count()
 
 
+def check_sharing() -> None:
+    """Raise SessionError if this process and those that it forks can't share memory."""
+    check_proc()
+    if is_closed_to_others():
+        raise SessionError(
+            "fork() can't let ranks open the memory of one another: this process has changed its "
+            "user, or runs with capabilities, and so the system refuses its /proc/<pid>/fd to "
+            "other processes. Change the user before Python starts (setpriv, su, sudo -u), or call "
+            "prctl(PR_SET_DUMPABLE, 1)."
+        )
+    try:
+        segment = Segments().create(1)
+        Segment.attach(segment.ref)
+    except SharedMemoryFull:
+        return  # there may be room later
+    except OSError as error:
+        raise SessionError(
+            f"fork() can't make shared memory and open it again: {error}. It takes a tmpfs on "
+            f"{SHARED_MEMORY} that this user may write to, and a /proc that shows open files; "
+            "`synkhronos info` checks them."
+        ) from error
+
+
 @contextlib.contextmanager
-def _lack_of_descriptors_explained():
-    """Raise SharedMemoryFull, with advice, in place of an OSError for lack of descriptors."""
+def _lack_of_descriptors_or_addresses_explained():
+    """Raise SharedMemoryFull, with advice, in place of an OSError for lack of either."""
     try:
         yield
     except OSError as error:
+        if error.errno == errno.ENOMEM:
+            raise SharedMemoryFull(
+                "This process can't map more memory: it has no address left (ulimit -v), or too "
+                "many maps (sysctl vm.max_map_count). Free some Data (free_memory()), or raise "
+                "the limit and start again."
+            ) from error
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
         whose = f"This process has no file descriptor left of its {_limit():,}"
         if error.errno == errno.ENFILE:
             whose = "This machine has no file descriptor left"
         raise SharedMemoryFull(
-            f"{whose}. Each Data takes two in the master and one in a worker, and so does all "
-            "else in shared memory. Free some Data (free_memory()), or raise the limit "
+            f"{whose}. Each Data takes two in the master and one in a worker; shared variables "
+            "share a few. Free some Data (free_memory()), or raise the limit "
             "(ulimit -n) and start again."
         ) from error
 
@@ -85,11 +116,12 @@ class SegmentRef(NamedTuple):
 
 
 class ArrayRef(NamedTuple):
-    """Stands in messages for an array that begins where its segment begins."""
+    """Stands in messages for an array in a segment."""
 
     segment: SegmentRef
     dtype: str
     shape: Tuple[int, ...]
+    offset: int = 0  # bytes from the begin of the segment
 
 
 class Segment:
@@ -129,9 +161,9 @@ class Segment:
         """Give processes that the script forks a copy, as of private memory."""
         private_copies.copy_for_children(self._memory)
 
-    def reference(self, dtype, shape) -> ArrayRef:
-        """Return the reference that stands for ``array(dtype, shape)`` in messages."""
-        return ArrayRef(self.ref, np.dtype(dtype).str, tuple(shape))
+    def reference(self, dtype, shape, offset=0) -> ArrayRef:
+        """Return the reference that stands for ``array(dtype, shape, offset)`` in messages."""
+        return ArrayRef(self.ref, np.dtype(dtype).str, tuple(shape), offset)
 
     @property
     def is_freed(self) -> bool:
@@ -171,10 +203,10 @@ class Segments:
         Raises
         ------
         SharedMemoryFull
-            When the machine has no room for it, or no descriptor.
+            When the machine has no room for it, or this process no descriptor or address.
         """
         nbytes = max(nbytes, 1)
-        with _lack_of_descriptors_explained(), interrupts_held():
+        with _lack_of_descriptors_or_addresses_explained(), interrupts_held():
             # A Ctrl-C before the finalizer exists would lose the descriptor and the memory.
             owner = number_in_proc()
             fd = _reserve(nbytes)
@@ -203,7 +235,7 @@ class Segments:
     def open(self, ref: SegmentRef) -> Segment:
         """Map the segment of another rank. It is not cached here: the caller keeps it alive."""
         try:
-            with _lack_of_descriptors_explained():
+            with _lack_of_descriptors_or_addresses_explained():
                 return Segment.attach(ref)
         except OSError:
             self._on_lost()
@@ -286,9 +318,12 @@ def _open_unnamed() -> int:
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.EISDIR, errno.EOPNOTSUPP, errno.EINVAL):
             raise
-    created = posix_ipc.SharedMemory(
-        "/synkhronos-" + secrets.token_hex(16), posix_ipc.O_CREX, mode=0o600
-    )
+    try:
+        created = posix_ipc.SharedMemory(
+            "/synkhronos-" + secrets.token_hex(16), posix_ipc.O_CREX, mode=0o600
+        )
+    except posix_ipc.Error as error:  # it is no OSError, and does not say where
+        raise OSError(f"{SHARED_MEMORY}: {error}") from error
     created.unlink()  # a SIGKILL between these two lines leaves the segment in /dev/shm
     return created.fd
 

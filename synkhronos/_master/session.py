@@ -18,6 +18,7 @@ from synkhronos._machine.processes import ForkedProcess, join_all, kill_all
 from synkhronos._master.changes import Changes
 from synkhronos._master.registry import Garbage, Registry
 from synkhronos._master.repeated import Repeated
+from synkhronos._master.staging import StagedArrays
 from synkhronos._rank import commands
 from synkhronos._rank.worker import Worker, be_worker
 from synkhronos.comm.transports import make_gate
@@ -62,7 +63,7 @@ class Session:
         self.pids = []  # of all ranks, in rank order
         self.garbage = Garbage()
         self._answers = {}
-        self.staged = {}  # shared memory that collectives keep for plain values
+        self.staged = StagedArrays(self)  # memory that collectives keep for plain values
         self.repeated = Repeated()
         self.told_unequal = weakref.WeakSet()  # variables that `save` has warned of
         self.recording = None  # a Recording while a profile is on

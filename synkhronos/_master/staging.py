@@ -11,6 +11,8 @@ from synkhronos._rank import commands
 from synkhronos._wording import shown
 from synkhronos.comm import Block, Memory, Reference
 
+_ALIGN = 64  # bytes of a cache line
+
 
 class _State(NamedTuple):
     """The state of a growing array, replaced as a whole: a Ctrl-C leaves the old or the new one."""
@@ -110,6 +112,56 @@ class StagedInput:
             store.resize(array.shape, keep=False)
         store.array[...] = array
         return store.ref
+
+
+class StagedArrays:
+    """Memory for the plain arrays of one call, which is kept for the next call.
+
+    They lie in one block, because each block takes descriptors. A worker reads them in a call only,
+    so the next call may overwrite them.
+    """
+
+    def __init__(self, session):
+        self._session = session
+        self.clear()
+
+    def clear(self):
+        """Drop the memory; it is freed when no view of it is left."""
+        self._block, self.nbytes = None, 0
+        self._layout, self._arrays, self._references = None, [], []
+
+    def put(self, arrays):
+        """Copy arrays in; return the references to them for commands."""
+        recorder = self._session.worker.recorder
+        if recorder is None:
+            return self._copy(arrays)
+        with recorder.span("stage") as span:
+            references = self._copy(arrays)
+            span.moved(*arrays)
+            return references
+
+    def _copy(self, arrays):
+        layout = [(array.dtype, array.shape) for array in arrays]
+        if layout != self._layout:
+            self._lay_out(layout)
+        for target, array in zip(self._arrays, arrays):
+            target[...] = array
+        return self._references
+
+    def _lay_out(self, layout):
+        self._layout = None  # a Ctrl-C before the last line leaves no layout
+        begins, end = [], 0
+        for dtype, shape in layout:
+            begins.append(end)
+            end += -(-dtype.itemsize * math.prod(shape) // _ALIGN) * _ALIGN
+        if self._block is None or end > self.nbytes:
+            self.clear()
+            self._block = self._session.comm.memory.create(end)
+            self.nbytes = end
+        places = [(*each, begin) for each, begin in zip(layout, begins)]
+        self._arrays = [self._block.array(*place) for place in places]
+        self._references = [self._block.reference(*place) for place in places]
+        self._layout = layout
 
 
 def send_objects(session, keys, objects, rank=None) -> None:

@@ -198,16 +198,22 @@ class Assign:
         """Copy this rank's rows."""
         if self.rank not in (None, worker.rank):
             return
-        for key, ref, selection in zip(self.keys, self.values, self.selections):
-            rows = None if selection is None else unpack(worker, selection)
-            if self.rank is None:
-                n_rows = ref.shape[0] if rows is None else len(rows)
-                begin, end = partition.share(n_rows, worker.n_ranks, worker.rank)
-                rows = range(begin, end) if rows is None else rows[begin:end]
+        every = [self._rows(worker, *each) for each in zip(self.values, self.selections)]
+        _make_room(worker, self.keys, self.values, every)
+        for key, ref, rows in zip(self.keys, self.values, every):
             if worker.comm.memory.is_near:
                 assign(worker, key, worker.fetch(ref), rows)
             else:
                 assign(worker, key, worker.fetch(ref, rows))
+
+    def _rows(self, worker, ref, selection):
+        """Return the rows of a value that this rank takes; None for all."""
+        rows = None if selection is None else unpack(worker, selection)
+        if self.rank is not None:
+            return rows
+        n_rows = ref.shape[0] if rows is None else len(rows)
+        begin, end = partition.share(n_rows, worker.n_ranks, worker.rank)
+        return range(begin, end) if rows is None else rows[begin:end]
 
 
 def assign(worker, key, array, rows=None):
@@ -222,6 +228,23 @@ def assign(worker, key, array, rows=None):
             span.moved(array)
         else:
             span.moved_rows(array, len(rows))
+
+
+def assign_all(worker, keys, arrays, every):
+    """Copy an array, or some of its rows, into each of several shared variables."""
+    arrays = list(arrays)
+    _make_room(worker, keys, arrays, every)
+    for key, array, rows in zip(keys, arrays, every):
+        assign(worker, key, array, rows)
+
+
+def _make_room(worker, keys, values, every):
+    if len(keys) > 1:
+        shapes = [
+            value.shape if rows is None else (len(rows), *value.shape[1:])
+            for value, rows in zip(values, every)
+        ]
+        worker.comm.variables.make_room(dict(zip(keys, shapes)))
 
 
 @dataclass(frozen=True)

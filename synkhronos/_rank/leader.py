@@ -13,7 +13,8 @@ from synkhronos import _host
 from synkhronos._machine.devices import default_threads, resolve
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log
-from synkhronos._machine.processes import ForkedProcess, check_proc, join_all, kill_all
+from synkhronos._machine.processes import ForkedProcess, join_all, kill_all
+from synkhronos._machine.shared_memory import check_sharing
 from synkhronos._rank import commands
 from synkhronos._rank.outputs import combine_of_machine
 from synkhronos._rank.worker import Worker, be_worker
@@ -53,7 +54,7 @@ def serve(link) -> int:
 def _offer(wish):
     """Return the devices of this machine for a session, or what is in the way."""
     try:
-        check_proc()
+        check_sharing()
         # As in fork(). It also loads the BLAS, whose threads can't be limited before.
         _host.refuse_open_device()
         return resolve(wish.n_parallel, wish.use_gpu, wish.devices), None

@@ -11,10 +11,11 @@ import signal
 from synkhronos import _host
 from synkhronos._machine.allocator import keep_freed_memory
 from synkhronos._machine.devices import kind, limit_threads
+from synkhronos._machine.files import NewFile
 from synkhronos._machine.log import log, name_rank
 from synkhronos._machine.processes import leave_signals_to_parent
 from synkhronos._rank.outputs import Results
-from synkhronos._wording import count
+from synkhronos._wording import count, sentence
 from synkhronos.comm import Aborted
 from synkhronos.comm.transports import connect
 
@@ -91,11 +92,20 @@ class Worker:
         # arrive here: it ends this process when the master has died.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGIO})
         if profile:
-            profiler = cProfile.Profile()
-            profiler.runcall(self._loop)
-            profiler.dump_stats(f"synk_worker_{self.rank}.prof")
+            self._loop_with_profile(os.getcwd())  # an operation may change the folder later
         else:
             self._loop()
+
+    def _loop_with_profile(self, folder):
+        path = os.path.join(folder, f"synk_worker_{self.rank}.prof")
+        profiler = cProfile.Profile()
+        profiler.runcall(self._loop)
+        try:
+            # A link at this name is not followed: others may write to the folder.
+            with NewFile(path, follow=False) as file:
+                profiler.dump_stats(os.dup(file.fileno()))  # it closes what it writes to
+        except OSError as error:
+            log.error("%s was not saved: %s", path, sentence(error))
 
     def record(self, recorder) -> None:
         """Set the Recorder of this rank; None ends the recording."""

@@ -296,8 +296,8 @@ class Block(Protocol):
     def array(self, dtype: Any, shape: Sequence[int], offset: int = 0) -> np.ndarray:
         """Return a view, which keeps the memory alive for as long as it exists."""
 
-    def reference(self, dtype: Any, shape: Sequence[int]) -> Reference:
-        """Return the reference that stands for ``array(dtype, shape)`` in messages."""
+    def reference(self, dtype: Any, shape: Sequence[int], offset: int = 0) -> Reference:
+        """Return the reference that stands for ``array(dtype, shape, offset)`` in messages."""
 
 
 class Memory(ABC):
@@ -386,6 +386,10 @@ class Variables(ABC):
     @abstractmethod
     def value_of(self, rank: int, key: int) -> np.ndarray:
         """Return, on the master, the value that one rank has exposed: a view, see `values`."""
+
+    @abstractmethod
+    def make_room(self, shapes: Dict[int, Tuple[int, ...]]) -> None:
+        """Make memory, in few blocks, for values of these shapes, which are assigned next."""
 
     @abstractmethod
     def assign(self, key: int, array: np.ndarray, rows: Optional[Rows] = None) -> None:

@@ -99,15 +99,16 @@ class SingleGate(Gate):
 class _Reference:
     """An array in a block. Equal to itself only, so that equal references mean the same array."""
 
-    __slots__ = ("_memory", "dtype", "shape")
+    __slots__ = ("_memory", "dtype", "offset", "shape")
 
-    def __init__(self, memory, dtype, shape):
+    def __init__(self, memory, dtype, shape, offset):
         # Weak: a function keeps the references of its last call, but not the user's memory.
         self._memory, self.dtype, self.shape = weakref.ref(memory), dtype, tuple(shape)
+        self.offset = offset
 
     @property
     def array(self):
-        return np.ndarray(self.shape, self.dtype, self._memory())
+        return np.ndarray(self.shape, self.dtype, self._memory(), self.offset)
 
 
 class _Block:
@@ -122,8 +123,8 @@ class _Block:
     def array(self, dtype, shape, offset=0):
         return np.ndarray(shape, dtype, self._bytes, offset)
 
-    def reference(self, dtype, shape):
-        return _Reference(self._bytes, dtype, shape)
+    def reference(self, dtype, shape, offset=0):
+        return _Reference(self._bytes, dtype, shape, offset)
 
 
 class SingleMemory(Memory):
@@ -172,6 +173,9 @@ class SingleVariables(Variables):
     def value_of(self, rank, key):
         """Return the value; a copy if it is on a device."""
         return _host.to_host(_host.peek(self._worker.variables[key]))
+
+    def make_room(self, shapes):
+        """Return: values have memory of their own."""
 
     def assign(self, key, array, rows=None):
         """Give a variable a copy of an array, or of some of its rows."""

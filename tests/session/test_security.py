@@ -108,8 +108,9 @@ def test_a_name_that_is_there_is_not_used(monkeypatch, tmp_path, kind):
     other.write_text("kept")
     path.write_text("kept") if kind == "file" else path.symlink_to(other)
     try:
-        with pytest.raises(shared_memory.posix_ipc.ExistentialError):
+        with pytest.raises(OSError, match=r"^/dev/shm: ") as error:
             shared_memory.Segments().create(10)
+        assert isinstance(error.value.__cause__, shared_memory.posix_ipc.ExistentialError)
         assert path.read_text() == other.read_text() == "kept"
     finally:
         path.unlink()
@@ -428,6 +429,16 @@ def test_modules_in_the_working_folder_are_not_run(tmp_path, monkeypatch):
     info.check_pygpu()
     assert info.probe_theano()[0]["theano"] == theano.__version__
     assert not (tmp_path / "ran").exists()
+
+
+def test_another_interpreter_runs_under_pythonsafepath(tmp_path, monkeypatch):
+    (tmp_path / "json.py").write_text("raise AssertionError")
+    monkeypatch.chdir(tmp_path)
+    for value in ("", "1"):  # the path of 1 has no working folder to leave out
+        monkeypatch.setenv("PYTHONSAFEPATH", value)
+        command = devices.python_command("import json\nprint('' in sys.path, *sys.argv[1:])", "x")
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.stdout, done.stderr) == ("False x\n", "")
 
 
 def test_a_theanorc_takes_no_file_or_link_that_is_there(tmp_path, capsys):

@@ -387,6 +387,40 @@ def test_profile_workers_writes_a_profile_of_each(tmp_path, monkeypatch):
     assert any("next_command" in key[2] for key in stats.stats)
 
 
+@pytest.mark.parametrize("plant", [os.symlink, os.link], ids=["symlink", "link"])
+def test_profile_workers_follows_no_link_and_no_change_of_the_folder(tmp_path, monkeypatch, plant):
+    import pstats
+
+    folder, other, later = tmp_path / "folder", tmp_path / "other", tmp_path / "later"
+    folder.mkdir(), later.mkdir()
+    other.write_text("kept")
+    plant(other, folder / "synk_worker_1.prof")
+    monkeypatch.chdir(folder)
+    synk.fork(2, profile_workers=True)
+    on_ranks(lambda: os.chdir(later) or 1)
+    works(2)
+    synk.close()
+    assert other.read_text() == "kept" and not list(later.iterdir())
+    [profile] = folder.iterdir()
+    assert profile.name == "synk_worker_1.prof" and not profile.is_symlink()
+    assert pstats.Stats(str(profile)).stats
+
+
+def test_workers_that_can_not_save_their_profile_end_well(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    handler = logging.FileHandler("log")
+    monkeypatch.setattr(logging.getLogger("synkhronos"), "handlers", [handler])
+    (tmp_path / "synk_worker_1.prof").mkdir()
+    synk.fork(2, profile_workers=True)
+    works(2)
+    worker = _session._Current.session._processes[1]
+    synk.close()
+    assert worker.exitcode == 0
+    handler.close()
+    assert "synk_worker_1.prof was not saved: " in (tmp_path / "log").read_text()
+    assert {each.name for each in tmp_path.iterdir()} == {"log", "synk_worker_1.prof"}
+
+
 def test_workers_ignore_sigint_and_obey_sigterm():
     synk.fork(2)
     works(2)

@@ -1,4 +1,4 @@
-"""Sessions in unusual surroundings: no standard streams, and a /proc of other processes."""
+"""Sessions in unusual surroundings: no standard streams, a /proc of other processes, no memory."""
 
 import errno
 import os
@@ -89,10 +89,12 @@ def run(tmp_path, script, form):
     path = tmp_path / "script.py"
     path.write_text(TRY + script)
     command = form.format(python=shlex.quote(sys.executable), script=path)
+    tests = os.path.dirname(os.path.dirname(__file__))
+    folders = os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         ["sh", "-c", command],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(__file__))},
+        env={**os.environ, "PYTHONPATH": folders},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -167,6 +169,112 @@ def test_fork_is_refused_without_a_proc(tmp_path):
     needs("--mount")
     inner = "mount -t tmpfs none /proc && exec {python} {script}"
     run(tmp_path, NO_PROC, unshared("--mount", inner))
+
+
+NO_MEMORY = """
+import synkhronos as synk
+for _ in range(2):
+    try:
+        synk.fork(2)
+    except synk.SessionError as error:
+        assert "fork() can't make shared memory" in str(error), error
+        assert "/dev/shm" in str(error) and "synkhronos info" in str(error), error
+    else:
+        raise AssertionError("it was not refused")
+assert synk.fork(1) == 1
+assert synk.data([1.0]).data.sum() == 1
+synk.close()
+"""
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(
+    "mount",
+    [
+        "mount -t tmpfs -o ro none /dev/shm",
+        "mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3",
+        "mount -t tmpfs none /proc && mkdir /proc/7 && ln -s 7 /proc/self && touch /proc/7/maps "
+        "&& echo 'CapEff: ffffffffffffffff' > /proc/7/status",
+    ],
+    ids=["read-only", "missing", "no open files in proc"],
+)
+def test_fork_is_refused_where_no_memory_can_be_made(tmp_path, mount):
+    needs("--mount")
+    run(tmp_path, NO_MEMORY, unshared("--mount", mount + " && exec {python} {script}"))
+
+
+def test_the_memory_of_systems_without_nameless_files_is_refused_in_words(monkeypatch):
+    class Nowhere:
+        Error, O_CREX = shared_memory.posix_ipc.Error, 0
+
+        def SharedMemory(*_, **__):
+            raise Nowhere.Error("no such place")
+
+    monkeypatch.delattr(os, "O_TMPFILE")
+    monkeypatch.setattr(shared_memory, "posix_ipc", Nowhere)
+    with pytest.raises(synk.SessionError, match="again: /dev/shm: no such place"):
+        synk.fork(2)
+
+
+CLOSED_TO_OTHERS = """
+import ctypes
+import numpy as np
+import theano
+import synkhronos as synk
+s = theano.shared(np.arange(4.0), "s")
+
+def works():
+    assert synk.fork(2) == 2
+    synk.broadcast(s)
+    assert synk.get_value(1, s).sum() == 6
+    synk.close()
+
+works()  # and imports all that another user may not read
+if os.geteuid() == 0:
+    os.setgroups([]), os.setgid(65534), os.setuid(65534)
+else:
+    assert ctypes.CDLL(None).prctl(4, 0, 0, 0, 0) == 0
+try:
+    synk.fork(2)
+except synk.SessionError as error:
+    assert "has changed its user" in str(error) and "PR_SET_DUMPABLE, 1" in str(error), error
+else:
+    raise AssertionError("it was not refused")
+assert ctypes.CDLL(None).prctl(4, 1, 0, 0, 0) == 0
+works()
+"""
+
+
+def test_fork_is_refused_where_ranks_may_not_open_the_memory_of_one_another(tmp_path):
+    run(tmp_path, TRY + CLOSED_TO_OTHERS, "exec {python} {script}")
+
+
+FEW_ADDRESSES = """
+import resource
+import numpy as np
+import synkhronos as synk
+synk.fork(2)
+d = synk.data(np.ones(4))
+with open("/proc/self/statm") as file:
+    used = int(file.read().split()[0]) * resource.getpagesize()
+before = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (used + (50 << 20), before[1]))
+for make in (lambda: synk.data(shape=(16 << 20,), dtype="float64"), lambda: d.set_length(16 << 20)):
+    try:
+        make()
+    except synk.SharedMemoryFull as error:
+        assert "can't map more memory" in str(error) and "ulimit -v" in str(error), error
+    else:
+        raise AssertionError("it was not refused")
+assert d.data.sum() == 4
+resource.setrlimit(resource.RLIMIT_AS, before)
+assert synk.data(shape=(16 << 20,), dtype="int8").data.sum() == 0
+synk.close()
+"""
+
+
+def test_a_lack_of_addresses_is_told_as_a_lack_of_memory(script):
+    script(FEW_ADDRESSES)
 
 
 @pytest.mark.parametrize("n, master", [(2, 0), (3, 1)])

@@ -74,6 +74,17 @@ def test_bench_call_prints_every_figure():
     assert figures["idle_cpu_percent"] < 10
 
 
+@pytest.mark.slow("imports Theano in another process")
+def test_fresh_interpreters_run_no_module_of_the_working_folder(tmp_path, monkeypatch):
+    for name in ("theano", "time", "numpy", "resource"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    assert imports.measure(1, 2)["import theano"]["least"] > 0
+    [where] = compiling._run("import theano, resource; print(theano.__file__)")
+    assert not where.startswith(str(tmp_path))
+    assert not (tmp_path / "ran").exists()
+
+
 def test_the_echo_answers():
     echo = call._Echo()
     try:

@@ -152,7 +152,8 @@ class MachinesVariables(SharedVariables):
         if _host.lives_on_device(variable):
             _host.replace(variable, joined)
         else:
-            self._storage.new_region(key, joined.shape)[...] = joined
+            self._storage.turn((key,))
+            self._storage.new_value(key, joined.shape)[...] = joined
 
     def forget(self, keys):
         """Drop the regions of these variables, and all views."""

@@ -27,7 +27,8 @@ class SharedMemory(shared_memory.Segments, Memory):
         The segment stays mapped until `forget`. A view is valid until the master releases the
         segment, which it does between commands only.
         """
-        array = self.attach(reference.segment).array(reference.dtype, reference.shape)
+        segment, dtype, shape, offset = reference
+        array = self.attach(segment).array(dtype, shape, offset)
         if rows is None:
             return array
         if axis:

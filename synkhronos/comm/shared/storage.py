@@ -96,7 +96,7 @@ class Storage:
         self._own = {}  # key -> region of this rank
         self._unposted = set()  # keys of regions whose places are not in the log yet
         self._retired = []  # regions that this command has replaced
-        self._spares = {}  # key -> the region before the present one, see `new_region`
+        self._spares = {}  # key -> the region before the present one, see `turn`
         self._written = 0, 0  # the generation of this rank's log, and its length
         # rank -> key -> (segment, arrays, place), or the Place until they are first asked for
         self._others = [{} for _ in range(worker.n_ranks)]
@@ -194,10 +194,28 @@ class Storage:
     def _give_up_held(self, key):
         """Give up a region if anything but its variable may use its memory: see the module."""
         region = self._own[key]
+        if region.value is None:
+            return  # `make_room` has made it
         own = _REFERENCES + (_host.peek(self._worker.variables[key]) is region.value)
         if sys.getrefcount(region.value) > own:
             self.version += 1
             self._retired.append(self._own.pop(key))
+
+    def make_room(self, shapes):
+        """Make the regions that `new_value` will need for values of these shapes, in one segment.
+
+        A segment takes two descriptors of its owner. Without this each value would get its own.
+        """
+        layouts = {}
+        for key, shape in shapes.items():
+            variable, region = self._worker.variables[key], self._own.get(key)
+            if region is not None:
+                is_laid_out = region.layout is not None and region.value.shape == shape
+                if is_laid_out and region.value is _host.peek(variable):
+                    continue
+                self._give_up_held(key)
+            layouts[key] = ((np.dtype(variable.dtype).str, tuple(shape)),)
+        self._build(layouts)
 
     def new_value(self, key, shape):
         """Give a variable an array of that shape in its region, uninitialized.
@@ -216,19 +234,19 @@ class Storage:
         _host.replace(variable, self._own[key].value)
         return array
 
-    def new_region(self, key, shape):
-        """Give a variable an array in another region; its present one stays readable. Return it."""
+    def turn(self, keys):
+        """Let variables get their next values in other regions; the present ones stay readable."""
         # No rank reads the region before the present one any more. So a variable that is gathered
         # again and again uses two regions in turns, and takes no new memory, which the system would
         # have to clear.
-        old, spare = self._own.get(key), self._spares.get(key)
-        self._spares[key] = old
-        if spare is None or spare is old or sys.getrefcount(spare.value) > _REFERENCES:
-            self._own.pop(key, None)
-        else:
-            spare.layout = None  # so that its place is posted again
-            self._own[key] = spare
-        return self.new_value(key, shape)
+        for key in keys:
+            old, spare = self._own.get(key), self._spares.get(key)
+            self._spares[key] = old
+            if spare is None or spare is old or sys.getrefcount(spare.value) > _REFERENCES:
+                self._own.pop(key, None)
+            else:
+                spare.layout = None  # so that its place is posted again
+                self._own[key] = spare
 
     def region_of(self, key):
         """Return this rank's region of a key, or None. Without a layout it has no arrays yet."""

@@ -106,6 +106,16 @@ class SharedVariables(Variables):
         self._storage.hear()
         return self._storage.value_of(rank, key)
 
+    def make_room(self, shapes):
+        """Make memory in one segment for values of these shapes that are assigned next."""
+        self._storage.begin()
+        self._make_room(shapes)
+
+    def _make_room(self, shapes):
+        self._storage.make_room(
+            {key: shape for key, shape in shapes.items() if not self._lives_on_device(key)}
+        )
+
     def assign(self, key, array, rows=None):
         """Copy an array, or some of its rows (a range or indices), into this rank's variable."""
         self._storage.begin()
@@ -207,8 +217,10 @@ class SharedVariables(Variables):
                 for target, source in copies:
                     target[...] = source
                 return
-        for key in keys:
-            self._give(key, self._storage.value_of(root, key))
+        values = {key: self._storage.value_of(root, key) for key in keys}
+        self._make_room({key: value.shape for key, value in values.items()})
+        for key, value in values.items():
+            self._give(key, value)
 
     def _plan_copies(self, keys, root):
         """Return pairs (array of this rank, array of the root), or () if not all shapes are equal.
@@ -234,14 +246,19 @@ class SharedVariables(Variables):
         unequal = first_unequal_rows([[value.shape for value in each] for each in values])
         if unequal is not None:
             return unequal
+        shapes = {
+            key: (sum(len(value) for value in each), *each[0].shape[1:])
+            for key, each in zip(keys, values)
+            if not self._lives_on_device(key)
+        }
+        self._storage.turn(shapes)
+        self._storage.make_room(shapes)
         for key, each in zip(keys, values):
-            variable = self._worker.variables[key]
-            if _host.lives_on_device(variable):
+            if key in shapes:
+                np.concatenate(each, out=self._storage.new_value(key, shapes[key]))
+            else:
+                variable = self._worker.variables[key]
                 _host.replace(variable, _host.join_on_device(each, variable.dtype))
-                continue
-            rows = sum(len(value) for value in each)
-            joined = self._storage.new_region(key, (rows, *each[0].shape[1:]))
-            np.concatenate(each, out=joined)
         # The old region stays as it is until the next gather: other ranks may still read it.
         return None
 

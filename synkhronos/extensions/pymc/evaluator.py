@@ -31,8 +31,8 @@ from pytensor.tensor.sharedvar import TensorSharedVariable
 
 from synkhronos._arithmetic.partition import share
 from synkhronos._machine.interrupts import interrupts_held
-from synkhronos._machine.processes import check_proc, take_standard_streams
-from synkhronos._machine.shared_memory import Segments
+from synkhronos._machine.processes import take_standard_streams
+from synkhronos._machine.shared_memory import Segments, check_sharing
 from synkhronos._master.session import Session
 from synkhronos.errors import SessionError, WorkerDied
 from synkhronos.extensions.pymc.terms import Term, first_line, is_float, values_of
@@ -318,7 +318,7 @@ class Evaluator:
             yield _Run(function, arguments, last > first, out)
 
     def _start_session(self):
-        check_proc()
+        check_sharing()
         with interrupts_held():
             take_standard_streams()
             devices = ["cpu"] * self.n_ranks

@@ -4,7 +4,6 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 
 from synkhronos.tools.bench import options
@@ -124,7 +123,7 @@ def measure_sending(args):
 
 def _run(code, *arguments, env=None):
     """Return the words of the last line that a fresh interpreter prints."""
-    command = [sys.executable, "-c", code, *arguments]
+    command = options.interpreter(code, *arguments)
     child = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=env)
     if child.returncode:
         raise SystemExit("an interpreter failed: see above")

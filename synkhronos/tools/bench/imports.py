@@ -3,9 +3,8 @@
 import json
 import statistics
 import subprocess
-import sys
 
-from synkhronos.tools.bench.options import count
+from synkhronos.tools.bench.options import count, interpreter
 
 # One after another in one interpreter: the time of a step is what it adds to the steps before.
 STEPS = {
@@ -60,7 +59,7 @@ def _run(n_ranks):
     """Return pairs (clock, CPU time) between the steps, in seconds, of a fresh interpreter."""
     steps = [f"{step.format(ranks=n_ranks)}; times += now()" for step in STEPS.values()]
     code = "\n".join([NOW, *steps, "print(*times)"])
-    child = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    child = subprocess.run(interpreter(code), stdout=subprocess.PIPE, text=True)
     if child.returncode:
         raise SystemExit("an interpreter failed: see above")
     numbers = list(map(float, child.stdout.splitlines()[-1].split()))

@@ -8,6 +8,15 @@ import sys
 import time
 from pathlib import Path
 
+from synkhronos._machine.devices import python_command
+
+
+def interpreter(code, *arguments):
+    """Return the command that runs code that imports Synkhronos in a fresh interpreter."""
+    # Last on the path: a checkout that is not installed may hold a theano.py.
+    checkout = str(Path(__file__).parents[3])
+    return python_command(f"sys.path.append({checkout!r})\n{code}", *arguments)
+
 
 def count(text):
     """Return the integer that a text gives, at least 1."""
