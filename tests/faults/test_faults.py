@@ -76,7 +76,7 @@ POINTS = [
     ("all_reduce", SharedVariables, "all_reduce", "after"),
     ("reduce", Gate, "meet", "after"),
     ("all_gather", Storage, "values", "before"),
-    ("all_gather", Storage, "new_region", "after"),
+    ("all_gather", Storage, "turn", "after"),
     ("broadcast", Gate, "meet", "before"),
     ("broadcast", SharedVariables, "_give", "before"),
     ("scatter", SharedVariables, "assign", "after"),

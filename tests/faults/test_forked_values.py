@@ -4,7 +4,6 @@ import contextlib
 import json
 import multiprocessing
 import os
-import signal
 import subprocess
 import threading
 
@@ -360,32 +359,3 @@ def test_without_memory_for_a_copy_the_fork_goes_on(monkeypatch, caplog):
         assert Child(lambda: values(w)).go() == [[1.0] * 5]
         [record] = caplog.records
         assert "no memory for a copy of 64 bytes" in record.getMessage()
-
-
-def test_a_handler_that_forks_inside_of_a_fork(monkeypatch):
-    """Each of the two children gets its own copies."""
-    w, found = shared(), []
-    call = private_copies._call
-
-    def fork_once(name, *arguments):
-        result = call(name, *arguments)
-        if name == "memmove" and not found:
-            found.append(None)
-            signal.raise_signal(signal.SIGUSR2)
-        return result
-
-    def answer(*_):
-        found[0] = Child(lambda: values(w)).go()
-
-    with forked(Layout(2)), bounded():
-        synk.all_reduce([w], op="avg")
-        previous = signal.signal(signal.SIGUSR2, answer)
-        try:
-            monkeypatch.setattr(private_copies, "_call", fork_once)
-            child = Child(lambda: values(w))
-            monkeypatch.setattr(private_copies, "_call", call)
-        finally:
-            signal.signal(signal.SIGUSR2, previous)
-        w.get_value(borrow=True)[...] = 3.0
-        assert child.go() == found[0] == [[1.0] * 5]
-        assert not private_copies._forks.copies
