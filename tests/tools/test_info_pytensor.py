@@ -63,7 +63,11 @@ def test_another_pytensor(version):
 @pytest.mark.parametrize(
     ("error", "status", "advice"),
     [
-        ("ModuleNotFoundError: No module named 'pytensor'", "missing", "pip install 'pytensor>="),
+        (
+            "ModuleNotFoundError: No module named 'pytensor'",
+            "missing",
+            "PyTensor needs" if pythons.is_for_theano() else "pip install 'pytensor>=",
+        ),
         ("KeyError: 'Invalid option floatX=float99'", "broken", "PYTENSOR_FLAGS"),
     ],
 )
