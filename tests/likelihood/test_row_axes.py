@@ -186,3 +186,24 @@ def test_second_derivatives_are_refused():
     model = models.make(models.logistic)
     with parallel.likelihood(model, ranks=2), pytest.raises(NotImplementedError, match="second"):
         model.d2logp()
+
+
+def test_matrices_in_products_alone_are_kept_by_columns():
+    """A product with a vector takes less time so; an operation on elements would take more."""
+
+    def is_factor(define):
+        with pm.Model() as model:
+            define()
+        term = terms.cut(model, model.observed_RVs[0])
+        return {each.variable.ndim: each.is_factor for each in term.rows}
+
+    matrix = draw.normal(size=(N, 3))
+
+    def weights():
+        return pm.Normal("weights", shape=3)
+
+    assert is_factor(lambda: normal(pm.math.dot(matrix, weights()))) == {2: True, 1: False}
+    assert is_factor(lambda: normal(pm.Data("x", matrix) @ weights())) == {2: True, 1: False}
+    assert is_factor(lambda: normal((matrix * weights()).sum(axis=1))) == {2: False, 1: False}
+    both = is_factor(lambda: normal(pm.math.dot(matrix, weights()) + pt.tanh(matrix * 1)[:, 0]))
+    assert both[1] is False

@@ -92,13 +92,11 @@ class _Parts:
 
     def __init__(self, term, function):
         self._term, self._function = term, function
-        self._arrays = [
-            np.ascontiguousarray(each) for each in values_of([r.data for r in term.rows])
-        ]
+        self._arrays = values_of([rows.data for rows in term.rows])
 
     def __call__(self, values, chosen):
         rows = [
-            np.ascontiguousarray(np.take(array, chosen, axis=each.axis))
+            each.arranged(np.take(array, chosen, axis=each.axis))
             for array, each in zip(self._arrays, self._term.rows)
         ]
         [result] = self._function(*values, *rows)

@@ -265,7 +265,7 @@ class Evaluator:
             ) from error
         found = []
         for term in self.terms:
-            arrays = [np.ascontiguousarray(next(values)) for _ in term.rows]
+            arrays = [np.asarray(next(values)) for _ in term.rows]
             lengths = {array.shape[rows.axis] for rows, array in zip(term.rows, arrays)}
             if len(lengths) > 1:
                 raise ValueError(
@@ -313,7 +313,8 @@ class Evaluator:
             first, last = share(length, self.n_ranks, rank)
             arguments = [next(parameters) for _ in term.parameters]
             for rows, array in zip(term.rows, arrays):
-                arguments.append(_rows(array, rows.axis, first, last))
+                chosen = (slice(None),) * rows.axis + (slice(first, last),)
+                arguments.append(rows.arranged(array[chosen]))
             out = self._parts[rank][begin : begin + (width if gradients else 1)]
             yield _Run(function, arguments, last > first, out)
 
@@ -353,11 +354,6 @@ def compiled(term: Term, gradients: bool):
     inputs = [*term.parameters, *(rows.variable for rows in term.rows)]
     output = pytensor.Out(term.vector() if gradients else term.logp.reshape((1,)), borrow=True)
     return compile_function(inputs, [output], on_unused_input="ignore", trust_input=True)
-
-
-def _rows(array, axis, begin, end):
-    # numba compiles anew for each layout, so these are contiguous; along axis 0 they are a view.
-    return np.ascontiguousarray(array[(slice(None),) * axis + (slice(begin, end),)])
 
 
 def _restored(number, terms, n_ranks, check_bounds):

@@ -33,7 +33,9 @@ from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.scalar import basic as scalar
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.math import Dot
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.sharedvar import TensorSharedVariable
@@ -58,6 +60,15 @@ class RowData:
     data: Variable  # computed from constants and shared variables alone
     variable: Variable  # takes its place in the function of a rank
     axis: int  # of the rows
+    is_factor: bool = False  # of matrix products, and used for nothing else
+
+    def arranged(self, array: np.ndarray) -> np.ndarray:
+        """Return some rows as the function of a rank takes them: always in one layout.
+
+        numba compiles a function anew for each layout. Column by column a product with a vector is
+        computed in half to three quarters of the time, in both directions, where columns are few.
+        """
+        return np.asfortranarray(array) if self.is_factor else np.ascontiguousarray(array)
 
 
 @dataclass(frozen=True)
@@ -115,7 +126,24 @@ def cut(model, observed) -> Term:
         axes = row_axes.check(term.logp, {each.variable: each.axis for each in term.rows})
     except row_axes.Mixed as error:
         raise NotByRows(str(error)) from error
-    return _with_computed_rows(term, axes)
+    return _with_factors(_with_computed_rows(term, axes))
+
+
+def _with_factors(term) -> Term:
+    """Return a term that says which of its data are matrices in products alone."""
+    others = set()
+    for variable in _inputs_first([term.logp]):
+        if variable.owner and not _is_product(variable.owner.op):
+            others.update(variable.owner.inputs)
+    rows = [
+        replace(each, is_factor=each.variable.ndim == 2 and each.variable not in others)
+        for each in term.rows
+    ]
+    return replace(term, rows=tuple(rows))
+
+
+def _is_product(op):
+    return isinstance(op.core_op if isinstance(op, Blockwise) else op, Dot)
 
 
 def _cast(logp, rows) -> Variable:
