@@ -326,7 +326,7 @@ class Line:
 
     def _ended(self):
         self.close()
-        return JobEnded("The carrier of this machine has ended.")
+        return JobEnded(f"The process of {socket.gethostname()} that speaks MPI has ended.")
 
     def _look_after_carrier(self):
         if self._stop_watch.seconds(self._channel.peer) > _STOPPED_SECONDS:
