@@ -127,6 +127,14 @@ def test_a_cache_that_is_cleared_meanwhile(fake, tmp_path, monkeypatch):
     assert compilers.run(fake("e")) == (b"", b"", 0)
 
 
+def test_a_module_that_the_cache_has_lost_is_compiled_again(fake, notes):
+    compilers = Compilers(1, run_plainly)
+    with compilers.function(None):
+        assert compilers.run(fake("a")) == (b"", b"", 0)
+        assert compilers.run(fake("a")) == (b"", b"", 0)
+    assert len(notes()) == 2
+
+
 def test_an_interrupt_ends_the_compilers(fake, tmp_path, monkeypatch):
     monkeypatch.setenv("SECONDS_EACH", "30")
     compilers = Compilers(3, run_plainly)

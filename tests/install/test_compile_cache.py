@@ -5,7 +5,9 @@ import pickle
 import shutil
 import socket
 import subprocess
+import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -86,6 +88,7 @@ def test_a_lock_that_is_soon_free_is_waited_for_in_silence(tmp_path, caplog):
     compilelock.lock(str(folder))
     assert (folder / "lock").read_text().startswith(f"{os.getpid()}_")
     assert not caplog.records
+    compilelock.Unlocker(str(folder)).unlock()
 
 
 def test_the_lock_of_a_process_that_is_gone_is_taken(tmp_path, monkeypatch):
@@ -99,6 +102,49 @@ def test_the_lock_of_a_process_that_is_gone_is_taken(tmp_path, monkeypatch):
     )
     compilelock.lock(str(folder))
     assert (folder / "lock").read_text().startswith(f"{os.getpid()}_")
+    compilelock.get_lock.unlocker.unlock()
+    assert not folder.exists()
+
+
+def test_a_process_that_ends_leaves_the_lock_that_another_has_just_made(tmp_path):
+    folder = tmp_path / "lock_dir"
+    folder.mkdir()  # its owner is about to write its name into a file there
+    compilelock.Unlocker(str(folder)).unlock()
+    assert folder.exists()
+
+
+TAKE_TURNS = """
+import os, sys, time
+from theano.gof import compilelock
+
+folder, inside = sys.argv[1:]
+for _ in range(20):
+    compilelock.get_lock(lock_dir=folder)
+    os.close(os.open(inside, os.O_CREAT | os.O_EXCL))  # fails where two have the lock
+    time.sleep(0.001)
+    os.remove(inside)
+    compilelock.release_lock()
+compilelock.get_lock(lock_dir=folder)
+print("done", flush=True)
+os.close(1)
+os._exit(0)  # as if killed: the others find the lock of a process that is gone
+"""
+
+
+@pytest.mark.slow("four processes take the lock of the cache twenty times each")
+def test_one_process_at_a_time_has_the_lock(tmp_path):
+    arguments = [sys.executable, "-c", TAKE_TURNS, tmp_path / "lock_dir", tmp_path / "inside"]
+    processes = [
+        subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    end = time.monotonic() + 200
+    while [each for each in processes if each.poll() is None]:  # reap all: a zombie has the lock
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    ended = [process.communicate() for process in processes]
+    assert [out for out, _ in ended] == ["done\n"] * 4, ended
+    assert not any("wrong" in err or "Refreshing" in err for _, err in ended), ended
 
 
 @pytest.fixture

@@ -133,6 +133,8 @@ class Compilers:
         if function.queue.pop(command.identity, None) is None:
             self._count(command)
         job = function.jobs.get(command.identity)
+        if job and job.is_handed_over:  # another process has removed it from the cache since
+            job = None
         while job is None or job.is_running():
             header_first = self._due and self._limit == 1
             if job is None and not header_first and self._has_room():
@@ -318,6 +320,7 @@ class _Job:
     def __init__(self, command, library, header=None):
         self.library = library
         self.header = header
+        self.is_handed_over = False
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115 closed by `stop`
         nothing = subprocess.DEVNULL
         try:
@@ -334,6 +337,7 @@ class _Job:
 
     def hand_over(self, library):
         """Move the library to where Theano looks for it; return messages, or None if it failed."""
+        self.is_handed_over = True
         with self._messages:
             if not self.succeeded():
                 return None

@@ -83,25 +83,81 @@ def split_like_a_shell(blas):
     )
 
 
-def wait_in_silence(compilelock):
-    """Poll the lock of Theano's compile cache often, and print about the wait only after a while.
+def mend_lock(compilelock):
+    """Mend the lock of Theano's compile cache: its waits are long and loud, and it has races.
 
     Theano polls every few seconds, and prints which process holds the lock. Ranks that compile at
-    the same time wait for one another often, and mostly for less than a second.
+    the same time wait for one another often, and mostly for less than a second: here they poll
+    often, and print about it only after a while.
+
+    Of two processes that see that the owner is gone, the slower one would remove the lock of the
+    other, and a process that ends would remove a lock that another has just made: here the system
+    lets one process at a time deal with it, and nobody removes a lock without its own name.
     """
     import time
 
-    original = compilelock.lock
+    original_lock, original_unlock = compilelock.lock, compilelock.Unlocker.unlock
+    turns = []  # the open file that keeps the other processes waiting
+
+    def end_turn():
+        for turn in turns:
+            turn.close()
+        turns.clear()
 
     def lock(tmp_dir, **kwargs):
         end = time.monotonic() + QUIET_SECONDS
-        while _is_held(tmp_dir) and time.monotonic() < end:
-            time.sleep(0.02)
-        if time.monotonic() < end:  # free now, but a third process may take it first
-            kwargs = {"min_wait": 0.02, "max_wait": 0.05, "verbosity": 0, **kwargs}
-        return original(tmp_dir, **kwargs)
+        end_turn()
+        try:
+            turns.extend(_open_turn(tmp_dir))
+            while (_is_held(tmp_dir) or not all(map(_take_turn, turns))) and time.monotonic() < end:
+                time.sleep(0.02)
+            if time.monotonic() < end:  # free now, but a process without turns may take it first
+                kwargs = {"min_wait": 0.02, "max_wait": 0.05, "verbosity": 0, **kwargs}
+            return original_lock(tmp_dir, **kwargs)
+        except BaseException:
+            end_turn()
+            raise
 
-    compilelock.lock = lock
+    def unlock(self, force=False):
+        if force:
+            original_unlock(self, force)
+            return
+        if _is_own(self.tmp_dir):
+            original_unlock(self)
+        end_turn()
+
+    compilelock.lock, compilelock.Unlocker.unlock = lock, unlock
+
+
+def _open_turn(tmp_dir):
+    """Return, in a list, the file that the system locks; no file where none can be made."""
+    import os
+
+    try:
+        os.makedirs(os.path.dirname(tmp_dir), exist_ok=True)
+        return [open(f"{tmp_dir}.turn", "a")]
+    except OSError:
+        return []
+
+
+def _take_turn(turn):
+    """Return whether no other process has the turn."""
+    import errno
+    import fcntl
+
+    try:
+        fcntl.lockf(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a forked process does not have it
+    except OSError as error:
+        return error.errno not in (errno.EACCES, errno.EAGAIN)  # else a disk without such locks
+    return True
+
+
+def _owner(tmp_dir):
+    """Return the id of the owner of a lock; raise OSError or ValueError where there is none."""
+    import os
+
+    with open(os.path.join(tmp_dir, "lock")) as file:
+        return int(file.read().split("_")[0])
 
 
 def _is_held(tmp_dir):
@@ -109,12 +165,21 @@ def _is_held(tmp_dir):
     import os
 
     try:
-        with open(os.path.join(tmp_dir, "lock")) as file:
-            owner = int(file.read().split("_")[0])
+        owner = _owner(tmp_dir)
         os.kill(owner, 0)
     except (OSError, ValueError):
         return False
     return owner != os.getpid()
+
+
+def _is_own(tmp_dir):
+    """Return whether this process holds the lock."""
+    import os
+
+    try:
+        return _owner(tmp_dir) == os.getpid()
+    except (OSError, ValueError):
+        return False
 
 
 def restore_collections(module):
@@ -177,7 +242,7 @@ PREPARERS = {
 FINISHERS = {
     "theano.tensor.io": show_mpi,
     "theano.configparser": set_defaults,
-    "theano.gof.compilelock": wait_in_silence,
+    "theano.gof.compilelock": mend_lock,
     "theano.tensor.blas": split_like_a_shell,
 }
 QUIET_SECONDS = 30.0  # a wait for the lock prints nothing for this long
