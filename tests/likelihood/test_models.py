@@ -9,6 +9,7 @@ from support import pymc_models as models  # noqa: E402
 
 from synkhronos.errors import SessionError  # noqa: E402
 from synkhronos.extensions import pymc as parallel  # noqa: E402
+from synkhronos.extensions.pymc import checks  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # PyMC and its libraries warn of many things
@@ -48,6 +49,30 @@ def test_more_ranks_than_rows():
     expected = models.evaluate(model, points)
     with parallel.likelihood(model, ranks=4):
         models.assert_equal(models.evaluate(model, points), expected)
+
+
+def test_a_value_that_is_rounded_where_python_runs_the_operations():
+    """Its function is compiled, then: PyTensor's `Reciprocal` rounds Python numbers to 32 bits."""
+    parts = [np.array([-60.0]), np.array([-40.0])]
+    asked = []
+
+    def compare(*values):
+        plains = [lambda value=value: asked.append(value) or value for value in values]
+        checks._compare_one(0, parts, np.array([-100.0]), plains, 1e-10)
+
+    compare(-100.0, -100.0)
+    assert asked == [-100.0]
+    compare(-100.0000001, -100.0)
+    with pytest.raises(checks.NotByRows, match=r"it is -100\.0 where PyMC computes -99\.9"):
+        compare(-100.0000001, -99.9)
+
+
+def test_a_likelihood_that_ranks_do_not_make_faster(caplog):
+    model = models.make(models.logistic)
+    with parallel.likelihood(model, ranks=1):
+        assert "ranks pay" not in caplog.text
+    with parallel.likelihood(model, ranks=2):
+        assert "milliseconds: ranks pay from about 1 on" in caplog.text
 
 
 def test_only_the_likelihood_of_rows_is_divided(caplog):

@@ -54,6 +54,11 @@ def poisson():
     pm.Poisson("y", pm.math.exp(pm.math.dot(x, pm.Normal("weights", shape=3))), observed=COUNTS)
 
 
+def asymmetric_laplace():
+    kappa, mu = pm.HalfNormal("kappa"), pm.Normal("mu")
+    pm.AsymmetricLaplace("y", b=1.0, kappa=kappa, mu=mu, observed=Y)
+
+
 def standardized_in_the_graph():
     x, y = pm.Data("x", X), pm.Data("y_data", Y)
     x = (x - x.mean(axis=0)) / x.std(axis=0)
@@ -129,6 +134,7 @@ def one_and_one_left():
 DIVIDED = {
     each.__name__: each
     for each in (
+        asymmetric_laplace,
         logistic,
         hierarchical,
         not_centered,

@@ -36,7 +36,7 @@ from synkhronos.extensions.pymc.terms import NotByRows, cut, first_line
 __all__ = ["ParallelLikelihood", "likelihood"]
 
 _MOST_RANKS = 4096
-_FEW_ROWS = 2000  # below, a round of the ranks takes longer than what they compute
+_PAYS = 1e-3  # seconds of an evaluation; below, two ranks gain little, or are slower
 
 
 class ParallelLikelihood:
@@ -219,12 +219,14 @@ def _check_model(model):
 
 def _divide(model, n_ranks):
     """Return an evaluator of all likelihoods that can be divided; and why others can't."""
-    terms, functions, left = [], [], {}
+    terms, functions, left, seconds = [], [], {}, 0.0
     for observed in model.observed_RVs:
         try:
             term = cut(model, observed)
-            functions.append(checked(model, observed, term))
+            function, its_seconds = checked(model, observed, term)
+            functions.append(function)
             terms.append(term)
+            seconds += its_seconds
         except NotByRows as error:
             left[observed.name] = str(error)
         except Exception as error:  # such as PyTensor's, for sparse data
@@ -236,7 +238,11 @@ def _divide(model, n_ranks):
             f"No likelihood of this model can be divided over ranks ({reasons}). Sample it without "
             "likelihood(), with pm.sample(cores=...) for chains in parallel."
         )
-    rows = max(term.length for term in terms)
-    if rows < _FEW_ROWS and n_ranks > 1:
-        log.warning("%s rows are too few: ranks pay from some thousand rows on", f"{rows:,}")
+    if seconds < _PAYS and n_ranks > 1:
+        log.warning(
+            "one process computes the likelihood and its gradients in %.2f milliseconds: ranks pay "
+            "from about %g on. Without ranks, pm.sample(cores=...) runs chains at the same time",
+            1e3 * seconds,
+            1e3 * _PAYS,
+        )
     return Evaluator(terms, n_ranks, model.check_bounds, functions), left

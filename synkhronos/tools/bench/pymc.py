@@ -1,11 +1,14 @@
 """The likelihood of PyMC models on ranks, beside the plain model with one thread.
 
-Value and gradient: the log-probability of the whole model with its gradients, as NUTS evaluates it;
-"one rank" is this process alone, with the function that ranks have. "Reading" is how much faster as
-many processes as ranks read the same data than one: no division of work over cores gains more where
-memory is the limit and the data are read from it. Sampling: pm.sample, without compilation: one
-chain, plain and on ranks; and as many chains as ranks, plain in a process each, which is what PyMC
-does by itself, and one after the other on ranks.
+Value and gradient: the log-probability of the whole model with its gradients, as NUTS evaluates
+it; "one rank" is this process alone, with the function that ranks have. Plain model and ranks take
+turns. A gain is the median of the ratios of neighboring turns, a time that of the fifth of turns
+that are fastest: other guests of the same machine slow down whole seconds, to half of the speed.
+"Reading" is how much faster as many processes as ranks read the same data than one: no division of
+work over cores gains more where memory is the limit and the data are read from it.
+
+Sampling: pm.sample, without compilation: one chain, plain and on ranks; and as many chains as
+ranks, plain in a process each, which is what PyMC does by itself, and one after the other on ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from synkhronos.tools.bench import options, stan
 
 MODELS = {"logistic": 500_000, "hierarchical": 200_000, "poisson": 200_000, "student": 100_000}
 ROWS = [100, 300, 1000, 3000, 10_000, 30_000, 100_000, 300_000, 1_000_000]
-_QUANTILE = 20  # percent of evaluations that are faster: other programs slow the others down
+_TURNS = 50  # of each way, for one measurement
+_QUANTILE = 20  # percent of turns that are faster than the times that are printed
 _COLUMNS, _GROUPS = 20, 300
 
 
@@ -58,11 +62,12 @@ def add_arguments(parser):
 
 def main(args) -> int:
     """Measure, print, and return the exit status."""
-    from threadpoolctl import threadpool_limits
-
     if importlib.util.find_spec("pymc") is None:
         print(f"bench pymc needs PyMC: {pythons.install('pymc')}", file=sys.stderr)
         return 2
+    from threadpoolctl import threadpool_limits
+
+    importlib.import_module("pymc")  # and the BLAS libraries whose threads are limited
     try:
         if args.stan:
             for name in args.models:
@@ -126,17 +131,14 @@ def _evaluation(name, rows, args, reading=True):
     model, data = make_model(name, rows)
     plain = _compiled(model)
     result = {"model": name, "rows": rows}
-    times = {"plain": [], "one": [], "ranks": []}
-    with parallel.likelihood(model, ranks=1):
-        one = _compiled(model)
-        with options.shown(f"{name}, {rows:,} rows: one rank"):
-            _take_turns({"plain": plain, "one": one}, times, args.seconds)
-    with parallel.likelihood(model, ranks=args.ranks):
-        ranks = _compiled(model)
-        with options.shown(f"{name}, {rows:,} rows: {args.ranks} ranks"):
-            _take_turns({"plain": plain, "ranks": ranks}, times, args.seconds)
-    for way, each in times.items():
-        result[f"{way}_us"] = 1e6 * float(np.percentile(each, _QUANTILE))
+    for way, n_ranks in (("one", 1), ("ranks", args.ranks)):
+        with parallel.likelihood(model, ranks=n_ranks):
+            divided = _compiled(model)
+            with options.shown(f"{name}, {rows:,} rows: ranks={n_ranks}"):
+                turns = _take_turns([plain, divided], args.seconds)
+        times = np.percentile(turns, _QUANTILE, axis=0)
+        result["plain_us"], result[f"{way}_us"] = times.tolist()
+        result[f"gain_of_{way}"] = float(np.median(turns[:, 0] / turns[:, 1]))
     if reading and args.stan:
         result.update(_stan(name, data, args))
     if reading:
@@ -175,19 +177,24 @@ def _compiled(model):
     return lambda: function([point])
 
 
-def _take_turns(functions, times, seconds):
-    """Call functions in turns, some calls at a time, and append the seconds of each call."""
+def _take_turns(functions, seconds):
+    """Call functions in turns; return the microseconds of a call of each, in each turn."""
+    turns = []
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        for name, function in functions.items():
-            until = time.perf_counter() + seconds / 50
-            while True:
-                begin = time.perf_counter()
-                function()
-                now = time.perf_counter()
-                times[name].append(now - begin)
-                if now > until:
-                    break
+    while len(turns) < 3 or time.perf_counter() < end:
+        turns.append([_microseconds(each, seconds / _TURNS / len(functions)) for each in functions])
+    return np.array(turns)
+
+
+def _microseconds(function, seconds):
+    """Return the median microseconds of calls that take so many seconds together, or of one."""
+    times = []
+    begin, until = 0.0, time.perf_counter() + seconds
+    while begin < until:
+        begin = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - begin)
+    return 1e6 * float(np.median(times))
 
 
 def _gain_of_reading(x, n_processes, passes=15):
@@ -285,6 +292,5 @@ def _print_row(each):
     print(
         f"  {each['model']:14}{each['rows']:10,}{each['plain_us'] / 1e3:10.3f}"
         f"{each['one_us'] / 1e3:10.3f}{each['ranks_us'] / 1e3:10.3f}"
-        f"{each['plain_us'] / each['ranks_us']:8.2f}{each['one_us'] / each['ranks_us']:10.2f}"
-        + reading
+        f"{each['gain_of_ranks']:8.2f}{each['gain_of_ranks'] / each['gain_of_one']:10.2f}" + reading
     )
