@@ -92,7 +92,7 @@ def mend_lock(compilelock):
 
     Of two processes that see that the owner is gone, the slower one would remove the lock of the
     other, and a process that ends would remove a lock that another has just made: here the system
-    lets one process at a time deal with it, and nobody removes a lock without its own name.
+    lets one process at a time deal with it, and no process removes a lock without its own name.
     """
     import time
 
