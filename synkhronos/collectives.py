@@ -143,7 +143,7 @@ def scatter(shared_vars: SharedVariables, values: ArrayLike, batch: Rows | None 
     with call("scatter()") as session:
         options = None
         if batch is None and isinstance(values, Data):
-            options = "scatter", values._ref(session)
+            options = "scatter", values._hold(session).ref
             found = session.repeated.find(options, shared_vars)
             if found is not None:
                 keys, command = found
@@ -157,6 +157,7 @@ def scatter(shared_vars: SharedVariables, values: ArrayLike, batch: Rows | None 
         )
         command = collective.assign(session, "scatter", variables, given, batch, None)
         if options is not None:
+            options = "scatter", *command.values  # another thread may have resized the Data since
             session.repeated.keep(options, shared_vars, command.keys, command)
 
 

@@ -239,11 +239,14 @@ class Function:
                     session.settle()
                 if session.changes.pending:
                     session.changes.settle(self._recipe, self._compiled)
-                values = self._inputs.bind(args, kwargs)
-                command = self._requests.make(
-                    self._make_ready, values, output_subset, batch, batch_s, num_slices
-                )
-                session.run(command)
+                try:
+                    values = self._inputs.bind(args, kwargs)
+                    command = self._requests.make(
+                        self._make_ready, values, output_subset, batch, batch_s, num_slices
+                    )
+                    session.run(command)
+                finally:
+                    session.held.clear()
                 modes, dtypes = self._modes, self._result_dtypes
                 parts, recorder = session.worker.results, session.worker.recorder
                 if recorder is None:

@@ -206,8 +206,7 @@ class Data(Operators):
         """
         oversize = oversize_of(oversize)
         value = self.condition_data(input_data, force_cast)
-        self._resize(value.shape, oversize, keep=False)
-        self._store.array[...] = value
+        self._resize(value.shape, oversize, keep=False, value=value)
 
     def set_length(self, length: int, oversize: float = 1) -> None:
         """Change the length of axis 0, to at least 1; the memory keeps its items.
@@ -247,13 +246,17 @@ class Data(Operators):
         self._resize(new, oversize_of(oversize))
 
     def free_memory(self) -> None:
-        """Make the Data empty; its memory is freed when no view of it is left."""
+        """Make the Data empty; its memory is freed when no view of it is left.
+
+        If another thread is in a call with the Data, the call goes on with what it was given, and
+        the memory is freed when it ends.
+        """
         self._store.free()
 
-    def _resize(self, shape, oversize, keep=True):
+    def _resize(self, shape, oversize, keep=True, value=None):
         if self._session.state is not State.OPEN:
             self._session.require_open()
-        self._store.resize(shape, oversize, keep)
+        self._store.resize(shape, oversize, keep, value)
 
     def __reduce__(self):
         raise TypeError(
@@ -264,17 +267,19 @@ class Data(Operators):
     def _what(self):
         return f"Data {self._name!r}" if self._name else "This Data"
 
-    def _ref(self, session):
-        """Return the reference with which the ranks of `session` fetch the array.
+    def _hold(self, session):
+        """Return the contents for the present call of `session`, which keeps them until its end.
 
-        It is valid until the Data gets another shape or memory.
+        Other threads and signal handlers may resize or free the Data meanwhile: the ranks still
+        fetch the array that was checked.
         """
         if self._session is not session:
             self._session.require_open()
-        store = self._store
-        if store.ref is None:
-            store.resize(self.shape)
-        return store.ref
+        contents = self._store.contents
+        if contents.ref is None:
+            contents = self._store.empty()
+        session.held.append(contents)
+        return contents
 
 
 def data(

@@ -82,8 +82,9 @@ class Inputs:
         The reference to a plain array is valid until the next call: it overwrites the copy.
         """
         if type(value) is Data:
-            self._check_data(position, value)
-            return value._ref(self._session)
+            contents = value._hold(self._session)
+            self._check_data(position, value, contents.array)
+            return contents.ref
         value = self.cast(position, value)
         staged = self._staged.get(position)
         if staged is None:
@@ -96,8 +97,9 @@ class Inputs:
         """Return the value of one input, checked and cast, for a call in the master alone."""
         if type(value) is not Data:
             return self.cast(position, value)
-        self._check_data(position, value)
-        return value.data
+        array = value.data
+        self._check_data(position, value, array)
+        return array
 
     def cast(self, position, value):
         """Return a value as an array, cast as ``theano.function`` casts its inputs."""
@@ -120,8 +122,8 @@ class Inputs:
                 f"{signature.describe_value(value)}: {sentence(error)}"
             ) from error
 
-    def _check_data(self, position, value):
-        variable, array = self.variables[position], value._store.array
+    def _check_data(self, position, value, array):
+        variable = self.variables[position]
         if array.dtype != self._dtypes[position] or array.ndim != variable.ndim:
             raise TypeError(
                 f"{self.label(position)} takes {variable.type}, got {value}. A Data is never "

@@ -7,6 +7,7 @@ from synkhronos._arithmetic import blocks
 from synkhronos._arithmetic.conversion import as_array
 from synkhronos._arithmetic.selection import select_rows
 from synkhronos._host.choice import advice
+from synkhronos._master.staging import Contents
 from synkhronos._rank import commands
 from synkhronos._wording import count, sentence, shown
 from synkhronos.inputs import Data
@@ -78,7 +79,7 @@ def check_reduction(name, shared_vars, op):
 
 
 def check_values(name, shared_vars, variables, values, none=False, rows_may_differ=False):
-    """Return a value for each variable: an array of its dtype, a Data, or an object it holds.
+    """Return a value for each variable: an array of its dtype, Contents, or an object it holds.
 
     With `none`, a value may be None; with `rows_may_differ`, only the axes after axis 0 are checked
     against the variable's broadcastable axes.
@@ -120,6 +121,7 @@ def _check_value(name, variable, value, rows_may_differ):
                 f"{name}() can't give {variable}, of type {variable.type}, the value of {value}: "
                 "a Data must have the variable's dtype and number of dimensions."
             )
+        value = value._hold(value._session)
     else:
         try:
             if value is None:
@@ -155,9 +157,11 @@ def copy_borrowed(session, values):
     """Return values that can be read while variables are written: those in shared memory, copied.
 
     A value may be the array of one of the variables, or a view of it (``get_value(borrow=True)``).
+    That of a Data is none of these.
     """
     holds = session.comm.memory.holds
-    return [v.copy() if isinstance(v, np.ndarray) and holds(v) else v for v in values]
+    values = [v.copy() if isinstance(v, np.ndarray) and holds(v) else v for v in values]
+    return [v.array if isinstance(v, Contents) else v for v in values]
 
 
 def _describe(value):
@@ -184,7 +188,7 @@ def assign(session, name, variables, values, batch, rank):
     selections = [None] * len(values)
     if batch is not None:
         check_axis(f"{name}(batch=...)", variables)
-        selections = [select_rows("batch", batch, len(value)) for value in values]
+        selections = [select_rows("batch", batch, value.shape[0]) for value in values]
         for variable, rows in zip(variables, selections):
             if _host.fixed_axes(variable)[0] and len(rows) != 1:
                 raise TypeError(
@@ -204,12 +208,12 @@ def assign(session, name, variables, values, batch, rank):
         values = copy_borrowed(session, values)
         commands.assign_all(session.worker, keys, map(np.asarray, values), selections)
         return None
-    plain = [value for value in values if not isinstance(value, Data)]
+    plain = [value for value in values if not isinstance(value, Contents)]
     plain += [rows for rows in selections if not _is_sent(rows)]
     try:
         # Valid until the next collective, which overwrites the copies.
         staged = iter(session.staged.put(plain))
-        refs = tuple([v._ref(session) if isinstance(v, Data) else next(staged) for v in values])
+        refs = tuple([v.ref if isinstance(v, Contents) else next(staged) for v in values])
         sent = tuple([rows if _is_sent(rows) else next(staged) for rows in selections])
         command = commands.Assign(keys, refs, sent, rank)
         session.run(command)

@@ -64,6 +64,7 @@ class Session:
         self.garbage = Garbage()
         self._answers = {}
         self.staged = StagedArrays(self)  # memory that collectives keep for plain values
+        self.held = []  # Contents of Data that the present call reads: others may resize the Data
         self.repeated = Repeated()
         self.told_unequal = weakref.WeakSet()  # variables that `save` has warned of
         self.recording = None  # a Recording while a profile is on
@@ -167,11 +168,14 @@ class Session:
             if self.inside.locked():
                 self.refuse_nesting()
             with self.inside:
-                if self.gate.is_open:
-                    self.settle()
-                if self.changes.pending:
-                    self.changes.settle()
-                yield self
+                try:
+                    if self.gate.is_open:
+                        self.settle()
+                    if self.changes.pending:
+                        self.changes.settle()
+                    yield self
+                finally:
+                    self.held.clear()
 
     def _enter_recorded(self, recording, name):
         with self.lock, recording.call(name):

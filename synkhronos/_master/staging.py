@@ -14,13 +14,18 @@ from synkhronos.comm import Block, Memory, Reference
 _ALIGN = 64  # bytes of a cache line
 
 
-class _State(NamedTuple):
-    """The state of a growing array, replaced as a whole: a Ctrl-C leaves the old or the new one."""
+class Contents(NamedTuple):
+    """A growing array at one moment: other threads, and a Ctrl-C, find the old or the new one."""
 
-    block: Optional[Block]
+    block: Optional[Block]  # keeps the memory, as the array does
     allocated: int
     array: np.ndarray
     ref: Optional[Reference]
+
+    @property
+    def shape(self):
+        """The shape of the array."""
+        return self.array.shape
 
 
 class GrowingArray:
@@ -29,6 +34,11 @@ class GrowingArray:
     The items of a new shape are the first items of the old memory, in flat order. If the array
     grows beyond its memory, they are copied to a new block. The old block is freed when the last
     view of it has gone; a view that the user still has keeps it.
+
+    Attributes
+    ----------
+    contents : Contents
+        Replaced as a whole: to use the array and the reference together, read it once.
     """
 
     def __init__(self, memory: Memory, dtype, ndim: int):
@@ -40,24 +50,25 @@ class GrowingArray:
     @property
     def array(self) -> np.ndarray:
         """The array."""
-        return self._state.array
+        return self.contents.array
 
     @property
     def ref(self) -> Optional[Reference]:
         """The reference to the array for commands; None while the array has no memory."""
-        return self._state.ref
+        return self.contents.ref
 
     @property
     def allocated(self) -> int:
         """The number of items that the memory has room for."""
-        return self._state.allocated
+        return self.contents.allocated
 
-    def resize(self, shape, oversize=1.0, keep=True) -> None:
+    def resize(self, shape, oversize=1.0, keep=True, value=None) -> None:
         """Give the array another shape; with `keep` the old items stay.
 
         New memory, if it needs any, gets room for `oversize` times as many items.
+        With `value` the array gets these items before it is seen.
         """
-        block, allocated, _, _ = self._state
+        block, allocated, _, _ = self.contents
         items = math.prod(shape)
         if math.prod(n for n in shape if n) * self._dtype.itemsize > sys.maxsize:
             # NumPy refuses such a shape too, even if a 0 in it means that it takes no memory.
@@ -72,13 +83,28 @@ class GrowingArray:
             if keep and old is not None:
                 block.array(self._dtype, (before,))[...] = old.array(self._dtype, (before,))
         array = block.array(self._dtype, shape)
-        self._state = _State(block, allocated, array, block.reference(self._dtype, shape))
+        if value is not None:
+            array[...] = value
+        self.contents = Contents(block, allocated, array, block.reference(self._dtype, shape))
+        self._empty = None
 
     def free(self) -> None:
         """Drop the memory; it is freed when no view of it is left."""
-        self._state = _State(None, 0, np.zeros((0,) * self._ndim, self._dtype), None)
+        self.contents = Contents(None, 0, np.zeros((0,) * self._ndim, self._dtype), None)
+        self._empty = None
         if not self._ndim:
             self.resize(())  # an array of 0 dimensions has one item always, so it needs memory
+
+    def empty(self) -> Contents:
+        """Return contents of no items that ranks can fetch; the array itself stays as it is."""
+        contents = self._empty
+        if contents is None:
+            shape = (0,) * self._ndim
+            block = self._memory.create(self._dtype.itemsize)
+            array = block.array(self._dtype, shape)
+            contents = Contents(block, 0, array, block.reference(self._dtype, shape))
+            self._empty = contents
+        return contents
 
 
 class StagedInput:

@@ -62,7 +62,7 @@ def test_released_data_is_given_back_at_once(ranks):
     f(d)
     assert [mapped_bytes(pid) for pid in workers()] >= [m + SIZE for m in mapped]
     # A descriptor of our own tells how much memory the segment takes, also when it is released.
-    own = os.dup(d._ref(ranks.session).segment.fd)
+    own = os.dup(d._store.ref.segment.fd)
     try:
         view = d[3:5]
         del d
