@@ -8,12 +8,8 @@ A compiled function has containers of its own, but they share the variables' cel
 import contextlib
 import gc
 import pickle
-import sys
 
 import cloudpickle
-
-# Graphs are pickled recursively: a ResNet-50 training function needs more than 5000 levels.
-sys.setrecursionlimit(max(sys.getrecursionlimit(), 50000))
 
 
 def persistent_ids(variables):

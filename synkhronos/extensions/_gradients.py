@@ -10,6 +10,7 @@ import numpy as np
 from synkhronos._hints import Scalar, SharedVariable, Variable
 from synkhronos._host import library
 from synkhronos._host import tensor as T
+from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._wording import count, shown
 
 
@@ -41,6 +42,7 @@ def gradients(loss_or_grads, params):
     return [(param, T.cast(grad, param.dtype)) for param, grad in zip(params, grads)]
 
 
+@recurses_deep
 def derive(loss, params):
     """Return the gradients of a loss; raise ValueError for params that it does not depend on."""
     grads = T.grad(loss, params, disconnected_inputs="ignore", return_disconnected="None")

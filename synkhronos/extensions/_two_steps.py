@@ -9,6 +9,7 @@ import numpy as np
 from synkhronos import collectives, functions
 from synkhronos._hints import SharedVariable, TwoStepRule, Variable
 from synkhronos._host import library
+from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos.extensions._gradients import check_tensor
 
 
@@ -120,8 +121,9 @@ def make_train_function_theano(
     (1.0, [0.25, 0.25])
     """
     grad_updates, param_updates, _ = _two_steps(x, y, update_rule, loss, params, args, kwargs)
-    compute = library.function([x, y], loss, updates=grad_updates)
-    update = library.function([], updates=param_updates)
+    compile_function = recurses_deep(library.function)
+    compute = compile_function([x, y], loss, updates=grad_updates)
+    update = compile_function([], updates=param_updates)
 
     def train_minibatch(x_data, y_data):
         value = compute(x_data, y_data)

@@ -14,6 +14,7 @@ from typing import Any, Mapping
 import numpy as np
 
 from synkhronos import _host
+from synkhronos._machine.deep_recursion import LEVELS, recurses_deep
 from synkhronos._wording import advise
 from synkhronos.rules.compatible import import_model
 from synkhronos.rules.variables import variables_of
@@ -182,10 +183,11 @@ def compile_functions(model: Any, sync_type: str) -> None:
     """Call ``compile_iter_fns``, which takes ``sync_type``, any keywords, or nothing."""
     # theanompi.lib.opt looks here: model files pass it the number of workers only.
     model.sync_type = sync_type
+    compile_deep = recurses_deep(model.compile_iter_fns, LEVELS)  # it may be unsafe to call twice
     if _accepts(model.compile_iter_fns, "sync_type"):
-        model.compile_iter_fns(sync_type=sync_type)
+        compile_deep(sync_type=sync_type)
     else:
-        model.compile_iter_fns()
+        compile_deep()
 
 
 def print_info(model: Any, recorder: Any, verbose: bool) -> None:

@@ -18,7 +18,9 @@ from pytensor.graph.replace import clone_replace
 from pytensor.link.basic import JITLinker
 from pytensor.link.numba.linker import NumbaLinker
 
+from synkhronos._host.deep_graphs import compiling_deep
 from synkhronos._host.pytensor import rewriting
+from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.log import log
 
 __all__ = ["Mode"]
@@ -54,7 +56,7 @@ def compile_function(inputs, outputs, **kwargs):
         kwargs.pop("no_default_updates", None)  # PyTensor warns of any value but None
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The no_default_updates parameter", DeprecationWarning)
-        function = pytensor.function(inputs, outputs, **kwargs)
+        function = compiling_deep(pytensor.function, computed)(inputs, outputs, **kwargs)
     function.trust_input = True
     return function
 
@@ -83,7 +85,8 @@ def compile_now(function) -> None:
 
     try:
         types = [_type_of(each) for each in function.input_storage]
-        function.vm.jit_fn.compile((numba.types.BaseTuple.from_types(types),))
+        compile_deep = recurses_deep(function.vm.jit_fn.compile)
+        compile_deep((numba.types.BaseTuple.from_types(types),))
     except Exception:  # of numba, and of any operation's implementation
         log.debug("%s is compiled at its first call", function.name, exc_info=True)
 
@@ -99,6 +102,7 @@ def _type_of(container):
     return get_numba_type(container.type, layout="C")
 
 
+@recurses_deep
 def expression_of(function, inputs, outputs, updates, kwargs):
     """Raise RuntimeError: all ranks are on the CPU, and none compiles an expression."""
     raise RuntimeError("PyTensor has no ranks on devices; this is a mistake of Synkhronos.")
@@ -109,6 +113,7 @@ def as_update(variable, value):
     return variable.type.filter_variable(value, allow_convert=True)
 
 
+@recurses_deep
 def same_updates(one, other):
     """Return whether two lists of (variable, its update) compute the same from their inputs.
 
@@ -131,6 +136,7 @@ def is_reusing_memory(function):
     return not getattr(function.vm, "allow_gc", False)
 
 
+@recurses_deep
 def swapped(expressions, variables):
     """Return expressions with variables, the keys of a dict, replaced; others stay as they are."""
     found = [isinstance(each, Variable) for each in expressions]

@@ -12,6 +12,7 @@ from pytensor.compile import Function
 
 from synkhronos._host.pickles import Pickler, Unpickler, no_garbage_collection, persistent_ids
 from synkhronos._host.pytensor.functions import compile_now
+from synkhronos._machine.deep_recursion import recurses_deep
 
 
 class _Pickler(Pickler):
@@ -51,6 +52,7 @@ def _rebuild_function(nodes, maker, input_storage):
     return function
 
 
+@recurses_deep
 def dump(functions, known, new, portable=False) -> bytes:
     """Pickle functions, sending the variables of `known` as ids and those of `new` whole.
 
@@ -92,6 +94,7 @@ def _set_config(values):
             setattr(pytensor.config, name, value)
 
 
+@recurses_deep
 def load(data, variables):
     """Undo `dump`: add the new variables to `variables`, and return the functions and their ids."""
     file = io.BytesIO(data)

@@ -22,6 +22,7 @@ from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
 
 from synkhronos._host.rows import RowNumbers, numbers_of_rows
+from synkhronos._machine.deep_recursion import recurses_deep
 
 _COPIES = (DeepCopyOp, ViewOp)
 
@@ -62,6 +63,7 @@ def row_numbers(*operands):
     return Rows()(*operands)
 
 
+@recurses_deep
 def without_row_numbers(expressions, givens, inputs):
     """Return expressions, RowNumbers for the inputs that now stand for row numbers, and a bool.
 

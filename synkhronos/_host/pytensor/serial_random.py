@@ -20,6 +20,7 @@ from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
 from synkhronos._host.draws import OwnVariables, drawn_rows
 from synkhronos._host.pytensor.graph import RankOperation
+from synkhronos._machine.deep_recursion import recurses_deep
 
 
 class WholeSize(RankOperation):
@@ -64,6 +65,7 @@ class OwnRows(RankOperation):
         return [(node.inputs[1][0], *shapes[0][1:])]
 
 
+@recurses_deep
 def draws_of_all_rows(scattered, outputs, updates, kwargs):
     """Return outputs, updates and keyword arguments of a function that draws as serial PyTensor.
 

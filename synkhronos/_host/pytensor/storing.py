@@ -26,6 +26,7 @@ from pytensor.graph.traversal import ancestors, graph_inputs, toposort_with_orde
 from pytensor.tensor import TensorType, as_tensor_variable, constant, lscalar
 from pytensor.tensor.sharedvar import TensorSharedVariable
 
+from synkhronos._host.deep_graphs import compiling_deep
 from synkhronos._host.push_order import in_push_order
 from synkhronos._host.updates import updates_by_default
 
@@ -205,8 +206,10 @@ def compile_pushing(inputs, outputs, updates, **options):
         mode = mode.including("synkhronos_store")
     else:
         mode = mode.clone(optimizer=SequentialGraphRewriter([mode.optimizer, _Order()]))
-    with compiling:
-        return pytensor.function(inputs, outputs, updates=updates, mode=mode, **options)
+    options.update(updates=updates, mode=mode)
+    compile_deep = compiling_deep(pytensor.function, [*outputs, *(value for _, value in updates)])
+    with compiling:  # here, not in what may run in another thread
+        return compile_deep(inputs, outputs, **options)
 
 
 @node_rewriter([Push])

@@ -7,8 +7,10 @@ from theano.compile.mode import Mode, get_mode
 from theano.gof import Variable
 from theano.scan_module.scan_utils import equal_computations
 
+from synkhronos._host.deep_graphs import compiling_deep
 from synkhronos._host.theano import compile_ahead, compile_cache, portable, printing, rewriting
 from synkhronos._host.updates import default_updates
+from synkhronos._machine.deep_recursion import recurses_deep
 
 compile_cache.fix_cache_keys()
 compile_ahead.install()
@@ -40,11 +42,12 @@ def compile_function(inputs, outputs, **kwargs):
     ]
     computed = [*outputs, *(value for _, value in pairs if isinstance(value, Variable))]
     kwargs["mode"] = rewriting.mode_for(computed, kwargs.get("mode"))
-    function = theano.function(inputs, outputs, **kwargs)
+    function = compiling_deep(theano.function, computed)(inputs, outputs, **kwargs)
     function.trust_input = True
     return function
 
 
+@recurses_deep
 def expression_of(function, inputs, outputs, updates, kwargs):
     """Return the expression of a compiled function, for ranks on another kind of device."""
     updates = [*updates, *default_updates(function, updates)]
@@ -61,6 +64,7 @@ def as_update(variable, value):
     return variable.type.filter_variable(value, allow_convert=False)
 
 
+@recurses_deep
 def same_updates(one, other):
     """Return whether two lists of (variable, its update) compute the same from their inputs.
 
@@ -83,6 +87,7 @@ def is_reusing_memory(function):
     return not getattr(function.fn, "allow_gc", False)
 
 
+@recurses_deep
 def swapped(expressions, variables):
     """Return expressions with variables, the keys of a dict, replaced; others stay as they are."""
     found = [isinstance(each, Variable) for each in expressions]

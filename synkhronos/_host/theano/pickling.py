@@ -24,6 +24,7 @@ from synkhronos._host.pickles import Pickler, Unpickler, no_garbage_collection, 
 from synkhronos._host.theano import compile_cache
 from synkhronos._host.theano.functions import compile_expression
 from synkhronos._host.theano.portable import Expression, Value, values_of
+from synkhronos._machine.deep_recursion import recurses_deep
 
 
 class _Pickler(Pickler):
@@ -112,6 +113,7 @@ def _fortran_routine(name):
     return getattr(scipy.linalg.blas, name)
 
 
+@recurses_deep
 def dump(functions, known, new, portable=False) -> bytes:
     """Pickle functions, sending the variables of `known` as ids and those of `new` whole.
 
@@ -164,6 +166,7 @@ def _set_config(values):
             variable.__set__(None, values[name])
 
 
+@recurses_deep
 def load(data, variables):
     """Undo `dump`: add the new variables to `variables`, and return the functions and their ids."""
     file = io.BytesIO(data)

@@ -19,6 +19,7 @@ from theano.tensor.opt import Shape_i
 from theano.tensor.subtensor import AdvancedSubtensor1, Subtensor, get_idx_list
 
 from synkhronos._host.rows import RowNumbers, numbers_of_rows
+from synkhronos._machine.deep_recursion import recurses_deep
 
 _COPIES = (DeepCopyOp, ViewOp)
 
@@ -59,6 +60,7 @@ def row_numbers(*operands):
     return Rows()(*operands)
 
 
+@recurses_deep
 def without_row_numbers(expressions, givens, inputs):
     """Return expressions, RowNumbers for the inputs that now stand for row numbers, and a bool.
 

@@ -26,6 +26,7 @@ from theano.tensor.subtensor import Subtensor, get_idx_list
 
 from synkhronos._host.draws import OwnVariables, drawn_rows
 from synkhronos._host.theano.graph import RankOperation
+from synkhronos._machine.deep_recursion import recurses_deep
 
 _DRAWS = mrg_uniform_base, RandomFunction
 
@@ -72,6 +73,7 @@ class OwnRows(RankOperation):
         return [(node.inputs[1][0], *shapes[0][1:])]
 
 
+@recurses_deep
 def draws_of_all_rows(scattered, outputs, updates, kwargs):
     """Return outputs, updates and keyword arguments of a function that draws as serial Theano.
 

@@ -14,6 +14,7 @@ from theano.gof.type import generic
 from theano.tensor import TensorType, as_tensor_variable, constant
 from theano.tensor.sharedvar import TensorSharedVariable
 
+from synkhronos._host.deep_graphs import compiling_deep
 from synkhronos._host.push_order import in_push_order
 from synkhronos._host.theano.overlapping import InOrder
 from synkhronos._host.updates import updates_by_default
@@ -187,8 +188,10 @@ def compile_pushing(inputs, outputs, updates, **options):
         mode = mode.including("synkhronos_store")
     else:
         mode = mode.clone(optimizer=gof.SeqOptimizer([mode.optimizer, _Order()]))
-    with compiling:
-        return theano.function(inputs, outputs, updates=updates, mode=mode, **options)
+    options.update(updates=updates, mode=mode)
+    compile_deep = compiling_deep(theano.function, [*outputs, *(value for _, value in updates)])
+    with compiling:  # here, not in what may run in another thread
+        return compile_deep(inputs, outputs, **options)
 
 
 @gof.local_optimizer([Push])

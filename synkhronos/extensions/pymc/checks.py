@@ -14,6 +14,7 @@ import pymc as pm
 import pytensor
 from pytensor.compile.mode import Mode
 
+from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._wording import count
 from synkhronos.extensions.pymc.evaluator import compiled
 from synkhronos.extensions.pymc.terms import (
@@ -31,6 +32,7 @@ _POINTS = 2
 _REWRITTEN = Mode(linker="py", optimizer="fast_run").excluding("fusion", "inplace")
 
 
+@recurses_deep
 def checked(model: pm.Model, observed, term: Term):
     """Return the compiled function of a term, and the seconds that it takes for all rows.
 

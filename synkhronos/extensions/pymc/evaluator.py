@@ -30,6 +30,7 @@ from pytensor.graph.traversal import graph_inputs
 from pytensor.tensor.sharedvar import TensorSharedVariable
 
 from synkhronos._arithmetic.partition import share
+from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.processes import take_standard_streams
 from synkhronos._machine.shared_memory import Segments, check_sharing
@@ -349,6 +350,7 @@ def _advised(death):
     return WorkerDied(f"{cause} {advice}", death.rank, death.exitcode)
 
 
+@recurses_deep
 def compiled(term: Term, gradients: bool):
     """Return the function of a term: of its parameters and its rows."""
     inputs = [*term.parameters, *(rows.variable for rows in term.rows)]

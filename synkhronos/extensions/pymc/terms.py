@@ -42,6 +42,7 @@ from pytensor.tensor.sharedvar import TensorSharedVariable
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.type_other import NoneConst
 
+from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos.extensions.pymc import row_axes
 
 SMALL = 32  # elements
@@ -95,6 +96,7 @@ class Term:
         return pt.concatenate([each.astype("float64").ravel() for each in parts])
 
 
+@recurses_deep
 def cut(model, observed) -> Term:
     """Cut the log-likelihood of an observed variable out of its model.
 

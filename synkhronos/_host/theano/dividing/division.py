@@ -22,6 +22,7 @@ from synkhronos._host.theano.dividing.operations import rows_of_rank, total_rows
 from synkhronos._host.theano.graph import AllReduce, RankOperation, all_reduce
 from synkhronos._host.theano.rows import Rows
 from synkhronos._host.theano.variables import is_array_variable, is_random_state
+from synkhronos._machine.deep_recursion import recurses_deep
 
 # The kinds of values that a variable has on the ranks.
 SAME = "same"  # all ranks have the value that serial Theano has
@@ -61,6 +62,7 @@ class Divided(NamedTuple):
     n_rows: Optional[int]  # the number of rows that a call must have; None for any
 
 
+@recurses_deep
 def divide(inputs, outputs, updates, givens, no_default_updates) -> Divided:
     """Divide a function, given by arguments of ``theano.function``; its updates become all updates.
 

@@ -8,6 +8,7 @@ import numpy as np
 import theano
 import theano.tensor as T
 
+from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos.rules.compatible.lib import opt
 from synkhronos.rules.compatible.models import layers2
 from synkhronos.rules.compatible.models.data.sources import source
@@ -80,7 +81,7 @@ class Classifier(Model):
             self.statistics += layers2.get_statistics(self.layers)
         self.cost = self.cost_of(probabilities) + self.extra_cost
         self.error = self.errors(probabilities, 1)
-        self.grads = T.grad(self.cost, self.params)
+        self.grads = recurses_deep(T.grad)(self.cost, self.params)
         self.weight_types = ["W" if param.ndim > 1 else "b" for param in self.params]
         self.shared_x = theano.shared(np.zeros((1, 1, 1, 1), theano.config.floatX), "images")
         self.shared_y = theano.shared(np.zeros(1, "int64"), "labels")
