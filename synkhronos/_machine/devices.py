@@ -5,6 +5,7 @@ A process of its own runs whatever could open a GPU, and ends at once.
 
 from __future__ import annotations
 
+import ctypes
 import glob
 import importlib.util
 import math
@@ -24,6 +25,7 @@ DEVICE_NAME = re.compile(r"cpu|cuda\d*|opencl\d+:\d+")
 EXAMPLES = "such as 'cpu', 'cuda0' or 'opencl0:0'"
 VARIABLE = "SYNKHRONOS_DEVICES"
 RANKS_VARIABLE = "SYNKHRONOS_RANKS_OF_MACHINES"
+_SOFTLY = 1  # omp_pause_soft of omp.h
 
 COUNT_DEVICES = """
 import sys
@@ -299,3 +301,36 @@ def limit_threads(threads: int):
     from threadpoolctl import threadpool_limits
 
     return threadpool_limits(limits=threads)
+
+
+def threads_of_children(threads: int) -> int:
+    """Return how many of `threads` each process can use that this thread forks: all, or one.
+
+    GNU's OpenMP keeps the threads that a thread has computed with for the next time. A fork copies
+    the calling thread alone, so a child would wait for the others for ever. Here they end; OpenMP
+    starts new ones when the parent or a child computes next. Others (LLVM's, Intel's) do so by
+    themselves after a fork, as OpenBLAS does.
+    """
+    from threadpoolctl import threadpool_info
+
+    gnu = [each["filepath"] for each in threadpool_info() if each["prefix"] == "libgomp"]
+    lasting = [path for path in gnu if not _end_openmp_threads(path)]
+    if not lasting or threads == 1:
+        return threads
+    log.warning(
+        "OpenMP (%s) can't end its threads before the fork, so each rank computes with one thread, "
+        "not %d. For more, call synk.fork() before the first function that uses OpenMP, or install "
+        "a libgomp of GCC 9 or later.",
+        lasting[0],
+        threads,
+    )
+    return 1
+
+
+def _end_openmp_threads(path):
+    """End the calling thread's threads of an OpenMP library; return whether they have ended."""
+    try:
+        pause = ctypes.CDLL(path).omp_pause_resource_all
+    except (OSError, AttributeError):  # its file was replaced; an old one
+        return False
+    return pause(_SOFTLY) == 0

@@ -12,6 +12,7 @@ import sys
 import threading
 import weakref
 
+from synkhronos._machine.devices import threads_of_children
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log, name_rank
 from synkhronos._machine.processes import ForkedProcess, join_all, kill_all
@@ -70,6 +71,8 @@ class Session:
         self.recording = None  # a Recording while a profile is on
         self.registry = Registry(self)
         self.changes = Changes(self, follow)
+        if self.n_ranks > 1:
+            threads = threads_of_children(threads)
         self.gate = make_gate(self.n_ranks, master_rank) if gate is None else gate
         self.worker = Worker(master_rank, self.gate, devices, threads, self._on_release)
         # Weak: the user's references and functions keep the variables alive.

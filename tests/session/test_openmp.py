@@ -1,0 +1,83 @@
+"""A script may compute with OpenMP before ``fork()``: ranks start threads of their own."""
+
+import logging
+
+import pytest
+
+from synkhronos._machine import devices
+
+BEGIN = """
+import ctypes, os
+import numpy as np
+import theano, theano.tensor as T
+import synkhronos as synk
+"""
+
+
+def test_ranks_start_threads_of_their_own(script):
+    # A parallel region of GNU's OpenMP, without a compiler. A worker that kept the threads of the
+    # script would wait for them for ever.
+    script(
+        BEGIN
+        + """
+from support.helpers import on_ranks
+
+def threads(number=3):
+    import ctypes
+    seen = []
+    region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: seen.append(1))
+    ctypes.CDLL("libgomp.so.1").GOMP_parallel(region, None, number, 0)
+    return len(seen)
+
+def computing():
+    return len(os.listdir("/proc/self/task"))
+
+before = computing()
+assert threads() == 3 and computing() == before + 2
+synk.fork(2, threads_per_rank=2)
+assert computing() == before
+assert on_ranks(threads) == [3, 3]
+synk.close()
+assert threads() == 3  # and again, from a master that has computed
+synk.fork(3)
+assert on_ranks(threads) == [3, 3, 3]
+"""
+    )
+
+
+@pytest.mark.slow("compiles C code")
+def test_openmp_functions_of_theano(script):
+    script(
+        BEGIN
+        + """
+x = T.dvector()
+mode = theano.Mode("cvm", "fast_run")
+plain = theano.function([x], T.exp(x) + x, mode=mode)
+assert any(getattr(node.op, "openmp", False) for node in plain.maker.fgraph.apply_nodes)
+rows = np.linspace(0, 1, 100_000)
+before = plain(rows)
+synk.fork(2, threads_per_rank=2)
+f = synk.function([x], (T.exp(x) + x, "gather"), mode=mode)
+for _ in range(10):
+    np.testing.assert_array_equal(f(rows), before)
+""",
+        env={"THEANO_FLAGS": "openmp=True,openmp_elemwise_minsize=10", "OMP_NUM_THREADS": "2"},
+    )
+
+
+def test_an_old_library_leaves_one_thread(monkeypatch, caplog):
+    monkeypatch.setattr(devices, "_end_openmp_threads", lambda path: False)
+    gnu = {"user_api": "openmp", "prefix": "libgomp", "filepath": "/lib/libgomp.so.1"}
+    monkeypatch.setattr("threadpoolctl.threadpool_info", lambda: [gnu])
+    caplog.set_level(logging.WARNING, logger="synkhronos")
+    assert devices.threads_of_children(1) == 1
+    assert not caplog.records
+    assert devices.threads_of_children(4) == 1
+    [record] = caplog.records
+    assert "one thread, not 4" in record.getMessage()
+    assert "call synk.fork() before" in record.getMessage()
+
+
+def test_a_library_that_is_gone_has_not_ended_its_threads():
+    assert not devices._end_openmp_threads("/nowhere/libgomp.so.1")
+    assert not devices._end_openmp_threads("libc.so.6")  # without the function
