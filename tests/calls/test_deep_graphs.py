@@ -54,7 +54,10 @@ class Endless:
 
 def makes_an_error():
     one, other = Endless(), Endless()
-    for recurse in (lambda: one.name, lambda: one == other, lambda: sorted([one, other])):
+    recursions = [lambda: one.name, lambda: one == other]
+    if before <= 1000:  # PyTensor's 3,000 are too many for this one, without ranks too
+        recursions.append(lambda: sorted([one, other]))
+    for recurse in recursions:
         try:
             recurse()
         except RecursionError:
@@ -92,7 +95,8 @@ def test_a_training_step_of_a_deep_graph(script):
 synk.fork(2)
 w = theano.shared(np.ones(3), "w")
 loss = chain(w * x.sum(), 700).sum()
-step = train.make_train_step([x], loss, [w], update_rules.sgd, learning_rate=0.1)
+options = {"mode": theano.Mode("py", None)}
+step = train.make_train_step([x], loss, [w], update_rules.sgd, learning_rate=0.1, options=options)
 assert np.isfinite(step(np.ones(4)))
 assert sys.getrecursionlimit() == before
 """,

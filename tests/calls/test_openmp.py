@@ -46,10 +46,11 @@ assert on_ranks(threads) == [3, 3, 3]
 
 
 @pytest.mark.slow("compiles C code")
-def test_openmp_functions_of_theano(script):
+def test_functions_that_use_openmp(script):
     script(
         BEGIN
         + """
+theano.config.openmp, theano.config.openmp_elemwise_minsize = True, 10
 x = T.dvector()
 mode = theano.Mode("cvm", "fast_run")
 plain = theano.function([x], T.exp(x) + x, mode=mode)
@@ -61,7 +62,7 @@ f = synk.function([x], (T.exp(x) + x, "gather"), mode=mode)
 for _ in range(10):
     np.testing.assert_array_equal(f(rows), before)
 """,
-        env={"THEANO_FLAGS": "openmp=True,openmp_elemwise_minsize=10", "OMP_NUM_THREADS": "2"},
+        env={"OMP_NUM_THREADS": "2"},
     )
 
 
