@@ -21,6 +21,7 @@ from synkhronos import _host
 from synkhronos._calls import collective
 from synkhronos._hints import SharedVariable
 from synkhronos._machine.files import NewFile, npz_path
+from synkhronos._machine.interrupts import raised_here
 from synkhronos._master.current import call
 from synkhronos._master.staging import send_objects
 from synkhronos._rank import commands
@@ -277,7 +278,7 @@ def _read(path):
             arrays = {name: file[name] for entry in entries for name in entry.arrays}
     except OSError:
         raise
-    except Exception as error:
+    except raised_here(Exception) as error:
         # Damages raise errors of many kinds, of zipfile, zlib, json and NumPy.
         raise ValueError(
             f"load() can't read {path!r}: it is damaged, or was not written by synkhronos.save(): "

@@ -17,6 +17,7 @@ import numpy as np
 
 from synkhronos import _host
 from synkhronos._calls.check import number_of_calls
+from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
 from synkhronos._master.current import Current as _Current
 from synkhronos._master.current import current
@@ -135,7 +136,7 @@ def _make(check, compile_serially, arguments):
         return ParallelFunction(compile_serially, name, arguments, check)
     except _host.CannotDivide as reason:
         log.info("%s stays a Theano function: it %s", one_line(name), sentence(reason))
-    except Exception as error:
+    except raised_here(Exception) as error:
         # Whatever is wrong with the arguments, Theano says it best.
         log.info("%s stays a Theano function: %s", one_line(name), sentence(error))
         log.debug("The error was raised here:", exc_info=error)

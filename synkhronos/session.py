@@ -14,7 +14,7 @@ from typing import Optional, Sequence, Union
 from synkhronos import _host, profiling
 from synkhronos._calls.check import number_of_calls, of_environment
 from synkhronos._machine.devices import default_threads, resolve
-from synkhronos._machine.interrupts import interrupts_held
+from synkhronos._machine.interrupts import interrupts_held, is_of_handler
 from synkhronos._machine.log import log
 from synkhronos._machine.processes import take_standard_streams
 from synkhronos._machine.shared_memory import check_sharing
@@ -161,7 +161,7 @@ def fork(
             names = plan.devices
         _host.overlap_reductions(overlap and plan is not None and set(names) == {"cpu"})
         try:
-            # No Ctrl-C between a worker's start and the assignment: else close() would not find it.
+            # Nothing is raised between a worker's start and the assignment, so close() finds it.
             with interrupts_held():
                 _release_closed()
                 take_standard_streams()
@@ -175,7 +175,7 @@ def fork(
             _Current.session.begin()
         except BaseException as error:
             _end_current()
-            if not isinstance(error, OSError):
+            if not isinstance(error, OSError) or is_of_handler(error):
                 raise
             raise SessionError(
                 f"fork() can't start {count(n_here, 'rank')} on this machine: {error}. Each "

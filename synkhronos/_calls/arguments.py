@@ -4,6 +4,7 @@ import numpy as np
 
 from synkhronos import _host
 from synkhronos._calls import signature
+from synkhronos._machine.interrupts import raised_here
 from synkhronos._master.staging import StagedInput
 from synkhronos._wording import count, sentence
 from synkhronos.inputs import Data
@@ -105,7 +106,7 @@ class Inputs:
         """Return a value as an array, cast as ``theano.function`` casts its inputs."""
         try:
             return self._casts[position](value)
-        except Exception as error:
+        except raised_here(Exception) as error:
             variable = self.variables[position]
             if value is None:
                 raise TypeError(

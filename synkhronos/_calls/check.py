@@ -17,6 +17,7 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._arithmetic import partition, reduction
 from synkhronos._arithmetic.selection import select_each, select_rows
+from synkhronos._machine.interrupts import raised_here
 from synkhronos._rank import commands
 from synkhronos._wording import advise, count, is_bool, sentence, shown, whole_number
 
@@ -86,7 +87,7 @@ class Check:
             try:
                 serial.prepare(values, batch, batch_s)
                 expected, updated = serial.run(subset)
-            except Exception as error:
+            except raised_here(Exception) as error:
                 # Wrong arguments raise in the call below too, which the user should see.
                 expected, updated, problem = None, {}, sentence(error)
         results = call()
@@ -336,7 +337,8 @@ class _Serial:
                 arrays[i] = partition.take_rows(arrays[i], range(first, last), axis=axes[i])
             try:
                 outputs, _ = self.run(subset, arrays)
-            except Exception:  # a part of the rows need not be a valid input along another axis
+            except raised_here(Exception):
+                # A part of the rows need not be a valid input along another axis.
                 return None, None
             parts.append(np.array(outputs[place]))
             counts.append(last - first)

@@ -7,6 +7,7 @@ from synkhronos._arithmetic import blocks
 from synkhronos._arithmetic.conversion import as_array
 from synkhronos._arithmetic.selection import select_rows
 from synkhronos._host.choice import advice
+from synkhronos._machine.interrupts import raised_here
 from synkhronos._master.staging import Contents
 from synkhronos._rank import commands
 from synkhronos._wording import count, sentence, shown
@@ -103,7 +104,7 @@ def _check_value(name, variable, value, rows_may_differ):
     if _host.sparse_format(variable):
         try:
             return _host.caster(variable, False, None)(value)
-        except Exception as error:  # of many kinds, as below
+        except raised_here(Exception) as error:  # of many kinds, as below
             raise TypeError(
                 f"{name}() can't give {variable}, of type {variable.type}, the value "
                 f"{shown(value)}: {sentence(error)}"
@@ -132,7 +133,7 @@ def _check_value(name, variable, value, rows_may_differ):
                 raise TypeError("a shared variable can't hold its masked items: see its filled()")
             # Lengths along broadcastable axes are checked below.
             value = _host.cast_value(variable, value)
-        except Exception as error:
+        except raised_here(Exception) as error:
             # Theano's checks raise errors of many kinds for values that are no arrays.
             raise TypeError(
                 f"{name}() can't give {variable}, of type {variable.type}, the value "

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Optional
 
 from synkhronos import _host
 from synkhronos._host.choice import advice
+from synkhronos._machine.interrupts import raised_here
 from synkhronos._wording import sentence, shown
 from synkhronos.inputs import Data
 
@@ -205,7 +206,7 @@ def _cast_default(place, checked, value):
         if isinstance(value, _host.Variable):
             raise TypeError("a variable has no value")
         return checked.caster()(value)
-    except Exception as error:
+    except raised_here(Exception) as error:
         # Theano's checks raise errors of many kinds for values that are no arrays.
         raise TypeError(
             f"{place} of type {variable.type} can't have the value {shown(value)}: "

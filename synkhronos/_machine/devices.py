@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Sequence
 
 from synkhronos import _wording
+from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
 
 _MOST_PROCESSES = 1 << 22  # of one Linux system
@@ -81,7 +82,7 @@ def _cpu_quota(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") ->
         if (v1 / "cpu.cfs_quota_us").exists():
             quotas.append([(v1 / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")])
         limits = [int(quota) / int(period) for quota, period in quotas if quota != "max"]
-    except (OSError, ValueError):
+    except raised_here(OSError, ValueError):
         return math.inf
     return min((limit for limit in limits if limit > 0), default=math.inf)
 

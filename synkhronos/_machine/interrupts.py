@@ -1,28 +1,58 @@
-"""Delay of Ctrl-C over steps that it would leave half done.
+"""Delay of signal handlers over steps that their exceptions would leave half done.
 
-Python raises KeyboardInterrupt between any two bytecodes of the main thread. Between the system
-call that returns a descriptor and the line that stores the descriptor, it would be lost for as long
-as the process runs; the same holds for memory and for child processes.
+Python runs a signal handler between any two bytecodes of the main thread. What it raises, as a
+Ctrl-C raises KeyboardInterrupt, ends what runs there. Between the system call that returns a
+descriptor and the line that stores the descriptor, it would be lost for as long as the process
+runs; the same holds for memory and for child processes.
+
+What a handler raises is the script's, and no error of the code that it has interrupted: code that
+turns errors into others says ``except raised_here(Exception)``.
 """
 
+import functools
+import inspect
 import signal
+import sys
 import threading
 from _signal import getsignal as _getsignal  # Python's own make enums of all: ten times as slow
 from _signal import signal as _signal
 from _thread import get_ident
+from time import monotonic
+from types import FrameType
+from typing import Optional, Tuple, Type
 
+_NUMBERS = sorted(map(int, signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
 _SIGINT = int(signal.SIGINT)
+_SECONDS = 0.001  # for so long it is known which signals have handlers: looking at all takes 4 us
+
+
+class _Handled:
+    """The signals that have handlers in Python; a handler may have been set since `_SECONDS`."""
+
+    def __init__(self):
+        self._numbers, self._until = (), 0.0
+
+    def numbers(self):
+        """Return the numbers of these signals."""
+        now = monotonic()
+        if now >= self._until:
+            self._numbers = [number for number in _NUMBERS if callable(_getsignal(number))]
+            self._until = now + _SECONDS
+        return self._numbers
+
+
+_handled = _Handled()
 
 
 class interrupts_held:
-    """Delays a Ctrl-C until the end of the block; gives a list, not empty once one came.
+    """Delays signal handlers until the end of the block; gives a dict, not empty once one is due.
 
-    A Ctrl-C in the block is recorded, and raised once when the block ends, also if the block ends
-    with another exception. A wait in the block must be short: it can't be interrupted.
+    A signal in the block is recorded, and its handler called once when the block ends, also if the
+    block ends with another exception. A wait in the block must be short: it can't be interrupted.
 
     A handler records it, not a signal mask: a mask holds for one thread, and the system would give
-    the signal to another thread. In other threads than the main one nothing is done: Python raises
-    KeyboardInterrupt in the main thread only.
+    the signal to another thread. In other threads than the main one nothing is done: Python runs
+    handlers in the main thread only. Signals without a handler in Python do what they always do.
     """
 
     __slots__ = ("_held", "_previous")
@@ -31,24 +61,164 @@ class interrupts_held:
         self._held = None
         if get_ident() != threading.main_thread().ident:
             return ()
-        if _getsignal(_SIGINT) is None:
-            return ()  # a handler outside of Python, which Python could not set again
-        held = []
-        self._previous = _signal(_SIGINT, lambda *args: held.append(args))
-        self._held = held
+        outer = getattr(_getsignal(_SIGINT), "__self__", None)
+        if outer.__class__ is interrupts_held and outer._held is not None:
+            return outer._held  # a block around this one delays everything already
+        previous = self._previous = {}
+        for number in _handled.numbers():
+            handler = _getsignal(number)
+            if callable(handler):
+                previous[number] = handler
+        answer = self._answer
+        try:
+            for number in previous:
+                _signal(number, answer)
+        except BaseException:  # of a signal that came before its handler was replaced
+            self._restore()
+            raise
+        held = self._held = {}  # from here on nothing is raised
         return held
+
+    def _answer(self, number, frame):
+        """Record a signal in the block; before and after it, do what the script's handler does."""
+        if self._held is None:
+            self._previous[number](number, frame)
+        else:
+            self._record(number, frame)
+
+    def _record(self, number, frame):
+        self._held[number] = functools.partial(self._previous[number], number, frame)
 
     def __exit__(self, kind, error, trace):
         held = self._held
         if held is None:
             return
-        # First the handler, so that the signal reaches the one of the user's program. Blocks nest:
-        # in an inner block `_previous` is the handler of the outer one, which records the signal.
-        _signal(_SIGINT, self._previous)
+        # First the handlers, so that later signals reach those of the user's program, or those of
+        # an outer block.
+        try:
+            self._restore()
+        except BaseException:  # of a signal whose handler was restored first
+            self._restore()
+            raise
+        finally:
+            self._held = None
+            if held:
+                _call_all(held)
+
+    def _restore(self):
+        for number, handler in self._previous.items():
+            # Else a handler of the script has set another one.
+            if getattr(_getsignal(number), "__self__", None) is self:
+                _signal(number, handler)
+
+
+class interrupts_raised_later(interrupts_held):
+    """Calls signal handlers in the block as always, but raises what they raise when it ends.
+
+    For long blocks: the dict that it gives is not empty once a handler has raised.
+    """
+
+    __slots__ = ()
+
+    def _record(self, number, frame):
+        try:
+            self._previous[number](number, frame)
+        except BaseException as error:
+            self._held[number] = functools.partial(_raise, error)
+
+
+def _call_all(held):
+    """Call what was held back, in turn; what they raise comes when all have been called."""
+    handler = held.pop(next(iter(held)))
+    try:
+        # Not by raising the signal: it would also be written to the pipe of `set_wakeup_fd` once
+        # more, as asyncio's, which would run its handler twice.
+        handler()
+    finally:
         if held:
-            signal.raise_signal(signal.SIGINT)
+            _call_all(held)
 
 
-def raises_keyboard_interrupt() -> bool:
-    """Return whether a Ctrl-C raises KeyboardInterrupt, and no handler of the script's answers."""
-    return signal.getsignal(signal.SIGINT) is signal.default_int_handler
+def _raise(error):
+    raise error
+
+
+def raised_here(*kinds: Type[BaseException]) -> Tuple[Type[BaseException], ...]:
+    """Return the kinds of exceptions for an except clause; none for what a signal handler raised.
+
+    Examples
+    --------
+    >>> try:
+    ...     raise TimeoutError
+    ... except raised_here(OSError):
+    ...     print("the system's")
+    the system's
+    """
+    return () if is_of_handler(sys.exc_info()[1]) else kinds
+
+
+def is_of_handler(error: BaseException) -> bool:
+    """Return whether a signal handler, or what it called, has raised an exception."""
+    return _frame_of_handler(_frames(error)) is not None
+
+
+def raised_by_handler(error: BaseException) -> Optional[BaseException]:
+    """Return the exception of a signal handler that an exception is, or stands for; else None.
+
+    Where code catches it and raises another one by mistake, or with a longer message as host
+    libraries do, the other one stands for it. One that is raised ``from`` it does not.
+    """
+    found = of = None
+    while True:
+        frames = _frames(error)
+        frame = _frame_of_handler(frames)
+        if frame is not None and of in (None, frame):
+            found, of = error, frame
+        before = error.__context__
+        if before is None or error.__suppress_context__:
+            return found
+        # One that was caught outside of here, and is still handled there, is an earlier matter.
+        if before.__traceback__ is None or before.__traceback__.tb_frame not in frames:
+            return found
+        error = before
+
+
+def _frames(error):
+    frames, trace = [], error.__traceback__
+    while trace is not None:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    return frames
+
+
+def _frame_of_handler(frames):
+    codes = {_code_of(_getsignal(number)) for number in _NUMBERS} - {None}
+    for frame in frames:
+        if frame.f_code in codes or _takes_a_signal(frame):
+            return frame
+    return None
+
+
+def _code_of(handler):
+    """Return the code of a handler in Python; None if it is another thing."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if not inspect.isroutine(handler) and callable(handler):
+        handler = type(handler).__call__
+    return getattr(handler, "__code__", None)  # a method has that of its function
+
+
+def _takes_a_signal(frame):
+    """Return whether a function was given a signal's number and a frame, as handlers are."""
+    code = frame.f_code
+    if code.co_argcount < 2 and not code.co_flags & inspect.CO_VARARGS:
+        return False
+    values = frame.f_locals
+    given = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
+    if code.co_flags & inspect.CO_VARARGS:
+        rest = values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
+        given += rest if isinstance(rest, tuple) else ()
+    return any(
+        isinstance(number, int) and isinstance(interrupted, FrameType)
+        for number, interrupted in zip(given, given[1:])
+    )

@@ -17,6 +17,7 @@ import time
 import traceback
 import warnings
 
+from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.private_copies import none_made
 from synkhronos.errors import SessionError
 
@@ -47,7 +48,7 @@ def life_of(pid: int) -> str:
             letter = stat.read().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return "gone"
-    except OSError:
+    except raised_here(OSError):
         return "unknown"
     return _LIVES.get(letter, "ended")
 
@@ -85,7 +86,7 @@ def _turns_of(pid):
     try:
         with open(f"/proc/{pid}/status") as status:
             return [line for line in status if "ctxt_switches" in line]
-    except OSError:
+    except raised_here(OSError):
         return None
 
 
@@ -102,7 +103,7 @@ def check_proc() -> None:
     """Raise SessionError if there is no /proc that shows this process."""
     try:
         number_in_proc()
-    except OSError as error:
+    except raised_here(OSError) as error:
         raise SessionError(
             f"fork() needs a /proc that shows this process, because ranks open the memory of one "
             f"another there: {error}. Mount one: mount -t proc proc /proc, or unshare --mount-proc."
@@ -126,7 +127,7 @@ def this_machine() -> str:
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             number = file.read().strip()
-    except OSError:
+    except raised_here(OSError):
         number = ""
     return f"{socket.gethostname()} {number}"
 
@@ -135,7 +136,7 @@ def proc_has_our_numbers() -> bool:
     """Return whether /proc numbers processes as ``os.getpid()`` and ``os.fork()`` do."""
     try:
         return number_in_proc() == os.getpid()
-    except OSError:
+    except raised_here(OSError):
         return False
 
 

@@ -38,7 +38,7 @@ import numpy as np
 import posix_ipc
 
 from synkhronos._machine import private_copies
-from synkhronos._machine.interrupts import interrupts_held
+from synkhronos._machine.interrupts import interrupts_held, raised_here
 from synkhronos._machine.processes import (
     check_proc,
     is_closed_to_others,
@@ -68,7 +68,7 @@ def check_sharing() -> None:
         Segment.attach(segment.ref)
     except SharedMemoryFull:
         return  # there may be room later
-    except OSError as error:
+    except raised_here(OSError) as error:
         raise SessionError(
             f"fork() can't make shared memory and open it again: {error}. It takes a tmpfs on "
             f"{SHARED_MEMORY} that this user may write to, and a /proc that shows open files; "
@@ -282,13 +282,13 @@ def mapped_by(pid: int) -> Optional[Dict[int, int]]:
         paths = list(Path(f"/proc/{pid}/fd").iterdir())
     except (FileNotFoundError, ProcessLookupError):
         return found
-    except OSError:
+    except raised_here(OSError):
         return None
     for path in paths:
         try:
             if _MAPPED.fullmatch(os.readlink(path)):
                 found[path.stat().st_ino] = path.stat().st_size
-        except OSError:
+        except raised_here(OSError):
             continue  # the process has closed it since
     return found
 

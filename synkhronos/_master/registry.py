@@ -13,7 +13,7 @@ from typing import Optional
 
 from synkhronos import _host
 from synkhronos._machine import devices
-from synkhronos._machine.interrupts import interrupts_held
+from synkhronos._machine.interrupts import interrupts_held, raised_here
 from synkhronos._machine.log import log
 from synkhronos._rank import commands
 from synkhronos._rank.replica import PLAIN, make_replica
@@ -154,7 +154,7 @@ class Registry:
                     for (key, variant), (function, description) in compiled.items()
                 }
                 portable = _host.dump(expressions, known, new, portable=True)
-        except Exception as error:
+        except raised_here(Exception) as error:
             raise TypeError(
                 f"{what} can't be sent to the workers, because something in it can't be pickled: "
                 f"{sentence(error)}"

@@ -13,7 +13,7 @@ import threading
 import weakref
 
 from synkhronos._machine.devices import threads_of_children
-from synkhronos._machine.interrupts import interrupts_held
+from synkhronos._machine.interrupts import interrupts_held, raised_here
 from synkhronos._machine.log import log, name_rank
 from synkhronos._machine.processes import ForkedProcess, join_all, kill_all
 from synkhronos._master.changes import Changes
@@ -111,7 +111,7 @@ class Session:
             try:
                 self.run(commands.Join(self.comm.introduction()))
                 return
-            except Exception as error:
+            except raised_here(Exception) as error:
                 log.warning("NCCL can't be used (see `synkhronos info`): %s", error)
                 self.run(commands.Leave())
         log.info("arrays of devices travel between ranks through shared memory")

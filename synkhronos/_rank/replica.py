@@ -11,6 +11,7 @@ from synkhronos import _host
 from synkhronos._arithmetic import partition
 from synkhronos._arithmetic.partition import take_rows
 from synkhronos._arithmetic.reduction import Accumulator
+from synkhronos._machine.interrupts import raised_here
 from synkhronos._wording import count
 from synkhronos.comm.reports import add_advice
 
@@ -295,7 +296,7 @@ def _explain(error, rank, mine, request):
         return
     try:
         message = str(error).partition("\nApply node")[0]  # Theano adds shapes to every message
-    except Exception:  # of a class of the user
+    except raised_here(Exception):  # of a class of the user
         return
     if not isinstance(error, AssertionError) and not _ABOUT_SHAPES.search(message):
         return

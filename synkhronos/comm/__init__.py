@@ -40,6 +40,7 @@ from typing import (
 import numpy as np
 
 from synkhronos._arithmetic import reduction
+from synkhronos._machine.interrupts import raised_by_handler
 from synkhronos.comm import reports
 from synkhronos.errors import SessionError, WorkerDied
 
@@ -256,6 +257,9 @@ class Crossing:
             return False  # Ctrl-C: leave at once; the next start waits for the workers
         if isinstance(error, WorkerDied):
             return False  # a dead worker never reaches the finish barrier
+        own = raised_by_handler(error)
+        if own is not None:  # as after a Ctrl-C
+            raise own from own.__cause__
         _finish_recorded(gate)
         gate.raise_errors(None if isinstance(error, Aborted) else error)
         return False

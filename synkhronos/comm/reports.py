@@ -7,6 +7,7 @@ import socket
 import time
 import traceback
 
+from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
 from synkhronos._machine.processes import life_of
 from synkhronos.errors import RemoteTraceback, WorkerDied, WorkerError
@@ -19,7 +20,7 @@ def report_on(error: BaseException, limit: int = 1 << 16) -> dict:
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
         message = "".join([str(error)])  # a plain str: a subclass might not unpickle elsewhere
-    except Exception:
+    except raised_here(Exception):
         message = "(its message could not be read)"
     return {
         "type": _shorten(type(error).__name__, 200),

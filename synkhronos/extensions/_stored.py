@@ -26,6 +26,7 @@ from synkhronos import _host
 from synkhronos._arithmetic.selection import select_rows
 from synkhronos._hints import Rows, Variable
 from synkhronos._host import tensor as T
+from synkhronos._machine.interrupts import raised_here
 from synkhronos._wording import count, whole_number
 from synkhronos.extensions._exchange import Exchange, dtype_of
 from synkhronos.extensions._gradients import (
@@ -212,7 +213,7 @@ class StoredStep:
             try:
                 for port in self._exchange.ports:
                     port.settle()
-            except Exception as error:  # an interrupted wait may be made again
+            except raised_here(Exception) as error:  # an interrupted wait may be made again
                 self._put_back()
                 self.failure, self.is_pending = error, False
                 raise

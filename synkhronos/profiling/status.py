@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Dict, Hashable, Optional, Tuple
 
 from synkhronos import _host
+from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.processes import life_of, proc_has_our_numbers
 from synkhronos._master.current import Current
 from synkhronos._master.session import State
@@ -280,7 +281,7 @@ def _process(pid):
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except (FileNotFoundError, ProcessLookupError):
         return "gone", 0
-    except OSError:  # such as no descriptors left
+    except raised_here(OSError):  # such as no descriptors left
         return "unknown", None
     if os.getpid() not in (pid, int(parent)):
         return "gone", 0  # another process has got this number

@@ -1,5 +1,6 @@
 """A signal before one line of the master's code, for tests that try every line."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -9,7 +10,7 @@ import pytest
 
 from synkhronos import collectives, session
 from synkhronos._calls import request
-from synkhronos._machine import processes, shared_memory
+from synkhronos._machine import interrupts, processes, shared_memory
 from synkhronos._master import current, registry
 from synkhronos._master import session as _master
 from synkhronos.comm.shared import gate, storage, variables
@@ -20,6 +21,7 @@ FILES = {
         session,
         current,
         _master,
+        interrupts,
         processes,
         gate,
         registry,
@@ -106,4 +108,34 @@ def interrupt_at_line(number, do):
     except KeyboardInterrupt:
         return True
     assert not came_to_it, "the Ctrl-C was lost"
+    return False
+
+
+@contextlib.contextmanager
+def handler_that_raises(kind):
+    """Have SIGUSR1 raise exceptions of a class in a with block; yield the list of them."""
+    raised = []
+
+    def stop(signum, frame):
+        raised.append(kind(f"the {len(raised)}th"))
+        raise raised[-1]
+
+    previous = signal.signal(signal.SIGUSR1, stop)
+    try:
+        yield raised
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+
+
+def raise_at_line(number, do, raised):
+    """Call `do`, with SIGUSR1 before a line; return whether the line was reached.
+
+    Fails unless the exception comes out that the handler of `handler_that_raises` has raised.
+    """
+    try:
+        came_to_it = signal_at_line(number, do, signal.SIGUSR1)
+    except BaseException as error:
+        assert raised and error is raised[-1], f"another exception came out: {error!r}"
+        return True
+    assert not came_to_it, "the exception was lost"
     return False

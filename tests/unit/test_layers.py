@@ -192,7 +192,8 @@ def test_at_most_twelve_folders_stand_beside_the_public_modules():
 
 def test_the_parser_sees_what_is_there():
     assert own_imports("functions") >= {"_master.current", "inputs", "_calls.request"}
-    assert own_imports("comm") == {"_arithmetic.reduction", "comm.reports", "errors"}
+    used = {"_arithmetic.reduction", "_machine.interrupts", "comm.reports", "errors"}
+    assert own_imports("comm") == used
     assert "_rank.worker" in own_imports("_master.session")
     assert own_imports("comm.transports") >= {"comm.single", "comm.shared", "comm.nccl"}
 

@@ -21,6 +21,7 @@ from pytensor.link.numba.linker import NumbaLinker
 from synkhronos._host.deep_graphs import compiling_deep
 from synkhronos._host.pytensor import rewriting
 from synkhronos._machine.deep_recursion import recurses_deep
+from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
 
 __all__ = ["Mode"]
@@ -35,7 +36,7 @@ def is_mode(name) -> bool:
     """Return whether PyTensor has a mode, or a linker, of this name."""
     try:
         get_mode(name)
-    except Exception:  # of any kind
+    except raised_here(Exception):  # of any kind
         return False
     return True
 
@@ -87,7 +88,7 @@ def compile_now(function) -> None:
         types = [_type_of(each) for each in function.input_storage]
         compile_deep = recurses_deep(function.vm.jit_fn.compile)
         compile_deep((numba.types.BaseTuple.from_types(types),))
-    except Exception:  # of numba, and of any operation's implementation
+    except raised_here(Exception):  # of numba, and of any operation's implementation
         log.debug("%s is compiled at its first call", function.name, exc_info=True)
 
 

@@ -23,6 +23,7 @@ from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from
 
 from synkhronos._host.rows import RowNumbers, numbers_of_rows
 from synkhronos._machine.deep_recursion import recurses_deep
+from synkhronos._machine.interrupts import raised_here
 
 _COPIES = (DeepCopyOp, ViewOp)
 
@@ -203,7 +204,7 @@ def axes_of_rows(function, rows_of):
 def _counts_rows(shapes, output, axis, axis_of):
     try:
         length = shapes.get_shape(output, axis)
-    except Exception:  # an operation's own inference
+    except raised_here(Exception):  # an operation's own inference
         return False
     return any(
         each.owner is not None

@@ -30,7 +30,7 @@ from theano.gof.op import CLinkerOp
 
 from synkhronos._host.theano.compiled_header import Headers, compile_folder
 from synkhronos._machine import devices
-from synkhronos._machine.interrupts import interrupts_held
+from synkhronos._machine.interrupts import interrupts_held, raised_here
 
 VARIABLE = "SYNKHRONOS_COMPILERS"
 AT_MOST = 8  # compilers at once, where the environment has no number: each takes some 200 MB
@@ -117,7 +117,7 @@ class Compilers:
             raise _Asked(command)
         try:
             job = self._wait_for(_Command(command), function)
-        except OSError:  # no such compiler, or too many processes
+        except raised_here(OSError):  # no such compiler, or too many processes
             return self._run_as_theano(command, **params)
         messages = job.hand_over(_Command(command).library)
         if messages is not None:
@@ -231,7 +231,7 @@ class _Function:
                     continue
                 seen.add(like)
                 yield self._command_of(node, number, cache)
-            except Exception:  # Theano raises it too, where it comes to this operation
+            except raised_here(Exception):  # Theano raises it too, where it comes to this operation
                 yield None
 
     def _command_of(self, node, number, cache):
@@ -344,7 +344,7 @@ class _Job:
             try:
                 if library != self.library:
                     os.replace(self.library, library)
-            except OSError:
+            except raised_here(OSError):
                 return None
             self._messages.seek(0)
             return self._messages.read()

@@ -19,6 +19,8 @@ import time
 import numpy as np
 import theano
 
+from synkhronos._machine.interrupts import raised_here
+
 FOLDER = "synkhronos_headers"  # in Theano's compile cache
 # Modules of arrays begin with these lines. Those of operations item by item go on with two more,
 # which come after all macros that the first ones could see.
@@ -53,7 +55,7 @@ class Headers:
             with open(command.source) as file:
                 if file.read(len(BEGIN)) != BEGIN:
                     return None
-        except OSError:
+        except raised_here(OSError):
             return None  # the cache was cleared: the compiler will fail
         key = compile_folder(), command.given[0], *command.arguments
         if key not in self._known:
@@ -84,7 +86,7 @@ class Header:
                 with open(os.path.join(self._folder, "files.json")) as file:
                     self._is_fresh = all(_stamp(each[0]) == each for each in json.load(file))
                 os.utime(self._folder)
-            except (OSError, ValueError):
+            except raised_here(OSError, ValueError):
                 return False
         return self._is_fresh
 
@@ -113,7 +115,7 @@ class Header:
                     json.dump(stamps, file)
                 self._remove(self._folder)  # a header has changed since
                 os.rename(folder, self._folder)
-        except OSError:
+        except raised_here(OSError):
             pass  # another process was faster, the cache was cleared, or the compiler failed
         self.is_refused = not self._check()
         if os.path.exists(folder):

@@ -17,6 +17,7 @@ from theano.gof.graph import ancestors, io_toposort
 from theano.tensor import TensorType, as_tensor_variable, constant
 
 from synkhronos._host.theano import devices
+from synkhronos._machine.interrupts import raised_here
 from synkhronos._wording import sentence
 
 # Not for the ranks: what is about the master's variables, and what it has reported.
@@ -115,7 +116,7 @@ class _Rewriter:
     def _rebuild(self, node, inputs):
         try:
             outputs = node.clone_with_new_inputs(inputs, strict=False).outputs
-        except Exception as error:
+        except raised_here(Exception) as error:
             raise TypeError(
                 f"{node.op} does not take arrays of the host: {sentence(error)}"
             ) from error

@@ -20,6 +20,7 @@ from theano.tensor.subtensor import AdvancedSubtensor1, Subtensor, get_idx_list
 
 from synkhronos._host.rows import RowNumbers, numbers_of_rows
 from synkhronos._machine.deep_recursion import recurses_deep
+from synkhronos._machine.interrupts import raised_here
 
 _COPIES = (DeepCopyOp, ViewOp)
 
@@ -187,7 +188,7 @@ def axes_of_rows(function, rows_of):
 def _counts_rows(shapes, output, axis, axis_of):
     try:
         length = shapes.get_shape(output, axis)
-    except Exception:  # an operation's own inference
+    except raised_here(Exception):  # an operation's own inference
         return False
     return any(
         each.owner is not None

@@ -5,6 +5,8 @@ import select
 import socket
 import struct
 
+from synkhronos._machine.interrupts import raised_here
+
 _HEADER = struct.Struct("Q")
 _AT_ONCE = 1 << 20  # bytes
 
@@ -70,7 +72,7 @@ class Channel:
                 del self._unsent[:sent]
         except BlockingIOError:
             pass
-        except OSError as error:
+        except raised_here(OSError) as error:
             raise Closed from error
 
     def receive(self):
@@ -87,7 +89,7 @@ class Channel:
                     break
         except BlockingIOError:
             pass
-        except OSError:
+        except raised_here(OSError):
             ended = True
         messages, at, buffer = [], 0, self._received
         while len(buffer) - at >= _HEADER.size:

@@ -3,7 +3,7 @@
 import contextlib
 import pickle
 
-from synkhronos._machine.interrupts import interrupts_held, raises_keyboard_interrupt
+from synkhronos._machine.interrupts import interrupts_held, interrupts_raised_later
 from synkhronos.comm.mpi.gate import GateOfMachines
 from synkhronos.comm.shared.gate import MAX_SLOTS
 from synkhronos.errors import WorkerDied
@@ -17,7 +17,7 @@ class MasterGate(GateOfMachines):
         self.link.first_rank_of = self.layout.first
         self._slots = {}
         self._finished = 0
-        self._holding = None  # while a Ctrl-C is held: the context of that
+        self._holding = None  # while what signals raise is delayed: the context of that
         self._is_dismissed = False
         self._death = None  # of a machine or of another machine's worker: for WorkerDied
         self._done = {}  # machine -> what its leader has sent for the present call
@@ -55,16 +55,14 @@ class MasterGate(GateOfMachines):
         self._slots[command] = slot
 
     def hold_interrupts(self):
-        """Delay a Ctrl-C until the end of the call."""
+        """Delay what a Ctrl-C or another signal raises until the end of the call."""
         if self._holding is None:
-            raises = raises_keyboard_interrupt()
             holding = contextlib.ExitStack()
-            held = holding.enter_context(interrupts_held())
-            # A handler of the script may have other wishes than to leave the call.
-            self._held, self._holding = held if raises else (), holding
+            held = holding.enter_context(interrupts_raised_later())
+            self._held, self._holding = held, holding
 
     def release_interrupts(self):
-        """Raise a Ctrl-C that came in the meantime."""
+        """Raise what was delayed."""
         holding, self._holding, self._held = self._holding, None, ()
         if holding is not None:
             holding.close()

@@ -26,6 +26,7 @@ import pymc as pm
 import pytensor
 
 from synkhronos._machine.devices import usable_cores
+from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
 from synkhronos._wording import count, whole_number
 from synkhronos.extensions.pymc.checks import checked
@@ -229,7 +230,7 @@ def _divide(model, n_ranks):
             seconds += its_seconds
         except NotByRows as error:
             left[observed.name] = str(error)
-        except Exception as error:  # such as PyTensor's, for sparse data
+        except raised_here(Exception) as error:  # such as PyTensor's, for sparse data
             log.debug("%r can't be divided", observed.name, exc_info=True)
             left[observed.name] = first_line(error)
     if not terms:

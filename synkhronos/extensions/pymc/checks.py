@@ -15,6 +15,7 @@ import pytensor
 from pytensor.compile.mode import Mode
 
 from synkhronos._machine.deep_recursion import recurses_deep
+from synkhronos._machine.interrupts import raised_here
 from synkhronos._wording import count
 from synkhronos.extensions.pymc.evaluator import compiled
 from synkhronos.extensions.pymc.terms import (
@@ -54,7 +55,7 @@ def checked(model: pm.Model, observed, term: Term):
     frontier = pytensor.function(outputs=frontier, **given)
     try:
         function = compiled(term, gradients=True)
-    except Exception as error:  # of any kind, from the code of its operations
+    except raised_here(Exception) as error:  # of any kind, from the code of its operations
         raise NotByRows(f"it has no gradients: {first_line(error)}") from error
     parts = _Parts(term, function)
     random = np.random.default_rng(0)
@@ -65,7 +66,7 @@ def checked(model: pm.Model, observed, term: Term):
             _compare(term, parts, frontier(**point), wholes, random.permutation(term.length))
         except NotByRows:
             raise
-        except Exception as error:
+        except raised_here(Exception) as error:
             raise NotByRows(
                 f"its log-likelihood can't be computed from some of its rows: {first_line(error)}"
             ) from error

@@ -31,7 +31,7 @@ from pytensor.tensor.sharedvar import TensorSharedVariable
 
 from synkhronos._arithmetic.partition import share
 from synkhronos._machine.deep_recursion import recurses_deep
-from synkhronos._machine.interrupts import interrupts_held
+from synkhronos._machine.interrupts import interrupts_held, raised_here
 from synkhronos._machine.processes import take_standard_streams
 from synkhronos._machine.shared_memory import Segments, check_sharing
 from synkhronos._master.session import Session
@@ -259,7 +259,7 @@ class Evaluator:
         self._sources = [(cell, cell[0]) for cell in cells]
         try:
             values = iter(values_of(variables))
-        except Exception as error:
+        except raised_here(Exception) as error:
             raise ValueError(
                 f"The data of the likelihood do not fit one another: {first_line(error)}. Give all "
                 "of them as many rows, in one pm.set_data({...})."

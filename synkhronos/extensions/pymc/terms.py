@@ -43,6 +43,7 @@ from pytensor.tensor.type import TensorType
 from pytensor.tensor.type_other import NoneConst
 
 from synkhronos._machine.deep_recursion import recurses_deep
+from synkhronos._machine.interrupts import raised_here
 from synkhronos.extensions.pymc import row_axes
 
 SMALL = 32  # elements
@@ -116,7 +117,7 @@ def cut(model, observed) -> Term:
     try:
         with _quiet():
             logp = pm.logp(drawn, data, warn_rvs=False).sum()
-    except Exception as error:  # of any kind, from the code of the distribution
+    except raised_here(Exception) as error:  # of any kind, from the code of the distribution
         raise NotByRows(
             f"PyMC derives no log-likelihood of parts of its rows: {first_line(error)}"
         ) from error

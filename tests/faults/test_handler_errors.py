@@ -1,0 +1,299 @@
+"""What a signal handler of the script raises, wherever it comes: it does what a Ctrl-C does."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support import faults
+from support.faults import BOUND, CALLS, bounded, pids_by_rank
+from support.helpers import Call, function
+from support.interrupts import handler_that_raises, raise_at_line
+from support.leaks import nothing_left
+
+import synkhronos as synk
+from synkhronos import WorkerError, session
+from synkhronos._machine import shared_memory
+
+pytestmark = pytest.mark.faults
+
+STEP = 8  # of the lines of fork() and close(), which take long
+NAP = 2.0  # seconds that a rank takes
+SOON = 1.5  # seconds after which a call of such ranks has ended early
+
+
+class Timeout(Exception):
+    """An exception that can't be pickled, or made of a message alone."""
+
+    def __init__(self, message, seconds=None):
+        super().__init__(message)
+        self.lock = threading.Lock()
+
+
+class OutOfTime(TimeoutError):
+    """An error as the system's."""
+
+
+class Preempted(BaseException):
+    """No Exception, as KeyboardInterrupt."""
+
+
+KINDS = [Timeout, OutOfTime, Preempted]
+SOME_LINES = [(Timeout, 18), (OutOfTime, 18)]
+EVERY_LINE = [(kind, 1) for kind in KINDS]
+
+
+def each(quick, thorough, reason="raises an exception at each line"):
+    """Return parameters (kind of exception, stride): a few quick ones, and all."""
+    all_of_them = [pytest.param(*every, marks=pytest.mark.slow(reason)) for every in thorough]
+    return pytest.mark.parametrize("kind, stride", [*quick, *all_of_them])
+
+
+@each([(OutOfTime, 40)], EVERY_LINE)
+def test_at_lines_of_fork_nothing_is_left(no_session, other_thread, kind, stride):
+    line = 0
+    with handler_that_raises(kind) as raised:
+        while True:
+            with nothing_left():
+                came_to_it = raise_at_line(line, lambda: synk.fork(2), raised)
+                raised.clear()  # its frames keep what was made
+                if session._Current.session is not None:
+                    synk.close()
+            if not came_to_it:
+                break
+            line += stride
+    assert line > 50
+    faults.use_a_new_session(2)
+
+
+@each([(Timeout, 40)], EVERY_LINE)
+def test_at_lines_of_close_nothing_is_left(no_session, other_thread, kind, stride):
+    line = 0
+    with handler_that_raises(kind) as raised:
+        while True:
+            with nothing_left():
+                synk.fork(2)
+                call = CALLS["function"](2)
+                call()  # so that there is something to give back
+                came_to_it = raise_at_line(line, synk.close, raised)
+                raised.clear()
+                if session._Current.session is not None:
+                    synk.close()
+                del call
+            if not came_to_it:
+                break
+            line += stride
+    assert line > 30
+    faults.use_a_new_session(2)
+
+
+def raise_at_lines_of_a_call(what, kind, stride):
+    synk.fork(2)
+    call = CALLS[what](2)
+    call()
+    pids, line = pids_by_rank(), 0
+    with handler_that_raises(kind) as raised:
+        while raise_at_line(line, call, raised):
+            raised.clear()
+            call()
+            line += stride
+    assert pids_by_rank() == pids
+    assert line > 30
+    synk.close()
+
+
+@pytest.mark.parametrize("what", ["function", "all_reduce", "distribute"])
+@pytest.mark.parametrize("kind, stride", SOME_LINES)
+def test_at_some_lines_of_a_call(no_session, other_thread, what, kind, stride):
+    """The session goes on with the same processes, and with right results."""
+    raise_at_lines_of_a_call(what, kind, stride)
+
+
+@pytest.mark.slow("raises an exception at each line")
+@pytest.mark.parametrize("what", CALLS)
+@pytest.mark.parametrize("kind, stride", EVERY_LINE)
+def test_at_every_line_of_a_call(no_session, other_thread, what, kind, stride):
+    raise_at_lines_of_a_call(what, kind, stride)
+
+
+@contextlib.contextmanager
+def raises_soon(kind, seconds=0.3):
+    """Fail unless the block raises, soon, the exception of an alarm."""
+    raised = []
+
+    def alarm(signum, frame):
+        raised.append(kind("time is up"))
+        raise raised[-1]
+
+    previous = signal.signal(signal.SIGALRM, alarm)
+    begin = time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        with pytest.raises(kind) as caught:
+            yield
+        assert time.monotonic() - begin < SOON
+        assert [caught.value] == raised
+        assert str(caught.value) == "time is up"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def napping(names):
+    """Return a function whose ranks sleep if their first row is below 0, and a call for it."""
+    x, master = T.dvector("x"), os.getpid()
+
+    def nap(rows):
+        name = "master" if os.getpid() == master else "worker"
+        if rows[0] < 0 and name in names:
+            time.sleep(NAP)
+        return rows
+
+    return function([x], (Call(nap)(x), "gather"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [1, 2])
+def test_it_ends_the_masters_part_and_waits_for_no_worker(no_session, kind, n):
+    synk.fork(n)
+    f = napping({"master", "worker"})
+    f(np.ones(4))
+    with raises_soon(kind):
+        f(-np.ones(4))
+    assert synk.status().state == "interrupted"
+    np.testing.assert_array_equal(f(np.arange(4.0)), np.arange(4.0))
+    synk.close()
+
+
+def test_it_ends_the_wait_for_a_slow_worker(no_session):
+    synk.fork(2)
+    f = napping({"worker"})
+    f(np.ones(4))
+    with raises_soon(OutOfTime):
+        f(-np.ones(4))
+    np.testing.assert_array_equal(f(np.arange(4.0)), np.arange(4.0))
+    synk.close()
+
+
+def test_an_error_of_the_computation_is_a_worker_error_as_before(no_session):
+    """Also one of the handler's class, and while the script has a handler."""
+    synk.fork(2)
+    f = faults.checked(lambda x: x[0] < 0, lambda: OutOfTime("of the operation"))
+    said = "OutOfTime: of the operation"
+    with handler_that_raises(OutOfTime) as raised, pytest.raises(WorkerError, match=said):
+        f(-np.ones(4))
+    assert raised == []
+    synk.close()
+
+
+class Signals:
+    """An object that gets a signal while something reads it."""
+
+    def __array__(self, *args, **kwargs):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return np.ones(4)
+
+    def __call__(self, x):
+        return x
+
+    def __reduce__(self):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return Signals, ()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_comes_out_as_itself_while_something_is_read_or_sent(no_session, kind):
+    synk.fork(2)
+    x, s = T.dvector("x"), theano.shared(np.zeros(4), "s")
+    f = function([x], (x, "gather"))
+    g = function([x], (Call(Signals())(x), "gather"))
+    attempts = [
+        lambda: f(Signals()),
+        lambda: synk.broadcast(s, Signals()),
+        lambda: synk.set_value(1, s, Signals()),
+        lambda: synk.data(Signals()),
+        lambda: synk.function([theano.In(x, value=Signals())], x),
+        lambda: g(np.ones(4)),
+    ]
+    with handler_that_raises(kind) as raised:
+        for number, attempt in enumerate(attempts):
+            with pytest.raises(kind) as caught:
+                attempt()
+            assert caught.value is raised[-1], number
+            assert len(raised) == number + 1
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        np.testing.assert_array_equal(g(np.arange(4.0)), np.arange(4.0))
+    finally:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    synk.close()
+
+
+def test_a_storm_of_alarms_never_breaks_the_session(no_session):
+    synk.fork(2)
+    x = T.dvector("x")
+    f = function([x], [(x, "gather"), x.sum()])
+    s = theano.shared(np.zeros(3), "s")
+    f(np.arange(6.0))
+    random, came = np.random.RandomState(0), []
+
+    def alarm(signum, frame):
+        came.append(OutOfTime(f"the {len(came)}th"))
+        raise came[-1]
+
+    def call_until_it_came(number, wait):
+        signal.setitimer(signal.ITIMER_REAL, max(wait, 1e-5))
+        while len(came) == number:  # what is raised in a finalizer is dropped by Python
+            f(np.arange(6.0))
+            synk.broadcast(s, np.ones(3))
+
+    previous = signal.signal(signal.SIGALRM, alarm)
+    try:
+        for number, wait in enumerate(random.uniform(0, 0.004, 100)):
+            try:
+                call_until_it_came(number, wait)
+            except OutOfTime as error:
+                assert error is came[-1]
+            gathered, _ = f(np.arange(6.0))
+            np.testing.assert_array_equal(gathered, np.arange(6.0))
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert len(came) == 100
+    synk.close()
+
+
+def test_asyncio_hears_of_one_ctrl_c_once(no_session, monkeypatch):
+    reserve, came = shared_memory._reserve, []
+
+    def interrupted(nbytes):
+        os.kill(os.getpid(), signal.SIGINT)
+        monkeypatch.setattr(shared_memory, "_reserve", reserve)
+        return reserve(nbytes)
+
+    async def main():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, came.append, "Ctrl-C")
+        monkeypatch.setattr(shared_memory, "_reserve", interrupted)
+        data = synk.data(np.ones(4))
+        await asyncio.sleep(0.05)
+        assert data.data.sum() == 4
+
+    synk.fork(2)
+    asyncio.run(main())
+    assert came == ["Ctrl-C"]
+    synk.close()
+
+
+def test_a_slow_worker_does_not_delay_close(no_session):
+    synk.fork(2)
+    f = napping({"worker"})
+    f(np.ones(4))
+    with raises_soon(Timeout):
+        f(-np.ones(4))
+    with bounded(BOUND / 2):
+        synk.close()
