@@ -218,7 +218,6 @@ def test_it_comes_out_as_itself_while_something_is_read_or_sent(no_session, kind
         lambda: synk.broadcast(s, Signals()),
         lambda: synk.set_value(1, s, Signals()),
         lambda: synk.data(Signals()),
-        lambda: synk.function([theano.In(x, value=Signals())], x),
         lambda: g(np.ones(4)),
     ]
     with handler_that_raises(kind) as raised:
@@ -233,6 +232,14 @@ def test_it_comes_out_as_itself_while_something_is_read_or_sent(no_session, kind
     finally:
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     synk.close()
+
+
+def test_it_comes_out_as_itself_while_a_default_is_read():
+    x = T.dvector("x")
+    inputs = [theano.In(x, value=Signals())]
+    with handler_that_raises(Timeout) as raised, pytest.raises(Timeout) as caught:
+        synk.function(inputs, x)
+    assert [caught.value] == raised
 
 
 def test_a_storm_of_alarms_never_breaks_the_session(no_session):

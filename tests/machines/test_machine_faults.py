@@ -114,6 +114,46 @@ def test_ctrl_c_leaves_a_call_at_once_and_the_next_call_is_right(two, tmp_path):
     assert two.is_empty()
 
 
+@pytest.mark.slow("starts a job on several hosts")
+@pytest.mark.parametrize("kind", ["Exception", "TimeoutError", "BaseException"])
+def test_what_a_handler_raises_leaves_a_call_as_ctrl_c_does(two, tmp_path, kind):
+    script = f"""
+    class Stop({kind}):
+        pass
+
+    def stop(number, frame):
+        raised.append(Stop("time is up"))
+        raise raised[-1]
+
+    def stopped(call, rows, seconds):
+        del raised[:]
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            call(rows)
+            time.sleep(0.2)
+        except BaseException as error:
+            assert error is raised[0], error
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    raised = []
+    signal.signal(signal.SIGALRM, stop)
+    begin = time.monotonic()
+    stopped(plain, on(0, SLEEP) + on(n - 1, SLEEP), 0.3)
+    assert raised and time.monotonic() - begin < 5
+    attempt(plain, np.zeros(n) + 7)
+    for number in range(40):
+        stopped(reducing, quiet + 8, 0.0002 * number + 0.0001)
+        assert plain(quiet + 8) == 8 * n
+    synk.broadcast(w, np.zeros(3))
+    reducing(quiet + 8)
+    print(synk.gather(w).tolist())
+    """
+    lines = finish(start(two, script, tmp_path)).splitlines()
+    assert [line for line in lines if line.startswith("went well")] == ["went well 14.0"], lines
+    assert lines[-1] == str([[16.0] * 3] * 2)
+    assert two.is_empty()
+
+
 LOOP = """
 try:
     while True:
