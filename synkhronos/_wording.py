@@ -37,6 +37,8 @@ def is_bool(value):
 
 def truth(name, value):
     """Return an argument as a bool; raise TypeError if bool() raises."""
+    if value is True or value is False:  # a signal handler that raises here is not caught below
+        return value
     try:
         return bool(value)
     except Exception:  # arrays of several items raise ValueError

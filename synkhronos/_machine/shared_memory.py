@@ -359,8 +359,14 @@ def _reserve(nbytes: int) -> int:
 def _release(owner: int, ref: SegmentRef, on_release, sharing) -> None:
     # A process that the user forks from the owner inherits the object, but doesn't own the memory.
     if owner == os.getpid():
-        with interrupts_held():  # Python prints and drops what a finalizer raises
-            on_release(ref, lambda: _give_back(ref.fd, sharing))
+        has_begun = False
+        try:
+            with interrupts_held():  # Python prints and drops what a finalizer raises
+                has_begun = True
+                on_release(ref, lambda: _give_back(ref.fd, sharing))
+        finally:
+            if not has_begun:  # a signal came while the block began
+                on_release(ref, lambda: _give_back(ref.fd, sharing))
 
 
 def _give_back(fd: int, sharing: _Sharing) -> None:

@@ -23,7 +23,6 @@ from synkhronos._machine import shared_memory
 
 pytestmark = pytest.mark.faults
 
-STEP = 8  # of the lines of fork() and close(), which take long
 NAP = 2.0  # seconds that a rank takes
 SOON = 1.5  # seconds after which a call of such ranks has ended early
 
@@ -45,17 +44,13 @@ class Preempted(BaseException):
 
 
 KINDS = [Timeout, OutOfTime, Preempted]
-SOME_LINES = [(Timeout, 18), (OutOfTime, 18)]
-EVERY_LINE = [(kind, 1) for kind in KINDS]
+EVERY_LINE = [
+    pytest.param(kind, 1, marks=pytest.mark.slow("raises an exception at each line"))
+    for kind in KINDS
+]
 
 
-def each(quick, thorough, reason="raises an exception at each line"):
-    """Return parameters (kind of exception, stride): a few quick ones, and all."""
-    all_of_them = [pytest.param(*every, marks=pytest.mark.slow(reason)) for every in thorough]
-    return pytest.mark.parametrize("kind, stride", [*quick, *all_of_them])
-
-
-@each([(OutOfTime, 40)], EVERY_LINE)
+@pytest.mark.parametrize("kind, stride", [(OutOfTime, 40), *EVERY_LINE])
 def test_at_lines_of_fork_nothing_is_left(no_session, other_thread, kind, stride):
     line = 0
     with handler_that_raises(kind) as raised:
@@ -72,7 +67,7 @@ def test_at_lines_of_fork_nothing_is_left(no_session, other_thread, kind, stride
     faults.use_a_new_session(2)
 
 
-@each([(Timeout, 40)], EVERY_LINE)
+@pytest.mark.parametrize("kind, stride", [(Timeout, 40), *EVERY_LINE])
 def test_at_lines_of_close_nothing_is_left(no_session, other_thread, kind, stride):
     line = 0
     with handler_that_raises(kind) as raised:
@@ -108,18 +103,17 @@ def raise_at_lines_of_a_call(what, kind, stride):
     synk.close()
 
 
-@pytest.mark.parametrize("what", ["function", "all_reduce", "distribute"])
-@pytest.mark.parametrize("kind, stride", SOME_LINES)
-def test_at_some_lines_of_a_call(no_session, other_thread, what, kind, stride):
+@pytest.mark.parametrize("what, kind", [("all_reduce", Timeout), ("distribute", OutOfTime)])
+def test_at_some_lines_of_a_call(no_session, other_thread, what, kind):
     """The session goes on with the same processes, and with right results."""
-    raise_at_lines_of_a_call(what, kind, stride)
+    raise_at_lines_of_a_call(what, kind, 18)
 
 
 @pytest.mark.slow("raises an exception at each line")
 @pytest.mark.parametrize("what", CALLS)
-@pytest.mark.parametrize("kind, stride", EVERY_LINE)
-def test_at_every_line_of_a_call(no_session, other_thread, what, kind, stride):
-    raise_at_lines_of_a_call(what, kind, stride)
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_every_line_of_a_call(no_session, other_thread, what, kind):
+    raise_at_lines_of_a_call(what, kind, 1)
 
 
 @contextlib.contextmanager
@@ -158,9 +152,15 @@ def napping(names):
     return function([x], (Call(nap)(x), "gather"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n", [1, 2])
-def test_it_ends_the_masters_part_and_waits_for_no_worker(no_session, kind, n):
+@pytest.mark.parametrize(
+    "n, kind",
+    [
+        (2, Timeout),
+        *[(1, kind) for kind in KINDS],
+        *[pytest.param(2, kind, marks=pytest.mark.thorough) for kind in KINDS[1:]],
+    ],
+)
+def test_it_ends_the_masters_part_and_waits_for_no_worker(no_session, n, kind):
     synk.fork(n)
     f = napping({"master", "worker"})
     f(np.ones(4))
@@ -171,6 +171,7 @@ def test_it_ends_the_masters_part_and_waits_for_no_worker(no_session, kind, n):
     synk.close()
 
 
+@pytest.mark.thorough
 def test_it_ends_the_wait_for_a_slow_worker(no_session):
     synk.fork(2)
     f = napping({"worker"})
@@ -207,7 +208,7 @@ class Signals:
         return Signals, ()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [Timeout, OutOfTime])
 def test_it_comes_out_as_itself_while_something_is_read_or_sent(no_session, kind):
     synk.fork(2)
     x, s = T.dvector("x"), theano.shared(np.zeros(4), "s")
@@ -234,7 +235,8 @@ def test_it_comes_out_as_itself_while_something_is_read_or_sent(no_session, kind
     synk.close()
 
 
-def test_it_comes_out_as_itself_while_a_default_is_read():
+def test_it_comes_out_as_itself_while_a_default_is_read(no_session):
+    synk.fork(1)
     x = T.dvector("x")
     inputs = [theano.In(x, value=Signals())]
     with handler_that_raises(Timeout) as raised, pytest.raises(Timeout) as caught:

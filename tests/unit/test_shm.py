@@ -245,3 +245,20 @@ def test_memory_that_is_left_goes_with_the_last_map(segments):
     np.testing.assert_array_equal(views[1], 5)
     other.forget_all()
     assert not other._attached
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_at_the_begin_of_a_finalizer_loses_no_memory(segments, monkeypatch):
+    """Python drops what its handler raises; `clean` sees what is left open."""
+
+    class Interrupted:
+        def __enter__(self):
+            raise TimeoutError
+
+        def __exit__(self, *error):
+            raise AssertionError("not reached")
+
+    segment = segments.create(1000)
+    monkeypatch.setattr(shared_memory, "interrupts_held", Interrupted)
+    del segment
+    gc.collect()
