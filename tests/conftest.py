@@ -25,6 +25,8 @@ import synkhronos as synk
 from synkhronos import session as _session
 
 COMPILE_MUCH = {"calls", "collectives", "docs", "ported", "stress", "training"}  # folders
+# How `make test` begins to say which tests it leaves out: all others have further layouts.
+QUICK = "not (slow or thorough"
 # The first imports theanompi, which only ranks have; the second is Theano only on PyTensor.
 collect_ignore = ["support/rule_model.py", "support/on_pytensor"]
 if importlib.util.find_spec("pymc") is None:
@@ -38,6 +40,7 @@ if layouts.ONLY is None or layouts.ONLY.transport == "shared":
 def pytest_configure(config):
     if not layouts.ON_DEVICES:
         compiling.fold_constants_in_python()
+        compiling.seed_streams_in_numpy()
     Watch.stderr = os.dup(2)  # before pytest captures it
     config.add_cleanup(lambda: os.close(Watch.stderr))
     config.pluginmanager.register(Watch())
@@ -52,6 +55,9 @@ def pytest_generate_tests(metafunc):
     if "layout" in metafunc.fixturenames:
         own = getattr(metafunc.module, "LAYOUTS", layouts.ALL)
         wanted = own if layouts.ONLY is None else [layouts.ONLY]
+        if layouts.ONLY is None and metafunc.config.getoption("markexpr").startswith(QUICK):
+            marker = metafunc.definition.get_closest_marker("layouts")
+            wanted = [each for each in own if marker is None or each in marker.args][:1]
         metafunc.parametrize("layout", wanted, ids=str, indirect=True, scope="module")
 
 

@@ -6,6 +6,7 @@ import theano
 import theano.tensor as T
 from support import compiling
 from support.layouts import ON_DEVICES
+from theano.sandbox import rng_mrg
 
 pytestmark = pytest.mark.skipif(ON_DEVICES, reason="operations on devices have compiled code only")
 
@@ -47,3 +48,13 @@ def test_constants_are_computed_in_python(monkeypatch):
     f = theano.function([], T.exp(T.arange(3.0)) + T.ones((2, 3)), mode="FAST_COMPILE")
     assert isinstance(f.maker.fgraph.outputs[0].owner.inputs[0], theano.Constant)
     np.testing.assert_allclose(f(), np.exp([range(3)] * 2) + 1)
+
+
+def test_streams_begin_with_the_states_that_theano_gives_them(quickly_compiled):
+    streams = rng_mrg.MRG_RandomStreams(2147462578)
+    expected = [streams.rstate]
+    for _ in range(4):
+        expected.append(rng_mrg.ff_2p72(expected[-1]))
+    following = rng_mrg.ff_2p134(streams.rstate)
+    np.testing.assert_array_equal(streams.get_substream_rstates(5, "float64"), expected)
+    np.testing.assert_array_equal(streams.rstate, following)
