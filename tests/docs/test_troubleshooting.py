@@ -1,6 +1,7 @@
 """The messages of docs/troubleshooting.rst are those of the package."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,23 +37,25 @@ def messages():
     return [message for message in quoted if not message.startswith(FROM_THEANO)]
 
 
-TEXTS = [
-    text
-    for path in sorted(PACKAGE.rglob("*.py"))
-    for text in texts_of(path.read_text(encoding="utf-8"))
-]
-# These are put together of several strings.
-TEXTS += [str(worker_died(1, SimpleNamespace(pid=4321, exitcode=-each))) for each in (9, 11)]
-with pytest.raises(ImportError) as refused:
-    pythons.check((3, 7))
-TEXTS.append(str(refused.value))
+@functools.lru_cache(maxsize=None)
+def texts():
+    """Return all strings of the package, and those that are put together of several."""
+    found = [
+        text
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for text in texts_of(path.read_text(encoding="utf-8"))
+    ]
+    found += [str(worker_died(1, SimpleNamespace(pid=4321, exitcode=-each))) for each in (9, 11)]
+    with pytest.raises(ImportError) as refused:
+        pythons.check((3, 7))
+    return [*found, str(refused.value)]
 
 
 def is_said(message):
     # The dots stand for what is filled in, and for words that the page leaves out.
     pieces = [re.escape(piece.strip()) for piece in message.split("...") if piece.strip(" .:,(")]
     pattern = re.compile(".*".join(pieces), re.DOTALL)
-    return any(pattern.search(text) for text in TEXTS)
+    return any(pattern.search(text) for text in texts())
 
 
 def test_there_are_messages():

@@ -13,7 +13,8 @@ def beyond_the_sample(items):
     """Return the items with combinations of parameters and layouts that are not sampled."""
     by_test = collections.defaultdict(list)
     for item in items:
-        if hasattr(item, "callspec") and not item.get_closest_marker("slow"):
+        marked = item.get_closest_marker("slow") or item.get_closest_marker("thorough")
+        if hasattr(item, "callspec") and not marked:
             by_test[item.parent, item.originalname].append(item)
     return [item for each in by_test.values() for item in _rest(each)]
 
@@ -50,6 +51,8 @@ def _with_each_value(rows):
     >>> _with_each_value([{("a", 0), ("b", 0)}, {("a", 0), ("b", 1)}, {("a", 1), ("b", 1)}])
     [0, 2]
     """
+    if all(len(row) == 1 for row in rows):
+        return sorted({value: number for number, [value] in [*enumerate(rows)][::-1]}.values())
     missing, chosen = set().union(*rows), []
     while missing:
         best = max(range(len(rows)), key=lambda number: len(rows[number] & missing))

@@ -1,9 +1,9 @@
 """The rooms of the package, computed from its sources: imports look down, and never in a circle."""
 
 import ast
+import functools
 import re
 
-import pytest
 from support.sources import MODULES, PACKAGE
 
 # From the ground up. A module imports modules of its own floor and of the floors below it.
@@ -101,8 +101,13 @@ def is_in(name, rooms):
 
 def imports(name):
     """Return the full names of all that a module imports, at the top or inside a function."""
+    return imported_by(MODULES[name], name)
+
+
+@functools.lru_cache(maxsize=None)
+def imported_by(tree, name):
     found = []
-    for node in ast.walk(MODULES[name]):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -163,13 +168,12 @@ def test_a_circle_would_be_found(monkeypatch):
     assert any({"_wording", "functions"} <= set(group) for group in circles())
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_imports_look_down(name):
-    for other in own_imports(name) - BASEMENT:
-        above, below = name.split(".")[0], other.split(".")[0]
-        assert FLOOR_OF[below] <= FLOOR_OF[above], f"{name} imports {other}"
-    if name in BASEMENT:
-        assert not own_imports(name)
+def test_imports_look_down():
+    for name in MODULES:
+        for other in own_imports(name) - BASEMENT:
+            above, below = name.split(".")[0], other.split(".")[0]
+            assert FLOOR_OF[below] <= FLOOR_OF[above], f"{name} imports {other}"
+    assert not [name for name in BASEMENT if own_imports(name)]
 
 
 def test_at_most_twelve_folders_stand_beside_the_public_modules():
@@ -198,33 +202,33 @@ def test_the_parser_sees_what_is_there():
     assert own_imports("comm.transports") >= {"comm.single", "comm.shared", "comm.nccl"}
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_what_is_hidden_is_imported_in_one_place(name):
-    for full in imports(name):
-        top = full.split(".")[0]
-        assert is_in(name, ONLY.get(top, {name})), f"{name} imports {full}"
+def test_what_is_hidden_is_imported_in_one_place():
+    for name in MODULES:
+        for full in imports(name):
+            top = full.split(".")[0]
+            assert is_in(name, ONLY.get(top, {name})), f"{name} imports {full}"
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_few_modules_follow_references(name):
+def test_few_modules_follow_references():
     own = {"comm.shared", "comm.mpi", "rules.machine_sums", "_machine.shared_memory"}
     own |= {"parameter_server.remote"}  # of a script with its mover
     own |= {"extensions.pymc"}  # of a process with workers that it has forked
-    if not is_in(name, own):
+    for name in [name for name in MODULES if not is_in(name, own)]:
         names = {getattr(node, "id", getattr(node, "attr", "")) for node in ast.walk(MODULES[name])}
-        assert not names & {"SegmentRef", "ArrayRef", "Segments"}
+        assert not names & {"SegmentRef", "ArrayRef", "Segments"}, name
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if not is_in(name, SPEAK)])
-def test_no_print_in_the_library(name):
-    calls = [node for node in ast.walk(MODULES[name]) if isinstance(node, ast.Call)]
-    assert not [c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "print"]
+def test_no_print_in_the_library():
+    for name in [name for name in MODULES if not is_in(name, SPEAK)]:
+        calls = [node for node in ast.walk(MODULES[name]) if isinstance(node, ast.Call)]
+        names = [c.func.id for c in calls if isinstance(c.func, ast.Name)]
+        assert "print" not in names, name
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_modules_say_what_they_are_for_and_are_not_long(name):
-    assert ast.get_docstring(MODULES[name])
-    assert len(lines_of_code(MODULES[name])) <= 400
+def test_modules_say_what_they_are_for_and_are_not_long():
+    assert not [name for name, tree in MODULES.items() if not ast.get_docstring(tree)]
+    lengths = {name: len(lines_of_code(tree)) for name, tree in MODULES.items()}
+    assert not {name: length for name, length in lengths.items() if length > 400}
 
 
 def lines_of_code(tree):
@@ -246,16 +250,17 @@ def lines_of_code(tree):
     return found
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if not is_in(name, ON_ONE_MACHINE)])
-def test_only_the_ranks_of_one_machine_know_that_they_share_it(name):
-    used = {
-        f"{node.value.id}.{node.attr}"
-        for node in ast.walk(MODULES[name])
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-    }
-    assert not OF_ONE_MACHINE & (used | {full.split(".")[0] for full in imports(name)})
-    strings = [n.value for n in ast.walk(MODULES[name]) if isinstance(n, ast.Constant)]
-    assert not [each for each in strings if isinstance(each, str) and each.startswith("/proc")]
+def test_only_the_ranks_of_one_machine_know_that_they_share_it():
+    for name in [name for name in MODULES if not is_in(name, ON_ONE_MACHINE)]:
+        used = {
+            f"{node.value.id}.{node.attr}"
+            for node in ast.walk(MODULES[name])
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        }
+        assert not OF_ONE_MACHINE & (used | {full.split(".")[0] for full in imports(name)}), name
+        strings = [n.value for n in ast.walk(MODULES[name]) if isinstance(n, ast.Constant)]
+        paths = [each for each in strings if isinstance(each, str) and each.startswith("/proc")]
+        assert not paths, name
 
 
 DEVELOPMENT = (PACKAGE.parent / "docs" / "development.rst").read_text(encoding="utf-8")

@@ -1,10 +1,9 @@
 """The tests themselves: no test imports another one, and what they share is in ``support``."""
 
 import ast
+import functools
 from collections import Counter
 from pathlib import Path
-
-import pytest
 
 TESTS = Path(__file__).parents[1]
 # The check for machines with GPUs is a program of its own, with its own modules; tests/ported has
@@ -23,6 +22,7 @@ def names(paths):
     return [str(path.relative_to(TESTS)) for path in paths]
 
 
+@functools.lru_cache(maxsize=None)
 def imported(path):
     """Return the modules that a file imports, anywhere in it, also in scripts that it has as text.
 
@@ -47,16 +47,16 @@ def imported(path):
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=names(FILES))
-def test_no_test_is_imported(path):
+def test_no_test_is_imported():
     tests = {each.stem for each in TEST_FILES} | {"conftest"}
-    assert not [name for name in imported(path) if tests & set(name.split("."))]
+    for path in FILES:
+        assert not [name for name in imported(path) if tests & set(name.split("."))], path
 
 
-@pytest.mark.parametrize("path", FILES, ids=names(FILES))
-def test_what_is_shared_is_imported_by_its_full_name(path):
+def test_what_is_shared_is_imported_by_its_full_name():
     shared = {each.stem for each in SHARED} - {"__init__"}
-    assert not [name for name in imported(path) if name.split(".")[0] in shared]
+    for path in FILES:
+        assert not [name for name in imported(path) if name.split(".")[0] in shared], path
 
 
 def test_files_of_tests_have_names_of_their_own():
