@@ -171,7 +171,7 @@ def known(layout):
 
 @pytest.mark.layouts(Layout(2))
 class TestOnTwoRanks:
-    @pytest.mark.sample(400)
+    @pytest.mark.sample(240)
     @pytest.mark.parametrize("case", IN_SESSION, ids=str)
     def test_a_wrong_call_is_refused_and_changes_nothing(self, known, case):
         refuse_and_change_nothing(case, known)

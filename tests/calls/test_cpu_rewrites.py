@@ -74,6 +74,7 @@ def in_order(x, axes):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("ndim, axes", [(2, (0,)), (2, (1,)), (4, (0, 2, 3)), (3, (0,))])
+@pytest.mark.sample(1)
 def test_sums_add_in_the_order_of_theano(ndim, axes, dtype):
     x = T.TensorType(dtype, (False,) * ndim)("x")
     f = compiled([x], [x.sum(axes)])
@@ -90,9 +91,8 @@ def test_sums_add_in_the_order_of_theano(ndim, axes, dtype):
 
 def test_sums_that_leave_axes_apart_and_sums_of_integers_stay_as_they_are():
     x, i = T.ftensor3("x"), T.imatrix("i")
-    mode = rewriting.mode_for([], FAST_RUN)
     outputs = [x.sum(1), x.sum(), i.sum(0), x.astype("float16").sum(0)]
-    assert InterleavedSum not in operations(theano.function([x, i], outputs, mode=mode))
+    assert InterleavedSum not in rewritten([x, i], outputs, FAST_RUN)
 
 
 def max_pool(x, window, stride, pad, ignore_border):
@@ -135,6 +135,7 @@ def max_pool(x, window, stride, pad, ignore_border):
 
 @pytest.mark.parametrize("ignore_border", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.slow("compiles pooling and its gradient")
 def test_max_pooling_and_its_gradient(ignore_border, dtype):
     x, gz = (T.TensorType(dtype, (False,) * 4)(name) for name in ("x", "gz"))
     sizes = [T.lvector(name) for name in ("window", "stride", "pad")]
@@ -186,13 +187,12 @@ def test_average_pooling_and_integers_stay_as_they_are():
         pool_2d(x, (2, 2), ignore_border=True, mode="average_inc_pad"),
         pool_2d(i, (2, 2), ignore_border=True),
     ]
-    mode = rewriting.mode_for([], FAST_RUN)
-    assert ContiguousMaxPool not in operations(theano.function([x, i], outputs, mode=mode))
+    assert ContiguousMaxPool not in rewritten([x, i], outputs, FAST_RUN)
 
 
 # The border, and how many pixels the filter moves and leaves out.
 CONVOLUTIONS = [
-    ((1, 2), (2, 1), (1, 2)),
+    pytest.param((1, 2), (2, 1), (1, 2), marks=pytest.mark.slow("compiles convolutions")),
     pytest.param("valid", (1, 1), (1, 1), marks=pytest.mark.thorough),
     pytest.param("half", (2, 2), (1, 1), marks=pytest.mark.thorough),
     pytest.param("full", (1, 3), (2, 1), marks=pytest.mark.thorough),
@@ -228,6 +228,7 @@ def test_convolutions_and_their_gradients(border, stride, dilation):
             same_bits(f(*arrays), serial(*arrays))
 
 
+@pytest.mark.slow("compiles a normalization twice")
 def test_the_variance_of_a_batch_normalization_is_computed_by_squares():
     x = T.fmatrix("x")
     ones, zeros = (T.constant(np.full((1, 5), n, "float32")) for n in (1, 0))
@@ -242,25 +243,31 @@ def test_the_variance_of_a_batch_normalization_is_computed_by_squares():
     np.testing.assert_allclose(f(value)[0], serial(value)[0], rtol=1e-6, atol=1e-6)
 
 
-def rewritten(mode):
-    x = T.fmatrix("x")
-    graph = theano.FunctionGraph([x], [x.sum(0)])
+def rewritten(inputs, outputs, mode):
+    """Return the operations of a function, which is not compiled."""
+    graph = theano.FunctionGraph(inputs, outputs)
     rewriting.mode_for([], mode).optimizer.optimize(graph)
-    return [type(node.op) for node in graph.apply_nodes] == [InterleavedSum]
+    return [type(node.op) for node in graph.apply_nodes]
+
+
+def sums_are(mode):
+    x = T.fmatrix("x")
+    return rewritten([x], [x.sum(0)], mode) == [InterleavedSum]
 
 
 def test_modes_turn_the_rewrites_off():
-    assert rewritten(FAST_RUN) and rewritten("FAST_RUN")
+    assert sums_are(FAST_RUN) and sums_are("FAST_RUN")
     for name in (rewriting.CPU, "synkhronos_sums"):
-        assert not rewritten(FAST_RUN.excluding(name))
-    assert rewritten(FAST_RUN.excluding("synkhronos_pooling"))
+        assert not sums_are(FAST_RUN.excluding(name))
+    assert sums_are(FAST_RUN.excluding("synkhronos_pooling"))
     # In Python, as in FAST_COMPILE, there is nothing to win; and no simplification means none.
     for mode in ("FAST_COMPILE", theano.Mode("py", "fast_run"), theano.Mode("cvm", None)):
-        assert not rewritten(mode)
+        assert not sums_are(mode)
     with theano.change_flags(cxx=""):
-        assert not rewritten(FAST_RUN)
+        assert not sums_are(FAST_RUN)
 
 
+@pytest.mark.slow("starts an interpreter")
 def test_a_flag_turns_the_rewrites_off(script):
     done = script(
         """

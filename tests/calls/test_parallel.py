@@ -190,17 +190,19 @@ COMPILED = [
     "gradients of convolutions",
     "gradients of averages",
 ]
+NOT_IN_PYTHON = {*COMPILED, "convolution"}
 SLOW = pytest.mark.slow("compiles convolutions or pooling")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=SLOW if name in COMPILED else ()) for name in EXPRESSIONS]
+    "name",
+    [pytest.param(name, marks=SLOW if name in NOT_IN_PYTHON else ()) for name in EXPRESSIONS],
 )
 def test_divided_expressions_have_serial_values(ranks, name):
     v = Variables()
     outputs = EXPRESSIONS[name](v)
     # Convolutions and the gradients of pooling have compiled code only.
-    mode = "FAST_RUN" if name in {*COMPILED, "convolution"} else None
+    mode = "FAST_RUN" if name in NOT_IN_PYTHON else None
     serial = theano.function(v.inputs, outputs, mode=mode, on_unused_input="ignore")
     with synk.parallel():
         f = theano.function(v.inputs, outputs, mode=mode, on_unused_input="ignore")

@@ -262,7 +262,7 @@ def test_a_number_of_calls(ranks):
 
 @pytest.mark.skipif(ON_DEVICES, reason="forks by itself")
 @pytest.mark.parametrize("how", ["fork", "environment", "off", "wrong"])
-@pytest.mark.sample(2)
+@pytest.mark.slow("starts an interpreter")
 def test_it_is_asked_for_once_for_all(how):
     program = (
         "import theano.tensor as T, synkhronos as synk\n"

@@ -509,12 +509,12 @@ def modes(ranks):
 
 
 @pytest.mark.parametrize("slices", SLICES)
+@pytest.mark.usefixtures("compiled_if_thorough")  # the functions that users have
 def test_sliced_calls_equal_serial_theano(ranks, slices):
     x, w = T.fmatrix("x"), theano.shared(np.eye(3, dtype="float32") * 2, "w")
     y = T.tanh(x.dot(w))
     outputs = [y.mean(), y.sum(0), y.prod(0), y.min(), y.max(0), y]
     modes = ["avg", "sum", "prod", "min", "max", "gather"]
-    # Compiled as usual: these are the functions that users have.
     f = synk.function([x], list(zip(outputs, modes)))
     serial = theano.function([x], outputs)
     for rows in (1, 2, 5, 64):

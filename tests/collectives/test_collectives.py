@@ -105,6 +105,7 @@ def ops_of(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.sample(5)
 def test_all_reduce_and_reduce(ranks, dtype):
     shapes = [*SHAPES, SEVERAL_BLOCKS]
     values = [on_all(ranks, dtype, shape) for shape in shapes]
@@ -236,6 +237,7 @@ def test_many_calls_with_the_same_variables(ranks):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.sample(5)
 def test_broadcast(ranks, dtype):
     shapes = [*SHAPES, SEVERAL_BLOCKS]
     values = [on_all(ranks, dtype, shape) for shape in shapes]
@@ -282,6 +284,7 @@ def test_shapes_of_more_variables_than_one_answer_has_room_for(ranks):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.sample(5)
 def test_scatter_and_gather(ranks, dtype):
     for shape in [shape for shape in SHAPES if shape] + [(SEVERAL_BLOCKS[1], 3)]:
         value = some(dtype, shape, 3)
@@ -394,6 +397,7 @@ def test_kinds_of_results(ranks):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.sample(5)
 def test_all_gather(ranks, dtype):
     shapes = [shape for shape in SHAPES if shape] + [SEVERAL_BLOCKS]
     # Lengths that differ between ranks, but for the first variable.
@@ -413,6 +417,7 @@ def test_all_gather(ranks, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.sample(5)
 def test_set_value_and_get_value(ranks, dtype):
     values = [some(dtype, shape, 1) for shape in SHAPES]
     variables = [theano.shared(value) for value in values]

@@ -11,8 +11,13 @@ from support.layouts import ON_DEVICES, Layout, forked
 
 import synkhronos as synk
 
-pytestmark = pytest.mark.skipif(ON_DEVICES, reason="values on devices are copied")
-LAYOUTS = pytest.mark.parametrize("n, master", [(1, 0), (2, 0), (3, 1)])
+pytestmark = [
+    pytest.mark.skipif(ON_DEVICES, reason="values on devices are copied"),
+    pytest.mark.usefixtures("compiled_if_thorough"),
+]
+LAYOUTS = pytest.mark.parametrize(
+    "n, master", [(1, 0), (2, 0), pytest.param(3, 1, marks=pytest.mark.thorough)]
+)
 
 
 def collectives(n, s):

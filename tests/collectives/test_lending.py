@@ -11,7 +11,10 @@ import synkhronos as synk
 from synkhronos._host.theano import graph
 from synkhronos.extensions import rules, train
 
-pytestmark = pytest.mark.skipif(ON_DEVICES, reason="what is on devices is not lent")
+pytestmark = [
+    pytest.mark.skipif(ON_DEVICES, reason="what is on devices is not lent"),
+    pytest.mark.usefixtures("compiled_if_thorough"),
+]
 RANDOM = np.random.RandomState(0)
 WIDTH = 300  # two matrices of which are more than ranks reduce each for itself
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from support import host_library
+from support import compiling, host_library
 from support.helpers import MODE, Call, function, shares
-from support.layouts import IS_MIXED
+from support.layouts import IS_MIXED, ON_DEVICES
 from theano.ifelse import ifelse
 from theano.tensor import raw_random
 
@@ -17,7 +17,10 @@ import synkhronos as synk
 
 graph = importlib.import_module(f"synkhronos._host.{host_library.NAME}.graph")
 
-MODES = [None, "FAST_COMPILE", theano.Mode("py", None), theano.Mode("vm", "fast_run")]
+MODES = [None, "FAST_COMPILE", theano.Mode("py", None)]
+IN_C = theano.Mode("vm", "fast_run")
+# The graphs of the default mode. Theano would compile these for many seconds.
+AS_BY_DEFAULT = None if host_library.ON_PYTENSOR or ON_DEVICES else compiling.IN_PYTHON
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.randn(37, 4), RANDOM.randn(37)
 
@@ -57,7 +60,12 @@ def reduces(f):
     ]
 
 
-@pytest.mark.parametrize("mode", MODES, ids=["default", "FAST_COMPILE", "py", "vm"])
+@pytest.mark.parametrize(
+    "mode",
+    [*MODES, pytest.param(IN_C, marks=pytest.mark.thorough)],
+    ids=["default", "FAST_COMPILE", "py", "vm"],
+)
+@pytest.mark.usefixtures("compiled_if_thorough")
 def test_training_in_one_function_is_serial_training(ranks, mode):
     train, params = network(synk.function, synk.ops.all_reduce, mode=mode)
     serial, expected = network(theano.function, lambda g: g, mode=MODE)
@@ -73,11 +81,11 @@ def test_training_in_one_function_is_serial_training(ranks, mode):
 
 @pytest.mark.numba
 def test_the_gradients_of_a_model_take_one_round(ranks):
-    for mode in MODES:
+    for mode in [AS_BY_DEFAULT, *MODES[1:]]:
         train, _ = network(synk.function, synk.ops.all_reduce, mode=mode)
         [op] = reduces(train)
         assert op.ops == ("avg",) * 3
-    train, _ = network(synk.function, synk.ops.all_reduce)
+    train, _ = network(synk.function, synk.ops.all_reduce, mode=AS_BY_DEFAULT)
     # In FAST_COMPILE of PyTensor nothing works in place.
     if host_library.MODE != "FAST_COMPILE" or not host_library.ON_PYTENSOR:
         assert reduces(train)[0].inplace
@@ -158,7 +166,7 @@ def test_several_levels_and_kinds(ranks):
     largest = synk.ops.all_reduce(abs(x - mean).max(), "max")
     variance = synk.ops.all_reduce(((x - mean) ** 2).mean())
     total = synk.ops.all_reduce((x / largest).sum(), "sum")
-    for mode in MODES:
+    for mode in [*MODES, IN_C]:
         f = function([x], [mean, largest, variance, total], mode=mode)
         assert sorted(len(op.ops) for op in reduces(f)) == [1, 1, 2]
         value = RANDOM.randn(11)
@@ -213,6 +221,7 @@ def test_outside_of_a_call_it_is_the_identity(ranks):
     assert f.as_theano([1.0, 2.0]) == 3
 
 
+@pytest.mark.slow("starts an interpreter")
 def test_outside_of_a_session_it_is_the_identity(script):
     done = script("""
 import synkhronos as synk

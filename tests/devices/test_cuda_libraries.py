@@ -166,6 +166,7 @@ def test_links_to_links_outlive_the_folder_between(made, tmp_path, alone):
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "relative link", "link to another name"])
+@pytest.mark.sample(1)
 def test_what_others_made_is_refused(made, tmp_path, kind):
     mine = tmp_path / "libcublas.so.12"
     if kind == "file":

@@ -90,6 +90,7 @@ def test_a_lesson_is_a_script_for_any_floatx_and_folder(tmp_path, monkeypatch, n
     assert child.stdout.count("passed.") == len(PASSED[name])
 
 
+@pytest.mark.slow("starts an interpreter")
 def test_the_lessons_need_nothing_but_synkhronos():
     names = [str(DEMOS / f"{name}.py") for name in PASSED]
     code = (

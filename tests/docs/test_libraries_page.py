@@ -20,7 +20,7 @@ RESULTS = {"downhill": "w v", "lasagne": "params correct"}
 @pytest.mark.filterwarnings("ignore::UserWarning:lasagne")  # names that Theano 1.0 deprecates
 @pytest.mark.parametrize("library", RESULTS)
 @pytest.mark.usefixtures("compiled_if_thorough")
-@pytest.mark.sample(1)
+@pytest.mark.slow("trains twice")
 def test_examples_compute_what_they_compute_serially(no_session, monkeypatch, library):
     pytest.importorskip(library)
     # As the import support does where it was installed since it knows downhill.

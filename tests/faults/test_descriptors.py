@@ -94,6 +94,7 @@ def test_no_descriptor_left(script, where):
     assert "Error" not in done.stderr
 
 
+@pytest.mark.slow("starts an interpreter")
 def test_the_status_is_shown_without_a_descriptor(script):
     script(
         """
@@ -113,6 +114,7 @@ synk.close()
     )
 
 
+@pytest.mark.slow("starts an interpreter")
 def test_a_long_wait_is_told_of(script):
     done = script(
         BEGIN

@@ -246,7 +246,9 @@ def _start(tmp_path, text):
 COMPUTING = pytest.param("computing", marks=pytest.mark.slow("computes for seconds"))
 
 
-@pytest.mark.parametrize("state", ["idle", "asleep", COMPUTING])
+@pytest.mark.parametrize(
+    "state", ["idle", pytest.param("asleep", marks=pytest.mark.thorough), COMPUTING]
+)
 def test_when_the_master_is_killed_workers_and_memory_go(tmp_path, state):
     text = f"""
 import time

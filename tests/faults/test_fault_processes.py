@@ -77,7 +77,7 @@ def in_threads(count, do):
 
 def test_forks_in_several_threads_at_once(no_session):
     others = psutil.Process().children()  # such as what multiprocessing keeps
-    for _ in range(5):
+    for _ in range(3):
         found = in_threads(4, lambda number: synk.fork(2))
         assert sorted(map(str, found))[0] == "2"
         assert [type(each) for each in found].count(SessionError) == 3, found
@@ -88,7 +88,7 @@ def test_forks_in_several_threads_at_once(no_session):
 
 def test_closes_in_several_threads_at_once(no_session):
     others = psutil.Process().children()
-    for _ in range(5):
+    for _ in range(3):
         synk.fork(3)
         CALLS["function"](3)()
         assert in_threads(4, lambda number: synk.close()) == [None] * 4
@@ -267,7 +267,7 @@ ENDINGS = {  # how, and the exit status
 
 
 @pytest.mark.parametrize("how", ENDINGS)
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_the_interpreter_ends_with(script, how):
     text, status = ENDINGS[how]
     done = script(BEGIN + text, check=False)

@@ -23,7 +23,9 @@ pytestmark = [
     pytest.mark.faults,
     pytest.mark.skipif(ON_DEVICES, reason="values on a device can't be used in a child"),
 ]
-ON_RANKS = pytest.mark.parametrize("n, master", [(1, 0), (2, 0), (3, 1)])
+ON_RANKS = pytest.mark.parametrize(
+    "n, master", [(1, 0), (2, 0), pytest.param(3, 1, marks=pytest.mark.thorough)]
+)
 
 
 class Child:

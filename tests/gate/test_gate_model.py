@@ -28,7 +28,7 @@ from synkhronos.comm.shared.gate import SharedGate as Gate
 def in_its_tier(run):
     """Return a run as a parameter, which is slow if it explores very many states."""
     slow = pytest.mark.slow(f"explores {run.states:,} states")
-    return pytest.param(run, id=str(run), marks=slow if run.states > 60_000 else ())
+    return pytest.param(run, id=str(run), marks=slow if run.states > 30_000 else ())
 
 
 @pytest.mark.parametrize("run", [in_its_tier(run) for run in RUNS])
@@ -366,7 +366,7 @@ def mistaken(old, new):
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 def test_a_mistake_is_found(mistake):
     old, new, what = MISTAKES[mistake]
     rank = mistaken(old, new)

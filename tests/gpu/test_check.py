@@ -118,6 +118,7 @@ def test_failures_are_found_and_stop_nothing(own, tmp_path):
     assert "FAIL  cpu, cpu: " in done.stdout.splitlines()[-1]
 
 
+@pytest.mark.slow("starts several interpreters")
 def test_ranks_that_do_not_start_are_a_failure(own):
     done = check("--devices", "cuda99", "--only", str(own))
     assert done.returncode == 1

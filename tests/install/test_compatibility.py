@@ -29,9 +29,9 @@ SOURCES = sorted(
 # Older Pythons.
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_syntax_is_that_of_the_oldest_python(path):
-    ast.parse(path.read_text(encoding="utf-8"), feature_version=pythons.THEANO[0])
+def test_the_syntax_is_that_of_the_oldest_python():
+    for path in SOURCES:
+        ast.parse(path.read_text(encoding="utf-8"), str(path), feature_version=pythons.THEANO[0])
 
 
 def test_newer_syntax_would_be_seen():
@@ -40,6 +40,7 @@ def test_newer_syntax_would_be_seen():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vermin") is None, reason="vermin is not installed")
+@pytest.mark.slow("reads the whole package with vermin")
 def test_modules_and_functions_are_those_of_the_oldest_python():
     command = [sys.executable, "-c", "import vermin; vermin.main()", "-t=3.8-"]
     # Their libraries need newer ones.
@@ -114,6 +115,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("kind", ["spawn", "forkserver"])
 @pytest.mark.parametrize("before", [True, False], ids=["in a session", "without a session"])
 @pytest.mark.sample(1)
+@pytest.mark.slow("starts several interpreters")
 def test_processes_started_anew_have_sessions_of_their_own(script, kind, before):
     done = script(SPAWNED.replace("KIND", kind).replace("BEFORE", str(before)), timeout=240)
     assert done.stdout.splitlines() == ["[4.0, 8.0, 12.0]", "3.0"]
@@ -147,6 +149,7 @@ def ipython(tmp_path, *arguments):
 PIDS = 'print("pids", *synk.session.current("a test").worker_pids)'
 
 
+@pytest.mark.slow("starts IPython")
 def test_ipython_runs_code_and_ends_without_close(tmp_path):
     done = ipython(tmp_path, "-c", LINES.replace("fork(2)", "fork(3)") + PIDS)
     assert done.returncode == 0 and "sum 10.0" in done.stdout, done.stdout + done.stderr

@@ -98,6 +98,7 @@ def test_no_device_is_opened_and_no_new_cudnn_is_tried_by_default(home):
 
 
 @needs_installation
+@pytest.mark.slow("imports Theano in a new interpreter")
 def test_import_prints_nothing(home):
     assert python("import theano, theano.gpuarray", home) == ""
 
@@ -139,6 +140,7 @@ def test_gemm_links_the_library_of_the_flags(home):
 
 
 @needs_installation
+@pytest.mark.slow("compiles with an empty cache")
 def test_gemm_calls_the_blas_of_scipys_wheel(home):
     code = """
     import subprocess, numpy as np, theano, theano.tensor as T
@@ -182,6 +184,7 @@ def test_outer_product_pickles(home):
 
 
 @needs_installation
+@pytest.mark.slow("imports Theano in a new interpreter")
 def test_theano_flags_win(home):
     assert python(PRINT_LDFLAGS, home, THEANO_FLAGS="blas.ldflags=-lm") == "-lm\n"
 
@@ -233,6 +236,7 @@ def test_folder_with_a_space_links(home_with, tmp_path):
     assert python(code, home) == "[[3.0, 4.0], [6.0, 8.0]]\n"
 
 
+@pytest.mark.slow("imports Theano in a new interpreter")
 def test_source_tree_supports_theano_without_an_installation(home):
     code = f"{FORGET}\nsys.path.insert(0, {str(SOURCE.parents[3])!r})\nimport synkhronos\n"
     expected = import_support.find_blas()[0]
@@ -322,10 +326,16 @@ def build(source_tree, folder, kind):
         return {name: wheel.read(name).decode() for name in wheel.namelist()}
 
 
+@pytest.fixture(scope="module")
+def wheel(source_tree, tmp_path_factory):
+    """Return the files of a wheel by name."""
+    return build(source_tree, tmp_path_factory.mktemp("wheel"), "wheel")
+
+
 @needs_setup
-@pytest.mark.parametrize("kind", ["wheel", "editable"])
-def test_wheels_hold_the_import_support_and_remove_it(source_tree, tmp_path, kind):
-    files = build(source_tree, tmp_path, kind)
+@pytest.mark.parametrize("kind", ["wheel", pytest.param("editable", marks=pytest.mark.thorough)])
+def test_wheels_hold_the_import_support_and_remove_it(source_tree, wheel, tmp_path, kind):
+    files = wheel if kind == "wheel" else build(source_tree, tmp_path, kind)
     record = next(text for name, text in files.items() if name.endswith("/RECORD"))
     for name in ("_synkhronos_import_support.py", "synkhronos-import-support.pth"):
         # pip removes what RECORD lists.
@@ -338,11 +348,10 @@ def test_wheels_hold_the_import_support_and_remove_it(source_tree, tmp_path, kin
 
 
 @needs_setup
-def test_wheel_holds_every_module(source_tree, tmp_path):
-    files = build(source_tree, tmp_path, "wheel")
+def test_wheel_holds_every_module(wheel):
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "synkhronos").rglob("*.py")}
-    assert modules - set(files) == {"synkhronos/conftest.py"}  # which is for tests only
-    assert "synkhronos/py.typed" in files  # tells type checkers that the package has type hints
+    assert modules - set(wheel) == {"synkhronos/conftest.py"}  # which is for tests only
+    assert "synkhronos/py.typed" in wheel  # tells type checkers that the package has type hints
 
 
 # What pip and the build see of a newer Python.
@@ -415,9 +424,8 @@ def requirements(metadata, python, extra=""):
 
 
 @pytest.fixture(scope="module")
-def metadata(source_tree, tmp_path_factory):
-    files = build(source_tree, tmp_path_factory.mktemp("wheel"), "wheel")
-    return next(text for name, text in files.items() if name.endswith("METADATA"))
+def metadata(wheel):
+    return next(text for name, text in wheel.items() if name.endswith("METADATA"))
 
 
 BOTH = {"posix-ipc", "threadpoolctl", "cloudpickle"}
@@ -459,12 +467,10 @@ def test_pymc_is_an_extra_that_pip_refuses_beside_theano(metadata):
 
 @needs_setup
 @pytest.mark.parametrize(("python", "installs"), [((3, 11), True), ((3, 12), False)])
-def test_pth_does_nothing_on_a_python_without_theano(
-    source_tree, tmp_path, monkeypatch, python, installs
-):
+def test_pth_does_nothing_on_a_python_without_theano(wheel, monkeypatch, python, installs):
     called = []
     support = types.SimpleNamespace(install=lambda: called.append(True))
-    line = build(source_tree, tmp_path, "wheel")["synkhronos-import-support.pth"]
+    line = wheel["synkhronos-import-support.pth"]
     monkeypatch.setitem(sys.modules, "_synkhronos_import_support", support)
     monkeypatch.setattr(sys, "version_info", python)
     exec(line)
@@ -473,8 +479,8 @@ def test_pth_does_nothing_on_a_python_without_theano(
 
 @needs_setup
 @pytest.mark.slow("imports Theano in a new interpreter")
-def test_pth_of_the_wheel_supports_theano(source_tree, tmp_path, home):
-    for name, text in build(source_tree, tmp_path, "wheel").items():
+def test_pth_of_the_wheel_supports_theano(wheel, tmp_path, home):
+    for name, text in wheel.items():
         if name.startswith(("_synkhronos", "synkhronos-import")):
             (tmp_path / name).write_text(text)
     # site may know the environment's copy already: this one must come first.
@@ -601,6 +607,7 @@ def test_what_is_missing_in_theano_is_missing_still(home):
 
 
 @needs_installation
+@pytest.mark.slow("imports Theano in a new interpreter")
 def test_theano_does_not_start_mpi(home):
     """Theano imports mpi4py's MPI, which starts MPI, if it can: then no process may be forked."""
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")

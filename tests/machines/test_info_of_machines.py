@@ -42,6 +42,7 @@ def test_machines_that_agree(two_hosts):
     assert two_hosts.is_empty()
 
 
+@pytest.mark.slow("asks hosts twice")
 def test_a_machine_that_cannot_be_reached_is_named(two_hosts):
     gone = f"10.{two_hosts.net}.0.9"
     status, out, _ = info(two_hosts, f"{two_hosts.addresses[0]},{gone}")

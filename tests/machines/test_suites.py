@@ -60,7 +60,7 @@ def run(these, layout, names, request, **variables):
 
 
 def test_a_few_of_each_on_two_machines(two_hosts, request):
-    run(two_hosts, "2x1", FEW, request)
+    run(two_hosts, "2x1", FEW, request, **NO_COMPILER)
 
 
 @pytest.mark.slow(WAITS)

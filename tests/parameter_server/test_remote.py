@@ -46,9 +46,10 @@ def numbers(run):
     ("rule", "expected"),
     [
         ("sgd", [-12, -24, -36, -36]),
-        pytest.param("none", [12, 12, 12, 12], marks=pytest.mark.slow("starts mpirun")),
+        ("none", [12, 12, 12, 12]),
     ],
 )
+@pytest.mark.slow("starts mpirun")
 def test_dist_sync_of_kvstore(tmp_path, rule, expected):
     """Three workers push two arrays of their rank + 1 each: the numbers of MXNet's KVStore."""
     run = nodes.run(tmp_path, KVSTORE, "dist_sync", rule, workers=3)

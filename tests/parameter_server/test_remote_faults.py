@@ -60,12 +60,11 @@ print("closed", store.rank, flush=True)
     ("end", "how", "status"),
     [
         ("is killed", "was killed by SIGKILL (signal 9)", 137),
-        pytest.param(
-            *("exits", "has ended with exit status 3", 3), marks=pytest.mark.slow("starts mpirun")
-        ),
-        pytest.param("leaves", "has left", 7, marks=pytest.mark.slow("starts mpirun")),
+        ("exits", "has ended with exit status 3", 3),
+        ("leaves", "has left", 7),
     ],
 )
+@pytest.mark.slow("starts mpirun")
 def test_dist_sync_names_the_worker_that_is_missing(tmp_path, end, how, status):
     run = nodes.run(tmp_path, ROUNDS, "dist_sync", end, workers=3, status=status)
     host = os.uname().nodename

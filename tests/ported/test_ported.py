@@ -54,7 +54,7 @@ def test_the_results_are_those_of_serial_theano(name, ranks, check):
     assert ported.difference(found, serial(name)) < 1e-9
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("compiles")
 @pytest.mark.parametrize("ranks", [2, 3, 1])
 # Dropout of the Lasagne program draws other numbers.

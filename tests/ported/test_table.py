@@ -18,7 +18,9 @@ X = np.arange(24.0).reshape(6, 4)
 B = 6
 
 
-@pytest.fixture(params=[Layout(2), Layout(3, master=1)], ids=str)
+@pytest.fixture(
+    params=[Layout(2), pytest.param(Layout(3, master=1), marks=pytest.mark.thorough)], ids=str
+)
 def where(request):
     return request.param
 

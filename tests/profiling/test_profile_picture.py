@@ -91,6 +91,7 @@ def test_a_profile_without_calls_can_be_drawn(ranks):
     assert len(axes.get_yticks()) == ranks.n and not axes.patches
 
 
+@pytest.mark.slow("imports Matplotlib in an interpreter of its own")
 def test_the_example_of_the_documentation_prints_and_draws(tmp_path):
     example = Path(__file__).parents[2] / "docs" / "examples" / "profiled.py"
     file = tmp_path / "profile.png"

@@ -216,11 +216,13 @@ def test_the_environment_asks_for_a_profile_of_a_whole_script(script, tmp_path, 
     assert sorted(calls) == [("distribute()", 1), ("distribute()", 2), ("f", 1), ("f", 2)]
 
 
+@pytest.mark.slow("starts an interpreter")
 def test_the_environment_can_ask_for_the_summary(script, tmp_path):
     script(SCRIPT.replace("END", ""), env={"SYNKHRONOS_PROFILE": str(tmp_path / "f.txt")})
     assert "\nf  " in (tmp_path / "f.txt").read_text()
 
 
+@pytest.mark.slow("starts an interpreter")
 def test_no_other_file_is_written(script, tmp_path):
     env = {"FALLBACK": "", "SYNKHRONOS_PROFILE": "trace.json"}
     script(WATCHED, env=env)

@@ -12,7 +12,7 @@ from support.rules import needs_mpirun
 
 from synkhronos.rules import compatible
 
-pytestmark = [pytest.mark.mpi, needs_mpirun]
+pytestmark = [pytest.mark.mpi, needs_mpirun, pytest.mark.usefixtures("quickly_compiled")]
 SETTINGS = {"n_rows": 96, "n_epochs": 4, "lr": 0.05}
 RULES = ["EASGD", "ASGD", "GOSGD"]
 

@@ -14,7 +14,7 @@ from support.waiting import wait_until
 
 from synkhronos.rules import compatible
 
-pytestmark = [pytest.mark.mpi, needs_mpirun]
+pytestmark = [pytest.mark.mpi, needs_mpirun, pytest.mark.usefixtures("quickly_compiled")]
 RATE, MU, DECAY, BATCH = 0.1, 0.9, 1e-3, 8
 
 
@@ -202,6 +202,7 @@ def test_a_rank_that_raises_ends_the_run_with_its_traceback(tmp_path):
     assert "ValueError: this batch is bad" in run.output
 
 
+@pytest.mark.slow("a run of mpirun")
 def test_a_rank_that_is_killed_ends_the_run(tmp_path):
     run = rules.Launched("BSP", 2, tmp_path, "Sleeps", {"pause": 0.2, "n_epochs": 99})
     run.wait_for("nccl32 needs")

@@ -170,12 +170,9 @@ else:
 @needs_mpirun
 @pytest.mark.parametrize(
     "how",
-    [
-        "wait",
-        pytest.param("end", marks=pytest.mark.slow("starts mpirun")),
-        pytest.param("kill", marks=pytest.mark.slow("starts mpirun")),
-    ],
+    ["wait", "end", "kill"],
 )
+@pytest.mark.slow("starts mpirun")
 def test_a_run_ends_with_its_script(folder, how):
     """A Ctrl-C in wait(), and the end of a script by itself or by SIGKILL, end all ranks."""
     (folder / "script.py").write_text(SCRIPT)

@@ -24,7 +24,9 @@ from synkhronos import PortingWarning, _host
 from synkhronos import session as _session
 
 pytestmark = pytest.mark.skipif(ON_DEVICES, reason="forks with options of its own")
-LAYOUTS = pytest.mark.parametrize("n, master", [(2, 0), (3, 1)])
+LAYOUTS = pytest.mark.parametrize(
+    "n, master", [(2, 0), pytest.param(3, 1, marks=pytest.mark.thorough)]
+)
 WAYS = {
     "set_value": lambda w, v: w.set_value(v),
     "set_value, borrowed": lambda w, v: w.set_value(v, borrow=True),

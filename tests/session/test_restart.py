@@ -187,6 +187,7 @@ def test_a_profile_and_the_status_show_it():
     assert len(synk.status().functions) == 1
 
 
+@pytest.mark.slow("starts an interpreter, and forks in it five times")
 def test_a_notebook_whose_cells_run_again(script):
     """As IPython runs cells: in one namespace, and the last errors keep their frames."""
     done = script(

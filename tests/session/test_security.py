@@ -212,7 +212,7 @@ def test_nothing_listens_or_connects():
 
 
 @pytest.mark.parametrize("fallback", ["", "1"])
-@pytest.mark.sample(1)
+@pytest.mark.slow("starts an interpreter")
 def test_no_socket_and_no_file_is_opened_by_a_session(script, tmp_path, fallback):
     script(WATCHED, env={"FALLBACK": fallback})
     *events, last = (tmp_path / "events").read_text().splitlines()

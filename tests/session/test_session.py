@@ -295,6 +295,7 @@ def test_calls_from_several_threads_take_turns():
     assert wrong == []
 
 
+@pytest.mark.slow("starts an interpreter")
 def test_a_process_that_the_user_forks_can_end_as_it_likes(script):
     done = script(
         """
@@ -345,7 +346,7 @@ synk.close()
 
 
 @pytest.mark.parametrize("ending", ["", "sys.exit(3)", "raise KeyError('mine')", "os._exit(4)"])
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_a_script_that_forgets_to_close_leaves_nothing(script, ending):
     done = script(
         f"""
@@ -444,6 +445,7 @@ def test_signal_masks_and_handlers_of_the_script_stay():
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
 
 
+@pytest.mark.slow("starts an interpreter")
 def test_workers_do_not_read_the_terminals_input(script):
     done = script(
         """
@@ -493,6 +495,7 @@ print(sum(worker.cpu_times()[:2]) - sum(before[:2]))
     assert float(done.stdout) <= 0.2  # a busy one uses it all
 
 
+@pytest.mark.slow("starts an interpreter")
 def test_fork_where_standard_output_is_broken(script):
     done = script(
         """

@@ -80,6 +80,7 @@ def test_functions_and_whether_the_workers_have_them(ranks):
 
 
 @pytest.mark.usefixtures("quickly_compiled")
+@pytest.mark.slow("starts an interpreter")
 def test_a_function_without_a_name_has_the_line_of_the_script(ranks):
     x, w = T.dvector("x"), theano.shared(np.ones(3), "w")
     loss = (x.mean() * w.sum()) ** 2

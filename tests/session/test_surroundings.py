@@ -109,12 +109,14 @@ def run(tmp_path, script, form):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("closed", ["<&- >&- 2>&-", ">&-", "<&- 2>&-"])
+@pytest.mark.slow("starts an interpreter")
 def test_no_memory_gets_the_number_of_a_closed_standard_stream(tmp_path, closed):
     opened = tmp_path / "opened"
     script = WORK + WITHOUT.replace("OPEN", repr(str(opened)))
     run(tmp_path, script, f"exec {{python}} {{script}} <>{opened} >>{opened} 2>&1 {closed}")
 
 
+@pytest.mark.slow("starts an interpreter")
 def test_standard_streams_that_the_script_closes_later(tmp_path):
     run(tmp_path, WORK + CLOSED_LATER, "exec {python} {script}")
 
@@ -144,6 +146,7 @@ for n_ranks in (2, 3):
 """
 
 
+@pytest.mark.slow("starts an interpreter")
 def test_a_pid_namespace_that_kept_the_proc_of_another_one(tmp_path):
     needs("--pid --fork")
     run(tmp_path, WORK + NAMESPACE, "exec unshare --pid --fork {python} {script}")
@@ -165,6 +168,7 @@ synk.close()
 """
 
 
+@pytest.mark.slow("starts an interpreter")
 def test_fork_is_refused_without_a_proc(tmp_path):
     needs("--mount")
     inner = "mount -t tmpfs none /proc && exec {python} {script}"
@@ -273,6 +277,7 @@ synk.close()
 """
 
 
+@pytest.mark.slow("starts an interpreter")
 def test_a_lack_of_addresses_is_told_as_a_lack_of_memory(script):
     script(FEW_ADDRESSES)
 

@@ -9,14 +9,17 @@ from support.walks import Walk
 WALKS = int(os.environ.get("SYNKHRONOS_WALKS", 1000))
 # Walks set variables in the master alone.
 pytestmark = pytest.mark.filterwarnings("ignore::synkhronos.PortingWarning")
-LAYOUTS = pytest.mark.parametrize("n, master", [(1, 0), (2, 0), (3, 1)])
+LAYOUTS = pytest.mark.parametrize(
+    "n, master", [(1, 0), (2, 0), pytest.param(3, 1, marks=pytest.mark.thorough)]
+)
 
 
 @LAYOUTS
+@pytest.mark.usefixtures("compiled_if_thorough")
 def test_some_walks(n, master):
     with forked(Layout(n, master)):
         walk = Walk(n, master)
-        for seed in range(30):
+        for seed in range(10):
             walk.run(seed, 30)
         assert len(walk.done) == 13
 

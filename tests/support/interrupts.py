@@ -38,7 +38,7 @@ FILES = {
 SOME_AND_EVERY_LINE = pytest.mark.parametrize(
     "stride",
     [
-        pytest.param(6, id="some lines"),
+        pytest.param(15, id="some lines"),
         pytest.param(1, id="every line", marks=pytest.mark.slow("interrupts a call at each line")),
     ],
 )

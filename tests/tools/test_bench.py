@@ -491,9 +491,8 @@ def test_a_rank_of_open_mpi_that_dies_takes_all_along(mpi_python):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow("starts mpirun"))]
-)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.slow("starts mpirun")
 def test_bench_collectives_that_is_ended_leaves_no_process(mpi_python, number):
     command = [*COLLECTIVES, "--peers", "--seconds", "30"]
     # Nobody can tidy up after SIGKILL; and tmp_path is too long for the address of a socket.
@@ -573,6 +572,7 @@ def test_bench_training_prints_every_system_and_its_shares(tmp_path):
     assert json.loads(done.stdout)[-1]["name"] == found["title"]
 
 
+@pytest.mark.slow("starts a process that imports Theano")
 def test_a_system_that_fails_is_told_of():
     with pytest.raises(training.BenchError, match="nothing:\nTraceback"), training._System(
         "nothing", "one", ["cpu"] * 2, training.Job("no such network", 8)

@@ -67,6 +67,7 @@ def test_this_machine_is_fit(home):
     assert (ok, child.returncode, child.stderr) == (True, 0, "")
 
 
+@pytest.mark.slow("asks in several interpreters")
 def test_a_broken_theano_is_reported(home):
     child = info(home, "--json", THEANO_FLAGS="floatX=float99")
     ok, checks = checks_of(child)
@@ -362,6 +363,7 @@ def test_theanorc_where_nothing_can_be_written(tmp_path, capsys):
     assert "cannot write" in capsys.readouterr().err
 
 
+@pytest.mark.slow("imports Theano in a new interpreter")
 def test_theanorc_serves_a_theano_without_the_import_support(home, tmp_path, monkeypatch):
     flags = {"blas.ldflags": "-L/100%/lib -lfoo"}
     monkeypatch.setattr(import_support, "default_flags", lambda: flags)

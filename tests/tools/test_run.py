@@ -7,6 +7,8 @@ import sys
 import pytest
 from support.layouts import ON_DEVICES
 
+from synkhronos.__main__ import main
+
 pytestmark = pytest.mark.skipif(ON_DEVICES, reason="forks with options of its own")
 
 SCRIPT = """
@@ -53,7 +55,7 @@ def script(tmp_path):
     return tmp_path / "scripts" / "script.py"
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("how", ["end", "status", "message", "raise", "interrupt", "close"])
 def test_a_script_runs_as_in_python(tmp_path, script, how):
     relative = script.relative_to(tmp_path)
@@ -65,6 +67,7 @@ def test_a_script_runs_as_in_python(tmp_path, script, how):
     assert out and bool(err) == (how in ("message", "raise", "interrupt"))
 
 
+@pytest.mark.slow("starts an interpreter")
 def test_options_of_the_script_are_its_own(tmp_path):
     (tmp_path / "show.py").write_text(
         "import sys, synkhronos as synk\nprint(sys.argv[1:], len(synk.status().ranks))\n"
@@ -74,6 +77,7 @@ def test_options_of_the_script_are_its_own(tmp_path):
     assert (out, err) == ("['-n', '5', '--parallel', '--', 'x'] 3\n", "")
 
 
+@pytest.mark.slow("starts an interpreter")
 def test_a_script_of_standard_input(tmp_path):
     status, out, _ = python(tmp_path, "-m", "synkhronos", "run", "-n", "1", "-", stdin="print(1)")
     assert (status, out) == (0, "1\n")
@@ -105,9 +109,16 @@ def test_follow_and_check(tmp_path):
         (["."], 2, "can't open '.': Is a directory"),
     ],
 )
-def test_mistakes_are_told_in_a_sentence(tmp_path, arguments, status, message):
+def test_mistakes_are_told_in_a_sentence(
+    no_session, tmp_path, monkeypatch, capsys, arguments, status, message
+):
     (tmp_path / "empty.py").write_text("")
     (tmp_path / "wrong.py").write_text("print(\n")
-    found = python(tmp_path, "-m", "synkhronos", "run", *arguments)
-    assert found[0] == status and message in found[2]
-    assert "Traceback" not in found[2] and found[1] == ""
+    monkeypatch.chdir(tmp_path)
+    try:
+        found = main(["run", *arguments])
+    except SystemExit as ended:  # of argparse
+        found = ended.code
+    out, err = capsys.readouterr()
+    assert found == status and message in err
+    assert "Traceback" not in err and out == ""

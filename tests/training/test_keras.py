@@ -260,7 +260,7 @@ OPTIMIZERS = [
 
 
 @pytest.mark.parametrize(("name", "options"), OPTIMIZERS, ids=lambda value: str(value))
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 def test_optimizers_step_as_in_one_process(two_ranks, twins, keras, name, options):
     def optimizer():
         return getattr(keras.optimizers, name)(**options)
@@ -329,6 +329,7 @@ def test_batch_normalization_is_over_the_rows_of_all_ranks(ranks, twins, keras):
     assert_close(parallel.predict(X), serial.predict(X), rtol=1e-3)
 
 
+@pytest.mark.slow("compiles two models")
 def test_a_batch_normalization_on_inputs_and_one_that_two_inputs_share(ranks, twins, keras):
     def build(layers):
         inputs = [layers.Input((5,)), layers.Input((5,))]
@@ -499,6 +500,7 @@ def test_a_saved_model_goes_on_with_its_optimizer(two_ranks, twins):
     assert_close(again.train_on_batch(X, Y), serial.train_on_batch(X, Y))
 
 
+@pytest.mark.slow("compiles two models twice")
 def test_compiled_again_it_stays_parallel(two_ranks, twins):
     serial, parallel = twins(network)
     for model in (serial, parallel):
@@ -621,6 +623,7 @@ def test_a_metric_that_does_not_add_up_is_refused(two_ranks, keras):
         model.train_on_batch(X, Y)
 
 
+@pytest.mark.slow("starts an interpreter")
 def test_keras_is_imported_only_when_a_model_comes(script):
     script(
         """
@@ -643,6 +646,7 @@ def test_keras_is_imported_only_when_a_model_comes(script):
 # What is shown to users.
 
 
+@pytest.mark.slow("imports Keras in an interpreter of its own")
 def test_the_example_of_the_documentation(script, home):
     page = Path(__file__).parents[2] / "docs" / "keras.rst"
     [example, *_] = re.findall(r"code-block:: python\n\n(.*?)\n\S", page.read_text(), re.DOTALL)

@@ -37,9 +37,9 @@ def trained(rule, dtype, vectorized):
     return [node.op for node in nodes], values
 
 
+@pytest.mark.slow("compiles a step of training twice")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("rule", ["adam", "adamax", "adagrad", "rmsprop", "adadelta"])
-@pytest.mark.sample(1)
 def test_the_bits_are_the_same(ranks, rule, dtype):
     ops, values = trained(rule, dtype, vectorized=True)
     others, expected = trained(rule, dtype, vectorized=False)
