@@ -244,6 +244,8 @@ def test_it_comes_out_as_itself_while_a_default_is_read(no_session):
     assert [caught.value] == raised
 
 
+# An alarm in a callback of the garbage collector, such as that of Hypothesis, is only printed.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_storm_of_alarms_never_breaks_the_session(no_session):
     synk.fork(2)
     x = T.dvector("x")
