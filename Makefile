@@ -38,7 +38,7 @@ opencl: venv ## install OpenCL and pygpu for .venv, which needs Debian's apt-get
 demo: venv ## train a network on handwritten digits with all cores, and compare with serial Theano
 	$(py) demos/train_digits.py
 
-test: venv ## run the tests, in 5 to 7 minutes (PYTEST_ARGS="-k gate -x")
+test: venv ## run the tests, in 5 minutes (PYTEST_ARGS="-k gate -x")
 	$(py) -m pytest -m "not ($(rest))" $(PYTEST_ARGS)
 
 test-pytensor: $(ready_pytensor) ## run the suites of both hosts on PyTensor, with Python 3.12 to 3.14

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import glob
 import importlib.util
+import logging
 import math
 import operator
 import os
@@ -26,6 +27,7 @@ DEVICE_NAME = re.compile(r"cpu|cuda\d*|opencl\d+:\d+")
 EXAMPLES = "such as 'cpu', 'cuda0' or 'opencl0:0'"
 VARIABLE = "SYNKHRONOS_DEVICES"
 RANKS_VARIABLE = "SYNKHRONOS_RANKS_OF_MACHINES"
+GNU = "libgomp.so.1"  # the OpenMP with which GCC links what Theano compiles
 _SOFTLY = 1  # omp_pause_soft of omp.h
 
 COUNT_DEVICES = """
@@ -299,36 +301,49 @@ def _check_names(names: Sequence[str], source: str) -> tuple[str, ...]:
 def limit_threads(threads: int):
     """Limit the BLAS and OpenMP threads of this process; return an object that can restore them."""
     # Each BLAS has its own call for it, and NumPy and SciPy bring a BLAS each.
-    from threadpoolctl import threadpool_limits
+    from threadpoolctl import ThreadpoolController
 
-    return threadpool_limits(limits=threads)
+    controller = ThreadpoolController()
+    limits = controller.limit(limits=threads)
+    if _Lasting.process not in (None, os.getpid()):
+        for library in controller.lib_controllers:
+            if library.filepath in _Lasting.paths:
+                library.set_num_threads(1)
+    return limits
 
 
-def threads_of_children(threads: int) -> int:
-    """Return how many of `threads` each process can use that this thread forks: all, or one.
+class _Lasting:
+    """The OpenMP libraries whose threads a fork leaves behind: a child would wait for them."""
+
+    process, paths = None, ()  # of the parent
+
+
+def end_openmp_threads(threads: int) -> None:
+    """Let processes that this thread forks compute with OpenMP, with `threads` threads each.
 
     GNU's OpenMP keeps the threads that a thread has computed with for the next time. A fork copies
     the calling thread alone, so a child would wait for the others for ever. Here they end; OpenMP
     starts new ones when the parent or a child computes next. Others (LLVM's, Intel's) do so by
-    themselves after a fork, as OpenBLAS does.
+    themselves after a fork, as OpenBLAS does. A library that can't has one thread in children.
     """
     from threadpoolctl import threadpool_info
 
     gnu = [each["filepath"] for each in threadpool_info() if each["prefix"] == "libgomp"]
-    lasting = [path for path in gnu if not _end_openmp_threads(path)]
-    if not lasting or threads == 1:
-        return threads
-    log.warning(
-        "OpenMP (%s) can't end its threads before the fork, so each rank computes with one thread, "
-        "not %d. For more, call synk.fork() before the first function that uses OpenMP, or install "
-        "a libgomp of GCC 9 or later.",
-        lasting[0],
-        threads,
-    )
-    return 1
+    lasting = [path for path in gnu if not _end_threads_of(path)]
+    _Lasting.process, _Lasting.paths = os.getpid(), lasting
+    for path in lasting if threads > 1 else ():
+        # Python packages bring copies with names of their own, which Theano does not compute with.
+        log.log(
+            logging.WARNING if os.path.basename(path) == GNU else logging.DEBUG,
+            "OpenMP (%s) can't end its threads before the fork, so its functions compute with one "
+            "thread in each worker, not %d. For more, call synk.fork() before the first function "
+            "that uses OpenMP, or install a libgomp of GCC 9 or later.",
+            path,
+            threads,
+        )
 
 
-def _end_openmp_threads(path):
+def _end_threads_of(path):
     """End the calling thread's threads of an OpenMP library; return whether they have ended."""
     try:
         pause = ctypes.CDLL(path).omp_pause_resource_all

@@ -12,7 +12,7 @@ import sys
 import threading
 import weakref
 
-from synkhronos._machine.devices import threads_of_children
+from synkhronos._machine.devices import end_openmp_threads
 from synkhronos._machine.interrupts import interrupts_held, raised_here
 from synkhronos._machine.log import log, name_rank
 from synkhronos._machine.processes import ForkedProcess, join_all, kill_all
@@ -72,7 +72,7 @@ class Session:
         self.registry = Registry(self)
         self.changes = Changes(self, follow)
         if self.n_ranks > 1:
-            threads = threads_of_children(threads)
+            end_openmp_threads(threads)
         self.gate = make_gate(self.n_ranks, master_rank) if gate is None else gate
         self.worker = Worker(master_rank, self.gate, devices, threads, self._on_release)
         # Weak: the user's references and functions keep the variables alive.
@@ -171,13 +171,12 @@ class Session:
             if self.inside.locked():
                 self.refuse_nesting()
             with self.inside:
-                try:
-                    if self.gate.is_open:
-                        self.settle()
-                    if self.changes.pending:
-                        self.changes.settle()
-                    yield self
-                finally:
+                if self.gate.is_open:
+                    self.settle()
+                if self.changes.pending:
+                    self.changes.settle()
+                yield self
+                if not self.gate.is_open:  # else workers may still read, after a Ctrl-C
                     self.held.clear()
 
     def _enter_recorded(self, recording, name):
@@ -300,6 +299,7 @@ class Session:
         self.worker.replicas.clear()
         self.registry.release()
         self.staged.clear()
+        self.held.clear()
         self.garbage.give_back()
         self.gate.close()
 

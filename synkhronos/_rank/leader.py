@@ -10,7 +10,7 @@ import signal
 import socket
 
 from synkhronos import _host
-from synkhronos._machine.devices import default_threads, resolve, threads_of_children
+from synkhronos._machine.devices import default_threads, end_openmp_threads, resolve
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log
 from synkhronos._machine.processes import ForkedProcess, join_all, kill_all
@@ -74,7 +74,7 @@ class _Session:
         ranks = layout.ranks()
         threads = default_threads(len(ranks)) if plan.threads is None else plan.threads
         if len(ranks) > 1:
-            threads = threads_of_children(threads)
+            end_openmp_threads(threads)
         with interrupts_held():
             for rank in ranks[1:]:
                 life = functools.partial(

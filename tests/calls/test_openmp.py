@@ -66,19 +66,43 @@ for _ in range(10):
     )
 
 
-def test_an_old_library_leaves_one_thread(monkeypatch, caplog):
-    monkeypatch.setattr(devices, "_end_openmp_threads", lambda path: False)
-    gnu = {"user_api": "openmp", "prefix": "libgomp", "filepath": "/lib/libgomp.so.1"}
+def test_an_old_library_has_one_thread_in_workers(script):
+    script(
+        BEGIN
+        + """
+from support.helpers import on_ranks
+from synkhronos._machine import devices
+
+def threads():
+    import ctypes
+    return ctypes.CDLL("libgomp.so.1").omp_get_max_threads()
+
+threads()
+devices._end_threads_of = lambda path: False  # as that of a libgomp before GCC 9
+synk.fork(3, threads_per_rank=2)
+assert on_ranks(threads) == [2, 1, 1]
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    "path, level", [("/lib/libgomp.so.1", "WARNING"), ("/lib/libgomp-a34b3233.so.1.0.0", "DEBUG")]
+)
+def test_an_old_library_is_told_where_theano_uses_it(monkeypatch, caplog, path, level):
+    monkeypatch.setattr(devices, "_end_threads_of", lambda path: False)
+    gnu = {"user_api": "openmp", "prefix": "libgomp", "filepath": path}
     monkeypatch.setattr("threadpoolctl.threadpool_info", lambda: [gnu])
-    caplog.set_level(logging.WARNING, logger="synkhronos")
-    assert devices.threads_of_children(1) == 1
+    monkeypatch.setattr(devices, "_Lasting", devices._Lasting())
+    caplog.set_level(logging.DEBUG, logger="synkhronos")
+    devices.end_openmp_threads(1)
     assert not caplog.records
-    assert devices.threads_of_children(4) == 1
+    devices.end_openmp_threads(4)
     [record] = caplog.records
-    assert "one thread, not 4" in record.getMessage()
+    assert record.levelname == level
+    assert "one thread in each worker, not 4" in record.getMessage()
     assert "call synk.fork() before" in record.getMessage()
 
 
 def test_a_library_that_is_gone_has_not_ended_its_threads():
-    assert not devices._end_openmp_threads("/nowhere/libgomp.so.1")
-    assert not devices._end_openmp_threads("libc.so.6")  # without the function
+    assert not devices._end_threads_of("/nowhere/libgomp.so.1")
+    assert not devices._end_threads_of("libc.so.6")  # without the function
