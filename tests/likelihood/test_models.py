@@ -75,6 +75,19 @@ def test_a_likelihood_that_ranks_do_not_make_faster(caplog):
         assert "milliseconds: ranks pay from about 1 on" in caplog.text
 
 
+@pytest.mark.parametrize("begin, dtype", [(0, "uint8"), (-models.GROUPS, "int64")])
+def test_numbers_of_groups_are_small_where_none_is_negative(begin, dtype):
+    with pm.Model() as model:
+        a = pm.Normal("a", shape=models.GROUPS)
+        pm.Normal("y", a[models.GROUP + begin], 1.0, observed=models.Y)
+    points = models.points(model)
+    expected = models.evaluate(model, points)
+    with parallel.likelihood(model, ranks=2) as ours:
+        [term] = ours._evaluator.terms
+        assert sorted(each.variable.dtype for each in term.rows) == sorted([dtype, "float64"])
+        models.assert_equal(models.evaluate(model, points), expected)
+
+
 def test_only_the_likelihood_of_rows_is_divided(caplog):
     model = models.make(models.one_and_one_left)
     with parallel.likelihood(model, ranks=2) as ours:

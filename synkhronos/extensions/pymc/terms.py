@@ -32,6 +32,7 @@ from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.traversal import graph_inputs
 from pytensor.scalar import basic as scalar
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
@@ -39,6 +40,7 @@ from pytensor.tensor.math import Dot
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.sharedvar import TensorSharedVariable
+from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.type_other import NoneConst
 
@@ -129,7 +131,7 @@ def cut(model, observed) -> Term:
         axes = row_axes.check(term.logp, {each.variable: each.axis for each in term.rows})
     except row_axes.Mixed as error:
         raise NotByRows(str(error)) from error
-    return _with_factors(_with_computed_rows(term, axes))
+    return _with_factors(_with_group_numbers(_with_computed_rows(term, axes)))
 
 
 def _with_factors(term) -> Term:
@@ -143,6 +145,30 @@ def _with_factors(term) -> Term:
         for each in term.rows
     ]
     return replace(term, rows=tuple(rows))
+
+
+def _with_group_numbers(term) -> Term:
+    """Return a term in which constant numbers of groups, as in ``a[group]``, have unsigned dtypes.
+
+    PyTensor does so, too, where it knows them: they are a quarter of the size, and an index that
+    is never negative needs no test in the loop.
+    """
+    others = set()
+    for variable in _inputs_first([term.logp]):
+        node = variable.owner
+        if node:
+            others.update(node.inputs[: isinstance(node.op, AdvancedSubtensor) or None])
+    new = {}
+    for rows in term.rows:
+        is_constant = all(isinstance(each, Constant) for each in graph_inputs([rows.data]))
+        if is_constant and rows.variable not in others and rows.variable.dtype.startswith("int"):
+            [numbers] = values_of([rows.data])
+            if numbers.min() >= 0:
+                dtype = str(np.min_scalar_type(numbers.max()))
+                stand_in = rows.variable.type.clone(dtype=dtype)(name=rows.variable.name)
+                new[rows] = replace(rows, data=pt.cast(rows.data, dtype), variable=stand_in)
+    [logp] = replaced([term.logp], {old.variable: each.variable for old, each in new.items()})
+    return replace(term, logp=logp, rows=tuple(new.get(each, each) for each in term.rows))
 
 
 def _is_product(op):
