@@ -12,6 +12,7 @@ import pytest
 from synkhronos._machine.devices import probe
 
 HERE = Path(__file__).parents[1]
+PYTEST = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
 
 
 @functools.lru_cache(maxsize=None)
@@ -21,7 +22,7 @@ def missing(kind):
     return "" if count else f"no {kind} device ({problem or 'it counts 0'})"
 
 
-def run(names, request, **variables):
+def run(names, request, markers="", **variables):
     """Run test files in a process of their own, on devices that the environment names."""
     faulthandler.cancel_dump_traceback_later()  # what runs has its own, for each test
     paths = []
@@ -29,7 +30,7 @@ def run(names, request, **variables):
         file, *test = name.split("::")
         paths.append("::".join([str(HERE / f"{file}.py"), *test]))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *paths],
+        [*PYTEST, "-m", markers, *paths],
         cwd=HERE.parent,
         env={**os.environ, **variables},
         capture_output=True,
@@ -44,13 +45,17 @@ def run(names, request, **variables):
 
 
 def run_suites(devices, master, names, request, transport="shared"):
-    """Run test files on ranks with these devices; skip if there are none."""
+    """Run test files on ranks with these devices; skip if there are none.
+
+    On a mix of kinds of devices without the tests that are thorough, which one kind has.
+    """
     kind = "cuda" if "cuda" in devices else "opencl"
     if missing(kind):
         pytest.skip(missing(kind))
     run(
         names,
         request,
+        "not thorough" if len(set(devices.split(","))) > 1 else "",
         SYNKHRONOS_TEST_DEVICES=devices,
         SYNKHRONOS_TEST_MASTER=str(master),
         SYNKHRONOS_TEST_TRANSPORT=transport,
