@@ -138,9 +138,15 @@ def test_a_carrier_without_descriptors_fails_the_calls_that_need_one(two, tmp_pa
     assert len(os.listdir(f"/proc/{carrier}/fd")) < 60  # many arrays lie in one segment
     limits = resource.prlimit(carrier, resource.RLIMIT_NOFILE)
 
+    def descriptors():
+        return {int(name) for name in os.listdir(f"/proc/{carrier}/fd")}
+
     def go_on(word, narrow):
-        time.sleep(1.5 if narrow else 0)  # until the carrier has dropped maps of freed segments
-        numbers = {int(name) for name in os.listdir(f"/proc/{carrier}/fd")}
+        numbers, settles = descriptors(), narrow
+        while settles:  # until the carrier has dropped maps of freed segments
+            time.sleep(1.5)
+            before, numbers = numbers, descriptors()
+            settles = numbers != before
         first_free = next(number for number in range(len(numbers) + 1) if number not in numbers)
         limit = (first_free, limits[1]) if narrow else limits
         resource.prlimit(carrier, resource.RLIMIT_NOFILE, limit)
