@@ -1,6 +1,8 @@
 """The waits of a carrier: it sleeps while nothing can have come, where sockets can tell."""
 
 import contextlib
+import os
+import resource
 import socket
 import time
 
@@ -90,3 +92,17 @@ def test_sockets_that_were_closed_are_forgotten():
         idle.find_sockets()
         assert fd not in idle._of_mpi
         assert ours.fileno() not in idle._of_mpi
+
+
+def test_without_a_free_descriptor_the_known_sockets_stay():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with sockets() as (idle, *_):
+        known = dict(idle._of_mpi)
+        used = {int(name) for name in os.listdir("/proc/self/fd")}
+        first_free = next(number for number in range(max(used) + 2) if number not in used)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, limits[1]))
+        try:
+            idle.find_sockets()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert idle._of_mpi == known

@@ -57,7 +57,10 @@ class Waiting:
 
     def find_sockets(self):
         """Find the sockets that MPI has opened by now."""
-        found = {fd for fd in tcp_sockets() if fd not in self._own}
+        try:
+            found = {fd for fd in tcp_sockets() if fd not in self._own}
+        except OSError:  # no descriptor is free to look with: the next time
+            return
         for fd in found.difference(self._of_mpi):
             self._poll_all.register(fd, select.POLLIN)
             self._of_mpi[fd] = 0
