@@ -103,7 +103,6 @@ def _type_of(container):
     return get_numba_type(container.type, layout="C")
 
 
-@recurses_deep
 def expression_of(function, inputs, outputs, updates, kwargs):
     """Raise RuntimeError: all ranks are on the CPU, and none compiles an expression."""
     raise RuntimeError("PyTensor has no ranks on devices; this is a mistake of Synkhronos.")
