@@ -5,13 +5,34 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
-from typing import Collection, Iterator
+import tempfile
+from typing import Collection, Iterator, Mapping
 
 # A race in PRRTE, of no consequence.
 NOISE = re.compile(rb"^\[[^\]\n]*\] plm:ssh: Warning: setpgid[^\n]*\n", re.MULTILINE)
 # The page about a process that was killed or has failed: exit statuses say it.
 PAGE = re.compile(rb"-{60,}\n(?:(?!-{60,}\n).)*prterun.*?-{60,}\n", re.DOTALL)
+# Where PRRTE keeps its files: for all its processes, and for mpirun alone.
+_BASES = "PRTE_MCA_prte_tmpdir_base", "PRTE_MCA_prte_local_tmpdir_base"
+
+
+@contextlib.contextmanager
+def folder_of_its_own(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Yield an environment in which mpirun keeps its files in a new folder, removed afterwards.
+
+    By default the folder is named after the process. One that a killed mpirun has left keeps each
+    later mpirun that gets the same number from starting ("The PMIx server's listener thread ...").
+    """
+    if any(name in environment for name in _BASES):
+        yield dict(environment)
+        return
+    folder = tempfile.mkdtemp(prefix="synkhronos-mpirun-")
+    try:
+        yield {**environment, _BASES[1]: folder}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -151,10 +151,11 @@ class Ranks:
         self._selector = selectors.PollSelector()
         for rank in range(len(self.ranks)):
             self._log(rank, b"")
-        with mpirun.signals_of(_HEARD) as signals:
+        folder = mpirun.folder_of_its_own(self._environment)
+        with mpirun.signals_of(_HEARD) as signals, folder as environment:
             self._mpirun = subprocess.Popen(
                 self._line,
-                env=self._environment,
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -212,11 +212,12 @@ class Launch:
 
     def run(self) -> int:
         """Run it to its end; return the exit status of the script."""
-        with mpirun.signals_of(_FORWARDED | {signal.SIGCHLD}) as signals:
+        signals_of, folder = mpirun.signals_of, mpirun.folder_of_its_own(self._environment)
+        with signals_of(_FORWARDED | {signal.SIGCHLD}) as signals, folder as environment:
             self._selector = selectors.PollSelector()
             self._mpirun = subprocess.Popen(
                 self._line,
-                env=self._environment,
+                env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

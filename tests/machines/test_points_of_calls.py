@@ -135,7 +135,9 @@ def test_a_process_that_is_killed_ends_the_job(two, tmp_path, host, kind, point)
         os.kill(process_of(two, host, kind), signal.SIGKILL)
 
     output = end_at(two, tmp_path, point, 2 if kind == "worker" else 1, fault)
-    assert f"synk{two.net}-{host}" in output
+    # MPI of the other machine may see a closed socket, and end the job, before this one does.
+    is_named = f"synk{two.net}-{host}" in output
+    assert is_named or (kind == "carrier" and "Socket closed" in output)
     if kind == "worker" and point != "close":
         assert "WorkerDied: Worker rank 3 on" in output
     assert two.is_empty()

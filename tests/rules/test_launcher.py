@@ -342,7 +342,10 @@ def test_a_second_ctrl_c_ends_stubborn_ranks(folder, number):
 @pytest.mark.slow("starts mpirun")
 @pytest.mark.parametrize("which", ["launcher", "mpirun", "guard", "rank"])
 @pytest.mark.parametrize("name", ["BSP", "GOSGD"])
-def test_nothing_is_left_of_what_is_killed(folder, which, name):
+def test_nothing_is_left_of_what_is_killed(folder, monkeypatch, which, name):
+    temporary = folder / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     given = (name, "--devices", "cpu,cpu", "model.py", "Model", "--set", "does=waits")
     launched = Launched(folder, *given)
     victims = {"launcher": launched.process.pid}
@@ -360,6 +363,8 @@ def test_nothing_is_left_of_what_is_killed(folder, which, name):
     assert status not in (0, None)
     if which == "rank" and name == "BSP":
         assert "was killed by SIGKILL" in err and status == 137
+    # A later mpirun with the number of a killed one could not start beside what that had left.
+    assert which == "launcher" or not [*temporary.iterdir()]
 
 
 @needs_mpirun

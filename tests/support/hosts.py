@@ -57,10 +57,14 @@ class Hosts:
     net : int
         They are 10.<net>.0.1 and so on, of the namespaces synk<net>-1 and so on.
     n_hosts : int
+    folder : str
+        Where PRRTE keeps its files. It can't start where one that was killed has left files of the
+        same process number, and all hosts use the files of this machine.
     """
 
     net: int
     n_hosts: int
+    folder: str
 
     @property
     def addresses(self):
@@ -106,7 +110,8 @@ class Hosts:
         """Return the environment for `command`."""
         names = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")
         allowed = dict.fromkeys((*names, *(f"{name}_CONFIRM" for name in names)), "1")
-        return {**os.environ, **allowed, **variables}
+        bases = (f"PRTE_MCA_prte_{where}_tmpdir_base" for where in ("local", "remote"))
+        return {**os.environ, **allowed, **dict.fromkeys(bases, self.folder), **variables}
 
     def cut(self, number):
         """Take a host's cable away."""
@@ -151,8 +156,8 @@ class Hosts:
 @contextlib.contextmanager
 def up(n_hosts, net=None):
     """Make hosts for a with block; at its end no process is left on them."""
-    with _own_net(net) as net:
-        hosts = Hosts(net, n_hosts)
+    with _own_net(net) as net, tempfile.TemporaryDirectory() as folder:
+        hosts = Hosts(net, n_hosts, folder)
         _take_down(hosts)
         try:
             _bring_up(hosts)
