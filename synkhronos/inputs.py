@@ -278,8 +278,20 @@ class Data(Operators):
         contents = self._store.contents
         if contents.ref is None:
             contents = self._store.empty()
+        elif contents.array.shape != contents.ref.shape:
+            contents = self._with_assigned_shape(contents.shape, len(contents.ref.shape))
         session.held.append(contents)
         return contents
+
+    def _with_assigned_shape(self, shape, ndim):
+        """Return the contents after the script has written ``d.data.shape = shape``."""
+        if len(shape) != ndim:
+            raise ValueError(
+                f"The array of {self._what()} was given the shape {shape} in place, but has "
+                f"{count(ndim, 'dimension')}: assign a shape of as many to its data.shape."
+            )
+        self._store.resize(shape)
+        return self._store.contents
 
 
 def data(

@@ -17,6 +17,7 @@ import time
 import traceback
 import warnings
 
+from synkhronos._machine.descriptors import leave_to_parent
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.private_copies import none_made
 from synkhronos.errors import SessionError
@@ -193,6 +194,12 @@ def _logging_held(seconds=1.0):
 class ForkedProcess:
     """A child process that runs `target` and then ends, without this process's atexit handlers.
 
+    Parameters
+    ----------
+    target : callable
+    kept : iterable of int
+        Descriptors that `target` uses; see `leave_to_parent` for those that the child drops.
+
     Attributes
     ----------
     pid : int
@@ -203,7 +210,7 @@ class ForkedProcess:
         has waited for it.
     """
 
-    def __init__(self, target):
+    def __init__(self, target, kept=()):
         _flush_streams()  # the child inherits buffered text, and could print it again
         # The child alone keeps the write end, and never writes. The kernel closes it when the
         # child ends, however it ends; then the read end is readable.
@@ -220,7 +227,7 @@ class ForkedProcess:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self.pid = os.fork()
             if self.pid == 0:
-                _run_and_exit(target, self.sentinel, [held_by_child])
+                _run_and_exit(target, kept, self.sentinel, [held_by_child])
         except OSError:
             os.close(self.sentinel)
             raise
@@ -307,10 +314,11 @@ def kill_all(processes, seconds: float) -> None:
     join_all(processes, seconds)
 
 
-def _run_and_exit(target, sentinel, held):
+def _run_and_exit(target, kept, sentinel, held):
     exitcode = 1
     try:
         os.close(sentinel)
+        leave_to_parent({*kept, *held})
         # The sentinel becomes readable when all copies of `held` are closed, so children of this
         # process close theirs: otherwise they would hide its end.
         os.register_at_fork(after_in_child=lambda: held and os.close(held.pop()))

@@ -329,31 +329,46 @@ def _open_unnamed() -> int:
 
 
 def _reserve(nbytes: int) -> int:
-    fd = _open(_open_unnamed)
-    try:
-        # The umask may have taken permissions away, which other ranks need to open the segment.
-        os.fchmod(fd, 0o600)
-        # Reserve all pages now: the system would otherwise provide each page at its first use, and
-        # send SIGBUS to the process if none is left.
-        os.posix_fallocate(fd, 0, nbytes)
-    except (OSError, OverflowError) as error:
-        os.close(fd)
-        if isinstance(error, OSError) and error.errno not in (
-            errno.ENOSPC,
-            errno.ENOMEM,
-            errno.EFBIG,
-        ):
+    with _lack_of_room_explained(nbytes):
+        fd = _open(_open_unnamed)
+        try:
+            # The umask may have taken permissions away, which other ranks need to open the segment.
+            os.fchmod(fd, 0o600)
+            # Reserve all pages now: the system would otherwise provide each page at its first use,
+            # and send SIGBUS to the process if none is left.
+            os.posix_fallocate(fd, 0, nbytes)
+        except BaseException:
+            os.close(fd)
             raise
-        free = os.statvfs(SHARED_MEMORY)
-        raise SharedMemoryFull(
-            f"No room for {nbytes:,} bytes of shared memory: {SHARED_MEMORY} has "
-            f"{free.f_bavail * free.f_frsize:,} bytes free. Free some Data (free_memory()), or "
-            "give the machine more (in Docker: --shm-size)."
-        ) from error
-    except BaseException:
-        os.close(fd)
-        raise
     return fd
+
+
+@contextlib.contextmanager
+def _lack_of_room_explained(nbytes):
+    """Raise SharedMemoryFull, with advice, in place of an error for lack of room."""
+    try:
+        yield
+    except (OSError, OverflowError) as error:
+        number = error.errno if isinstance(error, OSError) else errno.ENOSPC
+        if number not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT):
+            raise
+        largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        if number == errno.EFBIG and 0 <= largest < nbytes:
+            raise SharedMemoryFull(
+                f"No room for {nbytes:,} bytes of shared memory: this process may make files of "
+                f"at most {largest:,} bytes, and shared memory is a file. Raise the limit "
+                "(ulimit -f) and start again."
+            ) from error
+        found = os.statvfs(SHARED_MEMORY)
+        lacks = f"{found.f_bavail * found.f_frsize:,} bytes free"
+        if found.f_files and not found.f_favail:
+            lacks = "no file left that can be made (inodes)"
+        elif number == errno.EDQUOT:
+            lacks = "a quota for this user, which is used up"
+        raise SharedMemoryFull(
+            f"No room for {nbytes:,} bytes of shared memory: {SHARED_MEMORY} has {lacks}. Free "
+            "some Data (free_memory()), or give the machine more (in Docker: --shm-size)."
+        ) from error
 
 
 def _release(owner: int, ref: SegmentRef, on_release, sharing) -> None:

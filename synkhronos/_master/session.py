@@ -100,7 +100,7 @@ class Session:
             if rank == self.master_rank:
                 continue
             worker = functools.partial(be_worker, rank, self.gate, self.devices, threads, profile)
-            process = self._processes[rank] = ForkedProcess(worker)
+            process = self._processes[rank] = ForkedProcess(worker, self.gate.descriptors)
             self.gate.watch(rank, process)
 
     def _connect_devices(self):

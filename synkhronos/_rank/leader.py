@@ -80,7 +80,7 @@ class _Session:
                 life = functools.partial(
                     be_worker, rank, self._gate, plan.devices, threads, plan.profile
                 )
-                process = ForkedProcess(life)
+                process = ForkedProcess(life, self._gate.descriptors)
                 self._processes.append(process)
                 self._gate.watch(rank, process)
         link.watch(plan.session, dict(zip(ranks[1:], [each.pid for each in self._processes])))

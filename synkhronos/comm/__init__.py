@@ -201,6 +201,11 @@ class Gate(ABC):
         The process must keep its sentinel open until the gate is used no more.
         """
 
+    @property
+    @abstractmethod
+    def descriptors(self) -> List[int]:
+        """The descriptors that a worker needs, of those that its master had open at the fork."""
+
     @abstractmethod
     def become_worker(self, rank: int) -> None:
         """Take the place of `rank`, in its own process, before the first command."""

@@ -77,6 +77,11 @@ class SingleGate(Gate):
         """Raise: there are no workers."""
         raise NotImplementedError(_NO_WORKERS)
 
+    @property
+    def descriptors(self):
+        """Raise: there are no workers."""
+        raise NotImplementedError(_NO_WORKERS)
+
     def become_worker(self, rank):
         """Raise: there are no workers."""
         raise NotImplementedError(_NO_WORKERS)

@@ -40,6 +40,29 @@ LAYOUTS = pytest.mark.parametrize(
 
 
 @LAYOUTS
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_shape_that_is_assigned_to_a_borrowed_value_is_that_of_the_variable(n, master, is_kept):
+    with forked(Layout(n, master)):
+        s = theano.shared(np.arange(12.0).reshape(6, 2))
+        synk.broadcast(s)
+        borrowed = s.get_value(borrow=True)
+        borrowed.shape = 4, 3
+        if not is_kept:
+            del borrowed
+        shapes = [(6, 2)] * n
+        shapes[master] = 4, 3
+        assert synk.get_value(master, s).shape == (4, 3) and synk.get_shapes(s) == shapes
+        synk.broadcast(s)
+        assert held(n, s) == [np.arange(12.0).reshape(4, 3).tolist()] * n
+        s.get_value(borrow=True).shape = 2, 6
+        synk.set_value(master, s, np.zeros((4, 3)))
+        assert s.get_value().shape == (4, 3)
+        synk.broadcast(s)
+        assert held(n, s) == [np.zeros((4, 3)).tolist()] * n
+        borrowed = None
+
+
+@LAYOUTS
 def test_values_that_were_replaced(n, master):
     with forked(Layout(n, master)):
         s = theano.shared(np.zeros(4))

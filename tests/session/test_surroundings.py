@@ -282,6 +282,54 @@ def test_a_lack_of_addresses_is_told_as_a_lack_of_memory(script):
     script(FEW_ADDRESSES)
 
 
+SMALL_FILES = """
+import resource
+import numpy as np
+import synkhronos as synk
+synk.fork(2)
+before = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+try:
+    synk.data(shape=(100_000,), dtype="float64")
+except synk.SharedMemoryFull as error:
+    assert "files of at most 65,536 bytes" in str(error) and "ulimit -f" in str(error), error
+else:
+    raise AssertionError("it was not refused")
+assert synk.data(np.ones(100)).data.sum() == 100
+resource.setrlimit(resource.RLIMIT_FSIZE, before)
+assert synk.data(np.ones(100_000)).data.sum() == 100_000
+synk.close()
+"""
+
+
+def test_a_limit_of_the_size_of_files_is_named(script):
+    script(SMALL_FILES)
+
+
+FEW_FILES = """
+import numpy as np
+import synkhronos as synk
+synk.fork(2)
+several = []
+try:
+    for _ in range(20):
+        several.append(synk.data(np.ones(4)))
+except synk.SharedMemoryFull as error:
+    assert "no file left that can be made (inodes)" in str(error), error
+else:
+    raise AssertionError("it was not refused")
+several.clear()
+assert synk.data(np.ones(4)).data.sum() == 4
+synk.close()
+"""
+
+
+def test_a_lack_of_inodes_is_told_as_a_lack_of_memory(tmp_path):
+    needs("--mount")
+    inner = "mount -t tmpfs -o size=64m,nr_inodes=12 none /dev/shm && exec {python} {script}"
+    run(tmp_path, TRY + FEW_FILES, unshared("--mount", inner))
+
+
 @pytest.mark.parametrize("n, master", [(2, 0), (3, 1)])
 @pytest.mark.sample(1)
 def test_a_file_of_another_process_is_never_read(no_session, monkeypatch, tmp_path, n, master):

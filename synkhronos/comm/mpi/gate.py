@@ -124,6 +124,11 @@ class GateOfMachines(Gate):
         """Arrive at the finish barrier."""
         self.local.worker_finish(reply, error)
 
+    @property
+    def descriptors(self):
+        """The descriptors that ranks of this machine share."""
+        return self.local.descriptors
+
     def close_in_child(self):
         """Close what keeps workers alive, in a process that the user forked."""
         self.link.leave_in_child()

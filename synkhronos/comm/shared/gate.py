@@ -378,6 +378,12 @@ class SharedGate(Notices, Gate):
                 process.join(1)  # the exit status arrives a moment after the sentinel has closed
                 raise reports.worker_died(self.first_rank + rank, process, self.host)
 
+    @property
+    def descriptors(self) -> list:
+        """The descriptors of all ranks' pipes."""
+        pipes = (*self._life_pipes, *self._wake_pipes)
+        return [end for pipe in pipes for end in pipe]
+
     def close_in_child(self) -> None:
         """Close the master's ends of the life pipes, in a process that is not the master."""
         for _, write_end in self._life_pipes:
@@ -388,9 +394,8 @@ class SharedGate(Notices, Gate):
 
         The memory stays mapped for as long as this object exists.
         """
-        for pipe in (*self._life_pipes, *self._wake_pipes):
-            for end in pipe:
-                os.close(end)
+        for end in self.descriptors:
+            os.close(end)
 
 
 def _write(pipe):

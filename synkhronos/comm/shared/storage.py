@@ -54,6 +54,7 @@ class _Region:
         self.segment, self.begin, self.nbytes = segment, begin, nbytes
         self.layout, self.arrays = None, [None]  # no layout: `arrays` is not to be used
         self.value = None  # the array for the variable, with the memory of the first of `arrays`
+        self.shape = None  # of `value`, unless the script has assigned another one to it in place
 
     def lay_out(self, layout):
         """Divide the region into arrays of these dtypes and shapes, one after another."""
@@ -71,6 +72,7 @@ class _Region:
         # A second array: NumPy's views of a view refer to the array that owns or maps the memory,
         # here to `value`, so its references are not mixed up with those to `arrays`.
         self.value = self.segment.array(*places[0])
+        self.shape = self.value.shape
         self.layout = layout
 
 
@@ -122,7 +124,7 @@ class Storage:
             region = own.get(key)
             if _host.is_on_device(value):
                 on_device.append(key)
-            elif region is None or value is not region.value:
+            elif region is None or value is not region.value or value.shape != region.shape:
                 moved.append(key)
         # No reference to a value is kept here: it would count as one that is held.
         value = region = None
@@ -226,9 +228,11 @@ class Storage:
         if region is not None:
             if region.layout is not None and region.value is _host.peek(variable):
                 [array] = region.arrays
-                if array.shape == shape:
+                if array.shape == region.value.shape == shape:
                     return array
             self._give_up_held(key)
+            if region.value is not None and key in self._own:
+                region.value.shape = region.shape  # the script may have assigned another one
         layout = ((np.dtype(variable.dtype).str, tuple(shape)),)
         [array] = self.room_for(key, layout)
         _host.replace(variable, self._own[key].value)

@@ -1,0 +1,99 @@
+"""Workers do not keep open what a script has opened before ``fork()`` and closes after it."""
+
+import pytest
+
+pytestmark = pytest.mark.faults
+
+PIPES = """
+import os, subprocess
+import synkhronos as synk
+
+program = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+source, sink = os.pipe()
+synk.fork(3)
+print(program.communicate(b"text", timeout=20)[0])
+os.close(sink)
+os.set_blocking(source, False)
+print(os.read(source, 1))
+"""
+
+
+def test_programs_see_the_end_of_pipes_that_the_script_closes(script):
+    assert script(PIPES).stdout.splitlines() == ["b'text'", "b''"]
+
+
+CONNECTIONS = """
+import socket
+import synkhronos as synk
+
+listener = socket.create_server(("127.0.0.1", 0))
+address = listener.getsockname()
+peer = socket.create_connection(address)
+accepted, _ = listener.accept()
+synk.fork(2)
+accepted.close()
+listener.close()
+peer.settimeout(20)
+print(peer.recv(1))
+socket.create_server(address).close()
+"""
+
+
+def test_connections_and_ports_that_the_script_closes_are_closed(script):
+    assert script(CONNECTIONS).stdout == "b''\n"
+
+
+LOCKS = """
+import fcntl
+import synkhronos as synk
+
+with open("locked", "w") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    synk.fork(2)
+    with open("locked") as other:
+        try:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("locked")
+with open("locked") as other:
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    print("not locked")
+"""
+
+
+def test_locks_are_those_of_the_script(script):
+    assert script(LOCKS).stdout.splitlines() == ["locked", "not locked"]
+
+
+KEPT = """
+import logging, logging.handlers, multiprocessing, os
+
+import synkhronos as synk
+
+log = logging.getLogger("synkhronos")
+log.setLevel(logging.INFO)
+queue = multiprocessing.get_context("fork").Queue()
+source, sink = os.pipe()
+log.addHandler(logging.handlers.QueueHandler(queue))
+log.addHandler(logging.StreamHandler(os.fdopen(sink, "w")))
+table = open("table", "w+")
+table.write("of the script")
+table.flush()
+copy_of_stderr = os.dup(2)
+synk.fork(2)
+os.set_blocking(source, False)
+workers = {rank.pid for rank in synk.status().ranks} - {os.getpid()}
+messages = [queue.get(timeout=20).getMessage() for _ in range(3)]
+lines = os.read(source, 1 << 16).decode()
+for pid in workers:
+    assert any(f"process {pid} on cpu" in each for each in messages), messages
+    assert f"process {pid} on cpu" in lines, lines
+    for kept in (table.fileno(), copy_of_stderr):
+        ours, theirs = os.fstat(kept), os.stat(f"/proc/{pid}/fd/{kept}")
+        assert (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
+print("kept")
+"""
+
+
+def test_the_log_and_ordinary_files_stay_open_in_workers(script):
+    assert script(KEPT).stdout == "kept\n"
