@@ -7,6 +7,7 @@ A process has at most one session at a time.
 """
 
 import atexit
+import contextlib
 import os
 import threading
 from typing import Optional, Sequence, Union
@@ -162,7 +163,7 @@ def fork(
         _host.overlap_reductions(overlap and plan is not None and set(names) == {"cpu"})
         try:
             # Nothing is raised between a worker's start and the assignment, so close() finds it.
-            with interrupts_held():
+            with _Current.forking, interrupts_held():
                 _release_closed()
                 take_standard_streams()
                 gate = None
@@ -248,8 +249,22 @@ def _close_at_exit():
         link.end()
 
 
+def _wait_for_workers():
+    """Let the fork of another thread wait until all workers are forked.
+
+    Its child would keep open, unknown to `_leave_in_child`, the pipes that tell of a death.
+    """
+    _Current.forking.acquire()
+
+
+def _go_on():
+    with contextlib.suppress(RuntimeError):  # a Ctrl-C has ended the wait
+        _Current.forking.release()
+
+
 def _leave_in_child():
     """Forget the session in a process that the user forked: its workers belong to the master."""
+    _Current.forking = threading.RLock()
     session, _Current.session, _Current.lock = _Current.session, None, threading.RLock()
     _Current.closed, _Current.link = [], None
     if session is not None:
@@ -257,4 +272,6 @@ def _leave_in_child():
 
 
 atexit.register(_close_at_exit)
-os.register_at_fork(after_in_child=_leave_in_child)
+os.register_at_fork(
+    before=_wait_for_workers, after_in_parent=_go_on, after_in_child=_leave_in_child
+)

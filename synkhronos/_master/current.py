@@ -14,6 +14,7 @@ class Current:
     closed: List[Session] = []  # noqa: RUF012 - with memory to free after a call that is still in
     link: Any = None  # the connection with other machines, in a job on several
     lock = threading.RLock()  # held while a session begins or ends
+    forking = threading.RLock()  # held while its workers are forked; other forks wait for it
 
 
 def current(caller: str) -> Session:

@@ -134,3 +134,50 @@ def test_a_program_that_the_user_starts(pair):
     done = subprocess.run(["true"], close_fds=False, timeout=BOUND, check=True)
     assert done.returncode == 0
     pair.call()
+
+
+FORKS_MEANWHILE = """
+import os, signal, threading, time
+import numpy as np
+import theano.tensor as T
+import synkhronos as synk
+from synkhronos._machine import processes
+
+children, threads = [], []
+
+def fork_a_child():
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+    children.append(pid)
+
+def pipe_and_fork(make=processes.make_pipe):
+    ends = make()
+    threads.append(threading.Thread(target=fork_a_child))
+    threads[-1].start()
+    threads[-1].join(0.3)
+    return ends
+
+processes.make_pipe = pipe_and_fork
+synk.fork(2)
+for thread in threads:
+    thread.join()
+x = T.dvector("x")
+f = synk.function([x], (x.sum(), "sum"))
+assert f(np.ones(4)) == 4
+[worker] = {rank.pid for rank in synk.status().ranks} - {os.getpid()}
+os.kill(worker, signal.SIGKILL)
+begin = time.monotonic()
+try:
+    f(np.ones(4))
+except synk.WorkerDied:
+    print("noticed", time.monotonic() - begin < 10)
+finally:
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+"""
+
+
+def test_a_child_that_a_thread_forks_during_fork_hides_no_death(script):
+    assert script(FORKS_MEANWHILE).stdout == "noticed True\n"
