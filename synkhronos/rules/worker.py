@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Sequence
 
 from synkhronos.rules.job import Job
+from synkhronos.tools import guard
 
 _FLAGS = "THEANO_FLAGS"
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -31,6 +32,7 @@ def main(argv: Sequence[str]) -> int:
     from synkhronos.comm.mpi.segment import unlink_segment
 
     MPI.Init()
+    guard.has_started_mpi()
     unlink_segment()
     comm = MPI.COMM_WORLD
     if comm.size != len(job.devices):

@@ -6,11 +6,13 @@ mpirun tells of the first process that failed, and of none if it is to tolerate 
 run in which a process ends with a status but 0, also while others still write a snapshot, and does
 not count an exit with a status as a fault that other ranks are told of. So the guard passes each
 status to the launcher as a mark in standard error, ends with 0 after a Ctrl-C, and kills itself
-after a failure that others are to survive.
+after a failure that others are to survive. They can't survive one before MPI has started: they wait
+there for ever, also if mpirun hears of it. So the launcher is told that it came early, and ends all.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -22,6 +24,7 @@ from typing import Sequence
 from synkhronos._machine.processes import end_with_parent
 
 INTERRUPTED = 130  # the exit status of ranks that have agreed to stop
+_VARIABLE = "SYNKHRONOS_STARTED"  # a descriptor of the rank
 _SECONDS = 2.0  # between two looks
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -30,6 +33,14 @@ def command(token: str, is_tolerant: bool, line: Sequence[str]) -> list[str]:
     """Return the command that runs a rank's command under a guard."""
     tolerance = "tolerant" if is_tolerant else "strict"
     return [sys.executable, "-u", "-m", "synkhronos.tools.guard", token, tolerance, *line]
+
+
+def has_started_mpi() -> None:
+    """Tell the guard of this process that others can survive its end from now on."""
+    fd = os.environ.pop(_VARIABLE, None)
+    if fd is not None:
+        os.write(int(fd), b"\0")
+        os.close(int(fd))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -43,19 +54,35 @@ def main(arguments: Sequence[str]) -> int:
 
     # A signal that comes before the rank is there waits, and a rank begins with no signal blocked.
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
-    child = subprocess.Popen(line, preexec_fn=functools.partial(_begin, os.getpid()))
+    started, told = os.pipe()
+    child = subprocess.Popen(
+        line,
+        env={**os.environ, _VARIABLE: str(told)},
+        pass_fds=[told],
+        preexec_fn=functools.partial(_begin, os.getpid()),
+    )
+    os.close(told)
     for number in _FORWARDED:
         signal.signal(number, lambda received, _: child.send_signal(received))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
     _end_with(os.getppid(), child)
     mark(f"start {child.pid} {socket.gethostname()}")
     status = child.wait()
-    mark(f"status {status}")
-    if status in (0, INTERRUPTED):
+    has_failed, is_tolerant = status not in (0, INTERRUPTED), tolerance == "tolerant"
+    is_early = has_failed and is_tolerant and not _has_told(started)
+    mark(f"status {status} early" if is_early else f"status {status}")
+    if not has_failed:
         return 0
-    if tolerance == "tolerant":
+    if is_tolerant:
         os.kill(os.getpid(), signal.SIGKILL)
     return status if status > 0 else 128 - status
+
+
+def _has_told(started):
+    os.set_blocking(started, False)  # a child of the rank may hold the other end
+    with contextlib.suppress(BlockingIOError):
+        return bool(os.read(started, 1))
+    return False
 
 
 def _end_with(daemon, child):

@@ -29,6 +29,7 @@ from synkhronos.tools import guard, mpirun
 
 PATIENCE = 30.0  # seconds for the ranks to write a snapshot and end, after a Ctrl-C
 _AFTER_FAILURE = 10.0  # seconds for mpirun to end the others
+_AFTER_EARLY = 1.0  # which it does not do if they are to outlive a failure
 _AFTER_ALL = 10.0  # seconds for mpirun to end after all ranks
 _LAST = 5.0  # seconds between SIGTERM and SIGKILL
 _SIZE = 1 << 16
@@ -325,11 +326,12 @@ class Ranks:
             pid, known.host = text.split(" ", 1)
             known.pid = int(pid)
             return
-        known.status = int(text)
+        status, _, early = text.partition(" ")
+        known.status = int(status)
         if known.has_failed:
             self.failed.append(rank)
-            if not self._outlives:
-                self._end_after(_AFTER_FAILURE)
+            if early or not self._outlives:
+                self._end_after(_AFTER_EARLY if early else _AFTER_FAILURE)
             elif not self.interrupted_by:
                 self._say(self.end_of(rank))
         if all(each.status is not None for each in self.ranks):

@@ -6,7 +6,7 @@ import time
 
 import psutil
 import pytest
-from support import nodes
+from support import nodes, rules
 from support.nodes import needs_mpirun
 from support.waiting import wait_until
 
@@ -206,3 +206,25 @@ for key in range(20):
     run = nodes.run(tmp_path, script, workers=1, status=status)
     assert "Traceback" not in run.output
     assert ("was killed by SIGKILL" in run.output) == (status == 137)
+
+
+# Runs in each Python at its start.
+DIES_EARLY = """
+import os
+if os.environ.get("OMPI_COMM_WORLD_RANK") == "1" and "SYNKHRONOS_STARTED" in os.environ:
+    os.kill(os.getpid(), 11)
+"""
+
+
+@pytest.mark.slow("starts mpirun")
+@pytest.mark.parametrize("what", ["a worker", "a rank of a rule"])
+def test_a_process_that_dies_before_mpi_has_started_ends_the_run(tmp_path, monkeypatch, what):
+    """The others would wait in MPI_Init for ever."""
+    (tmp_path / "sitecustomize.py").write_text(DIES_EARLY)
+    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    if what == "a worker":
+        launched = nodes.run(tmp_path, ROUNDS, "dist_sync", "goes on", status=139)
+    else:
+        launched = rules.run("EASGD", 3, tmp_path, status=139)
+    assert "was killed by SIGSEGV" in launched.output

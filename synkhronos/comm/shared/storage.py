@@ -231,7 +231,7 @@ class Storage:
                 if array.shape == region.value.shape == shape:
                     return array
             self._give_up_held(key)
-            if region.value is not None and key in self._own:
+            if region.layout is not None and key in self._own:
                 region.value.shape = region.shape  # the script may have assigned another one
         layout = ((np.dtype(variable.dtype).str, tuple(shape)),)
         [array] = self.room_for(key, layout)
