@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support import compiling
 from support.layouts import ON_DEVICES, Layout
 from theano.compile.nanguardmode import NanGuardMode
 
@@ -38,6 +39,13 @@ def same_rows_in_any_order():
     RANDOM.seed(0)
 
 
+@pytest.fixture
+def not_fused(compiled_if_thorough):
+    """Compute in NumPy, one operation after another: Python computes fused ones by the number."""
+    with compiling.by_default(compiling.IN_PYTHON.excluding("fusion")):
+        yield
+
+
 def nodes(function, op):
     graph = function._compiled.maker.fgraph
     return [node for node in graph.apply_nodes if isinstance(node.op, op)]
@@ -48,6 +56,7 @@ def rows(n, dtype="float64"):
 
 
 @pytest.mark.slow("compiles a network twice")
+@pytest.mark.usefixtures("not_fused")
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("rule", [rules.sgd, rules.momentum, rules.adam])
 @pytest.mark.sample(1)
@@ -161,6 +170,7 @@ def test_modes_that_check_values(ranks):
 
 
 @pytest.mark.slow("compiles graphs with several all-reduces")
+@pytest.mark.usefixtures("not_fused")
 def test_several_rounds(ranks):
     x = T.dvector("x")
     spread = T.outer(x, T.arange(float(WIDTH * WIDTH))).mean(axis=0)
@@ -191,6 +201,7 @@ def test_shapes_that_differ_are_told_of_and_the_session_lives_on(ranks):
 
 
 @pytest.mark.slow("compiles a network twice")
+@pytest.mark.usefixtures("not_fused")
 def test_outside_of_a_session_it_computes_what_theano_does():
     inputs, params, loss = network("float64")
     grads = [synk.ops.all_reduce(g) for g in T.grad(loss, params)]
