@@ -44,15 +44,15 @@ class Preempted(BaseException):
 
 
 KINDS = [Timeout, OutOfTime, Preempted]
+# Each line once: the kinds take turns, as what a line does hardly depends on the kind.
 EVERY_LINE = [
-    pytest.param(kind, 1, marks=pytest.mark.slow("raises an exception at each line"))
-    for kind in KINDS
+    pytest.param(kind, first, 3, marks=pytest.mark.slow("raises an exception at each line"))
+    for first, kind in enumerate(KINDS)
 ]
 
 
-@pytest.mark.parametrize("kind, stride", [(OutOfTime, 40), *EVERY_LINE])
-def test_at_lines_of_fork_nothing_is_left(no_session, other_thread, kind, stride):
-    line = 0
+@pytest.mark.parametrize("kind, line, stride", [(OutOfTime, 0, 40), *EVERY_LINE])
+def test_at_lines_of_fork_nothing_is_left(no_session, other_thread, kind, line, stride):
     with handler_that_raises(kind) as raised:
         while True:
             with nothing_left():
@@ -67,9 +67,8 @@ def test_at_lines_of_fork_nothing_is_left(no_session, other_thread, kind, stride
     faults.use_a_new_session(2)
 
 
-@pytest.mark.parametrize("kind, stride", [(Timeout, 40), *EVERY_LINE])
-def test_at_lines_of_close_nothing_is_left(no_session, other_thread, kind, stride):
-    line = 0
+@pytest.mark.parametrize("kind, line, stride", [(Timeout, 0, 40), *EVERY_LINE])
+def test_at_lines_of_close_nothing_is_left(no_session, other_thread, kind, line, stride):
     with handler_that_raises(kind) as raised:
         while True:
             with nothing_left():
@@ -88,11 +87,11 @@ def test_at_lines_of_close_nothing_is_left(no_session, other_thread, kind, strid
     faults.use_a_new_session(2)
 
 
-def raise_at_lines_of_a_call(what, kind, stride):
+def raise_at_lines_of_a_call(what, kind, line, stride):
     synk.fork(2)
     call = CALLS[what](2)
     call()
-    pids, line = pids_by_rank(), 0
+    pids = pids_by_rank()
     with handler_that_raises(kind) as raised:
         while raise_at_line(line, call, raised):
             raised.clear()
@@ -106,14 +105,13 @@ def raise_at_lines_of_a_call(what, kind, stride):
 @pytest.mark.parametrize("what, kind", [("all_reduce", Timeout), ("distribute", OutOfTime)])
 def test_at_some_lines_of_a_call(no_session, other_thread, what, kind):
     """The session goes on with the same processes, and with right results."""
-    raise_at_lines_of_a_call(what, kind, 18)
+    raise_at_lines_of_a_call(what, kind, 0, 18)
 
 
-@pytest.mark.slow("raises an exception at each line")
 @pytest.mark.parametrize("what", CALLS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_at_every_line_of_a_call(no_session, other_thread, what, kind):
-    raise_at_lines_of_a_call(what, kind, 1)
+@pytest.mark.parametrize("kind, line, stride", EVERY_LINE)
+def test_at_every_line_of_a_call(no_session, other_thread, what, kind, line, stride):
+    raise_at_lines_of_a_call(what, kind, line, stride)
 
 
 @contextlib.contextmanager
