@@ -22,15 +22,19 @@ def missing(kind):
     return "" if count else f"no {kind} device ({problem or 'it counts 0'})"
 
 
-def run(names, request, markers="", **variables):
-    """Run test files in a process of their own, on devices that the environment names."""
+def run(names, request, markers="", without=(), **variables):
+    """Run test files in a process of their own, on devices that the environment names.
+
+    The tests in `without` are left out.
+    """
     faulthandler.cancel_dump_traceback_later()  # what runs has its own, for each test
     paths = []
     for name in names:
         file, *test = name.split("::")
         paths.append("::".join([str(HERE / f"{file}.py"), *test]))
+    left_out = [f"--deselect=tests/{name.replace('::', '.py::')}" for name in without]
     done = subprocess.run(
-        [*PYTEST, "-m", markers, *paths],
+        [*PYTEST, "-m", markers, *left_out, *paths],
         cwd=HERE.parent,
         env={**os.environ, **variables},
         capture_output=True,
@@ -44,7 +48,7 @@ def run(names, request, markers="", **variables):
     assert " passed" in summary
 
 
-def run_suites(devices, master, names, request, transport="shared"):
+def run_suites(devices, master, names, request, transport="shared", without=()):
     """Run test files on ranks with these devices; skip if there are none.
 
     On a mix of kinds of devices without the tests that are thorough, which one kind has.
@@ -56,6 +60,7 @@ def run_suites(devices, master, names, request, transport="shared"):
         names,
         request,
         "not thorough" if len(set(devices.split(","))) > 1 else "",
+        without,
         SYNKHRONOS_TEST_DEVICES=devices,
         SYNKHRONOS_TEST_MASTER=str(master),
         SYNKHRONOS_TEST_TRANSPORT=transport,
