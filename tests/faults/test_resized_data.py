@@ -131,16 +131,19 @@ def test_a_value_for_a_worker_is_what_it_was(calls, before_commands, name):
 
 
 @pytest.mark.parametrize(
-    "stride", [20, pytest.param(1, marks=pytest.mark.slow("changes a Data at each line of calls"))]
+    "stride", [20, pytest.param(3, marks=pytest.mark.slow("changes a Data at each line of calls"))]
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_at_each_line_of_a_call(calls, monkeypatch, name, stride):
-    """A call reads the old array or the new one, whole, and the next call the new one."""
+    """A call reads the old array or the new one, whole, and the next call the new one.
+
+    Each layout begins at another line, so that three of them with a stride of 3 come to all.
+    """
     more = functions, inputs, arguments, collective, staging, single
     files = interrupts.FILES | {module.__file__ for module in more}
     monkeypatch.setattr(interrupts, "FILES", files)
     call = getattr(calls, name)
-    d, line, found, came_to_it = synk.data(OLD), 0, [], True
+    d, line, found, came_to_it = synk.data(OLD), calls.n % 3, [], True
     expected = [call(synk.data(value)) for value in (OLD, NEW)]
 
     def change():
@@ -208,7 +211,7 @@ def test_a_number_that_is_freed(calls, before_commands):
 
 
 @pytest.mark.parametrize(
-    "seconds", [0.3, pytest.param(3, marks=pytest.mark.slow("threads for three seconds"))]
+    "seconds", [0.3, pytest.param(1, marks=pytest.mark.slow("threads for a second"))]
 )
 @pytest.mark.parametrize("name", ["function", "rows", "scatter", "broadcast", "set_value"])
 def test_threads_that_resize_and_free_while_others_call(calls, ranks, name, seconds):
