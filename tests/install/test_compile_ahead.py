@@ -178,8 +178,8 @@ cmodule._logger.setLevel("ERROR")  # a compiler whose name is not g++ gets a war
 theano.config.cxx = os.environ.get("CXX_HERE", theano.config.cxx)
 x, w = T.fmatrix("x"), theano.shared(np.linspace(-1, 1, 40).astype("float32").reshape(8, 5))
 hidden = T.tanh(T.dot(x, w)) + float(sys.argv[1])
-loss = -T.log(T.nnet.softmax(hidden)).mean() + abs(w).sum()
-function = theano.function([x], [loss, T.grad(loss, w), hidden.max(axis=1)], mode="FAST_RUN")
+loss = (hidden**2).sum()
+function = theano.function([x], [loss, T.grad(loss, w)], mode="FAST_RUN")
 print(b"".join(np.asarray(each).tobytes() for each in function(np.ones((3, 8), "f") / 7)).hex())
 names = os.listdir(theano.config.compiledir)
 print(sorted(os.listdir(theano.config.compiledir + "/synkhronos_headers")) != []
