@@ -82,6 +82,9 @@ else:
             return importlib.import_module("synkhronos.ops")
         if name not in _MODULE_OF:
             raise AttributeError(f"module 'synkhronos' has no attribute {name!r}")
+        if name == "fork":  # when these are called, no descriptor may be left to read a file
+            for module in ("functions", "inputs", "collectives", "values"):
+                importlib.import_module(f"synkhronos.{module}")
         value = getattr(importlib.import_module(f"synkhronos.{_MODULE_OF[name]}"), name)
         globals()[name] = value
         return value

@@ -339,7 +339,7 @@ def _values_of(path, entry, variable, arrays):
 def _random_state(path, entry, rest, key):
     try:
         return _host.state_of_parts(key, rest)
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"load() can't read {path!r}: {entry}: {sentence(error)}") from error
 
 

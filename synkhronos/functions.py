@@ -474,6 +474,7 @@ class Function:
         if without_updates:
             source = source._replace(updates=[], update_modes=[])
             keywords["no_default_updates"] = True
+            keywords["on_unused_input"] = "ignore"  # what only the updates use is still taken
         return _make(source._replace(keywords=keywords))
 
     def __copy__(self):

@@ -16,8 +16,8 @@ import traceback
 from pathlib import Path
 from typing import Sequence
 
+from synkhronos._machine.processes import tell_guard_of_mpi
 from synkhronos.rules.job import Job
-from synkhronos.tools import guard
 
 _FLAGS = "THEANO_FLAGS"
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     from synkhronos.comm.mpi.segment import unlink_segment
 
     MPI.Init()
-    guard.has_started_mpi()
+    tell_guard_of_mpi()
     unlink_segment()
     comm = MPI.COMM_WORLD
     if comm.size != len(job.devices):

@@ -22,10 +22,9 @@ import subprocess
 import sys
 from typing import Sequence
 
-from synkhronos._machine.processes import end_with_parent
+from synkhronos._machine.processes import STARTED, end_with_parent
 
 INTERRUPTED = 130  # the exit status of ranks that have agreed to stop
-_VARIABLE = "SYNKHRONOS_STARTED"  # a descriptor of the rank
 _SECONDS = 2.0  # between two looks
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -34,14 +33,6 @@ def command(token: str, is_tolerant: bool, line: Sequence[str]) -> list[str]:
     """Return the command that runs a rank's command under a guard."""
     tolerance = "tolerant" if is_tolerant else "strict"
     return [sys.executable, "-u", "-m", "synkhronos.tools.guard", token, tolerance, *line]
-
-
-def has_started_mpi() -> None:
-    """Tell the guard of this process that others can survive its end from now on."""
-    fd = os.environ.pop(_VARIABLE, None)
-    if fd is not None:
-        os.write(int(fd), b"\0")
-        os.close(int(fd))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -58,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     started, told = os.pipe()
     child = subprocess.Popen(
         line,
-        env={**os.environ, _VARIABLE: str(told)},
+        env={**os.environ, STARTED: str(told)},
         pass_fds=[told],
         preexec_fn=functools.partial(_begin, os.getpid()),
     )

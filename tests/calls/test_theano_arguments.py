@@ -241,6 +241,12 @@ def copies(make, v):
     return [*results, other.get_value()]
 
 
+def copy_without_what_used_an_input(make, v):
+    f = make([v.x], [v.s], updates=[(v.s, v.s + T.ge(v.x.sum(), -1e6))])
+    g = f.copy(delete_updates=True)
+    return [f(X), g(X), g(X)]
+
+
 def copy_with_inputs(make, v):
     # A list: Theano's copy of a function with one output returns a list in any case.
     f = make([v.x, In(v.y, value=1.0, update=v.y + v.t)], [make.rows(v.x * v.y)])
@@ -271,6 +277,7 @@ PROGRAMS = [
     keywords,
     in_place,
     copies,
+    copy_without_what_used_an_input,
     copy_with_inputs,
 ]
 

@@ -95,6 +95,33 @@ def test_no_descriptor_left(script, where):
 
 
 @pytest.mark.slow("starts an interpreter")
+def test_no_descriptor_left_for_first_calls(script):
+    script(
+        """
+import resource
+import numpy as np, theano
+import synkhronos as synk
+s = theano.shared(np.arange(4.0), "s")
+synk.fork(2)
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+for first in ("broadcast", "get_value", "set_value", "data"):
+    given = {"get_value": (1, s), "set_value": (1, s, np.ones(4))}.get(first, (s,))
+    try:
+        getattr(synk, first)(*(([1.0],) if first == "data" else given))
+    except synk.SharedMemoryFull as error:
+        assert "no file descriptor left" in str(error), error
+    else:
+        raise AssertionError(f"{first} was not refused")
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+synk.broadcast(s)
+assert synk.get_value(1, s).sum() == 6
+synk.close()
+"""
+    )
+
+
+@pytest.mark.slow("starts an interpreter")
 def test_the_status_is_shown_without_a_descriptor(script):
     script(
         """

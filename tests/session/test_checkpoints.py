@@ -282,6 +282,23 @@ def test_damaged_files_are_refused(ranks, path):
 
 
 @pytest.mark.layouts(Layout(2))
+def test_a_damaged_random_state_is_refused(ranks, path):
+    state = theano.shared(np.random.RandomState(0), "state")
+    synk.save(path, state)
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
+    before = state.get_value().get_state()[1].tolist()
+    [name] = [name for name in arrays if name.endswith("state")]
+    numbers = arrays[name]
+    others = [numbers[:10], numbers[:0], numbers[0], numbers.reshape(624, 1), numbers * 0.5]
+    for damaged in [*others, -numbers.astype("int64"), numbers.astype(complex)]:
+        np.savez(path, **{**arrays, name: damaged})
+        with pytest.raises(ValueError, match=r"'state'.*damaged"):
+            synk.load(path, state)
+    assert state.get_value().get_state()[1].tolist() == before
+
+
+@pytest.mark.layouts(Layout(2))
 def test_a_random_state_of_pytensor_is_refused(ranks, path, monkeypatch):
     state = theano.shared(np.random.RandomState(0), "state")
     with monkeypatch.context() as patch:

@@ -15,9 +15,9 @@ def rank(job):
     """Run as one rank of a job; `does` of its settings says what."""
     from mpi4py import MPI
 
-    from synkhronos.tools import guard
+    from synkhronos._machine.processes import tell_guard_of_mpi
 
-    guard.has_started_mpi()
+    tell_guard_of_mpi()
     world = MPI.COMM_WORLD
     world.Set_errhandler(MPI.ERRORS_RETURN)
     settings, number = job["settings"], world.rank

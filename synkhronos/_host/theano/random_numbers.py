@@ -64,6 +64,8 @@ def state_of_parts(key, rest):
     if len(rest) != 4:
         raise ValueError("it is the state of a Generator, as PyTensor has; Theano has RandomStates")
     kind, position, has_gauss, gauss = rest
+    if key.dtype != np.uint32 or key.shape != (624,) or not 0 <= int(position) <= 624:
+        raise ValueError("it is damaged: a RandomState has 624 numbers of uint32, and a position")
     state = np.random.RandomState()
     state.set_state((kind, key, int(position), int(has_gauss), gauss))
     return state

@@ -22,8 +22,7 @@ from dataclasses import asdict, dataclass
 from typing import Sequence
 
 from synkhronos._machine.devices import default_threads
-from synkhronos._machine.processes import end_with_parent
-from synkhronos.tools import guard
+from synkhronos._machine.processes import end_with_parent, tell_guard_of_mpi
 
 _OF_MPI = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -63,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     from synkhronos.comm.mpi.segment import unlink_segment
 
     MPI.Init_thread(MPI.THREAD_SERIALIZED)  # heartbeats have a thread in servers
-    guard.has_started_mpi()
+    tell_guard_of_mpi()
     unlink_segment()
     comm = MPI.COMM_WORLD
     if comm.size != job.n_servers + job.n_workers:
