@@ -239,9 +239,16 @@ class Function:
                     session.settle()
                 if session.changes.pending:
                     session.changes.settle(self._recipe, self._compiled)
-                command = self._compute(
-                    session, args, kwargs, output_subset, batch, batch_s, num_slices
-                )
+                try:
+                    values = self._inputs.bind(args, kwargs)
+                    command = self._requests.make(
+                        self._make_ready, values, output_subset, batch, batch_s, num_slices
+                    )
+                    session.run(command)
+                    session.held.clear()
+                except BaseException:
+                    session.let_go()
+                    raise
                 modes, dtypes = self._modes, self._result_dtypes
                 parts, recorder = session.worker.results, session.worker.recorder
                 if recorder is None:
@@ -251,17 +258,6 @@ class Function:
                         results = parts.combine(command, modes, dtypes, self)
                         span.moved(*results)
         return self._outputs.pack(results, command.output_subset)
-
-    def _compute(self, session, args, kwargs, *options):
-        """Run the function on all ranks, and return the command; `session.held` is empty then."""
-        try:
-            values = self._inputs.bind(args, kwargs)
-            command = self._requests.make(self._make_ready, values, *options)
-            session.run(command)
-            return command
-        finally:
-            if not session.gate.is_open:  # else workers may still read, after a Ctrl-C
-                session.held.clear()
 
     def _run_checked(self, args, kwargs, output_subset, batch, batch_s, num_slices):
         session = self._session

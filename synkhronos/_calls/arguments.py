@@ -26,6 +26,7 @@ class Inputs:
         self.axes = tuple(each.axis for each in inputs)
         self._casts = tuple(each.caster() for each in inputs)
         self._dtypes = tuple(np.dtype(variable.dtype) for variable in self.variables)
+        self._ndims = tuple(variable.ndim for variable in self.variables)
         self._has_fixed = tuple(
             any(length is not None for length in _host.lengths(variable))
             for variable in self.variables
@@ -124,11 +125,10 @@ class Inputs:
             ) from error
 
     def _check_data(self, position, value, array):
-        variable = self.variables[position]
-        if array.dtype != self._dtypes[position] or array.ndim != variable.ndim:
+        if array.dtype != self._dtypes[position] or array.ndim != self._ndims[position]:
             raise TypeError(
-                f"{self.label(position)} takes {variable.type}, got {value}. A Data is never "
-                "cast: make it with data(value, var=variable)."
+                f"{self.label(position)} takes {self.variables[position].type}, got {value}. A "
+                "Data is never cast: make it with data(value, var=variable)."
             )
         if self._has_fixed[position]:
             self._check_broadcastable(position, array.shape)

@@ -176,12 +176,17 @@ class Session:
                 if self.changes.pending:
                     self.changes.settle()
                 yield self
-                if not self.gate.is_open:  # else workers may still read, after a Ctrl-C
-                    self.held.clear()
+                if self.held:
+                    self.let_go()
 
     def _enter_recorded(self, recording, name):
         with self.lock, recording.call(name):
             yield from self._enter()
+
+    def let_go(self) -> None:
+        """Let the contents of Data go that the call has read, unless workers may still read."""
+        if not self.gate.is_open:  # it is after a Ctrl-C
+            self.held.clear()
 
     def settle(self) -> None:
         """Wait until the workers are out of a call that was interrupted.

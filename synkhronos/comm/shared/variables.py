@@ -55,7 +55,8 @@ class SharedVariables(Variables):
         """Return whether the values of these variables are in their regions, for sure."""
         homes, _ = self._find_homes(keys)
         for cell, region in homes:
-            if cell[0] is not region.value or region.value.shape != region.shape:
+            value = cell[0]
+            if value is not region.value or value.shape != region.shape:
                 return False
         return bool(homes)
 
