@@ -155,7 +155,7 @@ class Team:
         self.processes = {}
         for rank in range(n):
             if rank != master:
-                process = ForkedProcess(Rank(rank, self.gate).main)
+                process = ForkedProcess(Rank(rank, self.gate).main, self.gate.descriptors)
                 self.processes[rank] = process
                 self.gate.watch(rank, process)
 
