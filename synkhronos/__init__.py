@@ -82,7 +82,7 @@ else:
             return importlib.import_module("synkhronos.ops")
         if name not in _MODULE_OF:
             raise AttributeError(f"module 'synkhronos' has no attribute {name!r}")
-        if name == "fork":  # when these are called, no descriptor may be left to read a file
+        if name == "fork":  # imported now: later no descriptor may be left to read a module
             for module in ("functions", "inputs", "collectives", "values"):
                 importlib.import_module(f"synkhronos.{module}")
         value = getattr(importlib.import_module(f"synkhronos.{_MODULE_OF[name]}"), name)

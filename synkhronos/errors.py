@@ -71,9 +71,9 @@ class SharedMemoryFull(MemoryError):
     """The shared memory of this machine is full.
 
     Raised when a :class:`~synkhronos.inputs.Data`, a staged input or an output does not fit, and
-    when the process has no file descriptor left for it. Free some Data, or allow the machine more
-    shared memory (``/dev/shm``; ``docker run --shm-size=...``) or the process more descriptors
-    (``ulimit -n``).
+    when the process has no file descriptor left for it (``ulimit -n``), no address (``ulimit -v``),
+    may make no file so large (``ulimit -f``), or ``/dev/shm`` has no inode left. Free some Data, or
+    allow the machine more shared memory (``docker run --shm-size=...``) or the process more.
     """
 
 

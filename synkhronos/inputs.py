@@ -107,7 +107,7 @@ class Data(Operators):
     @property
     def ndim(self) -> int:
         """The number of dimensions."""
-        return self._store.array.ndim
+        return self._store.ndim
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -279,19 +279,18 @@ class Data(Operators):
         if contents.ref is None:
             contents = self._store.empty()
         elif contents.array.shape != contents.ref.shape:
-            contents = self._with_assigned_shape(contents.shape, len(contents.ref.shape))
+            self._check_assigned(contents.shape)
+            contents = contents.with_assigned_shape()
         session.held.append(contents)
         return contents
 
-    def _with_assigned_shape(self, shape, ndim):
-        """Return the contents after the script has written ``d.data.shape = shape``."""
-        if len(shape) != ndim:
+    def _check_assigned(self, shape):
+        """Raise if ``d.data.shape = shape`` has given the array another number of dimensions."""
+        if len(shape) != self.ndim:
             raise ValueError(
                 f"The array of {self._what()} was given the shape {shape} in place, but has "
-                f"{count(ndim, 'dimension')}: assign a shape of as many to its data.shape."
+                f"{count(self.ndim, 'dimension')}: assign a shape of as many to its data.shape."
             )
-        self._store.resize(shape)
-        return self._store.contents
 
 
 def data(

@@ -7,7 +7,9 @@ A process has at most one session at a time.
 """
 
 import atexit
+import concurrent.futures.thread  # noqa: F401 - its forks take its lock after the one below
 import contextlib
+import functools
 import os
 import threading
 from typing import Optional, Sequence, Union
@@ -30,6 +32,7 @@ from synkhronos.errors import SessionError
 # Imported already when status() is called: later no descriptor may be left to read a file.
 from synkhronos.profiling import status as _status  # noqa: F401
 
+_PATIENCE = 3.0  # seconds that a fork of the script waits for those of a session
 _MOST_THREADS = (1 << 31) - 1  # BLAS and OpenMP take the number as a C int
 
 
@@ -249,22 +252,11 @@ def _close_at_exit():
         link.end()
 
 
-def _wait_for_workers():
-    """Let the fork of another thread wait until all workers are forked.
-
-    Its child would keep open, unknown to `_leave_in_child`, the pipes that tell of a death.
-    """
-    _Current.forking.acquire()
-
-
-def _go_on():
-    with contextlib.suppress(RuntimeError):  # a Ctrl-C has ended the wait
-        _Current.forking.release()
-
-
 def _leave_in_child():
     """Forget the session in a process that the user forked: its workers belong to the master."""
-    _Current.forking = threading.RLock()
+    with contextlib.suppress(RuntimeError):  # when it is released, or was never held
+        while True:
+            _Current.forking.release()
     session, _Current.session, _Current.lock = _Current.session, None, threading.RLock()
     _Current.closed, _Current.link = [], None
     if session is not None:
@@ -272,6 +264,11 @@ def _leave_in_child():
 
 
 atexit.register(_close_at_exit)
+# The fork of another thread waits until the workers are forked: its child would keep open, unknown
+# to `_leave_in_child`, the pipes that tell of a death. Not for ever: a library may hold a lock over
+# forks that its own thread takes before this one. Methods in C, which no signal handler leaves.
 os.register_at_fork(
-    before=_wait_for_workers, after_in_parent=_go_on, after_in_child=_leave_in_child
+    before=functools.partial(_Current.forking.acquire, timeout=_PATIENCE),
+    after_in_parent=_Current.forking.release,
+    after_in_child=_leave_in_child,
 )

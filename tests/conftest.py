@@ -46,6 +46,13 @@ def pytest_configure(config):
     config.pluginmanager.register(Watch())
 
 
+def pytest_sessionfinish(session, exitstatus):
+    """Note the exit status for `make test-again`."""
+    cache = getattr(session.config, "cache", None)
+    if cache is not None and not hasattr(session.config, "workerinput"):
+        cache.set("synkhronos/status", int(exitstatus))
+
+
 def pytest_ignore_collect(collection_path):
     """Leave out what can't run on the host of this run; see tests/support/host_library.py."""
     return True if host_library.reason_to_leave_out(collection_path) else None

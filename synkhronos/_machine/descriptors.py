@@ -5,9 +5,11 @@ import logging
 import os
 import socket
 import stat
+import sys
 from typing import Iterable, Set
 
 _STREAMS = {socket.SOCK_STREAM, socket.SOCK_SEQPACKET}
+_LOCKS = {"FLOCK", "OFDLCK"}  # as /proc calls them
 
 
 def leave_to_parent(kept: Iterable[int]) -> None:
@@ -20,19 +22,25 @@ def leave_to_parent(kept: Iterable[int]) -> None:
     Parameters
     ----------
     kept : iterable of int
-        Descriptors that stay, beside the standard streams, their copies, and those that the log
-        is written to.
+        Descriptors that stay, beside the standard streams, copies of standard output and error,
+        and those that logs are written to.
     """
-    kept = {0, 1, 2, *kept, *_of_the_log()}
+    kept = {0, 1, 2, *kept, *_of_output()}
     standard = {_identity(fd) for fd in (1, 2)}
-    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
-        for name in os.listdir("/proc/self/fd"):
-            fd = int(name)
+        numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:  # no descriptor is left: the worker will say so when it needs one
+        return
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(None)  # else sockets that are looked at would no longer block
+    try:
+        for fd in numbers:
             with contextlib.suppress(OSError):  # that of the folder itself has been closed
                 if fd not in kept and _identity(fd) not in standard and _is_held_open(fd):
                     os.dup2(nothing, fd, inheritable=False)
     finally:
+        socket.setdefaulttimeout(before)
         os.close(nothing)
 
 
@@ -57,22 +65,23 @@ def _is_held_open(fd):
         finally:
             connection.detach()
     with open(f"/proc/self/fdinfo/{fd}") as lines:
-        return any(line.startswith("lock:") and "FLOCK" in line for line in lines)
+        # Of the file; those of a process (POSIX) are not inherited.
+        return any(line.startswith("lock:") and _LOCKS & {*line.split()} for line in lines)
 
 
-def _of_the_log() -> Set[int]:
-    """Return the descriptors that handlers of the log write to: ranks write to the log, too."""
-    found = set()
-    for logger in (logging.getLogger("synkhronos"), logging.getLogger()):
-        for handler in logger.handlers:
-            queue = getattr(handler, "queue", None)
+def _of_output() -> Set[int]:
+    """Return the descriptors that this process prints and logs to: ranks do so, too."""
+    found = _numbers(sys.stdout) | _numbers(sys.stderr)
+    for logger in [logging.getLogger(), *logging.getLogger().manager.loggerDict.values()]:
+        for handler in getattr(logger, "handlers", ()):
+            target = getattr(handler, "target", None) or handler  # of a MemoryHandler
             for name in ("stream", "sock", "socket"):
-                found |= _numbers(getattr(handler, name, None))
-            found |= _numbers(getattr(queue, "_writer", None))
+                found |= _numbers(getattr(target, name, None))
+            found |= _numbers(getattr(getattr(target, "queue", None), "_writer", None))
     return found
 
 
 def _numbers(file):
-    with contextlib.suppress(AttributeError, OSError, ValueError, TypeError):
+    with contextlib.suppress(Exception):  # any object may stand for a stream
         return {file.fileno()}
     return set()

@@ -22,7 +22,7 @@ from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.private_copies import none_made
 from synkhronos.errors import SessionError
 
-STARTED = "SYNKHRONOS_STARTED"  # names a pipe to the process that has started this one, a guard
+STARTED = "SYNKHRONOS_STARTED"  # the descriptor on which a rank tells its guard of MPI's start
 _PR_SET_PDEATHSIG = 1
 _PR_GET_DUMPABLE = 3
 _CAP_SYS_PTRACE = 19
@@ -374,11 +374,12 @@ def end_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
 
 
 def tell_guard_of_mpi() -> None:
-    """Tell the guard of this process that MPI has started: others can survive its end then."""
+    """Tell the guard of this process that MPI has started: other ranks can survive its end now."""
     fd = os.environ.pop(STARTED, None)
     if fd is not None:
-        os.write(int(fd), b"\0")
-        os.close(int(fd))
+        with contextlib.suppress(OSError):
+            os.write(int(fd), b"\0")
+            os.close(int(fd))
 
 
 def tcp_sockets() -> list:

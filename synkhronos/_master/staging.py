@@ -27,6 +27,11 @@ class Contents(NamedTuple):
         """The shape of the array."""
         return self.array.shape
 
+    def with_assigned_shape(self) -> "Contents":
+        """Return the contents with the shape that was assigned to the array in place."""
+        assert self.block is not None
+        return self._replace(ref=self.block.reference(self.array.dtype, self.shape))
+
 
 class GrowingArray:
     """A typed array in memory that all ranks can fetch from; it keeps the memory when it shrinks.
@@ -44,7 +49,7 @@ class GrowingArray:
     def __init__(self, memory: Memory, dtype, ndim: int):
         self._memory = memory
         self._dtype = np.dtype(dtype)
-        self._ndim = ndim
+        self.ndim = ndim
         self.free()
 
     @property
@@ -90,16 +95,16 @@ class GrowingArray:
 
     def free(self) -> None:
         """Drop the memory; it is freed when no view of it is left."""
-        self.contents = Contents(None, 0, np.zeros((0,) * self._ndim, self._dtype), None)
+        self.contents = Contents(None, 0, np.zeros((0,) * self.ndim, self._dtype), None)
         self._empty = None
-        if not self._ndim:
+        if not self.ndim:
             self.resize(())  # an array of 0 dimensions has one item always, so it needs memory
 
     def empty(self) -> Contents:
         """Return contents of no items that ranks can fetch; the array itself stays as it is."""
         contents = self._empty
         if contents is None:
-            shape = (0,) * self._ndim
+            shape = (0,) * self.ndim
             block = self._memory.create(self._dtype.itemsize)
             array = block.array(self._dtype, shape)
             contents = Contents(block, 0, array, block.reference(self._dtype, shape))

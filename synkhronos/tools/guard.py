@@ -6,9 +6,9 @@ mpirun tells of the first process that failed, and of none if it is to tolerate 
 run in which a process ends with a status but 0, also while others still write a snapshot, and does
 not count an exit with a status as a fault that other ranks are told of. So the guard passes each
 status to the launcher as a mark in standard error, ends with 0 after a Ctrl-C, and kills itself
-after a failure that others are to survive. They can't survive one before MPI has started: they
-wait there for ever, also if mpirun hears of it. So the launcher is told that it came early, and
-ends all.
+after a failure that others are to survive. A rank that fails before MPI has started leaves the
+others waiting in MPI_Init for ever, even if mpirun hears of it. The mark then says "early", and the
+launcher ends the run.
 """
 
 from __future__ import annotations

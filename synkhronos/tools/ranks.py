@@ -29,7 +29,7 @@ from synkhronos.tools import guard, mpirun
 
 PATIENCE = 30.0  # seconds for the ranks to write a snapshot and end, after a Ctrl-C
 _AFTER_FAILURE = 10.0  # seconds for mpirun to end the others
-_AFTER_EARLY = 1.0  # which it does not do if they are to outlive a failure
+_AFTER_EARLY = 3.0  # seconds for what others still print: mpirun would not end them
 _AFTER_ALL = 10.0  # seconds for mpirun to end after all ranks
 _LAST = 5.0  # seconds between SIGTERM and SIGKILL
 _SIZE = 1 << 16

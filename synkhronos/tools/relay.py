@@ -33,6 +33,7 @@ VARIABLE = "SYNKHRONOS_LAUNCH"
 _DATA, _SIGNAL = 0, 1
 _HEADER = struct.Struct(">BI")  # kind, number of bytes or of the signal
 _FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+_HEARD = {*_FORWARDED, signal.SIGCHLD}
 _PATIENCE = 10.0  # seconds for the script to end after a Ctrl-C
 _GRACE = 3.0  # seconds for mpirun to end after the script
 _LAST = 2.0  # seconds between SIGTERM and SIGKILL
@@ -65,7 +66,7 @@ def guard() -> bool:
                 os.write(2, f"\0{token} {text}\0\n".encode())
 
     guarded = _Guarded(child, sink, mark)
-    with mpirun.signals_of(_FORWARDED | {signal.SIGCHLD}) as signals:
+    with mpirun.signals_of(_HEARD) as signals:
         mark("start")
         mark(f"status {guarded.wait(signals)}")
     return False
@@ -212,8 +213,8 @@ class Launch:
 
     def run(self) -> int:
         """Run it to its end; return the exit status of the script."""
-        signals_of, folder = mpirun.signals_of, mpirun.folder_of_its_own(self._environment)
-        with signals_of(_FORWARDED | {signal.SIGCHLD}) as signals, folder as environment:
+        folder = mpirun.folder_of_its_own(self._environment)
+        with mpirun.signals_of(_HEARD) as signals, folder as environment:
             self._selector = selectors.PollSelector()
             self._mpirun = subprocess.Popen(
                 self._line,

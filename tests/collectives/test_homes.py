@@ -39,6 +39,11 @@ LAYOUTS = pytest.mark.parametrize(
 # Buffers that Theano and the user replace.
 
 
+# NumPy 2.5 advises against it.
+shape_is_assigned = pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")
+
+
+@shape_is_assigned
 @LAYOUTS
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_a_shape_that_is_assigned_to_a_borrowed_value_is_that_of_the_variable(n, master, is_kept):
@@ -60,6 +65,20 @@ def test_a_shape_that_is_assigned_to_a_borrowed_value_is_that_of_the_variable(n,
         synk.broadcast(s)
         assert held(n, s) == [np.zeros((4, 3)).tolist()] * n
         borrowed = None
+
+
+@shape_is_assigned
+@LAYOUTS
+def test_a_view_of_a_value_with_an_assigned_shape(n, master):
+    with forked(Layout(n, master)):
+        s = theano.shared(np.arange(12.0).reshape(6, 2))
+        synk.broadcast(s)
+        borrowed = s.get_value(borrow=True)
+        borrowed.shape = 4, 3
+        s.set_value(borrowed[:], borrow=True)
+        del borrowed
+        synk.broadcast(s)
+        assert held(n, s) == [np.arange(12.0).reshape(4, 3).tolist()] * n
 
 
 @LAYOUTS

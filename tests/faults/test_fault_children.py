@@ -143,9 +143,10 @@ import theano.tensor as T
 import synkhronos as synk
 from synkhronos._machine import processes
 
-children, threads = [], []
+children, threads, begins = [], [], threading.Event()
 
 def fork_a_child():
+    begins.set()
     pid = os.fork()
     if pid == 0:
         signal.pause()
@@ -155,6 +156,7 @@ def pipe_and_fork(make=processes.make_pipe):
     ends = make()
     threads.append(threading.Thread(target=fork_a_child))
     threads[-1].start()
+    begins.wait()
     threads[-1].join(0.3)
     return ends
 

@@ -44,29 +44,40 @@ def test_connections_and_ports_that_the_script_closes_are_closed(script):
 
 
 LOCKS = """
-import fcntl
+import fcntl, os, socket, struct
 import synkhronos as synk
 
-with open("locked", "w") as file:
-    fcntl.flock(file, fcntl.LOCK_EX)
-    synk.fork(2)
-    with open("locked") as other:
-        try:
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print("locked")
-with open("locked") as other:
-    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    print("not locked")
+whole_file = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+KINDS = {
+    "flock": lambda file: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB),
+    "open file": lambda file: fcntl.fcntl(file, 37, whole_file),  # F_OFD_SETLK
+}
+socket.setdefaulttimeout(9)
+before = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+before.setblocking(True)
+files = {name: open(name, "w") for name in KINDS}
+for name, lock in KINDS.items():
+    lock(files[name])
+synk.fork(2)
+for name, lock in KINDS.items():
+    for _ in range(2):
+        with open(name, "w") as other:
+            try:
+                lock(other)
+                print("not locked")
+            except BlockingIOError:
+                print("locked")
+        files[name].close()
+print(os.get_blocking(before.fileno()))
 """
 
 
 def test_locks_are_those_of_the_script(script):
-    assert script(LOCKS).stdout.splitlines() == ["locked", "not locked"]
+    assert script(LOCKS).stdout.splitlines() == [*["locked", "not locked"] * 2, "True"]
 
 
 KEPT = """
-import logging, logging.handlers, multiprocessing, os
+import logging, logging.handlers, multiprocessing, os, sys
 
 import synkhronos as synk
 
@@ -76,6 +87,8 @@ queue = multiprocessing.get_context("fork").Queue()
 source, sink = os.pipe()
 log.addHandler(logging.handlers.QueueHandler(queue))
 log.addHandler(logging.StreamHandler(os.fdopen(sink, "w")))
+own, printed = os.pipe()
+sys.stderr = os.fdopen(printed, "w", buffering=1)
 table = open("table", "w+")
 table.write("of the script")
 table.flush()
@@ -88,7 +101,7 @@ lines = os.read(source, 1 << 16).decode()
 for pid in workers:
     assert any(f"process {pid} on cpu" in each for each in messages), messages
     assert f"process {pid} on cpu" in lines, lines
-    for kept in (table.fileno(), copy_of_stderr):
+    for kept in (table.fileno(), copy_of_stderr, printed):
         ours, theirs = os.fstat(kept), os.stat(f"/proc/{pid}/fd/{kept}")
         assert (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
 print("kept")

@@ -64,7 +64,8 @@ def state_of_parts(key, rest):
     if len(rest) != 4:
         raise ValueError("it is the state of a Generator, as PyTensor has; Theano has RandomStates")
     kind, position, has_gauss, gauss = rest
-    if key.dtype != np.uint32 or key.shape != (624,) or not 0 <= int(position) <= 624:
+    is_whole = key.dtype.newbyteorder("=") == np.uint32 and key.shape == (624,)
+    if not is_whole or not 0 <= int(position) <= 624:
         raise ValueError("it is damaged: a RandomState has 624 numbers of uint32, and a position")
     state = np.random.RandomState()
     state.set_state((kind, key, int(position), int(has_gauss), gauss))

@@ -181,7 +181,7 @@ class Storage:
         region's memory: the next collective would write to it.
         """
         variable, region = self._worker.variables[key], self._own.get(key)
-        if region is None or region.layout is None:
+        if region is None or region.layout is None or region.value.shape != region.shape:
             return False
         value = _host.peek(variable)
         if value.base is not region.value or not _is_same_array(value, region.value):
@@ -231,8 +231,9 @@ class Storage:
                 if array.shape == region.value.shape == shape:
                     return array
             self._give_up_held(key)
-            if region.layout is not None and key in self._own:
-                region.value.shape = region.shape  # the script may have assigned another one
+            is_laid_out = key in self._own and region.layout is not None
+            if is_laid_out and region.value.shape != region.shape:  # assigned by the script
+                region.layout = None  # so that the region gets another array
         layout = ((np.dtype(variable.dtype).str, tuple(shape)),)
         [array] = self.room_for(key, layout)
         _host.replace(variable, self._own[key].value)
