@@ -58,8 +58,8 @@ class Hosts:
         They are 10.<net>.0.1 and so on, of the namespaces synk<net>-1 and so on.
     n_hosts : int
     folder : str
-        Where PRRTE keeps its files. It can't start where one that was killed has left files of the
-        same process number, and all hosts use the files of this machine.
+        Where mpirun keeps its files. It can't start where one that was killed has left files of the
+        same process number.
     """
 
     net: int
@@ -110,8 +110,8 @@ class Hosts:
         """Return the environment for `command`."""
         names = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")
         allowed = dict.fromkeys((*names, *(f"{name}_CONFIRM" for name in names)), "1")
-        bases = (f"PRTE_MCA_prte_{where}_tmpdir_base" for where in ("local", "remote"))
-        return {**os.environ, **allowed, **dict.fromkeys(bases, self.folder), **variables}
+        own = {"PRTE_MCA_prte_local_tmpdir_base": self.folder}
+        return {**os.environ, **allowed, **own, **variables}
 
     def cut(self, number):
         """Take a host's cable away."""
