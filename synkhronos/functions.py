@@ -239,16 +239,9 @@ class Function:
                     session.settle()
                 if session.changes.pending:
                     session.changes.settle(self._recipe, self._compiled)
-                try:
-                    values = self._inputs.bind(args, kwargs)
-                    command = self._requests.make(
-                        self._make_ready, values, output_subset, batch, batch_s, num_slices
-                    )
-                    session.run(command)
-                    session.held.clear()
-                except BaseException:
-                    session.let_go()
-                    raise
+                command = self._compute(
+                    session, args, kwargs, output_subset, batch, batch_s, num_slices
+                )
                 modes, dtypes = self._modes, self._result_dtypes
                 parts, recorder = session.worker.results, session.worker.recorder
                 if recorder is None:
@@ -258,6 +251,21 @@ class Function:
                         results = parts.combine(command, modes, dtypes, self)
                         span.moved(*results)
         return self._outputs.pack(results, command.output_subset)
+
+    # Not a part of `_run`: Python 3.11 does not leave a `with` block at a Ctrl-C in a line `try:`.
+    def _compute(self, session, args, kwargs, output_subset, batch, batch_s, num_slices):
+        """Run the function on all ranks, and return the command; `session.held` is empty then."""
+        try:
+            values = self._inputs.bind(args, kwargs)
+            command = self._requests.make(
+                self._make_ready, values, output_subset, batch, batch_s, num_slices
+            )
+            session.run(command)
+            session.held.clear()
+            return command
+        except BaseException:
+            session.let_go()
+            raise
 
     def _run_checked(self, args, kwargs, output_subset, batch, batch_s, num_slices):
         session = self._session
