@@ -67,12 +67,13 @@ def test_a_value_that_is_rounded_where_python_runs_the_operations():
         compare(-100.0000001, -99.9)
 
 
-def test_a_likelihood_that_ranks_do_not_make_faster(caplog):
+def test_a_likelihood_that_ranks_do_not_make_faster(caplog, monkeypatch):
     model = models.make(models.logistic)
-    with parallel.likelihood(model, ranks=1):
-        assert "ranks pay" not in caplog.text
-    with parallel.likelihood(model, ranks=2):
-        assert "milliseconds: ranks pay from about 1 on" in caplog.text
+    for ranks, pays, told in [(1, 60.0, False), (2, 0.0, False), (2, 60.0, True)]:
+        caplog.clear()
+        monkeypatch.setattr(parallel, "_PAYS", pays)  # in seconds
+        with parallel.likelihood(model, ranks=ranks):
+            assert ("milliseconds: ranks pay from about 60000 on" in caplog.text) == told
 
 
 @pytest.mark.parametrize("begin, dtype", [(0, "uint8"), (-models.GROUPS, "int64")])
