@@ -165,14 +165,18 @@ class Registry:
         self._session.run(commands.LoadFunctions(*[reference for _, reference in parcels]))
         # Only now is it certain that the workers have them. After a Ctrl-C before this line, the
         # next call sends the variables again, with new keys.
-        for key, variable in new.items():
-            self._variable_keys[variable] = key
-            self._session.worker.variables[key] = variable
-            forgotten = weakref.finalize(variable, self._session.garbage.add, "variables", key)
-            forgotten.atexit = False
-            _host.spread_random_state(variable, self._session.master_rank)
-            self._session.changes.watch(key, variable)
+        with interrupts_held():
+            for key, variable in new.items():
+                self._note(key, variable)
         return len(pickled)
+
+    def _note(self, key, variable):
+        self._session.worker.variables[key] = variable
+        forgotten = weakref.finalize(variable, self._session.garbage.add, "variables", key)
+        forgotten.atexit = False
+        _host.spread_random_state(variable, self._session.master_rank)
+        self._session.changes.watch(key, variable)
+        self._variable_keys[variable] = key
 
     def functions(self) -> list:
         """Return all functions."""

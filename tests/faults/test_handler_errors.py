@@ -114,6 +114,25 @@ def test_at_every_line_of_a_call(no_session, other_thread, what, kind, line, str
     raise_at_lines_of_a_call(what, kind, line, stride)
 
 
+@pytest.mark.parametrize("stride", [8, pytest.param(1, marks=EVERY_LINE[0].marks)])
+def test_a_variable_that_the_workers_were_being_told_of(no_session, other_thread, stride):
+    synk.fork(2)
+    line = 0
+    with handler_that_raises(OutOfTime) as raised:
+        while True:
+            s = theano.shared(np.zeros(3), "s")
+            came_to_it = raise_at_line(line, lambda: synk.broadcast(s, np.ones(3)), raised)  # noqa: B023
+            raised.clear()
+            synk.broadcast(s, np.full(3, 2.0))
+            synk.all_reduce(s, "sum")
+            np.testing.assert_array_equal(synk.get_value(1, s), np.full(3, 4.0))
+            if not came_to_it:
+                break
+            line += stride
+    assert line > 100
+    synk.close()
+
+
 @contextlib.contextmanager
 def raises_soon(kind, seconds=0.3):
     """Fail unless the block raises, soon, the exception of an alarm."""
@@ -274,8 +293,8 @@ def test_a_storm_of_alarms_never_breaks_the_session():
             np.testing.assert_array_equal(gathered, np.arange(6.0))
     finally:
         signal.signal(signal.SIGALRM, previous)
+        synk.close()
     assert len(came) == 100
-    synk.close()
 
 
 def test_asyncio_hears_of_one_ctrl_c_once(no_session, monkeypatch):
