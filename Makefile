@@ -18,7 +18,7 @@ on_pytensor := PYTENSOR_FLAGS=base_compiledir=$(CURDIR)/.venv-pytensor/compiled 
 .DEFAULT_GOAL := help
 # What `make test` leaves out, and test-rest runs.
 rest := slow or thorough or opencl
-.PHONY: help venv opencl demo test test-pytensor test-theano test-all test-rest test-again lint docs clean distclean
+.PHONY: help venv opencl demo test test-pytensor test-numba test-theano test-all test-rest test-again lint docs clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -45,6 +45,8 @@ test-pytensor: $(ready_pytensor) ## run the suites of both hosts on PyTensor, wi
 	@test -z "$$PYTENSOR_PYTHON" || test "$$("$$PYTENSOR_PYTHON" $(its_version))" = "$$($(py_pytensor) $(its_version))" \
 	|| { echo ".venv-pytensor has another Python than $$PYTENSOR_PYTHON: remove it first" >&2; exit 1; }
 	$(on_pytensor) $(py_pytensor) -m pytest -m "not ($(rest))" $(PYTEST_ARGS)
+
+test-numba: $(ready_pytensor) ## run those that need PyTensor's default mode, which compiles for seconds
 	$(on_pytensor) SYNKHRONOS_TEST_MODE=NUMBA $(py_pytensor) -m pytest -m "numba and not ($(rest))" tests
 
 $(ready_pytensor): setup.py pyproject.toml synkhronos/_host/pythons.py .ci/python-for-pytensor
@@ -53,7 +55,7 @@ $(ready_pytensor): setup.py pyproject.toml synkhronos/_host/pythons.py .ci/pytho
 	@touch $@
 
 # The environment first: without a Python for PyTensor it fails before the tests, which take long.
-test-all: $(ready_pytensor) test-theano test-pytensor ## run these and all others: all parameters, OpenCL, thousands of calls and interrupts
+test-all: $(ready_pytensor) test-theano test-pytensor test-numba ## run these and all others: all parameters, OpenCL, thousands of calls and interrupts
 
 test-theano: venv ## run what test-all has for Theano (PYTEST_ARGS="tests/stress")
 	$(py) -m pytest $(PYTEST_ARGS)

@@ -25,6 +25,7 @@ import synkhronos as synk
 from synkhronos import session as _session
 
 COMPILE_MUCH = {"calls", "collectives", "docs", "ported", "stress", "training"}  # folders
+OF_THE_HOST = ("SYNKHRONOS_HOST", "SYNKHRONOS_TEST_MODE", "PYTENSOR_FLAGS")  # variables
 # How `make test` begins to say which tests it leaves out: all others have further layouts.
 QUICK = "not (slow or thorough"
 # The first imports theanompi, which only ranks have; the second is Theano only on PyTensor.
@@ -47,10 +48,12 @@ def pytest_configure(config):
 
 
 def pytest_sessionfinish(session, exitstatus):
-    """Note the exit status for `make test-again`."""
+    """Note how the tests ran, and how that ended, for `make test-again`."""
     cache = getattr(session.config, "cache", None)
     if cache is not None and not hasattr(session.config, "workerinput"):
-        cache.set("synkhronos/status", int(exitstatus))
+        environment = {name: os.environ[name] for name in OF_THE_HOST if name in os.environ}
+        run = {"python": sys.executable, "environment": environment, "status": int(exitstatus)}
+        cache.set("synkhronos/run", run)
 
 
 def pytest_ignore_collect(collection_path):
