@@ -1,4 +1,4 @@
-"""The open files that a forked process inherits from the script."""
+"""The open files of a process: those that it inherits from the script, and its sockets."""
 
 import contextlib
 import logging
@@ -6,7 +6,7 @@ import os
 import socket
 import stat
 import sys
-from typing import Iterable, Set
+from typing import Iterable, Iterator, List, Set
 
 _STREAMS = {socket.SOCK_STREAM, socket.SOCK_SEQPACKET}
 _LOCKS = {"FLOCK", "OFDLCK"}  # as /proc calls them
@@ -32,16 +32,23 @@ def leave_to_parent(kept: Iterable[int]) -> None:
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     except OSError:  # no descriptor is left: the worker will say so when it needs one
         return
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(None)  # else sockets that are looked at would no longer block
-    try:
-        for fd in numbers:
-            with contextlib.suppress(OSError):  # that of the folder itself has been closed
-                if fd not in kept and _identity(fd) not in standard and _is_held_open(fd):
-                    os.dup2(nothing, fd, inheritable=False)
-    finally:
-        socket.setdefaulttimeout(before)
-        os.close(nothing)
+    for fd in numbers:
+        with contextlib.suppress(OSError):  # that of the folder itself has been closed
+            if fd not in kept and _identity(fd) not in standard and _is_held_open(fd):
+                os.dup2(nothing, fd, inheritable=False)
+    os.close(nothing)
+
+
+def tcp_sockets() -> List[int]:
+    """Return this process's descriptors of TCP sockets."""
+    found = []
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # that of the folder itself has been closed
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                with _as_socket(fd) as connection:
+                    if connection.family in (socket.AF_INET, socket.AF_INET6):
+                        found.append(fd)
+    return found
 
 
 def _identity(fd):
@@ -59,14 +66,26 @@ def _is_held_open(fd):
     if stat.S_ISFIFO(mode):
         return True
     if stat.S_ISSOCK(mode):
-        connection = socket.socket(fileno=fd)
-        try:
+        with _as_socket(fd) as connection:
             return connection.type in _STREAMS
-        finally:
-            connection.detach()
     with open(f"/proc/self/fdinfo/{fd}") as lines:
         # Of the file; those of a process (POSIX) are not inherited.
         return any(line.startswith("lock:") and _LOCKS & {*line.split()} for line in lines)
+
+
+@contextlib.contextmanager
+def _as_socket(fd) -> Iterator[socket.socket]:
+    """Look at a socket, which stays open and as it is."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(None)  # else it would no longer block
+    try:
+        connection = socket.socket(fileno=fd)
+    finally:
+        socket.setdefaulttimeout(before)
+    try:
+        yield connection
+    finally:
+        connection.detach()
 
 
 def _of_output() -> Set[int]:

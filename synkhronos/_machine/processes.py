@@ -380,16 +380,3 @@ def tell_guard_of_mpi() -> None:
         with contextlib.suppress(OSError):
             os.write(int(fd), b"\0")
             os.close(int(fd))
-
-
-def tcp_sockets() -> list:
-    """Return this process's descriptors of TCP sockets."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                connection = socket.socket(fileno=int(name))
-                if connection.family in (socket.AF_INET, socket.AF_INET6):
-                    found.append(int(name))
-                connection.detach()
-    return found

@@ -15,7 +15,7 @@ import os
 import select
 import time
 
-from synkhronos._machine.processes import tcp_sockets
+from synkhronos._machine.descriptors import tcp_sockets
 
 _AWAKE_SECONDS = 0.001
 _SHORTEST, _LONGEST = 0.00005, 0.0005  # naps while data are under way
