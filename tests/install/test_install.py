@@ -565,7 +565,12 @@ def test_keras_finds_the_names_that_collections_had(home):
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
-        env={**os.environ, "HOME": str(home), "KERAS_BACKEND": "theano"},
+        env={
+            **os.environ,
+            "HOME": str(home),
+            "KERAS_BACKEND": "theano",
+            "THEANO_FLAGS": "mode=FAST_COMPILE",
+        },
         capture_output=True,
         text=True,
     )

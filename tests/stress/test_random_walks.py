@@ -6,7 +6,7 @@ import pytest
 from support.layouts import Layout, forked
 from support.walks import Walk
 
-WALKS = int(os.environ.get("SYNKHRONOS_WALKS", 1000))
+WALKS = int(os.environ.get("SYNKHRONOS_WALKS", 300))
 # Walks set variables in the master alone.
 pytestmark = pytest.mark.filterwarnings("ignore::synkhronos.PortingWarning")
 LAYOUTS = pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_some_walks(n, master):
 
 
 @LAYOUTS
-@pytest.mark.slow("walks 3,000 times in all, 30 steps each")
+@pytest.mark.slow("walks 900 times in all, 30 steps each")
 def test_many_walks(n, master):
     with forked(Layout(n, master)):
         walk = Walk(n, master)
