@@ -23,16 +23,21 @@ IN_C = theano.Mode("vm", "fast_run")
 SOME_MODES = [None] if ON_DEVICES else [*MODES, IN_C]
 # The graphs of the default mode. Theano would compile these for many seconds.
 AS_BY_DEFAULT = None if host_library.ON_PYTENSOR or ON_DEVICES else compiling.IN_PYTHON
+SERIAL = {"mode": MODE}
+if ON_DEVICES:
+    from theano.tensor.sharedvar import tensor_constructor
+
+    SERIAL = {"mode": compiling.ON_HOST, "shared": tensor_constructor}
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.randn(37, 4), RANDOM.randn(37)
 
 
-def network(make, reduce, **kwargs):
+def network(make, reduce, shared=theano.shared, **kwargs):
     """Return a training function with a clipped step, and its parameters."""
     x, y = T.dmatrix("x"), T.dvector("y")
-    w1 = theano.shared(np.random.RandomState(1).randn(4, 5), "w1")
-    b1 = theano.shared(np.zeros(5), "b1")
-    w2 = theano.shared(np.random.RandomState(2).randn(5), "w2")
+    w1 = shared(np.random.RandomState(1).randn(4, 5), "w1")
+    b1 = shared(np.zeros(5), "b1")
+    w2 = shared(np.random.RandomState(2).randn(5), "w2")
     params = [w1, b1, w2]
     loss = ((T.dot(T.tanh(T.dot(x, w1) + b1), w2) - y) ** 2).mean()
     grads = [reduce(g) for g in T.grad(loss, params)]
@@ -70,7 +75,7 @@ def reduces(f):
 @pytest.mark.usefixtures("compiled_if_thorough")
 def test_training_in_one_function_is_serial_training(ranks, mode):
     train, params = network(synk.function, synk.ops.all_reduce, mode=mode)
-    serial, expected = network(theano.function, lambda g: g, mode=MODE)
+    serial, expected = network(theano.function, lambda g: g, **SERIAL)
     # Also with fewer rows than ranks: who has none takes part.
     for rows in (37, 1, 2, 5, 37):
         np.testing.assert_allclose(train(X[:rows], Y[:rows]), serial(X[:rows], Y[:rows]))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from support.compiling import IN_PYTHON
+from support.compiling import ON_HOST
 from support.helpers import Call, on_ranks, worker
 from support.layouts import IS_MIXED, Layout
 from theano.tensor.sharedvar import tensor_constructor as tensor_shared
@@ -113,8 +113,7 @@ def classifier(make, shared, reduce):
 
 def test_training_is_serial_training_on_the_cpu(ranks):
     train, params = classifier(synk.function, theano.shared, synk.ops.all_reduce)
-    host_only = IN_PYTHON.excluding("gpuarray_opt", "gpuarray")
-    make = functools.partial(theano.function, mode=host_only)
+    make = functools.partial(theano.function, mode=ON_HOST)
     serial, expected = classifier(make, tensor_shared, lambda g: g)
     for rows in (7 * ranks.n, 7 * ranks.n + 1, 1, 5):
         x = RANDOM.randn(rows, 6).astype("float32")

@@ -12,6 +12,9 @@ from support.layouts import ON_DEVICES
 # The graph of FAST_RUN, computed by Python. Operations that have no Python code can't run in it.
 IN_PYTHON = theano.Mode(theano.gof.vm.VM_Linker(use_cloop=False, c_thunks=False), "fast_run")
 
+# The same on the host, beside ranks on devices: with variables of `tensor_constructor`.
+ON_HOST = IN_PYTHON.excluding("gpuarray_opt", "gpuarray")
+
 
 def quickly():
     """Compile functions that name no mode in FAST_COMPILE, without a C compiler."""
