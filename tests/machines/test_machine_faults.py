@@ -185,7 +185,7 @@ def test_a_killed_process_of_a_machine_ends_the_job(two, tmp_path, host, carrier
 
 @pytest.mark.slow("waits until a silent machine is given up")
 def test_a_cut_cable_ends_the_script_and_the_processes_of_both_machines(two, tmp_path):
-    process = start(two, LOOP, tmp_path)
+    process = start(two, LOOP, tmp_path, impatient=True)
     try:
         wait_for_line(process, "begun")
         begin = time.monotonic()

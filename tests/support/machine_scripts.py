@@ -42,11 +42,16 @@ print("begun", plain(quiet), *reducing(quiet), flush=True)
 """
 
 
-def start(these, script, tmp_path, ranks=1, **variables):
-    """Start a script on the hosts, with a session of some ranks on each."""
+def start(these, script, tmp_path, ranks=1, impatient=False, **variables):
+    """Start a script on the hosts, with a session of some ranks on each.
+
+    Impatient processes take others for lost after 4 s in place of 8 s.
+    """
     file = tmp_path / "script.py"
     file.write_text(BEGIN + textwrap.dedent(script))
-    environment = these.environment(RANKS=str(ranks), PYTHONPATH=str(hosts.ROOT / "tests"))
+    path = hosts.ROOT / "tests"
+    path = hosts.impatient(path) if impatient else str(path)
+    environment = these.environment(RANKS=str(ranks), PYTHONPATH=path)
     return subprocess.Popen(
         these.script("-n", str(ranks), file),
         env={**environment, "PYTHONUNBUFFERED": "1", **variables},
