@@ -7,7 +7,7 @@ import time
 
 import pytest
 from support import hosts
-from support.machine_scripts import end_cut_off, finish, start, wait_for_line
+from support.machine_scripts import end_cut_off, finish, job, start, wait_for_line
 
 pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=f"needs {hosts.missing()}")
 
@@ -18,8 +18,15 @@ def two():
         yield these
 
 
+@pytest.fixture(scope="module")
+def shared_job(tmp_path_factory):
+    """Yield a job for all tests after which it goes on."""
+    with job(tmp_path_factory.mktemp("job")) as one:
+        yield one
+
+
 @pytest.mark.slow("starts a job on several hosts")
-def test_what_a_rank_raises_names_rank_and_host_and_the_session_goes_on(two, tmp_path):
+def test_what_a_rank_raises_names_rank_and_host_and_the_session_goes_on(shared_job):
     script = """
     for call in (plain, reducing):
         for rank in range(n):
@@ -28,18 +35,17 @@ def test_what_a_rank_raises_names_rank_and_host_and_the_session_goes_on(two, tmp
     synk.all_reduce(w)
     print(np.sum(synk.gather(w)))
     """
-    lines = finish(start(two, script, tmp_path, ranks=2)).splitlines()
+    lines = shared_job.run(script, ranks=2)
     for rank in range(4):
-        host = f"synk{two.net}-{1 + rank // 2}"
+        host = f"synk{shared_job.hosts.net}-{1 + rank // 2}"
         said = f"WorkerError {rank} ['Rank {rank} of 4 on {host} raised RuntimeError: on purpose"
         assert sum(line.startswith(said) for line in lines) == 2, lines
     assert lines.count("went well 0.0") == 8
     assert lines[-1] == "0.0"
-    assert two.is_empty()
 
 
 @pytest.mark.parametrize("rank", [3, pytest.param(1, marks=pytest.mark.slow("starts a job"))])
-def test_a_workers_death_names_rank_and_host_and_a_new_session_works(two, tmp_path, rank):
+def test_a_workers_death_names_rank_and_host_and_a_new_session_works(shared_job, rank):
     script = f"""
     attempt(reducing, on({rank}, KILL))
     attempt(plain, quiet)
@@ -48,17 +54,16 @@ def test_a_workers_death_names_rank_and_host_and_a_new_session_works(two, tmp_pa
     f = synk.function([x], (x.sum(), "sum"))
     attempt(f, np.ones(n))
     """
-    lines = finish(start(two, script, tmp_path, ranks=2)).splitlines()
+    lines = shared_job.run(script, ranks=2)
     deaths = [line for line in lines if line.startswith(f"WorkerDied {rank}")]
     assert len(deaths) == 2, lines
-    assert f"Worker rank {rank} on synk{two.net}-{1 + rank // 2} (process" in deaths[0]
+    assert f"Worker rank {rank} on synk{shared_job.hosts.net}-{1 + rank // 2} (process" in deaths[0]
     assert all("in time" in line for line in deaths)
     assert lines[-1] == "went well 4.0"
-    assert two.is_empty()
 
 
 @pytest.mark.slow("starts a job on several hosts")
-def test_a_reduction_that_only_some_ranks_come_to_is_refused(two, tmp_path):
+def test_a_reduction_that_only_some_ranks_come_to_is_refused(shared_job):
     script = """
     from theano.ifelse import ifelse
     some = ifelse(T.gt(x.sum(), 0), synk.ops.all_reduce(2 * x.sum(), "sum"), x.sum())
@@ -72,20 +77,19 @@ def test_a_reduction_that_only_some_ranks_come_to_is_refused(two, tmp_path):
     attempt(unlike, on(2, NARROW) + on(3, NARROW))
     attempt(unlike, quiet + 8)
     """
-    lines = finish(start(two, script, tmp_path, ranks=2)).splitlines()
+    lines = shared_job.run(script, ranks=2)
     *refused, unlike = [line for line in lines if line.startswith("WorkerError")]
     assert len(refused) == 2, lines
-    hosts = f"float64 on synk{two.net}-1, float32 on synk{two.net}-2"
+    hosts = f"float64 on synk{shared_job.hosts.net}-1, float32 on synk{shared_job.hosts.net}-2"
     assert f"arrays of different dtypes on the machines: {hosts}." in unlike
     assert all("has left a call in which rank" in line for line in refused)
     assert lines.count("went well 0.0") == 2
     assert lines[-3] == "went well 256.0"
     assert lines[-1] == "went well 128.0"
-    assert two.is_empty()
 
 
 @pytest.mark.slow("starts a job on several hosts")
-def test_ctrl_c_leaves_a_call_at_once_and_the_next_call_is_right(two, tmp_path):
+def test_ctrl_c_leaves_a_call_at_once_and_the_next_call_is_right(shared_job):
     script = """
     def interrupted(call, rows, seconds):
         timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
@@ -107,16 +111,15 @@ def test_ctrl_c_leaves_a_call_at_once_and_the_next_call_is_right(two, tmp_path):
     reducing(quiet + 8)
     print(synk.gather(w).tolist())
     """
-    lines = finish(start(two, script, tmp_path)).splitlines()
+    lines = shared_job.run(script)
     # Python writes a line if a Ctrl-C comes in a finalizer, as of a Timer.
     assert [line for line in lines if line.startswith("went well")] == ["went well 14.0"], lines
     assert lines[-1] == str([[16.0] * 3] * 2)
-    assert two.is_empty()
 
 
 @pytest.mark.slow("starts a job on several hosts")
 @pytest.mark.parametrize("kind", ["Exception", "TimeoutError", "BaseException"])
-def test_what_a_handler_raises_leaves_a_call_as_ctrl_c_does(two, tmp_path, kind):
+def test_what_a_handler_raises_leaves_a_call_as_ctrl_c_does(shared_job, kind):
     script = f"""
     class Stop({kind}):
         pass
@@ -148,10 +151,9 @@ def test_what_a_handler_raises_leaves_a_call_as_ctrl_c_does(two, tmp_path, kind)
     reducing(quiet + 8)
     print(synk.gather(w).tolist())
     """
-    lines = finish(start(two, script, tmp_path)).splitlines()
+    lines = shared_job.run(script)
     assert [line for line in lines if line.startswith("went well")] == ["went well 14.0"], lines
     assert lines[-1] == str([[16.0] * 3] * 2)
-    assert two.is_empty()
 
 
 LOOP = """

@@ -1,12 +1,11 @@
 """Reductions that begin while a function computes: the same results, and no rank left behind."""
 
 import os
-import signal
 import subprocess
-import textwrap
 
 import pytest
 from support import hosts
+from support.machine_scripts import job
 
 pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=f"needs {hosts.missing()}")
 
@@ -67,31 +66,11 @@ def attempt(call, *args):
 """
 
 
-def run(these, ranks, script, tmp_path, **variables):
-    """Run a script on two hosts; return the lines that it prints."""
-    file = tmp_path / "script.py"
-    file.write_text(BEGIN + textwrap.dedent(script))
-    process = subprocess.Popen(
-        these.script("-n", str(ranks), file),
-        env=these.environment(
-            RANKS=str(ranks),
-            PYTHONPATH=str(hosts.ROOT / "tests"),
-            PYTHONUNBUFFERED="1",
-            **variables,
-        ),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        lines = process.communicate(timeout=100)[0].splitlines()
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    assert these.is_empty(), lines
-    return lines
+@pytest.fixture(scope="module")
+def shared_job(tmp_path_factory):
+    """Yield a job for all scripts of this file."""
+    with job(tmp_path_factory.mktemp("job"), BEGIN) as one:
+        yield one
 
 
 EQUAL = """
@@ -114,8 +93,8 @@ print("equal")
 
 @pytest.mark.slow("starts a job on several hosts")
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_results_are_those_without_overlap_and_of_serial_theano(two_hosts, tmp_path, ranks):
-    assert run(two_hosts, ranks, EQUAL, tmp_path)[-1] == "equal"
+def test_results_are_those_without_overlap_and_of_serial_theano(shared_job, ranks):
+    assert shared_job.run(EQUAL, ranks)[-1] == "equal"
 
 
 FAULTS = """
@@ -142,8 +121,8 @@ attempt(f, X, on(3, KILL))
 
 @pytest.mark.slow("starts a job of four ranks")
 @pytest.mark.parametrize("overlap", "01")
-def test_a_rank_that_never_comes_to_a_reduction_strands_nobody(two_hosts, tmp_path, overlap):
-    lines = run(two_hosts, 2, FAULTS, tmp_path, OVERLAP=overlap)
+def test_a_rank_that_never_comes_to_a_reduction_strands_nobody(shared_job, overlap):
+    lines = shared_job.run(FAULTS, ranks=2, OVERLAP=overlap)
     errors = [line for line in lines if line.startswith("WorkerError")]
     assert len(errors) == 4, lines
     for rank, line in enumerate(errors):
@@ -188,8 +167,8 @@ print("asked", asked, signal.getsignal(signal.SIGINT).__name__)
 
 
 @pytest.mark.slow("starts a job of four ranks")
-def test_other_outputs_and_other_answers_to_ctrl_c(two_hosts, tmp_path):
-    lines = run(two_hosts, 2, OTHERS, tmp_path)
+def test_other_outputs_and_other_answers_to_ctrl_c(shared_job):
+    lines = shared_job.run(OTHERS, ranks=2)
     assert lines[-3:] == ["equal", "went well", "asked [1] <lambda>"], lines
 
 
@@ -208,8 +187,8 @@ print(a.get_value().shape)
 
 @pytest.mark.slow("starts a job on two hosts")
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_unequal_shapes_in_a_bucket_are_refused(two_hosts, tmp_path, ranks):
-    lines = run(two_hosts, ranks, UNEQUAL, tmp_path)
+def test_unequal_shapes_in_a_bucket_are_refused(shared_job, ranks):
+    lines = shared_job.run(UNEQUAL, ranks)
     assert lines[-3].startswith("WorkerError 0 "), lines
     assert "arrays of different shapes on the ranks" in lines[-3]
     assert lines[-2:] == ["went well", f"({2 if ranks == 1 else 1}, 4)"], lines

@@ -3,20 +3,20 @@
 import contextlib
 import os
 import resource
-import textwrap
 import time
 
 import pytest
 from support import hosts
-from support.machine_scripts import finish, start, wait_for_line
+from support.machine_scripts import BEGIN, job
 
 pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=f"needs {hosts.missing()}")
 
 
 @pytest.fixture(scope="module")
-def two():
-    with hosts.up(2) as these:
-        yield these
+def shared_job(tmp_path_factory):
+    """Yield a job for all tests that any carrier will do for."""
+    with job(tmp_path_factory.mktemp("job"), BEGIN + SETUP) as one:
+        yield one
 
 
 @contextlib.contextmanager
@@ -26,16 +26,6 @@ def slow_cable(these, rate="100mbit"):
         yield
     finally:
         these.slow(2, "10gbit")
-
-
-def wait_for_lines(process, last):
-    """Return the lines of output before one."""
-    found = []
-    for line in process.stdout:
-        if line.strip() == last:
-            return found
-        found.append(line.strip())
-    raise AssertionError(f"no line {last!r} after {found}")
 
 
 SETUP = """
@@ -75,7 +65,7 @@ SLOW = pytest.mark.slow("a cable with 100 Mbit/s")
         pytest.param("synk.gather, v", marks=SLOW),
     ],
 )
-def test_a_session_may_end_while_arrays_are_on_their_way(two, tmp_path, call):
+def test_a_session_may_end_while_arrays_are_on_their_way(shared_job, call):
     """The memory that carriers read and write is the session's, which gives it back."""
     script = f"""
     interrupted({call})
@@ -87,14 +77,13 @@ def test_a_session_may_end_while_arrays_are_on_their_way(two, tmp_path, call):
     synk.all_reduce(w)
     print("ended", flush=True)
     """
-    with slow_cable(two):
-        lines = finish(start(two, SETUP + textwrap.dedent(script), tmp_path)).splitlines()
+    with slow_cable(shared_job.hosts):
+        lines = shared_job.run(script)
     assert lines[-3:] == ["left early", "went well 2.0", "ended"]
-    assert two.is_empty()
 
 
 @pytest.mark.slow("a cable with 100 Mbit/s")
-def test_memory_that_the_master_still_fetches_from_is_not_replaced(two, tmp_path):
+def test_memory_that_the_master_still_fetches_from_is_not_replaced(shared_job):
     """A worker's outputs grow in the call after one that was left while they came."""
     script = """
     sized = synk.function([x], (T.zeros((T.cast(x.sum(), "int64"),)) + x.sum(), "gather"))
@@ -102,15 +91,14 @@ def test_memory_that_the_master_still_fetches_from_is_not_replaced(two, tmp_path
     attempt(sized, np.zeros(2) + 2_000_000)
     attempt(plain, np.zeros(2) + 7)
     """
-    with slow_cable(two):
-        lines = finish(start(two, SETUP + textwrap.dedent(script), tmp_path)).splitlines()
+    with slow_cable(shared_job.hosts):
+        lines = shared_job.run(script)
     assert lines[-3:] == ["left early", f"went well {4e6 * 2e6}", "went well 14.0"]
-    assert two.is_empty()
 
 
 @pytest.mark.slow("starts a job, and waits until maps are dropped")
 @pytest.mark.parametrize("host", [1, 2])
-def test_a_carrier_without_descriptors_fails_the_calls_that_need_one(two, tmp_path, host):
+def test_a_carrier_without_descriptors_fails_the_calls_that_need_one(tmp_path, host):
     """The message names its machine, and the calls work again when there are descriptors."""
     script = """
     def calls():
@@ -131,36 +119,37 @@ def test_a_carrier_without_descriptors_fails_the_calls_that_need_one(two, tmp_pa
     pause("wide-again")
     attempt(again, np.ones(2))
     """
-    process = start(two, SETUP + textwrap.dedent(script), tmp_path)
-    wait_for_line(process, "narrow")
-    programs = two.programs(host)
-    [carrier] = [pid for pid in programs if "comm.mpi.carrier" in programs[pid]]
-    assert len(os.listdir(f"/proc/{carrier}/fd")) < 60  # many arrays lie in one segment
-    limits = resource.prlimit(carrier, resource.RLIMIT_NOFILE)
+    with job(tmp_path, BEGIN + SETUP) as one:
+        one.begin(script)
+        one.lines_before("narrow")
+        programs = one.hosts.programs(host)
+        [carrier] = [pid for pid in programs if "comm.mpi.carrier" in programs[pid]]
+        assert len(os.listdir(f"/proc/{carrier}/fd")) < 60  # many arrays lie in one segment
+        limits = resource.prlimit(carrier, resource.RLIMIT_NOFILE)
 
-    def descriptors():
-        return {int(name) for name in os.listdir(f"/proc/{carrier}/fd")}
+        def descriptors():
+            return {int(name) for name in os.listdir(f"/proc/{carrier}/fd")}
 
-    def go_on(word, narrow):
-        numbers, settles = descriptors(), narrow
-        while settles:  # until the carrier has dropped maps of freed segments
-            time.sleep(1.5)
-            before, numbers = numbers, descriptors()
-            settles = numbers != before
-        first_free = next(number for number in range(len(numbers) + 1) if number not in numbers)
-        limit = (first_free, limits[1]) if narrow else limits
-        resource.prlimit(carrier, resource.RLIMIT_NOFILE, limit)
-        (tmp_path / word).touch()
+        def go_on(word, narrow):
+            numbers, settles = descriptors(), narrow
+            while settles:  # until the carrier has dropped maps of freed segments
+                time.sleep(1.5)
+                before, numbers = numbers, descriptors()
+                settles = numbers != before
+            first_free = next(number for number in range(len(numbers) + 1) if number not in numbers)
+            limit = (first_free, limits[1]) if narrow else limits
+            resource.prlimit(carrier, resource.RLIMIT_NOFILE, limit)
+            (one.folder / word).touch()
 
-    go_on("narrow", True)
-    narrow = wait_for_lines(process, "wide")
-    go_on("wide", False)
-    wide = wait_for_lines(process, "narrow-again")
-    go_on("narrow-again", True)
-    again = wait_for_lines(process, "wide-again")
-    go_on("wide-again", False)
-    lines = finish(process).splitlines()
-    name = f"synk{two.net}-{host} could not do its part, "
+        go_on("narrow", True)
+        narrow = one.lines_before("wide")
+        go_on("wide", False)
+        wide = one.lines_before("narrow-again")
+        go_on("narrow-again", True)
+        again = one.lines_before("wide-again")
+        go_on("wide-again", False)
+        lines = one.rest()
+    name = f"synk{one.hosts.net}-{host} could not do its part, "
     assert [name in line for line in narrow] == [True, True, False], narrow
     assert all(line.startswith("WorkerError") for line in narrow[:2])
     assert "no file descriptor left" in narrow[0]
@@ -169,4 +158,3 @@ def test_a_carrier_without_descriptors_fails_the_calls_that_need_one(two, tmp_pa
     if host == 2:  # a new rank there needs a connection
         assert name in again[-1]
     assert lines[-1] == "went well 2.0"
-    assert two.is_empty()
