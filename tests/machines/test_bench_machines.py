@@ -197,9 +197,9 @@ class Fake:
 def fakes(monkeypatch):
     """Put fakes in place of the programs; return a function that makes them."""
 
-    def put(**kwargs):
+    def put(n_layouts=1, **kwargs):
         sessions = [Fake("Synkhronos", **kwargs), Fake("overlap")]
-        made = [*sessions]
+        made = sessions * n_layouts
         monkeypatch.setattr(programs, "session", lambda hosts, args: made.pop(0))
         monkeypatch.setattr(programs, "processes", lambda hosts, counts, args: Fake("MPI"))
         return sessions
@@ -334,14 +334,13 @@ def test_the_dense_network_has_40_megabytes():
 
 
 @pytest.mark.mpi
-@pytest.mark.slow("starts and measures programs on two hosts, twice")
+@pytest.mark.slow("starts and measures programs on two hosts")
 def test_two_hosts(two_hosts, tmp_path):
     file = tmp_path / "figures.json"
     command = ["bench", "machines", "--sizes", "1K,64K", "--networks", "mlp", "--batch", "32"]
-    command += ["--seconds", "0.05", "--threads-per-rank", "1", "--json", str(file)]
-    # Two layouts: a rank on each, and what --hosts says.
+    command += ["--seconds", "0.05", "--threads-per-rank", "1", "--json", str(file), "--ranks", "2"]
     done = subprocess.run(
-        on_hosts.line(two_hosts, command, ranks=2),
+        on_hosts.line(two_hosts, command),
         env=two_hosts.environment(THEANO_FLAGS="mode=FAST_COMPILE"),
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -349,22 +348,21 @@ def test_two_hosts(two_hosts, tmp_path):
         timeout=500,
     )
     assert done.returncode == 0, done.stderr
-    layouts = json.loads(file.read_text())["layouts"]
-    assert [each["counts"] for each in layouts] == [[1, 1], [2, 2]]
-    for layout in layouts:
-        assert layout["machines"] == two_hosts.addresses
-        assert layout["mpi"].startswith("Open MPI")
-        assert 0 < layout["network"]["latency"] < 0.1 and layout["network"]["bandwidth"] > 1e6
-        assert [row.get("bytes") for row in layout["rows"]] == [None, 1024, 65536]
-        for row in layout["rows"]:
-            for name in ("synkhronos", "mpi", "float16")[: 2 if row["what"] == "call" else 3]:
-                assert 0 < row[name]["least"] <= row[name]["median"]
-        assert layout["steps"][0]["rows"] == 32
-        for step in layout["steps"]:
-            assert step["bytes"] == 4 * 669_706
-            for part in ("compute", "communication", "off", "on"):
-                assert 0 < step[part]["least"] <= step[part]["median"]
-    assert done.stdout.count("all_reduce         1,024") == 2
+    [layout] = json.loads(file.read_text())["layouts"]
+    assert layout["counts"] == [2, 2]
+    assert layout["machines"] == two_hosts.addresses
+    assert layout["mpi"].startswith("Open MPI")
+    assert 0 < layout["network"]["latency"] < 0.1 and layout["network"]["bandwidth"] > 1e6
+    assert [row.get("bytes") for row in layout["rows"]] == [None, 1024, 65536]
+    for row in layout["rows"]:
+        for name in ("synkhronos", "mpi", "float16")[: 2 if row["what"] == "call" else 3]:
+            assert 0 < row[name]["least"] <= row[name]["median"]
+    assert layout["steps"][0]["rows"] == 32
+    for step in layout["steps"]:
+        assert step["bytes"] == 4 * 669_706
+        for part in ("compute", "communication", "off", "on"):
+            assert 0 < step[part]["least"] <= step[part]["median"]
+    assert done.stdout.count("all_reduce         1,024") == 1
     assert two_hosts.is_empty()
 
 
