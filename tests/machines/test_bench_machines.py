@@ -248,6 +248,25 @@ def test_training_can_be_left_out(fakes):
     assert not overlapping.asked
 
 
+@pytest.mark.slow("looks how busy the cores are")
+def test_each_layout_is_measured_printed_and_written(fakes, monkeypatch, tmp_path, capsys):
+    """A rank on each machine, and what --hosts says."""
+    fakes()
+    found = measure.measure(HOSTS, options(*ARGUMENTS, "--no-training"), set())
+
+    def measured(layout, args, done):
+        assert len(done) == (layout == HOSTS)
+        return {**found, "counts": [host.ranks for host in layout]}
+
+    monkeypatch.setattr(measure, "measure", measured)
+    monkeypatch.setattr(launch, "check_mpirun", lambda: None)
+    file = tmp_path / "figures.json"
+    assert main(["bench", "machines", *ARGUMENTS, "--json", str(file)]) == 0
+    counts = [each["counts"] for each in json.loads(file.read_text())["layouts"]]
+    assert counts == [[1, 1], [2, 2]]
+    assert capsys.readouterr().out.count("all_reduce         1,024") == 2
+
+
 def test_training_that_overlap_changes_is_refused(fakes):
     fakes(losses=[2.0, 1.0, 0.6])
     with pytest.raises(ProgramError, match="mlp does not train with overlap as without"):
