@@ -28,8 +28,9 @@ COMPILE_MUCH = {"calls", "collectives", "docs", "ported", "stress", "training"} 
 OF_THE_HOST = ("SYNKHRONOS_HOST", "SYNKHRONOS_TEST_MODE", "PYTENSOR_FLAGS")  # variables
 # How `make test` begins to say which tests it leaves out: all others have further layouts.
 QUICK = "not (slow or thorough"
-# The first imports theanompi, which only ranks have; the second is Theano only on PyTensor.
-collect_ignore = ["support/rule_model.py", "support/on_pytensor"]
+# The first imports theanompi, which only ranks have; the second is Theano only on PyTensor; the
+# third changes limits in any process that imports it.
+collect_ignore = ["support/rule_model.py", "support/on_pytensor", "support/impatient"]
 if importlib.util.find_spec("pymc") is None:
     collect_ignore.append("support/pymc_models.py")
 if not layouts.ON_DEVICES:

@@ -11,7 +11,7 @@ TESTS = Path(__file__).parents[1]
 FILES = [
     path
     for path in sorted(TESTS.rglob("*.py"))
-    if not {"gpu", "on_pytensor"} & {*path.relative_to(TESTS).parts}
+    if not {"gpu", "impatient", "on_pytensor"} & {*path.relative_to(TESTS).parts}
     and not path.name.startswith("serial_")
 ]
 TEST_FILES = [path for path in FILES if path.name.startswith("test_")]

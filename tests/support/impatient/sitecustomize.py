@@ -36,5 +36,4 @@ class Finder:
         return spec
 
 
-if __name__ == "sitecustomize":  # doctests import it
-    sys.meta_path.insert(0, Finder)
+sys.meta_path.insert(0, Finder)
