@@ -22,7 +22,7 @@ COMPILED = [
     "training/test_updates",
 ]
 COLLECTIVES = "collectives/test_collectives"
-# The suites of each layout. Collectives compile nothing, so they run on two others; one of their
+# The suites of each layout. Collectives compile little, so they run on two others; one of their
 # tests is for two ranks. Suites about slices compute on each machine as on one alone.
 ON_TWO = [*COMPILED, f"{COLLECTIVES}::test_the_collectives_of_2017s_example"]
 ON_FOUR_RANKS = [*COMPILED, COLLECTIVES]
