@@ -15,6 +15,7 @@ from PIL import Image
 from support import gallery
 from support.layouts import Layout, forked
 from theano import configparser
+from theano.tensor.nnet.corr import BaseCorrMM
 
 import synkhronos as synk
 from synkhronos import session
@@ -30,6 +31,16 @@ def demo(monkeypatch):
     monkeypatch.syspath_prepend(str(DEMOS.parent))
     yield lambda name: importlib.import_module(f"demos.resnet.{name}")
     assert session._Current.session is None or session.close(), "the demo left its session open"
+
+
+@pytest.fixture
+def only_convolutions_compiled(quickly_compiled, monkeypatch):
+    """Compile C code for convolutions only, which have no Python code."""
+
+    def make_thunk(self, *args, impl):
+        return super(BaseCorrMM, self).make_thunk(*args, impl="c")
+
+    monkeypatch.setattr(BaseCorrMM, "make_thunk", make_thunk, raising=False)
 
 
 @pytest.fixture
@@ -121,6 +132,7 @@ def test_synchronized_normalization_and_its_gradients_are_those_of_all_rows(mode
             np.testing.assert_allclose(ours, theirs, rtol=1e-10)
 
 
+@pytest.mark.usefixtures("only_convolutions_compiled")
 @pytest.mark.slow("compiles a network of convolutions twice")
 def test_synchronized_training_is_serial_training(demo, monkeypatch, capsys, tmp_path):
     # In single precision a rounded number may take a rectifier across zero, which changes more.
@@ -158,6 +170,7 @@ def write_images(folder, counts, size=(20, 12)):
     return folder
 
 
+@pytest.mark.usefixtures("only_convolutions_compiled")
 @pytest.mark.slow("compiles a network of convolutions")
 def test_ranks_with_statistics_of_their_own_stay_alike(demo, tmp_path, capsys):
     folder = write_images(tmp_path / "images", [9, 10, 11])
@@ -173,6 +186,7 @@ def test_ranks_with_statistics_of_their_own_stay_alike(demo, tmp_path, capsys):
     assert theano.config.floatX == "float64"  # as before
 
 
+@pytest.mark.usefixtures("only_convolutions_compiled")
 @pytest.mark.slow("compiles a network of convolutions")
 def test_serial_demo_trains_by_itself(demo, capsys):
     found = demo("train_resnet_theano").main(
@@ -183,6 +197,7 @@ def test_serial_demo_trains_by_itself(demo, capsys):
     assert "Training Loss: " in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("only_convolutions_compiled")
 @pytest.mark.slow("compiles a network of convolutions")
 def test_train_resnet_can_be_called_as_in_2017(demo, capsys):
     rule = functools.partial(lasagne.updates.adam, beta1=0.8)
