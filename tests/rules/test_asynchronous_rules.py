@@ -15,6 +15,7 @@ from synkhronos.rules import compatible
 pytestmark = [pytest.mark.mpi, needs_mpirun, pytest.mark.usefixtures("quickly_compiled")]
 SETTINGS = {"n_rows": 96, "n_epochs": 4, "lr": 0.05}
 RULES = ["EASGD", "ASGD", "GOSGD"]
+# EASGD and ASGD differ in what is exchanged: their servers and workers begin, fail and end alike.
 
 
 @pytest.fixture(scope="module")
@@ -115,10 +116,10 @@ def test_several_workers_learn_together(model, tmp_path, rule):
     """Each adjusts its hyper-parameters once an epoch, whole numbers, whenever it comes."""
     given = {"GOSGD": {"p": 0.5}, "EASGD": {"tau": 3}, "ASGD": {"tau": 3, "gamma": 0.05}}[rule]
     settings = {**SETTINGS, "n_epochs": 12, "seconds": 0.5, "pause": 0.03}
-    run = rules.run(rule, 4, tmp_path, "Sleeps", settings, **given)
     first = 0 if rule == "GOSGD" else 1
+    run = rules.run(rule, first + 3, tmp_path, "Sleeps", settings, **given)
     adjusted = []
-    for rank in range(first, 4):
+    for rank in range(first, run.n):
         calls = run.result(rank)["calls"].tolist()
         epochs = [int(each.split()[1]) for each in calls if each.startswith("adjust")]
         assert epochs == list(range(len(epochs)))
@@ -142,14 +143,13 @@ def test_gossip_of_all_to_all_cannot_block(tmp_path):
 
 
 @pytest.mark.slow("waits for several processes of mpirun")
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.sample(1)
+@pytest.mark.parametrize("rule", ["EASGD", "GOSGD"])
 def test_a_worker_that_is_killed_is_left_out(tmp_path, rule):
     """The first worker, which records, or another one."""
     settings = {"n_rows": 96, "n_epochs": 20, "pause": 0.02}
-    run = rules.Launched(rule, 4, tmp_path, "Sleeps", settings, print_freq=4)
-    run.wait_for("examples/s")
     victim = 0 if rule == "GOSGD" else 1
+    run = rules.Launched(rule, victim + 3, tmp_path, "Sleeps", settings, print_freq=4)
+    run.wait_for("examples/s")
     run.send(victim, signal.SIGKILL)
     run.wait_for(f"rank {victim} (cpu)", 10)
     assert run.wait() == 137
@@ -158,7 +158,7 @@ def test_a_worker_that_is_killed_is_left_out(tmp_path, rule):
     assert not (tmp_path / f"result_{victim}.npz").exists()
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", ["ASGD", "GOSGD"])
 @pytest.mark.slow("a run of mpirun")
 def test_a_worker_that_raises_is_left_out(tmp_path, rule):
     settings = {"n_rows": 96, "n_epochs": 12, "pause": 0.02, "fails": 2}
@@ -168,29 +168,28 @@ def test_a_worker_that_raises_is_left_out(tmp_path, rule):
     assert "snapshot ./snapshots/snapshot_0012.npz" in run.output
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("fails", [0, 1])
+@pytest.mark.parametrize(("rule", "fails"), [("GOSGD", 0), ("GOSGD", 1), ("EASGD", 1), ("ASGD", 2)])
 @pytest.mark.slow("a run of mpirun")
 def test_a_worker_that_never_begins_is_left_out(tmp_path, rule, fails):
-    settings = {"n_rows": 96, "n_epochs": 6, "fails": fails + (rule != "GOSGD"), "early": True}
-    run = rules.run(rule, 4, tmp_path, "Fails", settings, status=1, patience=20)
+    """The first worker, or the second."""
+    settings = {"n_rows": 96, "n_epochs": 6, "fails": fails, "early": True}
+    run = rules.run(rule, 3, tmp_path, "Fails", settings, status=1, patience=20)
     assert "ValueError: this model is bad" in run.output
     assert "training goes on without it" in run.output
     assert "snapshot ./snapshots/snapshot_0006.npz" in run.output
 
 
-@pytest.mark.parametrize("rule", ["EASGD", "ASGD"])
 @pytest.mark.slow("a run of mpirun")
-def test_workers_end_when_the_server_has_died(tmp_path, rule):
+def test_workers_end_when_the_server_has_died(tmp_path):
     settings = {"n_rows": 96, "n_epochs": 99, "pause": 0.02}
-    run = rules.Launched(rule, 3, tmp_path, "Sleeps", settings, print_freq=4)
+    run = rules.Launched("EASGD", 3, tmp_path, "Sleeps", settings, print_freq=4)
     run.wait_for("examples/s")
     run.send(0, signal.SIGKILL)
     assert run.wait(20) not in (0, None)
     assert "rank 0 has died, so this rank ends too" in run.output
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", ["ASGD", "GOSGD"])
 @pytest.mark.slow("a run of mpirun")
 def test_an_interrupt_writes_a_snapshot_from_which_the_run_goes_on(tmp_path, rule):
     settings = {"n_rows": 96, "n_epochs": 5, "pause": 0.05}

@@ -70,7 +70,7 @@ def equal_on_all_ranks(run):
 
 
 @pytest.mark.parametrize(
-    ("n_ranks", "strategy"), [(2, "ar"), (3, "nccl32"), (3, "asa32"), (4, "ar"), (1, "ar")]
+    ("n_ranks", "strategy"), [(2, "ar"), (3, "nccl32"), (2, "asa32"), (1, "ar")]
 )
 @pytest.mark.sample(1)
 def test_cdd_is_momentum_sgd_on_all_rows(model, tmp_path, n_ranks, strategy):
@@ -91,7 +91,7 @@ def test_cdd_is_momentum_sgd_on_all_rows(model, tmp_path, n_ranks, strategy):
     )
     serial = Serial(model)
     n_steps = train_serially(model, n_ranks, n_rows, 6, serial, warm_up=2)
-    assert n_steps > 50 or n_ranks > 3
+    assert n_steps > 50
     found = equal_on_all_ranks(run)
     np.testing.assert_allclose(found, serial.values, atol=1e-5)
     assert np.abs(found).max() > 0.5
@@ -123,14 +123,13 @@ def test_avg_of_plain_sgd_is_sgd_on_all_rows(model, tmp_path):
 def test_parameters_are_averaged_before_each_validation(tmp_path):
     """Also if the batches of an epoch are fewer than those between two exchanges."""
     settings = {"n_rows": 80, "n_epochs": 2, "eta": 0.0}
-    for every in (4, 99):
-        run = rules.run("BSP", 2, tmp_path, settings=settings, sync_type="avg", exchange_freq=every)
-        equal_on_all_ranks(run)
+    run = rules.run("BSP", 2, tmp_path, settings=settings, sync_type="avg", exchange_freq=99)
+    equal_on_all_ranks(run)
 
 
 @pytest.mark.slow("a run of mpirun")
 def test_16_bits_are_too_few_for_parameters(tmp_path):
-    run = rules.run("BSP", 2, tmp_path, sync_type="avg", exch_strategy="asa16", status=1)
+    run = rules.run("BSP", 1, tmp_path, sync_type="avg", exch_strategy="asa16", status=1)
     assert "16 bits, which is too few for the parameters" in run.output
 
 
@@ -142,7 +141,7 @@ def test_other_numbers_of_ranks_go_on_from_the_end_of_an_epoch(tmp_path):
         run = rules.run("BSP", n, tmp_path, **resumed)
         assert "is of BSP cdd on 2 ranks: this run goes on with its" in run.output
         assert "train" in run.result()["calls"]
-    run = rules.run("EASGD", 3, tmp_path, resume="snapshots/snapshot_0001.npz")
+    run = rules.run("EASGD", 2, tmp_path, resume="snapshots/snapshot_0001.npz")
     assert "goes on with its parameters" in run.output
 
 
@@ -238,7 +237,8 @@ def is_alive(pid):
 def test_a_model_without_velocities_is_told_what_to_write(tmp_path):
     run = rules.run("BSP", 2, tmp_path, "Descends", status=1)
     assert "must leave the lists vels and vels2" in run.output
-    rules.run("BSP", 2, tmp_path, "Descends", sync_type="avg")
+    # Ranks have six batches in an epoch: two after the last exchange.
+    equal_on_all_ranks(rules.run("BSP", 2, tmp_path, "Descends", sync_type="avg", exchange_freq=4))
 
 
 @pytest.mark.slow("a run of mpirun")

@@ -23,7 +23,7 @@ def run(these, folder, rule, *arguments, n=2):
         + [*these.reached_by[:3], network, rules.MODEL, "Model"]
         + ["--snapshot-freq", "0", *map(str, arguments)],
         cwd=folder,
-        env=these.environment(THEANO_FLAGS="cxx=,floatX=float32"),
+        env=these.environment(THEANO_FLAGS=rules.QUICKLY),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

