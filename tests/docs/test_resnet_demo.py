@@ -12,7 +12,7 @@ import pytest
 import theano
 import theano.tensor as T
 from PIL import Image
-from support import gallery
+from support import compiling, gallery
 from support.layouts import Layout, forked
 from theano import configparser
 from theano.tensor.nnet.corr import BaseCorrMM
@@ -36,11 +36,7 @@ def demo(monkeypatch):
 @pytest.fixture
 def only_convolutions_compiled(quickly_compiled, monkeypatch):
     """Compile C code for convolutions only, which have no Python code."""
-
-    def make_thunk(self, *args, impl):
-        return super(BaseCorrMM, self).make_thunk(*args, impl="c")
-
-    monkeypatch.setattr(BaseCorrMM, "make_thunk", make_thunk, raising=False)
+    compiling.always(monkeypatch, BaseCorrMM)
 
 
 @pytest.fixture

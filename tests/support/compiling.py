@@ -58,6 +58,15 @@ def by_default(chosen):
             mode.instantiated_default_mode = before
 
 
+def always(monkeypatch, kind):
+    """Compile C code for a class of operations in modes that compute in Python, too."""
+
+    def make_thunk(self, *args, impl=None):
+        return super(kind, self).make_thunk(*args, impl="c")
+
+    monkeypatch.setattr(kind, "make_thunk", make_thunk, raising=False)
+
+
 def fold_constants_in_python():
     """Have Theano compute constants in Python while it compiles, where it has Python code for them.
 
