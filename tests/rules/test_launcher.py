@@ -256,10 +256,6 @@ def test_output_and_log_files(folder):
     [
         ("is killed", 137, "was killed by SIGKILL (signal 9), which has ended the run."),
         pytest.param(
-            *("exits", 7, "has ended with exit status 7, which has ended the run."),
-            marks=pytest.mark.slow("starts mpirun"),
-        ),
-        pytest.param(
             *("raises", 1, "has ended with exit status 1, which has ended the run."),
             marks=pytest.mark.slow("starts mpirun"),
         ),
