@@ -122,17 +122,18 @@ def test_downhill(no_session, monkeypatch, algorithm, options):
     monkeypatch.setattr(collections, "Callable", collections.abc.Callable, raising=False)
     monkeypatch.setattr(downhill.util, "log", lambda *args, **kwargs: None)
     options = {"learning_rate": 0.05, **options}
-    assert_serial_results(lambda: with_downhill(algorithm, **options), (1, 2, 3))
+    assert_serial_results(lambda: with_downhill(algorithm, **options), [3])
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    "rule, options", [("nesterov_momentum", {"learning_rate": 0.1}), ("adam", {})]
+    "rule, options, ranks",
+    [("nesterov_momentum", {"learning_rate": 0.1}, (1, 2, 3)), ("adam", {}, [2])],
 )
 @pytest.mark.usefixtures("compiled_if_thorough")
-def test_lasagne(no_session, rule, options):
+def test_lasagne(no_session, rule, options, ranks):
     pytest.importorskip("lasagne")
-    assert_serial_results(lambda: with_lasagne(rule, **options), (1, 2, 3))
+    assert_serial_results(lambda: with_lasagne(rule, **options), ranks)
 
 
 @pytest.mark.slow("compiles a network")

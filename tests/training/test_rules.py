@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support import compiling
 from support.helpers import MODE, function
 from support.layouts import IS_MIXED, ON_DEVICES, Layout
 
@@ -136,10 +137,24 @@ class Serial:
         return self.function(x, y)
 
 
+@pytest.fixture
+def adam_compiled_if_thorough(request, reference):
+    """Compile C code for Adam only, which takes seconds for each rule.
+
+    That of other rules' expressions is tested by test_updates.py and test_vectorized_updates.py.
+    """
+    if reference is adam:
+        request.getfixturevalue("compiled_if_thorough")
+        yield
+        return
+    with compiling.in_python():
+        yield
+
+
 @pytest.mark.parametrize("form", [in_one_function, in_two_functions], ids=["one", "two"])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize(("reference", "hyper", "of_each", "beside"), CASES, ids=IDS)
-@pytest.mark.usefixtures("compiled_if_thorough")
+@pytest.mark.usefixtures("adam_compiled_if_thorough")
 def test_rules(ranks, reference, hyper, of_each, beside, dtype, form):
     inputs, params, loss = model(dtype)
     first = [param.get_value() for param in params]
