@@ -12,7 +12,6 @@ import theano
 import theano.tensor as T
 from support import compiling, gallery
 from support.layouts import ON_DEVICES, Layout, forked
-from theano.sandbox import rng_mrg
 
 import synkhronos as synk
 from synkhronos import session
@@ -671,8 +670,10 @@ def demo(keras):
 
 @pytest.mark.slow("compiles the functions of two models")
 def test_the_demo_trains_as_serial_keras_does(demo, capsys, tmp_path, monkeypatch):
+    from theano.sandbox.rng_mrg import mrg_uniform  # imported here, because PyTensor has none
+
     # It draws two million initial weights, which take a minute in Python.
-    compiling.always(monkeypatch, rng_mrg.mrg_uniform)
+    compiling.always(monkeypatch, mrg_uniform)
     found = demo.main(
         ["--data", "digits", "--rows", "250", "--batch", "100", "--epochs", "3", "--ranks", "3"]
         + ["--plot", str(tmp_path / "curves.png")]
