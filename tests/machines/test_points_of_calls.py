@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 
+import psutil
 import pytest
 from support import hosts
 from support.machine_scripts import end_cut_off, finish, start, wait_for_line
@@ -64,7 +65,8 @@ def process_of(these, host, kind):
     """Return a process of a host: its carrier, its first process, or a worker."""
     programs = these.programs(host)
     carriers = [pid for pid in programs if "comm.mpi.carrier" in programs[pid]]
-    ranks = sorted(pid for pid in programs if pid not in carriers)
+    ranks = [pid for pid in programs if pid not in carriers]
+    ranks.sort(key=lambda pid: psutil.Process(pid).create_time())  # numbers of processes begin anew
     return {"carrier": carriers[0], "leader": ranks[0], "worker": ranks[-1]}[kind]
 
 
