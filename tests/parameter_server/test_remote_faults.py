@@ -15,19 +15,13 @@ from synkhronos._machine import processes
 pytestmark = [pytest.mark.mpi, needs_mpirun]
 
 # Worker 1 ends somehow after three rounds; the others go on until there is an error.
-ROUNDS = """
-import logging, os, signal, sys, time
+ROUNDS = (
+    nodes.COUNT_WARNINGS
+    + """
+import os, signal, sys, time
 import numpy as np
 from synkhronos import parameter_server as ps
 
-class Handler(logging.StreamHandler):
-    n_warnings = 0
-
-    def emit(self, record):
-        super().emit(record)
-        Handler.n_warnings += 1
-
-logging.basicConfig(format="log: %(message)s", handlers=[Handler()])
 left = 50  # rounds after a warning
 kind, end = sys.argv[1:]
 
@@ -64,6 +58,7 @@ except ps.ProcessLost as error:
 store.close()
 print("closed", store.rank, flush=True)
 """
+)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support import hosts
+from support import hosts, nodes
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow("two hosts")]
@@ -36,19 +36,12 @@ store.barrier(60)
 store.close()
 """
 
-GOES_ON = """
-import logging, sys, time
+GOES_ON = (
+    nodes.COUNT_WARNINGS
+    + """
+import sys, time
 import numpy as np
 from synkhronos import parameter_server as ps
-
-class Handler(logging.StreamHandler):
-    n_warnings = 0
-
-    def emit(self, record):
-        super().emit(record)
-        Handler.n_warnings += 1
-
-logging.basicConfig(format="log: %(message)s", handlers=[Handler()])
 
 def add(key, gradient, weight):
     weight += gradient
@@ -73,6 +66,7 @@ except ps.ProcessLost as error:
 store.close()
 print("closed", store.rank, flush=True)
 """
+)
 
 
 class Launched:

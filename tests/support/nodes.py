@@ -10,6 +10,20 @@ from support import rules
 
 needs_mpirun = rules.needs_mpirun
 
+# What a script begins with that prints its log and ends some rounds after a warning.
+COUNT_WARNINGS = """
+import logging
+
+class Handler(logging.StreamHandler):
+    n_warnings = 0
+
+    def emit(self, record):
+        super().emit(record)
+        Handler.n_warnings += 1
+
+logging.basicConfig(format="log: %(message)s", handlers=[Handler()])
+"""
+
 
 class Launched(rules.Launched):
     """A run of a script, given as text; its output is read while it runs."""
