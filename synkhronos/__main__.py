@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+
+# A Ctrl-C in the imports, which take a while, ends this process without a traceback.
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import argparse
 import ast
 import importlib
@@ -21,6 +27,8 @@ except ModuleNotFoundError as error:  # all need NumPy, which comes with the hos
     if error.name != "numpy":
         raise
     sys.exit(f"synkhronos: {error}: {choice.TO_INSTALL}.")
+if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 THEANORC = """\
 # Written by `synkhronos theanorc`: the flags that Theano gets wherever Synkhronos is installed.
@@ -33,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         return arguments.run(arguments)
+    except KeyboardInterrupt:  # a script's own is printed with its traceback
+        return run.INTERRUPTED
     except BrokenPipeError:
         # A reader such as `head` has closed the pipe. Without this Python complains at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -236,6 +246,7 @@ def _bench(arguments: argparse.Namespace) -> int:
         names = ", ".join(BENCHMARKS)
         print(f"no benchmark {arguments.name!r}; there are: {names}", file=sys.stderr)
         return 2
+    os.environ.setdefault("SYNKHRONOS_CHECK", "0")  # it would take time in first calls
     module = importlib.import_module(BENCHMARKS[arguments.name])
     parser = argparse.ArgumentParser(
         prog=f"synkhronos bench {arguments.name}", description=module.__doc__

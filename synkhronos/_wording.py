@@ -25,9 +25,20 @@ def shown(value, length=80):
 
 
 def sentence(error):
-    """Return the message of an exception, with a full stop at its end."""
-    text = str(error).strip() or type(error).__name__
+    """Return the message of an exception, with a full stop at its end; see `printable`."""
+    text = printable(str(error).strip()) or type(error).__name__
     return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def printable(text, kept="\n\t"):
+    r"""Return a text of which a file may have a part, so that it is no command to a terminal.
+
+    >>> printable("\033[2J is no number")
+    '\\x1b[2J is no number'
+    """
+    return "".join(
+        letter if letter.isprintable() or letter in kept else ascii(letter)[1:-1] for letter in text
+    )
 
 
 def is_bool(value):
@@ -119,10 +130,7 @@ def one_line(name) -> str:
     The cut is in the middle: a function without a name is named after the file and the line of its
     creation, and the line is at the end.
     """
-    text = "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-        for letter in str(name)
-    )
+    text = printable(str(name), kept="")
     if len(text) <= MOST_CHARACTERS:
         return text
     return f"{text[: MOST_CHARACTERS // 2 - 3]}...{text[-MOST_CHARACTERS // 2 :]}"

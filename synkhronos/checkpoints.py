@@ -1,6 +1,6 @@
 """Checkpoints: shared variables of all ranks in one file, to stop a run and go on with it later.
 
-    save    values of all ranks ──▶ .name.npz.1f2e3d4c ──▶ name.npz      written, fsynced, renamed
+    save    values of all ranks ──▶ a file without a name ──▶ name.npz   written, fsynced, named
     load    name.npz ──▶ every value read and checked ──▶ all ranks
 
 A variable that is equal on all ranks is stored once, any other with the value of each rank.
@@ -20,12 +20,13 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._calls import collective
 from synkhronos._hints import SharedVariable
+from synkhronos._host import random_states
 from synkhronos._machine.files import NewFile, npz_path
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._master.current import call
 from synkhronos._master.staging import send_objects
 from synkhronos._rank import commands
-from synkhronos._wording import advise, count, sentence, shown
+from synkhronos._wording import advise, count, one_line, sentence, shown
 from synkhronos.functions import Function
 
 __all__ = ["load", "save"]
@@ -51,7 +52,7 @@ class _Entry(NamedTuple):
     rest: list[list]  # of states of RandomStreams: what they hold beside the array
 
     def __str__(self):
-        kind = "a random state" if self.dtype is None else f"{self.dtype}, {self.ndim}-d"
+        kind = "a random state" if self.dtype is None else one_line(f"{self.dtype}, {self.ndim}-d")
         return f"{self.name!r} ({kind})" if self.name else f"one without a name ({kind})"
 
 
@@ -114,7 +115,9 @@ def save(path: str | os.PathLike[str], functions_or_variables: Saved | Sequence[
                 if entry.relation == OF_EACH_RANK and not _host.is_random_state(variable):
                     _tell(session, variable, entry)
                 for name, value in zip(entry.arrays, values):
-                    _write(archive, name, value if entry.dtype else _host.state_parts(value)[0])
+                    _write(
+                        archive, name, value if entry.dtype else random_states.state_parts(value)[0]
+                    )
                 entries.append(entry)
             about = {"version": _VERSION, "variables": [entry._asdict() for entry in entries]}
             _write(archive, _ABOUT, np.array(json.dumps(about)))
@@ -226,7 +229,7 @@ def _entry(session, position, variable, values):
     each = range(len(values)) if relation == OF_EACH_RANK else range(1)
     rest = []
     if not is_array:
-        rest = [_host.state_parts(value)[1] for value in values]
+        rest = [random_states.state_parts(value)[1] for value in values]
     return _Entry(
         variable.name,
         str(variable.dtype) if is_array else None,
@@ -240,7 +243,7 @@ def _entry(session, position, variable, values):
 def _is_same(one, other):
     """Return whether two arrays have the same bits, or two random states the same numbers."""
     if not isinstance(one, np.ndarray):
-        (key, rest), (other_key, other_rest) = map(_host.state_parts, (one, other))
+        (key, rest), (other_key, other_rest) = map(random_states.state_parts, (one, other))
         return rest == other_rest and np.array_equal(key, other_key)
     if one.shape != other.shape:
         return False
@@ -319,9 +322,11 @@ def _values_of(path, entry, variable, arrays):
     values = [arrays[name] for name in entry.arrays]
     if entry.dtype is None:
         return [_random_state(path, entry, *each) for each in zip(entry.rest, values)]
+    is_random = _host.is_random_state(variable)
     for value in values:
         lengths = _host.lengths(variable)
-        if value.dtype != variable.dtype or value.ndim != variable.ndim:
+        is_right = value.dtype == variable.dtype and value.ndim == variable.ndim
+        if not is_right or (is_random and not value.size):  # Theano divides by its number of rows
             raise ValueError(f"load() can't read {path!r}: {entry} is damaged.")
         if any(fixed == 1 != length for fixed, length in zip(lengths, value.shape)):
             raise ValueError(
@@ -338,8 +343,14 @@ def _values_of(path, entry, variable, arrays):
 
 def _random_state(path, entry, rest, key):
     try:
-        return _host.state_of_parts(key, rest)
-    except (LookupError, TypeError, ValueError, OverflowError) as error:
+        state, own = random_states.state_of_parts(key, rest), _host.RandomState.__name__
+        if not isinstance(state, _host.RandomState):
+            kind = type(state).__name__
+            raise ValueError(
+                f"it is the state of a {kind}, and not of a {own}, as this library has"
+            )
+        return state
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"load() can't read {path!r}: {entry}: {sentence(error)}") from error
 
 

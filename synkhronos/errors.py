@@ -24,7 +24,9 @@ class WorkerError(RuntimeError):
     """A rank raised while it ran its part of a call.
 
     Raised in the master once every rank has reached the finish barrier. The session stays usable;
-    updates may have been applied on some ranks and not on others.
+    updates may have been applied on some ranks and not on others. Functions of
+    :func:`~synkhronos.parallel` raise the rank's exception, with this one as its ``__cause__``, and
+    apply no update, but for those that serial Theano makes in place before it raises.
 
     Attributes
     ----------
@@ -38,6 +40,8 @@ class WorkerError(RuntimeError):
         Its traceback. ``__cause__`` is the exception itself if the master raised it, else a
         :class:`RemoteTraceback` that prints this text.
     """
+
+    _pickled = b""  # the class and arguments of the rank's exception
 
     def __init__(self, message, rank=None, host="", remote_type="", remote_traceback=""):
         super().__init__(message)

@@ -47,7 +47,7 @@ def fork(
     devices: Optional[Sequence[str]] = None,
     threads_per_rank: Optional[int] = None,
     follow: bool = False,
-    check: Optional[Union[bool, int]] = None,
+    check: Optional[Union[bool, int, str]] = None,
     restart: bool = False,
     compress: Optional[str] = None,
     overlap: bool = True,
@@ -78,14 +78,16 @@ def fork(
         divided by the ranks, at least 1.
     follow : bool
         If true, a value that the script gives a shared variable in the master (``set_value``,
-        ``container.value =``, or a write to ``get_value(borrow=True)`` before the next call) is
-        broadcast before the next call. By default only the master has it, and the next call of a
-        function that uses the variable warns, with a PortingWarning, if other ranks have another.
+        ``container.value =``, or a write to an array that the variable borrows, or that was
+        borrowed from it) is broadcast before the next call. By default only the master has it, and
+        the next call of a function that uses the variable warns, with a PortingWarning, if other
+        ranks have another.
         Variables that have got a value for each rank (``scatter``, ``set_value``) are left alone.
-    check : bool or int, optional
-        The default of the argument ``check`` of :func:`~synkhronos.function`: if true, the first
-        calls of each function are compared with serial Theano. Without it, the environment variable
-        ``SYNKHRONOS_CHECK=1`` (or a number of calls) asks for that.
+    check : {"first"}, bool or int, optional
+        The default of the argument ``check`` of :func:`~synkhronos.function`. Without it, the
+        environment variable ``SYNKHRONOS_CHECK`` has it (0, 1, a number of calls, or first), or
+        it is ``"first"``: the first call of each function that is cheap is compared with serial
+        Theano, and a PortingWarning tells, once, what the division over ranks changes.
     restart : bool
         If true, a session that is there is closed first, so that a cell of a notebook can be run
         again. Functions of closed sessions then work in this one: their first call sends them to
@@ -225,6 +227,7 @@ def _end_current():
     with interrupts_held(), _Current.lock:
         if _Current.session is not None:
             _Current.session.end()
+            _Current.parent = None
             _Current.closed.append(_Current.session)
         _Current.session = None
         _release_closed()
@@ -260,7 +263,8 @@ def _leave_in_child():
     session, _Current.session, _Current.lock = _Current.session, None, threading.RLock()
     _Current.closed, _Current.link = [], None
     if session is not None:
-        session.leave_in_child()
+        _Current.parent = os.getppid()
+        session.leave_in_child(_Current.parent)
 
 
 atexit.register(_close_at_exit)

@@ -5,6 +5,7 @@ A process of its own runs whatever could open a GPU, and ends at once.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import glob
 import importlib.util
@@ -16,7 +17,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Sequence
+from typing import Callable, Sequence
 
 from synkhronos import _wording
 from synkhronos._machine.interrupts import raised_here
@@ -24,6 +25,8 @@ from synkhronos._machine.log import log
 
 _MOST_PROCESSES = 1 << 22  # of one Linux system
 DEVICE_NAME = re.compile(r"cpu|cuda\d*|opencl\d+:\d+")
+# None begins with "-": ssh would take it for an option.
+HOST_NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_][\w.-]*")
 EXAMPLES = "such as 'cpu', 'cuda0' or 'opencl0:0'"
 VARIABLE = "SYNKHRONOS_DEVICES"
 RANKS_VARIABLE = "SYNKHRONOS_RANKS_OF_MACHINES"
@@ -298,18 +301,41 @@ def _check_names(names: Sequence[str], source: str) -> tuple[str, ...]:
     return names
 
 
-def limit_threads(threads: int):
-    """Limit the BLAS and OpenMP threads of this process; return an object that can restore them."""
+def limit_threads(threads: int) -> Callable[[], None]:
+    """Limit the BLAS and OpenMP threads of this process; return a function that restores them."""
     # Each BLAS has its own call for it, and NumPy and SciPy bring a BLAS each.
     from threadpoolctl import ThreadpoolController
 
     controller = ThreadpoolController()
-    limits = controller.limit(limits=threads)
+    with _controlled_by_no_thread(controller):
+        limits = controller.limit(limits=threads)
     if _Lasting.process not in (None, os.getpid()):
         for library in controller.lib_controllers:
             if library.filepath in _Lasting.paths:
                 library.set_num_threads(1)
-    return limits
+
+    def restore():
+        with _controlled_by_no_thread(controller):
+            limits.restore_original_limits()
+
+    return restore
+
+
+@contextlib.contextmanager
+def _controlled_by_no_thread(controller):
+    """Let any thread set the limits of OpenBLAS, which threadpoolctl leaves to the first that did.
+
+    It takes a thread that Python has not started, such as nutpie's, to live for ever, and raises
+    RuntimeError in a process that is forked after the thread's end.
+    """
+    clear = [getattr(each, "clear_controlling_thread", None) for each in controller.lib_controllers]
+    try:
+        for each in filter(None, clear):  # older ones of threadpoolctl have none
+            each(force=True)
+        yield
+    finally:
+        for each in filter(None, clear):
+            each(force=True)
 
 
 class _Lasting:

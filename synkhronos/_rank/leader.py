@@ -39,8 +39,9 @@ def serve(link) -> int:
                 link.tell(0, ("offer", wish.session, job.facts(), *_offer(wish)))
             elif name == "plan":
                 _Session(link, *content).run()
-    except JobEnded as end:
+    except JobEnded as seen:
         link.join()
+        end = link.explained(seen)
         if end.is_regular:
             return 0
         log.error("%s", end)

@@ -36,7 +36,7 @@ class Worker:
         self.variables = {}
         self.running = True
         self.recorder = None  # a Recorder while a profile is on
-        self._limits = None
+        self._restore_threads = None
         name_rank(rank, self._is_in_a_call)
 
     @property
@@ -65,7 +65,7 @@ class Worker:
 
     def bind(self) -> int:
         """Open the device, limit the threads to this rank's part of the cores; return the pid."""
-        self._limits = limit_threads(self.threads)
+        self._restore_threads = limit_threads(self.threads)
         if self.device == "cpu":
             keep_freed_memory()
         else:
@@ -78,8 +78,8 @@ class Worker:
     def unbind(self) -> None:
         """Restore the limits of threads, and log without a rank from now on."""
         name_rank(None)
-        if self._limits is not None:
-            self._limits.restore_original_limits()
+        if self._restore_threads is not None:
+            self._restore_threads()
 
     def main(self, profile: bool) -> None:
         """Run commands in a worker process, until `Quit`."""

@@ -6,11 +6,12 @@ import signal
 import socket
 import time
 import traceback
+from typing import Optional
 
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
 from synkhronos._machine.processes import life_of
-from synkhronos.errors import RemoteTraceback, WorkerDied, WorkerError
+from synkhronos.errors import RemoteTraceback, SessionError, WorkerDied, WorkerError
 
 _ADVICE = "_synkhronos_advice"  # an attribute of exceptions
 
@@ -23,12 +24,44 @@ def report_on(error: BaseException, limit: int = 1 << 16) -> dict:
     except raised_here(Exception):
         message = "(its message could not be read)"
     return {
+        "exception": _pickled(error, message, limit // 8),
         "type": _shorten(type(error).__name__, 200),
         "message": _shorten(message, limit // 16),
         "traceback": _shorten(text, limit // 8),
         "host": socket.gethostname(),
         "advice": getattr(error, _ADVICE, ""),
     }
+
+
+def _pickled(error, message, limit):
+    """Return the class and arguments of an exception, pickled; b"" if that is not possible.
+
+    Its attributes are left out: Theano keeps nodes of the graph there.
+    """
+    for arguments in (error.args, (message,)):
+        try:
+            data = pickle.dumps((type(error), arguments), pickle.HIGHEST_PROTOCOL)
+        except raised_here(Exception):  # a class of a function, or an argument of any class
+            continue
+        if len(data) <= limit:
+            return data
+    return b""
+
+
+def raised_by_rank(error: WorkerError) -> Optional[BaseException]:
+    """Return the exception that a rank raised, caused by this WorkerError; None if unknown."""
+    own = error.__cause__
+    if isinstance(own, RemoteTraceback):
+        try:
+            kind, arguments = pickle.loads(error._pickled)
+            own = kind(*arguments)
+        except raised_here(Exception):  # its module is not here, or it can't be made of these
+            return None
+    if own is None or isinstance(own, SessionError):
+        return None
+    error.__cause__ = RemoteTraceback(error.remote_traceback)  # not itself: no circle
+    own.__cause__ = error
+    return own
 
 
 def add_advice(error: BaseException, advice: str) -> None:
@@ -75,7 +108,7 @@ def worker_error(reports, n_ranks) -> WorkerError:
     others = ", ".join(
         f"rank {other} {reports[other]['type']}" for other in sorted(reports) if other != rank
     )
-    return WorkerError(
+    error = WorkerError(
         f"Rank {rank} of {n_ranks} on {report['host']} raised {report['type']}: "
         f"{report['message']}{f' (and {others})' if others else ''}"
         f"{report['advice'] and chr(10)}{report['advice']}",
@@ -84,6 +117,8 @@ def worker_error(reports, n_ranks) -> WorkerError:
         report["type"],
         report["traceback"],
     )
+    error._pickled = report["exception"]
+    return error
 
 
 def remote_cause(reports) -> RemoteTraceback:

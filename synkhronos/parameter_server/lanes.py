@@ -5,7 +5,8 @@
 Of the tasks of a lane those of the highest priority run first, and of equals the one that came
 first. To wake a thread takes longer than most tasks. So callers that wait run tasks themselves, and
 a thread that has run one, or has begun to wait, dozes for a while: it looks for tasks without being
-woken.
+woken. But while a caller waits, a task that calls functions of the user wakes it at once: such
+callers may be unable to run it.
 """
 
 from __future__ import annotations
@@ -188,6 +189,9 @@ class Lanes:
         # A Ctrl-C may end the main thread's wait: it would take a task with it.
         sleeper = Sleeper(() if is_main else lanes, is_dozing)
         self._sleepers.append(sleeper)
+        for lane in lanes if is_main else ():
+            if lane.heap and not lane.is_busy:
+                self.wake(lane)
         return sleeper
 
     def rise(self, sleeper: Sleeper) -> None:
@@ -204,15 +208,16 @@ class Lanes:
 
     def wake(self, lane: Lane) -> None:
         """Wake a caller that waits, or the thread of a lane, to run its next task."""
+        is_urgent = bool(self._sleepers) and self._is_users(lane.heap[0][2])
         for at in range(len(self._sleepers) - 1, -1, -1):
             sleeper = self._sleepers[at]
             if lane in sleeper.lanes and not sleeper.is_awake:
-                if not sleeper.is_dozing:
+                if is_urgent or not sleeper.is_dozing:
                     self._sleepers.pop(at).wake()
                 return
         if lane.thread is None:
             self._start(lane)
-        elif lane.sleeper is not None and not lane.sleeper.is_dozing:
+        elif lane.sleeper is not None and (is_urgent or not lane.sleeper.is_dozing):
             self._wake_thread(lane)
 
     def _start(self, lane):

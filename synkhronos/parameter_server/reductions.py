@@ -18,16 +18,18 @@ from typing import Sequence
 
 import numpy as np
 
+from synkhronos._arithmetic.blocks import reduce_block
+
 OPS = ("sum", "mean", "max", "gather")
 _BLOCK_BYTES = 1 << 18
-_COMBINE = {"sum": np.add, "mean": np.add, "max": np.maximum}
 
 
 def refuse_dtype(op: str, dtype: np.dtype, name: str) -> None:
     """Raise TypeError if arrays of a dtype can't be reduced so."""
     kinds = {"sum": "iufc", "mean": "fc", "max": "iuf", "gather": "iufc"}[op]
     if dtype.kind not in kinds:
-        raise TypeError(f"{name}: arrays of {dtype} can't be reduced by {op}.")
+        advice = " The mean is not of this dtype: use sum." if op == "mean" else ""
+        raise TypeError(f"{name}: arrays of {dtype} can't be reduced by {op}.{advice}")
 
 
 def reduce_arrays(op: str, parts: Sequence[np.ndarray], result: np.ndarray) -> None:
@@ -38,21 +40,7 @@ def reduce_arrays(op: str, parts: Sequence[np.ndarray], result: np.ndarray) -> N
     >>> result
     array([2., 3.])
     """
-    if len(parts) == 1:
-        result[...] = parts[0]
-        return
-    if op == "mean" and result.dtype == np.float16:  # its sums may be too large for it
-        single = parts[0].astype(np.float32)
-        for part in parts[1:]:
-            single += part
-        result[...] = single / len(parts)
-        return
-    combine = _COMBINE[op]
-    combine(parts[0], parts[1], out=result)
-    for part in parts[2:]:
-        combine(result, part, out=result)
-    if op == "mean":
-        np.true_divide(result, len(parts), out=result)
+    reduce_block(op, parts, result, len(parts))
 
 
 class Reduction:

@@ -1,6 +1,6 @@
 """Files of weights, and of the states of updaters: npz without pickles, complete or not there.
 
-    updater ──dump──▶ bytes of each server ──save_states──▶ .run.npz.1f2e3d4c ──▶ run.npz
+    updater ──dump──▶ bytes of each server ──save_states──▶ run.npz
     updater ◀──restore── bytes of each server ◀──load_states── run.npz
 
 The bytes have the form of the file, so a server can send its states to the worker that writes. The
@@ -17,7 +17,7 @@ from typing import Any, Mapping, Sequence
 import numpy as np
 
 from synkhronos._machine.files import NewFile, npz_path
-from synkhronos._wording import count, sentence
+from synkhronos._wording import count, one_line, sentence
 from synkhronos.parameter_server.updaters import Updater
 
 _VERSION = 1
@@ -225,7 +225,7 @@ def _read(file, name, what, build):
         raise ValueError(
             f"{name} can't be read: it is damaged, or was not written by a store: {sentence(error)}"
         ) from error
-    raise ValueError(f"{name} has {there}, not {what}.")
+    raise ValueError(f"{name} has {one_line(there)}, not {what}.")
 
 
 def _difference(there, here):

@@ -99,4 +99,5 @@ def _begin(parent):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    # At once: while Python shuts down it has no handlers, and the timer or a signal would kill it.
+    os._exit(main(sys.argv[1:]))

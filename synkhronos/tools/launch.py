@@ -10,6 +10,7 @@ number says, or evenly: --servers 1 --workers 3 --hosts a:2,b:2.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import shlex
@@ -26,13 +27,13 @@ from synkhronos import _wording
 from synkhronos._host import pythons
 from synkhronos._machine import devices as _devices
 from synkhronos._machine.devices import python_command
+from synkhronos.comm.mpi import folders
 from synkhronos.tools import relay, run
 
-_HOST = re.compile(r"(?:[\w.-]+@)?[A-Za-z0-9_][\w.-]*")
+_ADDRESS = re.compile(r"[0-9]+(\.[0-9]+){3}")
 _EXPORTED = {"THEANO_FLAGS", "PYTENSOR_FLAGS", "PYTHONPATH", "OMP_NUM_THREADS"}
 _ROOT = "ALLOW_RUN_AS_ROOT"
-# A daemon of mpirun on a machine that is cut off ends after 14 seconds; by default after minutes.
-# Later than ranks take a machine for lost: mpirun ends the script without a word.
+# Of runs that mpirun is to end, in 6 to 14 seconds, when a machine is cut off.
 _KEEPALIVE = {"time": 8, "intvl": 2, "probes": 3}
 _PROBE_SECONDS = 10
 _INSTALL = pythons.install("mpi")
@@ -87,9 +88,10 @@ def main(options: argparse.Namespace) -> int:
         variables = _variables(options, hosts)
         if options.script != "-":
             check_script(options.script)
-        if hosts is None:
+        if hosts is None or (len(hosts) == 1 and is_here(hosts[0].name)):
             return _run_here(options, variables)
-        line = mpirun_line(hosts, options, [*_run_line(options)], variables)
+        # The script hears of a lost machine by its carrier; mpirun would end it without a word.
+        line = mpirun_line(hosts, options, [*_run_line(options)], variables, keepalive=None)
         if options.dry_run:
             print(shlex.join(line))
             return 0
@@ -177,7 +179,7 @@ def find_hosts(options: argparse.Namespace, environment: Mapping[str, str] = os.
         names = list(dict.fromkeys(text.split()))  # a line for each core
     else:
         return None
-    if len(names) == 1 and names[0].split(".")[0] == socket.gethostname().split(".")[0]:
+    if len(names) == 1 and is_here(names[0]):
         return None
     return [Host(name) for name in names]
 
@@ -193,7 +195,7 @@ def parse_hosts(text: str) -> list[Host]:
 
 def _parse_host(text, source):
     name, colon, number = text.partition(":")
-    if not _HOST.fullmatch(name):
+    if not _devices.HOST_NAME.fullmatch(name):
         raise ValueError(
             f"{source}: {text!r} is not a machine: write names or addresses, and the number of "
             "ranks behind a colon, such as node0,node1:2."
@@ -250,7 +252,7 @@ def expand_nodes(text: str) -> list[str]:
     """
     parts = re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text)
     names = [name for part in parts for name in _expand(part)]
-    if ",".join(parts) != text or not all(_HOST.fullmatch(name) for name in names):
+    if ",".join(parts) != text or not all(_devices.HOST_NAME.fullmatch(name) for name in names):
         raise ValueError(f"the list of nodes {text!r} can't be read: name them with --hosts.")
     return names
 
@@ -285,11 +287,12 @@ def mpirun_line(
     command: Sequence[str],
     variables: Mapping[str, str],
     counts: Sequence[int] | None = None,
-    keepalive: int = _KEEPALIVE["time"],
+    keepalive: int | None = _KEEPALIVE["time"],
 ) -> list[str]:
     """Return the command line that runs a command on each machine: once, or `counts` times.
 
-    After `keepalive` seconds of silence mpirun ends all, and its daemons on other machines do.
+    After `keepalive` seconds of silence mpirun and its daemons ask whether the other side is there,
+    and end all if not. With None they do as PRRTE does by default, 3 to 8 minutes after a cut.
     """
     each = [1] * len(hosts) if counts is None else counts
     arguments = _split_arguments(options.mpirun_args)
@@ -300,8 +303,9 @@ def mpirun_line(
     line += ["-n", str(sum(each)), "--map-by", mapping, "--bind-to", "none"]
     if options.agent:
         line += ["--mca", "plm", "ssh", "--mca", "plm_rsh_agent", options.agent]
-    for name, value in {**_KEEPALIVE, "time": keepalive}.items():
+    for name, value in {**_KEEPALIVE, "time": keepalive}.items() if keepalive else ():
         line += ["--prtemca", f"oob_tcp_keepalive_{name}", str(value)]
+    line += folders.daemon_arguments(Path(line[0]).with_name("prted"))
     for name in sorted(os.environ):
         is_own = name.startswith("SYNKHRONOS_") and name != relay.VARIABLE
         if (name in _EXPORTED or is_own) and name not in variables:
@@ -387,14 +391,18 @@ def why_not_started(printed: str, hosts: Sequence[Host], agent: str | None) -> s
     """Return a sentence about an mpirun that has ended before the script began."""
     details = "\n".join(f"    {line}" for line in printed.strip().splitlines()[-25:])
     if re.search(r"daemon|unable to reliably start|ORTE was unable|ssh:", printed, re.IGNORECASE):
-        with ThreadPoolExecutor(16) as pool:
-            problems = list(pool.map(lambda host: _probe(host.name, agent), hosts))
-        lost = [f"{host.name} ({each})" for host, each in zip(hosts, problems) if each]
+        lost = _probe_all(hosts, agent, "true")
         if lost:
-            command = agent or "ssh"
             return (
-                f"can't launch: {' and '.join(lost)} can't be reached. Try: "
-                f"{command} {next(h.name for h, each in zip(hosts, problems) if each)} true"
+                f"can't launch: {_listed(lost)} can't be reached. Try: "
+                f"{agent or 'ssh'} {next(iter(lost))} true"
+            )
+        # PRRTE may name another machine than the one without its daemon.
+        without = _probe_all(hosts, agent, f"ls -d {shlex.join(_needed_there())}")
+        if without:
+            return (
+                f"can't launch: {_listed(without)} can be reached, but mpirun's daemon can't start "
+                "there: is this environment at the same path there?"
             )
         return (
             "can't launch: all machines can be reached, but mpirun's daemon does not answer from "
@@ -404,14 +412,45 @@ def why_not_started(printed: str, hosts: Sequence[Host], agent: str | None) -> s
     return f"can't launch: mpirun has ended before the script began. It printed:\n{details}"
 
 
-def _probe(name, agent):
-    """Return why a machine can't be reached, or an empty string."""
-    if name.split(".")[0] in ("localhost", socket.gethostname().split(".")[0]):
+def is_here(name: str) -> bool:
+    """Return whether a name or an address is one of this machine.
+
+    >>> is_here("localhost"), is_here("127.0.0.1"), is_here("192.0.2.99")
+    (True, True, False)
+    """
+    if _ADDRESS.fullmatch(name):
+        with contextlib.suppress(OSError), socket.socket() as end:
+            end.bind((name, 0))
+            return True
+        return False
+    return name.partition(".")[0] in ("localhost", socket.gethostname().partition(".")[0])
+
+
+def _listed(problems):
+    return " and ".join(f"{name} ({problem})" for name, problem in problems.items())
+
+
+def _needed_there():
+    """Return the paths of the programs that must be on each machine."""
+    daemon = Path(find_mpirun()).parent / "prted"
+    return [sys.executable, *([str(daemon)] if daemon.exists() else [])]
+
+
+def _probe_all(hosts, agent, command):
+    """Run a command on each machine; return what is in the way: the machine's name -> why."""
+    with ThreadPoolExecutor(16) as pool:
+        problems = pool.map(lambda host: _probe(host.name, agent, command), hosts)
+        return {host.name: each for host, each in zip(hosts, problems) if each}
+
+
+def _probe(name, agent, command):
+    """Return why a command fails on a machine, or an empty string."""
+    if is_here(name):
         return ""
     options = [] if agent else ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_PROBE_SECONDS}"]
     try:
         done = subprocess.run(
-            [*shlex.split(agent or "ssh"), *options, name, "true"],
+            [*shlex.split(agent or "ssh"), *options, name, command],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -5,34 +5,48 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
-import tempfile
-from typing import Collection, Iterator, Mapping
+import subprocess
+import time
+from typing import Collection, Iterator, Mapping, Sequence
+
+from synkhronos.comm.mpi import folders, secret
 
 # A race in PRRTE, of no consequence.
 NOISE = re.compile(rb"^\[[^\]\n]*\] plm:ssh: Warning: setpgid[^\n]*\n", re.MULTILINE)
 # The page about a process that was killed or has failed: exit statuses say it.
 PAGE = re.compile(rb"-{60,}\n(?:(?!-{60,}\n).)*prterun.*?-{60,}\n", re.DOTALL)
-# Where PRRTE keeps its files: for all its processes, and for mpirun alone.
-_BASES = "PRTE_MCA_prte_tmpdir_base", "PRTE_MCA_prte_local_tmpdir_base"
+_LAST = 2.0  # seconds in which killed processes end
 
 
-@contextlib.contextmanager
-def folder_of_its_own(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Yield an environment in which mpirun keeps its files in a new folder, removed afterwards.
+def ask(line: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run a command line of mpirun to its end; raise TimeoutExpired if that does not come."""
+    with folders.of_mpirun(os.environ) as environment:
+        return subprocess.run(
+            line,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            start_new_session=True,
+        )
 
-    By default the folder is named after the process. One that a killed mpirun has left keeps each
-    later mpirun that gets the same number from starting ("The PMIx server's listener thread ...").
+
+def with_secret(
+    line: Sequence[str], environment: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """Return mpirun's command line and environment, with a secret for the processes of the job.
+
+    The line has the name of the variable alone, because all users of a machine can read it.
+
+    >>> line, environment = with_secret(["mpirun", "program"], {})
+    >>> line, len(environment["SYNKHRONOS_SECRET"])
+    (['mpirun', '-x', 'SYNKHRONOS_SECRET', 'program'], 64)
     """
-    if any(name in environment for name in _BASES):
-        yield dict(environment)
-        return
-    folder = tempfile.mkdtemp(prefix="synkhronos-mpirun-")
-    try:
-        yield {**environment, _BASES[1]: folder}
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    if secret.VARIABLE in environment:  # of the user: `launch` has exported it
+        return list(line), dict(environment)
+    return [line[0], *secret.EXPORTED, *line[1:]], {**environment, secret.VARIABLE: secret.new()}
 
 
 @contextlib.contextmanager
@@ -55,16 +69,19 @@ def signals_of(wanted: Collection[int]) -> Iterator[int]:
 
 def kill_session(number: int) -> None:
     """Kill all processes of a session: mpirun, its agents, and the ranks of this machine."""
-    for pid in processes_of_session(number):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    end = time.monotonic() + _LAST
+    while (left := _alive_in_session(number)) and time.monotonic() < end:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
 
 
-def processes_of_session(number: int) -> list[int]:
-    """Return the numbers of the processes of a session."""
+def _alive_in_session(number):
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as stat:
-            if int(stat.read().rpartition(")")[2].split()[3]) == number:
+            state, _, _, session, *_ = stat.read().rpartition(")")[2].split()
+            if int(session) == number and state not in "ZX":
                 found.append(int(name))
     return found

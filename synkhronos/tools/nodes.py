@@ -36,12 +36,14 @@ class Nodes(ranks.Ranks):
     title = "synkhronos launch"
     request = "the workers have {:g} s to end"
 
-    def __init__(self, line, token, job: Job) -> None:
+    def __init__(self, line, token, job: Job, is_here: bool = False) -> None:
         self._job = job
         self.lost: list[int] = []  # processes of which nothing is heard
         self._following: set[int] = set()  # those that fail because others have died
         names = [*["server"] * job.n_servers, *["worker"] * job.n_workers]
-        super().__init__(line, os.environ, token, names, None, outlives=True, patience=PATIENCE)
+        super().__init__(
+            line, os.environ, token, names, None, outlives=True, is_here=is_here, patience=PATIENCE
+        )
 
     @property
     def cause(self) -> int | None:
@@ -120,7 +122,7 @@ def main(options: argparse.Namespace) -> int:
     except (launch.CannotLaunch, ValueError) as error:
         print(f"can't launch: {error}", file=sys.stderr)
         return 2
-    nodes = Nodes(line, token, job)
+    nodes = Nodes(line, token, job, all(launch.is_here(host.name) for host in hosts))
     status = nodes.run()
     if not status:
         return 0

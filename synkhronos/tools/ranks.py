@@ -25,7 +25,8 @@ from typing import Mapping, Sequence
 
 from synkhronos import _wording
 from synkhronos._machine.processes import end_with_parent
-from synkhronos.tools import guard, mpirun
+from synkhronos.comm.mpi import folders
+from synkhronos.tools import guard, mpirun, ports
 
 PATIENCE = 30.0  # seconds for the ranks to write a snapshot and end, after a Ctrl-C
 _AFTER_FAILURE = 10.0  # seconds for mpirun to end the others
@@ -92,6 +93,8 @@ class Ranks:
         Whether others go on after a rank has died.
     ends_with_stdin : bool
         Whether an end of standard input ends the run, as a Ctrl-C does.
+    is_here : bool, optional
+        Whether all of them are on this machine.
     patience : float, optional
         Seconds between a first Ctrl-C and the end of ranks that don't end.
     """
@@ -109,6 +112,7 @@ class Ranks:
         is_served: bool = False,
         outlives: bool = False,
         ends_with_stdin: bool = False,
+        is_here: bool = False,
         patience: float = PATIENCE,
     ) -> None:
         self._line, self._environment = line, environment
@@ -120,6 +124,7 @@ class Ranks:
         self.interrupted_by = 0
         self._folder = folder
         self._is_served, self._outlives = is_served, outlives
+        self._is_here = is_here
         self._ends_with_stdin, self._patience = ends_with_stdin, patience
         self.interrupted_at = 0.0  # seconds since the epoch
         self._tails = {1: bytearray(), 2: bytearray()}  # lines of which the end has not come
@@ -152,10 +157,11 @@ class Ranks:
         self._selector = selectors.PollSelector()
         for rank in range(len(self.ranks)):
             self._log(rank, b"")
-        folder = mpirun.folder_of_its_own(self._environment)
+        folder = folders.of_mpirun(self._environment)
         with mpirun.signals_of(_HEARD) as signals, folder as environment:
+            line, environment = mpirun.with_secret(self._line, environment)
             self._mpirun = subprocess.Popen(
-                self._line,
+                line,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -163,6 +169,8 @@ class Ranks:
                 start_new_session=True,  # a Ctrl-C in the terminal is for the launcher
                 preexec_fn=functools.partial(end_with_parent, os.getpid()),
             )
+            if self._is_here:
+                ports.close(self._mpirun, len(self.ranks))
             try:
                 self._serve(signals)
             finally:

@@ -27,6 +27,7 @@ import time
 from typing import Callable, Mapping, Sequence
 
 from synkhronos._machine.processes import end_with_parent
+from synkhronos.comm.mpi import folders
 from synkhronos.tools import mpirun
 
 VARIABLE = "SYNKHRONOS_LAUNCH"
@@ -213,11 +214,12 @@ class Launch:
 
     def run(self) -> int:
         """Run it to its end; return the exit status of the script."""
-        folder = mpirun.folder_of_its_own(self._environment)
+        folder = folders.of_mpirun(self._environment)
         with mpirun.signals_of(_HEARD) as signals, folder as environment:
+            line, environment = mpirun.with_secret(self._line, environment)
             self._selector = selectors.PollSelector()
             self._mpirun = subprocess.Popen(
-                self._line,
+                line,
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -11,7 +11,6 @@ import os
 import re
 import secrets
 import shlex
-import socket
 import subprocess
 import sys
 import time
@@ -24,7 +23,7 @@ from synkhronos.rules import options as _options
 from synkhronos.rules import places as _places
 from synkhronos.rules import request as _request
 from synkhronos.rules.request import Request
-from synkhronos.tools import guard, launch, ranks
+from synkhronos.tools import guard, launch, mpirun, ranks
 
 # Beside what `synkhronos launch` exports: compilers and CUDA of other hosts need them.
 _EXPORTED = ("PATH", "LIBRARY_PATH", "LD_LIBRARY_PATH", "CPATH")
@@ -228,6 +227,7 @@ def start(
         is_served=asked.is_served,
         outlives=asked.outlives_ranks,
         ends_with_stdin=ends_with_stdin,
+        is_here=all(_is_here(place.host) for place in asked.ranks),
     )
     print(banner(asked, folder), flush=True)
     began = time.time()
@@ -291,8 +291,7 @@ def without_devices(flags: str) -> str:
 
 
 def _is_here(host):
-    own = socket.gethostname()
-    return host is None or host.partition(".")[0] in ("localhost", own.partition(".")[0])
+    return host is None or launch.is_here(host)
 
 
 def _cores(asked):
@@ -311,10 +310,7 @@ def _cores_of(host, devices, asked):
     options = argparse.Namespace(agent=asked.agent, mpirun_args=asked.mpirun_args)
     line = launch.mpirun_line([launch.Host(host)], options, command, {})
     try:
-        done = subprocess.run(
-            line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS,
-            start_new_session=True,
-        )  # fmt: skip
+        done = mpirun.ask(line, _SECONDS)
         return json.loads(done.stdout.strip().splitlines()[-1])
     except subprocess.TimeoutExpired:
         raise launch.CannotLaunch(f"{host} gives no answer within {_SECONDS} s.") from None

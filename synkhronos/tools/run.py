@@ -19,7 +19,7 @@ from synkhronos._machine.devices import undo_binding
 from synkhronos._machine.log import name_host
 from synkhronos._master.current import Current
 from synkhronos._rank import leader
-from synkhronos.comm.mpi import job
+from synkhronos.comm.mpi import job, secret
 from synkhronos.comm.mpi.link import Link
 from synkhronos.tools import relay
 
@@ -66,13 +66,25 @@ def main(options: argparse.Namespace) -> int:
     if relay.is_launched() and not relay.guard():
         return 0  # another process has run the script, and its status has been told
     if job.n_processes() > 1:
-        link = start_link()
+        try:
+            link = start_link()
+        except synk.WorkerDied:
+            print(
+                f"can't start the ranks: MPI has not begun on {socket.gethostname()}.",
+                file=sys.stderr,
+            )
+            return 2
+        if link.n_machines == 1:
+            link.end()
+            print(f"can't start the ranks: {job.refusal(options.script)}", file=sys.stderr)
+            return 2
         if link.machine:
             sys.path.insert(0, os.path.dirname(os.path.realpath(options.script)))
             try:
                 return leader.serve(link)
             finally:
                 link.end()  # mpirun takes an end before its carrier's for a failure
+    secret.take()  # the script and its children don't need it
     try:
         code, file, folder = _compiled(options.script)
     except OSError as error:

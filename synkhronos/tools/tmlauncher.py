@@ -15,6 +15,8 @@ Usage: tmlauncher -cfg=FILE
     -b, -bind              bind each rank to cores of its own
     -s=, --size=           taken, and not needed: the devices say it
     -set=NAME=VALUE        set an attribute of the model, once for each
+    -agent=CMD             what stands in for ssh; not in a file, which starts no programs
+    -mpirun_args=ARGS      more arguments of mpirun; not in a file either
     -dry-run               print the command line of mpirun, and don't run it
     -KEY=VALUE             each option of `synkhronos rule RULE --help`, such as -alpha=0.25
 

@@ -84,7 +84,7 @@ def run(data, op, divisor, compress=False, seed=0):
     assert wire.is_empty
 
 
-@pytest.mark.parametrize("n_machines", [2, 3, 5])
+@pytest.mark.parametrize("n_machines", [1, 2, 3, 5])
 @pytest.mark.parametrize("op", ["sum", "avg", "max", "prod"])
 def test_each_machine_has_the_reduction_in_the_order_of_the_machines(n_machines, op):
     data = values(0, n_machines)
@@ -110,7 +110,7 @@ def test_the_order_of_the_messages_changes_no_bit(seed):
             assert array.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("n_machines", [2, 3])
+@pytest.mark.parametrize("n_machines", [1, 2, 3])
 def test_compressed_floats_are_rounded_once_on_each_way(n_machines):
     data = values(2, n_machines)
     halves = [[array.astype("f2") for array in each] for each in data]

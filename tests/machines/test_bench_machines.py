@@ -131,14 +131,14 @@ def test_a_program_that_hangs_is_ended():
 def test_programs_end_with_the_benchmark():
     code = (
         "import sys\nfrom synkhronos.tools.bench.machines.programs import Program\n"
-        "with Program('Sleep', ['sleep', '60']) as program:\n"
+        "with Program('Sleep', ['sleep', '600']) as program:\n"
         "    print(program._process.pid, flush=True)\n"
         "    program.ask('nothing')\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as benchmark:
         slept = psutil.Process(int(benchmark.stdout.readline()))
         benchmark.kill()
-    wait_until(lambda: not slept.is_running() or slept.status() == psutil.STATUS_ZOMBIE, 10)
+    wait_until(lambda: not slept.is_running() or slept.status() == psutil.STATUS_ZOMBIE)
 
 
 class Fake:
@@ -394,7 +394,7 @@ def test_nothing_is_left_on_hosts_when_it_is_ended(two_hosts, number):
     with subprocess.Popen(line, env=two_hosts.environment(), **quiet) as benchmark:
         try:
             mpi = "bench.machines.processes"
-            wait_until(lambda: any(mpi in each for each in two_hosts.programs(2).values()), 60)
+            wait_until(lambda: any(mpi in each for each in two_hosts.programs(2).values()))
             time.sleep(2)
         finally:
             benchmark.send_signal(number)

@@ -1,7 +1,12 @@
 """What a carrier keeps of calls and sessions that end early: in a process of its own, for MPI."""
 
+import threading
+
 import pytest
 from support import hosts
+
+from synkhronos.comm.mpi.channel import Channel, pair
+from synkhronos.comm.mpi.link import JobEnded, Link
 
 pytestmark = pytest.mark.skipif(not hosts.mpirun().exists(), reason="needs Open MPI")
 
@@ -55,6 +60,24 @@ def heard():
 
 def run(script, text):
     return script(BEGIN + text).stdout.splitlines()
+
+
+def test_mpi_ends_while_the_memory_of_its_messages_is_there(script):
+    """At the end of a killed script some are under way: Python had freed their memory by then."""
+    lines = run(
+        script,
+        """
+from synkhronos.comm.mpi.carrier import MPI, main
+
+ours, theirs = socket.socketpair()
+Channel(ours).post(("end", "killed"))
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+listener.bind("")
+main(theirs.detach(), listener.detach())
+print(MPI.Is_finalized())
+""",
+    )
+    assert lines == ["True"]
 
 
 def test_an_aborted_call_leaves_nothing(script):
@@ -216,3 +239,20 @@ print(list(reductions._rounds))
     # The other machine learns that none was begun here, so that it does not wait for the first.
     assert lines[0] == "[('failed', 1), ('done', 2)] [(1, 'over', 1, 1, 0)]"
     assert lines[1] == "[(1, 2, 1)]"
+
+
+def test_the_reason_that_a_carrier_told_before_its_end_is_found_by_whoever_misses_it():
+    link = Link.__new__(Link)  # without a carrier
+    ours, theirs = pair()
+    link.channel, link.machine = Channel(ours), 1
+    link._end, link._lock = None, threading.RLock()
+    with theirs:
+        Channel(theirs).send(("end", "The first machine is lost", 0))
+    with pytest.raises(JobEnded, match=r"^The first machine is lost$"):
+        for _ in range(2):  # the first may find room still
+            link.tell(0, "a message")
+    seen = JobEnded("the line of a rank is closed")
+    assert str(link.explained(seen)) == "The first machine is lost"
+    link._end = None
+    assert link.explained(seen) is seen  # there is no other reason
+    ours.close()

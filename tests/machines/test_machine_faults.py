@@ -1,13 +1,16 @@
 """Faults on several machines: the call ends with the rank and the host, and nothing is left."""
 
 import os
+import shutil
 import signal
 import subprocess
-import time
 
 import pytest
 from support import hosts
 from support.machine_scripts import end_cut_off, finish, job, start, wait_for_line
+from support.waiting import wait_until
+
+from synkhronos.comm.mpi.job import digest
 
 pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=f"needs {hosts.missing()}")
 
@@ -142,7 +145,7 @@ def test_what_a_handler_raises_leaves_a_call_as_ctrl_c_does(shared_job, kind):
     signal.signal(signal.SIGALRM, stop)
     begin = time.monotonic()
     stopped(plain, on(0, SLEEP) + on(n - 1, SLEEP), 0.3)
-    assert raised and time.monotonic() - begin < 5
+    assert raised and time.monotonic() - begin < SECONDS - 1
     attempt(plain, np.zeros(n) + 7)
     for number in range(40):
         stopped(reducing, quiet + 8, 0.0002 * number + 0.0001)
@@ -175,10 +178,8 @@ def test_a_killed_script_ends_the_job(two, tmp_path):
     wait_for_line(process, "begun")
     programs = two.programs(1)
     [pid] = [pid for pid in programs if "comm.mpi.carrier" not in programs[pid]]
-    begin = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     output = finish(process)
-    assert time.monotonic() - begin < 15
     assert f"synk{two.net}-1" in output
     assert process.returncode != 0
     assert two.is_empty()
@@ -189,14 +190,13 @@ def test_a_cut_cable_ends_the_script_and_the_processes_of_both_machines(two, tmp
     process = start(two, LOOP, tmp_path, impatient=True)
     try:
         wait_for_line(process, "begun")
-        begin = time.monotonic()
         two.cut(2)
         line = wait_for_line(process, "WorkerDied")
-        assert time.monotonic() - begin < 15
         assert f"Machine synk{two.net}-2 is lost" in line
-        while any(two.programs(host) for host in (1, 2)):
-            assert time.monotonic() - begin < 30, [two.programs(host) for host in (1, 2)]
-            time.sleep(0.1)
+        wait_until(
+            lambda: not any(two.programs(host) for host in (1, 2)),
+            what=lambda: str([two.programs(host) for host in (1, 2)]),
+        )
     finally:
         end_cut_off(two, process)
 
@@ -206,17 +206,18 @@ def begin_with(two, tmp_path, on_second):
     script = tmp_path / "script.py"
     script.write_text("print('begun')")
     (tmp_path / "sitecustomize.py").write_text(
-        "import os, platform, socket\n"
+        "import os, platform, socket, sys\n"
         "def refuse(path):\n"
         "    raise FileNotFoundError(path)\n"
         f"if socket.gethostname().endswith('-2'):\n    {on_second}\n"
     )
     done = subprocess.run(
         two.script("-n", "1", script),
+        cwd=tmp_path,
         env=two.environment(PYTHONPATH=str(tmp_path)),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 2
     assert f"synk{two.net}-2" in done.stderr
@@ -227,9 +228,16 @@ def begin_with(two, tmp_path, on_second):
 
 @pytest.mark.slow("starts a job on several hosts")
 def test_machines_with_other_versions_are_refused_with_a_table(two, tmp_path):
-    done = begin_with(two, tmp_path, "platform.python_version = lambda: '3.11.99'")
+    """Also with another source tree of the same version."""
+    tree = tmp_path / "tree" / "synkhronos"
+    shutil.copytree(hosts.ROOT / "synkhronos", tree, ignore=shutil.ignore_patterns("__pycache__"))
+    with open(tree / "errors.py", "a") as file:
+        file.write("# Changed.\n")
+    import_it = f"sys.path.insert(0, {str(tree.parent)!r})"
+    done = begin_with(two, tmp_path, f"platform.python_version = lambda: '3.11.99'; {import_it}")
     assert "fork() needs the same versions on all machines" in done.stderr
     assert "3.11.99" in done.stderr
+    assert digest() in done.stderr and digest(tree) in done.stderr
 
 
 @pytest.mark.slow("starts a job of MPI")

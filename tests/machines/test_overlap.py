@@ -15,7 +15,7 @@ import numpy as np, theano, theano.tensor as T
 import synkhronos as synk
 from synkhronos._host.theano import overlapping
 from support.compiling import IN_PYTHON
-from support.machine_operations import KILL, RAISE, SLEEP, trouble
+from support.machine_operations import KILL, RAISE, SECONDS, SLEEP, trouble
 
 overlapping.BUCKET_BYTES = 1  # each gradient is a bucket
 X = np.random.RandomState(0).randn(9, 4)
@@ -60,7 +60,7 @@ def attempt(call, *args):
     except BaseException as error:
         seconds = time.monotonic() - begin
         print(type(error).__name__, getattr(error, "rank", None), str(error).splitlines()[:1],
-              "in time" if seconds < 1.5 else f"after {seconds} s", flush=True)
+              "in time" if seconds < SECONDS - 1 else f"after {seconds} s", flush=True)
     else:
         print("went well", flush=True)
 """

@@ -48,7 +48,7 @@ def stay_at(point, seconds):
 """
 ENDLESS = """
 try:
-    stay_at({!r}, 60)
+    stay_at({!r}, 600)
 except BaseException as error:
     print(f"{{type(error).__name__}}: {{error}}", flush=True)
     os._exit(3)
@@ -109,10 +109,8 @@ def end_at(these, tmp_path, point, ranks, fault, impatient=False):
     process = start(these, POINTS + ENDLESS.format(point), tmp_path, ranks, impatient)
     wait_for_line(process, "at")
     time.sleep(0.5)
-    begin = time.monotonic()
     fault()
     output = finish(process)
-    assert time.monotonic() - begin < 15
     assert process.returncode != 0
     return output
 
@@ -177,12 +175,10 @@ def test_a_machine_that_is_cut_off_is_lost(two, tmp_path, point):
     try:
         wait_for_line(process, "at")
         time.sleep(0.5)
-        begin = time.monotonic()
         two.cut(2)
         line = wait_for_line(process, ("WorkerDied", "SessionError"))
-        assert time.monotonic() - begin < 15
         assert f"synk{two.net}-2" in line
-        wait_until(lambda: not any(two.programs(host) for host in (1, 2)), 30)
+        wait_until(lambda: not any(two.programs(host) for host in (1, 2)))
     finally:
         end_cut_off(two, process)
 
@@ -202,8 +198,9 @@ def test_how_long_a_process_has_been_stopped(monkeypatch):
                 now += pause
                 found.append(watch.seconds(process.pid))
             assert found == [0, 1, 2, 0, 1]
+            turns = processes._turns_of(process.pid)
             os.kill(process.pid, signal.SIGCONT)
-            time.sleep(0.1)
+            wait_until(lambda: processes._turns_of(process.pid) != turns)
             os.kill(process.pid, signal.SIGSTOP)
             while processes.life_of(process.pid) != "stopped":
                 pass

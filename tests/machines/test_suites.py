@@ -95,7 +95,7 @@ def test_hosts_have_nothing_in_common(two_hosts):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     words = done.stdout.split()

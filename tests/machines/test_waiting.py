@@ -6,6 +6,8 @@ import resource
 import socket
 import time
 
+from support.waiting import LONG
+
 from synkhronos.comm.mpi import waiting
 from synkhronos.comm.mpi.waiting import Waiting
 
@@ -33,16 +35,17 @@ def rest(idle):
 
 
 def test_it_wakes_for_a_rank_and_for_mpi(monkeypatch):
-    monkeypatch.setattr(waiting, "_SLEEP_SECONDS", 5.0)
+    monkeypatch.setattr(waiting, "_SLEEP_SECONDS", 2.0 * LONG)
     with sockets() as (idle, ours, rank, accepted, client):
         time.sleep(0.2)
         rank.send(b"1")
         assert idle.for_ranks(False) == [ours.fileno()]
         ours.recv(1)
+        idle._last -= 8 * LONG  # it would sleep for long
         accepted.send(b"1")
         begin = time.monotonic()
         assert idle.for_ranks(False) == []
-        assert time.monotonic() - begin < 1
+        assert idle._told == [client.fileno()] and time.monotonic() - begin < LONG
         client.recv(1)
         idle.note(False, True)
 

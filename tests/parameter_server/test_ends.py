@@ -14,14 +14,20 @@ from support.parameter_server import SECONDS, blocked, init_keys
 from synkhronos import parameter_server as ps
 
 
-def slow_updater(seconds, calls=None):
-    def update(key, gradient, weight):
-        time.sleep(seconds)
-        weight += gradient
-        if calls is not None:
-            calls.append(key)
+class SlowUpdater:
+    """An updater whose first update is under way until a test lets it end."""
 
-    return update
+    def __init__(self):
+        self.begun, self.may_end, self.calls = threading.Event(), threading.Event(), []
+
+    def __call__(self, key, gradient, weight):
+        self.begun.set()
+        assert self.may_end.wait(SECONDS)
+        weight += gradient
+        self.calls.append(key)
+
+    def end_soon(self):
+        threading.Timer(0.2, self.may_end.set).start()
 
 
 def updating(updater, devices=(0,)):
@@ -32,17 +38,19 @@ def updating(updater, devices=(0,)):
 
 
 def test_close_in_the_main_thread_runs_callbacks_of_rounds_that_are_still_updated():
-    store = updating(slow_updater(0.2))
+    updater = SlowUpdater()
+    store = updating(updater)
     init_keys(store, [(2,)])
     came, array = [], np.ones(2, np.float32)
+    updater.may_end.set()
     for number in (1, 2):
         store.push(array, 0, 0)
         future = store.pull_req(array, 0, 0, callback=lambda number=number: came.append(number))
         if number == 1:
             store.pull_wait(0, 0)
-    begun = time.monotonic()
+            updater.may_end.clear()
+    updater.end_soon()
     store.close()
-    assert time.monotonic() - begun < 5
     assert came == [1, 2] and future.exception() is None
 
 
@@ -69,8 +77,8 @@ def test_an_interrupted_close_has_closed_the_store():
         waiter = threading.Thread(target=wait)
         waiter.start()
         main = threading.main_thread().ident
-        threading.Timer(0.2, signal.pthread_kill, [main, signal.SIGINT]).start()
         with pytest.raises(KeyboardInterrupt):
+            threading.Timer(0.2, signal.pthread_kill, [main, signal.SIGINT]).start()
             store.close()
         waiter.join(SECONDS)
         assert not waiter.is_alive() and errors
@@ -81,11 +89,12 @@ def test_an_interrupted_close_has_closed_the_store():
 
 
 def test_close_without_draining_drops_rounds_for_good():
-    calls = []
-    store = updating(slow_updater(0.3, calls))
+    updater = SlowUpdater()
+    store = updating(updater)
     init_keys(store, [(2,)])
     futures = [store.push(np.ones(2, np.float32), 0, 0) for _ in range(3)]
-    time.sleep(0.1)
+    assert updater.begun.wait(SECONDS)
+    updater.end_soon()
     store.close(drain=False)
     time.sleep(0.1)
     assert [type(future.exception()) for future in futures] == [
@@ -93,12 +102,12 @@ def test_close_without_draining_drops_rounds_for_good():
         ps.StoreClosed,
         ps.StoreClosed,
     ]
-    assert calls == [0]
+    assert updater.calls == [0]
 
 
 def test_close_waits_for_an_update_in_a_thread_that_waits():
-    calls = []
-    store = updating(slow_updater(0.3, calls))
+    updater = SlowUpdater()
+    store = updating(updater)
     init_keys(store, [(2,)])
 
     def train():
@@ -109,9 +118,10 @@ def test_close_waits_for_an_update_in_a_thread_that_waits():
 
     thread = threading.Thread(target=train)
     thread.start()
-    time.sleep(0.1)
+    assert updater.begun.wait(SECONDS)
+    updater.end_soon()
     store.close()
-    assert calls == [0]
+    assert updater.calls == [0]
     thread.join(SECONDS)
 
 
@@ -224,21 +234,19 @@ def test_a_store_that_nothing_refers_to_is_collected_and_its_threads_end():
 def test_a_timeout_holds_although_a_callback_is_slow():
     with ps.create("local", devices=[0, 1]) as store:
         init_keys(store, [(1,)])
-        caught = []
+        timed_out, may_go = threading.Event(), threading.Event()
 
         def wait(future):
-            begun = time.monotonic()
             with pytest.raises(ps.RoundTimeout):
                 future.wait(timeout=0.1)
-            caught.append(time.monotonic() - begun)
+            timed_out.set()
 
         for d in (0, 1):
             store.push(np.ones(1, np.float32), 0, d)
-        future = store.pull_req(np.ones(1, np.float32), 0, 0, callback=lambda: time.sleep(1))
-        thread = threading.Thread(target=wait, args=(future,))
-        thread.start()
-        thread.join(SECONDS)
-        assert caught[0] < 0.8
+        future = store.pull_req(np.ones(1, np.float32), 0, 0, callback=lambda: may_go.wait(SECONDS))
+        threading.Thread(target=wait, args=(future,)).start()
+        assert timed_out.wait(SECONDS / 2)
+        may_go.set()
         future.wait(SECONDS)
 
 

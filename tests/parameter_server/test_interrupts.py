@@ -85,8 +85,8 @@ def test_a_wait_of_the_main_thread_ends_at_once():
         store.pull_req(array, 0, 0)
         main = threading.main_thread().ident  # which the system chooses for a Ctrl-C
         timer = threading.Timer(0.2, signal.pthread_kill, [main, signal.SIGINT])
-        timer.start()
         with pytest.raises(KeyboardInterrupt):
+            timer.start()
             store.pull_wait(0, 0, SECONDS)
         store.push(np.ones(3, np.float32), 0, 1)
         store.pull_wait(0, 0, SECONDS)

@@ -83,7 +83,7 @@ def test_as_a_script():
         [sys.executable, str(ROOT / "demos" / "parameter_server" / "local_sum.py"), "0", "1"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert len(blocks(done.stdout)) == 4

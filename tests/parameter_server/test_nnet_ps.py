@@ -107,7 +107,7 @@ def test_processes_train_as_one_device_with_whole_batches(workers, devices, ways
         [*line, str(DEMO), *devices, *SMALL, *ways],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=300,
         env={**os.environ, **AS_ROOT, "THEANO_FLAGS": "cxx=,device=cpu,mode=FAST_COMPILE"},
     )
     assert done.returncode == 0, done.stderr + done.stdout

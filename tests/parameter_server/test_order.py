@@ -4,9 +4,10 @@ import threading
 
 import numpy as np
 import pytest
-from support.parameter_server import SECONDS, blocked, init_keys
+from support.parameter_server import SECONDS, blocked, init_keys, on_threads
 
 from synkhronos import parameter_server as ps
+from synkhronos.parameter_server import engine, lanes
 
 PRIORITIES = [1, 2, 3, 4, 5, 6]
 
@@ -105,6 +106,30 @@ def test_a_wait_covers_the_callback(size):
         may_go.set()
         store.pull_wait(0, 0, SECONDS)
         assert (array == 10).all() and len(seen) == 1
+
+
+@pytest.mark.parametrize("caller", ["the main thread", "threads"])
+def test_a_callback_that_a_caller_waits_for_is_not_left_to_a_thread_that_dozes(monkeypatch, caller):
+    for module in (engine, lanes):
+        monkeypatch.setattr(module, "DOZE", 10 * SECONDS)  # was 1 ms, for each key of a round
+    with ps.create("local", devices=[0, 1]) as store:
+        init_keys(store, [(1,)] * 3)
+        called = []
+
+        def rounds(device, others=()):
+            for key in [0, 1, 2] * 3:
+                for each in (*others, device):
+                    out = np.ones(1, np.float32)
+                    store.push(out, key, each)
+                    store.pull_req(out, key, each, callback=lambda: called.append(1))
+                for each in (*others, device):
+                    store.pull_wait(key, each, None if caller == "threads" else SECONDS)
+
+        if caller == "threads":
+            on_threads([0, 1], rounds)
+        else:
+            rounds(0, others=(1,))
+        assert len(called) == 18
 
 
 def test_callbacks_of_one_device_run_one_at_a_time_and_those_of_others_beside_them():

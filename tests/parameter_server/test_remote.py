@@ -34,6 +34,13 @@ try:
         store.set_updater(print)
 except ps.OutOfTurn as error:
     print("told", error, flush=True)
+if rule == "none":  # float16 is added in float32: 2048 + 1 + 1, and the mean of infinite sums
+    store.set_param("push_op[mean]", "mean")
+    halves = np.float16([0 if store.rank else 2048]), np.float16([60000])
+    store.init(["sum", "mean"], list(halves))
+    store.push(["sum", "mean"], [[halves[0], np.float16([store.rank > 0])], [halves[1]] * 2])
+    got = [each.tolist() for each in store.pull(["sum", "mean"]).wait()]
+    assert got == [[2050.0], [60000.0]], got
 store.barrier(60)
 last = int(store.pull("w").wait()[1, 2])
 print("worker", store.rank, found, last, flush=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support import hosts, nodes
-from support.waiting import wait_until
+from support.waiting import LONG, wait_until
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow("two hosts")]
 
@@ -97,7 +97,7 @@ class Launched:
         return sorted(line for line in self.output.splitlines() if line.startswith(text))
 
     def begin(self):
-        wait_until(lambda: len(self.said("begun ")) == 2 or self.process.poll() is not None, 60)
+        wait_until(lambda: len(self.said("begun ")) == 2 or self.process.poll() is not None)
         assert len(self.said("begun ")) == 2, self.output
 
     def kill(self, host, part, rank=None):
@@ -113,7 +113,7 @@ class Launched:
 
     def wait(self, cut=None):
         try:
-            self.process.wait(90)
+            self.process.wait(300)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -145,7 +145,7 @@ def test_a_killed_worker_on_another_host(two_hosts, tmp_path, kind):
     how = f"worker 1 on {host} was killed by SIGKILL (signal 9)"
     if kind == "dist_sync":
         assert launched.said("told 0 WorkerLost " + how)
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < LONG
     else:
         assert launched.said("log: ") == [f"log: {how}; the others go on without it"]
         assert launched.said("closed ") == ["closed 0"]
@@ -179,7 +179,7 @@ def test_a_worker_whose_cable_is_cut(two_hosts, tmp_path, kind):
     two_hosts.cut(2)
     began = time.monotonic()
     assert launched.wait(cut=2) == 1, launched.output
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < LONG
     how = f"worker 1 on synk{two_hosts.net}-2 has not been heard of for 4 s"
     if kind == "dist_sync":
         assert launched.said("told 0 WorkerLost " + how)

@@ -37,7 +37,7 @@ def test_functions_join_the_new_session(before, after):
     assert f(X) == 66 and f(X, num_slices=2) == 66
     pids = _session._Current.session.worker_pids
     assert synk.fork(after[0], master_rank=after[1], restart=True) == after[0]
-    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), 10)
+    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
     in_slices = 66 + 66 + 66  # each of the two slices adds its sum to the old value, 66
     assert synk.gather(total).tolist() == [in_slices] * after[0]
     assert f(X, num_slices=2) == 66 and f(X) == 66

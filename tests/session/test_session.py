@@ -1,5 +1,6 @@
 """Begin and end of a session: fork, close, fork again, and all that is refused."""
 
+import _thread
 import errno
 import gc
 import io
@@ -258,6 +259,33 @@ def test_threads_are_limited_on_every_rank_and_restored():
     assert on_ranks(threads) == [1] * (2 * cores + 1)
 
 
+def test_threads_are_limited_in_threads_that_python_did_not_start():
+    """As nutpie's; threadpoolctl leaves OpenBLAS to the first of them, and takes it for alive."""
+
+    def fork():
+        try:
+            synk.fork(2, threads_per_rank=1)
+            found.append(on_ranks(limits))
+        except synk.WorkerError as error:
+            found.append(error)
+        finally:
+            done.release()
+
+    def limits():
+        import threadpoolctl
+
+        return [each["num_threads"] for each in threadpoolctl.threadpool_info()]
+
+    found, done = [], threading.Semaphore(0)
+    at_first = limits()
+    for _ in range(2):
+        _thread.start_new_thread(fork, ())
+        done.acquire()
+        assert found.pop() == [[1] * len(at_first)] * 2
+        synk.close()
+        assert limits() == at_first
+
+
 def test_fork_in_a_thread_of_the_users():
     found = []
 
@@ -370,7 +398,7 @@ print(*session._Current.session.worker_pids, flush=True)
     assert code == 1 or done.stderr == ""
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 2
-    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), 2)
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
 
 
 def test_profile_workers_writes_a_profile_of_each(tmp_path, monkeypatch):
@@ -430,7 +458,7 @@ def test_workers_ignore_sigint_and_obey_sigterm():
     time.sleep(0.05)
     works(2)
     os.kill(pid, signal.SIGTERM)
-    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, 2)
+    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     with pytest.raises(synk.WorkerDied, match="SIGTERM"):
         works(2)
 

@@ -171,7 +171,7 @@ def test_a_call_under_way_is_not_waited_for(ranks, tmp_path):
     thread = threading.Thread(target=f, args=(np.ones(8),))
     thread.start()
     try:
-        wait_until(lambda: synk.status().state == "in a call", 60)
+        wait_until(lambda: synk.status().state == "in a call")
     finally:
         go_on.touch()
         thread.join(60)

@@ -29,11 +29,11 @@ def test_a_stopped_worker_is_seen_and_not_waited_for(no_session):
     pid = synk.status().ranks[1].pid
     os.kill(pid, signal.SIGSTOP)
     try:
-        wait_until(lambda: synk.status().ranks[1].process == "stopped", 10)
+        wait_until(lambda: synk.status().ranks[1].process == "stopped")
         assert synk.status().state == "open"
     finally:
         os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: synk.status().ranks[1].process != "stopped", 10)
+    wait_until(lambda: synk.status().ranks[1].process != "stopped")
 
 
 @pytest.mark.faults
@@ -41,7 +41,7 @@ def test_a_dead_worker_is_gone_and_the_session_broken(no_session):
     synk.fork(3)
     pids = [rank.pid for rank in synk.status().ranks]
     os.kill(pids[2], signal.SIGKILL)
-    wait_until(lambda: synk.status().ranks[2].process == "ended", 10)
+    wait_until(lambda: synk.status().ranks[2].process == "ended")
     assert synk.status().ranks[2].resident == synk.status().ranks[2].shared == 0
     assert synk.status().state == "open"  # nobody has noticed yet
     with pytest.raises(WorkerDied):

@@ -99,7 +99,7 @@ def run(tmp_path, script, form):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     error = tmp_path / "error"
     assert not error.exists(), error.read_text()

@@ -9,6 +9,7 @@ import functools
 import mmap
 import os
 import signal
+import threading
 import time
 
 import numpy as np
@@ -18,12 +19,12 @@ import theano.tensor as T
 
 import synkhronos as synk
 from support.helpers import Call, function
-from support.waiting import TEST_SECONDS, end_after
+from support.waiting import LONG, TEST_SECONDS, end_after, wait_until
 from synkhronos import WorkerError
 from synkhronos._machine.processes import ForkedProcess
 
 SIZE = 50_000  # items of a shared variable: more than a block of a reduction
-BOUND = 20  # seconds that a call may take after a fault, on a busy machine
+BOUND = LONG  # seconds that a call may take after a fault
 HANGS = 5  # after so many times its bound, a call counts as hung
 
 # The process id to hit; the number of hits; then the notes of the process that was hit.
@@ -160,6 +161,67 @@ def raise_if(condition, error):
         return x
 
     return check
+
+
+# Whether held ranks may go on, and from the second cell on which of them have come.
+_holds = memoryview(mmap.mmap(-1, 8 * 16)).cast("q")
+
+
+def held(*ranks, n=2):
+    """Return rows for `n` ranks and a function of `holding`, which holds some of the ranks."""
+    rows = ROWS.copy()
+    for rank in ranks:
+        rows[len(rows) * rank // n] = -1 - rank
+    return rows
+
+
+def holding():
+    """Return a function that gathers its rows; ranks that are `held` wait in it for `let_go`."""
+    _holds[:] = memoryview(bytes(_holds.nbytes)).cast("q")
+    x = T.dvector("x")
+    return function([x], (Call(_hold)(x), "gather"))
+
+
+def _hold(rows):
+    if rows[0] < 0:
+        _holds[-int(rows[0])] = 1
+        wait_until(lambda: _holds[0])
+    return rows
+
+
+def let_go():
+    _holds[0] = 1
+
+
+def may_go():
+    return bool(_holds[0])
+
+
+@contextlib.contextmanager
+def once_held(do, *ranks):
+    """Call ``do()`` in a thread, as soon as these ranks are held in a call of the block."""
+
+    def watch():
+        wait_until(lambda: all(_holds[1 + rank] for rank in ranks))
+        do()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def signal_once_held(signum, *ranks):
+    """Send the main thread a signal, when these ranks are held in a call of the block."""
+    main = threading.main_thread().ident
+
+    def send():
+        time.sleep(0.05)  # on most machines a master that isn't held waits for the others by then
+        signal.pthread_kill(main, signum)
+
+    return once_held(send, *ranks)
 
 
 def checked(condition, error):

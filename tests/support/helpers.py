@@ -1,18 +1,22 @@
 """Theano ops that do anything on a rank, and functions that compile quickly."""
 
+import contextlib
 import functools
 import gc
 import os
 import re
 import time
+from pathlib import Path
 
 import numpy as np
+import psutil
 import theano
 import theano.tensor as T
 
 import synkhronos as synk
 from support import host_library
 from support.layouts import ON_DEVICES
+from support.waiting import LONG
 
 # Operations on devices have compiled code only, so they need a linker that runs it.
 MODE = theano.Mode("vm", "fast_compile") if ON_DEVICES else host_library.MODE
@@ -68,12 +72,15 @@ def mapped_bytes(pid):
 
 
 def shared_memory():
-    """Return the bytes of shared memory that the machine has in use."""
-    with open("/proc/meminfo") as meminfo:
-        for line in meminfo:
-            if line.startswith("Shmem:"):
-                return int(line.split()[1]) * 1024
-    raise AssertionError("no Shmem in /proc/meminfo")
+    """Return the bytes of the segments that this process and its children hold."""
+    segments = {}
+    for process in [psutil.Process(), *psutil.Process().children()]:
+        for link in Path(f"/proc/{process.pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # it is closed
+                if os.readlink(link).startswith("/dev/shm/"):
+                    found = link.stat()
+                    segments[found.st_dev, found.st_ino] = 512 * found.st_blocks
+    return sum(segments.values())
 
 
 def shares(x, n):
@@ -91,7 +98,7 @@ def until(file):
     """Return a function of an array that waits until a file exists."""
 
     def wait(x):
-        end = time.monotonic() + 60
+        end = time.monotonic() + LONG
         while not file.exists() and time.monotonic() < end:
             time.sleep(0.005)
         return x

@@ -3,9 +3,9 @@
 A suite lists its layouts as ``LAYOUTS``, or runs on `ALL`; its fixture ``ranks`` is a session on
 each of them in turn. With SYNKHRONOS_TEST_DEVICES=opencl0:0,opencl0:0 (and
 SYNKHRONOS_TEST_MASTER=1, SYNKHRONOS_TEST_TRANSPORT=stand-in) all suites run on one layout, which
-these name; the transport "nccl" is NCCL, "stand-in" what stands in for it. A process can fork for
-devices only once, so all suites of such a run share one session, and the tests that fork for
-themselves are left out.
+these name; the transport "nccl" is NCCL, "stand-in" what stands in for it, and "mpi" is that of
+several machines, on this one alone. A process can fork for devices only once, so all suites of such
+a run share one session, and the tests that fork for themselves are left out.
 """
 
 import contextlib
@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Tuple
 
+import pytest
+
 import synkhronos as synk
 from support.host_library import MODE, NAME
 from support.leaks import nothing_left
 from synkhronos import session as _session
+from synkhronos.comm.mpi.link import Link
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,10 @@ class Layout:
             from support import one_gpu
 
             one_gpu.install()
+        elif self.transport == "mpi":
+            pytest.importorskip("mpi4py")
+            _session._Current.link = Link()
+            _session._Current.link.begin()
         if self.devices:
             return synk.fork(devices=list(self.devices), master_rank=self.master, **kwargs)
         return synk.fork(self.ranks // self.machines, master_rank=self.master, **kwargs)
@@ -113,6 +120,10 @@ def forked(layout, **kwargs):
         finally:
             if _session._Current.session is not None:
                 synk.close()
+            if layout.transport == "mpi":
+                link, _session._Current.link = _session._Current.link, None
+                link.end()
+                link.channel.close()
 
 
 def running(layout):

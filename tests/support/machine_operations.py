@@ -8,6 +8,7 @@ import theano.tensor as T
 from theano.compile.ops import as_op
 
 NOTHING, RAISE, KILL, SLEEP, STOP, NARROW = range(6)
+SECONDS = 8  # that a rank sleeps
 
 
 @as_op(itypes=[T.dvector], otypes=[T.dvector])
@@ -19,7 +20,7 @@ def trouble(x):
     if what == KILL:
         os.kill(os.getpid(), signal.SIGKILL)
     if what == SLEEP:
-        time.sleep(2)
+        time.sleep(SECONDS)
     if what == STOP:
         os.kill(os.getpid(), signal.SIGSTOP)
     if what == NARROW:

@@ -17,7 +17,7 @@ BEGIN = """
 import os, signal, sys, threading, time
 import numpy as np, theano, theano.tensor as T
 import synkhronos as synk
-from support.machine_operations import KILL, NARROW, RAISE, SLEEP, STOP, trouble
+from support.machine_operations import KILL, NARROW, RAISE, SECONDS, SLEEP, STOP, trouble
 
 theano.config.mode = "FAST_COMPILE"
 n = synk.fork(int(os.environ["RANKS"]))
@@ -39,7 +39,7 @@ def attempt(call, *args):
     except BaseException as error:
         seconds = time.monotonic() - begin
         print(type(error).__name__, getattr(error, "rank", None), str(error).splitlines()[:1],
-              "in time" if seconds < 1.5 else f"after {seconds} s", flush=True)
+              "in time" if seconds < SECONDS - 1 else f"after {seconds} s", flush=True)
     else:
         print("went well", np.sum(result), flush=True)
 
@@ -67,7 +67,7 @@ def start(these, script, tmp_path, ranks=1, impatient=False, **variables):
     )
 
 
-def finish(process, seconds=60):
+def finish(process, seconds=300):
     """Return the output of a script; end what is left of mpirun."""
     try:
         return process.communicate(timeout=seconds)[0]
@@ -169,7 +169,7 @@ class Job:
         """Return the other lines of the script."""
         return self.lines_before(f"end of {self._number}")
 
-    def lines_before(self, last, seconds=60):
+    def lines_before(self, last, seconds=300):
         """Return the lines before one."""
         found, end = [], time.monotonic() + seconds
         while True:
@@ -190,7 +190,7 @@ class Job:
             self._number += 1
             self._give("end")
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(60)
+                self._process.wait(300)
             status = self._process.poll()
             self._end()
             assert status == 0

@@ -5,7 +5,9 @@ import threading
 
 import numpy as np
 
-SECONDS = 20  # of waits that should be short
+from support.waiting import LONG
+
+SECONDS = LONG  # of waits that should be short
 
 
 def on_threads(devices, function):

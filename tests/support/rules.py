@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from support.waiting import wait_until
+from support.waiting import LONG, wait_until
 
 MODEL = str(Path(__file__).with_name("rule_model.py"))
 MPIRUN = shutil.which("mpirun", path=f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
@@ -59,22 +59,27 @@ class Launched:
             self.lines.append(line)
 
     @property
+    def variable(self):
+        """A variable that all processes of the run have."""
+        return f"SYNKHRONOS_TEST_RUN={self._mark}"
+
+    @property
     def output(self):
         return "".join(self.lines)
 
-    def wait_for(self, text, seconds=60):
+    def wait_for(self, text):
         """Wait until the output has a text."""
-        wait_until(lambda: text in self.output or self.process.poll() is not None, seconds)
+        wait_until(lambda: text in self.output or self.process.poll() is not None)
         assert text in self.output, self.output
 
-    def wait(self, seconds=90):
+    def wait(self, seconds=300):
         """Wait for the end; return the exit status."""
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise AssertionError(f"no end after {seconds} s:\n{self.output}") from None
-        self._reader.join(10)
+        self._reader.join(LONG)
         self.process.stdout.close()
         return self.process.returncode
 

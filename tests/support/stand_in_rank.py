@@ -13,9 +13,11 @@ import traceback
 
 def rank(job):
     """Run as one rank of a job; `does` of its settings says what."""
-    from mpi4py import MPI
-
     from synkhronos._machine.processes import tell_guard_of_mpi
+    from synkhronos.comm.mpi import folders
+
+    with folders.of_segment():  # as in a rank of the rules
+        from mpi4py import MPI
 
     tell_guard_of_mpi()
     world = MPI.COMM_WORLD
@@ -35,8 +37,7 @@ def rank(job):
             os.makedirs(job["options"]["snapshot_path"], exist_ok=True)
             open(os.path.join(job["options"]["snapshot_path"], "snapshot_0003.npz"), "w").close()
         world.Barrier()
-    world.Barrier()  # all have printed
-    time.sleep(0.3)  # and have left the barrier
+    world.gather(None, world.size - 1)  # all have printed, and only the last one waits for others
     if number == world.size - 1:
         if does == "is killed":
             os.kill(os.getpid(), signal.SIGKILL)

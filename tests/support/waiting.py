@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-TEST_SECONDS = 600  # a test that takes longer, with its fixtures, counts as hung
+TEST_SECONDS = 1800  # a test that takes longer, with its fixtures, counts as hung
+LONG = 100  # seconds, for what should take one: so slow is no machine
 
 
 def end_after(seconds):
@@ -33,7 +34,7 @@ class Watch:
             end_after(TEST_SECONDS)  # pytest has just stopped the timer
 
 
-def wait_until(condition, seconds, what=lambda: ""):
+def wait_until(condition, seconds=LONG, what=lambda: ""):
     """Wait until the condition holds and return the seconds, or fail with the message `what()`."""
     begin = time.monotonic()
     while not condition():

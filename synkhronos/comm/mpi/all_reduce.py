@@ -57,6 +57,9 @@ class AllReduce:
             if other != machine:
                 theirs = [c for c in numbers if c % n_machines == other]
                 self._add_streams(other, theirs, tag)
+        if n_machines == 1:  # no values come that would complete a chunk
+            for chunk in self._mine:
+                self._take(chunk, machine, self._values(self._chunk_list[chunk]))
 
     def _add_streams(self, other, theirs, tag):
         """Add the four streams of messages between this machine and another one."""
@@ -134,7 +137,7 @@ class AllReduce:
         return self._wire.receive(machine, buffer, tag + 1), buffer
 
     def _take(self, chunk, machine, values):
-        """Take another machine's values of an own chunk; reduce it when all have come."""
+        """Take a machine's values of an own chunk; reduce it when all have come."""
         pieces = self._chunk_list[chunk]
         sources = self._sources.setdefault(chunk, {self._machine: self._values(pieces)})
         sources[machine] = values

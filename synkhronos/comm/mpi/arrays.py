@@ -10,9 +10,10 @@ first rank of a machine here.
 
 import numpy as np
 
+from synkhronos._arithmetic.operations import wide
 from synkhronos.comm import Aborted
 from synkhronos.comm.mpi.buckets import reduce_into_first
-from synkhronos.comm.shared.arrays import SharedArrays, reduce_whole, wide
+from synkhronos.comm.shared.arrays import SharedArrays, reduce_whole
 
 EQUAL, UNEQUAL = 1, 2  # verdicts of leaders
 _BUCKET_BITS = 16  # of the number of a bucket, beside the number of the run
@@ -89,8 +90,7 @@ class MachinesArrays(SharedArrays):
         gate = self._all
         id = gate.next_id()
         kinds, shapes = layout
-        # With the machine: no other one's is the same, even if its ranks differ in the same way.
-        here = (kinds, shapes[0]) if is_equal else ("unequal", gate.layout.machine, shapes)
+        here = (kinds, shapes[0]) if is_equal else ("unequal", shapes)
         places = self._storage.places(0, key) if is_equal else []
         gate.hold_interrupts()
         gate.link.reduce(id, places, ops, divisor, here, gate.compress)
@@ -166,7 +166,7 @@ class MachinesArrays(SharedArrays):
         """Return the shapes on each rank, of the layouts of all machines."""
         gate, found = self._all, []
         for n_ranks, each in zip(gate.layout.counts, layouts):
-            found += each[2] if each[0] == "unequal" else [each[1]] * n_ranks
+            found += each[1] if each[0] == "unequal" else [each[1]] * n_ranks
         if all(shapes == found[0] for shapes in found):
             raise ValueError(_about_dtypes(gate.layout.hosts, [dtypes for dtypes, _ in layouts]))
         return found

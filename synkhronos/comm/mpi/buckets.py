@@ -8,9 +8,8 @@
 No rank waits for another one, or for the carrier, before it needs a result.
 """
 
-import numpy as np
-
 from synkhronos._arithmetic.blocks import cut, reduce_block
+from synkhronos._arithmetic.operations import OPERATIONS
 
 
 class Bucket:
@@ -36,17 +35,15 @@ class Bucket:
         """Whether all ranks of this machine have begun it."""
         return len(self._channels) == len(self._places)
 
-    def layout(self, machine):
-        """Return the dtypes and shapes that the ranks of this machine have, for comparison.
-
-        If they differ, it is the layout of no other machine, even if its ranks differ alike.
-        """
+    @property
+    def layout(self):
+        """The dtypes and shapes that the ranks of this machine have, for comparison."""
         first, *others = self._layouts
         kinds = [kind for kind, _ in first]
         shapes = [[shape for _, shape in layout] for layout in self._layouts]
         if all(layout == first for layout in others):
             return kinds, shapes[0]
-        return "unequal", machine, shapes
+        return "unequal", shapes
 
     @property
     def places(self):
@@ -76,28 +73,10 @@ def reduce_into_first(everyone, ops, counting, n_parts, part):
     if not counting:
         if part == 0:
             for op, box in zip(ops, everyone[0]):
-                box.fill(identity(op, box.dtype))
+                box.fill(OPERATIONS[op].identity(box.dtype))
         return
     if list(counting) == [0]:
         return
     sources = [everyone[rank] for rank in counting]
     for position, (out, *blocks) in cut(list(zip(everyone[0], *sources)), n_parts, part):
-        op = "sum" if ops[position] == "avg" else ops[position]
-        reduce_block(op, blocks, out, 1)
-
-
-def identity(op, dtype):
-    """Return the number that changes nothing in a reduction.
-
-    >>> identity("max", np.dtype("int8")), identity("prod", np.dtype("f4")), identity("avg", "f8")
-    (-128, 1, 0)
-    """
-    dtype = np.dtype(dtype)
-    if op in ("avg", "sum", "prod"):
-        return int(op == "prod")
-    if dtype.kind == "b":
-        return op == "min"
-    if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        return limits.max if op == "min" else limits.min
-    return np.inf if op == "min" else -np.inf
+        reduce_block(ops[position], blocks, out, 1)  # averages are divided between the machines

@@ -22,30 +22,41 @@ Each second carriers tell one another that they are alive. On other machines tha
 process that has been stopped for long counts as dead, because nothing else would tell the script.
 """
 
+import collections
+import functools
 import os
 import pickle
 import signal
 import socket
-import struct
 import sys
 import time
 import traceback
+import warnings
 
 import mpi4py
 
+from synkhronos.comm.mpi import folders
+from synkhronos.comm.mpi.settings import open_no_ports
+
+open_no_ports()
 # Open MPI asks the receiver before it sends more than this. The question and the answer would wait
-# behind the data that a slow cable has queued; here the receiver is ready in almost all cases.
-os.environ.setdefault("OMPI_MCA_btl_tcp_eager_limit", str(1 << 20))
+# behind the data that a slow cable has queued; here the receiver is ready in almost all cases. A
+# part of an array is a little more: what checks it, and what MPI adds.
+os.environ.setdefault("OMPI_MCA_btl_tcp_eager_limit", str((1 << 20) + (1 << 12)))
 mpi4py.rc.threads = False  # only one thread calls MPI
+# Of another MPI's mpiexec: `synkhronos run` refuses it with a sentence.
+warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
 
-from mpi4py import MPI  # noqa: E402
+with folders.of_segment():
+    from mpi4py import MPI
 
+from synkhronos._machine.log import log  # noqa: E402
 from synkhronos._machine.processes import StopWatch  # noqa: E402
 from synkhronos._machine.shared_memory import Segments  # noqa: E402
-from synkhronos.comm.mpi.channel import Channel, Closed  # noqa: E402
+from synkhronos.comm.mpi import secret  # noqa: E402
+from synkhronos.comm.mpi.channel import Channel, Closed, is_own  # noqa: E402
 from synkhronos.comm.mpi.fetches import Fetches, problem_here  # noqa: E402
 from synkhronos.comm.mpi.reductions import Reductions  # noqa: E402
-from synkhronos.comm.mpi.segment import unlink_segment  # noqa: E402
 from synkhronos.comm.mpi.transfers import Spread, bytes_of, parts  # noqa: E402
 from synkhronos.comm.mpi.waiting import Waiting  # noqa: E402
 
@@ -53,14 +64,16 @@ HEARTBEAT_SECONDS = 1.0
 LOST_SECONDS = 8.0  # a machine that has not been heard of for this long is lost
 _REQUESTS = {"fetch", "reduce", "bucket", "spread"}  # of ranks: the answer may be "failed"
 _MESSAGE, _BULK = 1, 2  # tags; all-reduces have others
+_WINDOW = 16  # parts of arrays to one machine that are under way, each of them copied to be checked
 
 
 class Carrier:
     """The event loop of a carrier."""
 
-    def __init__(self, leader, listener):
-        self._comm = MPI.COMM_WORLD.Dup()
-        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+    def __init__(self, leader, listener, given=None):
+        comm = MPI.COMM_WORLD.Dup()
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self._comm = secret.checked(comm, given)
         self.machine, self.n_machines = self._comm.rank, self._comm.size
         self._hosts = self._comm.allgather(socket.gethostname())
         self._others = [m for m in range(self.n_machines) if m != self.machine]
@@ -74,6 +87,8 @@ class Carrier:
         self._waiting.add(listener)
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # to refuse connections with
         self._sending = []  # (request, buffer)
+        self._bulk = collections.defaultdict(collections.deque)  # by machine: (part, then)
+        self._n_bulk = collections.Counter()  # by machine: parts that are under way
         self._receiving = []  # (request, buffer, what to do then); also some that is sent
         self._reductions = Reductions(self)
         self._spreads = {}  # id -> Spread
@@ -168,9 +183,7 @@ class Carrier:
             connection, _ = self._listener.accept()
         except OSError as error:
             return self._refuse(error)
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        _, user, _ = struct.unpack("3i", credentials)
-        if user != os.getuid():
+        if not is_own(connection):
             return connection.close()
         channel = Channel(connection)
         self._channels[channel.fileno()] = channel
@@ -311,9 +324,22 @@ class Carrier:
         """Receive an array; return the request."""
         return self._comm.Irecv([bytes_of(buffer), MPI.BYTE], machine, tag)
 
-    def send_bulk(self, machine, part):
-        """Send a part of an array."""
-        self._sending.append((self.send(machine, part, _BULK), part))
+    def send_bulk(self, machine, part, then=lambda: None):
+        """Send a part of an array; call `then` when it has gone."""
+        self._bulk[machine].append((part, then))
+        self._begin_bulk(machine)
+
+    def _begin_bulk(self, machine):
+        while self._bulk[machine] and self._n_bulk[machine] < _WINDOW:
+            part, then = self._bulk[machine].popleft()
+            self._n_bulk[machine] += 1
+            then = functools.partial(self._sent, machine, then)
+            self._receiving.append((self.send(machine, part, _BULK), part, then))
+
+    def _sent(self, machine, then):
+        self._n_bulk[machine] -= 1
+        self._begin_bulk(machine)
+        then()
 
     def receive_bulk(self, machine, part, then):
         """Receive a part of an array; call `then` when it has come."""
@@ -352,8 +378,7 @@ class Carrier:
                 self.tell(machine, "spreading", id, [array.nbytes for array in arrays])
                 for part in (part for array in arrays for part in parts(array)):
                     spread.left += 1
-                    work = self.send(machine, part, _BULK), part, spread.one_less
-                    self._receiving.append(work)
+                    self.send_bulk(machine, part, spread.one_less)
             self._end_spread(id, spread)  # if there was nothing to send
             return self.post(channel, "done", id, None)
         spread = self._spreads.setdefault(id, Spread())
@@ -416,14 +441,17 @@ def _wait_at_most(request, seconds):
         os.sched_yield()
 
 
-def main(fd: int, name: str) -> None:
-    """Run a carrier: `fd` is its socket to the leader; ranks connect to the abstract name."""
+def main(fd: int, bound: int) -> None:
+    """Run a carrier: `fd` is its socket to the leader, and to `bound` ranks connect."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the script answers it
-    unlink_segment()
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(f"\0{name}")
-    listener.listen(1024)
-    carrier = Carrier(Channel(socket.socket(fileno=fd)), listener)
+    given = secret.take()
+    listener = socket.socket(fileno=bound)
+    listener.listen(1024)  # here: ranks ask for the number of the process that has called it
+    try:
+        carrier = Carrier(Channel(socket.socket(fileno=fd)), listener, given)
+    except secret.NoSecret as error:
+        log.error("%s: %s", socket.gethostname(), error)
+        os._exit(1)  # the end of MPI would wait for others
     try:
         carrier.run()
     except Exception as error:
@@ -433,7 +461,9 @@ def main(fd: int, name: str) -> None:
         if carrier.has_lost:
             # The end of MPI would wait for the lost machine. So does what Python does at its exit.
             os._exit(1)
+    # Here, not at Python's exit: messages may be under way in memory that the carrier holds.
+    MPI.Finalize()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(*map(int, sys.argv[1:]))

@@ -1,5 +1,6 @@
 """Messages between two processes of one machine, over a Unix socket: any object that pickles."""
 
+import os
 import pickle
 import select
 import socket
@@ -37,8 +38,7 @@ class Channel:
     @property
     def peer(self) -> int:
         """The id of the process that listened, on the end that has connected to it."""
-        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        return struct.unpack("3i", credentials)[0]
+        return _credentials(self._socket)[0]
 
     def send(self, message) -> None:
         """Send a message; wait while the other end has no room for it.
@@ -117,6 +117,17 @@ def _wait_for(connection, event, seconds):
     poll = select.poll()  # select.select takes no descriptor above 1023
     poll.register(connection, event)
     return bool(poll.poll(None if seconds is None else 1000 * seconds))
+
+
+def is_own(connection: socket.socket) -> bool:
+    """Return whether the process at the other end is of this user; what it sends is unpickled."""
+    return _credentials(connection)[1] == os.getuid()
+
+
+def _credentials(connection):
+    """Return process, user and group of the other end: that has connected, or that listens."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return struct.unpack("3i", found)
 
 
 def pair():

@@ -166,8 +166,7 @@ class GateOfMachines(Gate):
         id = self.next_id()
         self.link.tell(None, ("exchanged", id, value))
         self.wait(lambda: len(self._exchanged.get(id, ())) == len(self.layout.counts) - 1)
-        found = self._exchanged.pop(id)
-        found[self.layout.machine] = value
+        found = {**self._exchanged.pop(id, {}), self.layout.machine: value}  # {}: one machine
         return [found[machine] for machine in range(len(self.layout.counts))]
 
     def told_by(self, machine, id):

@@ -1,10 +1,14 @@
 """The beginning of a session on several machines: all say what they have, the master decides."""
 
+import functools
+import hashlib
 import os
 import platform
+import shlex
 import socket
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import List, Optional, Tuple
 
 import numpy as np
@@ -14,8 +18,9 @@ from synkhronos.errors import SessionError
 
 # Each names the number of processes of a job: Open MPI, MPICH and Intel MPI, Slurm's steps.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+_SCRIPTS = 0xFFFFFFF0  # Slurm's steps from this one on run a batch script, or a shell
 _LIBRARY = "library"
-COLUMNS = ("host", "Synkhronos", _LIBRARY, "NumPy", "Python")  # of the facts
+COLUMNS = ("host", "Synkhronos", "files", _LIBRARY, "NumPy", "Python")  # of the facts
 
 
 @dataclass(frozen=True)
@@ -90,13 +95,36 @@ def n_processes(environment=os.environ) -> int:
     (2, 1)
     """
     for name in _SIZES:
-        if environment.get(name, "").isdigit():
+        if environment.get(name, "").isdigit() and not _is_of_script(name, environment):
             return int(environment[name])
     return 1
 
 
+def _is_of_script(name, environment):
+    """Return whether a variable is that of Slurm's step for a batch script, not of srun."""
+    step = environment.get("SLURM_STEP_ID", "")
+    return name.startswith("SLURM") and not (step.isdigit() and int(step) < _SCRIPTS)
+
+
+def refusal(script: str, environment=os.environ) -> str:
+    """Return the sentence for processes that MPI does not know to be one job."""
+    n = n_processes(environment)
+    line = f"python -m synkhronos run {shlex.quote(script)}"
+    launch = f"`synkhronos launch {shlex.quote(script)}`"
+    if "SLURM_STEP_ID" in environment:
+        advice = (
+            f"write {launch} in the batch script, or `srun --mpi=pmix {line}`, for an MPI with PMIx"
+        )
+    else:
+        advice = f"start them with the mpiexec of that MPI, or write {launch} with --hosts"
+    return (
+        f"{n} processes were started, but for the MPI that mpi4py loads each is alone, and would "
+        f"run the whole script: {advice}."
+    )
+
+
 def facts() -> Tuple[str, ...]:
-    """Return the name of this machine, and the versions that all must agree on."""
+    """Return the name of this machine, and the versions that all must agree on: see `COLUMNS`."""
     versions = []
     try:
         host = choice.choose()
@@ -108,7 +136,19 @@ def facts() -> Tuple[str, ...]:
         except metadata.PackageNotFoundError:
             versions.append(otherwise)
     versions[-1] = f"{choice.TITLES[host]} {versions[-1]}"
-    return (socket.gethostname(), *versions, np.__version__, platform.python_version())
+    own, library = versions
+    python = platform.python_version()
+    return (socket.gethostname(), own, digest(), library, np.__version__, python)
+
+
+@functools.lru_cache(maxsize=None)
+def digest(folder: Path = Path(__file__).parents[2]) -> str:
+    """Return a digest of the source files in a folder; of this package by default."""
+    found = hashlib.sha256()
+    for path in sorted(each for each in folder.rglob("*") if each.suffix in (".py", ".cpp")):
+        found.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
+        found.update(path.read_bytes())
+    return found.hexdigest()[:8]
 
 
 def with_titles(titles, rows) -> List[Tuple[str, ...]]:

@@ -8,6 +8,9 @@ import threading
 
 import mpi4py
 
+from synkhronos.comm.mpi.settings import open_no_ports
+
+open_no_ports()
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = False
 

@@ -17,7 +17,8 @@ import time
 from synkhronos._machine.devices import python_command
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.processes import StopWatch
-from synkhronos.comm.mpi.channel import Channel, Closed, pair
+from synkhronos.comm.mpi import secret
+from synkhronos.comm.mpi.channel import Channel, Closed, is_own, pair
 from synkhronos.errors import SessionError, WorkerDied
 
 _END_SECONDS = 5.0
@@ -40,14 +41,20 @@ class Link:
     def __init__(self):
         ours, theirs = pair()
         self.name = f"synkhronos-{secrets.token_hex(16)}"
-        os.set_inheritable(theirs.fileno(), True)
-        code = "from synkhronos.comm.mpi.carrier import main; main(int(sys.argv[1]), sys.argv[2])"
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(f"\0{self.name}")  # no other process has seen the name
+        passed = [theirs.fileno(), listener.fileno()]
+        code = "from synkhronos.comm.mpi.carrier import main; main(*map(int, sys.argv[1:]))"
+        given = dict(os.environ)  # with the secret of the job, which only the carrier needs
+        secret.take()
         self._carrier = subprocess.Popen(
-            python_command(code, str(theirs.fileno()), self.name),
-            pass_fds=[theirs.fileno()],
+            python_command(code, *map(str, passed)),
+            env=given,
+            pass_fds=[*passed, *_descriptors_of_mpi()],
             stdin=subprocess.DEVNULL,
         )
         theirs.close()
+        listener.close()
         self._owner = os.getpid()
         self.channel = Channel(ours)
         self.machine = self.n_machines = None
@@ -203,7 +210,10 @@ class Link:
                 self._loss = f"Machine {host} is lost: {why}"
 
     def lost(self):
-        """Return the exception for a job that has ended."""
+        """Return the exception for a job that has ended, with the reason that the carrier told."""
+        if self._end is None:
+            with contextlib.suppress(Closed, WorkerDied):  # nothing more, or that it has ended
+                self._sort(self.channel.receive())
         reason, machine = self._end or (
             f"The process of {socket.gethostname()} that speaks MPI has ended",
             self.machine,
@@ -214,6 +224,11 @@ class Link:
             f"{reason}, and with it the job on {self.n_machines} machines: start it again.",
             self.first_rank_of(machine),
         )
+
+    def explained(self, end):
+        """Return an end of the job that a `Line` has seen, with the reason if the carrier told."""
+        told = self.lost()
+        return end if self._end is None else told
 
     def end(self, reason=None) -> None:
         """End the carriers of all machines; `reason` is None at the script's regular end."""
@@ -302,6 +317,9 @@ class Line:
             if self._channel is None:
                 connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 connection.connect(f"\0{self._name}")
+                if not is_own(connection):  # when the carrier has ended, its name can be taken
+                    connection.close()
+                    raise ConnectionError
                 self._channel = Channel(connection)
             self._channel.send(message)
         except (Closed, ConnectionError):
@@ -338,3 +356,12 @@ class Line:
             self._channel.close()
             self._channel = None
         self._answers.clear()
+
+
+def _descriptors_of_mpi():
+    """Return the descriptor by which MPICH's processes speak with mpiexec, if there is one."""
+    number = os.environ.get("PMI_FD", "")
+    with contextlib.suppress(OSError, ValueError):
+        os.fstat(int(number))
+        return [int(number)]
+    return []

@@ -107,6 +107,7 @@ def dead_ranks(comm: Any) -> set[int]:
 
     After that, receiving from any source works again.
     """
+    comm = getattr(comm, "comm", comm)  # of `Sealed`
     if not hasattr(comm, "Get_failed"):
         return set()
     try:

@@ -95,7 +95,7 @@ class Reductions:
             bucket.answer(self._carrier.post, "done", id, told)
 
         try:
-            here, arrays = bucket.layout(self._carrier.machine), []
+            here, arrays = bucket.layout, []
             if here[0] != "unequal":
                 arrays = bucket.reduce(self._carrier.open, ops, counting)
             self._begin_round(id, arrays, (ops, divisor, here, compress), answer)

@@ -94,7 +94,8 @@ class Round:
             self._layout if machine == carrier.machine else others[machine][0]
             for machine in range(carrier.n_machines)
         ]
-        if any(layout != self._layout for layout in layouts):
+        # Machines may have "unequal" layouts that are alike, or there is one machine.
+        if self._layout[0] == "unequal" or any(layout != self._layout for layout in layouts):
             self.end(layouts)
             return True
         if self.inline is not None:

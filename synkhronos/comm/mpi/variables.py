@@ -9,8 +9,9 @@ import itertools
 import numpy as np
 
 from synkhronos import _host
+from synkhronos._arithmetic.operations import wide
 from synkhronos.comm.mpi.arrays import EQUAL, UNEQUAL, Unequal
-from synkhronos.comm.shared.arrays import reduce_whole, wide
+from synkhronos.comm.shared.arrays import reduce_whole
 from synkhronos.comm.shared.variables import (
     SharedVariables,
     first_unequal,

@@ -14,6 +14,7 @@ import numpy as np
 
 from synkhronos import _host
 from synkhronos._arithmetic.blocks import cut, reduce_block
+from synkhronos._arithmetic.operations import wide
 from synkhronos.comm import Arrays
 
 # Up to so many ranks and bytes, each rank reads the arrays of all ranks and reduces them for
@@ -201,8 +202,3 @@ def _copy(array, target):
     if target is None or target is array:
         return array
     return reduce_whole("sum", [array], target, 1)
-
-
-def wide(dtype):
-    """Return the dtype in which arrays of a dtype are summed."""
-    return np.dtype(np.float32) if dtype == np.float16 else dtype

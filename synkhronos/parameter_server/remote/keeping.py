@@ -31,11 +31,10 @@ from typing import Any, Callable, ContextManager
 import cloudpickle
 import numpy as np
 
+from synkhronos._arithmetic.operations import OPERATIONS, divide, wide
 from synkhronos._machine.log import log
 from synkhronos.parameter_server import saving
 from synkhronos.parameter_server.remote import placement
-
-_COMBINE = {"sum": np.add, "mean": np.add, "max": np.maximum}
 
 
 @dataclass
@@ -332,8 +331,11 @@ class Keeper:
                 return
             del key.rounds[version]
             total = current.total
-            if key.op == "mean":
-                np.divide(total, self._n_workers, out=total, casting="unsafe")
+            if OPERATIONS[key.op].divides:
+                divide(total, self._n_workers)
+            if total.dtype != key.dtype:  # rounded once, at the end
+                total = key.buffer()
+                total[...] = current.total
             if self._updater is None:
                 key.weight = key.snapshot = total  # not changed any more: pulls get it itself
             else:
@@ -348,10 +350,13 @@ class Keeper:
         """Add the pushes of a round in the order of the workers, so that sums have equal bits."""
         while current.n_added in current.pushed:
             array = current.pushed.pop(current.n_added)
-            if current.total is None:
+            if current.total is None and wide(key.dtype) == key.dtype:
                 current.total = array
+            elif current.total is None:
+                current.total = array.astype(wide(key.dtype))
+                key.pool.append(array)
             else:
-                _COMBINE[key.op](current.total, array, out=current.total)
+                OPERATIONS[key.op].combine(current.total, array, current.total)
                 key.pool.append(array)
             current.n_added += 1
 

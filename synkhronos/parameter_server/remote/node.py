@@ -23,6 +23,7 @@ from typing import Sequence
 
 from synkhronos._machine.devices import default_threads
 from synkhronos._machine.processes import end_with_parent, tell_guard_of_mpi
+from synkhronos.comm.mpi import folders, secret
 
 _OF_MPI = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -57,14 +58,14 @@ def main(argv: Sequence[str]) -> int:
         os.environ.setdefault(name, str(default_threads(here)))
     from synkhronos.parameter_server.remote import protocol
 
+    given = secret.take()  # not for the script
     protocol.prepare()
     from synkhronos.comm.mpi.library import MPI
-    from synkhronos.comm.mpi.segment import unlink_segment
 
-    MPI.Init_thread(MPI.THREAD_SERIALIZED)  # heartbeats have a thread in servers
+    with folders.of_segment():
+        MPI.Init_thread(MPI.THREAD_SERIALIZED)  # heartbeats have a thread in servers
     tell_guard_of_mpi()
-    unlink_segment()
-    comm = MPI.COMM_WORLD
+    comm = secret.checked(MPI.COMM_WORLD, given)
     if comm.size != job.n_servers + job.n_workers:
         wanted = f"{job.n_servers} servers and {job.n_workers} workers"
         sys.stderr.write(f"mpirun has started {comm.size} processes for {wanted}\n")
@@ -153,6 +154,9 @@ def end(status: int) -> None:
 if __name__ == "__main__":
     try:
         status = main(sys.argv)
+    except secret.NoSecret as error:
+        sys.stderr.write(f"{socket.gethostname()}: {error}\n")
+        status = 1
     except BaseException:
         traceback.print_exc()
         status = 1

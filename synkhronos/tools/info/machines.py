@@ -16,12 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 from synkhronos._machine import devices
 from synkhronos.comm.mpi import job
-from synkhronos.tools import launch
+from synkhronos.tools import launch, mpirun
 
 _SECONDS = 120
 _MARK = "synkhronos-machine "
 _COLUMNS = ("machine", *job.COLUMNS, "cores", "devices")
-_VERSIONS = slice(2, 6)  # of a row: what must be the same everywhere
+_VERSIONS = slice(2, 7)  # of a row: what must be the same everywhere
 
 
 def main(options: argparse.Namespace) -> int:
@@ -63,14 +63,7 @@ def _line(host, options):
 def _ask(host, line, agent):
     """Return the row of a machine, and a sentence if there is none."""
     try:
-        done = subprocess.run(
-            line,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS,
-            start_new_session=True,
-        )
+        done = mpirun.ask(line, _SECONDS)
     except subprocess.TimeoutExpired:
         return None, f"{host.name} gives no answer within {_SECONDS} s."
     for text in done.stdout.splitlines():
@@ -94,7 +87,7 @@ def agree(rows: list[list[str]]) -> bool:
 def disagreement(rows: list[list[str]]) -> str:
     """Return a sentence that names the versions that differ.
 
-    >>> rows = [["a", "n", "1", "Theano 1", numpy, "3.8"] for numpy in ("1.23", "1.2")]
+    >>> rows = [["a", "n", "1", "e2", "Theano 1", numpy, "3.8"] for numpy in ("1.23", "1.2")]
     >>> disagreement(rows)
     'They differ in NumPy: fork() needs the same versions on all machines.'
     """
@@ -106,9 +99,9 @@ def disagreement(rows: list[list[str]]) -> str:
 def table(rows: list[list[str]]) -> str:
     """Return the rows as text.
 
-    >>> print(table([["a", "n", "0.1", "Theano 1.0.5", "1.23.5", "3.11.7", "2", "2 cpu"]]))
-    machine  host  Synkhronos  Theano  NumPy   Python  cores  devices
-    a        n     0.1         1.0.5   1.23.5  3.11.7  2      2 cpu
+    >>> print(table([["a", "n", "0.1", "e2", "Theano 1.0.5", "1.23.5", "3.11.7", "2", "2 cpu"]]))
+    machine  host  Synkhronos  files  Theano  NumPy   Python  cores  devices
+    a        n     0.1         e2     1.0.5   1.23.5  3.11.7  2      2 cpu
     """
     lines = job.with_titles(_COLUMNS, rows)
     widths = [max(map(len, column)) for column in zip(*lines)]

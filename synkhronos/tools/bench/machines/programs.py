@@ -23,6 +23,7 @@ from pathlib import Path
 
 from synkhronos._machine.devices import python_command
 from synkhronos._machine.processes import end_with_parent
+from synkhronos.comm.mpi import folders
 from synkhronos.tools import launch
 
 MARK = "synkhronos-bench "
@@ -52,8 +53,10 @@ class Program:
     def __enter__(self):
         self._log = tempfile.TemporaryFile()
         self._received = b""
+        self._folder = folders.of_mpirun(os.environ)
         self._process = subprocess.Popen(
             self._line,
+            env=self._folder.__enter__(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -75,6 +78,7 @@ class Program:
             self._end()
         self._process.stdout.close()
         self._log.close()
+        self._folder.__exit__(None, None, None)
 
     def ask(self, do, seconds=ANSWER_SECONDS, **message):
         """Let the program do something; return its answer."""

@@ -1,0 +1,123 @@
+"""Folders for the files that Open MPI leaves where its processes are killed.
+
+A folder has a lock as long as its process lives. Those without one are removed by the next.
+
+As a script this file runs a command, the daemon that mpirun starts on another machine, with a
+folder of its own for its files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Iterator, Mapping
+
+# Where PRRTE keeps its files: for all its processes, for mpirun alone, for daemons elsewhere.
+_BASES = tuple(f"PRTE_MCA_prte_{which}tmpdir_base" for which in ("", "local_", "remote_"))
+_OF_MPIRUN = "synkhronos-mpirun-"
+# Where Open MPI has the file of the memory that the processes of a machine share.
+_SHARED = "OMPI_MCA_btl_sm_backing_directory"
+_OF_SEGMENT = "mpi-of-synkhronos-"
+
+
+@contextlib.contextmanager
+def of_mpirun(environment: Mapping[str, str], variable: str = _BASES[1]) -> Iterator[dict]:
+    """Yield an environment in which mpirun keeps its files in a new folder, removed afterwards.
+
+    By default the folder is named after the process. One that a killed mpirun has left keeps each
+    later mpirun that gets the same number from starting ("The PMIx server's listener thread ...").
+    """
+    if any(name in environment for name in _BASES):
+        yield dict(environment)
+    else:
+        with _new_folder(tempfile.gettempdir(), _OF_MPIRUN) as folder:
+            yield {**environment, variable: folder}
+    _remove_left(_parent_of_segments(environment), _OF_SEGMENT)  # by its processes
+
+
+@contextlib.contextmanager
+def of_segment() -> Iterator[None]:
+    """Give the memory that Open MPI shares a name only until the end of the block: MPI's start.
+
+    The start ends with a barrier: all that need the memory have mapped it.
+    """
+    given = os.environ.get(_SHARED)
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # Open MPI may need no such memory
+            folder = _new_folder(_parent_of_segments(os.environ), _OF_SEGMENT)
+            os.environ[_SHARED] = stack.enter_context(folder)
+        yield
+    os.environ.pop(_SHARED, None)
+    if given is not None:
+        os.environ[_SHARED] = given
+
+
+def _parent_of_segments(environment):
+    return environment.get(_SHARED, "/dev/shm")
+
+
+def _remove_left(parent, prefix):
+    """Remove the folders of processes that have been killed."""
+    for path in Path(parent).glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):  # it is in use, or another user's, or has gone
+            held = _hold(path, fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(held)
+
+
+@contextlib.contextmanager
+def _new_folder(parent, prefix):
+    _remove_left(parent, prefix)
+    folder, held = _make(parent, prefix)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
+
+
+def _make(parent, prefix):
+    while True:
+        folder = tempfile.mkdtemp(prefix=prefix, dir=parent)
+        with contextlib.suppress(FileNotFoundError):
+            held = _hold(folder)
+            if os.path.exists(folder):  # else it was taken for one that is left
+                os.set_inheritable(held, True)  # a daemon keeps it if this process is killed
+                return folder, held
+            os.close(held)
+
+
+def _hold(path, how=0):
+    """Return a descriptor of a folder of this user with a lock, which ends with its processes."""
+    held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(held).st_uid != os.geteuid():
+            raise PermissionError(f"{path} is another user's")
+        fcntl.flock(held, fcntl.LOCK_EX | how)
+    except OSError:
+        os.close(held)
+        raise
+    return held
+
+
+def daemon_arguments(prted: Path) -> list[str]:
+    """Return the arguments with which mpirun starts `prted` on other machines by this file."""
+    command = f"{sys.executable} -I {Path(__file__).resolve()} {prted}"
+    # mpirun takes it apart at blanks. Without this file the daemon runs as it did.
+    is_usable = prted.exists() and command.count(" ") == 3
+    return ["--prtemca", "prte_launch_agent", command] if is_usable else []
+
+
+def _run_daemon(command):
+    with of_mpirun(os.environ, _BASES[2]) as environment:
+        return subprocess.call(command, env=environment, close_fds=False)
+
+
+if __name__ == "__main__":
+    sys.exit(_run_daemon(sys.argv[1:]))

@@ -1,0 +1,438 @@
+"""Messages that are checked: what reaches a process is from a process of the job, and is new.
+
+    sender     payload ──▶ copied, with sender, receiver, tag and number, and the HMAC of all that
+                                                     │ MPI
+    receiver   memory of its own ◀───────────────────┘
+               right  ──▶ in the order of the numbers into the memory that was to receive it
+               wrong  ──▶ dropped, and told once
+
+MPI checks no sender: a program that reaches a port of a process can send to it in the name of any
+rank. So nothing is unpickled, and no array is seen by others, before it has been checked. No right
+message can be made without the secret, and one that was taken from the network counts once only,
+for its receiver. Nothing is encrypted.
+
+Large messages may come later than small ones that were sent after them: these are kept until then.
+
+References
+----------
+Krawczyk, Bellare, Canetti, "HMAC: keyed-hashing for message authentication", RFC 2104.
+"""
+
+from __future__ import annotations
+
+import collections
+import hmac
+import math
+import os
+import pickle
+import struct
+from typing import Any, Iterator, Sequence
+
+import numpy as np
+
+from synkhronos._machine.log import log
+from synkhronos.comm.mpi.library import MPI
+from synkhronos.comm.mpi.messages import is_death, wait_until
+
+_HEADER = struct.Struct(">4q")  # sender, receiver, tag, number
+_MAC = 32
+TRAILER = _HEADER.size + _MAC  # bytes that a message is longer than its payload
+_HELLO = b"synkhronos: this process of a job has the secret"
+_OUTGOING = 16  # requests that are kept before it is asked which have ended
+_COLLECTIVE = 30_000  # the tag of collectives: all ranks call them in the same order
+
+
+class SecretsDiffer(RuntimeError):
+    """Processes of a job do not have the same secret."""
+
+
+class Seal:
+    """The arithmetic of one process: makes messages, and checks them. It sends nothing.
+
+    Parameters
+    ----------
+    key : bytes
+        The same in all processes of a job, and in no other job.
+    rank, size : int
+
+    Examples
+    --------
+    >>> zero, one = Seal(b"key", 0, 2), Seal(b"key", 1, 2)
+    >>> first, second = zero.close(1, 5, b"first"), zero.close(1, 5, b"second")
+    >>> [bytes(payload) for _, payload in one.open(0, 5, first)]
+    [b'first']
+    >>> one.open(0, 5, first) is None  # once more
+    True
+    """
+
+    def __init__(self, key: bytes, rank: int, size: int) -> None:
+        self._key, self._rank = key, rank
+        self._n_sent, self._n_opened = [0] * size, [0] * size
+        self._early: list[dict[int, tuple]] = [{} for _ in range(size)]
+
+    def close(self, to: int, tag: int, payload: Any) -> np.ndarray:
+        """Return the next message to a process: a copy of the payload, and what `open` checks."""
+        payload = bytes_of(payload)
+        frame = np.empty(len(payload) + TRAILER, np.uint8)
+        frame[: len(payload)] = payload
+        _HEADER.pack_into(frame, len(payload), self._rank, to, tag, self._n_sent[to])
+        frame[-_MAC:] = np.frombuffer(self._mac(frame), np.uint8)
+        self._n_sent[to] += 1
+        return frame
+
+    def open(self, source: int, tag: int, frame: np.ndarray) -> list | None:
+        """Check a message; return (tag, payload) of those that are next, or None if it is wrong.
+
+        It is an empty list if an earlier message is still to come.
+        """
+        if len(frame) < TRAILER or not hmac.compare_digest(self._mac(frame), frame[-_MAC:]):
+            return None
+        n = len(frame) - TRAILER
+        *names, number = _HEADER.unpack_from(frame, n)
+        early, count = self._early[source], self._n_opened[source]
+        if names != [source, self._rank, tag] or number < count or number in early:
+            return None
+        early[number] = tag, frame[:n]
+        ready = []
+        while count in early:
+            ready.append(early.pop(count))
+            count += 1
+        self._n_opened[source] = count
+        return ready
+
+    def _mac(self, frame):
+        return hmac.digest(self._key, frame[:-_MAC], "sha256")
+
+
+class Sealed:
+    """A communicator in place of MPI's, with the methods of it that the package uses.
+
+    They are called as those of mpi4py, and those that begin with a small letter pickle. What
+    sends nothing is asked of `comm`.
+
+    Parameters
+    ----------
+    comm : MPI.Comm
+    secret : bytes
+        The same in all its processes.
+
+    Raises
+    ------
+    SecretsDiffer
+        If one has another secret.
+    """
+
+    def __init__(self, comm: Any, secret: bytes) -> None:
+        self.comm = self._comm = comm
+        self._secret = secret
+        self.rank, self.size = comm.rank, comm.size
+        self._seal = Seal(self._agree(), comm.rank, comm.size)
+        self._status = MPI.Status()
+        self._outgoing: list[Any] = []  # requests: MPI reads their memory until they have ended
+        self._incoming: list[tuple] = []  # request, source, tag, frame
+        self._arrived: dict[tuple[int, int], collections.deque] = {}  # payloads, by source and tag
+        self._wanted: dict[tuple[int, int], collections.deque] = {}  # of Irecv
+        self._most_outgoing = _OUTGOING
+        self._last = 0  # the source that Iprobe has named last
+        self._has_warned = False
+
+    def _agree(self):
+        """Return the key of this job: of the secret, and of a number that each process has drawn.
+
+        So no message of another job is right in this one, even if it had the same secret.
+        """
+        drawn = os.urandom(32)
+        own = drawn + hmac.digest(self._secret, _HELLO + drawn, "sha256")
+        everyone = np.empty((self.size, len(own)), np.uint8)
+        self._comm.Allgather(np.frombuffer(own, np.uint8), everyone)
+        for rank, hello in enumerate(everyone):
+            right = hmac.digest(self._secret, _HELLO + hello[:32].tobytes(), "sha256")
+            if not hmac.compare_digest(right, hello[32:]):
+                raise SecretsDiffer(f"process {rank} of this job has another secret than this one")
+        return hmac.digest(self._secret, everyone.tobytes(), "sha256")
+
+    def Isend(self, buffer: Any, dest: int, tag: int = 0) -> Any:
+        """Begin to send a copy of an array or of bytes; return a request."""
+        return self._send(self._comm.Isend, buffer, dest, tag)
+
+    def _send(self, begin, buffer, dest, tag):
+        request = begin([self._seal.close(dest, tag, buffer), MPI.BYTE], dest, tag)
+        if len(self._outgoing) > self._most_outgoing:
+            self._outgoing = [each for each in self._outgoing if not _has_ended(each)]
+            self._most_outgoing = max(_OUTGOING, 2 * len(self._outgoing))
+        self._outgoing.append(request)
+        return request
+
+    def Irecv(self, buffer: Any, source: int, tag: int = 0) -> _Coming:
+        """Begin to receive into an array, which changes when a whole message was checked."""
+        coming = _Coming(self, source, bytes_of(buffer))
+        self._wanted.setdefault((source, tag), collections.deque()).append(coming)
+        self._match(source, tag)
+        return coming
+
+    def Iprobe(self, source: int, tag: int, status: Any = None) -> bool:
+        """Return whether a message is there that was checked, and that no `Irecv` waits for."""
+        self.progress(source)
+        sources: Sequence[int] = [source]
+        if source == MPI.ANY_SOURCE:  # in turn
+            sources = [(self._last + 1 + i) % self.size for i in range(self.size)]
+        found = next((s for s in sources if (s, tag) in self._arrived), None)
+        if found is None:
+            return False
+        self._last = found
+        if status is not None:
+            status.source, status.tag = found, tag
+            status.Set_elements(MPI.BYTE, len(self._arrived[found, tag][0]))
+        return True
+
+    def progress(self, source: int = MPI.ANY_SOURCE) -> None:
+        """Take what has come; the errors are those of MPI's ``Iprobe`` for a source."""
+        status = self._status
+        while self._comm.Iprobe(source, MPI.ANY_TAG, status):
+            self._take(status.source, status.tag, status.Get_count(MPI.BYTE))
+        if not self._incoming:
+            return
+        incoming, self._incoming = self._incoming, []
+        for each in incoming:
+            request, sender, tag, frame = each
+            try:
+                if not request.Test():
+                    self._incoming.append(each)
+                    continue
+                opened = self._seal.open(sender, tag, frame)
+            except MPI.Exception as error:
+                if is_death(error):
+                    continue
+                if error.Get_error_class() != MPI.ERR_TRUNCATE:
+                    raise
+                opened = None
+            if opened is None:
+                self._refuse(sender)
+            for kind, payload in opened or ():
+                self._arrived.setdefault((sender, kind), collections.deque()).append(payload)
+                self._match(sender, kind)
+
+    def _take(self, source, tag, nbytes):
+        """Begin to receive a message; one that is larger than all memory is cut, and so wrong."""
+        try:
+            frame = np.empty(nbytes, np.uint8)
+        except (MemoryError, ValueError):
+            frame = np.empty(0, np.uint8)
+        request = self._comm.Irecv([frame, MPI.BYTE], source, tag)
+        self._incoming.append((request, source, tag, frame))
+
+    def _match(self, source, tag):
+        arrived, wanted = self._arrived.get((source, tag)), self._wanted.get((source, tag))
+        while arrived and wanted:
+            wanted.popleft().fill(arrived.popleft())
+        for queues, queue in (self._arrived, arrived), (self._wanted, wanted):
+            if queue is not None and not queue:
+                del queues[source, tag]
+
+    def _refuse(self, source):
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "dropped a message in the name of process %d of this job, which has not sent it so:"
+                " another program sends to the ports of MPI here. More of them are dropped "
+                "without a word",
+                source,
+            )
+
+    def Send(self, buffer: Any, dest: int, tag: int = 0) -> None:
+        """Send a copy of an array; return when MPI has it."""
+        _wait_for([self.Isend(buffer, dest, tag)], f"rank {dest}")
+
+    def Recv(self, buffer: Any, source: int, tag: int = 0) -> None:
+        """Wait for a message, into an array."""
+        _wait_for([self.Irecv(buffer, source, tag)], f"rank {source}")
+
+    def send(self, value: Any, dest: int, tag: int = 0) -> None:
+        """Send an object."""
+        self.Send(_pickled(value), dest, tag)
+
+    def issend(self, value: Any, dest: int, tag: int = 0) -> Any:
+        """Begin to send an object; the request ends when its receiver has begun to take it."""
+        return self._send(self._comm.Issend, _pickled(value), dest, tag)
+
+    def Issend(self, buffer: Any, dest: int, tag: int = 0) -> Any:
+        """Begin to send a copy of an array; as `issend`."""
+        return self._send(self._comm.Issend, buffer, dest, tag)
+
+    def recv(self, source: int, tag: int = 0) -> Any:
+        """Wait for an object."""
+        wait_until(lambda: self.Iprobe(source, tag), f"rank {source}", math.inf)
+        payload = self._arrived[source, tag].popleft()
+        self._match(source, tag)
+        return pickle.loads(payload)
+
+    def Sendrecv_replace(self, array, dest, sendtag, source, recvtag) -> None:
+        """Exchange an array with another process."""
+        sent = self.Isend(array, dest, sendtag)  # first: the other array may be here already
+        _wait_for([sent, self.Irecv(array, source, recvtag)], f"rank {source}")
+
+    def Ibarrier(self) -> _All:
+        """Begin to wait for all processes."""
+        return self.Iallgather(np.zeros(1, np.uint8), np.zeros(self.size, np.uint8))
+
+    def Iallgather(self, own: np.ndarray, everyone: np.ndarray) -> _All:
+        """Begin to give all processes the arrays of all."""
+        everyone = everyone.reshape(self.size, -1)
+        everyone[self.rank] = own.reshape(-1)
+        return self._begin_all([own] * self.size, list(everyone))
+
+    def Allgather(self, own: np.ndarray, everyone: np.ndarray) -> None:
+        """Give all processes the arrays of all."""
+        _wait_for([self.Iallgather(own, everyone)], "all ranks")
+
+    def Allgatherv(self, in_place: Any, gathered: tuple) -> None:
+        """Give all processes the parts of all of an array, of which each has its own."""
+        parts = list(_parts(*gathered))
+        _wait_for([self._begin_all([parts[self.rank]] * self.size, parts)], "all ranks")
+
+    def Alltoallv(self, sent: tuple, received: tuple) -> None:
+        """Give each process its part of the arrays of all."""
+        theirs, mine = list(_parts(*sent)), list(_parts(*received))
+        mine[self.rank][...] = theirs[self.rank]
+        _wait_for([self._begin_all(theirs, mine)], "all ranks")
+
+    def Allreduce(self, in_place: Any, array: np.ndarray, op: Any = MPI.SUM) -> None:
+        """Sum an array over all processes, in the order of the ranks."""
+        flat, size = array.reshape(-1), self.size
+        shares = np.array_split(flat, size)
+        counts = [len(share) for share in shares]
+        begins = [sum(counts[:rank]) for rank in range(size)]
+        own = counts[self.rank]
+        received = np.empty((size, own), array.dtype)
+        self.Alltoallv((flat, (counts, begins)), (received, ([own] * size, None)))
+        total = received[0]
+        for part in received[1:]:
+            total += part
+        shares[self.rank][...] = total
+        self.Allgatherv(MPI.IN_PLACE, (flat, (counts, begins)))
+
+    def Bcast(self, array: np.ndarray, root: int = 0) -> None:
+        """Give all processes the array of one."""
+        if self.rank != root:
+            self.Recv(array, root, _COLLECTIVE)
+            return
+        others = [rank for rank in range(self.size) if rank != root]
+        _wait_for([self.Isend(array, rank, _COLLECTIVE) for rank in others], "all ranks")
+
+    def bcast(self, value: Any, root: int = 0) -> Any:
+        """Give all processes the object of one."""
+        if self.rank != root:
+            return self.recv(root, _COLLECTIVE)
+        self.Bcast(_pickled(value), root)
+        return value
+
+    def allgather(self, value: Any) -> list:
+        """Give all processes the objects of all."""
+        return [self.bcast(value, root) for root in range(self.size)]
+
+    def gather(self, value: Any) -> list | None:
+        """Return the objects of all processes in rank 0."""
+        if self.rank:
+            return self.send(value, 0, _COLLECTIVE)
+        return [value, *(self.recv(source, _COLLECTIVE) for source in range(1, self.size))]
+
+    def scatter(self, values: Sequence[Any] | None) -> Any:
+        """Give each process its own of the objects of rank 0."""
+        if self.rank:
+            return self.recv(0, _COLLECTIVE)
+        assert values is not None
+        for rank in range(1, self.size):
+            self.send(values[rank], rank, _COLLECTIVE)
+        return values[0]
+
+    def Split(self, color: int, key: int) -> Sealed | None:
+        """Return the communicator of the processes with the same color."""
+        return self._with(self._comm.Split(color, key))
+
+    def Split_type(self, kind: int, key: int) -> Sealed:
+        """Return the communicator of the processes that share memory."""
+        return self._with(self._comm.Split_type(kind, key))
+
+    def _with(self, comm):
+        return None if comm == MPI.COMM_NULL else Sealed(comm, self._secret)
+
+    def _begin_all(self, sent, received):
+        """Begin to send an array to each other process, and to receive one from each."""
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        requests = [self.Isend(sent[rank], rank, _COLLECTIVE) for rank in others]
+        return _All(requests + [self.Irecv(received[rank], rank, _COLLECTIVE) for rank in others])
+
+    def Abort(self, status: int) -> None:
+        """End all processes."""
+        self._comm.Abort(status)
+
+
+class _Coming:
+    """A request: an array into which a message of a process is to come."""
+
+    def __init__(self, sealed, source, memory):
+        self._sealed, self._source, self._memory = sealed, source, memory
+        self._has_come = False
+
+    def fill(self, payload):
+        """Take the message, which was checked."""
+        if len(payload) != len(self._memory):
+            raise RuntimeError(f"{len(payload)} bytes have come for {len(self._memory)}")
+        self._memory[...] = payload
+        self._has_come = True
+
+    def Test(self):
+        """Return whether the message is there."""
+        if not self._has_come:
+            self._sealed.progress(self._source)
+        return self._has_come
+
+
+class _All:
+    """A request that ends when some others have ended."""
+
+    def __init__(self, requests):
+        self._requests = requests
+
+    def Test(self):
+        """Return whether all have ended."""
+        self._requests = [each for each in self._requests if not each.Test()]
+        return not self._requests
+
+
+def bytes_of(buffer: Any) -> np.ndarray:
+    """Return the memory of an array, or of bytes, perhaps with their type of MPI, as bytes."""
+    if isinstance(buffer, (list, tuple)):
+        buffer = buffer[0]
+    if not isinstance(buffer, np.ndarray):
+        return np.frombuffer(buffer, np.uint8)
+    if not buffer.flags.c_contiguous:
+        raise ValueError("arrays that are sent must be contiguous")
+    return buffer.reshape(-1).view(np.uint8)
+
+
+def _has_ended(request):
+    """Return whether MPI reads the memory of a request no more: after a death it may."""
+    try:
+        return request.Test()
+    except MPI.Exception as error:
+        if not is_death(error):
+            raise
+        return False
+
+
+def _pickled(value):
+    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+
+
+def _parts(array: np.ndarray, bounds: tuple) -> Iterator[np.ndarray]:
+    """Yield parts of an array, of these counts, and begins if they don't follow one another."""
+    counts, begins = bounds
+    flat = array.reshape(-1)
+    begins = [sum(counts[:i]) for i in range(len(counts))] if begins is None else begins
+    for begin, count in zip(begins, counts):
+        yield flat[begin : begin + count]
+
+
+def _wait_for(requests, what):
+    wait_until(_All(requests).Test, what, math.inf)

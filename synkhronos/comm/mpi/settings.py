@@ -1,0 +1,22 @@
+"""Settings of Open MPI, which it reads when it starts: no ports on one machine."""
+
+import os
+
+# A port of btl/tcp takes a program that names the job for a process of the job, without a key.
+_ON_ONE_MACHINE = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}
+
+
+def open_no_ports(environment=os.environ) -> None:
+    """Let Open MPI use shared memory alone, if mpirun has all processes on this machine.
+
+    A setting of the user's has precedence.
+
+    >>> variables = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    >>> open_no_ports(variables)
+    >>> variables["OMPI_MCA_btl"]
+    'self,sm'
+    """
+    size = environment.get("OMPI_COMM_WORLD_SIZE")
+    if size is not None and size == environment.get("OMPI_COMM_WORLD_LOCAL_SIZE"):
+        for name, value in _ON_ONE_MACHINE.items():
+            environment.setdefault(name, value)

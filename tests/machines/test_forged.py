@@ -1,0 +1,162 @@
+"""Jobs whose processes are sent forged messages all the time: they take none, and go on.
+
+The secret, without which no right message can be made, is where only its user can read it.
+"""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import hosts
+from support.waiting import wait_until
+
+pytestmark = [pytest.mark.mpi, pytest.mark.slow("two hosts")]
+
+FORGING = Path(hosts.ROOT, "tests", "support", "forging")
+INTRUDER = FORGING.with_name("intruder.py")
+AT_EACH_END = """
+import os, subprocess, sys, time
+assert "SYNKHRONOS_SECRET" not in os.environ
+assert b"SYNKHRONOS_SECRET" not in subprocess.check_output(["env"])
+
+def pause():
+    print("begun", flush=True)
+    while not os.path.exists(os.path.join(os.environ["FORGED"], "go")):
+        time.sleep(0.01)
+"""
+SESSION = (
+    AT_EACH_END
+    + """
+import numpy as np, theano, theano.tensor as T
+import synkhronos as synk
+theano.config.mode = "FAST_COMPILE"
+
+n = synk.fork(1)
+x, w = T.dmatrix("x"), theano.shared(np.arange(300_000.0), "w")
+f = synk.function([x], [(x.sum(), "sum"), (x, "gather")])
+rows = np.arange(400_000.0).reshape(4, -1)
+pause()
+for scale in (1, 2):
+    total, gathered = f(scale * rows)
+    assert total == scale * rows.sum() and np.array_equal(gathered, scale * rows)
+    assert f(scale * np.ones((2, 2)))[0] == scale * 4
+    synk.broadcast(w, scale * np.arange(300_000.0))
+    synk.all_reduce(w, "sum")
+    for rank in range(n):
+        assert np.array_equal(synk.get_value(rank, w), n * scale * np.arange(300_000.0))
+print("right", flush=True)
+"""
+)
+STORE = (
+    AT_EACH_END
+    + """
+import numpy as np
+from synkhronos import parameter_server as ps
+
+store = ps.create("dist_sync")
+store.set_updater(Adds())
+store.init(["small", "large"], [np.zeros(10), np.zeros(300_000)])
+if store.rank == 0:
+    pause()
+for version in range(1, 4):
+    arrays = [np.full(10, store.rank + 1.0), np.arange(300_000) * (store.rank + 1.0)]
+    store.pushpull(["small", "large"], [[each] for each in arrays]).wait(60)
+    assert (arrays[0] == 3 * version).all(), arrays[0]
+    assert (arrays[1] == 3 * version * np.arange(300_000)).all()
+store.barrier(60)
+store.close()
+print("right", flush=True)
+"""
+)
+UPDATER = """
+def Adds():
+    def add(key, gradient, weight):
+        weight += gradient
+    return add
+"""
+
+
+def environments():
+    """Return the secrets in the environments of all processes of this machine."""
+    found = set()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            text = Path("/proc", pid, "environ").read_bytes()
+            found.update(re.findall(rb"(?:^|\0)SYNKHRONOS_SECRET=([0-9a-f]{64})(?=\0|$)", text))
+    return found
+
+
+def command_lines():
+    """Return the command lines of all processes of this machine."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            yield Path("/proc", pid, "cmdline").read_bytes()
+
+
+@contextlib.contextmanager
+def begun(two_hosts, folder, script, *options, **variables):
+    """Run a script until it pauses; yield its process, and what returns what it has printed."""
+    (folder / "script.py").write_text(script)
+    with open(folder / "output", "wb") as out, subprocess.Popen(
+        two_hosts.launch(*options, folder / "script.py"),
+        env=two_hosts.environment(FORGED=str(folder), **variables),
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.STDOUT,
+        cwd=folder,
+    ) as launched:
+
+        def said():
+            return (folder / "output").read_text(errors="replace")
+
+        try:
+            wait_until(lambda: "begun" in said() or launched.poll() is not None)
+            assert launched.poll() is None, said()
+            yield launched, said
+        finally:
+            launched.kill()
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "rights", "tellers"),
+    [(SESSION, [], 1, 2), (UPDATER + STORE, ["--servers", "1", "--workers", "2"], 2, 3)],
+    ids=["session", "parameter server"],
+)
+def test_a_job_goes_on_among_forged_messages(two_hosts, tmp_path, script, options, rights, tellers):
+    forging = {"PYTHONPATH": str(FORGING)}
+    with begun(two_hosts, tmp_path, script, *options, **forging) as (launched, said):
+        secrets = environments()
+        assert secrets
+        lines = list(command_lines())
+        assert any(b"-x\0SYNKHRONOS_SECRET\0" in line for line in lines)
+        assert not any(each in line for each in secrets for line in lines)
+        (tmp_path / "go").touch()
+        assert launched.wait(300) == 0, said()
+    output = said()
+    assert output.count("right") == rights, output
+    assert not (tmp_path / "unpickled").exists()
+    assert len(list(tmp_path.glob("forger-*"))) == tellers
+    # Once for each process.
+    assert output.count("dropped a message in the name of process ") == tellers, output
+    for path in tmp_path.rglob("*"):
+        assert not any(each in path.read_bytes() for each in secrets if path.is_file())
+
+
+def test_a_session_goes_on_with_another_user_at_the_ports_of_mpi(two_hosts, tmp_path):
+    """Open MPI takes a program for the process that it names, which is all that it asks for."""
+    unpickled = tmp_path / "unpickled"
+    with begun(two_hosts, tmp_path, SESSION) as (launched, said):
+        there = ["ip", "netns", "exec", f"synk{two_hosts.net}-1", sys.executable, INTRUDER]
+        line = [*there, two_hosts.addresses[0], unpickled]
+        with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as intruder:
+            assert intruder.stdout.readline().startswith(b"taken for process ")
+            (tmp_path / "go").touch()
+            assert launched.wait(300) == 0, said()
+    output = said()
+    assert "right" in output, output
+    assert output.count("dropped a message in the name of process ") == 1, output
+    assert not unpickled.exists()

@@ -1,0 +1,145 @@
+"""The sockets on which processes of a run listen, and the table of them in docs/security.rst."""
+
+import contextlib
+import ipaddress
+import os
+import re
+import socket
+import sys
+from pathlib import Path
+
+import psutil
+
+PAGE = Path(__file__).parents[2] / "docs" / "security.rst"
+NOBODY = 65534
+_LISTENS = "0A"
+_KINDS = "tcp", "tcp6", "udp", "udp6", "raw", "raw6"
+# Part of a command line -> what the page calls the process.
+_NAMES = {
+    "prted": "mpirun",
+    "prterun": "mpirun",
+    "comm.mpi.carrier": "carrier",
+    "synkhronos.tools.guard": "guard",
+    "synkhronos.rules.worker": "rank",
+    "parameter_server.remote.node": "rank",
+}
+
+
+def listening(variable):
+    """Return (process, kind, address) of each socket that listens -> its ports or names.
+
+    Of all processes that have a variable of the environment.
+    """
+    found = {}
+    for process in _processes(variable):
+        with contextlib.suppress(psutil.Error, OSError):
+            line = " ".join(process.cmdline())
+            name = next((_NAMES[part] for part in _NAMES if part in line), "script")
+            sockets = _sockets(process.pid)
+            for each in inodes(process.pid):
+                if each in sockets:
+                    *key, where = sockets[each]
+                    found.setdefault((name, *key), []).append(where)
+    return found
+
+
+def memory_of_mpi(variable):
+    """Return the paths of the memory that processes with a variable share by Open MPI."""
+    found = set()
+    for process in _processes(variable):
+        with contextlib.suppress(psutil.Error, OSError):
+            lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+            found.update(line.split(maxsplit=5)[5] for line in lines if "/sm_segment." in line)
+    return found
+
+
+def _processes(variable):
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            given = {"=".join(each) for each in process.environ().items()}
+            if variable in given and process.pid != os.getpid():
+                yield process
+
+
+def inodes(pid):
+    """Yield the number of each socket of a process."""
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            found = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{number}"))
+            if found:
+                yield found[1]
+
+
+def _sockets(pid):
+    """Return what listens in the network of a process: inode -> (kind, address, port or name)."""
+    found = {}
+    for kind in _KINDS:
+        for words in _lines(pid, kind):
+            if words[3] == _LISTENS or not kind.startswith("tcp"):
+                text, _, port = words[1].partition(":")
+                found[words[9]] = kind, _address(text), int(port, 16)
+    for words in _lines(pid, "packet"):
+        found[words[8]] = "packet", "all", 0
+    for words in _lines(pid, "unix"):
+        if int(words[3], 16) & 0x10000:
+            name = words[7] if len(words) > 7 else ""
+            kind = "unix, abstract" if name.startswith("@") else "unix"
+            found[words[6]] = kind, re.sub("[0-9a-f]{32}", "RANDOM", name), name
+    return found
+
+
+def _lines(pid, kind):
+    path = Path(f"/proc/{pid}/net/{kind}")
+    return [line.split() for line in path.read_text().splitlines()[1:]] if path.exists() else []
+
+
+def _address(text):
+    """Return an address as usual: the kernel prints words of 4 bytes, in the processor's order."""
+    words = [bytes.fromhex(text[at : at + 8]) for at in range(0, len(text), 8)]
+    if sys.byteorder == "little":
+        words = [word[::-1] for word in words]
+    return str(ipaddress.ip_address(b"".join(words)))
+
+
+def of_the_page():
+    """Return the page's table: command -> {(process, kind, address)}."""
+    lines = PAGE.read_text().splitlines()
+    begin = lines.index("Sockets that listen")
+    edges = [at for at, line in enumerate(lines) if at > begin and line.strip().startswith("====")]
+    spans = [match.span() for match in re.finditer("=+", lines[edges[0]])]
+    found, command = {}, ""
+    for line in lines[edges[1] + 1 : edges[2]]:
+        first, process, kind, address = (line[slice(*span)].strip() for span in spans[:4])
+        command = first.strip("`\\") or command
+        found.setdefault(command, set())
+        if process:
+            found[command].add((process, kind, address.strip("`")))
+    return found
+
+
+def as_nobody(function):
+    """Run a function in a child that is another user; return whether its result is true.
+
+    It can import nothing: the user may not be able to read the files of this one.
+    """
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            status = 0 if function() else 1
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def can_connect(place):
+    """Return whether a connection to an address and port of this machine is made in a second."""
+    address, port = place
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
+    with socket.socket(family) as end:
+        end.settimeout(1.0)
+        return end.connect_ex((host, port)) == 0

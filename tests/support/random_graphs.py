@@ -1,0 +1,470 @@
+"""Random graphs of Theano, each made twice from its seed: one stays serial, one runs on ranks.
+
+A graph grows by one operation at a time, on values that it has already. Each new value is computed
+at once, in Python: a step that raises is dropped, except for one in twenty. The graph is called
+with several numbers of rows, and wrong indices; in between the script changes shared variables.
+"""
+
+import warnings
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from theano.compile.sharedvalue import SharedVariable
+from theano.gof import Constant
+from theano.gof.graph import variables
+from theano.ifelse import ifelse
+
+import synkhronos as synk
+from synkhronos.porting import ParallelFunction
+
+FLOATS = ["float16", "float32", "float64"]
+INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"]
+DTYPES = FLOATS + INTEGERS
+COLUMNS = 4
+ROWS = [0, 1, 2, 3, 5, 6, 7, 12, 150]
+KEPT_FAILURES = 0.05
+TOLERANCES = {"float16": 2e-2, "float32": 1e-4}
+
+
+class Graph:
+    """A program: inputs, outputs, updates of shared variables, and values for the inputs."""
+
+    def __init__(self, seed, is_compiled=False):
+        self.rng = np.random.RandomState(seed)
+        self.is_compiled = is_compiled
+        rng = self.rng
+        dtypes = [rng.choice(["float64", rng.choice(DTYPES)]) for _ in range(4)]
+        self.x, self.y = T.TensorType(dtypes[0], (False,) * 2)("x"), _vector(dtypes[1], "y")
+        self.index, self.a = T.lvector("index"), T.scalar("a", "int64")
+        self.inputs = [self.x, self.y, self.index, self.a]
+        self.shared = [
+            theano.shared(self.array((COLUMNS, COLUMNS), "float64"), "w"),
+            theano.shared(self.array((COLUMNS,), dtypes[2]), "row"),
+            theano.shared(np.asarray(0, rng.choice(DTYPES)), "total"),
+        ]
+        self.lent = self.array((9,), dtypes[3])
+        self.shared.append(theano.shared(self.lent, "table", borrow=True))
+        self._values = {}
+        for each, value in zip(self.inputs, self.arguments(6, rng)):
+            self._values[each] = value
+        self.pool = [*self.inputs[:3], *self.shared, self.x.shape[0]]
+        self.failing = []  # values that can't be computed for the first arguments
+        n_steps = rng.randint(2, 9)
+        while n_steps:
+            n_steps -= self.grow()
+        self.outputs = self.pool[len(self.inputs) + 4 :][-4:] + self.failing[:1]
+        self.updates = self._updates()
+
+    def array(self, shape, dtype, rng=None):
+        """Return numbers whose sums are exact in any order, and mostly fit into the dtype."""
+        rng = rng or self.rng
+        if np.dtype(dtype).kind == "f":
+            large = 20000 if dtype == "float16" and rng.rand() < 0.2 else 1
+            return (rng.randint(-8, 9, shape) * large / 4).astype(dtype)
+        numbers = rng.randint(-8, 9, shape)
+        if np.dtype(dtype).kind in "iu" and np.dtype(dtype).itemsize < 4 and rng.rand() < 0.2:
+            numbers = numbers << (8 * np.dtype(dtype).itemsize - 6)  # their sums wrap around
+        return numbers.astype(dtype)
+
+    def arguments(self, n_rows, rng, is_wrong=False):
+        """Return values for the inputs; a wrong one has an index that is out of bounds."""
+        values = [
+            self.array((n_rows, COLUMNS), self.x.dtype, rng),
+            self.array((n_rows,), self.y.dtype, rng),
+            rng.randint(0, COLUMNS, n_rows),
+            np.asarray(rng.randint(0, 4)),
+        ]
+        if is_wrong and n_rows:
+            values[2][rng.randint(n_rows)] = 99
+        return values
+
+    def _updates(self):
+        rng, updates = self.rng, []
+        for variable in self.shared[:-1]:
+            if rng.rand() < 0.4:
+                continue
+            fitting = [e for e in self.pool if e.ndim == variable.ndim and e is not variable]
+            fitting = [e for e in fitting if self._shape(e) == self._shape(variable)]
+            new = fitting[rng.randint(len(fitting))] if fitting else variable + 1
+            if rng.rand() < 0.3:
+                new = variable + 1
+            if variable.dtype == "float64" and rng.rand() < 0.5:
+                new = self._gradient(variable) or new
+            new = T.patternbroadcast(T.cast(new, variable.dtype), variable.broadcastable)
+            updates.append((variable, new))
+        return updates
+
+    def _gradient(self, variable):
+        costs = [e for e in self.pool if e.dtype in FLOATS[1:] and e is not variable]
+        if not costs:
+            return None
+        cost = costs[self.rng.randint(len(costs))]
+        cost = cost.sum() if self.rng.rand() < 0.5 else cost.mean()
+        try:
+            gradient = T.grad(cost, variable, disconnected_inputs="ignore")
+        except Exception:  # an operation has none
+            return None
+        return variable - 0.25 * gradient
+
+    def _shape(self, variable):
+        return np.shape(self.value(variable))
+
+    def value(self, variable):
+        """Return the value of a variable for the first arguments, computed in Python."""
+        for node in theano.gof.graph.io_toposort([], [variable]):
+            if all(each in self._values for each in node.outputs):
+                continue
+            storage = {each: [self._leaf(each)] for each in node.inputs}
+            storage.update({each: [None] for each in node.outputs})
+            computed = {each: [each in node.inputs] for each in storage}
+            node.op.make_thunk(node, storage, computed, [], impl="py")()
+            for each in node.outputs:
+                self._values[each] = storage[each][0]
+        return self._leaf(variable)
+
+    def _leaf(self, variable):
+        if isinstance(variable, Constant):
+            return variable.data
+        if isinstance(variable, SharedVariable):
+            return variable.get_value(borrow=True)
+        return self._values[variable]
+
+    def pick(self, ndim=None, dtypes=DTYPES):
+        """Return a value of the graph, mostly a late one."""
+        fitting = [e for e in self.pool if ndim in (None, e.ndim) and e.dtype in dtypes]
+        if not fitting:
+            raise ValueError("there is none")
+        late = fitting[-3:] if self.rng.rand() < 0.6 else fitting
+        return late[self.rng.randint(len(late))]
+
+    def grow(self):
+        """Add a value, if the step that is drawn can be made; return whether it was."""
+        rng = self.rng
+        step = STEPS[rng.randint(len(STEPS))]
+        if self.is_compiled and step in ONLY_IN_PYTHON:
+            return False
+        keeps_failure = rng.rand() < KEPT_FAILURES
+        try:
+            made = step(self, rng)
+        except Exception:  # Theano refuses the operands
+            return False
+        made = made if isinstance(made, (list, tuple)) else [made]
+        made = [T.as_tensor_variable(each) for each in made]
+        if any(each.ndim > 4 or each.dtype.startswith("complex") for each in made):
+            return False
+        try:
+            sizes = [np.size(self.value(each)) for each in made]
+        except Exception:  # what serial Theano would raise
+            if keeps_failure:
+                self.failing += made
+            return keeps_failure
+        if max(sizes) > 1000:
+            return False
+        self.pool += made
+        return True
+
+    def change(self, rng):
+        """Change a shared variable as scripts do: a value, a borrowed array, a cell."""
+        variable = self.shared[rng.randint(4)]
+        new = self.array(variable.get_value(borrow=True).shape, variable.dtype, rng)
+        how = rng.randint(4)
+        if how == 0:
+            variable.set_value(new)
+        elif how == 1:
+            variable.get_value(borrow=True)[...] = new
+        elif how == 2 and variable is not self.shared[-1]:
+            variable.container.storage[0] = np.asarray(new)
+        else:
+            self.lent[:] = self.array(self.lent.shape, self.lent.dtype, rng)
+
+    def compile(self):
+        """Return a function of the graph."""
+        return theano.function(
+            self.inputs, self.outputs, updates=self.updates, on_unused_input="ignore"
+        )
+
+    @property
+    def tolerance(self):
+        """How much floats may differ: ranks add up in another order than one process does."""
+        everything = variables(self.inputs, [*self.outputs, *(new for _, new in self.updates)])
+        dtypes = {getattr(each, "dtype", "") for each in everything}
+        return next((t for dtype, t in TOLERANCES.items() if dtype in dtypes), 1e-8)
+
+
+def compare(seed, is_compiled=False):
+    """Compare a graph on all ranks with serial Theano; return "serial", "divided" or "raises"."""
+    ours, theirs = Graph(seed, is_compiled), Graph(seed, is_compiled)
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        serial = theirs.compile()
+        with synk.parallel(check=False):
+            f = ours.compile()
+        if type(f) is not ParallelFunction:
+            return "serial"
+        outcomes = {_call(seed, number, ours, theirs, f, serial) for number in range(5)}
+    return "raises" if "raises" in outcomes else "divided"
+
+
+def _call(seed, number, ours, theirs, f, serial):
+    rng = np.random.RandomState(1000 * seed + number)
+    n_rows = int(rng.choice(ROWS)) if number else 6
+    if number and rng.rand() < 0.4:
+        change = rng.randint(1 << 30)
+        for each in (ours, theirs):
+            each.change(np.random.RandomState(change))
+    values = ours.arguments(n_rows, rng, is_wrong=rng.rand() < 0.15)
+    where = f"graph {seed}, call {number}, {n_rows} rows"
+    before = [variable.get_value() for variable in theirs.shared]
+    try:
+        expected = serial(*[value.copy() for value in values])
+    except Exception as error:
+        with pytest.raises(Exception) as caught:
+            f(*values)
+        raised, kind = caught.value, type(error).__name__
+        # Where graphs can raise several, the first rank that raises need not have the first one.
+        assert type(raised) is type(error) or kind in str(raised.__cause__), (where, raised)
+        outcome = "raises"
+    else:
+        for position, (found, wanted) in enumerate(zip(f(*values), expected)):
+            _assert_close(found, wanted, ours.tolerance, f"{where}, output {position}")
+        outcome = "divided"
+    for variable, other, old in zip(ours.shared, theirs.shared, before):
+        what = f"{where}, {variable}, {outcome}"
+        value = variable.get_value()
+        if outcome == "raises" and value.tobytes() == old.tobytes() != other.get_value().tobytes():
+            other.set_value(old)  # serial Theano has updated it in place before it raised
+        _assert_close(value, other.get_value(), ours.tolerance, what)
+        for each in synk.gather(variable, nd_up=1) if rng.rand() < 0.5 else ():
+            np.testing.assert_array_equal(each, value, what)
+    return outcome
+
+
+def _assert_close(found, expected, tolerance, what):
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype), what
+    if found.dtype.kind == "f":
+        found, expected = found.astype("float64"), expected.astype("float64")
+        np.testing.assert_allclose(found, expected, tolerance, tolerance, err_msg=what)
+    else:
+        np.testing.assert_array_equal(found, expected, what)
+
+
+def _vector(dtype, name):
+    return T.TensorType(dtype, (False,))(name)
+
+
+def _dtype(rng):
+    return str(rng.choice(DTYPES))
+
+
+def _axis(variable, rng):
+    """Return an axis of a variable, several, or None for all."""
+    if variable.ndim == 0 or rng.rand() < 0.3:
+        return None
+    return int(rng.randint(variable.ndim))
+
+
+def unary(g, rng):
+    """Return an operation on each item."""
+    a = g.pick()
+    return [lambda: -a, lambda: abs(a), lambda: T.sqr(a), lambda: T.tanh(a), lambda: T.exp(a / 8),
+            lambda: T.sgn(a), lambda: a * 2, lambda: a / 4, lambda: 3 - a, lambda: T.floor(a),
+            lambda: T.isnan(a), lambda: a + 1, lambda: T.zeros_like(a), lambda: T.ones_like(a),
+            lambda: T.invert(a)][rng.randint(15)]()  # fmt: skip
+
+
+def binary(g, rng):
+    """Return an operation on the items of two values."""
+    a, b = g.pick(), g.pick()
+    return [T.add, T.sub, T.mul, T.true_div, T.maximum, T.minimum, T.lt, T.eq, T.and_, T.fill][
+        rng.randint(10)
+    ](a, b)
+
+
+def division(g, rng):
+    """Return quotients and remainders; compiled ones of integers end the process for 0."""
+    return [T.int_div, T.mod, T.true_div][rng.randint(3)](g.pick(), g.pick())
+
+
+def cast(g, rng):
+    """Return a value in another dtype."""
+    return T.cast(g.pick(), _dtype(rng))
+
+
+def switch(g, rng):
+    """Return items of one value or the other."""
+    return T.switch(g.pick() > 0, g.pick(), g.pick())
+
+
+def add_up(g, rng):
+    """Return a sum or a product, accumulated in any dtype."""
+    a = g.pick()
+    kwargs = {"axis": _axis(a, rng), "keepdims": bool(rng.rand() < 0.2)}
+    if rng.rand() < 0.4:
+        kwargs["dtype"] = _dtype(rng)
+    if rng.rand() < 0.2:
+        kwargs["acc_dtype"] = _dtype(rng)
+    return (T.sum if rng.rand() < 0.7 else T.prod)(a, **kwargs)
+
+
+def mean(g, rng):
+    """Return a mean, or how far items are from it."""
+    a = g.pick()
+    axis = _axis(a, rng)
+    m = T.mean(a, axis=axis, keepdims=True)
+    return [T.mean(a, axis=axis), m, a - m, m - T.mean(m), T.var(a, axis=axis)][rng.randint(5)]
+
+
+def extreme(g, rng):
+    """Return a maximum or the like."""
+    a = g.pick()
+    how = [T.max, T.min, T.argmax, T.any, T.all, T.argmin][rng.randint(6)]
+    return how(a, axis=_axis(a, rng))
+
+
+def bits(g, rng):
+    """Return a reduction by an operation of bits."""
+    op = [theano.scalar.or_, theano.scalar.and_, theano.scalar.xor][rng.randint(3)]
+    a = g.pick(dtypes=INTEGERS)
+    return T.elemwise.CAReduce(op, axis=_axis(a, rng))(a)
+
+
+def length(g, rng):
+    """Return a length, or what is computed of one."""
+    a = g.pick()
+    n = a.shape[int(rng.randint(a.ndim))] if a.ndim else a.size
+    return [n, n * 2, T.cast(n, _dtype(rng)), a.size, n - 1, n // 2, n * g.a, a.shape, n * n,
+            T.prod(a.shape, dtype=_dtype(rng)), n * n / 2.0, T.cast(a.shape, _dtype(rng))][
+                rng.randint(12)]  # fmt: skip
+
+
+def of_length(g, rng):
+    """Return an array of a length of the graph; Theano takes none of uint64."""
+    n = g.pick(0, [dtype for dtype in INTEGERS if dtype != "uint64"])
+    return [lambda: T.arange(n, dtype=_dtype(rng)), lambda: T.arange(n), lambda: T.arange(1, n),
+            lambda: T.zeros((n, 2), _dtype(rng)), lambda: T.alloc(g.pick(), n, COLUMNS),
+            lambda: T.ones((n,)), lambda: T.arange(0, n, 2), lambda: T.alloc(g.pick(0), n),
+            lambda: T.eye(n), lambda: T.alloc(g.pick(1), 2, n)][rng.randint(10)]()  # fmt: skip
+
+
+def reshape(g, rng):
+    """Return a value in another shape."""
+    a, n = g.pick(), g.x.shape[0]
+    shapes = [(-1, 2), (-1, 4), (n, -1), (n * 2, -1), (2, n, -1), (1, n, -1), (-1,), (n, 2, 2),
+              (6, -1), (6, 2, 2), (a.shape[0], -1), (-1, n), (3, -1), (a.size,), (4, n),
+              (n // 2, -1), (a.shape[0] * 2, -1), (-1, 2, 2)]  # fmt: skip
+    return a.reshape(shapes[rng.randint(len(shapes))])
+
+
+def axes(g, rng):
+    """Return a value with its axes in another order."""
+    a = g.pick()
+    order = list(rng.permutation(a.ndim))
+    if rng.rand() < 0.4:
+        order.insert(rng.randint(a.ndim + 1), "x")
+    return a.dimshuffle([each if each == "x" else int(each) for each in order])
+
+
+def basic_index(g, rng):
+    """Return items at fixed or computed places."""
+    a = g.pick()
+    n = g.pick(0, INTEGERS) if rng.rand() < 0.3 else int(rng.randint(-2, 4))
+    places = [
+        n,
+        slice(None, n),
+        slice(n, None),
+        slice(None, None, -1),
+        slice(None),
+        slice(None, None, 2),
+    ]
+    first = places[rng.randint(len(places))]
+    if rng.rand() < 0.5 and a.ndim > 1:
+        return a[:, first]
+    return a[first]
+
+
+def lookup(g, rng):
+    """Return items at computed indices."""
+    a = g.pick()
+    indices = g.pick(1, INTEGERS) if rng.rand() < 0.5 else g.index
+    n = g.x.shape[0]
+    return [
+        lambda: a[indices], lambda: a[T.arange(n)], lambda: a[T.arange(n), g.index],
+        lambda: a[:, indices], lambda: a[T.arange(a.shape[0])], lambda: a[indices, indices],
+        lambda: a[T.arange(g.pick(0, INTEGERS))], lambda: a[T.arange(indices.shape[0]), indices],
+        lambda: a[T.cast(T.arange(n), _dtype(rng))], lambda: a[g.y > 0],
+        lambda: a[(a > 0).nonzero()],
+        lambda: a[T.stack([indices, indices], axis=1)],
+        lambda: a[T.arange(g.index.shape[0]), T.cast(abs(g.pick(1)) % 3, "int64")],
+    ][rng.randint(13)]()  # fmt: skip
+
+
+def change(g, rng):
+    """Return a value of which some items are replaced or increased."""
+    a, b = g.pick(), g.pick()
+    how = [T.set_subtensor, T.inc_subtensor][rng.randint(2)]
+    target = [lambda: a[:, 1], lambda: a[g.index], lambda: a[T.arange(g.x.shape[0]), g.index],
+              lambda: a[:2], lambda: a[T.arange(a.shape[0])], lambda: a[:, g.index],
+              lambda: T.zeros((COLUMNS,), b.dtype)[g.index], lambda: T.zeros_like(a)[:, :2],
+              lambda: T.zeros((COLUMNS, COLUMNS), b.dtype)[g.index]][rng.randint(9)]()  # fmt: skip
+    return how(target, b if rng.rand() < 0.7 else 1)
+
+
+def join(g, rng):
+    """Return values one after the other, or beside one another."""
+    a = g.pick()
+    b = g.pick(a.ndim)
+    if rng.rand() < 0.3:
+        return T.stack([a, b], axis=int(rng.randint(a.ndim + 1)))
+    return T.concatenate([a, b], axis=int(rng.randint(a.ndim)))
+
+
+def split(g, rng):
+    """Return the parts of a value."""
+    a = g.pick()
+    return T.split(a, [1, 3], 2, axis=int(rng.randint(a.ndim)))
+
+
+def products(g, rng):
+    """Return products of matrices."""
+    a, b = g.pick(), g.pick()
+    return [lambda: T.dot(a, b), lambda: T.dot(a.T, b), lambda: T.batched_dot(a, b),
+            lambda: T.tensordot(a, b, [[0], [0]]), lambda: T.outer(a, b),
+            lambda: T.dot(a, g.shared[0])][rng.randint(6)]()  # fmt: skip
+
+
+def by_row(g, rng):
+    """Return what a network computes of each row."""
+    a = g.pick(2, FLOATS)
+    return [lambda: T.nnet.softmax(a), lambda: T.nnet.logsoftmax(a),
+            lambda: T.nnet.categorical_crossentropy(T.nnet.softmax(a), g.index),
+            lambda: T.sort(a, axis=int(rng.randint(2))),
+            lambda: T.cumsum(a, axis=int(rng.randint(2))),
+            lambda: T.nnet.categorical_crossentropy(T.nnet.softmax(a), T.cast(g.pick(1), "int64")),
+            lambda: T.nnet.softmax(a + g.pick(1, FLOATS)),
+            lambda: T.extra_ops.to_one_hot(g.index, COLUMNS)][rng.randint(8)]()  # fmt: skip
+
+
+def repeated(g, rng):
+    """Return a value several times, or what a loop or a condition makes of it."""
+    a, b = g.pick(), g.pick()
+    rows = g.pick(2, FLOATS)
+    return [lambda: T.tile(a, (1, 2)), lambda: T.repeat(a, 2, axis=int(rng.randint(a.ndim))),
+            lambda: T.tile(a, 2), lambda: ifelse(T.gt(g.a, 1), a, b), lambda: T.roll(a, 1),
+            lambda: ifelse(T.gt(T.sum(a), 0), b, -b), lambda: T.diag(a), lambda: T.tril(a),
+            lambda: theano.scan(lambda h: h / 2, outputs_info=rows, n_steps=2)[0][-1],
+            lambda: theano.scan(lambda row: row.sum(), rows)[0]][rng.randint(10)]()  # fmt: skip
+
+
+def check(g, rng):
+    """Return a value that raises an AssertionError for some arguments."""
+    condition = [T.ge(g.a, 1), T.all(g.index < COLUMNS), T.gt(g.x.shape[0], 2)][rng.randint(3)]
+    return T.opt.Assert("checked")(g.pick(), condition)
+
+
+STEPS = [unary, binary, binary, division, cast, cast, switch, add_up, add_up, add_up, mean, mean,
+         extreme, bits, length, length, of_length, reshape, reshape, axes, basic_index, lookup,
+         lookup, change, change, join, split, products, products, by_row, by_row, repeated,
+         check]  # fmt: skip
+ONLY_IN_PYTHON = {division, bits}

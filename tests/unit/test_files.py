@@ -1,0 +1,91 @@
+"""Files that are complete or not there, also if their process is killed."""
+
+import fcntl
+import os
+import signal
+
+import pytest
+
+from synkhronos._machine.files import NewFile, remove_left
+
+
+def killed_while_it_writes(path):
+    child = os.fork()
+    if child == 0:
+        with NewFile(path) as file:
+            file.write(b"half")
+            file.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_killed_process_leaves_nothing_or_what_the_next_removes(tmp_path, monkeypatch, is_named):
+    """Of 50 kills 48 left a file beside the snapshot."""
+    if is_named:  # as where the file system has no files without names
+        monkeypatch.delattr(os, "O_TMPFILE")
+    path = tmp_path / "a[1].npz"
+    path.write_bytes(b"old")
+    path.chmod(0o640)
+    killed_while_it_writes(path)
+    assert len(list(tmp_path.iterdir())) == 1 + is_named
+    with NewFile(path) as file:
+        file.write(b"new")
+        with NewFile(path) as other:  # a file that is being written stays
+            other.write(b"other")
+    assert path.read_bytes() == b"new" and path.stat().st_mode & 0o777 == 0o640
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_processes_that_write_one_file_do_not_disturb_each_other(tmp_path, monkeypatch, is_named):
+    """One took what another was about to rename for left over: 1 of 200 saves raised."""
+    if is_named:
+        monkeypatch.delattr(os, "O_TMPFILE")
+    path, replace = tmp_path / "a.npz", os.replace
+
+    def replace_late(*names):
+        remove_left(tmp_path, r"a\.npz")
+        replace(*names)
+
+    monkeypatch.setattr(os, "replace", replace_late)
+    with NewFile(path) as file:
+        file.write(b"new")
+    assert path.read_bytes() == b"new" and list(tmp_path.iterdir()) == [path]
+
+
+def test_only_what_is_left_is_removed(tmp_path):
+    names = [
+        ".s_1.npz.0123abcd",
+        ".s_2.npz.0123abcd",
+        ".s_1.npz.mine",
+        "s_1.npz",
+        ".t.npz.0123abcd",
+    ]
+    for name in names:
+        (tmp_path / name).touch()
+    with open(tmp_path / names[1]) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        remove_left(tmp_path, r"s_\d+\.npz")
+    assert {path.name for path in tmp_path.iterdir()} == set(names[1:])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make the link of another user")
+def test_a_link_of_another_user_is_not_followed_in_a_folder_for_all(tmp_path):
+    """As in /tmp: the file that it points to would be replaced."""
+    path, target = tmp_path / "run.npz", tmp_path / "target"
+    target.write_bytes(b"kept")
+    path.symlink_to(target)
+    tmp_path.chmod(0o1777)
+    os.chown(path, 65534, 65534, follow_symlinks=False)
+    with pytest.raises(PermissionError, match="another user's"), NewFile(path):
+        raise AssertionError
+    assert target.read_bytes() == b"kept"
+    with NewFile(path, follow=False) as file:  # the link itself goes
+        file.write(b"new")
+    assert (path.read_bytes(), target.read_bytes()) == (b"new", b"kept")
+    path.unlink()
+    path.symlink_to(target)  # an own one
+    with NewFile(path) as file:
+        file.write(b"new")
+    assert target.read_bytes() == b"new"
