@@ -1,7 +1,7 @@
 """Shared variables' storage cells: the values in them, and those that watch them.
 
     variable ──▶ container ──▶ storage, a list ──▶ value         compiled functions read the storage
-                     └─ watched: tells when a script sets or reads the value
+                     └─ watched: tells when a script sets or reads the value, or takes the cell
 
 A value is put into the cell as it is; `replace` of a host casts it, or copies it to a device.
 """
@@ -10,26 +10,30 @@ import contextlib
 import copy
 import copyreg
 import functools
+import gc
+import sys
+
+import numpy as np
 
 
 def peek(variable):
     """Return a shared variable's own value, not a copy."""
-    return variable.container.storage[0]
+    return variable.container.__dict__["storage"][0]
 
 
 def cell(variable) -> list:
     """Return the list whose one item is a shared variable's value, always the same list."""
-    return variable.container.storage
+    return variable.container.__dict__["storage"]
 
 
 def replace_object(variable, value) -> None:
     """Make `value` the value of a shared variable that holds no array, such as a random state."""
-    variable.container.storage[0] = variable.type.filter(value)
+    cell(variable)[0] = variable.type.filter(value)
 
 
 def put(variable, anything) -> None:
     """Put an object into a shared variable's cell: no check, no copy, and no watcher is told."""
-    variable.container.storage[0] = anything
+    cell(variable)[0] = anything
 
 
 def read(variable):
@@ -38,22 +42,33 @@ def read(variable):
 
 
 class _Watched:
-    """A container that tells when a script sets or reads its value; the package uses `storage`."""
+    """A container that tells when a script sets or reads its value, or takes its cell."""
 
     plain_class: type  # the host library's class of containers
 
     def _get(self):
-        for _, on_read in self.watchers:
+        storage = self.__dict__["storage"]
+        for _, on_read, _ in self.watchers:
             if on_read is not None:
-                on_read(self.storage[0])
-        return self.storage[0]  # a watcher may have put the current value there
+                on_read(storage[0])
+        return storage[0]  # a watcher may have put the current value there
 
     def _set(self, value):
         self.plain_class.__set__(self, value)
-        for on_set, _ in self.watchers:
+        for on_set, _, _ in self.watchers:
             on_set()
 
     data = value = property(_get, _set)
+
+    @property
+    def storage(self):
+        """The cell. Host libraries compile functions with it; a script may set its item."""
+        module = sys._getframe(1).f_globals.get("__name__", "")
+        if module.partition(".")[0] not in ("theano", "pytensor", "synkhronos"):
+            for _, _, on_take in self.watchers:
+                if on_take is not None:
+                    on_take()
+        return self.__dict__["storage"]
 
     def plain(self):
         """Return a container without the watch, of the same cell."""
@@ -76,19 +91,40 @@ def _watched(plain_class):
     return type(_Watched.__name__, (_Watched, plain_class), {"plain_class": plain_class})
 
 
-def watch(variable, on_set, on_read=None) -> None:
+def watch(variable, on_set, on_read=None, on_take=None) -> None:
     """Call ``on_set()`` when the script sets a shared variable, ``on_read(value)`` when it reads.
 
-    It sees ``set_value``, ``get_value`` and ``container.value``; not compiled functions, and not
-    writes to a borrowed array.
+    It sees ``set_value``, ``get_value`` and ``container.value``, and calls ``on_take()`` for
+    ``container.storage``; not compiled functions, and not writes to a borrowed array.
     """
     container = variable.container
     if isinstance(container, _Watched):
         # Several variables may have one container: Lasagne and Theano clone variables so.
-        container.watchers = (*container.watchers, (on_set, on_read))
+        container.watchers = (*container.watchers, (on_set, on_read, on_take))
     else:
-        container.watchers = ((on_set, on_read),)
+        container.watchers = ((on_set, on_read, on_take),)
         container.__class__ = _watched(type(container))
+
+
+def borrows(variable, known=0) -> bool:
+    """Return whether others have the array that is a shared variable's value, or see its memory.
+
+    `known` is the number of references to the array that the caller has.
+    """
+    value = peek(variable)
+    while isinstance(value, np.ndarray):
+        known += 3  # here, the argument, and the cell or the view
+        if sys.getrefcount(value) > known:
+            # Compiled functions keep results in cells, too.
+            cells = [
+                each
+                for each in gc.get_referrers(value)
+                if isinstance(each, list) and len(each) == 1
+            ]
+            if sys.getrefcount(value) > known + max(0, len(cells) - 1):
+                return True
+        value, known = value.base, 0
+    return not isinstance(value, (bytes, type(None)))  # a buffer, of which anyone may have a view
 
 
 def unwatch(variable) -> None:
@@ -100,9 +136,9 @@ def unwatch(variable) -> None:
 
 
 def tell(variable) -> None:
-    """Call what `watch` was given, for a value that a compiled function has set."""
+    """Call what `watch` was given: the value in the master may be a new one."""
     container = variable.container
-    for on_set, _ in container.watchers if isinstance(container, _Watched) else ():
+    for on_set, _, _ in container.watchers if isinstance(container, _Watched) else ():
         on_set()
 
 
@@ -113,7 +149,7 @@ def lend(variable, rows):
     Compiled functions read the value from the variable's storage cell at every call, so no other
     function is compiled for this. A value that an update stores inside the block stays.
     """
-    storage = variable.container.storage
+    storage = cell(variable)
     whole = storage[0]
     storage[0] = rows
     try:
@@ -133,7 +169,7 @@ def on_copies(variables, values=()):
     values : dict, optional
         Variable -> its value inside the block.
     """
-    cells = [(variable, variable.container.storage) for variable in variables]
+    cells = [(variable, cell(variable)) for variable in variables]
     wholes = [storage[0] for _, storage in cells]
     try:
         for variable, storage in cells:

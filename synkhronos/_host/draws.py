@@ -50,16 +50,22 @@ class OwnVariables:
     """
 
     advice: str  # for numbers whose axis 0 is not the rows, or not certainly
+    elementwise: type  # operations of the library
+    shuffle: type
+    reduction: type
 
     def __init__(self, scattered):
         self._own = {*scattered}
         self._moved = set()  # those of which axis 0 may not be that of the rows
+        self._elsewhere = set()  # those of which it is certainly another one, as of x.T
 
     def follow(self, node):
         """Add the outputs of a node that is given some of these variables."""
         is_other_length = self.axis_of(node.outputs[0]) not in (None, 0)
         if is_other_length or not self._own.intersection(node.inputs):
             return
+        if self._has_other_rows(node):
+            self._elsewhere.update(node.outputs)
         self._own.update(node.outputs)
         if self.moves_rows(node) or self._moved.intersection(node.inputs):
             self._moved.update(node.outputs)
@@ -80,7 +86,7 @@ class OwnVariables:
             return False
         first, *others = self.lengths(size)
         is_right = self.axis_of(first) == 0 and not self._own.intersection(others)
-        if not is_right and not self.is_shape(size):
+        if not is_right and self.shaped(size) in (None, *self._elsewhere):
             raise ValueError(
                 f"serial_random: {node.op} draws numbers of size {size}. {self.advice}"
             )
@@ -90,9 +96,25 @@ class OwnVariables:
     def axis_of(self, length):
         """Return the axis of which a variable is the length; None for another, or if unclear."""
         measured, axis = self.measured(length)
-        if measured not in self._own or (axis and measured in self._moved):
+        is_unclear = (axis and measured in self._moved) or measured in self._elsewhere
+        if measured not in self._own or is_unclear:
             return None
         return axis % measured.ndim
+
+    def _has_other_rows(self, node):
+        """Return whether axis 0 of a node's output is certainly not the rows, as of a gradient."""
+        op, first = node.op, node.inputs[0]
+        if self.is_product(op):
+            return first.ndim == 2 and (first in self._elsewhere or first not in self._own)
+        if isinstance(op, self.elementwise):
+            return self._own.intersection(node.inputs) <= self._elsewhere
+        if isinstance(op, self.shuffle):
+            keeps = op.new_order[:1] == (0,)
+        elif isinstance(op, self.reduction):
+            keeps = op.axis is not None and 0 not in op.axis
+        else:
+            return False
+        return first in self._elsewhere if keeps else first not in self._moved
 
     def moves_rows(self, node):
         """Return whether axis 0 of a node's output may be another one than that of its input."""
@@ -102,8 +124,12 @@ class OwnVariables:
         """Return the lengths of which a size is made; the size itself if that is not known."""
         raise NotImplementedError
 
-    def is_shape(self, size):
-        """Return whether a size is the whole shape of a variable."""
+    def is_product(self, op):
+        """Return whether an operation is a product of matrices."""
+        raise NotImplementedError
+
+    def shaped(self, size):
+        """Return the variable of which a size is the whole shape; None if it is of none."""
         raise NotImplementedError
 
     def measured(self, length):

@@ -19,7 +19,8 @@ THEIRS = {
     "BSP_SYNC_TYPE": "sync_type",
     "BSP_EXCH_STRATEGY": "exch_strategy",
 }
-OURS = {name.upper(): name for name in [*TABLE, "set", "agent", "mpirun_args"]}
+OURS = {name.upper(): name for name in [*TABLE, "set"]}
+_RUNS = {"AGENT": "-agent=CMD", "MPIRUN_ARGS": "-mpirun_args=ARGS"}  # they start programs
 KEYS = {**OURS, **THEIRS}
 _LISTS = {"DEVICES", "SET"}
 
@@ -72,6 +73,11 @@ def parse(text: str, name: str = "the file") -> dict[str, Entry]:
     """
     found = {}
     for key, entry in _Parser(text, name).assignments():
+        if key in _RUNS:
+            raise ValueError(
+                f"{name}, line {entry.line}: {key} is refused in a file, because it starts "
+                f"programs: write tmlauncher {_RUNS[key]} in the command."
+            )
         if key not in KEYS:
             raise ValueError(
                 f"{name}, line {entry.line}: there is no key {key}.{nearest(key, KEYS)} The keys "

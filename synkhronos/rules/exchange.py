@@ -5,8 +5,9 @@
                                                asa16  the same, each contribution in 16 bits
     on CUDA devices of one machine ──▶ NCCL (rules.nccl)
 
-All strategies leave the same bits on all ranks. `nccl32` and `nccl16` are NCCL's where every rank
-has a CUDA device of its own on one machine; elsewhere they are `ar` and `asa16`.
+All strategies leave the same bits on all ranks. Sums of float16 are computed in float32, except by
+NCCL, and rounded once. `nccl32` and `nccl16` are NCCL's where every rank has a CUDA device of its
+own on one machine; elsewhere they are `ar` and `asa16`.
 
 References
 ----------
@@ -85,7 +86,7 @@ class Exchanger:
             self._nccl = Clique(comm, sixteen_bits=strategy == "nccl16")
             return
         self._sum = _SUMS[strategy](comm, patience)
-        self._flat = Flat(self._targets, getattr(self._sum, "allocate", np.empty))
+        self._flat = Flat(self._targets, getattr(self._sum, "allocate", np.empty), sums=True)
 
     def sum(self, weight: float) -> None:
         """Set the targets to the sum over ranks of each rank's sources, times its weight."""

@@ -38,7 +38,7 @@ class MachineSums:
         self._local = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
         leads = self._local.rank == 0
         leaders = comm.Split(0 if leads else MPI.UNDEFINED, comm.rank)
-        n_machines = comm.allreduce(int(leads))
+        n_machines = sum(comm.allgather(leads))
         self._leaders = leaders if n_machines > 1 and leads else None
         self._has_others = n_machines > 1
         self._segments = Segments()
@@ -86,8 +86,8 @@ class MachineSums:
         self._spread(arrays)
 
     def _sum_by_messages(self, array):
-        total = np.empty_like(array)
-        self._local.Reduce(array, total, MPI.SUM)
+        total = array.copy()
+        self._local.Allreduce(MPI.IN_PLACE, total, MPI.SUM)
         if self._leaders is not None:
             self._leaders.Allreduce(MPI.IN_PLACE, total, MPI.SUM)
         self._local.Bcast(total)

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, Sequence
 
 from synkhronos import _wording
-from synkhronos._machine.devices import DEVICE_NAME, kind
+from synkhronos._machine.devices import DEVICE_NAME, HOST_NAME, kind
 
 NO_DEVICE = "none"  # of a server with a process of its own
-_HOST = re.compile(r"(?:[\w.-]+@)?[A-Za-z0-9_][\w.-]*")
 _EXAMPLES = "such as cpu,cpu or node0:cuda0,cuda1"
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
 _NODES = Path("/sys/devices/system/node")
@@ -79,7 +78,7 @@ def _parse_part(text, source):
         host = None
     else:
         names[0] = first.strip()
-        if not _HOST.fullmatch(host):
+        if not HOST_NAME.fullmatch(host):
             raise ValueError(f"{source}: {host!r} is not the name of a host, as in {_EXAMPLES}.")
     for name in names:
         if not DEVICE_NAME.fullmatch(name):

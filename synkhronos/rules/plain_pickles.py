@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from synkhronos._wording import one_line
+
 KINDS = "biufSU"  # of the items of arrays: numbers and text, never objects
 
 
@@ -61,7 +63,7 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module, name):
         made = _MAKERS.get((module.replace("numpy._core", "numpy.core"), name))
         if made is None:
-            raise _Refused(f"{module}.{name}")
+            raise _Refused(one_line(f"{module}.{name}"))
         return made
 
 

@@ -307,6 +307,10 @@ class Client:
             If the server's parameters are of other sizes.
         """
         described = [(str(array.dtype), array.size) for array in arrays]
+        if [(str(array.dtype), array.size) for array in state] != described[: len(state)]:
+            raise ValueError(
+                "the snapshot is damaged: its arrays of the server are of other sizes."
+            )
         answer = self._ask("begin", (described, n_batches, n_epochs, kept, len(state)))
         if answer == "differs":
             raise ValueError(

@@ -2,14 +2,16 @@
 
     each rank    shared variables, random states, what has changed in model and data, recorder
       ──▶ rank 0, which writes what is equal on all ranks once
-      ──▶ .snapshot_0004.npz.1f2e3d4c ──▶ snapshot_0004.npz       written, fsynced, renamed
+      ──▶ a file without a name ──▶ snapshot_0004.npz       written, fsynced, named
 
 The file is an npz without pickles; its table of contents is JSON.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import inspect
 import json
 import os
 import random
@@ -22,13 +24,18 @@ from typing import Any
 import numpy as np
 
 from synkhronos import _host
-from synkhronos._machine.files import NewFile
+from synkhronos._host import random_states
+from synkhronos._machine.files import NewFile, remove_left
+from synkhronos._wording import printable, sentence
+from synkhronos.rules.recorder import Recorder
 from synkhronos.rules.variables import updated_variables, variables_of
 
 _VERSION = 1
 _ABOUT = "about"  # the array with the table of contents
 _LARGE = 1 << 20  # bytes: of larger arrays only a sample tells whether they have changed
 _SMALL_SHARED = 1 << 16  # bytes of a shared variable that no function updates: a rate, not data
+_KINDS = {"rule": str, "epoch": int, "batch": int, "count": (int, float), "more": dict}
+_OF_DAMAGE = ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError
 _OF_RUN = {"rank", "size", "verbose", "n_epochs", "sync_type"}
 
 
@@ -69,6 +76,8 @@ class History:
         self._model = model
         self._variables = _kept_variables(model)
         self._first = {name: _fingerprint(value) for name, value in _attributes(model)}
+        # A file holds data, and replaces data only: no function, shared variable or property.
+        self._others = {name for name, _ in _attributes(model, all_of_them=True)} - {*self._first}
 
     def capture(self, recorder: Any) -> State:
         """Return the present state."""
@@ -88,13 +97,13 @@ class History:
         state.plain["params"] = [numbers[id(each)] for each in self._model.params]
         changed = {}
         for name, value in _attributes(self._model):
-            if self._first.get(name) != _fingerprint(value):
+            if name not in self._others and self._first.get(name) != _fingerprint(value):
                 changed[name] = _encode(value, state.arrays, f"attribute/{name}")
         # The model goes on while others still take this state.
         state.arrays = {name: np.array(array) for name, array in state.arrays.items()}
         state.plain["attributes"] = changed
-        kind, version, gauss = "numpy", *random.getstate()[::2]
-        state.plain[kind] = _encode(np.random.mtrand._rand, state.arrays, "random/numpy")
+        version, _, gauss = random.getstate()
+        state.plain["numpy"] = _encode(np.random.mtrand._rand, state.arrays, "random/numpy")
         state.arrays["random/python"] = np.array(random.getstate()[1], np.uint64)
         state.plain["python"] = [version, gauss]
         state.plain["recorder"] = recorder.state()
@@ -124,7 +133,8 @@ class History:
             For the state of another model.
         """
         described = [[each.name, _describe(each)] for each in self._variables]
-        kept = state.plain["variables"]
+        with _damage_told():
+            kept = [[name, kind] for name, kind in state.plain["variables"]]
         if [kind for _, kind in kept] != [kind for _, kind in described]:
             at = next(
                 (i for i, pair in enumerate(zip(kept, described)) if pair[0][1] != pair[1][1]),
@@ -136,27 +146,59 @@ class History:
                 f"the snapshot is of another model: shared variable {at} is {there} there, and "
                 f"{here} in {type(self._model).__name__}."
             )
-        for number, variable in enumerate(self._variables):
-            name = f"variable/{number}"
-            if not is_own and _host.is_random_state(variable):
-                continue
-            if name in state.plain:
-                _host.replace_object(variable, _decode(state.plain[name], state.arrays))
-            else:
-                _host.replace(variable, state.arrays[name])
-        for name, value in state.plain["attributes"].items():
-            owner, _, attribute = name.rpartition(".")
-            target = self._model if owner == "model" else self._model.data
-            is_set = attribute if owner == "model" else f"data.{attribute}"
-            if is_set not in settings:
-                _set(target, attribute, _decode(value, state.arrays), is_own)
+        with _damage_told():  # all is checked before anything is set
+            values = self._values(state, is_own)
+            attributes = self._attributes(state, settings)
+            Recorder(None, 1, "", False).restore(state.plain["recorder"])
+            numpy_state = _decode(state.plain["numpy"], state.arrays).get_state()
+            version, gauss = state.plain["python"]
+            words = tuple(int(word) for word in state.arrays["random/python"])
+            random.Random(0).setstate((version, words, gauss))
+        for variable, value in values:
+            is_array = _describe(variable) is not None
+            (_host.replace if is_array else _host.replace_object)(variable, value)
+        for owner, attribute, value in attributes:
+            _set(owner, attribute, value, is_own)
         recorder.restore(state.plain["recorder"])
-        if not is_own:
-            return
-        np.random.set_state(_decode(state.plain["numpy"], state.arrays).get_state())
-        version, gauss = state.plain["python"]
-        words = tuple(int(word) for word in state.arrays["random/python"])
-        random.setstate((version, words, gauss))
+        if is_own:
+            np.random.set_state(numpy_state)
+            random.setstate((version, words, gauss))
+
+    def _values(self, state, is_own):
+        """Return the shared variables to set, each with its value."""
+        found = []
+        for number, variable in enumerate(self._variables):
+            name, is_random = f"variable/{number}", _host.is_random_state(variable)
+            if is_random and not is_own:
+                continue
+            if _describe(variable) is None:
+                value = _decode(state.plain[name], state.arrays)
+                is_right = isinstance(value, type(_host.peek(variable)))
+            else:
+                value = state.arrays[name]
+                is_right = _fits(variable, value)
+            if not is_right:
+                raise ValueError(f"{variable} would get another kind of value")
+            found.append((variable, value))
+        return found
+
+    def _attributes(self, state, settings):
+        """Return the attributes to set, but for those that the run itself says."""
+        found = []
+        owners = {"model": self._model, "data": self._model.data}
+        for name, value in state.plain["attributes"].items():
+            whose, _, attribute = name.partition(".")
+            owner = owners[whose]
+            value = _decode(value, state.arrays)
+            present = inspect.getattr_static(owner, attribute, None)
+            is_right = _fingerprint(present) is not None and attribute not in _OF_RUN
+            is_name = attribute.isidentifier() and not attribute.startswith("__")
+            is_random = isinstance(present, (np.random.Generator, np.random.RandomState))
+            if not (is_right and is_name) or (is_random and type(value) is not type(present)):
+                raise ValueError(f"it would set {name}")
+            if (attribute if whose == "model" else f"data.{attribute}") not in settings:
+                found.append((owner, attribute, value))
+        return found
 
     def restore_parameters(self, state: State) -> None:
         """Give the model the parameters of a run of another rule, or another sync type.
@@ -166,14 +208,37 @@ class History:
         ValueError
             If the parameters are of other kinds.
         """
-        kept = [state.plain["variables"][number][1] for number in state.plain["params"]]
+        with _damage_told():
+            kept = [state.plain["variables"][number][1] for number in state.plain["params"]]
         if kept != [_describe(variable) for variable in self._model.params]:
             raise ValueError(
                 f"the snapshot is of another model: its parameters differ from those of "
                 f"{type(self._model).__name__} in number, dtype or dimensions."
             )
-        for number, variable in zip(state.plain["params"], self._model.params):
-            _host.replace(variable, state.arrays[f"variable/{number}"])
+        with _damage_told():
+            values = [state.arrays[f"variable/{number}"] for number in state.plain["params"]]
+            if not all(map(_fits, self._model.params, values)):
+                raise ValueError("a parameter would get another kind of value")
+        for variable, value in zip(self._model.params, values):
+            _host.replace(variable, value)
+
+
+@contextlib.contextmanager
+def _damage_told():
+    try:
+        yield
+    except _OF_DAMAGE as e:
+        raise ValueError(f"the snapshot is damaged, or is no snapshot: {sentence(e)}") from e
+
+
+def _fits(variable, value):
+    """Return whether a shared variable can have an array as its value."""
+    return (
+        [str(value.dtype), value.ndim] == _describe(variable)
+        and all(n in (None, length) for n, length in zip(_host.lengths(variable), value.shape))
+        # Theano divides by the number of rows of a random state.
+        and (not _host.is_random_state(variable) or value.shape == _host.peek(variable).shape)
+    )
 
 
 def _set(owner, name, value, is_own):
@@ -217,11 +282,11 @@ def _describe(variable):
     return [str(variable.dtype), variable.ndim]
 
 
-def _attributes(model):
+def _attributes(model, all_of_them=False):
     """Yield the attributes of the model and its data that a file can hold."""
     for owner, thing in (("model", model), ("data", model.data)):
         for name, value in sorted(getattr(thing, "__dict__", {}).items()):
-            if name not in _OF_RUN and _fingerprint(value) is not None:
+            if all_of_them or (name not in _OF_RUN and _fingerprint(value) is not None):
                 yield f"{owner}.{name}", value
 
 
@@ -256,13 +321,11 @@ def _encode(value, arrays, name):
         arrays[name] = value
         return {"array": name}
     if isinstance(value, np.random.Generator):
-        bits = value.bit_generator
-        state = _encode(bits.state, arrays, name)
-        return {"generator": [type(bits).__name__, state]}
+        kind = random_states.state_parts(value)[1][0]
+        return {"generator": [kind, _encode(value.bit_generator.state, arrays, name)]}
     if isinstance(value, np.random.RandomState):
-        kind, key, position, has_gauss, gauss = value.get_state()
-        arrays[name] = np.array(key)
-        return {"random": [name, kind, int(position), int(has_gauss), float(gauss)]}
+        arrays[name], rest = random_states.state_parts(value)
+        return {"random": [name, *rest]}
     if isinstance(value, (list, tuple)):
         items = [_encode(each, arrays, f"{name}/{at}") for at, each in enumerate(value)]
         return {"list" if isinstance(value, list) else "tuple": items}
@@ -282,16 +345,15 @@ def _decode(encoded, arrays):
     if kind == "array":
         return arrays[value].copy()
     if kind == "generator":
-        bits = getattr(np.random, value[0])()
-        bits.state = _decode(value[1], arrays)
-        return np.random.Generator(bits)
+        name, state = value
+        return random_states.generator(name, _decode(state, arrays))
     if kind == "random":
         name, *rest = value
-        state = np.random.RandomState()
-        state.set_state((rest[0], arrays[name], *rest[1:]))
-        return state
+        return random_states.state_of_parts(arrays[name], rest)
     if kind == "dict":
         return {key: _decode(each, arrays) for key, each in value.items()}
+    if kind not in ("list", "tuple"):
+        raise ValueError(f"there is no kind of value {kind!r}")
     items = [_decode(each, arrays) for each in value]
     return items if kind == "list" else tuple(items)
 
@@ -344,6 +406,7 @@ def folder_of(path: str) -> str:
     """Return the folder of snapshots, with a slash at its end, made if it is not there."""
     folder = os.path.join(path, "")
     os.makedirs(folder, exist_ok=True)
+    remove_left(folder, r"snapshot_\d+(_\d+)?\.npz")
     return folder
 
 
@@ -403,12 +466,15 @@ def read_file(path: Path) -> Snapshot:
                         read[name] = file[name]
                     arrays[key] = read[name]
                 states.append(State(arrays, each["plain"]))
+            are_right = all(isinstance(about[n], kind) for n, kind in _KINDS.items())
+            if not states or not are_right or not about["rule"].isprintable():
+                raise ValueError("its table of contents is not that of a snapshot")
     except OSError:
         raise
     except Exception as error:
-        raise ValueError(f"{path} is no snapshot of a rule, or damaged: {error}") from error
-    names = ("rule", "epoch", "batch", "count", "more")
-    return Snapshot(*(about[name] for name in names), states)
+        why = printable(str(error))
+        raise ValueError(f"{path} is no snapshot of a rule, or damaged: {why}") from error
+    return Snapshot(*(about[name] for name in _KINDS), states)
 
 
 def find(resume: bool | str, folder: str) -> Path:
@@ -445,11 +511,13 @@ def read_old(folder: Path) -> Snapshot:
     """Read the newest epoch of a folder of Theano-MPI: a file for each weight of each layer."""
     found = [match for match in map(_OLD.fullmatch, os.listdir(folder)) if match]
     epoch = max(int(match[3]) for match in found)
-    arrays = {
-        f"{match[1]}/{match[2]}": np.load(folder / match[0], allow_pickle=False)
-        for match in found
-        if int(match[3]) == epoch
-    }
+    arrays = {}
+    for match in found:
+        if int(match[3]) == epoch:
+            try:
+                arrays[f"{match[1]}/{match[2]}"] = np.load(folder / match[0], allow_pickle=False)
+            except (EOFError, ValueError) as error:
+                raise ValueError(f"{folder / match[0]} is damaged: {sentence(error)}") from error
     return Snapshot(None, epoch + 1, 0, 0, {}, [State(arrays)])
 
 

@@ -10,6 +10,7 @@ from typing import Any, Callable, Sequence
 import numpy as np
 
 from synkhronos import _host
+from synkhronos._arithmetic.operations import wide
 
 _OBJECTS = 200_000  # of a model that are looked at
 
@@ -76,7 +77,8 @@ class Flat:
     """The values of several shared variables in one array for each dtype.
 
     On the host the variables are set to views of these arrays, so what is written into an array is
-    the variable's value, and a variable that its function updates in place needs no copy.
+    the variable's value, and a variable that its function updates in place needs no copy. Of
+    variables whose arrays are to be summed in a wider dtype, `write` makes rounded copies.
 
     Parameters
     ----------
@@ -84,17 +86,22 @@ class Flat:
         Of numbers.
     allocate : callable, optional
         ``allocate(size, dtype)`` returns the memory of an array.
+    sums : bool
+        Whether the arrays have the dtypes in which sums are computed.
     """
 
     def __init__(
         self,
         variables: Sequence[Any],
-        allocate: Callable[[int, str], np.ndarray] = np.empty,
+        allocate: Callable[[int, Any], np.ndarray] = np.empty,
+        sums: bool = False,
     ) -> None:
         self._variables = list(variables)
-        by_dtype: dict[str, list] = {}
+        by_dtype: dict[np.dtype, list] = {}
         for variable in self._variables:
-            by_dtype.setdefault(str(variable.dtype), []).append(variable)
+            dtype = np.dtype(variable.dtype)
+            dtype = wide(dtype) if sums else dtype
+            by_dtype.setdefault(dtype, []).append(variable)
         self.arrays: list[np.ndarray] = []
         self._views: dict[int, np.ndarray] = {}
         for dtype, group in by_dtype.items():
@@ -118,7 +125,8 @@ class Flat:
     def write(self) -> None:
         """Give the variables the values of the arrays: as views on the host, else as copies."""
         for variable in self._variables:
-            _host.replace(variable, self._views[id(variable)])
+            view = self._views[id(variable)]
+            _host.replace(variable, view.astype(variable.dtype, copy=False))
 
     def detach(self) -> None:
         """Give the variables arrays of their own."""

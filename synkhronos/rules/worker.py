@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Sequence
 
 from synkhronos._machine.processes import tell_guard_of_mpi
+from synkhronos.comm.mpi import folders, secret
 from synkhronos.rules.job import Job
 
 _FLAGS = "THEANO_FLAGS"
@@ -28,13 +29,17 @@ def main(argv: Sequence[str]) -> int:
     job = Job.from_json(argv[1])
     interrupted = _Flag(signal.SIGUSR1)
     _set_environment(job)
+    given = secret.take()  # not for the model, and what it starts
     from synkhronos.comm.mpi.library import MPI
-    from synkhronos.comm.mpi.segment import unlink_segment
 
-    MPI.Init()
+    with folders.of_segment():
+        MPI.Init()
     tell_guard_of_mpi()
-    unlink_segment()
-    comm = MPI.COMM_WORLD
+    try:
+        comm = secret.checked(MPI.COMM_WORLD, given)
+    except secret.NoSecret as error:
+        sys.stderr.write(f"{MPI.Get_processor_name()}: {error}\n")
+        MPI.COMM_WORLD.Abort(1)
     if comm.size != len(job.devices):
         sys.stderr.write(f"mpirun has started {comm.size} processes for {len(job.devices)} ranks\n")
         return 1

@@ -173,7 +173,7 @@ def test_a_model_file_trains_as_it_is(tmp_path, rule):
             env={**os.environ, **FOR_ROOT, **flags, "SYNKHRONOS_DATA": "made"},
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=300,
         )
     except subprocess.TimeoutExpired as late:
         raise AssertionError(f"no end: {late.stdout!r}\n{late.stderr.decode()}") from None

@@ -40,6 +40,6 @@ def test_a_child_of_a_rank_writes_into_its_own_values():
         env={**os.environ, **FOR_ROOT, "OMPI_MCA_btl": "self"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     assert (done.stdout, done.returncode) == ("3 [0.0, 0.0, 0.0]\n", 0), done.stderr

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support import stand_in_rank
-from support.waiting import wait_until
+from support.waiting import LONG, wait_until
 
 from synkhronos.__main__ import main
 from synkhronos._machine.processes import end_with_parent
@@ -53,7 +53,7 @@ def run(folder, *arguments, launcher="rule", **variables):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert left_over(folder) == []
     return done.returncode, done.stdout, done.stderr
@@ -93,10 +93,10 @@ class Launched:
     def wait(self):
         """Return the exit status, what was printed, and errors; check that nothing is left."""
         try:
-            out, err = self.process.communicate(timeout=60)
+            out, err = self.process.communicate(timeout=300)
         finally:
             self.process.kill()
-        wait_until(lambda: not left_over(self.folder), 20)
+        wait_until(lambda: not left_over(self.folder))
         return self.process.returncode, out, err
 
 
@@ -267,10 +267,9 @@ def test_output_and_log_files(folder):
 )
 def test_a_rank_that_dies_ends_bsp(folder, does, status, words):
     """Theirs printed a return code and nothing of the rank, and its own exit status was 0."""
-    began = time.monotonic()
     given = ("BSP", "--devices", "cpu,cpu,cpu", "model.py", "Model", "--set", f"does={does}")
     found, out, err = run(folder, *given, "--set", "saves=True", "--print-freq", "7")
-    assert found == status and time.monotonic() - began < 30
+    assert found == status
     host = os.uname().nodename
     assert f"synkhronos rule: rank 2 (cpu on {host}) {words}" in err
     assert "prterun" not in err + out and "MPI_ABORT" not in err
@@ -288,10 +287,6 @@ def test_a_rank_that_dies_ends_bsp(folder, does, status, words):
         ("exits", 7, "has ended with exit status 7"),
         pytest.param(
             *("is killed", 137, "was killed by SIGKILL (signal 9)"),
-            marks=pytest.mark.slow("starts mpirun"),
-        ),
-        pytest.param(
-            *("aborts", 5, "has ended with exit status 5"),
             marks=pytest.mark.slow("starts mpirun"),
         ),
     ],
@@ -371,10 +366,10 @@ def test_a_reader_that_goes_away_ends_the_run(folder):
     launched = Launched(folder, *given)
     launched.process.stdout.close()
     launched.process.send_signal(signal.SIGINT)  # the ranks print
-    assert launched.process.wait(60) == 130
+    assert launched.process.wait(LONG) == 130
     launched.process.stderr.close()
     launched.process.stdin.close()
-    wait_until(lambda: not left_over(folder), 20)
+    wait_until(lambda: not left_over(folder))
 
 
 @needs_mpirun
@@ -390,7 +385,7 @@ def test_two_hosts(two_hosts, folder):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=300,
     )
     assert done.returncode == 7, done.stderr
     assert f"rank 2 (cpu on synk{two_hosts.net}-2) has ended with exit status 7" in done.stderr
@@ -409,7 +404,7 @@ def test_a_host_that_cannot_be_reached(two_hosts, folder):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=300,
     )
     assert done.returncode == 1
     assert f"10.{two_hosts.net}.0.9 (Cannot open network namespace" in done.stderr
@@ -514,10 +509,24 @@ def test_log_folders_are_of_one_run(tmp_path):
 def test_the_guard_ends_as_others_need_it(code, tolerance, status, has_mpi):
     tell = "eval printf x '>&'$SYNKHRONOS_STARTED; " if has_mpi else ""
     line = guard.command("token", tolerance == "tolerant", ["bash", "-c", f"{tell}exit {code}"])
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300)
     assert done.returncode == status
     early = " early" if tolerance == "tolerant" and not has_mpi else ""
     assert done.stderr.endswith(f"\0token 0 status {code}{early}\0\n")
+
+
+def test_no_signal_kills_a_guard_while_python_shuts_down(tmp_path):
+    """Its timer went off then, each 2 s, and a run that had succeeded was ended by SIGTERM."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal\n"
+        "class Last:\n"
+        "    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGALRM):\n"
+        "        kill(pid, number)\n"  # as late as the timer may
+        "last = Last()\n"
+    )
+    line = guard.command("token", False, ["true"])
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    assert subprocess.run(line, env=environment, timeout=300).returncode == 0
 
 
 @pytest.mark.slow("waits for processes to end")
@@ -535,8 +544,8 @@ def test_a_guard_ends_its_rank_without_the_daemon_of_mpirun():
     assert daemon.stderr.readline().startswith("\0token 0 start ")
     [sleeping] = process.children()
     daemon.kill()
-    daemon.communicate(timeout=20)
-    wait_until(lambda: not sleeping.is_running() and not process.is_running(), 20)
+    daemon.communicate(timeout=300)
+    wait_until(lambda: not sleeping.is_running() and not process.is_running())
 
 
 def test_mpirun_does_not_begin_without_its_launcher(monkeypatch):

@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 from support.leaks import nothing_left
-from support.waiting import wait_until
+from support.waiting import LONG, wait_until
 
 from synkhronos.rules import array_files, loading
 from synkhronos.rules.compatible.models.data import utils
@@ -98,7 +98,7 @@ def test_two_batches_are_read_while_the_rank_computes(loader, files, tmp_path):
     loader.begin([0, 1, 2])
     first = loader.next()
     kept = first.copy()
-    held, deadline = loader._held, time.monotonic() + 20
+    held, deadline = loader._held, time.monotonic() + LONG
     while 1 not in loader._ready:
         loader._take(loader._answer(deadline))
     time.sleep(0.1)
@@ -188,7 +188,7 @@ loader = Loader([sys.argv[1]], (2, 6, 5, 4), "uint8")
 loader.begin([0])
 loader.next()
 print(loader.pid, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -201,7 +201,7 @@ def test_it_ends_with_its_rank(files):
         loader.send_signal(signal.SIGINT)  # a Ctrl-C goes to all processes of a terminal
         loader.send_signal(signal.SIGUSR1)
         rank.kill()
-    wait_until(lambda: not loader.is_running(), 20, lambda: "the loader is left")
+    wait_until(lambda: not loader.is_running(), what=lambda: "the loader is left")
 
 
 def test_it_loads_no_mpi_and_no_theano():

@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -100,9 +99,8 @@ def test_attributes_are_checked_when_a_run_begins(folder, monkeypatch):
 def test_a_run(folder, capfd, monkeypatch):
     monkeypatch.setattr(BSP, "exch_strategy", "ar")
     rule = BSP(sync_type="avg")
-    began = time.monotonic()
     assert rule.init(**CPUS, settings={"does": "shows"}) is None
-    assert time.monotonic() - began < 5 and psutil.pid_exists(rule.pid)
+    assert psutil.pid_exists(rule.pid)
     with pytest.raises(RuntimeError, match=r"has a run that has not ended .* wait\(\) for it"):
         rule.init(**CPUS)
     with pytest.raises(TimeoutError, match=r"has not ended within 0.01 s; it goes on"):
@@ -135,11 +133,11 @@ def test_a_run_that_fails(folder, capfd):
 def test_a_launcher_that_is_killed(folder):
     rule = GOSGD()
     rule.init(**CPUS, settings={"does": "waits"})
-    wait_until(lambda: list(folder.glob("logs/*/rank_1.log")), 30)
+    wait_until(lambda: list(folder.glob("logs/*/rank_1.log")))
     os.kill(rule.pid, signal.SIGKILL)
     with pytest.raises(RuleFailed, match="return code 137"):
         rule.wait(check=True)
-    wait_until(lambda: not others(folder), 20)
+    wait_until(lambda: not others(folder))
 
 
 def others(folder):
@@ -192,8 +190,8 @@ def test_a_run_ends_with_its_script(folder, how):
         process.send_signal(signal.SIGINT)
     elif how == "kill":
         process.kill()
-    out, err = process.communicate(timeout=60)
-    wait_until(lambda: not others(folder), 20)
+    out, err = process.communicate(timeout=300)
+    wait_until(lambda: not others(folder))
     assert [each for r in range(2) if f"rank {r} was asked 1 times" in out for each in [r]] == [
         0,
         1,

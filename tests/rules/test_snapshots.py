@@ -1,6 +1,8 @@
 """Snapshots: everything that training changes comes back; damages and other models are refused."""
 
+import contextlib
 import functools
+import json
 import random
 
 import numpy as np
@@ -107,6 +109,114 @@ def test_files_that_are_no_snapshots(tmp_path):
     (tmp_path / "snapshot_0001.npz").write_bytes(b"PK no zip")
     with pytest.raises(ValueError, match="is no snapshot of a rule, or damaged"):
         snapshots.distribute(Alone(None), snapshots.find(True, str(tmp_path)))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Return a model with its history, and a function that reads its snapshot with a change."""
+    model, folder = Model(), tmp_path_factory.mktemp("written")
+    history = snapshots.History(model)
+    train(model)
+    philox = model.other = np.random.Generator(np.random.Philox(3))
+    philox.random()
+    states = [history.capture(Recorder(None, 2, "m", False))]
+    path = snapshots.write(str(folder), snapshots.Snapshot("BSP", 3, 7, 20, {"total": 9}, states))
+    with np.load(path) as file:
+        kept = dict(file)
+
+    def read(change):
+        arrays = dict(kept)
+        about = json.loads(str(arrays.pop("about")))
+        change(about, about["ranks"][0]["plain"], arrays)
+        np.savez(path, about=json.dumps(about), **arrays)
+        return snapshots.distribute(Alone(None), snapshots.find(path, ""))
+
+    return model, history, read
+
+
+GENERATOR = "model.generator", "generator"
+OTHER = "model.other", "generator"
+DAMAGES = {  # what is said of a value at a place in the attributes, in `plain`, or in the arrays
+    "NumPy has no bit generator test": ("attributes", *OTHER, 0, "test"),
+    "NumPy has no bit generator Generator": ("attributes", *OTHER, 0, "Generator"),
+    "buffer_pos is not that": ("attributes", *OTHER, 1, "dict", "buffer_pos", 10**9),
+    "inc is not that": ("attributes", *GENERATOR, 1, "dict", "state", "dict", "inc", 2**128),
+    "a RandomState has 624": ("plain", "numpy", "random", 2, 10**9),
+    "key is not that": ("arrays", "0/random/numpy", np.zeros(9, np.uint32)),
+    "would set model.params": ("attributes", "model.params", 1),
+    "would set model.__class__": ("attributes", "model.__class__", 1),
+    "would set model.step": ("attributes", "model.step", None),
+    "would set data.a b": ("attributes", "data.a b", 1),
+    "'os'": ("attributes", "os.environ", 1),
+    "RandomStateType> would get another kind": ("plain", "variable/3", 5),
+    "w would get another kind": ("arrays", "0/variable/0", np.zeros((3, 3))),
+    "no kind of value 'run'": ("attributes", "model.name", {"run": "x"}),
+    "would get another kind of value": ("arrays", "0/variable/4", np.zeros((0, 6), np.int32)),
+    "not that of a snapshot": ("about", "epoch", "3"),
+    "'train_info'": ("plain", "recorder", "rows", {}),
+    "invalid state": ("arrays", "0/random/python", np.full(625, 10**9, np.uint64)),
+}
+
+
+def damage(about, plain, arrays, place, *keys):
+    """Put the last of the keys at the place that the others name."""
+    owners = {"about": about, "plain": plain, "arrays": arrays, "attributes": plain["attributes"]}
+    owner, (*path, key, value) = owners[place], keys
+    for each in path:
+        owner = owner[each]
+    owner[key] = value
+
+
+@pytest.mark.parametrize("message", DAMAGES)
+def test_a_damaged_snapshot_is_refused_before_anything_is_set(written, message):
+    """A name chose a class of NumPy (`test` started pytest), and positions crashed NumPy."""
+    model, history, read = written
+    before = [repr(each) for each in state_of(model)]
+    with pytest.raises(ValueError, match=r"damaged: |damaged, or ") as caught:
+        snapshot = read(lambda *contents: damage(*contents, *DAMAGES[message]))
+        history.restore(snapshot.state_of(0), Recorder(None, 2, "m", False), {})
+    assert message in str(caught.value)
+    assert [repr(each) for each in state_of(model)] == before
+
+
+def mutated(value, draw):
+    """Return a part of a table of contents with another value somewhere."""
+    if isinstance(value, (dict, list)) and value and draw.random() < 0.97:
+        key = draw.choice(sorted(value)) if isinstance(value, dict) else draw.randrange(len(value))
+        copied = dict(value) if isinstance(value, dict) else list(value)
+        copied[key] = mutated(value[key], draw)
+        return copied
+    numbers = [True, -1, 0, 7, 625, 10**9, 2**64, 2**200, 0.5, float("nan"), float("inf")]
+    names = [None, "", "x", "test", "0/random/numpy"]
+    return draw.choice([*numbers, *names, [], {}, [1], {"list": [1]}, {"random": []}])
+
+
+def test_any_other_value_is_refused_or_harmless(written, seeds=range(150)):
+    model, history, read = written
+    for seed in seeds:
+        draw = random.Random(seed)
+
+        def change(about, plain, arrays, draw=draw):
+            if draw.random() < 0.7:
+                name = draw.choice(["plain", "plain", "arrays"])
+                about["ranks"][0][name] = mutated(about["ranks"][0][name], draw)
+            elif draw.random() < 0.3:
+                key = draw.choice(sorted(about))
+                about[key] = mutated(about[key], draw)
+            else:
+                name = draw.choice(sorted(arrays))
+                array = arrays[name]
+                cast = [array.astype("f8"), array[..., None], -array.astype("i8"), array * 0]
+                arrays[name] = draw.choice([*cast, array.reshape(-1)[:0]])
+
+        try:
+            state = read(change).state_of(0)
+            history.restore(state, Recorder(None, 2, "m", False), {})
+        except ValueError:
+            continue
+        with contextlib.suppress(ValueError):  # lengths may not fit one another
+            model.step()
+        np.random.random(700), random.random(), model.generator.random(700), model.draw.rand(700)
 
 
 class Weight:

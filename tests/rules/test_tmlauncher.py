@@ -72,10 +72,9 @@ PRINT_FREQ=10
 SNAPSHOT_PATH="a b"
 SET=("n_epochs=3" "data.n_batch_train=10")
 LOG_PATH=elsewhere
-AGENT="my ssh"
-MPIRUN_ARGS="--mca a b"
 """
-    asked, _ = launched("--config=train.cfg", cfg=README + more)
+    commands = "-agent=my ssh", "-mpirun_args=--mca a b"
+    asked, _ = launched("--config=train.cfg", *commands, cfg=README + more)
     assert [place.host for place in asked.ranks] == ["node0", "node1", "node1", "node1"]
     assert asked.options["sync_type"] == "avg" and asked.options["exch_strategy"] == "ar"
     assert asked.options["print_freq"] == 10 and asked.options["snapshot_path"] == "a b"
@@ -148,9 +147,16 @@ FULL = ("-rule=BSP", "-file=models.modelfile", "-class=ModelClass", "-devices=cp
         (["-cfg=train.cfg"], README + "DEVICES=\n", "DEVICES is empty"),
         (["-cfg=none.cfg"], None, "can't read the config file 'none.cfg': No such file"),
         (["-cfg=train.cfg"], README + "rm -rf x\n", "train.cfg, line 6: 'rm -rf x' is not an assi"),
+        (
+            ["-cfg=train.cfg"],
+            README + "AGENT='touch x'\n",
+            "line 6: AGENT is refused in a file, be",
+        ),
+        (["-cfg=train.cfg"], README + "MPIRUN_ARGS=x\n", "write tmlauncher -mpirun_args=ARGS in"),
         (["-cfg=train.cfg"], README + "ALPHA=1\n", "line 6: ALPHA: BSP has no option 'alpha'"),
         (["-cfg=train.cfg"], README + "SEED=x\n", "line 6: SEED must be a whole number from 0"),
         (["-cfg=train.cfg"], README + "DEVICES=gpu0\n", "'gpu0' is not the name of a device"),
+        (["-cfg=train.cfg"], README + "DEVICES=-Fx@y:cpu\n", "'-Fx@y"),
         (["-cfg=train.cfg"], README + "RULE=BSQ\n", "there is no rule 'BSQ'"),
         (["-cgf=train.cfg"], None, "unknown option '-cgf=train.cfg'. Perhaps you meant cfg."),
         (["train.cfg"], None, "unknown option 'train.cfg'"),

@@ -10,6 +10,7 @@ from pytensor.graph.basic import Constant, Variable
 
 from synkhronos._host.calls import reducing
 from synkhronos._host.cells import (
+    borrows,
     cell,
     lend,
     on_copies,
@@ -17,6 +18,7 @@ from synkhronos._host.cells import (
     put,
     read,
     replace_object,
+    tell,
     unwatch,
     watch,
 )
@@ -62,8 +64,6 @@ from synkhronos._host.pytensor.graph import (
 from synkhronos._host.pytensor.pickling import dump, load
 from synkhronos._host.pytensor.random_numbers import (
     spread_random_state,
-    state_of_parts,
-    state_parts,
 )
 from synkhronos._host.pytensor.rows import (
     axes_of_rows,
@@ -114,6 +114,7 @@ from synkhronos._host.pytensor.variables import (
     shared_on_host,
     shared_zeros,
 )
+from synkhronos._host.repeating import is_repeatable
 from synkhronos._host.rows import numbers_of_rows
 from synkhronos._host.updates import (
     default_updates,

@@ -13,7 +13,8 @@ from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors, io_toposort
 from pytensor.tensor.basic import MakeVector, ScalarFromTensor, TensorFromScalar
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.math import Dot
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import Reshape, Shape, Shape_i
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
@@ -146,6 +147,8 @@ class _OwnVariables(OwnVariables):
         "of an input, as in size=x.shape, and no other axis depends on it."
     )
 
+    elementwise, shuffle, reduction = Elemwise, DimShuffle, CAReduce
+
     def moves_rows(self, node):
         if isinstance(node.op, Reshape):
             return self.axis_of(self.lengths(node.inputs[1])[0]) != 0
@@ -157,8 +160,12 @@ class _OwnVariables(OwnVariables):
             return [_without_casts(length) for length in size.owner.inputs]
         return [size]
 
-    def is_shape(self, size):
-        return isinstance(getattr(_without_casts(size).owner, "op", None), Shape)
+    def is_product(self, op):
+        return isinstance(getattr(op, "core_op", op), Dot)
+
+    def shaped(self, size):
+        node = _without_casts(size).owner
+        return node.inputs[0] if node is not None and isinstance(node.op, Shape) else None
 
     def measured(self, length):
         node = length.owner

@@ -134,6 +134,7 @@ _files = {}  # id of a node -> (node, file of its module), within `given_modules
 
 def _take_given_modules():
     make_c_thunk, cmodule_key = op.Op.make_c_thunk, cc.CLinker.cmodule_key
+    get_module, load = cmodule.ModuleCache._get_module, functools.lru_cache(None)(cmodule.dlimport)
     chosen = []  # the file for the node whose thunk is being made, or None
 
     @functools.wraps(make_c_thunk)
@@ -156,5 +157,13 @@ def _take_given_modules():
         cache.entry_from_key[key] = file
         return key
 
+    @functools.wraps(get_module)
+    def get_given(self, name):
+        if not chosen or name != chosen[-1] or name in self.module_from_name:
+            return get_module(self, name)
+        # Not into `module_from_name`: `refresh` asserts that it knows the keys of what is there.
+        return load(name)
+
     op.Op.make_c_thunk = make_thunk_of_given
+    cmodule.ModuleCache._get_module = get_given
     cc.CLinker.cmodule_key = key_of_given

@@ -9,6 +9,7 @@ from theano.gof import Constant, Variable
 
 from synkhronos._host.calls import reducing
 from synkhronos._host.cells import (
+    borrows,
     cell,
     lend,
     on_copies,
@@ -16,10 +17,12 @@ from synkhronos._host.cells import (
     put,
     read,
     replace_object,
+    tell,
     unwatch,
     watch,
 )
 from synkhronos._host.draws import is_state_equal, keep_state_equal
+from synkhronos._host.repeating import is_repeatable
 from synkhronos._host.rows import numbers_of_rows
 from synkhronos._host.theano.devices import (
     copy_from_device,
@@ -58,8 +61,6 @@ from synkhronos._host.theano.overlapping import overlap_reductions
 from synkhronos._host.theano.pickling import dump, load
 from synkhronos._host.theano.random_numbers import (
     spread_random_state,
-    state_of_parts,
-    state_parts,
 )
 from synkhronos._host.theano.rewriting import open_device
 from synkhronos._host.theano.rows import (

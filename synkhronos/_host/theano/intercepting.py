@@ -69,10 +69,11 @@ class _Telling(CompiledFunction):
     """A Theano function that tells of the shared variables that it updates in the master."""
 
     def __call__(self, *args, **kwargs):
-        results = super().__call__(*args, **kwargs)
-        for variable in self.synkhronos_updated:
-            tell(variable)
-        return results
+        try:
+            return super().__call__(*args, **kwargs)
+        finally:  # one that raises may have written to their values
+            for variable in self.synkhronos_updated:
+                tell(variable)
 
 
 copyreg.pickle(_Telling, _pickle_Function)

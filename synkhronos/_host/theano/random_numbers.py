@@ -51,22 +51,3 @@ def _power(matrix, exponent, modulus):
         base = base.dot(base) % modulus
         exponent >>= 1
     return result
-
-
-def state_parts(state):
-    """Return the array of a RandomState, and the name and numbers that belong to it."""
-    kind, key, *numbers = state.get_state()
-    return key, [kind, *map(float, numbers)]
-
-
-def state_of_parts(key, rest):
-    """Return the RandomState of these parts; raise ValueError or TypeError for others."""
-    if len(rest) != 4:
-        raise ValueError("it is the state of a Generator, as PyTensor has; Theano has RandomStates")
-    kind, position, has_gauss, gauss = rest
-    is_whole = key.dtype.newbyteorder("=") == np.uint32 and key.shape == (624,)
-    if not is_whole or not 0 <= int(position) <= 624:
-        raise ValueError("it is damaged: a RandomState has 624 numbers of uint32, and a position")
-    state = np.random.RandomState()
-    state.set_state((kind, key, int(position), int(has_gauss), gauss))
-    return state

@@ -13,6 +13,7 @@ from theano.compile.ops import Shape, Shape_i
 from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.tensor import (
     DimShuffle,
+    Dot,
     Elemwise,
     NotScalarConstantError,
     Reshape,
@@ -20,6 +21,7 @@ from theano.tensor import (
     TensorFromScalar,
     get_scalar_constant_value,
 )
+from theano.tensor.elemwise import CAReduce
 from theano.tensor.opt import MakeVector
 from theano.tensor.raw_random import RandomFunction
 from theano.tensor.subtensor import Subtensor, get_idx_list
@@ -155,6 +157,8 @@ class _OwnVariables(OwnVariables):
         "MRG_RandomStreams draws them in one row: take that of RandomStreams.)"
     )
 
+    elementwise, shuffle, reduction = Elemwise, DimShuffle, CAReduce
+
     def moves_rows(self, node):
         if isinstance(node.op, Reshape):
             return self.axis_of(self.lengths(node.inputs[1])[0]) != 0
@@ -166,8 +170,12 @@ class _OwnVariables(OwnVariables):
             return [_without_casts(length) for length in size.owner.inputs]
         return [size]
 
-    def is_shape(self, size):
-        return isinstance(getattr(_without_casts(size).owner, "op", None), Shape)
+    def is_product(self, op):
+        return isinstance(op, Dot)
+
+    def shaped(self, size):
+        node = _without_casts(size).owner
+        return node.inputs[0] if node is not None and isinstance(node.op, Shape) else None
 
     def measured(self, length):
         node = length.owner

@@ -6,6 +6,7 @@ from theano.sandbox import rng_mrg
 from theano.tensor import TensorType, patternbroadcast
 from theano.tensor.raw_random import RandomStateType
 
+from synkhronos._host.cells import cell
 from synkhronos._host.theano import devices
 
 
@@ -14,7 +15,7 @@ def replace(variable, value) -> None:
 
     A variable on a device gets a copy, in its present memory if the shape is the same.
     """
-    storage = variable.container.storage
+    storage = cell(variable)
     if not lives_on_device(variable):
         storage[0] = np.asarray(value, dtype=variable.dtype)
     elif devices.is_on_device(value):

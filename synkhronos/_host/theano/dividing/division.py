@@ -11,12 +11,14 @@ what is the same on all ranks, and can't take rows: then the function can't be d
 from typing import Any, List, NamedTuple, Optional, Tuple
 
 import numpy as np
+from theano import scalar
 from theano.compile.ops import Shape_i
 from theano.compile.pfunc import rebuild_collect_shared
 from theano.gof import Constant, Variable
 from theano.gof.graph import io_toposort
 from theano.scan_module.scan_utils import equal_computations
 from theano.tensor import basic
+from theano.tensor.elemwise import CAReduce
 
 from synkhronos._host.theano.dividing.operations import rows_of_rank, total_rows
 from synkhronos._host.theano.graph import AllReduce, RankOperation, all_reduce
@@ -40,7 +42,10 @@ class CannotDivide(Exception):
 
 
 class Value(NamedTuple):
-    """A variable on the ranks: what a rank computes for a variable of the serial graph."""
+    """A variable on the ranks: what a rank computes for a variable of the serial graph.
+
+    A part of floats may have a wider dtype than that, which it gets when it is reduced.
+    """
 
     variable: Any
     kind: str = SAME
@@ -56,6 +61,7 @@ class Divided(NamedTuple):
     scattered: List[bool]  # for each input
     outputs: List[Tuple[Any, Optional[str]]]  # variables with their modes
     axes: List[int]  # the axis of each output that its axis 0 came from
+    dtypes: List[Tuple[int, str]]  # the dtypes of outputs that ranks return in a wider one
     updates: List[Tuple[Any, Any]]
     totals: List[Any]  # expressions of the numbers of rows that are sliced from shared variables
     remainders: List[Any]  # numbers that must be 0 in a call, or ranks can't reshape their rows
@@ -133,8 +139,21 @@ class _Division:
             for target, each in zip(targets, wanted[n_outputs:])
         ]
         pairs, axes = [pair for pair, _ in outputs], [axis for _, axis in outputs]
+        serial = [each.dtype if is_array_variable(each) else None for each in wanted[:n_outputs]]
+        dtypes = [
+            (i, dtype)
+            for i, ((each, mode), dtype) in enumerate(zip(pairs, serial))
+            if mode == "sum" and each.dtype != dtype
+        ]
         return Divided(
-            list(self.scattered), pairs, axes, updates, self.totals, self.remainders, self.n_rows
+            list(self.scattered),
+            pairs,
+            axes,
+            dtypes,
+            updates,
+            self.totals,
+            self.remainders,
+            self.n_rows,
         )
 
     def _apply(self, node):
@@ -157,7 +176,8 @@ class _Division:
         value = self.of(variable)
         if value.kind == PART:
             self.needed.add(variable)
-            value = self.values[variable] = Value(all_reduce(value.variable, "sum"))
+            whole = basic.cast(all_reduce(value.variable, "sum"), variable.dtype)
+            value = self.values[variable] = Value(whole)
         if value.kind == SAME:
             return value.variable
         if value.kind in (LENGTH, SHAPE):
@@ -178,6 +198,9 @@ class _Division:
     def apply(self, node, inputs, kind=SAME, axis=0, exact=False):
         """Apply an operation to new inputs; return values of one kind for all its outputs."""
         new = node.clone_with_new_inputs(list(inputs), strict=False).outputs
+        if kind == PART and new[0].dtype in ("float16", "bool"):
+            # Serial Theano adds up in a wider dtype: parts need not fit where their sum does.
+            self.refuse(node, f"rows as {new[0].dtype}")
         return [Value(each, kind, axis, exact) for each in new]
 
     def refuse(self, node, what="rows of its inputs in a way that has no rule"):
@@ -200,6 +223,19 @@ class _Division:
         """Let only calls be divided in which each row becomes whole rows of a shape."""
         old, new = basic.prod(variable.shape[1:]), basic.prod(shape[1:])
         self.remainders.append(old % basic.maximum(new, 1))
+
+    def keep_equal(self, variables, lengths=()):
+        """Let only calls be divided in which arrays have equally many rows, and as a length says.
+
+        Else a rank's one row would be repeated where serial Theano raises an error.
+        """
+        values = list(map(self.of, variables))
+        rows = [(v, each) for v, each in zip(values, variables) if v.kind in (ROWS, POSITIONS)]
+        used = [v for v, _ in rows] + list(map(self.of, lengths))
+        if all(value.exact or value.kind == POSITIONS for value in used):
+            return
+        first, *others = [*(Shape_i(v.axis)(each) for v, each in rows), *lengths]
+        self.remainders += [other - first for other in others]
 
     def rows_of(self, start, stop, variable):
         """Return the bounds of this rank's part of a slice of an array that all ranks have."""
@@ -273,6 +309,38 @@ def of_length(division, node, values):
     [total] = division.apply(node, total)
     exact = old.exact and len(values) == 1
     return [old._replace(variable=mine.variable, total=total.variable, exact=exact)]
+
+
+def counts_rows(dtype):
+    """Return whether a dtype holds any number of rows, of a rank and of all: others wrap around."""
+    return np.dtype(dtype).kind in "iu" and np.dtype(dtype).itemsize >= 4
+
+
+def keeps_sums(part, after):
+    """Return whether parts still add up to the whole in another dtype.
+
+    Sums of integers wrap around where they don't fit, which a wider dtype shows.
+    """
+    before, after = np.dtype(part.dtype), np.dtype(after)
+    if after in ("float16", "bool"):
+        return False
+    if before == after:
+        return True
+    if before.kind in "iu" and _may_wrap(part):
+        return after.kind in "iu" and after.itemsize <= before.itemsize
+    return before.kind in "iu" or after.kind in "fc"
+
+
+def _may_wrap(part):
+    """Return whether integers may wrap around; no sum of numbers of at most 4 bytes does."""
+    is_sum = part.owner and isinstance(getattr(part.owner.op, "scalar_op", None), scalar.Add)
+    is_sum = is_sum and isinstance(part.owner.op, CAReduce)
+    return not (is_sum and fits(part.owner.inputs[0].dtype, part.dtype))
+
+
+def fits(dtype, within):
+    """Return whether any sum of integers of a dtype fits into another one."""
+    return np.dtype(dtype).itemsize <= 4 and within in ("int64", "uint64")
 
 
 def number(variable):

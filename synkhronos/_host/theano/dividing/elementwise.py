@@ -4,6 +4,7 @@ import numpy as np
 from theano import scalar, tensor
 from theano.compile.ops import DeepCopyOp, Rebroadcast, Shape, Shape_i, ViewOp
 from theano.gof import Constant
+from theano.gof.graph import ancestors
 from theano.tensor import basic, blas, elemwise, extra_ops, opt, subtensor
 
 from synkhronos._host.theano.dividing.division import (
@@ -16,6 +17,9 @@ from synkhronos._host.theano.dividing.division import (
     STREAM,
     UNKNOWN,
     Value,
+    counts_rows,
+    fits,
+    keeps_sums,
     of_length,
     rule,
     vector_length,
@@ -34,13 +38,15 @@ def _elemwise(division, node):
     if ROWS in kinds:
         return _elemwise_of_rows(division, node, values)
     if POSITIONS in kinds:
-        if isinstance(op, scalar.Cast):
+        if isinstance(op, scalar.Cast) and counts_rows(node.outputs[0].dtype):
             return division.apply(node, [values[0].variable], POSITIONS)
         division.refuse(node, "the numbers of rows")
     if kinds & {LENGTH, SHAPE} and _is_proportional(op, node, values):
         return of_length(division, node, values)
     if PART in kinds and _is_linear(op, node, values):
         new = [v.variable if v.kind == PART else division.same(i) for i, v in _pairs(node, values)]
+        if isinstance(op, scalar.Cast) and _is_wider(new[0].dtype, node.outputs[0].dtype):
+            return [Value(new[0], PART)]
         return division.apply(node, new, PART)
     new = [v.variable if v.kind == SAME else division.same(i) for i, v in _pairs(node, values)]
     return division.apply(node, new)
@@ -69,7 +75,7 @@ def _elemwise_of_rows(division, node, values):
 
 def _is_proportional(op, node, values):
     """Return whether a number that is computed from one length is proportional to it, too."""
-    if node.outputs[0].dtype not in tensor.integer_dtypes:
+    if not counts_rows(node.outputs[0].dtype):
         return False
     if isinstance(op, (scalar.Cast, scalar.Identity)):
         return True
@@ -88,7 +94,7 @@ def _is_linear(op, node, values):
     [dtype] = {each.dtype for each in node.outputs}
     if np.dtype(dtype).kind not in "fciu":
         return False
-    if not all(_converts(each.dtype, dtype) for each, part in zip(node.inputs, parts) if part):
+    if not all(keeps_sums(value.variable, dtype) for value in values if value.kind == PART):
         return False
     if isinstance(op, (scalar.Cast, scalar.Neg, scalar.Identity, scalar.Add, scalar.Sub)):
         return all(parts)
@@ -96,23 +102,10 @@ def _is_linear(op, node, values):
         factors = [each for each, part in zip(node.inputs, parts) if not part]
         return sum(parts) == 1 and all(map(_is_finite, factors))
     if isinstance(op, scalar.TrueDiv):
-        return parts == [True, False] and _is_finite(node.inputs[1])
+        return parts == [True, False] and _is_divisor(*node.inputs)
     if isinstance(op, scalar.Second):
         return parts == [False, True]
     return False
-
-
-def _converts(before, after):
-    """Return whether parts still add up to the whole in another dtype.
-
-    Sums of small or unsigned integers wrap around where they don't fit, which a wider dtype shows.
-    """
-    if before == after or before == "int64":
-        return True
-    before, after = np.dtype(before), np.dtype(after)
-    if before.kind in "iu":
-        return after.kind in "iu" and after.itemsize <= before.itemsize
-    return after.kind in "fc"
 
 
 def _is_finite(variable):
@@ -134,6 +127,19 @@ def _is_finite(variable):
     is_same = isinstance(op, (elemwise.DimShuffle, elemwise.Prod, subtensor.Subtensor))
     is_same = is_same or isinstance(op, (basic.TensorFromScalar, basic.ScalarFromTensor))
     return is_same and _is_finite(inputs[0])
+
+
+def _is_divisor(number, length):
+    """Return whether a number is 0 wherever a length is, which it is divided by: as for means."""
+    if isinstance(length, Constant):
+        return _is_finite(length)
+    found = ancestors([length])
+    measured = {each.owner.inputs[0] for each in found if _is_shape(each.owner)}
+    return _is_finite(length) and measured <= {*ancestors([number])}
+
+
+def _is_shape(node):
+    return node is not None and isinstance(node.op, (Shape, Shape_i))
 
 
 @rule(
@@ -176,21 +182,25 @@ def _dimshuffle(division, node):
 def _reduce(division, node):
     value, op = division.of(node.inputs[0]), node.op.scalar_op
     axes = range(node.inputs[0].ndim) if node.op.axis is None else node.op.axis
-    if value.kind == SHAPE and isinstance(op, scalar.Mul) and list(axes) == [0]:
+    is_length = value.kind == SHAPE and counts_rows(node.outputs[0].dtype)
+    if is_length and isinstance(op, scalar.Mul) and list(axes) == [0]:
         [new] = of_length(division, node, [value])
         exact = value.exact and vector_length(node.inputs[0]) == 1
         return [new._replace(kind=LENGTH, exact=exact)]
     if isinstance(node.op, basic.Mean):
         return division.unruled(node)
     if value.kind == PART and isinstance(op, scalar.Add):
-        return division.apply(node, [value.variable], PART)
+        is_half = node.outputs[0].dtype in ("float16", "bool")
+        if is_half or not keeps_sums(value.variable, _accumulator(node)):
+            return division.unruled(node)
+        return [_add_up(division, node, value)]
     if value.kind != ROWS:
         return division.unruled(node)
     if value.axis not in axes:
         axis = value.axis - sum(each < value.axis for each in axes)
         return division.apply(node, [value.variable], ROWS, axis, value.exact)
-    if isinstance(op, scalar.Add):
-        return division.apply(node, [value.variable], PART)
+    if isinstance(op, (scalar.Add, scalar.Mul)):
+        return [_add_up(division, node, value)]
     for kind, how in _REDUCED.items():
         if kind in (scalar.AND, scalar.OR) and node.outputs[0].dtype != "bool":
             continue  # of the bits of integers
@@ -200,8 +210,42 @@ def _reduce(division, node):
     return division.unruled(node)
 
 
+def _is_wider(dtype, other):
+    dtype, other = np.dtype(dtype), np.dtype(other)
+    return dtype.kind == other.kind in "fc" and dtype.itemsize > other.itemsize
+
+
+def _accumulator(node):
+    """Return the dtype in which serial Theano adds up, or multiplies."""
+    return getattr(node.op, "acc_dtype", None) or node.outputs[0].dtype
+
+
+def _add_up(division, node, value):
+    """Return the sum or product of rows or parts, of the dtype in which serial Theano computes it.
+
+    A rank's own need not fit into that of the result.
+    """
+    before, within, after = value.variable.dtype, _accumulator(node), node.outputs[0].dtype
+    is_truncated = np.dtype(before).kind in "fc" and np.dtype(within).kind not in "fc"
+    if is_truncated or {within, after} & {"float16", "bool"}:
+        division.refuse(node, f"{node.inputs[0].dtype} numbers as {after}")
+    is_sum, kinds = isinstance(node.op.scalar_op, scalar.Add), {_kind(within), _kind(after)}
+    wraps = kinds == {"i"} and np.dtype(within).itemsize >= np.dtype(after).itemsize
+    if within == after or wraps or (is_sum and fits(before, within)):
+        [part] = division.apply(node, [value.variable], PART)
+    else:
+        wide = type(node.op)(axis=node.op.axis, dtype=within, acc_dtype=within)
+        part = Value(wide(value.variable), PART)
+    if is_sum and (part.variable.dtype == after or _is_wider(within, after)):
+        return part
+    return Value(tensor.cast(_all_reduce(part.variable, "sum" if is_sum else "prod"), after))
+
+
+def _kind(dtype):
+    return np.dtype(dtype).kind.replace("u", "i")
+
+
 _REDUCED = {
-    scalar.Mul: "prod",
     scalar.Maximum: "max",
     scalar.Minimum: "min",
     scalar.AND: "min",

@@ -1,6 +1,6 @@
 """Rules of indexing: rows are selected from what all ranks have, and never by their number."""
 
-from theano import tensor
+from theano import scalar, tensor
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof import Variable
 from theano.gof.graph import ancestors
@@ -109,6 +109,7 @@ def _inc_subtensor(division, node):
         new = division.same(node.inputs[1])
         if place >= 0 and not new.broadcastable[place]:
             division.refuse(node, f"rows and {node.inputs[1]}, which has a fixed number of rows")
+    division.keep_equal(node.inputs[:2])
     rest = [division.same(each) for each in node.inputs[2:]]
     return division.apply(node, [x.variable, new, *rest], ROWS, x.axis, x.exact)
 
@@ -118,7 +119,9 @@ def _add_to(division, node, x, y, is_linear):
     if y.kind == PART and node.inputs[1].dtype == node.outputs[0].dtype:
         rest = [division.same(each) for each in node.inputs[2:]]
         if (x.kind == PART and is_linear) or (x.kind == SAME and number(node.inputs[0]) == 0):
-            return division.apply(node, [x.variable, y.variable, *rest], PART)
+            dtype = scalar.upcast(x.variable.dtype, y.variable.dtype)
+            new = [tensor.cast(each.variable, dtype) for each in (x, y)]
+            return division.apply(node, [*new, *rest], PART)
     return division.unruled(node)
 
 
@@ -129,7 +132,8 @@ def _take(division, node):
         rest = division.same(node.inputs[1])
         return division.apply(node, [x.variable, rest], ROWS, x.axis, x.exact)
     if x.kind == ROWS and indices.kind == POSITIONS:
-        return division.apply(node, [x.variable, indices.variable], ROWS, 0, x.exact)
+        division.keep_equal(node.inputs)
+        return division.apply(node, [x.variable, indices.variable], ROWS, 0, True)
     if indices.kind == ROWS and x.kind != ROWS:
         whole = division.same(node.inputs[0])
         return division.apply(node, [whole, indices.variable], ROWS, 0, indices.exact)
@@ -145,6 +149,7 @@ def _take_items(division, node):
     if {x.kind, *(value.kind for value in values)} <= {SAME, PART, LENGTH, SHAPE}:
         return division.unruled(node)
     axis = _axis_of_indices(division, node, x, indices, values)
+    division.keep_equal(node.inputs)
     new = [v.variable if v.kind in (ROWS, POSITIONS) else division.same(i) for i, v in
            zip(indices, values)]  # fmt: skip
     whole = x.variable if x.kind == ROWS else division.same(node.inputs[0])
@@ -182,6 +187,7 @@ def _add_to_items(division, node):
         return _add_to(division, node, x, y, is_linear=not node.op.set_instead_of_inc)
     indices = node.inputs[2:]
     axis = _axis_of_indices(division, node, x, indices, values)
+    division.keep_equal(node.inputs)
     new = [v.variable if v.kind in (ROWS, POSITIONS) else division.same(i) for i, v in
            zip(indices, values)]  # fmt: skip
     ndim = max(each.ndim for each in indices) + node.inputs[0].ndim - len(indices)
@@ -198,5 +204,5 @@ def _add_to_items(division, node):
     whole = division.same(node.inputs[0])
     if number(node.inputs[0]) == 0:
         return division.apply(node, [whole, added, *new], PART)
-    [part] = division.apply(node, [tensor.zeros_like(whole), added, *new])
+    [part] = division.apply(node, [tensor.zeros_like(whole), added, *new], PART)
     return [Value(whole + all_reduce(part.variable, "sum"))]

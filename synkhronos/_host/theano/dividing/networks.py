@@ -39,6 +39,7 @@ def _by_row(*shared):
                 new.append(division.same(each))
             else:
                 division.refuse(node, f"rows and {each}")
+        division.keep_equal(node.inputs)
         exact = any(value.exact for value in values)
         return division.apply(node, new, ROWS, 0, exact)
 

@@ -13,6 +13,8 @@ from synkhronos._host.theano.dividing.division import (
     UNKNOWN,
     CannotDivide,
     Value,
+    counts_rows,
+    keeps_sums,
     number,
     of_length,
     rule,
@@ -126,6 +128,7 @@ def _alloc_rows(division, node, values, at):
     axis = filling.axis + node.outputs[0].ndim - node.inputs[0].ndim
     if filling.kind != ROWS or at != [axis]:
         division.refuse(node)
+    division.keep_equal(node.inputs[:1], [node.inputs[1 + axis]])
     new = [value.variable if value.kind in (ROWS, LENGTH) else None for value in values]
     new = [division.same(i) if v is None else v for i, v in zip(node.inputs, new)]
     return division.apply(node, new, ROWS, axis, filling.exact)
@@ -135,7 +138,8 @@ def _alloc_rows(division, node, values, at):
 def _arange(division, node):
     start, stop, step = map(division.of, node.inputs)
     constants = [number(node.inputs[0]), number(node.inputs[2])]
-    if stop.kind == LENGTH and stop.exact and constants == [0, 1]:
+    is_each_row = stop.kind == LENGTH and stop.exact and counts_rows(node.outputs[0].dtype)
+    if is_each_row and constants == [0, 1]:
         return division.apply(node, [start.variable, stop.variable, step.variable], POSITIONS)
     return division.unruled(node)
 
@@ -148,7 +152,8 @@ def _join(division, node):
     join = node.inputs[0]
     if SHAPE in kinds and kinds <= {SHAPE, SAME} and len(values) - _count(values, SAME) == 1:
         return [_join_shapes(division, node, values)]
-    if kinds == {PART}:
+    dtype = node.outputs[0].dtype
+    if kinds == {PART} and all(keeps_sums(value.variable, dtype) for value in values):
         return division.apply(node, [join, *(value.variable for value in values)], PART)
     if ROWS not in kinds:
         return division.unruled(node)

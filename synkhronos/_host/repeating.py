@@ -1,0 +1,57 @@
+"""Say which compiled functions may be run once more without an effect."""
+
+# Others show what they compute, or check it, at each run.
+_LINKERS = {
+    "CLinker",
+    "JAXLinker",
+    "NumbaLinker",
+    "OpWiseCLinker",
+    "PerformLinker",
+    "VMLinker",
+    "VM_Linker",
+}
+_PACKAGES = {"theano", "pytensor", "synkhronos"}
+# They print, stop, call Python code of the script, or send and receive.
+_SEEN = {
+    "Print",
+    "FromFunctionOp",
+    "PdbBreakpoint",
+    "LoadFromDisk",
+    "MPIRecv",
+    "MPIRecvWait",
+    "MPISend",
+    "MPISendWait",
+    "Push",
+    "Await",
+}
+
+
+def is_repeatable(function) -> bool:
+    """Return whether one run more has no effect: nothing is printed, and no user's code runs."""
+    linker = getattr(function.maker, "linker", None)
+    if (
+        function.profile is not None
+        or getattr(linker, "callback", None) is not None
+        or type(linker).__name__ not in _LINKERS
+    ):
+        return False
+    left, seen = list(function.maker.fgraph.outputs), set()
+    while left:
+        node = left.pop().owner
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        package = type(node.op).__module__.partition(".")[0]
+        if package not in _PACKAGES or type(node.op).__name__ in _SEEN:
+            return False
+        left += [*node.inputs, *_outputs_inside(node.op)]
+    return True
+
+
+def _outputs_inside(op):
+    """Return the outputs of the graph of a scan, of an OpFromGraph, or of several scalars."""
+    for name in ("inner_outputs", "local_outputs", "outputs"):
+        outputs = getattr(op, name, None)
+        if isinstance(outputs, (list, tuple)):
+            return [each for each in outputs if hasattr(each, "owner")]
+    return []
