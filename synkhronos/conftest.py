@@ -33,6 +33,7 @@ def settings_of_examples(request, monkeypatch, tmp_path_factory):
 
     from synkhronos import session
 
+    monkeypatch.setenv("SYNKHRONOS_CHECK", "first")  # off in tests
     floatx = config.floatX
     if request.node.name.startswith("synkhronos.extensions.keras."):
         monkeypatch.setenv("KERAS_BACKEND", "theano")

@@ -8,6 +8,7 @@ A call first sends the workers the function, if they don't have it yet.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import weakref
@@ -20,7 +21,7 @@ from synkhronos._arithmetic import reduction
 from synkhronos._calls import parameters, signature
 from synkhronos._calls.advice import Advice
 from synkhronos._calls.arguments import Inputs
-from synkhronos._calls.check import Check, number_of_calls
+from synkhronos._calls.check import FIRST, Check, FirstCall, number_of_calls
 from synkhronos._calls.optional import Containers, OptionalInputs, Values
 from synkhronos._calls.recipe import Recipe
 from synkhronos._calls.request import Requests
@@ -104,7 +105,9 @@ class Function:
             self._modes,
             tuple(recipe.accumulated),
             tuple(recipe.sliceables),
-            _host.communicates(compiled),
+            # Ranks without rows run, too, where all reduce, or advance equal random states.
+            _host.communicates(compiled)
+            or any(map(_host.is_state_equal, _host.shared_variables(compiled))),
             recipe.draws_all,
             any(outputs.on_device),
             self._inputs.axes if any(self._inputs.axes) else (),
@@ -113,13 +116,16 @@ class Function:
         self._join(session)
         check = source.check
         if check:
-            self._check = Check(
-                session, compiled, self._inputs, outputs, recipe, check, weakref.proxy(self)
+            comparison = FirstCall if check == FIRST else Check
+            self._check = comparison(
+                compiled, self._inputs, outputs, recipe, check, weakref.proxy(self)
             )
+            self._check.join(session, self._key, self._advice)
             # In place of the method, while calls are checked. Weak: a cycle would keep the function
             # when the user has dropped it.
+            # Not by `__dict__`: an object of which it was read is slower from then on.
             this: Any = weakref.proxy(self)
-            self.__dict__["_run"] = functools.partial(Function._run_checked, this)
+            setattr(self, "_run", functools.partial(Function._run_checked, this))  # noqa: B010
 
     def _join(self, session):
         """Belong to a session, which sends the function to its workers when it is first called."""
@@ -128,12 +134,14 @@ class Function:
         if self._sliced is not None:
             registry.add_variant(key, SLICED, self._sliced)
         self._inputs.join(session)
-        advice = Advice(session, self._compiled, self._inputs, self._recipe, self._modes, str(self))
+        self._advice = Advice(
+            session, self._compiled, self._inputs, self._recipe, self._modes, str(self)
+        )
         self._requests = Requests(
-            session, key, self._inputs, self._outputs, description, advice, str(self)
+            session, key, self._inputs, self._outputs, description, self._advice, str(self)
         )
         if self._check is not None:
-            self._check.join(session)
+            self._check.join(session, key, self._advice)
         self._key = key
         self._session = session  # last: after a Ctrl-C before this line the next call joins again
 
@@ -141,7 +149,8 @@ class Function:
         """Join the current session, if it adopts functions of closed ones; else raise if closed."""
         with Current.lock:
             session = Current.session
-            if self._session.state is not State.CLOSED or session is None or not session.adopts:
+            is_over = self._session.state in (State.CLOSED, State.LEFT)
+            if not is_over or session is None or not session.adopts:
                 self._session.require_open()  # another thread may have been here before
             else:
                 session.require_open()
@@ -272,20 +281,30 @@ class Function:
         if session.state is not State.OPEN:
             return self._join_and_call(args, kwargs, output_subset, batch, batch_s, num_slices)
         with session.lock:
+            if self._check.left <= 0 or self._check.leaves_out():
+                self._end_checks()
+                return self._run(args, kwargs, output_subset, batch, batch_s, num_slices)
             with session.call("check"):
                 values = self._inputs.bind_ahead(args, kwargs)
             subset = self._outputs.check_subset(output_subset, self)
-            if self._check.left <= 1:
-                self.__dict__.pop("_run", None)
-            return self._check.run(
-                values,
-                subset,
-                batch,
-                batch_s,
-                lambda: Function._run(
-                    self, args, kwargs, output_subset, batch, batch_s, num_slices
-                ),
-            )
+            try:
+                return self._check.run(
+                    values,
+                    subset,
+                    batch,
+                    batch_s,
+                    num_slices,
+                    lambda: Function._run(
+                        self, args, kwargs, output_subset, batch, batch_s, num_slices
+                    ),
+                )
+            finally:
+                if self._check.left <= 0:
+                    self._end_checks()
+
+    def _end_checks(self):
+        with contextlib.suppress(AttributeError):  # a call of a signal handler has ended them
+            del self._run
 
     def _make_ready(self, num_slices):
         """Compile the variant for this number of slices; send the workers what they lack."""
@@ -512,7 +531,7 @@ class Source(NamedTuple):
     update_modes: list
     sliceables: Any
     keywords: dict  # of theano.function
-    check: int  # the number of calls to compare with serial Theano
+    check: Any  # the number of calls to compare with serial Theano, or "first"
     draws_all: bool  # whether random numbers are those of serial Theano
 
 
@@ -524,7 +543,7 @@ def function(
     givens: dict[Variable, Variable] | Sequence[tuple[Variable, Variable]] | None = None,
     sliceable_shareds: list[SharedVariable] | None = None,
     *,
-    check: bool | int | None = None,
+    check: bool | int | str | None = None,
     axes: dict[Variable, int] | None = None,
     serial_random: bool = False,
     **kwargs: Any,
@@ -560,10 +579,12 @@ def function(
     sliceable_shareds : list of shared variable, optional
         Shared variables whose rows ``batch_s`` and ``num_slices`` select on each rank. The
         function must use them and may not update them.
-    check : bool or int, optional
+    check : {"first"}, bool or int, optional
         If true, the first 3 calls, or so many, are also computed by serial Theano in the master.
         A PortingWarning tells of each output and update that differs by more than rounding, and of
-        the likely cause. By default as in :func:`~synkhronos.fork`.
+        the likely cause. With ``"first"`` this is done for one call, one of the first 3 that would
+        take serial Theano at most 0.3 s, and only what is certain is told; :doc:`porting` has the
+        conditions. By default as in :func:`~synkhronos.fork`.
     axes : dict of variable to int, optional
         The axis of rows of inputs and outputs where it is not 0: ``{x: 1}`` for time-major data.
         Inputs are scattered, selected and sliced along it, and outputs of mode ``"gather"`` joined.

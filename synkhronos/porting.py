@@ -22,7 +22,10 @@ from synkhronos._machine.log import log
 from synkhronos._master.current import Current as _Current
 from synkhronos._master.current import current
 from synkhronos._master.session import State
+from synkhronos._rank import commands
 from synkhronos._wording import count, line_of_user, one_line, sentence, whole_number
+from synkhronos.comm.reports import raised_by_rank
+from synkhronos.errors import WorkerError
 from synkhronos.functions import function
 from synkhronos.session import close, fork
 
@@ -44,7 +47,9 @@ def parallel(
     reduced before an update uses them. A function stays Theano's, in the master, if it has no input
     with rows or an operation without a rule for rows; the logger "synkhronos" says why (level
     INFO). So does a call in which the inputs have different numbers of rows, or fewer rows than
-    there are ranks.
+    there are ranks. Exceptions are those of serial Theano, with a
+    :class:`~synkhronos.WorkerError` as their cause; no update is applied then, but for those that
+    serial Theano, too, makes in place before it raises.
 
     Only random numbers differ: each rank draws those of its rows from a stream of its own.
 
@@ -168,7 +173,7 @@ class ParallelFunction:
         self.name = name
         self._compile_serially, self._theano = compile_serially, None
         self._names = [each.name for each in variables]
-        self._axes, self._n_rows = divided.axes, divided.n_rows
+        self._axes, self._dtypes, self._n_rows = divided.axes, divided.dtypes, divided.n_rows
         self._scattered = [i for i, has_rows in enumerate(divided.scattered) if has_rows]
         others = [i for i, has_rows in enumerate(divided.scattered) if not has_rows]
         self._order = self._scattered + others
@@ -181,7 +186,8 @@ class ParallelFunction:
                 variables, counted, on_unused_input="ignore", no_default_updates=True
             )
             self._count.trust_input = False
-        draws = any(_host.is_random_state(target) for target, _ in divided.updates)
+        states = [target for target, _ in divided.updates if _host.is_random_state(target)]
+        self._updated = [each for each, _ in divided.updates if each not in states]
         self._on_ranks = function(
             [variables[i] for i in self._scattered],
             list(divided.outputs),
@@ -192,7 +198,7 @@ class ParallelFunction:
             name=name,
             allow_input_downcast=arguments["allow_input_downcast"],
             on_unused_input=arguments["on_unused_input"],
-            check=0 if draws else check,
+            check=0 if states else check,
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -200,15 +206,37 @@ class ParallelFunction:
         values = self._bind(args, kwargs) if kwargs else args
         if values is None or not self._is_for_ranks(values):
             return self.serial(*args, **kwargs)
-        results = self._on_ranks(*[values[i] for i in self._order])
+        try:
+            results = self._on_ranks(*[values[i] for i in self._order])
+        except WorkerError as error:
+            self._undo_updates(error.rank)
+            own = raised_by_rank(error)
+            if own is None:
+                raise
+            raise own from error
+        except BaseException:
+            for variable in self._updated:  # the next call broadcasts the master's values
+                _host.tell(variable)
+            raise
         if any(self._axes):
             results = [
                 np.moveaxis(each, 0, axis) if axis else each
                 for each, axis in zip(results, self._axes)
             ]
+        for i, dtype in self._dtypes:
+            results[i] = results[i].astype(dtype)
         if self._keys is not None:
             return dict(zip(self._keys, results))
         return results if self._is_list else results[0]
+
+    def _undo_updates(self, rank):
+        """Give all ranks the values of one that raised: it has updated nothing, others may have."""
+        arrays = [each for each in self._updated if _host.is_array_variable(each)]
+        with self._session.call("broadcast") as session:
+            keys = session.registry.keys_of(arrays)
+            if keys:
+                session.run(commands.Broadcast(keys, rank))
+                session.changes.equal(keys)
 
     def _bind(self, args, kwargs):
         """Return the values of all inputs in order; None where Theano should say what is wrong."""

@@ -14,22 +14,8 @@ import functools
 import numpy as np
 
 from synkhronos._arithmetic import partition
+from synkhronos._arithmetic.operations import HALF, OPERATIONS, OPS, divide, reciprocal
 
-UFUNCS = {"avg": np.add, "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
-OPS = tuple(UFUNCS)
-
-
-def _minimum(one, other, out):
-    return np.minimum(one, other, out=out)
-
-
-def _maximum(one, other, out):
-    return np.maximum(one, other, out=out)
-
-
-# For calls with three arrays in this order. An `out` by its name takes 0.6 us longer, but NumPy 2.5
-# deprecates others for two of the ufuncs.
-_INTO = {**UFUNCS, "min": _minimum, "max": _maximum}
 BLOCK = 1 << 19  # bytes of each array that are reduced at a time: two blocks fit into an L2 cache
 
 
@@ -56,57 +42,47 @@ def reduce_block(op, sources, out, divisor):
     Parameters
     ----------
     op : str
-        See `OPS`. Bools are combined with "or" (sum, max) and "and" (prod, min).
+        See `operations`.
     sources : list of numpy.ndarray
         One for each rank, in rank order; at least one.
     out : numpy.ndarray
-        Half precision is combined in single, whose 24 bits hold the sum of many ranks.
     divisor : float
-        For the op ``avg``: the number to divide by.
+        For averages: the number to divide by.
     """
-    ufunc = _INTO[op]
-    if out.dtype == np.float16:
+    combine, _, divides = OPERATIONS[op]
+    if out.dtype.char == HALF:
         total = sources[0].astype(np.float32)
     elif len(sources) == 1:
         total = out
         if out is not sources[0]:
             out[...] = sources[0]
     else:
-        total = ufunc(sources[0], sources[1], out)
+        total = combine(sources[0], sources[1], out)
         sources = sources[1:]
     for source in sources[1:]:
-        ufunc(total, source, total)
-    if op == "avg" and divisor != 1:
-        # Multiplying is faster, and exact where the divisor is a power of two.
-        if divisor & (divisor - 1) == 0:
-            np.multiply(total, _reciprocal(total.dtype, divisor), total)
-        else:
-            np.divide(total, total.dtype.type(divisor), total)
+        combine(total, source, total)
+    if divides and divisor != 1:
+        divide(total, divisor)
     if total is not out:
         out[...] = total
 
 
 def reduction(op, sources, out, divisor):
     """Return a function that does what `reduce_block` does with the same arguments."""
-    plain = len(sources) == 2 and out.dtype != np.float16
-    if not plain or (op == "avg" and divisor & (divisor - 1)):
+    plain = len(sources) == 2 and out.dtype.char != HALF
+    combine, _, divides = OPERATIONS[op]
+    if not plain or (divides and divisor & (divisor - 1)):
         return functools.partial(reduce_block, op, sources, out, divisor)
-    ufunc, (first, second) = _INTO[op], sources
-    if op != "avg":
-        return functools.partial(ufunc, first, second, out)
-    factor = _reciprocal(out.dtype, divisor)
+    first, second = sources
+    if not divides:
+        return functools.partial(combine, first, second, out)
+    factor = reciprocal(out.dtype, divisor)
 
     def average():
         np.add(first, second, out)
         np.multiply(out, factor, out)
 
     return average
-
-
-@functools.lru_cache(maxsize=64)
-def _reciprocal(dtype, divisor):
-    # An array without axes: NumPy takes half the time that it takes for a scalar of its own.
-    return np.array(1 / divisor, dtype)
 
 
 def shares(sizes, n_ranks, rank):

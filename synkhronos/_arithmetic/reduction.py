@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from synkhronos._arithmetic.blocks import OPS, UFUNCS, plain_name
+from synkhronos._arithmetic.blocks import plain_name
+from synkhronos._arithmetic.operations import HALF, OPERATIONS, OPS, wide
 
 MODES = (*OPS, "gather")
 
@@ -91,19 +92,18 @@ def combine(mode, parts, weights, dtype):
     for part in parts:
         if part.shape != shape:
             raise ValueError(_about_shapes(mode, [part.shape for part in parts]))
-    # Half precision is combined in single: its 11 bits would lose a rank's whole contribution.
-    wide = np.dtype(np.float32) if dtype == np.float16 else dtype
-    if parts[0].dtype is not wide:
-        parts = [part.astype(wide) for part in parts]
+    within = wide(dtype)
+    if parts[0].dtype is not within:
+        parts = [part.astype(within) for part in parts]
     if mode == "avg":
         # Divided last: rows and their sums are often exact where their ratios are not.
         if weights.count(weights[0]) == len(weights):
             divisor = len(weights)
         else:
-            parts = [part * wide.type(weight) for part, weight in zip(parts, weights)]
+            parts = [part * within.type(weight) for part, weight in zip(parts, weights)]
             divisor = sum(weights)
-        return np.asarray(functools.reduce(np.add, parts) / wide.type(divisor), dtype)
-    return np.asarray(functools.reduce(UFUNCS[mode], parts), dtype)
+        return np.asarray(functools.reduce(np.add, parts) / within.type(divisor), dtype)
+    return np.asarray(functools.reduce(OPERATIONS[mode].combine, parts), dtype)
 
 
 class Partial(NamedTuple):
@@ -131,8 +131,8 @@ def combine_some(mode, parts, weights):
     kind = parts[0].dtype.kind
     if mode in (None, "gather") or len({*shapes}) > 1 or (mode == "avg" and kind not in "fc"):
         return None
-    wide = np.dtype(np.float32) if parts[0].dtype == np.float16 else parts[0].dtype
-    return Partial(np.asarray(_reduced(mode, parts, weights, wide)), len(parts))
+    within = wide(parts[0].dtype)
+    return Partial(np.asarray(_reduced(mode, parts, weights, within)), len(parts))
 
 
 def combine_of_machines(mode, parts, weights, dtype):
@@ -149,23 +149,22 @@ def combine_of_machines(mode, parts, weights, dtype):
             shape for each in everyone for shape in [each.shape] * getattr(each, "n_parts", 1)
         ]
         raise ValueError(_about_shapes(mode, shapes))
-    wide, total = np.dtype(np.float32) if dtype == np.float16 else dtype, sum(weights)
+    within, total = wide(dtype), sum(weights)
     weighted = [
         (part.part, 1) if isinstance(part, Partial) else (part, weight)
         for part, weight in zip(parts, weights)
         if part is not None
     ]
-    result = _reduced(mode, *zip(*weighted), wide)
-    return np.asarray(result / wide.type(total) if mode == "avg" else result, dtype)
+    result = _reduced(mode, *zip(*weighted), within)
+    return np.asarray(result / within.type(total) if mode == "avg" else result, dtype)
 
 
-def _reduced(mode, parts, weights, wide):
+def _reduced(mode, parts, weights, within):
     """Return the reduction in a precision, without the division of an average."""
-    parts = [part.astype(wide, copy=False) for part in parts]
+    parts = [part.astype(within, copy=False) for part in parts]
     if mode == "avg":
-        parts = [part * wide.type(weight) for part, weight in zip(parts, weights)]
-        return functools.reduce(np.add, parts)
-    return functools.reduce(UFUNCS[mode], parts)
+        parts = [part * within.type(weight) for part, weight in zip(parts, weights)]
+    return functools.reduce(OPERATIONS[mode].combine, parts)
 
 
 def _about_shapes(mode, shapes):
@@ -206,9 +205,11 @@ class Accumulator:
             self._total = [value] if self._total is None else [*self._total, value]
             return
         if self._mode == "avg":
-            value = value * _weight_type(value.dtype)(rows)
-        elif self._mode is not None and value.dtype == np.float16:
-            value = value.astype(np.float32)
+            within = _averaged(value.dtype)
+            # With the dtype: NumPy 1 would keep the float16 of an array.
+            value = np.multiply(value, within.type(rows), dtype=within)
+        elif self._mode is not None and value.dtype.char == HALF:
+            value = value.astype(wide(value.dtype))
         if self._total is None or self._mode is None:
             self._total = value
         elif np.shape(self._total) != np.shape(value):
@@ -218,7 +219,7 @@ class Accumulator:
                 "graph, or use the mode 'gather'."
             )
         else:
-            self._total = UFUNCS[self._mode](self._total, value)
+            self._total = OPERATIONS[self._mode].combine(self._total, value)
 
     def result(self):
         """Return the reduced value."""
@@ -234,12 +235,10 @@ class Accumulator:
                 )
             return _gather(self._total, axis)
         if self._mode == "avg":
-            self._total = self._total / _weight_type(self._total.dtype)(self._rows)
+            self._total = self._total / self._total.dtype.type(self._rows)
         return np.asarray(self._total)
 
 
-def _weight_type(dtype):
-    # Half precision is summed in single, and integers in double.
-    if dtype.kind in "fc" and dtype != np.float16:
-        return dtype.type
-    return np.float32 if dtype == np.float16 else np.float64
+def _averaged(dtype):
+    """Return the dtype in which averages over slices are computed: double for integers."""
+    return wide(dtype) if dtype.kind in "fc" else np.dtype(np.float64)

@@ -25,6 +25,7 @@ class Advice:
     def __init__(self, session, compiled, inputs, recipe, modes, owner):
         self._n_ranks, self._owner = session.n_ranks, owner
         self._averaged, self._sliced = {}, []
+        self.told = set()  # outputs
         if self._n_ranks > 1:
             self._averaged = self._find_averaged_rows(compiled, inputs, recipe, modes)
             if recipe.divides_nothing and not _host.communicates(compiled):
@@ -56,6 +57,7 @@ class Advice:
             # Parts of different lengths can't be averaged: that error says the same.
             if chosen and len(busy) > 1 and len(set(busy)) == 1:
                 averaged, self._averaged = self._averaged, {}
+                self.told.update(chosen)
                 self._tell_of_rows({i: averaged[i] for i in chosen})
         self.is_pending = bool(self._averaged or self._sliced)
 

@@ -7,6 +7,10 @@ A call without such a change before it only looks whether `Changes.pending` is e
 function was found to use nothing of it. Collectives that set a variable on all ranks settle its
 change. A variable that ``scatter`` or ``set_value`` has given each rank a value of its own is left
 alone. Other threads may set variables at any moment.
+
+An array that the script has too, which a variable borrows or which it has borrowed from one, may be
+written to at any moment. With follow=True such a variable stays pending for as long as the script
+has the array, and each call compares the array with what the ranks have.
 """
 
 import functools
@@ -20,6 +24,9 @@ from synkhronos._master.staging import send_objects
 from synkhronos._rank import commands
 from synkhronos._wording import advise
 
+COMPARED_BYTES = 1 << 18  # of an array that the script has too, before each call
+_NOTHING = None, None  # in place of an array and its bytes
+
 
 class Changes:
     """The changes of one session.
@@ -28,23 +35,32 @@ class Changes:
     ----------
     pending : dict
         The keys of variables that have been set in the master since the ranks were told.
+    borrowed : dict
+        Key -> an array that the script has too, and its bytes on all ranks.
     """
 
     def __init__(self, session, follow):
         self._session = session
         self.follow = follow
-        self.pending = {}
+        self.pending, self.borrowed = {}, {}
         self._apart = set()  # keys of variables with a value for each rank, as the script asked
         self._told = set()  # keys of variables that a warning was about
         self._read = {}  # key -> copy of a value that the script may have borrowed and written to
+        self._taken = set()  # keys of variables of which the script has the cell
         self._unconcerned = weakref.WeakSet()  # recipes of those that use nothing that is pending
 
     def watch(self, key, variable) -> None:
         """Notice from now on when the script sets a variable, which the workers have."""
         if self._session.n_ranks > 1:
-            on_read = functools.partial(self._note_read, key) if self.follow else None
-            _host.watch(variable, functools.partial(self._note, key), on_read)
-            forgotten = weakref.finalize(variable, self.pending.pop, key, None)
+            noted = [functools.partial(self._note, key)]
+            if self.follow:
+                noted += [
+                    functools.partial(note, key) for note in (self._note_read, self._note_cell)
+                ]
+                self._note_borrowed(key)
+            _host.watch(variable, *noted)
+            kept = self.pending, self._read, self.borrowed
+            forgotten = weakref.finalize(variable, _forget, key, kept)
             forgotten.atexit = False
 
     def follow_from_now(self) -> None:
@@ -61,8 +77,10 @@ class Changes:
         """Note that a collective has set variables on all ranks."""
         if self.pending or self._read:
             for key in keys:
-                self.pending.pop(key, None)
+                if key not in self._taken:
+                    self.pending.pop(key, None)
                 self._read.pop(key, None)
+                self.borrowed.pop(key, None)
         if self._apart:
             self._apart.difference_update(keys)
 
@@ -74,12 +92,57 @@ class Changes:
     def _note(self, key):
         if key not in self._apart:
             self.pending[key] = True
+            self.borrowed.pop(key, None)
             self._unconcerned.clear()
 
     def _note_read(self, key, value):
         if key not in self._apart and isinstance(value, np.ndarray):
-            self._read.setdefault(key, value.copy())
+            if key not in self._read:
+                self._read[key] = value.copy()
+                variable = self._session.worker.variables[key]
+                if self._is_in_shared_memory(variable):
+                    # The script gets memory of its own, or what it has got before.
+                    before, _ = self.borrowed.get(key, _NOTHING)
+                    is_same = before is not None and not self._is_updated(variable)
+                    _host.put(variable, before if is_same else value.copy())
             self.pending.setdefault(key, False)
+
+    def _is_in_shared_memory(self, variable):
+        return self._session.comm.memory.holds(_host.peek(variable))
+
+    def _is_updated(self, variable):
+        return self._session.registry.is_updated(variable)
+
+    def _note_cell(self, key):
+        self._taken.add(key)  # every call broadcasts what is in it
+        self.borrowed.pop(key, None)
+        self.pending.setdefault(key, False)
+
+    def _note_borrowed(self, key):
+        variable = self._session.worker.variables.get(key)
+        if variable is None or key in self._apart or key in self._taken:
+            return
+        # Shared memory is the package's: what the script reads is a copy in memory of its own.
+        is_own = _host.is_array_variable(variable) and not self._is_in_shared_memory(variable)
+        if is_own and _host.borrows(variable):
+            value = _host.peek(variable)
+            self.borrowed[key] = value, _bytes_of(value)
+            self.pending.setdefault(key, False)
+
+    def _is_written(self, key):
+        """Return whether the script may have written to an array that it shares with a variable."""
+        variable = self._session.worker.variables.get(key)
+        value, before = self.borrowed.pop(key, _NOTHING)
+        if value is None or variable is None:
+            return False
+        is_updated = self._is_updated(variable)
+        if _host.peek(variable) is not value:
+            if is_updated:
+                return False  # in serial programs, too, the variable has an array of its own then
+            _host.put(variable, value)  # a collective has moved it
+        if _host.borrows(variable, known=1):
+            self.borrowed[key] = value, before
+        return is_updated or _bytes_of(value) != before
 
     def settle(self, function=None, compiled=None) -> None:
         """Broadcast the pending changes, or warn of those that a call would compute with.
@@ -103,26 +166,60 @@ class Changes:
             changes.update([self.pending.popitem()])
         read = {key: self._read.pop(key, None) for key in changes}
         try:
+            written = [key for key in changes if self._is_written(key)]
             changed = [
-                key for key, is_set in changes.items() if is_set or self._differs_from(read, key)
+                key
+                for key, is_set in changes.items()
+                if is_set or key in self._taken or key in written or self._differs_from(read, key)
             ]
-            self._send([key for key in changed if key in self._session.worker.variables])
+            for key in changes:
+                if key not in self.borrowed:
+                    self._note_borrowed(key)
+            self._send_and_keep(changed)
+            for key in changes:
+                if key in self.borrowed or key in self._taken:
+                    self.pending.setdefault(key, False)
         except BaseException:  # the next call tries again
             self.pending.update(dict.fromkeys(changes, True))
             raise
 
+    def _send_and_keep(self, keys):
+        """Send values to all ranks, but let the script keep the arrays and cells that it has."""
+        # Kept while they are sent: the garbage collector may run at any moment.
+        variables = {key: self._session.worker.variables.get(key) for key in keys}
+        variables = {key: each for key, each in variables.items() if each is not None}
+        values = {
+            key: _host.peek(each)
+            for key, each in variables.items()
+            if key in self.borrowed or key in self._taken
+        }
+        self._send(variables)
+        for key, value in values.items():
+            _host.put(variables[key], value)
+            if key in self.borrowed:
+                self.borrowed[key] = value, _bytes_of(value)
+
+    def put_back(self) -> None:
+        """Let variables have what they borrow again: a collective has moved their values."""
+        for key in list(self.borrowed):
+            variable = self._session.worker.variables.get(key)
+            is_kept = variable is not None and not self._is_updated(variable)
+            value, _ = self.borrowed.get(key, _NOTHING)  # another thread may have set it
+            if is_kept and value is not None:
+                _host.put(variable, value)
+
     def _differs_from(self, read, key):
         variable = self._session.worker.variables.get(key)
         if variable is None or read[key] is None:
-            return variable is not None
+            return False
         return not _is_equal(_host.peek(variable), read[key])
 
-    def _send(self, keys):
+    def _send(self, variables):
         """Set variables on all ranks to the master's values, random states to streams of these."""
-        session, variables = self._session, self._session.worker.variables
-        states = tuple(key for key in keys if _host.is_random_state(variables[key]))
-        arrays = tuple(key for key in keys if _host.is_array_variable(variables[key]))
-        objects = tuple(key for key in keys if key not in arrays)
+        session = self._session
+        states = tuple(key for key, each in variables.items() if _host.is_random_state(each))
+        arrays = tuple(key for key, each in variables.items() if _host.is_array_variable(each))
+        objects = tuple(key for key in variables if key not in arrays)
         if arrays:
             session.run(commands.Broadcast(arrays, session.master_rank))
         if objects:
@@ -177,6 +274,20 @@ class Changes:
             first, *others = [pickle.loads(each) for each in (first, *others)]
             return any(first.shape != other.shape or (first != other).nnz for other in others)
         return any(first != other for other in others)
+
+
+def _forget(key, kept):
+    for each in kept:
+        each.pop(key, None)
+
+
+def _bytes_of(array):
+    """Return the bytes of an array; of a large one those of some of its items."""
+    while array.nbytes > COMPARED_BYTES:
+        axis = int(np.argmax(array.shape))
+        step = min(-(-array.nbytes // COMPARED_BYTES), array.shape[axis])
+        array = array[(*[slice(None)] * axis, slice(None, None, step))]
+    return array.tobytes()
 
 
 def _has_streams(variable):

@@ -11,6 +11,7 @@ class Current:
     """Holds the session that public functions use; `synkhronos.session` begins and ends it."""
 
     session: Optional[Session] = None
+    parent: Optional[int] = None  # the process whose session this one left when it was forked
     closed: List[Session] = []  # noqa: RUF012 - with memory to free after a call that is still in
     link: Any = None  # the connection with other machines, in a job on several
     lock = threading.RLock()  # held while a session begins or ends
@@ -32,6 +33,11 @@ def call(name: str) -> ContextManager[Session]:
 def _session_for(caller):
     session = Current.session
     if session is None:
+        if Current.parent is not None:
+            raise SessionError(
+                f"{caller} needs workers of its own process: call synkhronos.fork() first. The "
+                f"session is of process {Current.parent}, from which this one was forked."
+            )
         raise SessionError(
             f"{caller} needs workers: call synkhronos.fork() first. There is no session now."
         )

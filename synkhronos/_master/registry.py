@@ -178,6 +178,10 @@ class Registry:
         self._session.changes.watch(key, variable)
         self._variable_keys[variable] = key
 
+    def is_updated(self, variable) -> bool:
+        """Return whether a function updates this shared variable."""
+        return any(variable in recipe.updated for recipe in list(self._recipes.values()))
+
     def functions(self) -> list:
         """Return all functions."""
         return _alive(self._functions.valuerefs())

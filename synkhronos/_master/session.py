@@ -34,6 +34,7 @@ class State(enum.Enum):
     OPEN = "every call"
     BROKEN = "refuse, with the death of a worker as the reason; close"
     CLOSED = "refuse"
+    LEFT = "refuse: it is open in the process from which this one was forked"
 
 
 class Session:
@@ -135,6 +136,12 @@ class Session:
         """Raise unless the session is open."""
         if self.state is State.BROKEN:
             raise WorkerDied(*self._death)
+        if self.state is State.LEFT:
+            raise SessionError(
+                f"This object belongs to a Synkhronos session of process {self._parent}, from "
+                "which this one was forked. Use it there; or call synkhronos.fork() here, and make "
+                "it again."
+            )
         if self.state is State.CLOSED:
             raise SessionError(
                 "This object belongs to a Synkhronos session that was closed. Make it again after "
@@ -178,6 +185,8 @@ class Session:
                 yield self
                 if self.held:
                     self.let_go()
+                if self.changes.borrowed:
+                    self.changes.put_back()
 
     def _enter_recorded(self, recording, name):
         with self.lock, recording.call(name):
@@ -308,9 +317,10 @@ class Session:
         self.garbage.give_back()
         self.gate.close()
 
-    def leave_in_child(self) -> None:
+    def leave_in_child(self, parent) -> None:
         """Abandon the session in a process that the user forked from the master, which keeps it."""
-        self.state = State.CLOSED  # first: the connection with other machines is the master's
+        # First: the connection with other machines is the master's.
+        self.state, self._parent = State.LEFT, parent
         if self.recording is not None:
             self.recording.leave()
         name_rank(None)

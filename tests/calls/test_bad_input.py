@@ -277,7 +277,7 @@ def test_in_a_broken_session(no_session):
 
     [worker] = current("this test")._processes.values()
     os.kill(worker.pid, signal.SIGKILL)
-    wait_until(lambda: not worker.is_alive(), 30)
+    wait_until(lambda: not worker.is_alive())
     with pytest.raises(synk.WorkerDied):
         known["f"](X)
     for use in (*bad_input.NEEDS_WORKERS, *bad_input.NEEDS_ITS_SESSION):

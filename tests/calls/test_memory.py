@@ -137,7 +137,7 @@ def test_functions_give_back_their_staged_inputs_and_outboxes(ranks):
     del f
     carry()
     carry()
-    wait_until(lambda: shared_memory() - before < 0.1 * SIZE, 2)
+    wait_until(lambda: shared_memory() - before < 0.1 * SIZE)
     for pid, was in zip(pids, mapped):
         assert mapped_bytes(pid) <= was + MEGABYTE
 

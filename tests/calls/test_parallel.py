@@ -1,7 +1,9 @@
 """`parallel`: functions that ``theano.function`` makes in its block have serial values."""
 
 import concurrent.futures
+import contextlib
 import copy
+import gc
 import logging
 import pickle
 from collections import OrderedDict
@@ -14,6 +16,7 @@ from support import compiling
 from support.layouts import ON_DEVICES, Layout
 from theano import function as function_of_a_library
 from theano.compile.function_module import Function
+from theano.compile.nanguardmode import NanGuardMode
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.nnet import conv2d
 from theano.tensor.shared_randomstreams import RandomStreams
@@ -246,6 +249,31 @@ def of_integers(dtype, expression):
     return b, expression(b), np.array([100, 90, 100, 7, 80], dtype)
 
 
+def of_floats(expression, dtype="float64", factor=1):
+    """Return an input, an expression of it, and values of which each half adds up to a fraction."""
+    x = T.TensorType(dtype, (False, False))("x")
+    values = np.array([[0.5, 1], [3, 1], [3, 1], [1, 1], [0.5, 1], [3, 1]], dtype)
+    return x, expression(x), values * np.asarray(factor, dtype)
+
+
+def of_half_floats(expression):
+    """Return an input, an expression of it, and values of which only parts overflow."""
+    x = T.TensorType("float16", (False,))("x")
+    return x, expression(x), np.array([5e4, 5e4, 0, 0, -5e4, -4.9e4], "float16")
+
+
+def of_single_floats(expression):
+    """Return an input, an expression of it, and values: parts overflow, the whole is 0 or 1."""
+    x = T.fvector("x")
+    return x, expression(x), np.array([3e38, 3e38, 1e38, -1e38, -3e38, -3e38], "f4")
+
+
+def of_many_rows(expression):
+    """Return an input, an expression of it, and 300 rows: their number wraps around in 8 bits."""
+    x = T.dmatrix("x")
+    return x, expression(x), np.arange(600.0).reshape(300, 2)
+
+
 def of_zero(expression):
     """Return an input, an expression of it and a variable, and values whose sums are 2 and 5."""
     x, zero = T.dvector("x"), theano.shared(np.float64(0), "zero")
@@ -261,7 +289,49 @@ UNUSUAL = {
     ),
     "divided by 0": lambda: of_zero(lambda x, zero: x.sum() / zero),
     "times infinity": lambda: of_zero(lambda x, zero: x.sum() * (1 / zero)),
+    "a small sum, added up": lambda: of_integers("int8", lambda b: b.sum(keepdims=True).sum()),
+    "small sums, joined": lambda: of_integers(
+        "int8", lambda b: T.stack([b.sum(dtype="int8"), T.cast(b.sum(dtype="int64"), "int32")])
+    ),
+    "floats added up as integers": lambda: of_floats(lambda x: T.sum(x, dtype="int64")),
+    "floats multiplied as integers": lambda: of_floats(lambda x: T.prod(x, axis=0, dtype="int8")),
+    "half floats": lambda: of_half_floats(lambda x: x.sum()),
+    "half floats, cast": lambda: of_half_floats(
+        lambda x: T.cast(x.sum(dtype="float32"), "float16")
+    ),
+    "single floats, halved": lambda: of_floats(
+        lambda x: T.dot(x.T, x).sum(dtype="float16"), "float32", 200
+    ),
+    "half floats, multiplied": lambda: of_floats(lambda x: T.dot(x.T, x), "float16", 200),
+    "bools": lambda: of_floats(lambda x: T.sum(x > 0, dtype="bool")),
+    "divided by another length": lambda: of_floats(
+        lambda x: x.sum() / T.zeros((0, 2)).shape[0] + x.sum() / x[:, 2:].shape[1]
+    ),
+    "rows of rows": lambda: of_many_rows(lambda x: x.reshape((-1, 1))[T.arange(x.shape[0])]),
+    "items of rows of rows": lambda: of_many_rows(
+        lambda x: x.reshape((-1, 1))[T.arange(x.shape[0]), T.cast(x[:, 0] < 0, "int64")]
+    ),
+    "a small length": lambda: of_many_rows(lambda x: T.ones((T.cast(x.shape[0], "uint8"),)).sum()),
+    "small numbers of rows": lambda: of_many_rows(
+        lambda x: x[T.arange(x.shape[0], dtype="int8")] + x[T.cast(T.arange(x.shape[0]), "int8")]
+    ),
     "bits": lambda: of_integers("uint8", T.elemwise.CAReduce(theano.scalar.or_)),
+    "small products, added up": lambda: of_integers("int8", lambda b: T.outer(b.dot(b), b).sum()),
+    "a large sum, divided": lambda: of_integers("int64", lambda b: (b * 2**56).sum() / 2.0),
+    "a large mean": lambda: of_integers("int64", lambda b: (b * 2**56).sum(dtype="float64")),
+    "single sums": lambda: of_single_floats(
+        lambda x: T.stack([x.sum(), x.mean(), x.sum() - x.mean() / 2])
+    ),
+    "single sums that all ranks need": lambda: of_single_floats(lambda x: T.sqr(x.sum())),
+    "double sums as single": lambda: of_single_floats(
+        lambda x: T.cast(T.cast(x, "float64").sum(), "float32")
+    ),
+    "single sums in a larger array": lambda: of_single_floats(
+        lambda x: T.inc_subtensor(T.zeros(3, "float32")[1], x.sum())
+    ),
+    "single products": lambda: of_single_floats(
+        lambda x: T.cast(T.switch(x > 0, 1e30, 1e-30), "float32").prod()
+    ),
 }
 
 
@@ -274,6 +344,53 @@ def test_unusual_numbers_are_serial_theanos(ranks, name):
         result = theano.function([variable], output)(values)
     assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
     np.testing.assert_array_equal(result, expected)
+
+
+def of_pairs(v):
+    """Return an integer for each pair of items: twice as many as there are rows, of 2 columns."""
+    return T.cast(v.x[:, :2].flatten() > 0, "int64")
+
+
+TWICE_AS_MANY = {
+    "filled": lambda v: T.alloc(v.y, v.n * 2),
+    "selected by positions": lambda v: v.x[T.arange(v.n), of_pairs(v)],
+    "selected": lambda v: v.w[v.y, of_pairs(v)],
+    "set": lambda v: T.set_subtensor(v.x[:, :2].reshape((-1, 1))[:, 0], v.y),
+    "set by positions": lambda v: T.set_subtensor(v.x[T.arange(v.n), v.y], of_pairs(v)),
+    "increased": lambda v: T.inc_subtensor(T.zeros(4)[of_pairs(v)], v.y),
+    "increased pairs": lambda v: T.inc_subtensor(T.zeros((4, 3))[v.y, of_pairs(v)], v.y),
+    "cross entropy": lambda v: T.nnet.categorical_crossentropy(T.nnet.softmax(v.x), of_pairs(v)),
+}
+
+
+@pytest.mark.parametrize("name", TWICE_AS_MANY)
+def test_the_only_row_of_a_rank_is_not_repeated(ranks, name):
+    v = Variables()
+    inputs, output = [v.x, v.y], TWICE_AS_MANY[name](v)
+    values = [each[: ranks.session.n_ranks] for each in v.values[:2]]
+    serial = theano.function(inputs, output, on_unused_input="ignore")
+    with synk.parallel():
+        f = theano.function(inputs, output, on_unused_input="ignore")
+    assert type(f) is ParallelFunction or ranks.session.n_ranks == 1
+    assert outcome(f, values) == outcome(serial, values)
+
+
+def outcome(f, values):
+    try:
+        return f(*values).tolist()
+    except (ValueError, IndexError) as error:
+        return type(error)
+
+
+@pytest.mark.layouts(Layout(2))
+def test_rows_that_are_as_many_after_reshaping_are_divided(ranks):
+    x = T.dmatrix("x")
+    with synk.parallel():
+        f = theano.function([x], x.reshape((-1, 2))[T.arange(x.shape[0])])
+    two, four = np.arange(12.0).reshape(6, 2), np.arange(24.0).reshape(6, 4)
+    np.testing.assert_array_equal(f(two), two)
+    assert f._theano is None
+    np.testing.assert_array_equal(f(four), four.reshape(12, 2)[:6])
 
 
 @pytest.mark.layouts(Layout(2))
@@ -575,3 +692,196 @@ def test_a_block_in_a_session_refuses_another_number_of_ranks(ranks):
             pass
     with synk.parallel(ranks.n) as n:
         assert n == ranks.n
+
+
+def changed_in_place(f, x, w, v, u, a):
+    """Return what a function computes while a script writes to what variables hold."""
+    results = [f(x)]
+    for i in range(4):
+        a[:] = 3 + i  # which w borrows
+        results.append(f(x))
+    v.container.storage[0] = np.full(3, 7.0)
+    results.append(f(x))
+    cell = v.container.storage
+    for i in range(2):
+        cell[0] = np.full(3, float(i))
+        results.append(f(x))
+        cell[0][1] = 77
+        results.append(f(x))
+    mine = v.get_value(borrow=True)
+    given = np.zeros(3)
+    u.set_value(given, borrow=True)
+    for i in range(3):
+        mine[0], given[1] = 50 + i, i
+        results.append(f(x))
+    return results
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_arrays_that_a_script_has_too_are_followed(ranks, check):
+    everything = []
+    for is_parallel in (False, True):
+        x, a = T.dmatrix("x"), np.ones(3)
+        w, v, u = (
+            theano.shared(a, borrow=True),
+            theano.shared(np.ones(3)),
+            theano.shared(np.ones(3)),
+        )
+        output = (x * w).sum() + (x * v).sum() + (x * u).sum()
+        with synk.parallel(check=check) if is_parallel else contextlib.nullcontext():
+            f = theano.function([x], output)
+            everything.append(changed_in_place(f, np.ones((6, 3)), w, v, u, a))
+    assert everything[0] == everything[1]
+
+
+def reset(step, x, total):
+    """Return the results of a step before which a script resets what it has borrowed."""
+    results = []
+    for _ in range(5):
+        mine = total.get_value(borrow=True)
+        mine[:] = 1
+        results.append(step(x).tolist())
+    return results
+
+
+@pytest.mark.layouts(Layout(2))
+def test_variables_without_borrowers_are_not_compared(ranks):
+    x, value = T.dmatrix("x"), np.ones((2, 3))
+    total, kept = theano.shared(np.ones(3)), theano.shared(value.reshape(6)[:3], borrow=True)
+    del value
+    with synk.parallel():
+        step = theano.function([x], total * 2, updates=[(total, total + (x * kept).sum(axis=0))])
+    step(np.ones((6, 3)))
+    pending = ranks.session.changes.pending
+    keys = ranks.session.registry.keys_of([total, kept])
+    assert pending.keys().isdisjoint(keys)
+    assert reset(step, np.ones((6, 3)), total) == [[2.0] * 3] * 5
+    kept.get_value(borrow=True)
+    for _ in range(3):
+        step(np.ones((6, 3)))
+    assert pending.keys().isdisjoint(keys)
+
+
+@pytest.mark.layouts(Layout(2))
+def test_a_borrowed_array_that_another_thread_replaces_is_not_put_back(ranks, monkeypatch):
+    x, arrays = T.dmatrix("x"), [np.ones(3) for _ in range(3)]
+    variables = [theano.shared(each, borrow=True) for each in arrays]
+    with synk.parallel():
+        f = theano.function([x], (x * sum(variables)).sum())
+    assert f(np.ones((6, 3))) == 54
+    is_updated = ranks.session.registry.is_updated
+
+    def set_meanwhile(variable):
+        variables[1].set_value(np.zeros(3))
+        return is_updated(variable)
+
+    monkeypatch.setattr(ranks.session.registry, "is_updated", set_meanwhile)
+    ranks.session.changes.put_back()
+    monkeypatch.undo()
+    assert f(np.ones((6, 3))) == 36
+
+
+@pytest.mark.layouts(Layout(2))
+def test_a_variable_that_is_collected_while_it_is_sent(ranks, monkeypatch):
+    x, w = T.dmatrix("x"), theano.shared(np.ones(3))
+    with synk.parallel():
+        f, g = theano.function([x], (x * w).sum()), theano.function([x], x.sum())
+    assert f(np.ones((6, 3))) == g(np.ones((6, 3)))
+    w.set_value(np.zeros(3))
+    run = ranks.session.run
+
+    def collect_and_run(command):
+        gc.collect()
+        return run(command)
+
+    gc.disable()
+    try:
+        del f, w
+        monkeypatch.setattr(ranks.session, "run", collect_and_run)
+        assert g(np.ones((6, 3))) == 18
+    finally:
+        gc.enable()
+
+
+@pytest.mark.layouts(Layout(2))
+def test_buffers_that_a_script_has_too_are_followed(ranks):
+    x, buffer = T.dmatrix("x"), bytearray(np.ones(3).tobytes())
+    w = theano.shared(np.frombuffer(buffer), borrow=True)
+    with synk.parallel(check=False):
+        f = theano.function([x], (x * w).sum())
+    for value in (1, 2, 5):
+        buffer[:] = np.full(3, float(value)).tobytes()
+        assert f(np.ones((6, 3))) == 18 * value
+
+
+class TooLarge(Exception):
+    """An exception of a script."""
+
+
+class Limited(theano.gof.Op):
+    """An operation of a script, which raises for large numbers."""
+
+    __props__ = ("kind",)
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def make_node(self, x):
+        return theano.gof.Apply(self, [x], [x.type()])
+
+    def perform(self, node, inputs, output_storage):
+        if inputs[0] > 5:
+            raise self.kind("too large")
+        output_storage[0][0] = inputs[0]
+
+
+@pytest.mark.parametrize("row", [0, -1])  # of the first rank, of the last
+def test_errors_are_serial_theanos_and_no_update_is_applied(ranks, row):
+    index, w = T.lvector("index"), theano.shared(np.arange(4.0), "w")
+    calls, total = theano.shared(0, "calls"), theano.shared(0.0, "total")
+    updates = [(calls, calls + 1), (total, total + w[index].sum())]
+    with synk.parallel():
+        f = theano.function([index], w[index], updates=updates)
+    for _ in range(2):
+        wrong = np.zeros(6, int)
+        wrong[row] = 99
+        with pytest.raises(IndexError, match="index 99 is out of bounds") as caught:
+            f(wrong)
+        cause = caught.value.__cause__
+        assert type(cause) is synk.WorkerError and cause.remote_type == "IndexError"
+        assert cause.rank == range(ranks.n)[row] and cause.host
+        assert "IndexError" in cause.remote_traceback and "IndexError" in str(cause.__cause__)
+        assert synk.gather(calls, nd_up=1).tolist() == [0] * ranks.n
+        assert f([0, 1, 2, 3]).tolist() == [0, 1, 2, 3]
+        assert synk.gather(calls, nd_up=1).tolist() == [1] * ranks.n
+        calls.set_value(0)
+
+
+@pytest.mark.layouts(Layout(2), Layout(2, master=1))
+def test_exceptions_have_the_class_that_serial_theano_raises(ranks):
+    x = T.dvector("x")
+    for kind in (TooLarge, FloatingPointError, MemoryError, ValueError):
+        with synk.parallel(check=False):
+            f = theano.function([x], Limited(kind)(x.max()))
+        with pytest.raises(kind, match="too large") as caught:
+            f([1, 2, 9, 3])
+        assert type(caught.value) is kind and type(caught.value.__cause__) is synk.WorkerError
+        assert f([1, 2]) == 2
+
+    class Local(Exception):
+        pass
+
+    with synk.parallel(check=False):
+        f = theano.function([x], T.opt.Assert("not positive")(x, T.all(x > 0)).sum())
+        g = theano.function([x], Limited(Local)(x.max()))
+        h = theano.function([x], T.log(x).sum(), mode=NanGuardMode(True, True, True))
+    with pytest.raises(AssertionError, match="not positive"):
+        f([1, 2, 3, -1])
+    with pytest.raises(AssertionError, match="NanGuardMode"):
+        h([1, 2, 3, -1])
+    # A class that can't be pickled is known where the master's own part has raised.
+    with pytest.raises((Local, synk.WorkerError), match="too large"):
+        g([1, 2, 3, 9])
+    assert g([1, 2]) == 2
+    with pytest.raises(synk.WorkerError, match="IndexError"):
+        synk.function([x], x[99])([1, 2, 3])

@@ -1,12 +1,12 @@
 """Where the values of shared variables are: in shared memory, whatever puts them elsewhere."""
 
+import contextlib
 import functools
 import gc
 import os
 import signal
 import sys
 import threading
-import time
 
 import numpy as np
 import psutil
@@ -372,7 +372,7 @@ def test_variables_are_released_when_they_are_dropped(no_session):
     carry()
     assert [psutil.Process(pid).num_fds() for pid in pids] == descriptors
     assert [mapped_bytes(pid) - was < MEGABYTE for pid, was in zip(pids, mapped)] == [True] * 3
-    wait_until(lambda: shared_memory() - used < size, 2)
+    wait_until(lambda: shared_memory() - used < size)
     synk.close()
 
 
@@ -415,10 +415,6 @@ def test_memory_does_not_grow_with_calls(no_session):
 # Failure.
 
 
-def _interrupt(signum, frame):
-    signal.raise_signal(signal.SIGINT)
-
-
 @pytest.mark.faults
 @pytest.mark.parametrize("n", [2, 3])
 def test_ctrl_c_at_any_time(no_session, n):
@@ -427,16 +423,24 @@ def test_ctrl_c_at_any_time(no_session, n):
     values = [s.get_value() for s in variables]
     synk.broadcast(variables)
     random = np.random.RandomState(0)
-    signal.signal(signal.SIGALRM, _interrupt)
-    for wait in random.uniform(0, 0.004, 60):
-        with pytest.raises(KeyboardInterrupt):
-            signal.setitimer(signal.ITIMER_REAL, max(wait, 1e-5))
-            deadline = time.monotonic() + 5
-            while time.monotonic() < deadline:
-                for s, value in zip(variables, values):
-                    s.set_value(value, borrow=True)  # has to be brought home
-                synk.broadcast(variables)
-                synk.all_reduce(variables, "sum")
+    came = []
+
+    def interrupt(signum, frame):
+        came.append(signum)
+        signal.raise_signal(signal.SIGINT)
+
+    def call_until_it_came(number, wait):
+        signal.setitimer(signal.ITIMER_REAL, max(wait, 1e-5))
+        while len(came) == number:  # what is raised in a finalizer is dropped by Python
+            for s, value in zip(variables, values):
+                s.set_value(value, borrow=True)  # has to be brought home
+            synk.broadcast(variables)
+            synk.all_reduce(variables, "sum")
+
+    signal.signal(signal.SIGALRM, interrupt)
+    for number, wait in enumerate(random.uniform(0, 0.004, 60)):
+        with contextlib.suppress(KeyboardInterrupt):
+            call_until_it_came(number, wait)
         for s, value in zip(variables, values):
             s.set_value(value)
         synk.broadcast(variables)
@@ -557,14 +561,14 @@ def test_an_error_on_one_rank_in_the_middle_of_a_collective(no_session, monkeypa
         original(self)
 
     monkeypatch.setattr(Storage, "post", failing)
+    monkeypatch.setattr(gate, "_HEARTBEAT_MS", None)  # no rank looks by itself
     synk.fork(3)
     s = theano.shared(np.zeros(2))
     synk.set_value(1, s, [13.0, 0.0])
     for call in (synk.all_reduce, synk.all_gather, synk.gather, synk.reduce):
-        begin = time.monotonic()
         with pytest.raises(synk.WorkerError, match="no home") as caught:
             call(s)
-        assert caught.value.rank == 1 and time.monotonic() - begin < 0.9
+        assert caught.value.rank == 1
     synk.broadcast(s, [1.0, 2.0])
     synk.all_reduce(s, "sum")
     assert held(3, s) == [[3, 6]] * 3

@@ -173,7 +173,7 @@ begin = time.monotonic()
 try:
     f(np.ones(4))
 except synk.WorkerDied:
-    print("noticed", time.monotonic() - begin < 10)
+    print("noticed", time.monotonic() - begin < 60)
 finally:
     for pid in children:
         os.kill(pid, signal.SIGKILL)

@@ -208,6 +208,42 @@ def test_a_child_reads_its_values_after_the_end_of_the_session():
         assert child.go() == 100_000.0
 
 
+def test_a_child_is_told_that_the_session_belongs_to_its_parent():
+    """It was told that the session was closed, or that there is none."""
+    w, x = shared(), T.dvector("x")
+    with session():
+        f, d = function([x], x.sum()), synk.data(np.arange(4.0))
+        objects = [lambda: f(np.ones(3)), lambda: d.set_length(9)]
+        names = [lambda: synk.all_reduce([w], op="avg"), lambda: synk.data([1.0])]
+
+        def told(calls):
+            found = []
+            for call in calls:
+                with pytest.raises(synk.SessionError) as caught:
+                    call()
+                found.append(str(caught.value))
+            return found
+
+        def told_before_and_after_a_session():
+            before = [told(objects), told(names)]
+            synk.fork(1)
+            synk.close()
+            return [*before, told(objects), told(names)]
+
+        def told_in_a_grandchild():
+            return Child(lambda: told(names)).go()
+
+        mine = f"of process {os.getpid()}, from which this one was forked."
+        of_objects, of_names, later, without = Child(told_before_and_after_a_session).go()
+        for text in (*of_objects, *later):
+            assert f"belongs to a Synkhronos session {mine}" in text
+        for text in (*of_names, *Child(told_in_a_grandchild).go()):
+            assert f"call synkhronos.fork() first. The session is {mine}" in text
+        assert all("There is no session now." in text for text in without)
+        assert f(np.ones(2)) == 1
+    assert all("session that was closed" in text for text in told(objects))
+
+
 def test_a_session_of_the_child():
     w = shared()
     with forked(Layout(2)), bounded():

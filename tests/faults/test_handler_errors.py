@@ -5,14 +5,22 @@ import contextlib
 import os
 import signal
 import threading
-import time
 
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
 from support import faults
-from support.faults import BOUND, CALLS, bounded, pids_by_rank
+from support.faults import (
+    BOUND,
+    CALLS,
+    bounded,
+    held,
+    holding,
+    let_go,
+    pids_by_rank,
+    signal_once_held,
+)
 from support.helpers import Call, function
 from support.interrupts import handler_that_raises, raise_at_line
 from support.leaks import nothing_left
@@ -22,9 +30,6 @@ from synkhronos import WorkerError, session
 from synkhronos._machine import shared_memory
 
 pytestmark = pytest.mark.faults
-
-NAP = 2.0  # seconds that a rank takes
-SOON = 1.5  # seconds after which a call of such ranks has ended early
 
 
 class Timeout(Exception):
@@ -134,8 +139,8 @@ def test_a_variable_that_the_workers_were_being_told_of(no_session, other_thread
 
 
 @contextlib.contextmanager
-def raises_soon(kind, seconds=0.3):
-    """Fail unless the block raises, soon, the exception of an alarm."""
+def raises_once_held(kind, *ranks):
+    """Fail unless the block raises the exception of an alarm, which comes while ranks are held."""
     raised = []
 
     def alarm(signum, frame):
@@ -143,30 +148,13 @@ def raises_soon(kind, seconds=0.3):
         raise raised[-1]
 
     previous = signal.signal(signal.SIGALRM, alarm)
-    begin = time.monotonic()
-    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        with pytest.raises(kind) as caught:
+        with pytest.raises(kind) as caught, signal_once_held(signal.SIGALRM, *ranks):
             yield
-        assert time.monotonic() - begin < SOON
         assert [caught.value] == raised
         assert str(caught.value) == "time is up"
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
-
-
-def napping(names):
-    """Return a function whose ranks sleep if their first row is below 0, and a call for it."""
-    x, master = T.dvector("x"), os.getpid()
-
-    def nap(rows):
-        name = "master" if os.getpid() == master else "worker"
-        if rows[0] < 0 and name in names:
-            time.sleep(NAP)
-        return rows
-
-    return function([x], (Call(nap)(x), "gather"))
 
 
 @pytest.mark.parametrize(
@@ -179,11 +167,11 @@ def napping(names):
 )
 def test_it_ends_the_masters_part_and_waits_for_no_worker(no_session, n, kind):
     synk.fork(n)
-    f = napping({"master", "worker"})
-    f(np.ones(4))
-    with raises_soon(kind):
-        f(-np.ones(4))
+    f, ranks = holding(), range(n)
+    with raises_once_held(kind, *ranks):
+        f(held(*ranks, n=n))
     assert synk.status().state == "interrupted"
+    let_go()
     np.testing.assert_array_equal(f(np.arange(4.0)), np.arange(4.0))
     synk.close()
 
@@ -191,10 +179,10 @@ def test_it_ends_the_masters_part_and_waits_for_no_worker(no_session, n, kind):
 @pytest.mark.thorough
 def test_it_ends_the_wait_for_a_slow_worker(no_session):
     synk.fork(2)
-    f = napping({"worker"})
-    f(np.ones(4))
-    with raises_soon(OutOfTime):
-        f(-np.ones(4))
+    f = holding()
+    with raises_once_held(OutOfTime, 1):
+        f(held(1))
+    let_go()
     np.testing.assert_array_equal(f(np.arange(4.0)), np.arange(4.0))
     synk.close()
 
@@ -320,9 +308,8 @@ def test_asyncio_hears_of_one_ctrl_c_once(no_session, monkeypatch):
 
 def test_a_slow_worker_does_not_delay_close(no_session):
     synk.fork(2)
-    f = napping({"worker"})
-    f(np.ones(4))
-    with raises_soon(Timeout):
-        f(-np.ones(4))
-    with bounded(BOUND / 2):
+    f = holding()
+    with raises_once_held(Timeout, 1):
+        f(held(1))
+    with bounded(BOUND / 2):  # the worker would be held for longer
         synk.close()

@@ -11,7 +11,7 @@ import synkhronos as synk
 program = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 source, sink = os.pipe()
 synk.fork(3)
-print(program.communicate(b"text", timeout=20)[0])
+print(program.communicate(b"text", timeout=300)[0])
 os.close(sink)
 os.set_blocking(source, False)
 print(os.read(source, 1))

@@ -26,10 +26,8 @@ def test_a_worker_that_dies_is_reported_by_all_it_takes(no_session, where):
     x = T.dvector("x")
     f = function([x], synk.ops.all_reduce(Call(die)(x).sum()))
     assert f(np.zeros(3)) == 0
-    begin = time.monotonic()
     with pytest.raises(synk.WorkerDied) as caught:
         f(np.arange(3.0))
-    assert time.monotonic() - begin < 3
     assert (caught.value.rank, caught.value.exitcode) == (2, -signal.SIGKILL)
     assert "Apply node" not in str(caught.value)
 

@@ -31,7 +31,7 @@ def checkpoints():
 def told_to_all(signum):
     before = checkpoints()
     os.killpg(0, signum)
-    wait_until(lambda: len(checkpoints()) > len(before), 20)
+    wait_until(lambda: len(checkpoints()) > len(before))
     call()
     time.sleep(0.05)
     new = checkpoints()[len(before):]
@@ -144,7 +144,7 @@ file = open("traces", "w")
 faulthandler.register(signal.SIGUSR2, file)
 start()
 os.kill(pids[0], signal.SIGUSR2)
-wait_until(lambda: "_loop" in open("traces").read(), 20)
+wait_until(lambda: "_loop" in open("traces").read())
 end()
 """
 

@@ -96,6 +96,16 @@ def test_the_numbers_themselves(ranks, generator):
     assert all(map(np.array_equal, f.as_theano(X, 0.3), serial(X, 0.3)))
 
 
+@GENERATORS
+def test_ranks_without_rows_draw_the_numbers_of_no_rows(ranks, generator):
+    x = T.dmatrix("x")
+    noisy, own = (x + generator(3).uniform((5,)) for _ in range(2))
+    f = synk.function([x], (noisy, "gather"), serial_random=True, mode=MODE)
+    serial = theano.function([x], own, mode=MODE)
+    for n in (5, 1, 4):
+        np.testing.assert_allclose(f(X[:n]), serial(X[:n]))
+
+
 @pytest.mark.usefixtures("compiled_if_thorough")
 def test_givens_and_default_updates(ranks):
     def parts():
@@ -150,10 +160,24 @@ def test_what_can_not_be_drawn_so_is_refused(ranks):
     with pytest.raises(ValueError, match="draws numbers of size size"):
         synk.function([size], mrg.uniform(size, ndim=1), serial_random=True)
     f = synk.function(
-        [x], (mrg.uniform(x.T.shape), "gather"), serial_random=True, mode="FAST_COMPILE"
+        [x], mrg.uniform(x.reshape((-1, 1)).shape), serial_random=True, mode="FAST_COMPILE"
     )
     with pytest.raises(synk.WorkerError, match="Axis 0 of the size must be that of the rows"):
         f(X)
+
+
+def test_a_length_that_is_that_of_the_rows_by_chance_is_refused(ranks):
+    """As of a gradient: a rank that has as many rows took some of the numbers for its own."""
+    x, w, streams = T.dmatrix("x"), theano.shared(np.ones((5, 2))), RandomStreams(1)
+    hidden = T.tanh(T.dot(x, w))
+    gradient = 2 * T.grad(hidden.sum(), w)
+    for like in (x.T, T.dot(x.T, hidden), gradient, hidden.sum(axis=0), T.dot(w.T, x.T)):
+        for size in (like.shape, (like.shape[0], 3)[: like.ndim]):
+            with pytest.raises(ValueError, match="draws numbers of size"):
+                synk.function([x], streams.uniform(size, ndim=like.ndim), serial_random=True)
+    back = streams.uniform(T.dot(x.T.T, w).shape) + hidden
+    f = synk.function([x], (back, "gather"), serial_random=True, mode=MODE)
+    assert f(X[:10]).shape == (10, 2)
 
 
 def test_a_state_is_either_equal_or_of_each_rank(ranks):

@@ -71,7 +71,7 @@ ON_ONE_MACHINE = {
     "comm.mpi.link",  # of a process with the carrier of its machine
     "comm.mpi.carrier",
     "comm.mpi.library",  # in its own process
-    "comm.mpi.segment",
+    "comm.mpi.folders",
     "comm.reports",
     "_rank.worker",  # in its own process
     "_rank.leader",

@@ -107,7 +107,7 @@ def test_another_process_reaches_it_by_the_ref_alone(segments):
         f"ref = ArrayRef(SegmentRef(*{tuple(ref.segment)}), {ref.dtype!r}, {ref.shape!r})\n"
         "a = SharedMemory().fetch(ref); print(a.sum()); a[0, 0] = -1"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == "4950.0", done.stderr
     assert segment.array("f8", (1,))[0] == -1
 

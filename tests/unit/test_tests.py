@@ -5,13 +5,15 @@ import functools
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parents[1]
 # The check for machines with GPUs is a program of its own, with its own modules; tests/ported has
 # programs that tests run, and tests/support/on_pytensor has Theano's names for tests on PyTensor.
 FILES = [
     path
     for path in sorted(TESTS.rglob("*.py"))
-    if not {"gpu", "impatient", "on_pytensor"} & {*path.relative_to(TESTS).parts}
+    if not {"forging", "gpu", "impatient", "on_pytensor"} & {*path.relative_to(TESTS).parts}
     and not path.name.startswith("serial_")
 ]
 TEST_FILES = [path for path in FILES if path.name.startswith("test_")]
@@ -73,3 +75,11 @@ def test_the_reader_of_imports_sees_what_is_there():
     assert {"ast", "pathlib.Path", "collections.Counter"} <= imported(Path(__file__))
     assert "support.faults.CALLS" in imported(TESTS / "faults" / "test_faults.py")
     assert "support.helpers" in imported(TESTS / "session" / "test_session.py")
+
+
+@pytest.mark.parametrize("code", [r"'\s'", "1 is 1"])
+def test_what_the_compiler_says_of_installed_packages_is_no_error(code):
+    # It is said only where they were installed without byte code: PYTHONDONTWRITEBYTECODE=1.
+    compile(code, "/usr/lib/python3/site-packages/theano/gpuarray/fft.py", "exec")
+    with pytest.raises(SyntaxError):
+        compile(code, "/home/theano/synkhronos/session.py", "exec")

@@ -155,8 +155,8 @@ def likelihood(
     plain ``pm.sample(cores=...)``; ranks are for chains that should be finished earlier, and for
     more cores than chains.
 
-    A worker that dies ends the sampling with :class:`~synkhronos.WorkerDied`. After a Ctrl-C the
-    block is as before.
+    A worker that dies ends the sampling with :class:`~synkhronos.WorkerDied`. nutpie goes on with
+    evaluations that fail; the block raises it at its end. After a Ctrl-C the block is as before.
 
     Examples
     --------
@@ -185,6 +185,8 @@ def likelihood(
         finally:
             vars(model).pop("logp", None)
             evaluator.close()
+        if evaluator.unheard is not None:
+            raise evaluator.unheard
 
 
 def _number_of_ranks(ranks, devices):

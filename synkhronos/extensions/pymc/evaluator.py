@@ -105,6 +105,7 @@ class Evaluator:
     def _open(self, number):
         self.number = number
         self.is_closed = False
+        self.unheard: WorkerDied | None = None  # raised where no code in Python could hear it
         self.parameters = [each for term in self.terms for each in term.parameters]
         self.unknown = [
             (i, axis)
@@ -165,7 +166,11 @@ class Evaluator:
                     for part in self._parts[1:]:
                         total += part
             except WorkerDied as death:
-                raise _advised(death) from None
+                death = _advised(death)
+                # nutpie takes any error of an evaluation for a point out of bounds, and goes on.
+                if isinstance(threading.current_thread(), threading._DummyThread):
+                    self.unheard = death
+                raise death from None
             finally:
                 if self.is_closed:  # in the middle of it
                     self._end()
@@ -213,7 +218,7 @@ class Evaluator:
         self._make_locks()  # another thread of that process may have held them
         if session is not None:  # else this child is a worker that is just starting
             self._forget()
-            session.leave_in_child()
+            session.leave_in_child(os.getppid())
 
     def _compile(self, gradients):
         """Return the functions of all terms, which are compiled once."""

@@ -1,0 +1,500 @@
+"""Serial Theano's side of one call, computed in the master, and how the ranks' parts make it up.
+
+    whole inputs ──▶ the master's compiled function, on copies of the variables ──▶ expected
+    rows of each rank ──▶ the same function ──▶ parts ── in which mode? ──▶ expected
+
+The master's compiled function is the serial one: alone, it computes what ``theano.function`` would.
+One call can agree by chance, as the larger of two medians is often the median of all. So the same
+is computed of other numbers, made of the rows of the call, and what is said holds for each of them.
+"""
+
+import functools
+
+import numpy as np
+
+from synkhronos import _host
+from synkhronos._arithmetic import partition, reduction
+from synkhronos._arithmetic.selection import select_each, select_rows
+from synkhronos._machine.interrupts import raised_here
+from synkhronos._rank import commands
+from synkhronos._wording import count
+
+# Relative to the largest expected value. Ranks add up in another order than one process does.
+_TOLERANCES = {"float16": 2e-2, "float32": 1e-3, "complex64": 1e-3}
+_TOLERANCE = 1e-7
+_TRIED = {
+    None: ("gather", "sum", "avg", "max", "min", "prod"),
+    1: ("gather", "sum", "avg"),  # the larger of two columns' results, say, is chance
+}
+_OTHERS = 3  # calls with other numbers
+_NUDGES = 2  # calls with inputs and variables that differ in their last bit
+_BLOCK = 1 << 16  # items that are scaled at a time
+_AMPLIFIED = 100  # a difference so many times as large as a nudge makes is none of rounding
+_NAMES = {"sum": "sum", "avg": "mean", "max": "maximum", "min": "minimum", "prod": "product"}
+
+
+def _kept(method):
+    """Keep what a method returns, for each of its arguments."""
+
+    def keeping(self, *arguments):
+        key = method.__name__, *arguments
+        if key not in self._results:
+            self._results[key] = method(self, *arguments)
+        return self._results[key]
+
+    return functools.wraps(method)(keeping)
+
+
+class Serial:
+    """Serial Theano's side of one call, case 0, and of others with numbers made of its rows.
+
+    Parameters
+    ----------
+    session, compiled, inputs, recipe
+        Those of the function.
+    """
+
+    def __init__(self, session, compiled, inputs, recipe):
+        self._session, self._compiled = session, compiled
+        self._inputs, self._recipe = inputs, recipe
+        self._variables = list(_host.shared_variables(compiled))
+        self._lent = {}
+        self.apart = set()  # variables that are to differ between ranks
+        self.targets = [v for v in recipe.updated if _host.is_array_variable(v)]
+        self._results = {}  # of methods
+        self._last = None, None  # a case, and its arrays
+        self._as_parts = set()  # places of outputs that the ranks compute as the master alone does
+
+    def select(self, values, batch):
+        """Select the rows of a call from the value of each input."""
+        arrays = list(map(self._inputs.array, range(len(values)), values))
+        scattered = [i for i, split in enumerate(self._inputs.is_scattered) if split]
+        whole = [i for i in scattered if not getattr(values[i], "minibatch", False)]
+        if scattered and batch is not None:
+            axes = self._inputs.axes
+            lengths = [arrays[i].shape[axes[i]] for i in whole or scattered]
+            rows = select_rows("batch", batch, min(lengths))
+            for i in scattered:
+                chosen = rows if i in whole else range(len(rows))
+                arrays[i] = partition.take_rows(arrays[i], chosen, axis=axes[i])
+        self._arrays, self._scattered = arrays, scattered
+
+    def read_variables(self, batch_s, are_equal=False):
+        """Read the values of the variables before the call; of all ranks, but where `are_equal`."""
+        sliceables = self._recipe.sliceables
+        if sliceables:
+            self.apart = set(sliceables)
+            everyone = [self.values_of_all_ranks(variable) for variable in sliceables]
+            lengths = [min(map(len, each)) for each in zip(*everyone)]
+            picks = select_each("batch_s", batch_s, lengths)
+            for variable, values in zip(sliceables, everyone):
+                self._lent[variable] = np.concatenate(
+                    [partition.take_rows(value, rows) for value, rows in zip(values, picks)]
+                )
+        self.before = {v: np.array(_host.to_host(_host.peek(v))) for v in self.targets}
+        # Parts are computed after the call, of what was there before; but for devices.
+        on_host = [v for v in self.targets if isinstance(_host.peek(v), np.ndarray)]
+        self._restored = {v: self.before[v] for v in on_host}
+        self._differ = [
+            variable
+            for variable in ([] if are_equal else self._variables)
+            if variable not in self.apart
+            and _host.is_array_variable(variable)
+            and not _host.is_random_state(variable)
+            and any_differ(self.values_of_all_ranks(variable))
+        ]
+
+    def nbytes(self):
+        """Return the bytes of the inputs, and of the variables."""
+        values = [_host.peek(variable) for variable in self._variables]
+        return sum(each.nbytes for each in self._arrays), sum(each.nbytes for each in values)
+
+    def is_equal_on_ranks(self):
+        """Return whether all ranks have the same values of all variables."""
+        keys = self._session.registry.keys_of(self._variables)
+        return len({*self._session.ask(commands.Digests(tuple(keys)))}) == 1
+
+    def rows(self):
+        """Return the number of rows of the call; None if nothing is scattered."""
+        lengths = {self._arrays[i].shape[self._inputs.axes[i]] for i in self._scattered}
+        return min(lengths, default=None)
+
+    def values_of_all_ranks(self, variable):
+        """Return copies of a variable's values on all ranks, in rank order."""
+        [key] = self._session.registry.keys_of([variable])
+        self._session.run(commands.Expose((key,)))
+        return [np.array(value) for value in self._session.comm.variables.values(key)]
+
+    def _run(self, subset, arrays, values=()):
+        """Return the outputs for some inputs and other values of variables, and updated values."""
+        # Copies: updates may write to them.
+        copies = {v: np.array(value) for v, value in {**self._restored, **dict(values)}.items()}
+        changed = filter(_host.is_random_state, self._variables)
+        changed = {*changed, *self.targets, *self._lent, *copies}
+        with _host.on_copies(changed, {**self._lent, **copies}):
+            outputs = _host.run(self._compiled, arrays, subset)
+            outputs = [np.array(_host.to_host(output)) for output in outputs]
+            return outputs, {v: np.array(_host.to_host(_host.peek(v))) for v in self.targets}
+
+    def largest_change(self, updated):
+        """Return the largest change by an update of an array, but for numbers, as counters are."""
+        changes = [
+            _largest(expected, self.before[variable])
+            for variable, expected in updated.items()
+            if expected.ndim
+            and expected.dtype.kind in "fc"
+            and expected.shape == self.before[variable].shape
+        ]
+        return max(changes, default=0)
+
+    def is_rounding(self, what, subset, found, expected):
+        """Return whether inputs that differ in their last bit make as much of a difference.
+
+        `what` is the place of an output, or an updated variable.
+        """
+        random = np.random.RandomState(0)
+        plain = self.whole(0, subset)
+        largest = 0
+        for _ in range(_NUDGES):
+            values = {
+                v: _nudged(self._restored[v] if v in self._restored else _host.peek(v), random)
+                for v in self._variables
+                if _host.is_array_variable(v) and _host.peek(v).dtype.kind in "fc"
+            }
+            # Without a name: one copy of the inputs at a time.
+            moved = self._run(subset, [_nudged(each, random) for each in self._arrays], values)
+            moved = _item(moved, what)
+            largest = max(largest, _apart(moved, _item(plain, what)))
+        return _apart(found, expected) <= _AMPLIFIED * largest
+
+    def is_of_division(self, what, subset, mode=None, found=None):
+        """Return whether the division alone makes an output, or an update, differ.
+
+        An output does if the master computes the same of the ranks' rows as they have, `found`; an
+        update, if parts of some other numbers differ from the whole, too. `what` is the place of an
+        output, or an updated variable.
+        """
+        if found is not None:
+            made = self._made(0, what, subset, mode)
+            if made is None or difference(made, found) is not None:
+                return False  # ranks have other values of a variable, or have reduced inside
+            self._as_parts.add(what)
+        differ, cases = [], range(1 if found is not None else 1 + _OTHERS)
+        for case in cases:
+            whole, made = self.whole(case, subset), self._made(case, what, subset, mode)
+            if whole is None or made is None:
+                continue
+            whole = _item(whole, what)
+            parts = [_item(part, what) for part in self._parts(case, subset, None)[0]]
+            depends = any(difference(part, whole) is not None for part in parts)
+            differ.append(depends and difference(made, whole) is not None)
+        return sum(differ) >= min(2, len(cases))
+
+    def is_collected(self, variable, subset, everyone, expected):
+        """Return whether ranks only collect values for the script, which may put them together.
+
+        So it is if nothing is computed from the variable but its next value, as of a moving average
+        or of a sum of rows; or if it is the largest value, say, of each rank's rows. `everyone` and
+        `expected` are those of an earlier call.
+        """
+        now = self._restored[variable]
+        if now.dtype.kind not in "iufc":
+            return False
+        shift = 1 if now.dtype.kind in "iu" else 0.01 * (1 + np.abs(now))
+        moved = {variable: (now + shift).astype(now.dtype)}
+        changes = []
+        for case in (0, 1):
+            outputs, updated = self.whole(case, subset) or ((), {})
+            others, changed = self._run(subset, self._case(case), moved)
+            pairs = [*zip(others, outputs)]
+            pairs += [(changed[v], updated[v]) for v in self.targets if v in updated]
+            pairs = [(one, other) for one, other in pairs if one is not changed[variable]]
+            if not updated or any(difference(one, other) for one, other in pairs):
+                return False
+            changes.append(changed[variable] - updated[variable])
+        merged = [each.reduce(everyone) for each in (np.maximum, np.minimum, np.multiply)]
+        return not difference(*changes) or not all(difference(m, expected) for m in merged)
+
+    def cause_in_variables(self):
+        """Return a sentence if ranks have had different values of a variable, else None."""
+        if not self._differ:
+            return None
+        variable = self._differ[0]
+        name = variable.name or "variable"
+        return (
+            f"Before the call, ranks had different values of {variable}: write "
+            f"synk.broadcast({name}) after {name}.set_value(...), or synk.fork(follow=True)."
+        )
+
+    def cause_in_random_numbers(self):
+        """Return a sentence if the function draws random numbers, else None."""
+        if not any(map(_host.is_random_state, self._variables)):
+            return None
+        return "It draws random numbers: each rank draws from a stream of its own."
+
+    def cause_in_idle_ranks(self, differences):
+        """Return a sentence if only ranks without rows have a wrong update, else None.
+
+        `differences` has one item for each rank, None where the update is right.
+        """
+        if not self._scattered or _host.communicates(self._compiled):
+            return None
+        first = self._scattered[0]
+        edges = partition.edges(
+            self._arrays[first].shape[self._inputs.axes[first]], self._session.n_ranks
+        )
+        idle = [begin == end for begin, end in zip(edges, edges[1:])]
+        if idle != [how is not None for how in differences]:
+            return None
+        return (
+            "Ranks without rows do not run, and do not update: the call has "
+            f"{count(edges[-1], 'row')} for {count(self._session.n_ranks, 'rank')}. Give it at "
+            "least as many rows as there are ranks."
+        )
+
+    def cause_in_mode(self, place, subset, mode, expected):
+        """Return a sentence if the parts of the ranks make up what is expected in another way."""
+        if _host.communicates(self._compiled) and place not in self._as_parts:
+            return None
+        if not self._scattered:
+            if self._recipe.sliceables or mode not in ("gather", "sum", "prod"):
+                return None
+            return "Nothing is scattered: each rank computes the whole. Write (output, None)."
+        for axis, modes in _TRIED.items():
+            if self._parts(0, subset, axis) is None:
+                continue
+            gathers = [reduction.Gather(axis=along) for along in range(1, expected.ndim)]
+            for tried in (*modes, *gathers):
+                along = reduction.axis_of(tried)
+                if axis is None and tried == mode and along == reduction.axis_of(mode):
+                    continue
+                cases = range(1 + _OTHERS)
+                if all(self._is_made(case, place, subset, tried, axis) for case in cases):
+                    return self._advice(axis, tried, along)
+        return None
+
+    def cause_in_parts(self):
+        """Return the sentence for an output that no mode makes of the ranks' parts."""
+        if _host.communicates(self._compiled):
+            return "The function reduces over the ranks: look at what, and with which op."
+        names = [self._inputs.name_of(i) for i in self._scattered]
+        sentence = "The ranks' parts do not make up the serial result in any mode."
+        if not names:
+            return sentence
+        return (
+            f"{sentence} Write (output, None) in a function with bcast_inputs=[{', '.join(names)}] "
+            "in place of inputs: each rank computes the whole."
+        )
+
+    def cause_in_order(self, place, subset):
+        """Return the sentence for an output that the order of the rows changes, else None."""
+        arrays, length = list(self._arrays), self.rows()
+        for i in self._scattered:
+            back = np.arange(arrays[i].shape[self._inputs.axes[i]])[::-1]
+            arrays[i] = partition.take_rows(arrays[i], back, axis=self._inputs.axes[i])
+        forth, back = self.whole(0, subset)[0][place], self._run(subset, arrays)[0][place]
+        if forth.shape[:1] == (length,):
+            back = back[::-1]
+        if difference(back, forth) is None:
+            return None
+        return (
+            "It depends on the order of the rows, as of a scan that carries a state over them, and "
+            "starts anew on each rank. Give such inputs in bcast_inputs, or name the axis of "
+            "independent sequences with axes={input: axis}."
+        )
+
+    def _advice(self, axis, mode, along):
+        """Return what to write if rows are along an axis, or that of each input if it is None."""
+        if axis:
+            name = self._inputs.name_of(self._scattered[0])
+            output = f", output: {along}" if along else ""
+            return (
+                f"Divided along axis {axis}, as sequences are, the inputs give it: write "
+                f"axes={{{name}: {axis}{output}}} in function(), with the mode {str(mode)!r}."
+            )
+        if along:
+            return (
+                f"Write (output, 'gather') and axes={{output: {along}}} in function(): its axis "
+                f"{along} has a row for each row of the inputs."
+            )
+        what = "its axis 0 has a row for each row of the inputs"
+        if mode in _NAMES:
+            what = f"it is a {_NAMES[mode]} over the rows"
+        return f"Write (output, {mode!r}) in place of the output: {what}."
+
+    def _is_made(self, case, place, subset, mode, axis):
+        """Return whether a mode makes the whole of the parts; true if the case has no whole."""
+        whole = self.whole(case, subset)
+        if whole is None:
+            return case > 0
+        made = self._made(case, place, subset, mode, axis)
+        return made is not None and difference(made, whole[0][place]) is None
+
+    def _made(self, case, what, subset, mode, axis=None):
+        """Return what a mode makes of the parts of an output, or a variable's value in the master.
+
+        None if there are no parts, or none that the mode can put together.
+        """
+        found = self._parts(case, subset, axis)
+        if found is None:
+            return None
+        parts, counts = found
+        if not isinstance(what, int):
+            return parts[self._session.master_rank][1][what]
+        parts = [outputs[what] for outputs, _ in parts]
+        try:
+            dtype = reduction.result_dtype(mode, parts[0].dtype, _host.float_dtype())
+            made = reduction.combine(mode, parts, counts, dtype)
+        except (TypeError, ValueError):
+            return None
+        return made if isinstance(made, np.ndarray) else None
+
+    def _case(self, case):
+        """Return the arrays of the call, case 0, or others: rows of it, scaled by 1/2 to 1.
+
+        Of the others the last ones are kept alone: they take as much memory as the inputs.
+        """
+        if case == 0:
+            return self._arrays
+        if case != self._last[0]:
+            self._last = None, None  # first
+            self._last = case, self._other_arrays(case)
+        return self._last[1]
+
+    def _other_arrays(self, case):
+        random = np.random.RandomState(case)
+        arrays, picks = list(self._arrays), {}
+        for i in self._scattered:
+            axis = self._inputs.axes[i]
+            length = arrays[i].shape[axis]
+            pick = picks.setdefault(length, random.randint(max(length, 1), size=length))
+            arrays[i] = partition.take_rows(arrays[i], pick, axis=axis)
+            _scale(arrays[i], lambda n: random.uniform(0.5, 1, n))
+        return arrays
+
+    @_kept
+    def whole(self, case, subset):
+        """Return the outputs and updated values of a case; None if another than the call raises."""
+        try:
+            return self._run(subset, self._case(case))
+        except raised_here(Exception):
+            if case == 0:
+                raise
+        return None
+
+    @_kept
+    def _parts(self, case, subset, axis):
+        """Return what each rank with rows computes, and the numbers of rows; None if it can't be.
+
+        The rows are along an axis, or that of each input if it is None.
+        """
+        everything = self._case(case)
+        axes = self._inputs.axes if axis is None else [axis] * len(everything)
+        chosen = [i for i in self._scattered if everything[i].ndim > axes[i]]
+        lengths = {everything[i].shape[axes[i]] for i in chosen}
+        if len(lengths) != 1:
+            return None
+        edges = partition.edges(lengths.pop(), self._session.n_ranks)
+        parts, counts = [], []
+        for first, last in zip(edges, edges[1:]):
+            if first == last:
+                continue
+            arrays = list(everything)
+            for i in chosen:
+                arrays[i] = partition.take_rows(arrays[i], range(first, last), axis=axes[i])
+            try:
+                parts.append(self._run(subset, arrays))
+            except raised_here(Exception):
+                # A part of the rows need not be a valid input along another axis.
+                return None
+            counts.append(last - first)
+        return (parts, counts) if parts else None
+
+
+def difference(found, expected, exactly=False, before=None, beside=0):
+    """Return by how much two arrays differ, in words; None if only by rounding.
+
+    `before` is what an update has changed: the change is compared, because a small one, as of a
+    small learning rate, can be wrong and differ little from the value.
+    """
+    if isinstance(found, list):
+        return f"a list of {len(found)} arrays, serially one of shape {expected.shape}"
+    found, expected = np.asarray(_host.to_host(found)), np.asarray(_host.to_host(expected))
+    if found.shape != expected.shape:
+        return f"its shape is {found.shape}, serially {expected.shape}"
+    if found.size == 0 or np.array_equal(found, expected):
+        return None
+    one, other = _wide(found), _wide(expected)
+    apart = _distances(one, other)
+    if not apart.any():
+        return None
+    scale = np.abs(other[np.isfinite(other)]).max(initial=0)
+    coarse = max(_TOLERANCES.get(str(each.dtype), 0) for each in (found, expected))
+    tolerance = 0 if exactly else (coarse or _TOLERANCE) * scale
+    if before is not None and before.shape == other.shape:
+        change = _largest(other, before)
+        rounding = max(_rounding(each.dtype) for each in (found, expected))
+        tolerance = min(tolerance, 10 * (coarse or _TOLERANCE) * change + 64 * rounding * scale)
+        tolerance = max(tolerance, 64 * rounding * beside)
+    largest = np.nan if np.isnan(apart).any() else apart.max()
+    if largest <= tolerance:
+        return None
+    return f"the largest difference is {largest:.3g}, where the largest value is {scale:.3g}"
+
+
+def any_differ(values):
+    """Return whether one of several arrays differs from the first."""
+    return any(difference(value, values[0], exactly=True) for value in values[1:])
+
+
+def _item(result, what):
+    """Return the output of a place, or the updated value of a variable."""
+    outputs, updated = result
+    return outputs[what] if isinstance(what, int) else updated[what]
+
+
+def _nudged(array, random):
+    """Return an array of floats with each item changed in its last bit; any other as it is."""
+    if array.dtype.kind not in "fc":
+        return array
+    step, array = _rounding(array.dtype), np.array(array, order="C")
+    _scale(array, lambda n: random.choice([1 - step, 1 + step], n))
+    return array
+
+
+def _scale(array, factors):
+    """Multiply an array of floats in place by what `factors` returns for a number of items."""
+    if array.dtype.kind in "fc":
+        flat = array.reshape(-1)
+        for at in range(0, flat.size, _BLOCK):
+            block = flat[at : at + _BLOCK]
+            block *= factors(block.size).astype(array.dtype)
+
+
+def _apart(one, other):
+    """Return the largest difference of two arrays; infinite if they have different shapes."""
+    one, other = np.asarray(one), np.asarray(other)
+    if one.shape != other.shape:
+        return np.inf
+    return np.nan_to_num(_distances(_wide(one), _wide(other)), nan=np.inf).max(initial=0)
+
+
+def _wide(array):
+    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+
+
+def _distances(one, other):
+    """Return how far the items of two arrays are apart; 0 where both are the same, as NaN."""
+    with np.errstate(all="ignore"):
+        same = (one == other) | ((one != one) & (other != other))
+        return np.abs(np.where(same, 0, one - other))
+
+
+def _largest(array, before):
+    """Return the largest change of an array's items, of those that are finite."""
+    with np.errstate(all="ignore"):
+        return np.nan_to_num(np.abs(array - before), posinf=0).max(initial=0)
+
+
+def _rounding(dtype):
+    return np.finfo(dtype).eps if dtype.kind in "fc" else 0

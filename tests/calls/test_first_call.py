@@ -1,0 +1,307 @@
+"""check="first", the default: what the division changes is told once, and nothing else is."""
+
+import sys
+import tracemalloc
+import warnings
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support.helpers import MODE
+from support.layouts import Layout
+from theano.tensor.shared_randomstreams import RandomStreams
+
+import synkhronos as synk
+from synkhronos import PortingWarning
+from synkhronos._calls import check as module
+from synkhronos.extensions import update_rules, updates
+
+LAYOUTS = [Layout(2), Layout(3, master=1)]
+pytestmark = [pytest.mark.usefixtures("any_time", "ranks"), pytest.mark.one_machine]
+X = np.random.RandomState(0).randn(12, 2)
+
+
+@pytest.fixture
+def any_time(monkeypatch, caplog):
+    """Compare calls however long they take: this machine may be slow. No comparison may fail."""
+    monkeypatch.setattr(module, "SECONDS", np.inf)
+    with caplog.at_level("DEBUG", "synkhronos"):
+        yield
+    assert "was not compared" not in caplog.text
+
+
+def made(inputs, outputs=None, **kwargs):
+    return synk.function(inputs, outputs, check="first", **{"name": "f", "mode": MODE, **kwargs})
+
+
+def told_in_calls(f, *args):
+    """Call three times; return the messages of each call."""
+    messages = []
+    for _ in range(3):
+        with pytest.warns(PortingWarning) as caught:
+            f(*args)
+            warnings.warn("the last", PortingWarning, stacklevel=1)  # one is wanted
+        messages.append([str(each.message) for each in caught][:-1])
+    assert "_run" not in vars(f)
+    return messages
+
+
+OUTPUTS = {
+    "sum": (lambda x: x.sum(), "Write (output, 'sum')"),
+    "max": (lambda x: x.max(axis=0), "Write (output, 'max')"),
+    "rows": (lambda x: T.sqr(x).sum(axis=1), "Write (output, 'gather')"),
+    "std": (lambda x: x.std(), "Write (output, None) in a function with bcast_inputs=[x] in"),
+    "median": (lambda x: T.sort(x[:, 0])[x.shape[0] // 2], "in any mode. Write (output, None)"),
+    "scan": (lambda x: scanned(x.sum(axis=1)), "in any mode. Write (output, None)"),
+}
+
+
+def scanned(x):
+    states, _ = theano.scan(
+        lambda row, h: T.tanh(0.5 * h + row), sequences=x, outputs_info=T.zeros_like(x[0])
+    )
+    return states[-1]
+
+
+@pytest.mark.parametrize("what", OUTPUTS)
+def test_outputs(what, monkeypatch):
+    monkeypatch.setitem(sys.modules, "theano.scan_module.scan_perform_ext", None)
+    make, advice = OUTPUTS[what]
+    x = T.dmatrix("x")
+    first, *others = told_in_calls(made([x], make(x)), X)
+    if what == "rows":  # the call itself has told it
+        assert "has an item for each row" in first[0]
+    else:
+        assert "Output 0 of Function 'f', mode 'avg', is not what serial" in first[0]
+    assert advice in first[0] or what == "rows"
+    assert len(first) == 1 and others == [[], []]
+
+
+def test_a_part_of_the_rows_of_each_rank_is_told():
+    x = T.dvector("x")
+    f = made([x], [(x[1:] - x[:-1], "gather"), (x[:2], "gather")])  # the second is of each rank
+    [first], *others = told_in_calls(f, X[:, 0])
+    assert "Output 0" in first and "in any mode" in first and others == [[], []]
+
+
+def test_a_largest_value_that_parts_of_other_numbers_share_is_told():
+    x = T.lvector("x")
+    [first], *_ = told_in_calls(made([x], x.max()), np.repeat([3, 4, 5], 4))
+    assert "Write (output, 'max')" in first
+
+
+def test_the_check_takes_as_much_memory_as_the_inputs():
+    x, rows = T.dmatrix("x"), np.random.RandomState(0).randn(1 << 18, 4)
+    f = made([x], x.sum())
+    tracemalloc.start()
+    try:
+        with pytest.warns(PortingWarning, match="'sum'"):
+            f(rows)
+        # PyTensor's sum takes as much by itself.
+        assert tracemalloc.get_traced_memory()[1] < 3 * rows.nbytes
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_is_right_is_not_told():
+    x, small, whole = T.dmatrix("x"), T.fmatrix("small"), T.dvector("whole")
+    w = theano.shared(np.ones(2), "w")
+    rows = np.random.RandomState(1).randn(3000, 2).astype("float32")
+    plain = [x.mean(), (x.sum(0), "sum"), (x, "gather"), (x.max(), "max"), (x.std(), None)]
+    each = [(x.std(), "gather"), (T.stack([x.shape[0]]), "gather"), (w, "gather")]
+    rounded = [x.mean(), (x - x.mean(1, keepdims=True)).sum()]  # some 1e-17
+    random = RandomStreams(1).uniform(x.shape, ndim=2)
+    functions = [
+        (made([x], plain), X),
+        (made([x], each), X),
+        (made([x], [T.log(x).mean(), (T.log(x), "gather")]), np.abs(X) - 1e-3),
+        (made([x], rounded), X - X.mean(axis=0)),
+        (made([x], random.std()), X),
+        (made([small], [small.mean(), (T.exp(small).sum(), "sum")]), rows),
+        (made([x], x.std()), X[:1]),  # one rank has all rows
+        (made([], x.std(), bcast_inputs=[x]), X),
+        (made([whole], x.std(), bcast_inputs=[x], on_unused_input="ignore"), X[:, 0], X),
+    ]
+    for f, *values in functions:
+        with np.errstate(all="ignore"):
+            for _ in range(3):
+                f(*values)
+        assert "_run" not in vars(f)
+
+
+def local(w, reduce=lambda g: g):
+    """Return a loss, and the updates of w with the gradient of each rank's rows, or another."""
+    x = T.dmatrix("x")
+    loss = T.sqr(T.dot(x, w) - 1).mean()
+    return x, loss, [(w, w - 0.1 * reduce(T.grad(loss, w)))]
+
+
+@pytest.mark.parametrize("outputs", [True, False])
+def test_local_gradients_are_told_by_the_next_call(outputs):
+    w, v, other, *unnamed = (
+        theano.shared(np.ones(2), name) for name in ("w", "v", "u", None, None)
+    )
+    x, loss, steps = local(w)
+    steps += [(each, 0.9 * each - T.grad(loss, w)) for each in (*unnamed, v, other)]
+    first, second, third = told_in_calls(made([x], loss if outputs else None, updates=steps), X)
+    assert (first, third) == ([], [])
+    assert "The update of w in Function 'f' is not what serial" in second[0]
+    assert "synk.ops.all_reduce(g)" in second[0] and "call synk.all_reduce(w) after" in second[0]
+    assert second[0].endswith("each call. The same is true of v, u, 2 other variables.")
+
+
+def test_a_first_call_that_is_not_cheap_is_followed_by_one_that_is(monkeypatch):
+    # As where it compiles: PyTensor does in its default mode.
+    x, loss, steps = local(theano.shared(np.ones(2), "w"))
+    f = made([x], loss, updates=steps)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "SECONDS", 0)
+        f(X)
+    assert [len(each) for each in told_in_calls(f, X)] == [0, 1, 0]
+
+
+def test_a_gradient_that_is_not_reduced_beside_others_is_told():
+    v, w = theano.shared(np.ones(2), "v"), theano.shared(np.ones(2), "w")
+    x, loss, steps = local(w, synk.ops.all_reduce)
+    f = made([x], loss, updates=[*steps, (v, v - T.grad(T.exp(T.dot(x, v)).mean(), v))])
+    messages = told_in_calls(f, X)
+    assert [len(each) for each in messages] == [0, 1, 0] and "The update of v" in messages[1][0]
+
+
+@pytest.mark.parametrize("op, cost, advice", [("avg", "sum", "(g, 'sum')"), ("sum", "mean", "(g)")])
+def test_gradients_that_are_reduced_in_the_wrong_way_are_told(op, cost, advice):
+    x, w = T.dmatrix("x"), theano.shared(np.ones(2), "w")
+    loss = getattr(T.sqr(T.dot(x, w) - 1), cost)()
+    grad = synk.ops.all_reduce(T.grad(loss, w), op)
+    outputs = (loss, "sum" if cost == "sum" else "avg")
+    f = made([x], outputs, updates=update_rules.adam([grad], [w]))
+    first, second, third = told_in_calls(f, X)
+    assert (first, third) == ([], []) and f"synk.ops.all_reduce{advice}." in second[0]
+
+
+def test_a_state_that_is_carried_over_rows_is_told_in_training(monkeypatch):
+    monkeypatch.setitem(sys.modules, "theano.scan_module.scan_perform_ext", None)
+    x, w = T.dmatrix("x"), theano.shared(np.ones(2), "w")
+    rows, normal = T.dot(x, w), (x - x.mean(axis=0)) / x.std(axis=0)
+    for loss, is_told in (
+        (T.sqr(scanned(rows) - 1), True),
+        (T.dot(T.exp(normal), w).mean(), False),
+    ):
+        steps = [(w, w - 0.1 * synk.ops.all_reduce(T.grad(loss, w)))]
+        first, *others = told_in_calls(made([x], loss, updates=steps), X)
+        assert others == [[], []] and len(first) == is_told
+        assert not is_told or "depends on the order of the rows" in first[0]
+
+
+def test_updates_that_scripts_put_right_are_not_told():
+    for way in ("in the graph", "after each call", "two steps"):
+        w = theano.shared(np.ones(2), "w")
+        x, loss, steps = local(w)
+        if way == "in the graph":
+            grad = synk.ops.all_reduce(T.grad(loss, w))
+            f = made([x], loss, updates=update_rules.adam([grad], [w]))
+        elif way == "after each call":
+            f = made([x], loss, updates=steps)
+        else:
+            steps, second, grads = updates.adam(loss, [w])
+            f, step = made([x], loss, updates=steps), made([], updates=second)
+        for _ in range(3):
+            f(X)
+            if way == "after each call":
+                synk.all_reduce(w)
+            elif way == "two steps":
+                synk.all_reduce(grads)
+                step()
+        assert "_run" not in vars(f)
+
+
+def test_values_that_ranks_collect_are_not_told():
+    x, rows = T.dmatrix("x"), theano.shared(np.zeros((0, 2)), "rows")
+    total, largest = theano.shared(0.0, "total"), theano.shared(-np.inf, "largest")
+    n, mean = theano.shared(0, "n"), theano.shared(0.0, "mean")
+    collect = [
+        (rows, x),
+        (total, total + x.sum()),
+        (n, n + x.shape[0]),
+        (mean, 0.9 * mean + 0.1 * x.std()),
+        (largest, T.maximum(largest, x.max())),
+    ]
+    f = made([x], updates=collect)
+    for _ in range(3):
+        f(X)
+    assert synk.gather(total).sum() == pytest.approx(3 * X.sum())
+
+
+def test_results_and_variables_are_as_without_it():
+    values = []
+    for check in (0, "first"):
+        w, calls = theano.shared(np.ones(2), "w"), theano.shared(0, "calls")
+        x, loss, steps = local(w, synk.ops.all_reduce)
+        f = synk.function(
+            [x],
+            [loss, (x + w, "gather")],
+            updates=[*steps, (calls, calls + 1)],
+            check=check,
+            mode=MODE,
+        )
+        results = [f(X) for _ in range(3)]
+        values.append((results, synk.gather(w), synk.gather(calls)))
+    np.testing.assert_equal(values[0], values[1])
+
+
+class Counted(theano.Op):
+    """An operation of a script, which might have effects."""
+
+    __props__ = ()
+
+    def make_node(self, x):
+        return theano.Apply(self, [x], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = inputs[0].copy()
+
+
+def test_functions_that_are_left_out(monkeypatch):
+    x, s = T.dmatrix("x"), theano.shared(np.ones((2, 2)), "s")
+    for f, *values in [
+        (made([x], theano.printing.Print("seen")(x).sum()), X),
+        (made([x], Counted()(x).sum()), X),
+        (made([x], (RandomStreams(1).uniform(x.shape, ndim=2) + x).sum()), X),
+        (made([theano.In(x, value=X, update=2 * x)], x.sum()),),
+        (made([], s.sum(), sliceable_shareds=[s]),),
+        (made([x], x.sum(), profile=theano.compile.ProfileStats(atexit_print=False)), X),
+    ]:
+        f(*values)
+        assert "_run" not in vars(f)
+    synk.broadcast(s, np.ones((2, 2)))
+    f = made([x], (x.sum() + s.sum()))
+    f(X[:1])  # fewer rows than ranks
+    f(X, num_slices=2)
+    monkeypatch.setattr(module, "SECONDS", 0)  # too long
+    f(X)
+    assert "_run" not in vars(f)
+
+
+def test_a_failure_of_the_check_is_none_of_the_call(monkeypatch, caplog):
+    x = T.dmatrix("x")
+    for method in ("select", "whole", "is_of_division"):
+        with monkeypatch.context() as patch:
+            patch.setattr(module.Serial, method, lambda *_, **__: 1 / 0)
+            assert float(made([x], x.sum())(np.ones((6, 2)))) > 0
+        assert "was not compared" in caplog.text
+        caplog.clear()
+    f = made([x], T.dot(x, np.ones(2)).sum())
+    with pytest.raises(synk.WorkerError):
+        f(np.ones((6, 3)))
+    caplog.clear()
+    with pytest.warns(PortingWarning, match="'sum'"):
+        f(np.ones((6, 2)))
+
+
+def test_variables_that_differ_between_ranks_are_not_told(ranks):
+    x, w = T.dvector("x"), theano.shared(np.ones(1), "w")
+    synk.scatter(w, np.arange(ranks.n))
+    f = made([x], (w.sum() * x.sum(), "sum"))
+    for _ in range(3):
+        f(X[:, 0])
