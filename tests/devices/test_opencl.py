@@ -100,11 +100,10 @@ synk.fork(devices=["opencl0:0"] * 2)
 s = theano.shared(np.ones(1000, "float32"))
 synk.all_reduce(s)
 os.kill(session._Current.session.worker_pids[0], signal.SIGKILL)
-begin = time.monotonic()
 try:
     synk.all_reduce(s)
 except synk.WorkerDied as error:
-    print(error.rank, time.monotonic() - begin < 2)
+    print(error.rank)
 synk.close()
 """
-    assert script(text).stdout == "1 True\n"
+    assert script(text).stdout == "1\n"

@@ -100,7 +100,7 @@ def test_each_rank_draws_from_a_stream_of_its_own(ranks, bits):
 @pytest.mark.parametrize(
     ("rest", "why"),
     [
-        (["MT19937", 624.0, 0.0, 0.0], "it is the state of a RandomState, as Theano has; PyTensor"),
+        (["MT19937", 624.0, 0.0, 0.0], "it is the state of a RandomState, and not"),
         (["BitGenerator"], "NumPy has no bit generator BitGenerator"),
     ],
 )
@@ -108,7 +108,7 @@ def test_random_states_of_other_kinds_are_refused(ranks, tmp_path, monkeypatch, 
     state, path = pytensor.shared(Generator(PCG64(5)), "state"), str(tmp_path / "saved.npz")
     with monkeypatch.context() as patch:
         parts = np.zeros(624, np.uint32), rest
-        patch.setattr(checkpoints._host, "state_parts", lambda state: parts)
+        patch.setattr(checkpoints.random_states, "state_parts", lambda state: parts)
         synk.save(path, state)
     with pytest.raises(ValueError, match=rf"'state' \(a random state\): {why}"):
         synk.load(path, state)

@@ -32,7 +32,7 @@ def run(code, folder):
     child = subprocess.run(
         [sys.executable, script],
         capture_output=True,
-        timeout=200,
+        timeout=300,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))},
     )

@@ -117,7 +117,7 @@ if __name__ == "__main__":
 @pytest.mark.sample(1)
 @pytest.mark.slow("starts several interpreters")
 def test_processes_started_anew_have_sessions_of_their_own(script, kind, before):
-    done = script(SPAWNED.replace("KIND", kind).replace("BEFORE", str(before)), timeout=240)
+    done = script(SPAWNED.replace("KIND", kind).replace("BEFORE", str(before)), timeout=300)
     assert done.stdout.splitlines() == ["[4.0, 8.0, 12.0]", "3.0"]
     assert done.stderr == ""
 
@@ -142,7 +142,7 @@ def ipython(tmp_path, *arguments):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
 
 
@@ -231,7 +231,7 @@ def test_tests_run_in_parallel_with_a_session_each(tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=300,
     )
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
 
@@ -242,7 +242,7 @@ def test_tests_run_in_parallel_with_a_session_each(tmp_path):
 @pytest.mark.slow("imports Theano again and again")
 def test_bench_import_measures_every_step():
     command = [sys.executable, "-m", "synkhronos", "bench", "import", "--rounds", "1", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     steps = ["import theano", "import synkhronos", "all its names", "fork", "close"]

@@ -182,6 +182,23 @@ def test_a_function_that_is_sent_takes_the_modules_that_it_has(keys_asked, monke
     assert sent() > 0  # files of another machine are not taken
 
 
+def test_a_process_that_has_taken_modules_can_read_all_keys(monkeypatch):
+    """Theano does so before it compiles, and when it ends; its cache asserted that they are new."""
+    monkeypatch.setattr(cmodule, "_module_cache", None)
+    x = T.fvector("x")
+    function = theano.function([x], x + 2, mode=theano.Mode(linker="cvm", optimizer=None))
+    given = compile_cache.modules_of(function)
+    monkeypatch.setattr(cmodule, "_module_cache", None)  # as in a worker
+    with compile_cache.given_modules(given):
+        function.maker.create([None] * len(function.input_storage), trustme=True)
+    cmodule._module_cache._on_atexit()
+    made = function.maker.create([None] * len(function.input_storage), trustme=True)
+    assert made(np.ones(2, "float32")).tolist() == [3, 3]
+    assert [thunk.thunk.module for thunk in made.fn.thunks] == [
+        thunk.thunk.module for thunk in function.fn.thunks
+    ]
+
+
 def test_modules_that_are_gone_are_looked_for(keys_asked):
     x = T.fvector("x")
     function = theano.function([x], x + 1, mode=theano.Mode(linker="cvm", optimizer=None))

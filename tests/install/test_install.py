@@ -388,7 +388,7 @@ def test_pip_ends_with_a_sentence_on_a_newer_python(source_tree, tmp_path, form)
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 1
     last = done.stdout.splitlines()[-1]

@@ -30,7 +30,7 @@ def others_are(there, sequence_to_number):
     gate = worker().gate
     number = sequence_to_number(gate.sequence)
     cells = [gate._line(rank) + there for rank in range(gate.n_ranks) if rank != gate.rank]
-    wait_until(lambda: all(gate._cells[cell] >= number for cell in cells), 60)
+    wait_until(lambda: all(gate._cells[cell] >= number for cell in cells))
     time.sleep(AHEAD)
 
 

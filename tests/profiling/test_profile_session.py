@@ -74,7 +74,7 @@ def test_a_closed_session_that_a_call_is_still_in_records_no_more(
     with synk.profile() as recorded:
         f(np.ones(8))
         thread.start()
-        wait_until(come.exists, 60)
+        wait_until(come.exists)
         synk.close()
         assert nothing_records(first)
     assert len(of(recorded, "long")) == 2
