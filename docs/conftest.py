@@ -10,6 +10,7 @@ def pytest_ignore_collect(collection_path):
 
 
 @pytest.fixture(autouse=True)
-def quickly():
+def quickly(monkeypatch):
+    monkeypatch.setenv("SYNKHRONOS_CHECK", "first")  # off in tests
     with compiling.quickly(), compatible.restored():
         yield
