@@ -130,9 +130,12 @@ class Worker:
 
     def _end(self):
         """Leave; the first worker waits for all others, validates the center and saves it."""
-        made = self.made
-        if self.orders.is_first:
-            self.orders.total = self.client.finish()
+        made, total = self.made, None
+        if self.orders.is_first or not made.is_interrupted:
+            total = self.client.finish()
+        if total is not None:
+            self.orders.total, self.orders.is_first = total, True
+            self._enter_epochs()
             if made.is_interrupted:
                 self._save(self.orders.total, self._take_center())
             else:

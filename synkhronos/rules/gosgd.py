@@ -141,8 +141,12 @@ class Gossip:
 
     def take(self) -> None:
         """Merge all that has come, without waiting."""
+        with self._deaths_taken():
+            self._reap()
+            self._take()
+
+    def _take(self):
         status = MPI.Status()
-        self._reap()
         while self._is_there(_COUNTS, status):
             counts = np.empty_like(self.counts)
             self._comm.Recv(counts, status.source, _COUNTS)
@@ -157,8 +161,8 @@ class Gossip:
                 for array, other in zip(self._arrays, others):
                     array[...] = other
         while self._is_there(_PUSH, status):
-            self._n_received[status.source] += 1
             self._merge_from(status.source, _PUSH)
+            self._n_received[status.source] += 1
         while self._is_there(_LAST, status):
             number = np.empty(1, np.int64)
             self._comm.Recv(number, status.source, _LAST)
@@ -188,9 +192,10 @@ class Gossip:
 
             def all_merged():
                 self.take()
-                while self._is_there(_MERGE, status):
-                    self._merge_from(status.source, _MERGE)
-                    merged.add(status.source)
+                with self._deaths_taken():
+                    while self._is_there(_MERGE, status):
+                        self._merge_from(status.source, _MERGE)
+                        merged.add(status.source)
                 return merged.issuperset(self.others)
 
             wait_until(all_merged, "the parameters of other workers", self._patience)
@@ -263,11 +268,15 @@ class Gossip:
         self._under_way = left
 
     def _is_there(self, tag, status):
+        # Not of any source: what a dead worker has sent can be seen for ever, but not received.
+        return any(self._comm.Iprobe(rank, tag, status) for rank in self.others)
+
+    @contextlib.contextmanager
+    def _deaths_taken(self):
         try:
-            return self._comm.Iprobe(MPI.ANY_SOURCE, tag, status)
+            yield
         except MPI.Exception as error:
             self._take_death(error)
-            return False
 
     def _take_death(self, error):
         if not is_death(error):

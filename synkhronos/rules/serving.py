@@ -20,6 +20,7 @@ message loop is that of Platoon and Theano-MPI.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
 import time
@@ -115,7 +116,11 @@ class Server:
 
         def is_ready():
             try:
-                return comm.Iprobe(MPI.ANY_SOURCE, _REQUEST, status) or self._is_over(n_workers)
+                # Not of any source: what a dead worker has sent can be seen, but not received.
+                there = set(range(1, comm.size)) - self._away
+                return any(comm.Iprobe(rank, _REQUEST, status) for rank in there) or self._is_over(
+                    n_workers
+                )
             except MPI.Exception as error:
                 if not is_death(error):
                     raise
@@ -139,8 +144,12 @@ class Server:
         return int(failed)
 
     def _is_over(self, n_workers):
-        left = [rank for rank, worker in self._workers.items() if worker.has_left]
-        return len(self._dead.union(left)) >= n_workers
+        return len(self._away) >= n_workers
+
+    @property
+    def _away(self):
+        """The workers that have left or died."""
+        return self._dead.union(rank for rank, each in self._workers.items() if each.has_left)
 
     def _answer(self, rank):
         with lost(rank):
@@ -222,15 +231,24 @@ class Server:
         self._release()
 
     def _release(self):
-        """Answer the first worker when all others have left: the center is complete."""
-        n_workers = self._comm.size - 1
-        away = self._dead.union(r for r, w in self._workers.items() if w.has_left)
-        if len(away) < n_workers - 1:
-            return
-        for rank, worker in self._workers.items():
-            if worker.waits_for_end and rank not in away:
-                worker.waits_for_end = False
-                self._reply(rank, self._done)
+        """Answer the first worker when all others wait or are away: the center is complete.
+
+        The others leave when it has saved the center: until then one of them may take its place.
+        """
+        waiting = [
+            rank
+            for rank, worker in self._workers.items()
+            if worker.waits_for_end and rank not in self._away
+        ]
+        answered = []
+        if self._is_saved:
+            answered = waiting
+        elif len(self._away.union(waiting)) == self._comm.size - 1:
+            answered = [rank for rank in waiting if rank == self._first]
+        for rank in answered:
+            self._workers[rank].waits_for_end = False
+            with contextlib.suppress(ProcessLost):  # the next look at messages finds it dead
+                self._reply(rank, None if self._is_saved else self._done)
 
     def _bury(self):
         """Leave workers out that have died."""
@@ -340,8 +358,14 @@ class Client:
         receive_arrays(self._comm, [*arrays, *state], 0, _ARRAYS)
         return state
 
-    def finish(self) -> int:
-        """Wait until all other workers have left; return the batches of all."""
+    def finish(self) -> int | None:
+        """Wait until training is over.
+
+        Returns
+        -------
+        int or None
+            The batches of all workers, if this one is to save the center; None if another has.
+        """
         return self._ask("finish", None)
 
     def leave(self, reason: str = "") -> None:

@@ -157,6 +157,7 @@ class Fails(Model):
     def __init__(self, config):
         Model.__init__(self, config)
         if config.get("early") and self.fails == RANK:
+            time.sleep(config["early"])
             raise ValueError("this model is bad")
 
     def train_iter(self, count, recorder):
