@@ -5,11 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-import theano.tensor as T
 from support import rules
-from support.compatible import restored
-
-from synkhronos.rules import compatible
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow("two hosts")]
 
@@ -62,14 +58,4 @@ def test_asynchronous_rules_on_two_hosts(two_hosts, tmp_path, rule, n):
     output = run(two_hosts, tmp_path, rule, "--set", "n_epochs=6", n=n)
     costs = [line for line in output.splitlines() if line.startswith("validation cost")]
     # Not less than the first one printed: that may come late, when all ranks but one have ended.
-    assert float(costs[-1].split()[-1]) < 0.99 * untrained_cost()
-
-
-def untrained_cost():
-    """Return the validation cost before the first step."""
-    with restored():
-        model = compatible.import_model(rules.MODEL)
-    x, y = (each[:8] for each in model.rows(96))
-    symbols = T.fmatrix(), T.ivector()
-    cost, _ = model.expressions(*symbols, [T.constant(p) for p in model.first_parameters()])
-    return float(cost.eval(dict(zip(symbols, (x, y)))))
+    assert float(costs[-1].split()[-1]) < 0.99 * rules.untrained_cost()

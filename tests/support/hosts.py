@@ -129,6 +129,10 @@ class Hosts:
     def mend(self, number):
         """Put a host's cable back."""
         _ip("link", "set", f"s{self.net}v{number}", "up")
+        # Else what connects next waits with those that ask for an address since before, and fails.
+        _ip("neigh", "flush", "dev", f"s{self.net}br")
+        for i in range(1, self.n_hosts + 1):
+            _ip("-n", f"synk{self.net}-{i}", "neigh", "flush", "dev", "eth0")
 
     def slow(self, number, rate="100mbit"):
         """Make a host's cable slow, in both directions."""

@@ -13,8 +13,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import theano.tensor as T
 
+from support.compatible import restored
 from support.waiting import LONG, wait_until
+from synkhronos.rules import compatible
 
 MODEL = str(Path(__file__).with_name("rule_model.py"))
 MPIRUN = shutil.which("mpirun", path=f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
@@ -123,3 +126,13 @@ def run(rule, n, folder, *args, status=0, **kwargs):
     launched = Launched(rule, n, folder, *args, **kwargs)
     assert launched.wait() == status, launched.output
     return launched
+
+
+def untrained_cost():
+    """Return the validation cost before the first step."""
+    with restored():
+        model = compatible.import_model(MODEL)
+    x, y = (each[:8] for each in model.rows(96))
+    symbols = T.fmatrix(), T.ivector()
+    cost, _ = model.expressions(*symbols, [T.constant(p) for p in model.first_parameters()])
+    return float(cost.eval(dict(zip(symbols, (x, y)))))
