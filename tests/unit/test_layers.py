@@ -261,33 +261,3 @@ def test_only_the_ranks_of_one_machine_know_that_they_share_it():
         strings = [n.value for n in ast.walk(MODULES[name]) if isinstance(n, ast.Constant)]
         paths = [each for each in strings if isinstance(each, str) and each.startswith("/proc")]
         assert not paths, name
-
-
-DEVELOPMENT = (PACKAGE.parent / "docs" / "development.rst").read_text(encoding="utf-8")
-
-
-def has_only_a_docstring(path):
-    return len(ast.parse(path.read_text(encoding="utf-8")).body) == 1
-
-
-def test_the_map_of_the_package_names_each_module_once():
-    """A folder's __init__.py without code is not in the map, nor is what only tests need."""
-    [shown] = re.findall(r"^Map of the package\n-+\n(.*?)^[^\n]+\n-+\n", DEVELOPMENT, re.M | re.S)
-    named = re.findall(r"^``([\w/]+\.py)`` ", shown, re.M)
-    there = {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*.py")}
-    expected = {name for name, path in there.items() if not has_only_a_docstring(path)}
-    assert sorted(named) == sorted(expected - {"conftest.py"})
-    for name in re.findall(r"([\w/]+\.py)\b", DEVELOPMENT):
-        assert name in there or (PACKAGE.parent / name).exists(), name
-
-
-def test_changes_lists_names_of_modules_that_are_there():
-    changes = (PACKAGE.parent / "docs" / "changes.rst").read_text(encoding="utf-8")
-    rows = re.findall(r"^``([\w.]+)`` +(.*)$", changes, re.M)
-    assert len(rows) > 40
-    for before, now in rows:
-        names = re.findall(r"``([a-z_]+\.[\w.]+|_wording|comm|profiling)``", now)
-        assert names or now.startswith("none")
-        assert {*names} <= {*MODULES}, names
-        kept = {"comm.shared", "_master", "extensions.rules"}  # folders, and a name that stays
-        assert before not in MODULES or before in kept
