@@ -170,6 +170,13 @@ class Patience:
             self._next = 2 * waited
             log.warning("a call has waited %.0f s for %s to finish", waited, " and ".join(hosts))
 
+    def wait_for_others(self, named: str) -> None:
+        """Warn, if it is time, with the names of what is waited for."""
+        waited = time.monotonic() - self._begin
+        if waited >= self._next:
+            self._next = 2 * waited
+            log.warning("has waited %.0f s for %s", waited, named)
+
     def end(self) -> None:
         """Log the end of the wait, if there was a warning."""
         if self._next > self._seconds:

@@ -22,7 +22,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 import synkhronos as synk
 from synkhronos import WorkerDied
 from synkhronos import session as _session
-from synkhronos.comm.shared import arrays, gate, gate_memory, storage
+from synkhronos.comm.shared import arrays, gate, gate_memory, meetings, storage
 
 MEGABYTE = 1 << 20
 
@@ -561,7 +561,7 @@ def test_an_error_on_one_rank_in_the_middle_of_a_collective(no_session, monkeypa
         original(self)
 
     monkeypatch.setattr(Storage, "post", failing)
-    monkeypatch.setattr(gate, "_HEARTBEAT_MS", None)  # no rank looks by itself
+    monkeypatch.setattr(meetings, "HEARTBEAT_MS", None)  # no rank looks by itself
     synk.fork(3)
     s = theano.shared(np.zeros(2))
     synk.set_value(1, s, [13.0, 0.0])

@@ -33,7 +33,7 @@ from support.waiting import wait_until
 
 import synkhronos as synk
 from synkhronos import SharedMemoryFull, WorkerDied, WorkerError
-from synkhronos.comm.shared import gate
+from synkhronos.comm.shared import meetings
 
 pytestmark = pytest.mark.faults
 
@@ -63,7 +63,7 @@ def test_a_worker_killed_while_idle_is_reported_by_the_next_call(no_session):
 
 @pytest.mark.parametrize("master_is_done", [True, False])
 def test_a_worker_killed_in_a_call_is_reported(no_session, monkeypatch, master_is_done):
-    monkeypatch.setattr(gate, "_HEARTBEAT_MS", None)  # its death wakes the master
+    monkeypatch.setattr(meetings, "HEARTBEAT_MS", None)  # its death wakes the master
     synk.fork(3)
     f = holding()
     np.testing.assert_array_equal(f(ROWS), ROWS)

@@ -35,7 +35,7 @@ from synkhronos._machine.processes import ForkedProcess
 from synkhronos._master import session as _master
 from synkhronos._master.session import Session
 from synkhronos.comm import reports
-from synkhronos.comm.shared import SharedVariables, gate
+from synkhronos.comm.shared import SharedVariables, gate, meetings
 from synkhronos.comm.shared.gate import SharedGate as Gate
 
 pytestmark = pytest.mark.faults
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.faults
 
 @pytest.fixture
 def impatient(monkeypatch, caplog):
-    monkeypatch.setattr(gate, "_HEARTBEAT_MS", 20)
+    monkeypatch.setattr(meetings, "HEARTBEAT_MS", 20)
     monkeypatch.setattr(gate, "PATIENCE_SECONDS", 0.2)
     caplog.set_level(logging.WARNING, "synkhronos")
     return caplog
@@ -115,7 +115,7 @@ def test_a_worker_stopped_at(
 
 
 def test_the_log_tells_of_a_long_wait_less_and_less_often(no_session, monkeypatch, impatient):
-    monkeypatch.setattr(gate, "_HEARTBEAT_MS", 10)
+    monkeypatch.setattr(meetings, "HEARTBEAT_MS", 10)
     monkeypatch.setattr(gate, "PATIENCE_SECONDS", 0.02)
     synk.fork(2)
     call = CALLS["function"](2)
@@ -143,7 +143,7 @@ def test_a_short_wait_is_not_told_of(no_session, monkeypatch, caplog):
         wait_for(*args, **kwargs)
 
     monkeypatch.setattr(reports.Patience, "wait_for", look)
-    monkeypatch.setattr(gate, "_HEARTBEAT_MS", 20)
+    monkeypatch.setattr(meetings, "HEARTBEAT_MS", 20)
     monkeypatch.setattr(gate, "PATIENCE_SECONDS", 2 * BOUND)
     caplog.set_level(logging.WARNING, "synkhronos")
     synk.fork(2)

@@ -17,6 +17,7 @@ from support.waiting import LONG, wait_until
 from synkhronos._machine.processes import ForkedProcess
 from synkhronos.comm import Aborted, reports
 from synkhronos.comm.shared import gate as _gate
+from synkhronos.comm.shared import meetings
 from synkhronos.comm.shared.gate import SharedGate as Gate
 from synkhronos.comm.shared.gate_memory import ASLEEP, DONE, SEQUENCE
 from synkhronos.errors import RemoteTraceback, SessionError, WorkerDied, WorkerError
@@ -189,7 +190,7 @@ def team(request):
 @pytest.fixture
 def no_looks(monkeypatch):
     """Have no sleeper look by itself each second: only what wakes it ends its wait."""
-    monkeypatch.setattr(_gate, "_HEARTBEAT_MS", None)
+    monkeypatch.setattr(meetings, "HEARTBEAT_MS", None)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import threading
 import pytest
 from support import hosts
 
-from synkhronos.comm.mpi.channel import Channel, pair
+from synkhronos.comm.channel import Channel, pair
 from synkhronos.comm.mpi.link import JobEnded, Link
 
 pytestmark = pytest.mark.skipif(not hosts.mpirun().exists(), reason="needs Open MPI")
@@ -17,7 +17,7 @@ os.environ["OMPI_MCA_btl"] = "self"  # a process that no mpirun has started leav
 import numpy as np
 from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm.mpi.carrier import Carrier
-from synkhronos.comm.mpi.channel import Channel
+from synkhronos.comm.channel import Channel
 
 ours, theirs = socket.socketpair()
 rank = Channel(ours)

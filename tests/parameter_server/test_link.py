@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from synkhronos._machine.shared_memory import Segments
-from synkhronos.comm.mpi.channel import Channel
+from synkhronos.comm.channel import Channel
 from synkhronos.parameter_server import errors
 from synkhronos.parameter_server.remote import link as links
 from synkhronos.parameter_server.remote.memory import Boxes

@@ -15,7 +15,7 @@ from psutil import process_iter
 from support import ports, rules
 from support.waiting import wait_until
 
-from synkhronos.comm.mpi.channel import Channel
+from synkhronos.comm.channel import Channel
 from synkhronos.comm.mpi.link import JobEnded, Line
 from synkhronos.tools import ports as closing
 

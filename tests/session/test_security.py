@@ -222,7 +222,7 @@ UNPICKLED = {
     ("comm.shared.gate", "_take_reply"): "answers",
     ("comm.mpi.leader_gate", "next_command"): "commands of another machine",
     ("comm.reports", "raised_by_rank"): "answers",
-    ("comm.mpi.channel", "receive"): "messages on a socket",
+    ("comm.channel", "receive"): "messages on a socket",
     ("comm.mpi.sealed", "recv"): "messages of rules",
     ("comm.mpi.carrier", "_serve_machines"): "messages of another machine",
     ("_rank.commands", "run"): "random states",

@@ -13,7 +13,7 @@ from synkhronos._calls import request
 from synkhronos._machine import interrupts, processes, shared_memory
 from synkhronos._master import current, registry
 from synkhronos._master import session as _master
-from synkhronos.comm.shared import gate, storage, variables
+from synkhronos.comm.shared import gate, meetings, storage, variables
 
 FILES = {
     module.__file__
@@ -24,6 +24,7 @@ FILES = {
         interrupts,
         processes,
         gate,
+        meetings,
         registry,
         request,
         shared_memory,

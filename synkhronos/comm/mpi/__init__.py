@@ -4,7 +4,7 @@
 `carrier`       the process of each machine that speaks MPI, started by its first process
 `fetches`       the arrays that ranks fetch from other machines, as it gets and sends them
 `transfers`     reductions and copies, as it keeps track of them
-`channel`       messages between that process and the ranks
+`~synkhronos.comm.channel`  messages between that process and the ranks
 `link`          a rank's end of it
 `all_reduce`    the all-reduce between machines
 `gate`          the barriers

@@ -53,8 +53,8 @@ with folders.of_segment():
 from synkhronos._machine.log import log  # noqa: E402
 from synkhronos._machine.processes import StopWatch  # noqa: E402
 from synkhronos._machine.shared_memory import Segments  # noqa: E402
+from synkhronos.comm.channel import Channel, Closed, is_own  # noqa: E402
 from synkhronos.comm.mpi import secret  # noqa: E402
-from synkhronos.comm.mpi.channel import Channel, Closed, is_own  # noqa: E402
 from synkhronos.comm.mpi.fetches import Fetches, problem_here  # noqa: E402
 from synkhronos.comm.mpi.reductions import Reductions  # noqa: E402
 from synkhronos.comm.mpi.transfers import Spread, bytes_of, parts  # noqa: E402

@@ -17,8 +17,8 @@ import time
 from synkhronos._machine.devices import python_command
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.processes import StopWatch
+from synkhronos.comm.channel import Channel, Closed, is_own, pair
 from synkhronos.comm.mpi import secret
-from synkhronos.comm.mpi.channel import Channel, Closed, is_own, pair
 from synkhronos.errors import SessionError, WorkerDied
 
 _END_SECONDS = 5.0

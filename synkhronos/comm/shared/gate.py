@@ -5,22 +5,8 @@
     runs its part                                                   runs its part
     finish()       ◀── reply, DONE[rank] = n ─────────  wakes       worker_finish(reply, error)
 
-A waiting rank first spins on a cell, for as long as `spinning` says. Then it sleeps in ``poll``: on
-a pipe of its own, to which another rank writes if it has stored the cell that the sleeper waits
-for, and on descriptors that become readable with a death: the sentinels of the workers, or the pipe
-that the master holds open. So a wait ends with the answer or with the death, and an idle rank uses
-no CPU.
-
-The order of stores and loads:
-
-- Data first, then the cell that announces it: command before SEQUENCE, reply before DONE, arrays
-  before MET. A rank that loads the cell and then the data finds the data, because x86 keeps the
-  order of stores, and that of loads.
-- A rank that announces something stores the cell, crosses the fence, and loads ASLEEP. A rank that
-  goes to sleep stores ASLEEP, crosses the fence, and loads the cell. So at least one of the two
-  sees the store of the other, and no wake-up is lost.
-- ASLEEP says which cell the sleeper waits for, and only a store of that cell wakes it: ranks that
-  all others wait for would otherwise be woken by each of them. An abort wakes every sleeper.
+How ranks wait, spin, sleep and wake one another is in `meetings`. The data come before the cell
+that announces them: the command before SEQUENCE, the reply before DONE.
 
 The master pickles a command into the mailbox once; for later calls of it the slot number is enough.
 
@@ -28,27 +14,21 @@ A rank that raises sets ABORT, and every wait inside of the call checks ABORT; a
 the finish barrier. If the master leaves the call early (Ctrl-C), the call stays open, and the next
 start first waits until the workers have ended it. So master and workers always agree on which call
 is the next.
-
-`tests/support/gate_model.py` has a model of this file, method by method, which tests explore: a
-change here is a change there.
 """
 
-import contextlib
 import fcntl
 import os
 import pickle
 import select
 import signal
 
-from synkhronos.comm import Aborted, Gate, reports
+from synkhronos.comm import Gate, reports
 from synkhronos.comm.shared.gate_memory import (
-    ABORT,
     ANSWER,
     ASLEEP,
     DONE,
     ERROR,
     LENGTH,
-    LINE,
     MAILBOX,
     MET,
     NO_REPLY,
@@ -58,47 +38,36 @@ from synkhronos.comm.shared.gate_memory import (
     SEQUENCE,
     SLOT,
     Memory,
-    Notices,
-    make_fence,
     make_pipes,
 )
-from synkhronos.comm.shared.spinning import Spinning
+from synkhronos.comm.shared.meetings import HEARTBEAT_MS, Meetings, write
 from synkhronos.errors import SessionError
 
 MAX_SLOTS = 1024  # commands that each worker keeps
-_HEARTBEAT_MS = 1000  # a sleeper looks again this often, even if no rank wakes it
 PATIENCE_SECONDS = 10.0  # after this time the master logs which ranks it waits for
 
 
-class SharedGate(Notices, Gate):
+class SharedGate(Meetings, Gate):
     """The gate of the ranks of one machine: the master makes it before it forks the workers.
 
     All ranks inherit its memory and its pipes. The memory is freed when the last process that has
     it has ended.
     """
 
-    # With several machines: the first of this one's ranks, and its name, for messages.
-    first_rank, host = 0, ""
+    host = ""  # with several machines: the name of this one, for messages
 
     def __init__(self, n_ranks: int, master_rank: int, spin: bool):
-        super().__init__(n_ranks, master_rank)
+        Gate.__init__(self, n_ranks, master_rank)
         memory = Memory(n_ranks)
-        self._cells, self._mailbox, self._replies = memory.cells, memory.mailbox, memory.replies
-        self._spinning = Spinning(self._cells, spin)
-        # Each rank writes to its own board before a meeting; all others read it after the meeting.
-        self.boards = memory.boards
+        self._mailbox, self._replies = memory.mailbox, memory.replies
         pipes = make_pipes(2 * n_ranks)
-        self._wake_pipes = pipes[:n_ranks]
-        for end in (end for pipe in self._wake_pipes for end in pipe):
+        for end in (end for pipe in pipes[:n_ranks] for end in pipe):
             os.set_blocking(end, False)
         # No rank writes to these. The master alone holds their write ends, so their end of file is
         # the master's death. One pipe for each rank, because the process to signal (F_SETOWN) is a
         # property of the open pipe.
         self._life_pipes = pipes[n_ranks:]
-        self._fence = make_fence()
-        self._take_place()
-        self._poll = select.poll()
-        self._poll.register(self._wake_pipes[master_rank][0], select.POLLIN)
+        Meetings.__init__(self, memory, pipes[:n_ranks], master_rank, n_ranks, spin)
         self._deaths = select.poll()
         self._processes = {}  # rank -> process, on the master
         self._slots = {}  # command -> its slot number, for commands that all workers have
@@ -106,86 +75,22 @@ class SharedGate(Notices, Gate):
         self._finished = 0  # the number of the last call that all workers have finished
 
     def _take_place(self):
-        """Note where this rank's cells are, and those of the others."""
-        line = self._line(self.rank)
-        self._done, self._met, self._asleep = line + DONE, line + MET, line + ASLEEP
-        others = [rank for rank in range(self.n_ranks) if rank != self.rank]
-        self._others = tuple((rank, self._line(rank)) for rank in others)
-        self._meetings = tuple(line + MET for _, line in self._others)
-        self._sleepers = tuple(
-            (line + ASLEEP, self._wake_pipes[rank][1]) for rank, line in self._others
-        )
+        super()._take_place()
         self._master_sleeps = self._line(self.master_rank) + ASLEEP
 
-    def _wait(self, cell, value, abort=None):
-        """Wait until the cell has reached `value`, or until the call `abort` is aborted."""
-        if not self._spinning.wait(cell, value, abort):
-            self._wait_asleep(cell, value, abort)
-            self._spinning.learn(cell)
+    def _on_end(self, fd):
+        if fd == self._life_pipes[self.rank][0]:
+            os._exit(1)  # the master is gone: no process is left to report to
+        self.check_alive()
 
-    def _wait_asleep(self, cell, value, abort):
-        cells, asleep = self._cells, self._asleep
-        patience = None
-        try:
-            while True:
-                cells[asleep] = cell + 1
-                with self._fence:  # ASLEEP is stored before the cell is loaded, see the top
-                    has_come = cells[cell] >= value
-                if has_come:
-                    if patience:
-                        patience.end()
-                    return
-                if cells[ABORT] == abort:
-                    raise Aborted
-                if abort is not None:
-                    self._check_not_left(cell, value, abort)
-                if not self._sleep() and self.rank == self.master_rank:
-                    patience = patience or reports.Patience(PATIENCE_SECONDS, _HEARTBEAT_MS / 1000)
-                    kind = cell % LINE
-                    late = self.hindmost(self._processes, kind, value)
-                    pids = {self.first_rank + rank: self._processes[rank].pid for rank in late}
-                    patience.wait_for(pids, in_a_meeting=kind == MET)
-        finally:
-            cells[asleep] = 0  # a flag that a Ctrl-C here leaves set costs needless writes only
-
-    def _sleep(self):
-        """Sleep until a rank wakes this one or a process ends; return False after a heartbeat."""
-        happened = self._poll.poll(_HEARTBEAT_MS)
-        for fd, _ in happened:
-            if fd == self._wake_pipes[self.rank][0]:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(fd, 4096)
-            elif fd == self._life_pipes[self.rank][0]:
-                os._exit(1)  # the master is gone: no process is left to report to
-            else:
-                self.check_alive()
-        return bool(happened)
-
-    def _wake(self, stored):
-        """Wake the ranks that sleep until the cell changes that this rank has just stored."""
-        with self._fence:
-            cells, stored = self._cells, stored + 1
-        for asleep, pipe in self._sleepers:
-            if cells[asleep] == stored:
-                _write(pipe)
-
-    def _wake_all(self):
-        with self._fence:
-            cells = self._cells
-        for asleep, pipe in self._sleepers:
-            if cells[asleep]:
-                _write(pipe)
-
-    def abort(self):
-        """Tell every rank to leave the call that is under way."""
-        # The number of the call, so that the next call need not clear it.
-        self._cells[ABORT] = self._cells[SEQUENCE]
-        self._wake_all()
-
-    @property
-    def is_aborted(self) -> bool:
-        """Whether the present call has been aborted."""
-        return self._cells[ABORT] == self._cells[SEQUENCE]
+    def _warn(self, patience, kind, value):
+        if self.rank != self.master_rank:
+            return None
+        patience = patience or reports.Patience(PATIENCE_SECONDS, HEARTBEAT_MS / 1000)
+        late = self.hindmost(self._processes, kind, value)
+        pids = {self.first_rank + rank: self._processes[rank].pid for rank in late}
+        patience.wait_for(pids, in_a_meeting=kind == MET)
+        return patience
 
     def meet(self) -> None:
         """Wait inside a call until every rank has come to its meeting of the same number."""
@@ -195,33 +100,6 @@ class SharedGate(Notices, Gate):
         else:
             with recorder.span("meet"):
                 self._meet()
-
-    def _meet(self):
-        cells, mine = self._cells, self._met
-        sequence = cells[SEQUENCE]
-        # The number begins anew with each call, beyond all numbers of calls before: if only some
-        # ranks came to the meetings of an aborted call, their counts agree again in the next one.
-        number = max(cells[mine], sequence << 20) + 1
-        cells[mine] = number
-        self._wake(mine)
-        for cell in self._meetings:
-            if cells[cell] < number:
-                self._wait(cell, number, sequence)
-
-    def _check_not_left(self, cell, value, sequence):
-        """Raise if the rank of a cell has left the call without coming to the meeting."""
-        done = cell - MET + DONE
-        # A rank stores MET or ABORT before DONE. So DONE is loaded first: MET and ABORT, loaded
-        # after it, are up to date if it says that the rank has left.
-        if self._cells[done] >= sequence and self._cells[cell] < value:
-            if self._cells[ABORT] == sequence:
-                raise Aborted
-            raise SessionError(
-                f"Rank {self.first_rank + done // LINE - 1} has left a call in which rank "
-                f"{self.first_rank + self.rank} still waits "
-                "to reduce with it. All ranks must compute the same all_reduces, so they can't be "
-                "in a branch that only some of them take."
-            )
 
     def become_worker(self, rank: int) -> None:
         """Take the place of `rank`, in its own process, right after the fork."""
@@ -237,8 +115,6 @@ class SharedGate(Notices, Gate):
         signal.signal(signal.SIGIO, signal.SIG_DFL)
         fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
-        self._poll = select.poll()
-        self._poll.register(self._wake_pipes[rank][0], select.POLLIN)
         self._poll.register(life, select.POLLIN)
         if self._poll.poll(0):  # the master may have died before SIGIO was set up
             self._sleep()
@@ -272,7 +148,7 @@ class SharedGate(Notices, Gate):
         # The master may also wait for this rank to come to a meeting: then it hears that it never
         # will. Other ranks hear of that a heartbeat later.
         if waits_for in (done + 1, self._met + 1):
-            _write(self._wake_pipes[self.master_rank][1])
+            write(self._wake_pipes[self.master_rank][1])
 
     def _put_reply(self, kind, data):
         line = self._line(self.rank)
@@ -365,11 +241,6 @@ class SharedGate(Notices, Gate):
         """Whether the workers may still be in a call."""
         return self._cells[SEQUENCE] != self._finished
 
-    @property
-    def sequence(self) -> int:
-        """The number of the last call that was started."""
-        return self._cells[SEQUENCE]
-
     def check_alive(self, milliseconds: int = 0) -> None:
         """Raise WorkerDied if a worker is gone, or goes in that time; the master knows them all."""
         ended = {fd for fd, _ in self._deaths.poll(milliseconds)}
@@ -396,8 +267,3 @@ class SharedGate(Notices, Gate):
         """
         for end in self.descriptors:
             os.close(end)
-
-
-def _write(pipe):
-    with contextlib.suppress(BlockingIOError):  # a full pipe wakes the rank, too
-        os.write(pipe, b"\0")

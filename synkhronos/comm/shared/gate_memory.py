@@ -33,15 +33,27 @@ NO_REPLY, ANSWER, ERROR = range(3)
 
 
 class Memory:
-    """The shared cells and buffers of one gate. Views of them keep the memory mapped."""
+    """The shared cells and buffers of one gate. Views of them keep the memory mapped.
 
-    def __init__(self, n_ranks: int):
+    Parameters
+    ----------
+    n_ranks : int
+    file : int, optional
+        The descriptor of the memory, for processes that are not forked from one that has it.
+    """
+
+    def __init__(self, n_ranks: int, file: int = -1):
         size = 8 * LINE * (n_ranks + 1)
-        self._all = memoryview(mmap.mmap(-1, size + MAILBOX + (REPLY + BOARD) * n_ranks))
+        self._all = memoryview(mmap.mmap(file, self.nbytes(n_ranks)))
         self.cells = self._all[:size].cast("q")
         self.mailbox = self._all[size : size + MAILBOX]
         self.replies = self._split(size + MAILBOX, REPLY, n_ranks)
         self.boards = self._split(size + MAILBOX + REPLY * n_ranks, BOARD, n_ranks)
+
+    @staticmethod
+    def nbytes(n_ranks: int) -> int:
+        """Return the size of the memory for so many ranks."""
+        return 8 * LINE * (n_ranks + 1) + MAILBOX + (REPLY + BOARD) * n_ranks
 
     def _split(self, begin, length, count):
         return [self._all[begin + length * i : begin + length * (i + 1)] for i in range(count)]

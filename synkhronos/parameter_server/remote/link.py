@@ -27,7 +27,7 @@ import numpy as np
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log
 from synkhronos._machine.shared_memory import Segments
-from synkhronos.comm.mpi.channel import Channel, Closed
+from synkhronos.comm.channel import Channel, Closed
 from synkhronos.parameter_server.errors import (
     CallbackFailed,
     OutOfTurn,

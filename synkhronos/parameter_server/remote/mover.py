@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Sequence
 
 from synkhronos._machine.shared_memory import Segments
-from synkhronos.comm.mpi.channel import Channel, Closed
+from synkhronos.comm.channel import Channel, Closed
 from synkhronos.comm.mpi.waiting import Waiting
 from synkhronos.parameter_server.remote import placement
 from synkhronos.parameter_server.remote.heartbeats import SILENT, Heartbeats

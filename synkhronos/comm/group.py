@@ -1,0 +1,142 @@
+"""A group: processes that work together, all with the same methods.
+
+    all ranks       barrier, all_gather, broadcast, all_reduce     in the same order on each rank
+    pairs of ranks  send ──▶ receive                               in order; nobody else waits
+
+==============  ==================================================================================
+``single``      one process
+``shared``      processes of one machine: shared memory, and a socket for each pair; no MPI, no port
+==============  ==================================================================================
+
+A rank that dies, or is cut off, is in `losses` of the others. Collectives raise RankLost then;
+`receive` tells of it once, after all messages of that rank, and the others can go on.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+
+
+class RankLost(RuntimeError):
+    """Another rank has ended, and did not say so; `rank` is its number."""
+
+    def __init__(self, text: str, rank: int | None = None) -> None:
+        super().__init__(text)
+        self.rank = rank
+
+
+class WaitedTooLong(RuntimeError):
+    """Other ranks did not come within `patience` seconds."""
+
+
+class Group(ABC):
+    """One rank's end of a group.
+
+    Attributes
+    ----------
+    rank, size : int
+    hosts : tuple of str
+        The name of each rank's machine.
+    losses : dict
+        Rank -> how it was lost, in words.
+    patience : float
+        Seconds that a collective waits for other ranks.
+    """
+
+    rank: int
+    size: int
+    hosts: tuple[str, ...]
+    losses: dict[int, str]
+    patience: float = 600.0
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Wait until all ranks are here.
+
+        Raises
+        ------
+        RankLost
+            If a rank was lost, also a while before.
+        Aborted
+            If a rank has aborted the group.
+        WaitedTooLong
+            After `patience` seconds.
+        """
+
+    @abstractmethod
+    def all_gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, in rank order: any objects that pickle.
+
+        Raises what `barrier` raises.
+        """
+
+    def broadcast(self, value: Any = None, root: int = 0) -> Any:
+        """Return the value of rank `root`; what other ranks give is not looked at."""
+        return self.all_gather(value if self.rank == root else None)[root]
+
+    @abstractmethod
+    def allocate(self, size: int, dtype: Any) -> np.ndarray:
+        """Return memory for `all_reduce`: a flat array of zeros, the same on all ranks.
+
+        It is a collective: all ranks call it with the same arguments.
+
+        Raises
+        ------
+        ValueError
+            On all ranks, if the arguments differ.
+        SharedMemoryFull
+            If the machine has no room for it.
+        """
+
+    @abstractmethod
+    def all_reduce(self, array: np.ndarray, op: str = "sum") -> None:
+        """Replace the values of an array of `allocate`, on all ranks, with the reduction of all.
+
+        The result has the same bits on all ranks.
+
+        Parameters
+        ----------
+        array : numpy.ndarray
+        op : str
+            See `synkhronos._arithmetic.operations`.
+        """
+
+    @abstractmethod
+    def send(self, rank: int, *message: Any) -> None:
+        """Send a message; don't wait for its receiver. To a rank that was lost nothing is sent.
+
+        Arrays in it are copied now, but for those in memory of `allocate`: these must not change
+        until the receiver has taken the message after this one, or has answered.
+        """
+
+    @abstractmethod
+    def receive(self, seconds: float | None = None) -> tuple[int, tuple | None] | None:
+        """Return (rank, message): the next message that has come from any rank.
+
+        Large arrays in it are views of the sender's memory, valid until the next `receive`.
+
+        Parameters
+        ----------
+        seconds : float, optional
+            How long to wait; None for as long as it takes.
+
+        Returns
+        -------
+        (int, tuple), (int, None) or None
+            Without a message the rank has left the group, or is in `losses`. None if nothing has
+            come.
+        """
+
+    @abstractmethod
+    def abort(self) -> None:
+        """End the collectives of all ranks, now and later: they raise Aborted."""
+
+    @abstractmethod
+    def close(self, seconds: float = 10.0) -> None:
+        """Leave the group, when others have taken what was sent to them, or after so many seconds.
+
+        The others are told that this rank has left, and is not lost.
+        """

@@ -1,0 +1,335 @@
+"""A group of processes of one machine that an ancestor has started: no MPI, and no port.
+
+    launcher   Founding(n)  memory, pipes, a socket for each pair of ranks
+               starts each rank with its descriptors, and their numbers in its environment
+    rank       join()  ──▶  SharedGroup
+
+Collectives work in shared memory (`meetings`): each rank reduces its share of all arrays where they
+lie. Messages go through the sockets, large arrays in them through shared memory. The end of a
+socket is the death of its rank, unless the rank has left.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import pickle
+import select
+import socket
+import time
+from typing import Any, MutableMapping
+
+import numpy as np
+
+from synkhronos._arithmetic.blocks import cut, reduction
+from synkhronos._machine.devices import usable_cores
+from synkhronos._machine.shared_memory import Segments
+from synkhronos.comm import Aborted
+from synkhronos.comm.channel import Channel, Closed
+from synkhronos.comm.group import Group, RankLost, WaitedTooLong
+from synkhronos.comm.reports import Patience
+from synkhronos.comm.shared.gate_memory import DONE, MET, SEQUENCE, Memory, make_pipes
+from synkhronos.comm.shared.meetings import HEARTBEAT_MS, Meetings
+from synkhronos.comm.shared.parcels import Parcels
+
+VARIABLE = "SYNKHRONOS_GROUP"  # what a rank is told of its group
+_WARN_SECONDS = 30.0
+_HEADER = 8  # bytes before a value on a board, with its length
+
+
+class Founding:
+    """What the processes of a new group inherit: memory, pipes, a socket for each pair.
+
+    The process that makes it starts each rank with the descriptors and the variable that `place`
+    returns, and closes it when all are started.
+    """
+
+    def __init__(self, size: int, host: str = ""):
+        self._size, self._host = size, host or socket.gethostname()
+        self._memory = os.memfd_create("synkhronos", os.MFD_CLOEXEC)
+        os.ftruncate(self._memory, Memory.nbytes(size))
+        Memory(size, self._memory).cells[SEQUENCE] = 1  # the one call that all collectives are in
+        self._wake_pipes = make_pipes(size)
+        for end in (end for pipe in self._wake_pipes for end in pipe):
+            os.set_blocking(end, False)
+        self._sockets: list[dict[int, socket.socket]] = [{} for _ in range(size)]
+        for rank in range(size):
+            for other in range(rank):
+                self._sockets[rank][other], self._sockets[other][rank] = socket.socketpair()
+
+    def place(self, rank: int) -> tuple[str, list[int]]:
+        """Return the value of `VARIABLE` for a rank, and the descriptors that it inherits."""
+        peers = {other: each.fileno() for other, each in self._sockets[rank].items()}
+        told = {
+            "rank": rank,
+            "size": self._size,
+            "host": self._host,
+            "memory": self._memory,
+            "wake": self._wake_pipes,
+            "peers": peers,
+        }
+        wake = [end for pipe in self._wake_pipes for end in pipe]
+        return json.dumps(told), [self._memory, *wake, *peers.values()]
+
+    def close(self) -> None:
+        """Close all descriptors of this process."""
+        os.close(self._memory)
+        for end in (end for pipe in self._wake_pipes for end in pipe):
+            os.close(end)
+        for each in self._sockets:
+            for end in each.values():
+                end.close()
+
+
+def join(environment: MutableMapping[str, str] = os.environ) -> SharedGroup:
+    """Return the group that this process was started for; the variable is removed."""
+    told = json.loads(environment.pop(VARIABLE))
+    rank, size = told["rank"], told["size"]
+    memory = Memory(size, told["memory"])
+    os.close(told["memory"])
+    pipes = [tuple(pipe) for pipe in told["wake"]]
+    peers = {int(other): socket.socket(fileno=fd) for other, fd in told["peers"].items()}
+    for end in [end for pipe in pipes for end in pipe]:
+        os.set_inheritable(end, False)
+    for each in peers.values():
+        each.set_inheritable(False)
+    return SharedGroup(rank, memory, pipes, peers, told["host"])
+
+
+class SharedGroup(Meetings, Group):
+    """One rank's end; see `Group`."""
+
+    def __init__(
+        self,
+        rank: int,
+        memory: Memory,
+        pipes: list[tuple[int, int]],
+        peers: dict[int, socket.socket],
+        host: str,
+    ):
+        self.size = size = len(pipes)
+        self.hosts = (host,) * size
+        self.losses = {}
+        self._channels = {other: Channel(each) for other, each in peers.items()}
+        self._ranks = {channel.fileno(): other for other, channel in self._channels.items()}
+        self._has_left: set[int] = set()
+        self._ended: collections.deque[int] = collections.deque()  # ranks to tell of in `receive`
+        self._came: collections.deque[tuple[int, tuple]] = collections.deque()
+        self._segments = Segments()
+        self._parcels = Parcels(self._segments)
+        self._arrays: dict[int, list[np.ndarray]] = {}  # id of an own one -> those of all ranks
+        self._plans: dict[tuple[int, str], list] = {}
+        self._n_gathered = 0
+        self._waiting_since = 0.0
+        Meetings.__init__(self, memory, pipes, rank, size, spin=size <= usable_cores())
+        # A process that this one forks must not hide its end.
+        os.register_at_fork(after_in_child=self._leave_to_parent)
+
+    def _leave_to_parent(self):
+        for channel in self._channels.values():
+            channel.close()
+        self._channels.clear()
+
+    def _take_place(self):
+        super()._take_place()
+        for channel in self._channels.values():
+            self._poll.register(channel, select.POLLIN)
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        if self.losses:
+            self._raise_loss()
+        if self.is_aborted:
+            raise Aborted
+        self._waiting_since = time.monotonic()
+        self._meet()
+
+    def _on_end(self, fd):
+        self._take(self._ranks[fd])
+        if self.losses:
+            self._raise_loss()
+
+    def _raise_loss(self):
+        rank = min(self.losses)
+        raise RankLost(f"rank {rank} {self.losses[rank]}", rank)
+
+    def _warn(self, patience, kind, value):
+        waited, everyone = time.monotonic() - self._waiting_since, range(self.size)
+        if waited > self.patience:
+            raise WaitedTooLong(
+                f"waited {self.patience:.0f} s for {_named(self.hindmost(everyone, MET, value))}: "
+                "is one of them stopped? The option patience lets a run wait longer."
+            )
+        if patience is None:
+            patience = Patience(_WARN_SECONDS, HEARTBEAT_MS / 1000)
+        patience.wait_for_others(_named(self.hindmost(everyone, MET, value)))
+        return patience
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, in rank order."""
+        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        # In turns: a rank that is ahead writes one half, while others still read the other.
+        self._n_gathered += 1
+        board = _half(self.boards[self.rank], self._n_gathered)
+        length = len(data)
+        if length > len(board) - _HEADER:
+            kept = self._parcels.keep(data, self._n_gathered % 2)
+            data, length = pickle.dumps(kept, pickle.HIGHEST_PROTOCOL), -length
+        board[:_HEADER] = length.to_bytes(_HEADER, "little", signed=True)
+        board[_HEADER : _HEADER + len(data)] = data
+        self.barrier()
+        return [value if rank == self.rank else self._read(rank) for rank in range(self.size)]
+
+    def _read(self, rank):
+        board = _half(self.boards[rank], self._n_gathered)
+        length = int.from_bytes(board[:_HEADER], "little", signed=True)
+        if length >= 0:
+            return pickle.loads(board[_HEADER : _HEADER + length])
+        reference = pickle.loads(board[_HEADER:])
+        segment = self._segments.open(reference)
+        return pickle.loads(segment.array(np.uint8, (-length,)))
+
+    def allocate(self, size: int, dtype: Any) -> np.ndarray:
+        """Return memory for `all_reduce`: a flat array of zeros, the same on all ranks."""
+        dtype = np.dtype(dtype)
+        segment = self._segments.create(max(1, size * dtype.itemsize))
+        segment.copy_for_children()  # values of variables may lie there
+        everyone = self.all_gather((segment.ref, size, dtype.str))
+        asked = [each[1:] for each in everyone]
+        if any(each != asked[0] for each in asked):
+            raise ValueError(f"allocate() got other arguments on other ranks: {asked}.")
+        arrays = [
+            (segment if rank == self.rank else self._segments.open(ref)).array(dtype, (size,))
+            for rank, (ref, *_) in enumerate(everyone)
+        ]
+        own = arrays[self.rank]
+        self._arrays[id(own)] = arrays
+        self._parcels.note(own, segment.ref)
+        self.barrier()  # until all have opened all
+        return own
+
+    def all_reduce(self, array: np.ndarray, op: str = "sum") -> None:
+        """Replace the values of an array of `allocate` with the reduction over all ranks."""
+        key = id(array), op
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._plan(self._arrays[id(array)], op)
+        self.barrier()
+        for reduce, out, copies in plan:
+            reduce()
+            for copy in copies:
+                copy[...] = out
+        self.barrier()
+
+    def _plan(self, arrays, op):
+        """Return, for each block of this rank's share: its reduction, target, and copies."""
+        blocks = []
+        for _, (out, *copies) in cut([arrays], self.size, self.rank):
+            blocks.append((reduction(op, [out, *copies], out, self.size), out, copies))
+        return blocks
+
+    def send(self, rank: int, *message: Any) -> None:
+        """Send a message; don't wait for its receiver."""
+        if rank == self.rank:
+            self._came.append((rank, message))
+            return
+        channel = self._channels.get(rank)
+        if channel is not None:
+            try:
+                channel.post(self._parcels.pack(rank, message))
+            except Closed:
+                self._take(rank)
+
+    def receive(self, seconds: float | None = None) -> tuple[int, tuple | None] | None:
+        """Return (rank, message): the next message that has come from any rank."""
+        self._give_back()
+        end = None if seconds is None else time.monotonic() + seconds
+        while True:
+            if self._came:
+                rank, packed = self._came.popleft()
+                return rank, packed if rank == self.rank else self._parcels.unpack(rank, packed)
+            if self._ended:
+                return self._ended.popleft(), None
+            left = None if end is None else max(0.0, end - time.monotonic())
+            if not self._look(left) and left is not None and left <= 0:
+                return None
+
+    def _give_back(self):
+        """Tell the senders of arrays that this rank needs them no more."""
+        for rank, answer in self._parcels.taken():
+            if rank in self._channels:
+                try:
+                    self._channels[rank].post(answer)
+                except Closed:
+                    self._take(rank)
+
+    def _look(self, seconds):
+        """Take what has come on sockets within a time; return whether there was something."""
+        unsent = [channel for channel in self._channels.values() if channel.has_unsent]
+        for channel in unsent:
+            self._poll.modify(channel, select.POLLIN | select.POLLOUT)
+        happened = self._poll.poll(None if seconds is None else 1000 * seconds)
+        for channel in unsent:
+            self._poll.modify(channel, select.POLLIN)
+        wake = self._wake_pipes[self.rank][0]
+        for fd, _ in happened:
+            if fd == wake:
+                self._drain()
+            elif fd in self._ranks:
+                self._take(self._ranks[fd])
+        return bool(happened)
+
+    def _take(self, rank):
+        """Take what a rank has sent; note its end."""
+        channel = self._channels.get(rank)
+        if channel is None:
+            return
+        try:
+            channel.flush()
+            messages = channel.receive()
+        except Closed:
+            self._end(rank, channel)
+            return
+        for packed in messages:
+            if not self._parcels.take_back(packed):
+                self._came.append((rank, packed))
+
+    def _end(self, rank, channel):
+        self._poll.unregister(channel)
+        del self._channels[rank], self._ranks[channel.fileno()]
+        channel.close()
+        self._parcels.drop(rank)
+        self._ended.append(rank)
+        if self._cells[self._line(rank) + DONE] < self._cells[SEQUENCE]:
+            self.losses[rank] = "has died"
+
+    def close(self, seconds: float = 10.0) -> None:
+        """Leave the group, when others have taken what was sent to them."""
+        self._give_back()
+        end = time.monotonic() + seconds
+        while self._channels and (left := end - time.monotonic()) > 0:
+            if not self._parcels.are_under_way and not any(
+                channel.has_unsent for channel in self._channels.values()
+            ):
+                break
+            self._look(left)
+        self._cells[self._done] = self._cells[SEQUENCE]
+        self._wake_all()
+        for channel in self._channels.values():
+            channel.close()
+        self._channels.clear()
+        self._arrays.clear()
+        self._plans.clear()
+        self._segments.forget_all()
+        for end_of_pipe in (each for pipe in self._wake_pipes for each in pipe):
+            os.close(end_of_pipe)
+
+
+def _half(board, number):
+    middle = len(board) // 2
+    return board[middle:] if number % 2 else board[:middle]
+
+
+def _named(ranks):
+    return " and ".join(f"rank {rank}" for rank in ranks)

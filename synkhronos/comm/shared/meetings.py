@@ -1,0 +1,197 @@
+"""Waits of ranks on one machine for one another, in shared cells.
+
+    rank                              shared cells                      another rank
+    meet() ── MET[rank] = n ──▶ wakes those that sleep for this cell ──▶ meet() goes on
+
+A waiting rank first spins on a cell, for as long as `spinning` says. Then it sleeps in ``poll``: on
+a pipe of its own, to which another rank writes if it has stored the cell that the sleeper waits
+for, and on descriptors that become readable with a death. So a wait ends with the answer or with
+the death, and an idle rank uses no CPU.
+
+The order of stores and loads:
+
+- Data first, then the cell that announces it: arrays before MET. A rank that loads the cell and
+  then the data finds the data, because x86 keeps the order of stores, and that of loads.
+- A rank that announces something stores the cell, crosses the fence, and loads ASLEEP. A rank that
+  goes to sleep stores ASLEEP, crosses the fence, and loads the cell. So at least one of the two
+  sees the store of the other, and no wake-up is lost.
+- ASLEEP says which cell the sleeper waits for, and only a store of that cell wakes it: ranks that
+  all others wait for would otherwise be woken by each of them. An abort wakes every sleeper.
+
+SEQUENCE numbers the calls of a session; a group without calls leaves it as it is. A rank that
+raises sets ABORT to that number, and every wait inside of the call looks at ABORT.
+"""
+
+import contextlib
+import os
+import select
+
+from synkhronos.comm import Aborted
+from synkhronos.comm.shared.gate_memory import (
+    ABORT,
+    ASLEEP,
+    DONE,
+    LINE,
+    MET,
+    SEQUENCE,
+    Notices,
+    make_fence,
+)
+from synkhronos.comm.shared.spinning import Spinning
+from synkhronos.errors import SessionError
+
+HEARTBEAT_MS = 1000  # a sleeper looks again this often, even if no rank wakes it
+
+
+class Meetings(Notices):
+    """One rank's end of the cells, and of the pipes that wake sleepers.
+
+    Parameters
+    ----------
+    memory : Memory
+        Of all ranks.
+    wake_pipes : list of (int, int)
+        One for each rank, not blocking.
+    rank, n_ranks : int
+    spin : bool
+        Whether each rank has a core of its own.
+    """
+
+    first_rank = 0  # with several machines: the first of this one's ranks, for messages
+
+    def __init__(self, memory, wake_pipes, rank, n_ranks, spin):
+        self.rank, self.n_ranks = rank, n_ranks
+        self._cells = memory.cells
+        # Each rank writes to its own board before a meeting; all others read it after the meeting.
+        self.boards = memory.boards
+        self._spinning = Spinning(self._cells, spin)
+        self._wake_pipes = wake_pipes
+        self._fence = make_fence()
+        self._take_place()
+
+    def _take_place(self):
+        """Note where this rank's cells are, and those of the others."""
+        line = self._line(self.rank)
+        self._done, self._met, self._asleep = line + DONE, line + MET, line + ASLEEP
+        others = [rank for rank in range(self.n_ranks) if rank != self.rank]
+        self._others = tuple((rank, self._line(rank)) for rank in others)
+        self._meetings = tuple(line + MET for _, line in self._others)
+        self._sleepers = tuple(
+            (line + ASLEEP, self._wake_pipes[rank][1]) for rank, line in self._others
+        )
+        self._poll = select.poll()
+        self._poll.register(self._wake_pipes[self.rank][0], select.POLLIN)
+
+    def _wait(self, cell, value, abort=None):
+        """Wait until the cell has reached `value`, or until the call `abort` is aborted."""
+        if not self._spinning.wait(cell, value, abort):
+            self._wait_asleep(cell, value, abort)
+            self._spinning.learn(cell)
+
+    def _wait_asleep(self, cell, value, abort):
+        cells, asleep = self._cells, self._asleep
+        patience = None
+        try:
+            while True:
+                cells[asleep] = cell + 1
+                with self._fence:  # ASLEEP is stored before the cell is loaded, see the top
+                    has_come = cells[cell] >= value
+                if has_come:
+                    if patience:
+                        patience.end()
+                    return
+                if cells[ABORT] == abort:
+                    raise Aborted
+                if abort is not None:
+                    self._check_not_left(cell, value, abort)
+                if not self._sleep():
+                    patience = self._warn(patience, cell % LINE, value)
+        finally:
+            cells[asleep] = 0  # a flag that a Ctrl-C here leaves set costs needless writes only
+
+    def _sleep(self):
+        """Sleep until a rank wakes this one or a process ends; return False after a heartbeat."""
+        happened = self._poll.poll(HEARTBEAT_MS)
+        for fd, _ in happened:
+            if fd == self._wake_pipes[self.rank][0]:
+                self._drain()
+            else:
+                self._on_end(fd)
+        return bool(happened)
+
+    def _drain(self):
+        """Empty the pipe that wakes this rank."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_pipes[self.rank][0], 4096)
+
+    def _on_end(self, fd):
+        """Answer the end of a process, which has made this descriptor readable."""
+        raise NotImplementedError
+
+    def _warn(self, patience, kind, value):
+        """Warn of a wait for cells of a kind, if it is time; return the `Patience` of the wait."""
+        return patience
+
+    def _wake(self, stored):
+        """Wake the ranks that sleep until the cell changes that this rank has just stored."""
+        with self._fence:
+            cells, stored = self._cells, stored + 1
+        for asleep, pipe in self._sleepers:
+            if cells[asleep] == stored:
+                write(pipe)
+
+    def _wake_all(self):
+        with self._fence:
+            cells = self._cells
+        for asleep, pipe in self._sleepers:
+            if cells[asleep]:
+                write(pipe)
+
+    def abort(self):
+        """Tell every rank to leave the call that is under way."""
+        # The number of the call, so that the next call need not clear it.
+        self._cells[ABORT] = self._cells[SEQUENCE]
+        self._wake_all()
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether the present call has been aborted."""
+        return self._cells[ABORT] == self._cells[SEQUENCE]
+
+    @property
+    def sequence(self) -> int:
+        """The number of the last call that was started."""
+        return self._cells[SEQUENCE]
+
+    def _meet(self):
+        cells, mine = self._cells, self._met
+        sequence = cells[SEQUENCE]
+        # The number begins anew with each call, beyond all numbers of calls before: if only some
+        # ranks came to the meetings of an aborted call, their counts agree again in the next one.
+        number = max(cells[mine], sequence << 20) + 1
+        cells[mine] = number
+        self._wake(mine)
+        for cell in self._meetings:
+            if cells[cell] < number:
+                self._wait(cell, number, sequence)
+
+    def _check_not_left(self, cell, value, sequence):
+        """Raise if the rank of a cell has left the call without coming to the meeting."""
+        done = cell - MET + DONE
+        # A rank stores MET or ABORT before DONE. So DONE is loaded first: MET and ABORT, loaded
+        # after it, are up to date if it says that the rank has left.
+        if self._cells[done] >= sequence and self._cells[cell] < value:
+            if self._cells[ABORT] == sequence:
+                raise Aborted
+            raise SessionError(
+                f"Rank {self.first_rank + done // LINE - 1} has left a call in which rank "
+                f"{self.first_rank + self.rank} still waits "
+                "to reduce with it. All ranks must compute the same all_reduces, so they can't be "
+                "in a branch that only some of them take."
+            )
+
+
+def write(pipe):
+    """Wake the rank that reads from a pipe."""
+    with contextlib.suppress(BlockingIOError):  # a full pipe wakes the rank, too
+        os.write(pipe, b"\0")

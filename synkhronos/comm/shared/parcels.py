@@ -1,0 +1,158 @@
+"""Messages with arrays, between ranks of one machine: what is large goes through shared memory.
+
+    sender      pack       small arrays in the message; large ones in a segment, and its place
+    receiver    unpack     views of the segment
+                taken      the answer that the views are not needed any more
+    sender      take_back  the segment can be filled again
+
+An array in memory that its sender has shared already is not copied: its place is sent.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from typing import Any, Iterator, NamedTuple
+
+import numpy as np
+
+from synkhronos._machine.shared_memory import SegmentRef, Segments
+
+_SMALL = 1 << 15  # bytes of an array that is pickled with the message
+_FREE_SEGMENTS = 4  # that are kept to be filled again
+_ALIGN = 64
+
+
+class _Packed(NamedTuple):
+    data: bytes
+    number: int = 0  # of the answer that the sender waits for; 0 for none
+    places: tuple = ()  # (segment, offset, bytes) of each large array
+
+
+class _Taken(NamedTuple):
+    number: int
+
+
+class Parcels:
+    """The arrays of one rank that are under way, and those that have come.
+
+    Parameters
+    ----------
+    segments : Segments
+    """
+
+    def __init__(self, segments: Segments):
+        self._segments = segments
+        self._numbers = itertools.count(1)
+        self._under_way: dict[int, tuple[int, Any]] = {}  # number -> receiver, segment
+        self._free: list[Any] = []  # segments
+        self._shared: list[tuple[int, int, SegmentRef]] = []  # first address, end, segment
+        self._held: list[tuple[int, int]] = []  # sender, number of what `unpack` has returned
+        self._kept: dict[int, Any] = {}
+
+    @property
+    def are_under_way(self) -> bool:
+        """Whether receivers have not taken all arrays."""
+        return bool(self._under_way)
+
+    def note(self, array: np.ndarray, segment: SegmentRef) -> None:
+        """Take note of memory that all ranks share: `array` begins where the segment does."""
+        begin = array.__array_interface__["data"][0]
+        self._shared.append((begin, begin + array.nbytes, segment))
+
+    def keep(self, data: bytes, slot: int) -> SegmentRef:
+        """Keep bytes in shared memory until the next ones of this slot; return their place."""
+        segment = self._segments.create(len(data))
+        segment.array(np.uint8, (len(data),))[...] = np.frombuffer(data, np.uint8)
+        self._kept[slot] = segment
+        return segment.ref
+
+    def pack(self, rank: int, message: tuple) -> _Packed:
+        """Return what to send to a rank."""
+        large: list[np.ndarray] = []
+
+        def is_small(buffer):
+            raw = buffer.raw()
+            if raw.nbytes <= _SMALL:
+                return True
+            large.append(np.frombuffer(raw, np.uint8))
+            return False
+
+        data = pickle.dumps(message, 5, buffer_callback=is_small)
+        if not large:
+            return _Packed(data)
+        places, copied = [], []
+        for array in large:
+            place = self._place_of(array)
+            places.append(place)
+            if place is None:
+                copied.append(array)
+        number, segment = next(self._numbers), None
+        if copied:
+            segment = self._room_for(sum(_round_up(array.nbytes) for array in copied))
+            filled = iter(self._fill(segment, copied))
+            places = [place or next(filled) for place in places]
+        self._under_way[number] = rank, segment
+        return _Packed(data, number, tuple(places))
+
+    def _place_of(self, array):
+        begin = array.__array_interface__["data"][0]
+        for first, end, segment in self._shared:
+            if first <= begin and begin + array.nbytes <= end:
+                return segment, begin - first, array.nbytes
+        return None
+
+    def _room_for(self, nbytes):
+        fitting = [each for each in self._free if nbytes <= each.ref.nbytes <= 4 * nbytes]
+        if not fitting:
+            return self._segments.create(nbytes)
+        chosen = min(fitting, key=lambda each: each.ref.nbytes)
+        self._free.remove(chosen)
+        return chosen
+
+    @staticmethod
+    def _fill(segment, arrays) -> Iterator[tuple[SegmentRef, int, int]]:
+        offset = 0
+        for array in arrays:
+            segment.array(np.uint8, (array.nbytes,), offset)[...] = array
+            yield segment.ref, offset, array.nbytes
+            offset += _round_up(array.nbytes)
+
+    def unpack(self, rank: int, packed: _Packed) -> tuple:
+        """Return the message of a rank; its large arrays are views until `taken` is called."""
+        views = []
+        if packed.number:
+            self._held.append((rank, packed.number))
+            self._segments.forget_freed()
+            for segment, offset, nbytes in packed.places:
+                views.append(self._segments.attach(segment).array(np.uint8, (nbytes,), offset))
+        return pickle.loads(packed.data, buffers=views)
+
+    def taken(self) -> Iterator[tuple[int, _Taken]]:
+        """Yield (rank, answer) for each message of which the arrays are not needed any more."""
+        held, self._held = self._held, []
+        for rank, number in held:
+            yield rank, _Taken(number)
+
+    def take_back(self, answer: Any) -> bool:
+        """Take an answer of a receiver; return False if it is something else."""
+        if not isinstance(answer, _Taken):
+            return False
+        self._release(answer.number)
+        return True
+
+    def drop(self, rank: int) -> None:
+        """Wait for no answers of a rank that has ended."""
+        for number in [number for number, (to, _) in self._under_way.items() if to == rank]:
+            self._release(number)
+        self._held = [each for each in self._held if each[0] != rank]
+
+    def _release(self, number):
+        _, segment = self._under_way.pop(number, (None, None))
+        if segment is not None:
+            self._free.append(segment)
+            del self._free[:-_FREE_SEGMENTS]
+
+
+def _round_up(nbytes):
+    return -(-nbytes // _ALIGN) * _ALIGN

@@ -1,0 +1,62 @@
+"""A group of one process: each collective gives back what it got, and messages come to the sender.
+
+Read it as the specification of `Group`.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import pickle
+import socket
+from typing import Any
+
+import numpy as np
+
+from synkhronos.comm import Aborted
+from synkhronos.comm.group import Group
+
+
+class SingleGroup(Group):
+    """The only rank."""
+
+    rank, size = 0, 1
+
+    def __init__(self) -> None:
+        self.hosts, self.losses = (socket.gethostname(),), {}
+        self._came: collections.deque[tuple] = collections.deque()
+        self._is_aborted = False
+
+    def barrier(self) -> None:
+        """Return: all ranks are here."""
+        if self._is_aborted:
+            raise Aborted
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """Return the value, in a list."""
+        pickle.dumps(value)  # as with more ranks, which it would have to reach
+        self.barrier()
+        return [value]
+
+    def allocate(self, size: int, dtype: Any) -> np.ndarray:
+        """Return a flat array of zeros."""
+        return np.zeros(size, dtype)
+
+    def all_reduce(self, array: np.ndarray, op: str = "sum") -> None:
+        """Leave the array as it is: the reduction of one array is the array."""
+        self.barrier()
+
+    def send(self, rank: int, *message: Any) -> None:
+        """Keep a copy of a message until `receive`."""
+        self._came.append(copy.deepcopy(message))
+
+    def receive(self, seconds: float | None = None) -> tuple[int, tuple | None] | None:
+        """Return (0, message), or None: nothing more can come while this rank waits."""
+        return (0, self._came.popleft()) if self._came else None
+
+    def abort(self) -> None:
+        """End all collectives."""
+        self._is_aborted = True
+
+    def close(self, seconds: float = 10.0) -> None:
+        """Return: nobody is left."""

@@ -1,0 +1,260 @@
+"""The conformance suite of groups: what each method does, on all kinds and numbers of ranks."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+from support.groups import Crew, run
+
+from synkhronos.comm import Aborted
+from synkhronos.comm.group import RankLost, WaitedTooLong
+
+SIZES = [1, 2, 3, 4]
+all_sizes = pytest.mark.parametrize("size", SIZES)
+DTYPES = ["float16", "float32", "float64", "complex64", "int8", "int64", "uint8", "bool"]
+several = pytest.mark.parametrize("size", SIZES[1:])
+
+
+def of(rank, dtype, size=1000):
+    """Return the array of a rank: numbers of which sums and products are exact."""
+    return ((np.arange(size) + rank) % 4 + 1).astype(dtype)
+
+
+@all_sizes
+def test_who_is_where(size):
+    found = run(size, lambda group: (group.rank, group.size, len(group.hosts), group.losses))
+    assert found == [(rank, size, size, {}) for rank in range(size)]
+
+
+@all_sizes
+def test_values_are_gathered_in_the_order_of_ranks(size):
+    values = [None, "text", {"a": [1.5]}, b"x" * 3_000_000, np.arange(5)]
+
+    def gather(group):
+        return [group.all_gather((group.rank, value)) for value in values]
+
+    for found in run(size, gather):
+        for value, everyone in zip(values, found):
+            assert [rank for rank, _ in everyone] == list(range(size))
+            assert all(np.array_equal(each, value) for _, each in everyone)
+
+
+@all_sizes
+def test_a_rank_that_is_ahead_overwrites_nothing(size):
+    def gather(group):
+        found = []
+        for number in range(200):
+            if number % size == group.rank:
+                time.sleep(0.0005)
+            found.append(group.all_gather(number * 10 + group.rank))
+        return found
+
+    wanted = [[number * 10 + rank for rank in range(size)] for number in range(200)]
+    assert run(size, gather) == [wanted] * size
+
+
+@all_sizes
+def test_one_value_goes_to_all(size):
+    root = size - 1
+    found = run(size, lambda group: group.broadcast(f"of {group.rank}", root))
+    assert found == [f"of {root}"] * size
+
+
+@all_sizes
+@pytest.mark.parametrize("op", ["sum", "prod", "min", "max", "avg"])
+def test_reductions_are_those_of_numpy_with_the_same_bits_on_all_ranks(size, op):
+    dtypes = [d for d in DTYPES if op != "avg" or np.dtype(d).kind in "fc"]
+
+    def reduce(group):
+        found = {}
+        for dtype in dtypes:
+            for length in (1000, 1, 0, 70_001):
+                array = group.allocate(length, dtype)
+                array[...] = of(group.rank, dtype, length)
+                group.all_reduce(array, op)
+                found[dtype, length] = array.copy()
+        return found
+
+    everyone = run(size, reduce)
+    for (dtype, length), array in everyone[0].items():
+        parts = [of(rank, dtype, length) for rank in range(size)]
+        wide = [part.astype("float32") for part in parts] if dtype == "float16" else parts
+        combine = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+        total = wide[0]
+        for part in wide[1:]:
+            total = combine.get(op, np.add)(total, part)
+        wanted = (total / size if op == "avg" else total).astype(dtype)
+        np.testing.assert_array_equal(array, wanted)
+        assert all(array.tobytes() == each[dtype, length].tobytes() for each in everyone)
+
+
+@all_sizes
+def test_arrays_of_different_sizes_are_refused(size):
+    def allocate(group):
+        with pytest.raises(ValueError, match="other arguments on other ranks"):
+            group.allocate(5 + group.rank, "float32")
+        return group.all_gather(1)  # the group goes on
+
+    if size > 1:
+        assert run(size, allocate) == [[1] * size] * size
+
+
+@all_sizes
+def test_messages_come_in_order_and_once(size):
+    """Each rank sends to all, itself too, small and large arrays, and all kinds of objects."""
+    count = 30
+
+    def talk(group):
+        for number in range(count):
+            large = np.full(20_000 * (number % 3), number, "float32")
+            for rank in range(size):
+                group.send(rank, number, large, {"rows": np.arange(number)})
+        found = {rank: [] for rank in range(size)}
+        while sum(map(len, found.values())) < count * size:
+            rank, (number, large, more) = group.receive(30.0)
+            assert (large == number).all() and len(large) == 20_000 * (number % 3)
+            assert np.array_equal(more["rows"], np.arange(number))
+            found[rank].append(number)
+        return found
+
+    assert run(size, talk) == [{rank: list(range(count)) for rank in range(size)}] * size
+
+
+@all_sizes
+def test_shared_memory_is_sent_without_a_copy(size):
+    def talk(group):
+        array = group.allocate(100_000, "float64")
+        array[...] = group.rank
+        group.barrier()
+        for rank in range(size):
+            if rank != group.rank:
+                group.send(rank, array[500:])
+        total = 0.0
+        for _ in range(size - 1):
+            _, (other,) = group.receive(30.0)
+            assert other.shape == (99_500,)
+            total += other.mean()
+        group.barrier()
+        return total
+
+    assert run(size, talk) == [sum(range(size)) - rank for rank in range(size)]
+
+
+@all_sizes
+def test_nothing_has_come(size):
+    assert run(size, lambda group: (group.receive(0.01), group.barrier())) == [(None, None)] * size
+
+
+@all_sizes
+def test_a_rank_that_leaves_is_told_and_not_lost(size):
+    def leave(group):
+        if group.rank:
+            group.send(0, "last", np.zeros(50_000))
+            return None
+        found = [group.receive(30.0) for _ in range(2 * (size - 1))]
+        last = {rank for rank, message in found if message is None}
+        return last, group.losses
+
+    found = run(size, leave)
+    if size > 1:
+        assert found[0] == ({*range(1, size)}, {})
+
+
+@several
+def test_a_death_ends_collectives_and_is_told_after_the_last_message(size):
+    def work(group):
+        if group.rank == size - 1:
+            group.send(0, "before")
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(RankLost) as raised:
+            group.barrier()
+        assert raised.value.rank == size - 1 and "has died" in str(raised.value)
+        came = []
+        while not came or came[-1] is not None:
+            rank, message = group.receive(10.0)
+            came += [message] * (rank == size - 1)  # others may have left by now
+        assert came == [("before",)] * (group.rank == 0) + [None]
+        group.send(size - 1, "to nobody", np.zeros(50_000))
+        return group.losses
+
+    with Crew(size, work) as crew:
+        assert crew.results() == [{size - 1: "has died"}] * (size - 1) + [None]
+
+
+@several
+def test_others_go_on_without_a_rank_that_was_lost(size):
+    def work(group):
+        if group.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        found, has_ended = [], False
+        while not has_ended:
+            rank, message = group.receive(10.0)
+            has_ended = (rank, message) == (1, None)
+            found += [int(message[1][0])] if message else []
+        others = [rank for rank in range(size) if rank not in (1, group.rank)]
+        for rank in others:
+            group.send(rank, "hello", np.full(40_000, group.rank))
+        while len(found) < len(others):
+            found.append(int(_next_message(group)[1][0]))
+        return sum(found)
+
+    with Crew(size, work) as crew:
+        alive = {*range(size)} - {1}
+        wanted = [sum(alive) - rank if rank != 1 else None for rank in range(size)]
+        assert crew.results() == wanted
+
+
+@several
+def test_a_rank_that_raises_ends_the_collectives_of_all(size):
+    def work(group):
+        if group.rank == 1:
+            group.abort()
+            return "aborted"
+        for _ in range(2):
+            with pytest.raises(Aborted):
+                group.all_gather(group.rank)
+        return "heard"
+
+    assert run(size, work) == ["heard", "aborted", *["heard"] * (size - 2)]
+
+
+@several
+def test_a_wait_has_an_end(size):
+    def work(group):
+        if group.rank:
+            return _next_message(group)
+        group.patience = 0.5
+        with pytest.raises(WaitedTooLong, match=r"waited 0 s for rank 1.*stopped"):
+            group.barrier()
+        for rank in range(1, size):
+            group.send(rank, "go on")
+        return None
+
+    assert run(size, work) == [None] + [("go on",)] * (size - 1)
+
+
+@all_sizes
+def test_memory_of_messages_is_used_again(size):
+    def talk(group):
+        before = _descriptors()
+        for _ in range(100):
+            group.send((group.rank + 1) % size, np.zeros(100_000))
+            assert group.receive(30.0) is not None
+        group.receive(0.2)  # gives back what the last one has held
+        return _descriptors() - before
+
+    assert all(more <= 25 for more in run(size, talk))
+
+
+def _next_message(group):
+    """Return the next message of a rank; others may leave before."""
+    while True:
+        _, message = group.receive(20.0)
+        if message is not None:
+            return message
+
+
+def _descriptors():
+    return len(os.listdir("/proc/self/fd"))
