@@ -73,6 +73,13 @@ class Group(ABC):
         Raises what `barrier` raises.
         """
 
+    @abstractmethod
+    def gather(self, value: Any, root: int = 0) -> list[Any] | None:
+        """Return the values of all ranks on rank `root`, and None on the others.
+
+        Raises what `barrier` raises.
+        """
+
     def broadcast(self, value: Any = None, root: int = 0) -> Any:
         """Return the value of rank `root`; what other ranks give is not looked at."""
         return self.all_gather(value if self.rank == root else None)[root]
@@ -92,7 +99,7 @@ class Group(ABC):
         """
 
     @abstractmethod
-    def all_reduce(self, array: np.ndarray, op: str = "sum") -> None:
+    def all_reduce(self, array: np.ndarray, op: str = "sum", sixteen_bits: bool = False) -> None:
         """Replace the values of an array of `allocate`, on all ranks, with the reduction of all.
 
         The result has the same bits on all ranks.
@@ -102,6 +109,9 @@ class Group(ABC):
         array : numpy.ndarray
         op : str
             See `synkhronos._arithmetic.operations`.
+        sixteen_bits : bool
+            Whether each contribution is rounded to float16, with a scale of its own. Between
+            machines it travels so. Of floats only.
         """
 
     @abstractmethod
@@ -111,6 +121,10 @@ class Group(ABC):
         Arrays in it are copied now, but for those in memory of `allocate`: these must not change
         until the receiver has taken the message after this one, or has answered.
         """
+
+    @abstractmethod
+    def under_way(self, rank: int) -> int:
+        """Return how many messages to a rank, of those with large arrays, it has not taken."""
 
     @abstractmethod
     def receive(self, seconds: float | None = None) -> tuple[int, tuple | None] | None:

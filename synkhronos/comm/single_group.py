@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from synkhronos._arithmetic.operations import round_to_16_bits
 from synkhronos.comm import Aborted
 from synkhronos.comm.group import Group
 
@@ -38,17 +39,27 @@ class SingleGroup(Group):
         self.barrier()
         return [value]
 
+    def gather(self, value: Any, root: int = 0) -> list[Any] | None:
+        """Return the value, in a list."""
+        return self.all_gather(value)
+
     def allocate(self, size: int, dtype: Any) -> np.ndarray:
         """Return a flat array of zeros."""
         return np.zeros(size, dtype)
 
-    def all_reduce(self, array: np.ndarray, op: str = "sum") -> None:
-        """Leave the array as it is: the reduction of one array is the array."""
+    def all_reduce(self, array: np.ndarray, op: str = "sum", sixteen_bits: bool = False) -> None:
+        """Leave the array as it is, but for rounding: the reduction of one array is the array."""
         self.barrier()
+        if sixteen_bits:
+            round_to_16_bits(array)
 
     def send(self, rank: int, *message: Any) -> None:
         """Keep a copy of a message until `receive`."""
         self._came.append(copy.deepcopy(message))
+
+    def under_way(self, rank: int) -> int:
+        """Return 0: a message is a copy."""
+        return 0
 
     def receive(self, seconds: float | None = None) -> tuple[int, tuple | None] | None:
         """Return (0, message), or None: nothing more can come while this rank waits."""

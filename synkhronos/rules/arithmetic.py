@@ -109,23 +109,6 @@ def apply_update(
         part += part.dtype.type(gamma) * change / np.sqrt(np.maximum(square, smallest))
 
 
-def rounded_to_16_bits(values: np.ndarray) -> tuple[np.ndarray, np.float32]:
-    """Return values in float16 and the power of two that scales them back.
-
-    The largest value comes to between 1 and 2, so nothing overflows, and small gradients keep the
-    11 bits of float16.
-
-    >>> half, scale = rounded_to_16_bits(np.array([1e6, -3e5], "f4"))
-    >>> half.dtype, (half.astype("f4") * scale).round(-3)
-    (dtype('float16'), array([1000000., -300000.], dtype=float32))
-    """
-    largest = float(np.abs(values).max(initial=0.0))
-    if not np.isfinite(largest) or largest == 0.0:
-        return values.astype(np.float16), np.float32(1)
-    scale = np.float32(2.0 ** np.floor(np.log2(largest)))
-    return (values / scale).astype(np.float16), scale
-
-
 def pairs_of(order: Sequence[int]) -> dict[int, int]:
     """Return the partner of each rank, when neighbours in a random order are paired.
 

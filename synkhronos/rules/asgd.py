@@ -15,17 +15,18 @@ Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, section 4.1.
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Callable
 
 import numpy as np
 
+from synkhronos.comm.group import Group
 from synkhronos.rules.arithmetic import apply_update
 from synkhronos.rules.asynchronous import Worker
 from synkhronos.rules.job import Job
 from synkhronos.rules.serving import Server
 
 
-def run(job: Job, comm: Any, interrupt: Callable[[], bool]) -> int:
+def run(job: Job, group: Group, interrupt: Callable[[], bool]) -> int:
     """Serve or train, as the rank says; return the exit status."""
     is_adaptive, gamma = job.options["learning_rate_rule"] == "adagrad", job.options["gamma"]
 
@@ -36,9 +37,9 @@ def run(job: Job, comm: Any, interrupt: Callable[[], bool]) -> int:
         for array, delta, square in zip(center, received, squares):
             apply_update(array, delta, square, gamma)
 
-    if comm.rank == 0:
-        return Server(job, comm, merge, interrupt).serve()
-    return _Worker(job, comm, interrupt).run()
+    if group.rank == 0:
+        return Server(job, group, merge, interrupt).serve()
+    return _Worker(job, group, interrupt).run()
 
 
 class _Worker(Worker):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Callable
 
+from synkhronos.comm.group import Group
+from synkhronos.comm.single_group import SingleGroup
 from synkhronos.rules import serving
 from synkhronos.rules.arithmetic import epochs_entered
 from synkhronos.rules.job import Job
@@ -18,14 +20,14 @@ class Worker:
     Parameters
     ----------
     job : Job
-    comm : MPI.Comm
+    group : Group
     interrupt : callable
         Returns whether a signal has asked this process to end.
     """
 
-    def __init__(self, job: Job, comm: Any, interrupt: Callable[[], bool]) -> None:
-        self.job, self._comm, self._interrupt = job, comm, interrupt
-        self.client = serving.Client(comm, job.options["patience"])
+    def __init__(self, job: Job, group: Group, interrupt: Callable[[], bool]) -> None:
+        self.job, self._group, self._interrupt = job, group, interrupt
+        self.client = serving.Client(group)
 
     def run(self) -> int:
         """Train until the server says stop; return the exit status."""
@@ -34,9 +36,9 @@ class Worker:
             # To the model each worker is alone: it sees all data, in an order of its own.
             config = {"verbose": is_first, "rank": 0, "size": 1}
             made = self.made = build(
-                self.job, self._comm, config, "avg", "ar", self._interrupt, shares_validation=False
+                self.job, self._group, config, "avg", "ar", self._interrupt, shares_validation=False
             )
-            kept = made.resume(Alone(self._comm))
+            kept = made.resume(SingleGroup())
             self.flat = Flat(made.model.params)
             model = made.model
             arrays = self.flat.read()
@@ -126,7 +128,7 @@ class Worker:
     def _save(self, count, state):
         self.made.count_before = count
         kept = {"total": count, "adjusted": self._epoch}
-        self.made.save(self.orders.epoch, 0, Alone(self._comm), state, **kept)
+        self.made.save(self.orders.epoch, 0, SingleGroup(), state, **kept)
 
     def _end(self):
         """Leave; the first worker waits for all others, validates the center and saves it."""
@@ -141,27 +143,3 @@ class Worker:
             else:
                 self._validate(is_last=True)
         self.client.leave("interrupted" if made.is_interrupted else "")
-
-
-class Alone:
-    """A communicator of one process, which keeps its rank for random numbers."""
-
-    rank, size = 0, 1
-
-    def __init__(self, comm):
-        self.comm = comm
-
-    @staticmethod
-    def gather(value):
-        """Return the values of all ranks: this one."""
-        return [value]
-
-    @staticmethod
-    def scatter(values):
-        """Return this rank's value."""
-        return None if values is None else values[0]
-
-    @staticmethod
-    def bcast(value):
-        """Return the value of rank 0."""
-        return value

@@ -18,12 +18,11 @@ Im et al., "Generative Adversarial Parallelization", arXiv:1612.04021 (`swap`).
 
 from __future__ import annotations
 
-import socket
-from typing import Any, Callable
+from typing import Callable
 
 import numpy as np
 
-from synkhronos.comm.mpi.messages import complete, meet
+from synkhronos.comm.group import Group
 from synkhronos.rules import contract
 from synkhronos.rules.arithmetic import pairs_of, row_weights, warm_up_factor
 from synkhronos.rules.exchange import Exchanger, broadcast, strategy_for, swap
@@ -33,12 +32,11 @@ from synkhronos.rules.validation import validate
 from synkhronos.rules.variables import Flat
 
 
-def run(job: Job, comm: Any, interrupt: Callable[[], bool]) -> int:
+def run(job: Job, group: Group, interrupt: Callable[[], bool]) -> int:
     """Train the model of this rank together with all other ranks; return the exit status."""
-    meet(comm, "the other ranks to begin", job.options["patience"])
-    hosts = comm.allgather(socket.gethostname())
-    strategy, note = strategy_for(job.options["exch_strategy"], job.devices, hosts)
-    is_first = comm.rank == 0
+    group.barrier()
+    strategy, note = strategy_for(job.options["exch_strategy"], job.devices, group.hosts)
+    is_first = group.rank == 0
     if job.options["sync_type"] == "cdd" and job.options["exchange_freq"] != 1:
         raise ValueError(
             "exchange_freq must be 1 with sync_type 'cdd', which sums the velocities of each step; "
@@ -50,9 +48,9 @@ def run(job: Job, comm: Any, interrupt: Callable[[], bool]) -> int:
             "the parameters that sync_type 'avg' sends: small steps would be lost. Take 'ar' or "
             "'asa32'."
         )
-    config = {"verbose": is_first, "rank": comm.rank, "size": comm.size}
-    made = build(job, comm, config, job.options["sync_type"], strategy, interrupt)
-    if note and comm.size > 1:
+    config = {"verbose": is_first, "rank": group.rank, "size": group.size}
+    made = build(job, group, config, job.options["sync_type"], strategy, interrupt)
+    if note and group.size > 1:
         made.say(note)
     try:
         BSP(made).train()
@@ -73,13 +71,11 @@ class BSP:
     """
 
     def __init__(self, run: Run) -> None:
-        self._run, self._model, self._comm = run, run.model, run.comm
+        self._run, self._model, self._group = run, run.model, run.group
         self._options = run.job.options
-        self._size = run.comm.size
-        self._patience = self._options["patience"]
+        self._size = run.group.size
         self._next = 0, 0  # epoch and batch
-        run.meet("the other ranks to compile")
-        broadcast(self._comm, self._model.params)
+        broadcast(self._group, self._model.params)
         self._steps = run.resume().get("steps", 0)
         self._scales = bool(
             self._options["scale_lr"] and self._options["warm_up_epochs"] and self._size > 1
@@ -88,16 +84,14 @@ class BSP:
             contract.scale_learning_rate(self._model, 1.0)  # refuse a model without a rate now
         self._exchange = self._make_exchange() if self._size > 1 else None
         if self._size > 1 and run.statistics:
-            self._statistics = Exchanger(
-                self._comm, "ar", run.statistics, run.statistics, self._patience
-            )
+            self._statistics = Exchanger(self._group, "ar", run.statistics, run.statistics)
 
     def _make_exchange(self):
         sync_type, strategy = self._options["sync_type"], self._run.strategy
-        model, comm = self._model, self._comm
+        model, group = self._model, self._group
         if sync_type == "cdd":
             contract.check_exchanged_velocities(model)
-            exchanger = Exchanger(comm, strategy, model.vels, model.vels2, self._patience)
+            exchanger = Exchanger(group, strategy, model.vels, model.vels2)
 
             def exchange(weight, stepped):
                 if not stepped:  # what the last batch has left would count a second time
@@ -107,10 +101,10 @@ class BSP:
                 contract.finish_step(model, stepped)
 
         elif sync_type == "avg":
-            exchanger = Exchanger(comm, strategy, model.params, model.params, self._patience)
+            exchanger = Exchanger(group, strategy, model.params, model.params)
 
             def exchange(weight, stepped):
-                exchanger.sum(weight / comm.size)
+                exchanger.sum(weight / group.size)
 
         else:
             flat = Flat(model.params)
@@ -118,8 +112,8 @@ class BSP:
             def exchange(weight, stepped):
                 # The same pairs on all ranks, and in a run that was resumed.
                 draw = np.random.RandomState([self._options["seed"], *self._next])
-                partners = pairs_of(draw.permutation(comm.size).tolist())
-                swap(comm, flat, partners.get(comm.rank))
+                partners = pairs_of(draw.permutation(group.size).tolist())
+                swap(group, flat, partners.get(group.rank))
 
         return exchange
 
@@ -137,15 +131,14 @@ class BSP:
             model.reset_iter("train")
             self._average_statistics()
             count = run.count_before + n_batches * self._size
-            stop = validate(run, count, self._comm)
+            stop = validate(run, count, shares=True)
             model.adjust_hyperp(epoch)
             contract.print_info(model, run.recorder, run.verbose)
             run.recorder.end_epoch(count, epoch)
             run.count_before = count
             run.first_batch = 0
             run.record(count)
-            run.meet("the other ranks, at the end of an epoch")
-            stop = any(self._comm.allgather(bool(stop)))
+            stop = any(self._group.all_gather(bool(stop)))
             last = stop or epoch + 1 == int(model.n_epochs)
             if run.snapshot_is_due(epoch, last):
                 run.save(epoch + 1, 0, steps=self._steps)
@@ -182,7 +175,7 @@ class BSP:
         self._run.own["rows"] = 0
         if self._exchange is not None:
             self._run.recorder.start()
-            self._exchange(weights[self._comm.rank], has_batch)
+            self._exchange(weights[self._group.rank], has_batch)
             self._run.recorder.end("comm")
 
     def _agree(self, has_batch):
@@ -194,11 +187,9 @@ class BSP:
         own = np.array([self._run.own.get("rows", 0), has_batch, self._run.is_interrupted], float)
         everyone = own[np.newaxis]
         if self._size > 1:
-            everyone = np.empty((self._size, 3))
             recorder = self._run.recorder
             recorder.start()
-            request = self._comm.Iallgather(own, everyone)
-            complete(request, "the other ranks", self._patience)
+            everyone = np.array(self._group.all_gather(own))
             recorder.end("sync")
         return row_weights(everyone[:, 0]), everyone[:, 1].any(), everyone[:, 2].any()
 

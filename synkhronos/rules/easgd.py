@@ -16,17 +16,18 @@ Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", NIPS 2015
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Callable
 
 import numpy as np
 
+from synkhronos.comm.group import Group
 from synkhronos.rules.arithmetic import elastic_step
 from synkhronos.rules.asynchronous import Worker
 from synkhronos.rules.job import Job
 from synkhronos.rules.serving import Server
 
 
-def run(job: Job, comm: Any, interrupt: Callable[[], bool]) -> int:
+def run(job: Job, group: Group, interrupt: Callable[[], bool]) -> int:
     """Serve or train, as the rank says; return the exit status."""
     alpha = job.options["alpha"]
 
@@ -34,9 +35,9 @@ def run(job: Job, comm: Any, interrupt: Callable[[], bool]) -> int:
         for own, other in zip(center, received):
             elastic_step(own, other, alpha)
 
-    if comm.rank == 0:
-        return Server(job, comm, merge, interrupt).serve()
-    return _Worker(job, comm, interrupt).run()
+    if group.rank == 0:
+        return Server(job, group, merge, interrupt).serve()
+    return _Worker(job, group, interrupt).run()
 
 
 class _Worker(Worker):

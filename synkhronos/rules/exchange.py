@@ -1,13 +1,13 @@
-"""Exchange of arrays between the processes of mpirun, each with one device.
+"""Sums of shared variables' values over the ranks of a rule.
 
-    shared variables ──▶ Flat (host memory) ──▶ ar     in shared memory, and by MPI between machines
-                                               asa32  all-to-all, sum of one's share, all-gather
-                                               asa16  the same, each contribution in 16 bits
-    on CUDA devices of one machine ──▶ NCCL (rules.nccl)
+    shared variables ──▶ Flat, in memory of the group ──▶ Group.all_reduce   ar, asa32, asa16
+    on CUDA devices of one machine ──▶ NCCL (rules.nccl)                      nccl32, nccl16
 
 All strategies leave the same bits on all ranks. Sums of float16 are computed in float32, except by
-NCCL, and rounded once. `nccl32` and `nccl16` are NCCL's where every rank has a CUDA device of its
-own on one machine; elsewhere they are `ar` and `asa16`.
+NCCL, and rounded once. `ar` and `asa32` are one exchange here: each rank sums its share in the
+order of ranks, and all get all shares; so is `asa16`, with contributions that were rounded to 16
+bits before. `nccl32` and `nccl16` are NCCL's where every rank has a CUDA device of its own on one
+machine; elsewhere they are `ar` and `asa16`.
 
 References
 ----------
@@ -17,13 +17,10 @@ Ma, Mao, Taylor, "Theano-MPI: a Theano-based Distributed Training Framework", ar
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+from typing import Any, Sequence
 
-import numpy as np
-
-from synkhronos.comm.mpi.library import MPI
-from synkhronos.rules.arithmetic import rounded_to_16_bits
-from synkhronos.rules.machine_sums import MachineSums
+from synkhronos import _host
+from synkhronos.comm.group import Group
 from synkhronos.rules.variables import Flat
 
 STRATEGIES = ("nccl32", "nccl16", "ar", "asa32", "asa16")
@@ -35,7 +32,7 @@ def strategy_for(name: str, devices: Sequence[str], hosts: Sequence[str]) -> tup
     >>> strategy_for("asa32", ["cpu", "cpu"], ["a", "a"])
     ('asa32', '')
     >>> strategy_for("nccl32", ["cpu", "cpu"], ["a", "a"])
-    ('ar', 'nccl32 needs CUDA devices: ranks exchange by MPI in host memory, with the same sums')
+    ('ar', 'nccl32 needs CUDA devices: ranks exchange in host memory, with the same sums')
     >>> strategy_for("nccl16", ["cuda0", "cuda0"], ["a", "b"])[0]
     'asa16'
     """
@@ -52,8 +49,8 @@ def strategy_for(name: str, devices: Sequence[str], hosts: Sequence[str]) -> tup
     else:
         return name, ""
     if name == "nccl16":
-        return "asa16", f"nccl16 {why}: ranks exchange by MPI in host memory, in 16 bits"
-    return "ar", f"nccl32 {why}: ranks exchange by MPI in host memory, with the same sums"
+        return "asa16", f"nccl16 {why}: ranks exchange in host memory, in 16 bits"
+    return "ar", f"nccl32 {why}: ranks exchange in host memory, with the same sums"
 
 
 class Exchanger:
@@ -61,32 +58,25 @@ class Exchanger:
 
     Parameters
     ----------
-    comm : MPI.Comm
+    group : Group
     strategy : str
         ``ar``, ``asa32``, ``asa16``, ``nccl32`` or ``nccl16``.
     sources, targets : list of shared variables
         Values of `sources` are summed into `targets`; both may be the same variables.
-    patience : float
-        Seconds to wait for another rank.
     """
 
     def __init__(
-        self,
-        comm: Any,
-        strategy: str,
-        sources: Sequence[Any],
-        targets: Sequence[Any],
-        patience: float = 600.0,
+        self, group: Group, strategy: str, sources: Sequence[Any], targets: Sequence[Any]
     ) -> None:
-        self._sources, self._targets = list(sources), list(targets)
+        self._group, self._sources, self._targets = group, list(sources), list(targets)
         self._nccl = None
+        self._sixteen_bits = strategy.endswith("16")
         if strategy.startswith("nccl"):
             from synkhronos.rules.nccl import Clique
 
-            self._nccl = Clique(comm, sixteen_bits=strategy == "nccl16")
-            return
-        self._sum = _SUMS[strategy](comm, patience)
-        self._flat = Flat(self._targets, getattr(self._sum, "allocate", np.empty), sums=True)
+            self._nccl = Clique(group, self._sixteen_bits)
+        else:
+            self._flat = Flat(self._targets, group.allocate, sums=True)
 
     def sum(self, weight: float) -> None:
         """Set the targets to the sum over ranks of each rank's sources, times its weight."""
@@ -96,53 +86,11 @@ class Exchanger:
         for array in self._flat.read(self._sources):
             if weight != 1:
                 array *= array.dtype.type(weight)
-            self._sum(array)
+            self._group.all_reduce(array, "sum", self._sixteen_bits)
         self._flat.write()
 
 
-class _AllToAll:
-    """Each rank sums its share of all ranks' arrays, in the order of ranks; then all gather."""
-
-    sixteen_bits = False
-
-    def __init__(self, comm, patience):
-        self._comm = comm
-
-    def __call__(self, array):
-        comm, size = self._comm, self._comm.size
-        counts = [len(part) for part in np.array_split(np.empty(array.size, "i1"), size)]
-        begins = [0, *np.cumsum(counts)[:-1].tolist()]
-        sent, scales = array, np.ones(size, np.float32)
-        if self.sixteen_bits:
-            sent, scale = rounded_to_16_bits(array)
-            comm.Allgather(np.array([scale]), scales)
-            sent = sent.view(np.uint16)
-        own = counts[comm.rank]
-        received = np.empty((size, own), sent.dtype)
-        comm.Alltoallv((sent, (counts, begins)), (received, ([own] * size, None)))
-        if self.sixteen_bits:
-            received = received.view(np.float16)
-        share = array[begins[comm.rank] :][:own]
-        share[:] = 0
-        for part, scale in zip(received, scales):
-            share += part.astype(array.dtype, copy=False) * array.dtype.type(scale)
-        comm.Allgatherv(MPI.IN_PLACE, (array, (counts, begins)))
-
-
-class _AllToAllIn16Bits(_AllToAll):
-    """Each contribution is rounded once to 16 bits, and summed in the array's own dtype."""
-
-    sixteen_bits = True
-
-
-_SUMS: dict[str, Callable[[Any, float], Callable[[np.ndarray], None]]] = {
-    "ar": MachineSums,
-    "asa32": _AllToAll,
-    "asa16": _AllToAllIn16Bits,
-}
-
-
-def broadcast(comm: Any, variables: Sequence[Any], root: int = 0) -> None:
+def broadcast(group: Group, variables: Sequence[Any], root: int = 0) -> None:
     """Give all ranks the values of one rank.
 
     Raises
@@ -150,29 +98,32 @@ def broadcast(comm: Any, variables: Sequence[Any], root: int = 0) -> None:
     ValueError
         On all ranks, if the variables differ between ranks in number, shape or dtype.
     """
-    from synkhronos import _host
-
     described = [(str(each.dtype), _host.peek(each).shape) for each in variables]
-    all_described = comm.allgather(described)
-    for rank, other in enumerate(all_described):
-        if other != all_described[root]:
+    for rank, other in enumerate(everyone := group.all_gather(described)):
+        if other != everyone[root]:
             raise ValueError(
                 f"the parameters of rank {rank} differ from those of rank {root} in number, shape "
                 "or dtype: all ranks must build the same model."
             )
-    if not variables:
-        return
-    flat = Flat(variables)
-    for array in flat.read():
-        comm.Bcast(array, root)
-    flat.write()
-    flat.detach()
+    if variables:
+        flat = Flat(variables)
+        arrays = flat.read()
+        for array, value in zip(arrays, group.broadcast(arrays, root)):
+            array[...] = value
+        flat.write()
+        flat.detach()
 
 
-def swap(comm: Any, flat: Flat, partner: int | None) -> None:
+def swap(group: Group, flat: Flat, partner: int | None) -> None:
     """Exchange all values with another rank; without a partner do nothing."""
     if partner is None:
         return
-    for array in flat.read():
-        comm.Sendrecv_replace(array, partner, 700, partner, 700)
+    arrays = flat.read()
+    group.send(partner, arrays)
+    came = group.receive(group.patience)
+    if came is None or came[1] is None:
+        group.barrier()  # raises what has happened to the other
+        raise RuntimeError(f"rank {partner} has sent nothing")
+    for array, other in zip(arrays, came[1][0]):
+        array[...] = other
     flat.write()

@@ -16,157 +16,161 @@ Blot, Picard, Cord, Thome, "Gossip training for deep learning", arXiv:1611.09726
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from typing import Any, Callable
+import time
+from typing import Callable
 
 import numpy as np
 
-from synkhronos.comm.mpi.library import MPI
-from synkhronos.comm.mpi.messages import dead_ranks, is_death, wait_until
+from synkhronos.comm.group import Group, WaitedTooLong
+from synkhronos.comm.single_group import SingleGroup
 from synkhronos.rules.arithmetic import epochs_entered, gossip_merge
-from synkhronos.rules.asynchronous import Alone
 from synkhronos.rules.job import Job
 from synkhronos.rules.run import build
 from synkhronos.rules.validation import validate
 from synkhronos.rules.variables import Flat
 
-_FIRST, _PUSH, _COUNTS, _LAST, _MERGE, _GONE = range(700, 706)
-_NOTHING = np.zeros(1, np.uint8)
 _MOST_UNDER_WAY = 2  # pushes to one worker: more would only fill memory
 _TELL_EVERY = 10  # batches
 
 
-def run(job: Job, comm: Any, interrupt: Callable[[], bool]) -> int:
+def run(job: Job, group: Group, interrupt: Callable[[], bool]) -> int:
     """Train the model of this rank; return the exit status."""
-    config = {"verbose": comm.rank == 0, "rank": 0, "size": 1}
+    config = {"verbose": group.rank == 0, "rank": 0, "size": 1}
     try:
-        made = build(job, comm, config, "avg", "ar", interrupt, shares_validation=False)
-        worker = _Worker(job, comm, made)
+        made = build(job, group, config, "avg", "ar", interrupt, shares_validation=False)
+        worker = _Worker(job, group, made)
         worker.train()
         made.model.cleanup()
     except BaseException:
-        leave(comm)
+        leave(group)
         raise
     if made.is_interrupted:
         made.interrupted()
     return int(worker.has_lost_others)
 
 
-def leave(comm: Any) -> None:
+def leave(group: Group) -> None:
     """Tell all other workers that this one has failed, without waiting for any of them."""
-    for rank in range(comm.size):
-        if rank != comm.rank:
-            with contextlib.suppress(MPI.Exception):
-                comm.Isend(_NOTHING, rank, _GONE)
+    for rank in range(group.size):
+        if rank != group.rank:
+            group.send(rank, "failed")
 
 
 class Gossip:
-    """One worker's parameters and weight, and the messages under way.
+    """One worker's parameters and weight, and the messages between workers.
 
     Parameters
     ----------
-    comm : MPI.Comm
+    group : Group
     arrays : list of ndarray
         The parameters, which pushes of others change in place.
-    patience : float
-        Seconds to wait for other workers at the end.
     on_death : callable
-        Called with the rank of a worker that has died.
+        Called with the rank of a worker that has died or failed.
     """
 
     def __init__(
         self,
-        comm: Any,
+        group: Group,
         arrays: list[np.ndarray],
-        patience: float,
         on_death: Callable[[int], None] = lambda rank: None,
     ) -> None:
-        self._comm, self._arrays, self._patience = comm, arrays, patience
-        self._on_death = on_death
-        self.weight = 1.0 / comm.size
-        self.counts = np.zeros(comm.size)  # batches of each worker, as far as this one knows
+        self._group, self._arrays, self._on_death = group, arrays, on_death
+        self.weight = 1.0 / group.size
+        self.counts = np.zeros(group.size)  # batches of each worker, as far as this one knows
         self.dead: set[int] = set()
         self.lost: set[int] = set()  # those of them that had not ended as they should
-        self._is_ending = False
-        self._n_sent, self._n_received = [0] * comm.size, [0] * comm.size
-        self._n_announced: dict[int, int] = {}
-        self._has_begun = self._has_spread = False
-        self._under_way: list[tuple[Any, int, Any]] = []  # request, receiver, its memory
-        self._n_bytes = 8 * (1 + comm.size) + sum(array.nbytes for array in arrays)
+        self._ended: set[int] = set()  # workers that push no more
+        self._merged: set[int] = set()  # workers of which this one has the last parameters
+        self._is_ending = self._has_begun = self._has_spread = False
 
     @property
     def others(self) -> list[int]:
         """The other workers that are alive."""
-        ranks = range(self._comm.size)
-        return [rank for rank in ranks if rank != self._comm.rank and rank not in self.dead]
+        gone = {self._group.rank, *self.dead}
+        return [rank for rank in range(self._group.size) if rank not in gone]
 
     def begin(self) -> None:
         """Take the parameters of the first worker, the lowest rank that has not died or failed."""
-
-        def has_begun():
-            self.take()
-            return self._has_begun or self._is_first
-
-        if not self._is_first:
-            wait_until(has_begun, "the first parameters of another worker", self._patience)
+        self._take_until(
+            lambda: self._has_begun or self._is_first, "the first parameters of another worker"
+        )
         self._has_begun = True
         self._spread()
 
     @property
     def _is_first(self):
-        return self._comm.rank == min([self._comm.rank, *self.others])
+        return self._group.rank == min([self._group.rank, *self.others])
 
     def _spread(self):
         """Send the first parameters, if this worker is the first one, and has not sent them."""
         if self._has_begun and self._is_first and not self._has_spread:
             self._has_spread = True
             for rank in self.others:
-                self._send(self._packed(0.0), rank, _FIRST)
+                self._group.send(rank, "first", self.counts, self._arrays)
 
     def push(self, receiver: int) -> bool:
         """Send half of the weight and the parameters; return False if too much is under way."""
-        self._reap()
-        if sum(to == receiver for _, to, _ in self._under_way) >= _MOST_UNDER_WAY:
+        if self._group.under_way(receiver) >= _MOST_UNDER_WAY:
             return False
         self.weight /= 2
-        self._n_sent[receiver] += 1
-        self._send(self._packed(self.weight), receiver, _PUSH)
+        self._group.send(receiver, "push", self.counts, self._arrays, self.weight)
         return True
 
     def tell_counts(self) -> None:
         """Send the counts to all others."""
         for rank in self.others:
-            self._send(self.counts.copy(), rank, _COUNTS)
+            self._group.send(rank, "counts", self.counts)
 
-    def take(self) -> None:
-        """Merge all that has come, without waiting."""
-        with self._deaths_taken():
-            self._reap()
-            self._take()
+    def take(self, seconds: float = 0.0) -> None:
+        """Merge all that has come; wait for the first message at most so long."""
+        came = self._group.receive(seconds)
+        while came is not None:
+            rank, message = came
+            if message is None:
+                self._leave_out(rank)
+            elif rank not in self.dead:
+                name, *rest = message
+                getattr(self, f"_on_{name}")(rank, *rest)
+            came = self._group.receive(0.0)
 
-    def _take(self):
-        status = MPI.Status()
-        while self._is_there(_COUNTS, status):
-            counts = np.empty_like(self.counts)
-            self._comm.Recv(counts, status.source, _COUNTS)
-            np.maximum(self.counts, counts, out=self.counts)
-        while self._is_there(_GONE, status):
-            self._comm.Recv(np.empty_like(_NOTHING), status.source, _GONE)
-            self._leave_out(status.source)
-        while self._is_there(_FIRST, status):
-            _, others = self._received(status.source, _FIRST)
-            if not self._has_begun:  # a second one comes after the death of a first worker
-                self._has_begun = True
-                for array, other in zip(self._arrays, others):
-                    array[...] = other
-        while self._is_there(_PUSH, status):
-            self._merge_from(status.source, _PUSH)
-            self._n_received[status.source] += 1
-        while self._is_there(_LAST, status):
-            number = np.empty(1, np.int64)
-            self._comm.Recv(number, status.source, _LAST)
-            self._n_announced[status.source] = int(number[0])
+    def _take_until(self, is_ready, what):
+        end = time.monotonic() + self._group.patience
+        while not is_ready():
+            left = end - time.monotonic()
+            if left <= 0:
+                raise WaitedTooLong(
+                    f"waited {self._group.patience:.0f} s for {what}: is one of them stopped? The "
+                    "option patience lets a run wait longer."
+                )
+            self.take(min(left, 1.0))
+
+    def _on_counts(self, rank, counts):
+        np.maximum(self.counts, counts, out=self.counts)
+
+    def _on_failed(self, rank):
+        self._leave_out(rank)
+
+    def _on_first(self, rank, counts, arrays):
+        self._on_counts(rank, counts)
+        if not self._has_begun:  # a second one comes after the death of a first worker
+            self._has_begun = True
+            for array, other in zip(self._arrays, arrays):
+                array[...] = other
+
+    def _on_push(self, rank, counts, arrays, weight):
+        self._on_counts(rank, counts)
+        total = self.weight
+        for array, other in zip(self._arrays, arrays):
+            total = gossip_merge(array, self.weight, other, weight)
+        self.weight = total
+
+    def _on_last(self, rank):
+        self._ended.add(rank)
+
+    def _on_merge(self, rank, *pushed):
+        self._on_push(rank, *pushed)
+        self._merged.add(rank)
 
     def end(self) -> int:
         """Take all that is under way to this worker; return the worker with the merged parameters.
@@ -174,115 +178,27 @@ class Gossip:
         Every worker that is alive must call it.
         """
         for rank in self.others:
-            self._send(np.array([self._n_sent[rank]], np.int64), rank, _LAST)
-
-        def is_complete():
-            self.take()
-            return not self._under_way and all(
-                self._n_received[rank] == self._n_announced.get(rank) for rank in self.others
-            )
-
-        wait_until(is_complete, "the last pushes of other workers", self._patience)
+            self._group.send(rank, "last")  # after all pushes, as messages come in order
+        self._take_until(
+            lambda: self._ended.issuperset(self.others), "the last pushes of other workers"
+        )
         # From now on a worker ends as soon as the first one has its parameters.
         self._is_ending = True
         others = self.others
-        root = min([self._comm.rank, *others])
+        root = min([self._group.rank, *others])
         if self._is_first:
-            status, merged = MPI.Status(), set()
-
-            def all_merged():
-                self.take()
-                with self._deaths_taken():
-                    while self._is_there(_MERGE, status):
-                        self._merge_from(status.source, _MERGE)
-                        merged.add(status.source)
-                return merged.issuperset(self.others)
-
-            wait_until(all_merged, "the parameters of other workers", self._patience)
-            for rank in sorted(set(others) - merged):
+            self._take_until(
+                lambda: self._merged.issuperset(self.others), "the parameters of other workers"
+            )
+            for rank in sorted(set(others) - self._merged):
                 self._lose(rank)
         else:
-            packed = self._packed(self.weight)
-            request = self._comm.Issend(packed, root, _MERGE)
-            self.weight, self._is_sent = 0.0, False
-
-            def is_sent():
-                self.take()
-                with contextlib.suppress(MPI.Exception):
-                    self._is_sent = self._is_sent or request.Test()
-                return self._is_sent or root in self.dead
-
-            wait_until(is_sent, f"rank {root}", self._patience)
-            if not self._is_sent:
+            self._group.send(root, "merge", self.counts, self._arrays, self.weight)
+            self.weight = 0.0
+            self._take_until(lambda: not self._group.under_way(root), f"rank {root}")
+            if root in self.dead and root in self._group.losses:
                 self._lose(root)
         return root
-
-    def _packed(self, weight):
-        """Return the memory of a message: the weight, the counts, the parameters."""
-        packed = np.empty(self._n_bytes, np.uint8)
-        head = np.concatenate([[weight], self.counts])
-        at = head.nbytes
-        packed[:at] = head.view(np.uint8)
-        for array in self._arrays:
-            packed[at : at + array.nbytes] = array.view(np.uint8)
-            at += array.nbytes
-        return packed
-
-    def _received(self, source, tag):
-        """Return the weight and the parameters of a message; take its counts."""
-        packed = np.empty(self._n_bytes, np.uint8)
-        self._comm.Recv(packed, source, tag)
-        at = 8 * (1 + self._comm.size)
-        weight, *counts = packed[:at].view(np.float64)
-        np.maximum(self.counts, counts, out=self.counts)
-        arrays = []
-        for array in self._arrays:
-            arrays.append(packed[at : at + array.nbytes].view(array.dtype))
-            at += array.nbytes
-        return weight, arrays
-
-    def _merge_from(self, source, tag):
-        weight, others = self._received(source, tag)
-        total = self.weight
-        for array, other in zip(self._arrays, others):
-            total = gossip_merge(array, self.weight, other, weight)
-        self.weight = total
-
-    def _send(self, memory, receiver, tag):
-        try:
-            request = self._comm.Issend(memory, receiver, tag)  # complete when it has come
-        except MPI.Exception as error:
-            self._take_death(error)
-            return
-        self._under_way.append((request, receiver, memory))
-
-    def _reap(self):
-        """Forget the messages that have been sent, and those to the dead."""
-        left = []
-        for request, receiver, memory in self._under_way:
-            try:
-                if receiver not in self.dead and not request.Test():
-                    left.append((request, receiver, memory))
-            except MPI.Exception as error:
-                self._take_death(error)
-        self._under_way = left
-
-    def _is_there(self, tag, status):
-        # Not of any source: what a dead worker has sent can be seen for ever, but not received.
-        return any(self._comm.Iprobe(rank, tag, status) for rank in self.others)
-
-    @contextlib.contextmanager
-    def _deaths_taken(self):
-        try:
-            yield
-        except MPI.Exception as error:
-            self._take_death(error)
-
-    def _take_death(self, error):
-        if not is_death(error):
-            raise error
-        for rank in sorted(dead_ranks(self._comm)):
-            self._leave_out(rank)
 
     def _leave_out(self, rank):
         if rank not in self.dead:
@@ -299,17 +215,17 @@ class Gossip:
 class _Worker:
     """One rank's part of a run."""
 
-    def __init__(self, job, comm, run):
-        self._job, self._comm, self._run = job, comm, run
-        kept = run.resume(Alone(comm))
+    def __init__(self, job, group, run):
+        self._job, self._group, self._run = job, group, run
+        kept = run.resume(SingleGroup())
         self._adjusted = kept.get("adjusted", run.first_epoch - 1)
         self._flat = Flat(run.model.params)
         arrays = self._flat.read()
-        self._gossip = Gossip(comm, arrays, job.options["patience"], self._tell_death)
+        self._gossip = Gossip(group, arrays, self._tell_death)
         self._gossip.begin()
         self._flat.write()
-        self._gossip.counts[:] = run.count_before / comm.size
-        self._draws = np.random.RandomState([job.options["seed"], comm.rank])
+        self._gossip.counts[:] = run.count_before / group.size
+        self._draws = np.random.RandomState([job.options["seed"], group.rank])
 
     @property
     def has_lost_others(self) -> bool:
@@ -317,8 +233,8 @@ class _Worker:
         return bool(self._gossip.lost)
 
     def _tell_death(self, rank):
-        gossip, comm = self._gossip, self._comm
-        if comm.rank == min([comm.rank, *gossip.others]):
+        gossip, own = self._gossip, self._group.rank
+        if own == min([own, *gossip.others]):
             self._run.verbose = self._run.recorder.verbose = True
             device = self._job.devices[rank]
             sys.stdout.write(
@@ -330,7 +246,7 @@ class _Worker:
     def train(self):
         """Train until all workers together have done the batches of all epochs."""
         run, model, gossip = self._run, self._run.model, self._gossip
-        recorder, rank = run.recorder, self._comm.rank
+        recorder, rank = run.recorder, self._group.rank
         probability = self._job.options["p"]
         epoch, batch, own = self._adjusted, 0, 0
         recorder.start_epoch()
@@ -382,7 +298,7 @@ class _Worker:
         run.record(count)
         run.count_before = count
         if run.snapshot_is_due(epoch, is_last):
-            run.save(epoch + 1, 0, Alone(self._comm), adjusted=epoch)
+            run.save(epoch + 1, 0, SingleGroup(), adjusted=epoch)
         run.recorder.start_epoch()
 
     def _finish(self, epoch):
@@ -391,6 +307,6 @@ class _Worker:
         run.say(f"sum of the weights: {self._gossip.weight:.15f}")
         if run.is_interrupted:
             run.count_before = count
-            run.save(epoch, 0, Alone(self._comm), adjusted=epoch)
+            run.save(epoch, 0, SingleGroup(), adjusted=epoch)
         else:
             self._validate(count, epoch, is_last=True)

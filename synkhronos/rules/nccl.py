@@ -1,4 +1,4 @@
-"""NCCL between the processes of mpirun that have a CUDA device of one machine each.
+"""NCCL between ranks that have a CUDA device of one machine each.
 
 Not tested where there is no machine with several GPUs: docs/rules.rst says how to test it.
 """
@@ -17,21 +17,21 @@ class Clique:
 
     Parameters
     ----------
-    comm : MPI.Comm
+    group : Group
         The ranks; one of them makes the clique's id, and broadcasts it.
     sixteen_bits : bool
         Whether to sum in float16, scaled so that no sum overflows.
     """
 
-    def __init__(self, comm: Any, sixteen_bits: bool) -> None:
+    def __init__(self, group: Any, sixteen_bits: bool) -> None:
         from pygpu.collectives import GpuComm, GpuCommCliqueId
 
-        self._comm, self._sixteen_bits = comm, sixteen_bits
+        self._group, self._sixteen_bits = group, sixteen_bits
         clique = GpuCommCliqueId(_host.device_context())
         # GpuCommCliqueId takes writable buffers only.
-        number = comm.bcast(bytes(clique.comm_id) if comm.rank == 0 else None)
+        number = group.broadcast(bytes(clique.comm_id))
         clique = GpuCommCliqueId(_host.device_context(), comm_id=bytearray(number))
-        self._nccl = GpuComm(clique, comm.size, comm.rank)
+        self._nccl = GpuComm(clique, group.size, group.rank)
 
     def sum(self, sources: Sequence[Any], targets: Sequence[Any], weight: float) -> None:
         """Set the targets to the sum over ranks of each rank's sources, times its weight."""
@@ -50,8 +50,8 @@ class Clique:
     def _sum_in_16_bits(self, value):
         # NCCL sums in the dtype that it sends: the largest sum must fit, so the scale is shared.
         host = np.asarray(value)
-        largest = float(np.abs(host).max(initial=0.0)) * self._comm.size
-        largest = max(self._comm.allgather(largest))
+        largest = float(np.abs(host).max(initial=0.0)) * self._group.size
+        largest = max(self._group.all_gather(largest))
         scale = np.float32(2.0 ** np.ceil(np.log2(largest / 2**15))) if largest else np.float32(1)
         half = _host.to_device((host / scale).astype(np.float16))
         out = _host.empty_like(half)

@@ -10,7 +10,7 @@ from typing import Any, Callable, Mapping, Sequence
 import numpy as np
 
 from synkhronos import _host
-from synkhronos.comm.mpi.messages import meet
+from synkhronos.comm.group import Group
 from synkhronos.rules import contract, snapshots
 from synkhronos.rules.job import Job
 from synkhronos.rules.recorder import Recorder
@@ -30,8 +30,8 @@ class Run:
     Parameters
     ----------
     job : Job
-    comm : MPI.Comm
-        All processes of the run.
+    group : Group
+        All ranks of the run.
     model : object
         As `contract` says.
     recorder : Recorder
@@ -44,13 +44,13 @@ class Run:
     def __init__(
         self,
         job: Job,
-        comm: Any,
+        group: Group,
         model: Any,
         recorder: Any,
         strategy: str,
         interrupt: Callable[[], bool],
     ) -> None:
-        self.job, self.comm, self.model, self.recorder = job, comm, model, recorder
+        self.job, self.group, self.model, self.recorder = job, group, model, recorder
         self.strategy = strategy
         self.verbose = bool(recorder.verbose)
         self.statistics = contract.statistics_of(model)
@@ -65,10 +65,6 @@ class Run:
     def _kind(self) -> str:
         """The rule, and what its ranks exchange: runs of one kind have the same variables."""
         return f"{self.job.rule} {self.job.options.get('sync_type', '')}".strip()
-
-    def meet(self, waits_for: str) -> None:
-        """Wait until all ranks are here."""
-        meet(self.comm, waits_for, self.job.options["patience"])
 
     @property
     def is_interrupted(self) -> bool:
@@ -98,7 +94,7 @@ class Run:
         self,
         epoch: int,
         batch: int,
-        comm: Any = None,
+        group: Group | None = None,
         arrays: Sequence[np.ndarray] = (),
         **more: Any,
     ) -> None:
@@ -108,20 +104,18 @@ class Run:
         ----------
         epoch, batch : int
             Of the next step.
-        comm : MPI.Comm, optional
+        group : Group, optional
             The ranks that take part: by default all.
         arrays : list of ndarray
             Arrays of the rule to keep.
         **more
             Numbers of the rule to keep.
         """
-        if comm is None:
-            comm = self.comm
-            self.meet("the other ranks, for a snapshot")
+        group = self.group if group is None else group
         state = self._history.capture(self.recorder)
         state.plain["rule"] = dict(self.own)
         state.arrays.update({f"rule/{number}": array for number, array in enumerate(arrays)})
-        states = snapshots.collect(comm, state)
+        states = snapshots.collect(group, state)
         if states is None:
             return
         settings = self.job.settings
@@ -136,35 +130,35 @@ class Run:
             save(snapshots.folder_of(self.job.options["snapshot_path"]))
         self.say(f"snapshot {path}")
 
-    def resume(self, comm: Any = None) -> dict[str, Any]:
+    def resume(self, group: Group | None = None) -> dict[str, Any]:
         """Go on from a snapshot, if the job says so; return the numbers that the rule has kept."""
         if not self.job.options["resume"]:
             return {}
-        comm = self.comm if comm is None else comm
+        group = self.group if group is None else group
         found = None
-        if comm.rank == 0:
+        if group.rank == 0:
             found = snapshots.find(self.job.options["resume"], self.job.options["snapshot_path"])
-        snapshot = snapshots.distribute(comm, found)
+        snapshot = snapshots.distribute(group, found)
         if snapshot.rule is None:
             snapshots.restore_old(self.model, snapshot)
         else:
             n_states = len(snapshot.states)
-            same = snapshot.rule == self._kind and (n_states > 1) == (comm.size > 1)
-            if snapshot.batch and (not same or n_states != comm.size):
+            same = snapshot.rule == self._kind and (n_states > 1) == (group.size > 1)
+            if snapshot.batch and (not same or n_states != group.size):
                 raise ValueError(
                     f"{found} is from the middle of an epoch of {snapshot.rule} on {n_states} "
                     f"ranks: resume it in the same way, or from a snapshot of an epoch's end."
                 )
-            state = snapshot.state_of(comm.rank)
+            state = snapshot.state_of(group.rank)
             if same:
                 before = snapshot.more.get("settings", {})
                 new = {k: v for k, v in self.job.settings.items() if before.get(k, _NONE) != v}
                 # Of asynchronous workers one has written the file: others draw other numbers.
-                is_own = comm.rank < n_states and (comm is self.comm or self.verbose)
+                is_own = group.rank < n_states and (group is self.group or self.verbose)
                 self._history.restore(state, self.recorder, new, is_own)
             else:
                 self._history.restore_parameters(state)
-            if not same or n_states != comm.size:
+            if not same or n_states != group.size:
                 self.say(
                     f"{found} is of {snapshot.rule} on {n_states} ranks: this run goes on with its "
                     f"{'state' if same else 'parameters'}, and with other random numbers; the "
@@ -187,9 +181,16 @@ class Run:
             sys.stdout.flush()
 
 
+class _Gathering:
+    """The method of mpi4py's communicators that the recorder uses, as model files know it."""
+
+    def __init__(self, group):
+        self.rank, self.size, self.allgather = group.rank, group.size, group.all_gather
+
+
 def build(
     job: Job,
-    comm: Any,
+    group: Group,
     config: Mapping[str, Any],
     sync_type: str,
     strategy: str,
@@ -201,7 +202,7 @@ def build(
     Parameters
     ----------
     job : Job
-    comm : MPI.Comm
+    group : Group
     config : dict
         What the model's constructor is told: ``verbose``, ``rank``, ``size``.
     sync_type : str
@@ -228,14 +229,14 @@ def build(
     contract.compile_functions(model, "cdd" if sync_type == "cdd" else "avg")
     for variable in variables_of(model):
         if _host.is_random_state(variable):
-            _host.spread_random_state(variable, comm.rank)
-    np.random.seed((job.options["seed"] + 1 + comm.rank) % 2**32)
-    random.seed(job.options["seed"] + 1 + comm.rank)
+            _host.spread_random_state(variable, group.rank)
+    np.random.seed((job.options["seed"] + 1 + group.rank) % 2**32)
+    random.seed(job.options["seed"] + 1 + group.rank)
     recorder = Recorder(
-        comm if shares_validation else None,
+        _Gathering(group) if shares_validation else None,
         job.options["print_freq"],
         job.modelclass,
         bool(config["verbose"]),
     )
     recorder.batch_size = getattr(model, "file_batch_size", getattr(model, "batch_size", None))
-    return Run(job, comm, model, recorder, strategy, interrupt)
+    return Run(job, group, model, recorder, strategy, interrupt)

@@ -3,8 +3,8 @@
     worker                                      server
     register ─────────────────────────────────▶ first? so that one worker records and validates
     begin: shapes, batches of an epoch ───────▶ parameters wanted (of the first), or given
-    exchange: batches done ── arrays ─────────▶ merges them into the center
-                           ◀── arrays ───────── orders: epoch, stop, validate
+    exchange: batches done, arrays ───────────▶ merges them into the center
+                           ◀─────────────────── orders: epoch, stop, validate; arrays
     center ───────────────────────────────────▶ arrays, and those that the rule keeps beside them
     finish (the first worker only) ───────────▶ answered when all other workers have left
     leave ────────────────────────────────────▶ ends when all workers have left
@@ -20,8 +20,6 @@ message loop is that of Platoon and Theano-MPI.
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import sys
 import time
 from dataclasses import dataclass
@@ -30,23 +28,10 @@ from typing import Any, Callable
 import numpy as np
 
 from synkhronos._machine.log import log
-from synkhronos.comm.mpi.library import MPI
-from synkhronos.comm.mpi.messages import (
-    ProcessLost,
-    complete,
-    dead_ranks,
-    is_death,
-    lost,
-    receive,
-    receive_arrays,
-    send_arrays,
-    wait_until,
-)
+from synkhronos.comm.group import Group, RankLost, WaitedTooLong
 from synkhronos.rules.job import Job
 
-_REQUEST, _REPLY, _ARRAYS = 199, 200, 201
 _REPORT_EVERY = 40  # batches of all workers
-_LEAVE_SECONDS = 60.0
 
 Merge = Callable[[list, list, list], None]
 
@@ -80,7 +65,7 @@ class Server:
     Parameters
     ----------
     job : Job
-    comm : MPI.Comm
+    group : Group
     merge : callable
         ``merge(center, received, state)`` changes the arrays of `center` in place. `state` is a
         list for what the rule keeps beside them.
@@ -88,9 +73,8 @@ class Server:
         Returns whether a signal has asked this process to end.
     """
 
-    def __init__(self, job: Job, comm: Any, merge: Merge, interrupt: Callable[[], bool]) -> None:
-        self._job, self._comm, self._merge, self._interrupt = job, comm, merge, interrupt
-        self._patience = job.options["patience"]
+    def __init__(self, job: Job, group: Group, merge: Merge, interrupt: Callable[[], bool]) -> None:
+        self._job, self._group, self._merge, self._interrupt = job, group, merge, interrupt
         self._workers: dict[int, _Worker] = {}
         self._dead: set[int] = set()
         self._center: list[np.ndarray] | None = None
@@ -106,35 +90,14 @@ class Server:
 
     def serve(self) -> int:
         """Answer workers until all have left; return the exit status."""
-        comm, n_workers = self._comm, self._comm.size - 1
-        status = MPI.Status()
-
-        def patience():
-            # Before workers train they compile, which may take long.
-            trains = any(worker.is_training for worker in self._workers.values())
-            return self._patience if trains else 10 * self._patience
-
-        def is_ready():
-            try:
-                # Not of any source: what a dead worker has sent can be seen, but not received.
-                there = set(range(1, comm.size)) - self._away
-                return any(comm.Iprobe(rank, _REQUEST, status) for rank in there) or self._is_over(
-                    n_workers
-                )
-            except MPI.Exception as error:
-                if not is_death(error):
-                    raise
-                self._bury()
-                return self._is_over(n_workers)
-
-        while not self._is_over(n_workers):
-            wait_until(is_ready, "a message of a worker", patience())
-            if self._is_over(n_workers):
-                break
-            try:
-                self._answer(status.source)
-            except ProcessLost:
-                self._bury()
+        n_workers = self._group.size - 1
+        while len(self._away) < n_workers:
+            rank, message = self._next_message()
+            if message is None:
+                self._bury(rank)
+            elif rank not in self._away:
+                name, *content = message
+                getattr(self, f"_on_{name}")(rank, *content)
         self._say(f"total time {(time.monotonic() - self._begun) / 3600:.4f} h")
         if not self._is_saved:
             self._say("no worker was left to validate the last parameters, and to write a snapshot")
@@ -143,65 +106,66 @@ class Server:
             return 130
         return int(failed)
 
-    def _is_over(self, n_workers):
-        return len(self._away) >= n_workers
+    def _next_message(self):
+        # Before workers train they compile, which may take long.
+        trains = any(worker.is_training for worker in self._workers.values())
+        patience = self._group.patience * (1 if trains else 10)
+        came = self._group.receive(patience)
+        if came is None:
+            raise WaitedTooLong(
+                f"waited {patience:.0f} s for a message of a worker: is one of them stopped? The "
+                "option patience lets a run wait longer."
+            )
+        return came
 
     @property
     def _away(self):
         """The workers that have left or died."""
         return self._dead.union(rank for rank, each in self._workers.items() if each.has_left)
 
-    def _answer(self, rank):
-        with lost(rank):
-            name, content = self._comm.recv(source=rank, tag=_REQUEST)
-        getattr(self, f"_on_{name}")(rank, content)
-
-    def _reply(self, rank, content):
-        with lost(rank):
-            self._comm.send(content, rank, _REPLY)
-
     def _on_register(self, rank, host):
         self._workers[rank] = _Worker(host)
         if self._first is None:
             self._first = rank
-        self._reply(rank, self._first == rank)
+        self._group.send(rank, self._first == rank)
 
-    def _on_begin(self, rank, content):
-        worker = self._workers[rank]
-        described, self._n_batches, self._n_epochs, kept, n_state = content
+    def _on_begin(self, rank, described, n_batches, n_epochs):
+        self._n_batches, self._n_epochs = n_batches, n_epochs
         if self._described not in (None, described):
-            self._reply(rank, "differs")
-            return
-        wants = self._center is None
-        self._reply(rank, "send" if wants else "take")
-        if wants:
-            center = [np.empty(size, dtype) for dtype, size in described]
-            state = [np.empty(size, dtype) for dtype, size in described[:n_state]]
-            receive_arrays(self._comm, [*center, *state], rank, _ARRAYS)
-            # Only now: if the worker has died in between, the next one sends its parameters.
-            self._center, self._described, self._state = center, described, state
+            self._group.send(rank, "differs")
+        elif self._center is None:
+            self._group.send(rank, "send")
+        else:
+            self._send_center(rank)
+
+    def _on_first(self, rank, described, arrays, state, kept):
+        """Take the first parameters, unless those of another worker were faster."""
+        if self._center is None:
+            self._center = [array.copy() for array in arrays]
+            self._state = [array.copy() for array in state]
+            self._described = described
             self._done = int(kept.get("total", 0))
             self._epoch = int(self._done // self._n_batches)
             self._validated = self._epoch
-        else:
-            send_arrays(self._comm, self._center, rank, _ARRAYS)
-        worker.is_training = True
-        self._reply(rank, self._orders(rank))
+        self._send_center(rank)
 
-    def _on_exchange(self, rank, content):
-        done, self._n_batches = content
-        received = [np.empty_like(array) for array in self._center]
-        receive_arrays(self._comm, received, rank, _ARRAYS)
-        before = [array.copy() for array in self._center]
-        self._merge(self._center, received, self._state)
+    def _send_center(self, rank):
+        self._workers[rank].is_training = True
+        self._group.send(rank, self._orders(rank), self._center)
+
+    def _on_exchange(self, rank, done, n_batches, arrays):
+        self._n_batches = n_batches
         self._workers[rank].done += done
         self._done += done
         # Workers that do not know yet that it is over may do some batches more.
         self._epoch = int(min(self._done // self._n_batches, self._n_epochs))
-        self._reply(rank, self._orders(rank))
-        # EASGD moves both ends by the old values of the other.
-        sent = before if self._job.rule == "EASGD" else self._center
-        send_arrays(self._comm, sent, rank, _ARRAYS)
+        # EASGD moves both ends by the old values of the other. What is sent is copied at once.
+        if self._job.rule == "EASGD":
+            self._group.send(rank, self._orders(rank), self._center)
+            self._merge(self._center, arrays, self._state)
+        else:
+            self._merge(self._center, arrays, self._state)
+            self._group.send(rank, self._orders(rank), self._center)
         self._report()
 
     def _orders(self, rank):
@@ -212,11 +176,10 @@ class Server:
             self._validated = self._epoch
         return Orders(self._epoch, self._done, stop, is_first, validate)
 
-    def _on_center(self, rank, content):
-        self._reply(rank, len(self._state))
-        send_arrays(self._comm, [*self._center, *self._state], rank, _ARRAYS)
+    def _on_center(self, rank):
+        self._group.send(rank, self._center, self._state)
 
-    def _on_finish(self, rank, content):
+    def _on_finish(self, rank):
         self._workers[rank].waits_for_end = True
         self._release()
 
@@ -243,27 +206,24 @@ class Server:
         answered = []
         if self._is_saved:
             answered = waiting
-        elif len(self._away.union(waiting)) == self._comm.size - 1:
+        elif len(self._away.union(waiting)) == self._group.size - 1:
             answered = [rank for rank in waiting if rank == self._first]
         for rank in answered:
             self._workers[rank].waits_for_end = False
-            with contextlib.suppress(ProcessLost):  # the next look at messages finds it dead
-                self._reply(rank, None if self._is_saved else self._done)
+            self._group.send(rank, None if self._is_saved else self._done)
 
-    def _bury(self):
-        """Leave workers out that have died."""
-        # A worker that has left has ended without MPI's end, which counts as a death too.
-        left = {rank for rank, worker in self._workers.items() if worker.has_left}
-        for rank in sorted(dead_ranks(self._comm) - self._dead - left):
+    def _bury(self, rank):
+        """Leave a worker out that has ended, and has not said that it leaves."""
+        if rank not in self._away:
             self._dead.add(rank)
             host = f" on {self._workers[rank].host}" if rank in self._workers else ""
             self._say(
                 f"rank {rank} ({self._job.devices[rank]}){host} has died: training goes on "
-                f"without it, with {self._comm.size - 1 - len(self._dead)} workers"
+                f"without it, with {self._group.size - 1 - len(self._dead)} workers"
             )
             if rank == self._first:
                 self._choose_first()
-        self._release()
+            self._release()
 
     def _choose_first(self):
         """Let another worker record, validate and write snapshots."""
@@ -294,18 +254,16 @@ class Client:
 
     Parameters
     ----------
-    comm : MPI.Comm
-    patience : float
-        Seconds to wait for the server.
+    group : Group
     """
 
-    def __init__(self, comm: Any, patience: float) -> None:
-        self._comm, self._patience = comm, patience
+    def __init__(self, group: Group) -> None:
+        self._group = group
         self.has_left = False
 
     def register(self) -> bool:
         """Say that this worker is there; return whether it is the first one."""
-        return self._ask("register", socket.gethostname())
+        return self._ask("register", self._group.hosts[self._group.rank])[0]
 
     def begin(
         self,
@@ -315,7 +273,7 @@ class Client:
         kept: dict,
         state: list[np.ndarray],
     ) -> Orders:
-        """Send the parameters if the server has none yet, else take the server's.
+        """Send the parameters if the server has none yet; take the server's.
 
         `state` are the arrays that the server of an earlier run has kept beside them.
 
@@ -329,34 +287,31 @@ class Client:
             raise ValueError(
                 "the snapshot is damaged: its arrays of the server are of other sizes."
             )
-        answer = self._ask("begin", (described, n_batches, n_epochs, kept, len(state)))
-        if answer == "differs":
+        answer = self._ask("begin", described, n_batches, n_epochs)
+        if answer == ("differs",):
             raise ValueError(
                 "the parameters of this worker differ from those of the server in number, size or "
                 "dtype: all workers must build the same model."
             )
-        if answer == "send":
-            send_arrays(self._comm, [*arrays, *state], 0, _ARRAYS)
-        else:
-            receive_arrays(self._comm, arrays, 0, _ARRAYS)
-        return self._wait_for_reply()
+        if answer == ("send",):
+            answer = self._ask("first", described, arrays, state, kept)
+        orders, center = answer
+        _copy(center, arrays)
+        return orders
 
     def exchange(
         self, sent: list[np.ndarray], received: list[np.ndarray], done: int, n_batches: float
     ) -> Orders:
         """Send arrays to the server, which merges them; receive its arrays and its orders."""
-        self._send("exchange", (done, n_batches))
-        send_arrays(self._comm, sent, 0, _ARRAYS)
-        orders = self._wait_for_reply()
-        receive_arrays(self._comm, received, 0, _ARRAYS)
+        orders, center = self._ask("exchange", done, n_batches, sent)
+        _copy(center, received)
         return orders
 
     def center(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         """Receive the server's parameters; return the arrays that it keeps beside them."""
-        n_state = self._ask("center", None)
-        state = [np.empty_like(array) for array in arrays[:n_state]]
-        receive_arrays(self._comm, [*arrays, *state], 0, _ARRAYS)
-        return state
+        center, state = self._ask("center")
+        _copy(center, arrays)
+        return [array.copy() for array in state]
 
     def finish(self) -> int | None:
         """Wait until training is over.
@@ -366,26 +321,30 @@ class Client:
         int or None
             The batches of all workers, if this one is to save the center; None if another has.
         """
-        return self._ask("finish", None)
+        return self._ask("finish")[0]
 
     def leave(self, reason: str = "") -> None:
         """Say that this worker ends."""
         if not self.has_left:
             self.has_left = True
-            # Synchronous: this process may end as soon as the server has it.
-            request = self._comm.issend(("leave", reason), 0, _REQUEST)
-            complete(request, "the server", min(self._patience, _LEAVE_SECONDS))
+            self._group.send(0, "leave", reason)
 
-    def _ask(self, name, content):
-        self._send(name, content)
-        return self._wait_for_reply()
-
-    def _send(self, name, content):
-        with lost(0):
-            self._comm.send((name, content), 0, _REQUEST)
-
-    def _wait_for_reply(self):
-        return receive(self._comm, 0, _REPLY, "the server", self._patience)
+    def _ask(self, *message) -> Any:
+        """Send a message to the server; return its answer, of which arrays are views for now."""
+        self._group.send(0, *message)
+        end = time.monotonic() + self._group.patience
+        while True:
+            came = self._group.receive(max(0.0, end - time.monotonic()))
+            if came is None:
+                raise WaitedTooLong(
+                    f"waited {self._group.patience:.0f} s for the server: is it stopped? The "
+                    "option patience lets a run wait longer."
+                )
+            rank, answer = came
+            if rank == 0 and answer is None:
+                raise RankLost("rank 0 has died", 0)
+            if rank == 0:  # else another worker has left
+                return answer
 
 
 def leave_after_error(client: Client) -> None:
@@ -394,3 +353,8 @@ def leave_after_error(client: Client) -> None:
         client.leave("error")
     except Exception as error:
         log.warning("can't tell the server: %s", error)
+
+
+def _copy(arrays, targets):
+    for array, target in zip(arrays, targets):
+        target[...] = array

@@ -27,6 +27,7 @@ from synkhronos import _host
 from synkhronos._host import random_states
 from synkhronos._machine.files import NewFile, remove_left
 from synkhronos._wording import printable, sentence
+from synkhronos.comm.group import Group
 from synkhronos.rules.recorder import Recorder
 from synkhronos.rules.variables import updated_variables, variables_of
 
@@ -358,16 +359,13 @@ def _decode(encoded, arrays):
     return items if kind == "list" else tuple(items)
 
 
-def collect(comm: Any, state: State) -> list[State] | None:
+def collect(group: Group, state: State) -> list[State] | None:
     """Return the states of all ranks in rank 0, which gets only arrays that differ from its own."""
     digests = {name: _fingerprint_of_array(array) for name, array in state.arrays.items()}
-    everyone = comm.gather(digests)
-    wanted = None
-    if comm.rank == 0:
-        wanted = [[name for name in d if d[name] != digests.get(name)] for d in everyone]
-    own_wanted = comm.scatter(wanted)
-    sent = comm.gather((state.plain, {name: state.arrays[name] for name in own_wanted}))
-    if comm.rank:
+    everyone = group.all_gather(digests)
+    wanted = [name for name in digests if digests[name] != everyone[0].get(name)]
+    sent = group.gather((state.plain, {name: state.arrays[name] for name in wanted}))
+    if sent is None:
         return None
     return [
         State({**{name: state.arrays.get(name) for name in d}, **arrays}, plain)
@@ -380,7 +378,7 @@ def _fingerprint_of_array(array):
     return hashlib.blake2b(data.tobytes() + repr((data.dtype, data.shape)).encode()).digest()
 
 
-def distribute(comm: Any, path: Path | None) -> Snapshot:
+def distribute(group: Group, path: Path | None) -> Snapshot:
     """Return the snapshot of a file on all ranks; rank 0 reads it.
 
     Raises
@@ -389,13 +387,13 @@ def distribute(comm: Any, path: Path | None) -> Snapshot:
         On all ranks, if rank 0 can't read it.
     """
     read: Snapshot | Exception | None = None
-    if comm.rank == 0:
+    if group.rank == 0:
         try:
             assert path is not None
             read = read_old(path) if path.is_dir() else read_file(path)
         except (ValueError, OSError) as error:
             read = error
-    read = comm.bcast(read)
+    read = group.broadcast(read)
     if isinstance(read, Exception):
         raise read
     assert read is not None

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numbers
-from typing import Any
 
 from synkhronos.rules.run import Run
 
 
-def validate(run: Run, count: int, comm: Any = None) -> bool:
+def validate(run: Run, count: int, shares: bool = False) -> bool:
     """Validate the model; return whether it asks to stop the training.
 
     Parameters
@@ -16,8 +15,8 @@ def validate(run: Run, count: int, comm: Any = None) -> bool:
     run : Run
     count : int
         Batches that all ranks have trained with.
-    comm : MPI.Comm, optional
-        The ranks that validate a part of the data each; without it this rank validates all.
+    shares : bool, optional
+        Whether each rank validates a part of the data; else this one validates all.
 
     Notes
     -----
@@ -37,8 +36,7 @@ def validate(run: Run, count: int, comm: Any = None) -> bool:
                 break
         batch = following
     model.reset_iter("val")
-    if comm is not None:
-        run.meet("the other ranks to validate")
+    if shares:
         recorder.gather_val_info()
     recorder.print_val_info(count)
     model.current_info = recorder.get_latest_val_info()

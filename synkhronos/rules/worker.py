@@ -1,14 +1,16 @@
-"""The process of one device, which mpirun starts: ``python -u -m synkhronos.rules.worker JSON``.
+"""The process of one device: ``python -u -m synkhronos.rules.worker JSON``.
 
-    the job ──▶ the device's flags ──▶ MPI ──▶ the model's file ──▶ the rule's loop ──▶ exit status
+    the job ──▶ the device's flags ──▶ the group ──▶ the model's file ──▶ the rule's loop ──▶ status
 
-The order counts: Theano reads its flags when it is imported, and a process that fails must have
-started MPI, so that the others hear of it.
+The launcher starts it, on one machine, or mpirun on several. The order counts: Theano reads its
+flags when it is imported, and a process that fails must be in the group, so that others hear of it.
 """
 
 from __future__ import annotations
 
+import atexit
 import configparser
+import json
 import os
 import signal
 import sys
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import Sequence
 
 from synkhronos._machine.processes import tell_guard_of_mpi
-from synkhronos.comm.mpi import folders, secret
+from synkhronos.launch import FOLLOWS
 from synkhronos.rules.job import Job
 
 _FLAGS = "THEANO_FLAGS"
@@ -28,40 +30,66 @@ def main(argv: Sequence[str]) -> int:
     """Run the process of one device to its end; return the exit status."""
     job = Job.from_json(argv[1])
     interrupted = _Flag(signal.SIGUSR1)
-    _set_environment(job)
-    given = secret.take()  # not for the model, and what it starts
-    from synkhronos.comm.mpi.library import MPI
-
-    with folders.of_segment():
-        MPI.Init()
-    tell_guard_of_mpi()
-    try:
-        comm = secret.checked(MPI.COMM_WORLD, given)
-    except secret.NoSecret as error:
-        sys.stderr.write(f"{MPI.Get_processor_name()}: {error}\n")
-        MPI.COMM_WORLD.Abort(1)
-    if comm.size != len(job.devices):
-        sys.stderr.write(f"mpirun has started {comm.size} processes for {len(job.devices)} ranks\n")
+    rank, n_here = _place()
+    _set_environment(job, rank, n_here)
+    group = _group(job)
+    if group.size != len(job.devices):
+        sys.stderr.write(f"{group.size} processes were started for {len(job.devices)} ranks\n")
         return 1
-    _prepare(job, comm.rank)
+    group.patience = job.options["patience"]
+    _prepare(job, rank)
     from synkhronos.rules.run import INTERRUPTED, Interrupted
 
     try:
-        status = _train(job, comm, interrupted)
+        status = _train(job, group, interrupted)
     except Interrupted:
         status = INTERRUPTED
     except BaseException as error:
-        _report(error, job, comm)
+        status = FOLLOWS if _report(error, job, group) else 1
         if job.rule == "BSP":  # the others wait for this rank in the next exchange
-            comm.Abort(1)
-        status = 1
+            group.abort()
+    group.close()
     if job.rule != "BSP":
         # MPI's own end may wait for ever for a process that has died.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
-    MPI.Finalize()
     return status
+
+
+def _place():
+    """Return this process's rank, and the number of ranks on its machine."""
+    told = os.environ.get("SYNKHRONOS_GROUP")
+    if told is not None:
+        found = json.loads(told)
+        return found["rank"], found["size"]
+    rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0"))
+    return int(rank), int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
+
+
+def _group(job):
+    """Return the group of this process: of those that the launcher or mpirun has started."""
+    from synkhronos.comm.shared import group
+
+    if group.VARIABLE in os.environ:
+        return group.join()
+    from synkhronos.comm.mpi import folders, secret
+
+    given = secret.take()  # not for the model, and what it starts
+    from synkhronos.comm.mpi.group import MpiGroup
+    from synkhronos.comm.mpi.library import MPI
+
+    with folders.of_segment():
+        MPI.Init()
+    if job.rule == "BSP":
+        atexit.register(MPI.Finalize)
+    tell_guard_of_mpi()
+    try:
+        return MpiGroup(secret.checked(MPI.COMM_WORLD, given))
+    except secret.NoSecret as error:
+        sys.stderr.write(f"{MPI.Get_processor_name()}: {error}\n")
+        MPI.COMM_WORLD.Abort(1)
+        raise
 
 
 class _Flag:
@@ -78,9 +106,9 @@ class _Flag:
         return self._is_set
 
 
-def _set_environment(job):
+def _set_environment(job, rank, n_here):
     """Set what must be set before NumPy and Theano are imported."""
-    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
+    os.environ["SYNKHRONOS_RANK"], os.environ["SYNKHRONOS_SIZE"] = str(rank), str(len(job.devices))
     cores = job.cores[rank] if job.cores else None
     if cores:
         os.sched_setaffinity(0, cores)
@@ -88,9 +116,8 @@ def _set_environment(job):
     if device == "none" or is_server(job, rank):
         device = "cpu"  # a server computes on the host
     os.environ[_FLAGS] = flags(os.environ.get(_FLAGS, ""), device)
-    here = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
     usable = len(os.sched_getaffinity(0))
-    threads = usable if cores else max(1, usable // max(1, here))
+    threads = usable if cores else max(1, usable // max(1, n_here))
     for name in _THREADS:
         os.environ.setdefault(name, str(threads))
     batches = job.options.get("made_batches")
@@ -146,26 +173,32 @@ def _prepare(job, rank):
     random.seed(own)
 
 
-def _train(job, comm, interrupted):
+def _train(job, group, interrupted):
     from synkhronos.rules import asgd, bsp, easgd, gosgd
 
     module = {"BSP": bsp, "EASGD": easgd, "GOSGD": gosgd, "ASGD": asgd}[job.rule]
-    return module.run(job, comm, interrupted)
+    return module.run(job, group, interrupted)
 
 
-def _report(error, job, comm):
-    """Write the traceback of an error, in one piece, with the rank, its device and its host."""
-    from synkhronos.comm.mpi.library import MPI
-    from synkhronos.comm.mpi.messages import ProcessLost
+def _report(error, job, group):
+    """Write the traceback of an error, in one piece, with the rank, its device and its host.
 
-    place = f"rank {comm.rank} ({job.devices[comm.rank]}) on {MPI.Get_processor_name()}"
-    if isinstance(error, ProcessLost):  # its own process has more to say
+    Return whether the error is that of another rank.
+    """
+    from synkhronos.comm import Aborted
+    from synkhronos.comm.group import RankLost
+
+    rank, follows = group.rank, isinstance(error, (RankLost, Aborted))
+    if isinstance(error, RankLost):  # its own process has more to say
         text = f"{error}, so this rank ends too\n"
+    elif isinstance(error, Aborted):
+        text = "another rank has failed, so this rank ends too\n"
     else:
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     sys.stdout.flush()
-    sys.stderr.write(f"{place} failed:\n{text}")
+    sys.stderr.write(f"rank {rank} ({job.devices[rank]}) on {group.hosts[rank]} failed:\n{text}")
     sys.stderr.flush()
+    return follows
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ import sys
 from typing import Sequence
 
 from synkhronos._machine.processes import STARTED, end_with_parent
+from synkhronos.launch import INTERRUPTED
 
-INTERRUPTED = 130  # the exit status of ranks that have agreed to stop
 _SECONDS = 2.0  # between two looks
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import time
-from typing import Collection, Iterator, Mapping, Sequence
+from typing import Mapping, Sequence
 
 from synkhronos.comm.mpi import folders, secret
 
@@ -47,24 +47,6 @@ def with_secret(
     if secret.VARIABLE in environment:  # of the user: `launch` has exported it
         return list(line), dict(environment)
     return [line[0], *secret.EXPORTED, *line[1:]], {**environment, secret.VARIABLE: secret.new()}
-
-
-@contextlib.contextmanager
-def signals_of(wanted: Collection[int]) -> Iterator[int]:
-    """Yield a descriptor from which the numbers of signals that come can be read."""
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
-    os.set_blocking(writer, False)
-    before = {number: signal.signal(number, lambda *_: None) for number in wanted}
-    old = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    try:
-        yield reader
-    finally:
-        signal.set_wakeup_fd(old)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        os.close(reader)
-        os.close(writer)
 
 
 def kill_session(number: int) -> None:

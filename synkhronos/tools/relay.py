@@ -28,6 +28,7 @@ from typing import Callable, Mapping, Sequence
 
 from synkhronos._machine.processes import end_with_parent
 from synkhronos.comm.mpi import folders
+from synkhronos.launch.signals import signals_of
 from synkhronos.tools import mpirun
 
 VARIABLE = "SYNKHRONOS_LAUNCH"
@@ -67,7 +68,7 @@ def guard() -> bool:
                 os.write(2, f"\0{token} {text}\0\n".encode())
 
     guarded = _Guarded(child, sink, mark)
-    with mpirun.signals_of(_HEARD) as signals:
+    with signals_of(_HEARD) as signals:
         mark("start")
         mark(f"status {guarded.wait(signals)}")
     return False
@@ -215,7 +216,7 @@ class Launch:
     def run(self) -> int:
         """Run it to its end; return the exit status of the script."""
         folder = folders.of_mpirun(self._environment)
-        with mpirun.signals_of(_HEARD) as signals, folder as environment:
+        with signals_of(_HEARD) as signals, folder as environment:
             line, environment = mpirun.with_secret(self._line, environment)
             self._selector = selectors.PollSelector()
             self._mpirun = subprocess.Popen(

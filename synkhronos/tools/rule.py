@@ -1,4 +1,4 @@
-"""Train a model by one of Theano-MPI's rules, with a process of mpirun for each device.
+"""Train a model by one of Theano-MPI's rules, with a process for each device.
 
 The model is a class in Theano-MPI's contract, in a file that is named by a path or as in an import.
 """
@@ -19,6 +19,7 @@ from typing import Any, Sequence
 
 from synkhronos import _wording
 from synkhronos._machine.devices import usable_cores
+from synkhronos.launch import watch
 from synkhronos.rules import options as _options
 from synkhronos.rules import places as _places
 from synkhronos.rules import request as _request
@@ -95,7 +96,9 @@ def _add_arguments_of(parser, rule):
         parser.add_argument(_options.flag(option.name), **words)
     launch.add_mpirun_arguments(parser)
     parser.add_argument(
-        "--dry-run", action="store_true", help="print the command line of mpirun, and don't run it"
+        "--dry-run",
+        action="store_true",
+        help="print the command line of mpirun, or of each rank of this machine, and don't run it",
     )
     # For `synkhronos.rules`: where the end is written, and a run that ends with its script.
     parser.add_argument("--report", help=argparse.SUPPRESS)
@@ -205,12 +208,16 @@ def start(
     refused : int, optional
         The exit status if it can't be started.
     """
+    # mpirun only where a rank is elsewhere, or the user has more to tell it.
+    needs_mpirun = bool(asked.mpirun_args or not all(_is_here(p.host) for p in asked.ranks))
     token = secrets.token_hex(16)
     try:
-        if not dry_run:
+        if needs_mpirun and not dry_run:
             launch.check_mpirun()
         cores = _cores(asked) if asked.bind else []
-        line = mpirun_line(asked, cores, token)
+        line = worker_command(asked, cores)
+        if needs_mpirun:
+            line = mpirun_line(asked, cores, token)
         if dry_run:
             print(shlex.join(line))
             return 0
@@ -218,17 +225,17 @@ def start(
     except (launch.CannotLaunch, ValueError, OSError) as error:
         return refuse(error, refused, report)
     devices = [place.device for place in asked.ranks]
-    run = ranks.Ranks(
-        line,
-        os.environ,
-        token,
-        devices,
-        folder,
-        is_served=asked.is_served,
-        outlives=asked.outlives_ranks,
-        ends_with_stdin=ends_with_stdin,
-        is_here=all(_is_here(place.host) for place in asked.ranks),
-    )
+    settings = {
+        "folder": folder,
+        "is_served": asked.is_served,
+        "outlives": asked.outlives_ranks,
+        "ends_with_stdin": ends_with_stdin,
+    }
+    run: watch.Watch
+    if needs_mpirun:
+        run = ranks.Ranks(line, os.environ, token, devices, **settings)
+    else:
+        run = watch.Children([line] * len(devices), devices, _environment(), **settings)
     print(banner(asked, folder), flush=True)
     began = time.time()
     status = run.run()
@@ -260,9 +267,7 @@ def mpirun_line(asked: Request, cores: list[list[int] | None], token: str) -> li
     variables = {}
     if list(counts) != [None]:
         variables = {name: os.environ[name] for name in _EXPORTED if name in os.environ}
-    flags = os.environ.get("THEANO_FLAGS")
-    if flags is not None:
-        variables["THEANO_FLAGS"] = without_devices(flags)
+    variables.update(_flags())
     command = guard.command(token, asked.outlives_ranks, worker_command(asked, cores))
     return launch.mpirun_line(
         hosts,
@@ -271,6 +276,16 @@ def mpirun_line(asked: Request, cores: list[list[int] | None], token: str) -> li
         variables,
         list(counts.values()),
     )
+
+
+def _environment():
+    """Return the environment of ranks of this machine."""
+    return {**os.environ, **_flags()}
+
+
+def _flags():
+    flags = os.environ.get("THEANO_FLAGS")
+    return {} if flags is None else {"THEANO_FLAGS": without_devices(flags)}
 
 
 def without_devices(flags: str) -> str:
@@ -355,7 +370,7 @@ def _ending(asked, run, folder, status, began, resume_line):
         hosts = [launch.Host(host or "localhost") for host in _places.by_host(asked.places)]
         why = launch.why_not_started(run.own_words, hosts, asked.agent)
         return [why.replace("the script", "the ranks")]
-    said = ranks.story(run, folder)
+    said = watch.story(run, folder)
     if run.own_words.strip() and not run.interrupted_by and run.cause is None:
         said.append(f"mpirun says:\n{run.own_words.strip()}")
     newest = _newest(asked.options["snapshot_path"], began)

@@ -12,7 +12,7 @@ import theano
 import theano.tensor as T
 from theanompi.lib.opt import pre_model_iter_fn
 
-RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
+RANK = int(os.environ.get("SYNKHRONOS_RANK", "0"))
 N_IN, N_CLASSES, SEED = 6, 3, 23
 
 
@@ -142,7 +142,7 @@ class Sleeps(Model):
 
     def __init__(self, config):
         seconds = config.get("seconds", 0.0)
-        if int(os.environ["OMPI_COMM_WORLD_SIZE"]) - 1 == RANK:
+        if int(os.environ["SYNKHRONOS_SIZE"]) - 1 == RANK:
             time.sleep(seconds)
         Model.__init__(self, config)
 

@@ -1,6 +1,7 @@
 """Runs of rules in processes of mpirun, with the model of ``support.rule_model``."""
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
@@ -90,13 +91,16 @@ class Launched:
 
     def pid_of(self, rank):
         """Return the number of a rank's process, which a guard has started."""
-        wanted = {f"OMPI_COMM_WORLD_RANK={rank}", f"SYNKHRONOS_TEST_RUN={self._mark}"}
+        wanted = {f"SYNKHRONOS_TEST_RUN={self._mark}"}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 line = process.cmdline()
                 if self.module in line and "synkhronos.tools.guard" not in line:
-                    environment = {"=".join(each) for each in process.environ().items()}
-                    if wanted <= environment:
+                    variables = process.environ()
+                    environment = {"=".join(each) for each in variables.items()}
+                    told = json.loads(variables.get("SYNKHRONOS_GROUP", "{}"))
+                    found = told.get("rank", variables.get("OMPI_COMM_WORLD_RANK"))
+                    if wanted <= environment and int(found) == rank:
                         return process.pid
         raise AssertionError(f"rank {rank} has no process:\n{self.output}")
 

@@ -14,26 +14,13 @@ from __future__ import annotations
 import time
 from typing import Any, Callable
 
-import numpy as np
-
 from synkhronos._machine.log import log
+from synkhronos.comm.group import RankLost, WaitedTooLong
 from synkhronos.comm.mpi.library import MPI
 
 _LOOKS = 2000  # without a sleep: some hundred microseconds
 _SHORTEST, _LONGEST = 2e-5, 2e-3  # seconds of a sleep
 _WARN_AFTER = 30.0  # seconds
-
-
-class ProcessLost(RuntimeError):
-    """A process of the run has died; `rank` is its number, if it is known."""
-
-    def __init__(self, text: str, rank: int | None = None) -> None:
-        super().__init__(text)
-        self.rank = rank
-
-
-class WaitedTooLong(RuntimeError):
-    """Other processes did not come within `patience` seconds."""
 
 
 def wait_until(is_ready: Callable[[], bool], waits_for: str, patience: float) -> None:
@@ -68,20 +55,8 @@ def complete(request: Any, waits_for: str, patience: float) -> None:
         wait_until(request.Test, waits_for, patience)
 
 
-def meet(comm: Any, waits_for: str, patience: float) -> None:
-    """Wait until all processes are here, so that a blocking call does not wait for one of them."""
-    complete(comm.Ibarrier(), waits_for, patience)
-
-
-def receive(comm: Any, source: int, tag: int, waits_for: str, patience: float) -> Any:
-    """Return the next message of a process."""
-    with lost(source):
-        wait_until(lambda: comm.Iprobe(source, tag), waits_for, patience)
-        return comm.recv(source=source, tag=tag)
-
-
 class lost:
-    """A context that turns MPI's errors about a dead process into `ProcessLost`."""
+    """A context that turns MPI's errors about a dead process into `RankLost`."""
 
     def __init__(self, rank: int | None = None) -> None:
         self._rank = rank
@@ -92,7 +67,7 @@ class lost:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if isinstance(error, MPI.Exception) and is_death(error):
             name = "another rank" if self._rank is None else f"rank {self._rank}"
-            raise ProcessLost(f"{name} has died", self._rank) from error
+            raise RankLost(f"{name} has died", self._rank) from error
 
 
 def is_death(error: MPI.Exception) -> bool:
@@ -117,17 +92,3 @@ def dead_ranks(comm: Any) -> set[int]:
     except (MPI.Exception, NotImplementedError):  # an MPI without fault tolerance
         return set()
     return set(ranks)
-
-
-def send_arrays(comm: Any, arrays: list[np.ndarray], rank: int, tag: int) -> None:
-    """Send arrays to a process."""
-    with lost(rank):
-        for array in arrays:
-            comm.Send(array, rank, tag)
-
-
-def receive_arrays(comm: Any, arrays: list[np.ndarray], rank: int, tag: int) -> None:
-    """Receive arrays from a process, into memory of the right shapes and dtypes."""
-    with lost(rank):
-        for array in arrays:
-            comm.Recv(array, rank, tag)

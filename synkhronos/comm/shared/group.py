@@ -23,6 +23,7 @@ from typing import Any, MutableMapping
 import numpy as np
 
 from synkhronos._arithmetic.blocks import cut, reduction
+from synkhronos._arithmetic.operations import round_to_16_bits
 from synkhronos._machine.devices import usable_cores
 from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm import Aborted
@@ -168,6 +169,18 @@ class SharedGroup(Meetings, Group):
 
     def all_gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in rank order."""
+        self._post(value)
+        return [value if rank == self.rank else self._read(rank) for rank in range(self.size)]
+
+    def gather(self, value: Any, root: int = 0) -> list[Any] | None:
+        """Return the values of all ranks on rank `root`, and None on the others."""
+        self._post(value if self.rank != root else None)
+        if self.rank != root:
+            return None
+        return [value if rank == self.rank else self._read(rank) for rank in range(self.size)]
+
+    def _post(self, value):
+        """Put a value on this rank's board, and wait until all have done so."""
         data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
         # In turns: a rank that is ahead writes one half, while others still read the other.
         self._n_gathered += 1
@@ -179,7 +192,6 @@ class SharedGroup(Meetings, Group):
         board[:_HEADER] = length.to_bytes(_HEADER, "little", signed=True)
         board[_HEADER : _HEADER + len(data)] = data
         self.barrier()
-        return [value if rank == self.rank else self._read(rank) for rank in range(self.size)]
 
     def _read(self, rank):
         board = _half(self.boards[rank], self._n_gathered)
@@ -209,8 +221,10 @@ class SharedGroup(Meetings, Group):
         self.barrier()  # until all have opened all
         return own
 
-    def all_reduce(self, array: np.ndarray, op: str = "sum") -> None:
+    def all_reduce(self, array: np.ndarray, op: str = "sum", sixteen_bits: bool = False) -> None:
         """Replace the values of an array of `allocate` with the reduction over all ranks."""
+        if sixteen_bits:
+            round_to_16_bits(array)
         key = id(array), op
         plan = self._plans.get(key)
         if plan is None:
@@ -240,6 +254,10 @@ class SharedGroup(Meetings, Group):
                 channel.post(self._parcels.pack(rank, message))
             except Closed:
                 self._take(rank)
+
+    def under_way(self, rank: int) -> int:
+        """Return how many messages with large arrays a rank has not taken."""
+        return self._parcels.under_way(rank)
 
     def receive(self, seconds: float | None = None) -> tuple[int, tuple | None] | None:
         """Return (rank, message): the next message that has come from any rank."""
@@ -309,8 +327,9 @@ class SharedGroup(Meetings, Group):
         self._give_back()
         end = time.monotonic() + seconds
         while self._channels and (left := end - time.monotonic()) > 0:
-            if not self._parcels.are_under_way and not any(
-                channel.has_unsent for channel in self._channels.values()
+            if not any(
+                channel.has_unsent or self._parcels.under_way(rank)
+                for rank, channel in self._channels.items()
             ):
                 break
             self._look(left)

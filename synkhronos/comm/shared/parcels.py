@@ -50,10 +50,9 @@ class Parcels:
         self._held: list[tuple[int, int]] = []  # sender, number of what `unpack` has returned
         self._kept: dict[int, Any] = {}
 
-    @property
-    def are_under_way(self) -> bool:
-        """Whether receivers have not taken all arrays."""
-        return bool(self._under_way)
+    def under_way(self, rank: int) -> int:
+        """Return how many messages with large arrays a rank has not taken."""
+        return sum(to == rank for to, _ in self._under_way.values())
 
     def note(self, array: np.ndarray, segment: SegmentRef) -> None:
         """Take note of memory that all ranks share: `array` begins where the segment does."""
