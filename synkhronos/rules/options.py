@@ -158,7 +158,7 @@ _ROWS = [
     Option("server", _SERVED, str, "first", "the first device is the server's (first), or one more "
            "process without a device is the server (extra)", choices=("first", "extra")),
     Option("exch_strategy", RULES, str, "nccl32", "the exchange between ranks: all_reduce by NCCL "
-           "or MPI (ar), or all_to_all (asa), in 32 or 16 bits",
+           "or in host memory (ar, asa), in 32 or 16 bits",
            choices=("nccl32", "nccl16", "ar", "asa32", "asa16")),
     Option("print_freq", RULES, int, 40, "print costs after so many batches", least=1),
     Option("snapshot_freq", ("BSP", "GOSGD"), int, 5, "write a snapshot after so many epochs; 0: "

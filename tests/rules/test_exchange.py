@@ -1,42 +1,53 @@
 """Exchanges between the ranks of a rule."""
 
 import os
-import subprocess
-import sys
 
-import pytest
-from support.hosts import mpirun
-from support.rules import FOR_ROOT, needs_mpirun
-
-pytestmark = [pytest.mark.mpi, needs_mpirun]
-
-HALVES = """
 import numpy as np
+import pytest
 import theano
-from synkhronos.comm.mpi.library import MPI
-from synkhronos.rules.exchange import Exchanger
+from support.groups import run
 
-MPI.Init()
-comm = MPI.COMM_WORLD
-first = comm.rank == 0
-found = []
-for strategy in ("ar", "asa32"):
-    w = theano.shared(np.float16([1 if comm.rank else 2048, 7]), "w")
-    v = theano.shared(np.full(2, comm.rank, np.float32), "v")
-    exchanger = Exchanger(comm, strategy, [w, v], [w, v])
-    exchanger.sum(1)
-    found.append((w.get_value().dtype.name, w.get_value().tolist(), v.get_value().tolist()))
-everyone = comm.gather(found)
-if first:
-    print(all(each == found for each in everyone), found[0] == found[1], found[0])
-MPI.Finalize()
-"""
+from synkhronos.rules.exchange import Exchanger, swap
+from synkhronos.rules.variables import Flat
 
 
-@pytest.mark.slow("starts mpirun and imports Theano")
+def halves(group):
+    """Return what ranks with numbers in 16 and 32 bits have after each exchange."""
+    found = []
+    for strategy in ("ar", "asa32"):
+        w = theano.shared(np.float16([1 if group.rank else 2048, 7]), "w")
+        v = theano.shared(np.full(2, group.rank, np.float32), "v")
+        Exchanger(group, strategy, [w, v], [w, v]).sum(1)
+        found.append((w.get_value().dtype.name, w.get_value().tolist(), v.get_value().tolist()))
+    return found
+
+
 def test_float16_is_summed_in_float32_and_rounded_once():
-    line = [mpirun(), "--oversubscribe", "-n", "3", sys.executable, "-c", HALVES]
-    env = {**os.environ, **FOR_ROOT}
-    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=300)
-    wanted = "True True ('float16', [2050.0, 21.0], [3.0, 3.0])\n"
-    assert (done.stdout, done.returncode) == (wanted, 0), done.stderr
+    assert run(3, halves) == [[("float16", [2050.0, 21.0], [3.0, 3.0])] * 2] * 3
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_pairs_swap_their_values(size):
+    def exchange(group):
+        w = theano.shared(np.full(50_000, group.rank, np.float32), "w")
+        swap(group, Flat([w]), group.rank ^ 1)
+        return np.unique(w.get_value()).tolist()
+
+    assert run(size, exchange) == [[rank ^ 1] for rank in range(size)]
+
+
+def test_a_child_of_a_rank_writes_into_its_own_values():
+    """A process that a model forks has its own values of the model's variables."""
+
+    def fork(group):
+        w = theano.shared(np.zeros(3), "w")
+        flat = Flat([w], group.allocate)
+        flat.read()
+        flat.write()
+        pid = os.fork()
+        if pid == 0:
+            w.get_value(borrow=True)[...] = 1.0
+            os._exit(int(w.get_value().sum()))
+        return os.waitpid(pid, 0)[1] >> 8, w.get_value().tolist()
+
+    assert run(2, fork) == [(3, [0.0, 0.0, 0.0])] * 2
