@@ -1,4 +1,4 @@
-"""EASGD, ASGD and GOSGD in processes of mpirun; one worker alone compared with plain Theano."""
+"""EASGD, ASGD and GOSGD in processes of their own; one worker compared with plain Theano."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from support.rules import needs_mpirun
 
 from synkhronos.rules import compatible
 
-pytestmark = [pytest.mark.mpi, needs_mpirun, pytest.mark.usefixtures("quickly_compiled")]
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 FORGING = str(Path(hosts.ROOT, "tests", "support", "forging"))
 SETTINGS = {"n_rows": 96, "n_epochs": 4, "lr": 0.05}
 RULES = ["EASGD", "ASGD", "GOSGD"]
@@ -116,7 +116,7 @@ def test_pushed_updates_of_one_worker(model, tmp_path, learning_rate_rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.slow("runs of mpirun")
+@pytest.mark.slow("several processes")
 def test_several_workers_learn_together(model, tmp_path, rule):
     """Each adjusts its hyper-parameters once an epoch, whole numbers, whenever it comes."""
     given = {"GOSGD": {"p": 0.5}, "EASGD": {"tau": 3}, "ASGD": {"tau": 3, "gamma": 0.05}}[rule]
@@ -139,7 +139,7 @@ def test_several_workers_learn_together(model, tmp_path, rule):
         assert abs(float(line.split()[-1]) - 1) < 1e-12
 
 
-@pytest.mark.slow("a run of mpirun")
+@pytest.mark.slow("several processes")
 def test_gossip_of_all_to_all_cannot_block(tmp_path):
     """With every batch pushed, pushes are mutual and cyclic; Theano-MPI's workers blocked."""
     run = rules.run("GOSGD", 3, tmp_path, settings={**SETTINGS, "n_epochs": 10}, p=1)
@@ -147,7 +147,7 @@ def test_gossip_of_all_to_all_cannot_block(tmp_path):
     assert abs(float(line.split()[-1]) - 1) < 1e-12
 
 
-@pytest.mark.slow("waits for several processes of mpirun")
+@pytest.mark.slow("waits for several processes")
 @pytest.mark.parametrize("rule", ["EASGD", "GOSGD"])
 def test_a_worker_that_is_killed_is_left_out(tmp_path, rule):
     """The first worker, which records, or another one."""
@@ -164,7 +164,7 @@ def test_a_worker_that_is_killed_is_left_out(tmp_path, rule):
 
 
 @pytest.mark.parametrize("rule", ["ASGD", "GOSGD"])
-@pytest.mark.slow("a run of mpirun")
+@pytest.mark.slow("several processes")
 def test_a_worker_that_raises_is_left_out(tmp_path, rule):
     settings = {"n_rows": 96, "n_epochs": 12, "pause": 0.02, "fails": 2}
     run = rules.run(rule, 3, tmp_path, "Fails", settings, status=1)
@@ -177,7 +177,7 @@ def test_a_worker_that_raises_is_left_out(tmp_path, rule):
     ("rule", "fails", "after"),
     [("GOSGD", 0, 0.1), ("GOSGD", 1, 0.1), ("EASGD", 1, 5.0), ("ASGD", 2, 0.1)],
 )
-@pytest.mark.slow("a run of mpirun")
+@pytest.mark.slow("several processes")
 def test_a_worker_that_never_begins_is_left_out(tmp_path, rule, fails, after):
     """The first worker, when the other has done all batches, or the second."""
     settings = {"n_rows": 96, "n_epochs": 6, "fails": fails, "early": after}
@@ -187,7 +187,7 @@ def test_a_worker_that_never_begins_is_left_out(tmp_path, rule, fails, after):
     assert "snapshot ./snapshots/snapshot_0006.npz" in run.output, run.output
 
 
-@pytest.mark.slow("a run of mpirun")
+@pytest.mark.slow("several processes")
 def test_workers_end_when_the_server_has_died(tmp_path):
     settings = {"n_rows": 96, "n_epochs": 99, "pause": 0.02}
     run = rules.Launched("EASGD", 3, tmp_path, "Sleeps", settings, print_freq=4)
@@ -198,7 +198,7 @@ def test_workers_end_when_the_server_has_died(tmp_path):
 
 
 @pytest.mark.parametrize("rule", ["ASGD", "GOSGD"])
-@pytest.mark.slow("a run of mpirun")
+@pytest.mark.slow("several processes")
 def test_an_interrupt_writes_a_snapshot_from_which_the_run_goes_on(tmp_path, rule):
     settings = {"n_rows": 96, "n_epochs": 5, "pause": 0.05}
     run = rules.Launched(rule, 3, tmp_path, "Sleeps", settings, print_freq=4)
@@ -222,6 +222,8 @@ def test_an_interrupt_writes_a_snapshot_from_which_the_run_goes_on(tmp_path, rul
     assert epochs == sorted(set(epochs))  # the worker that wrote the file may have been ahead
 
 
+@needs_mpirun
+@pytest.mark.mpi
 @pytest.mark.parametrize("rule", ["EASGD", "GOSGD", "BSP"])
 def test_forged_messages_are_dropped(tmp_path, rule, monkeypatch):
     """Each rank sends some before each right one; with btl/tcp any user of a host could."""
@@ -239,6 +241,7 @@ def test_forged_messages_are_dropped(tmp_path, rule, monkeypatch):
 DIES = """
 import os, signal
 import numpy as np
+from synkhronos.comm.mpi import group
 from synkhronos.comm.mpi.library import MPI
 from synkhronos.rules import gosgd
 
@@ -246,7 +249,7 @@ signal.alarm(60)  # so that nothing is left behind if it fails
 MPI.Init()
 comm = MPI.COMM_WORLD
 comm.Set_errhandler(MPI.ERRORS_RETURN)
-gossip = gosgd.Gossip(comm, [np.full(2, float(comm.rank))], 100)
+gossip = gosgd.Gossip(group.MpiGroup(comm), [np.full(2, float(comm.rank))])
 if comm.rank == 1:
     gossip.push(0)
     comm.Recv(np.empty(1, np.uint8), 0, 9)
@@ -254,10 +257,10 @@ if comm.rank == 1:
 if comm.rank == 2:
     comm.Recv(np.empty(1, np.uint8), 0, 9)
     gossip.push(0)
-    while gossip._under_way:
+    while gossip._group.under_way(0):
         gossip.take()
 else:
-    while not comm.Iprobe(1, gosgd._PUSH):
+    while not comm.Iprobe(1, group._TAG):
         pass
     comm.Send(np.zeros(1, np.uint8), 1, 9)
     try:
@@ -265,13 +268,15 @@ else:
             comm.Iprobe(1, 9)
     except MPI.Exception:
         comm.Send(np.zeros(1, np.uint8), 2, 9)
-    while gossip._n_received != [0, 0, 1]:
+    while gossip.weight < 0.4:
         gossip.take()
     print(sorted(gossip.dead), gossip._arrays[0].round(2))
 os._exit(0)
 """
 
 
+@needs_mpirun
+@pytest.mark.mpi
 @pytest.mark.slow("starts mpirun")
 def test_a_worker_that_dies_after_its_message_was_seen_keeps_back_no_other(tmp_path):
     """MPI shows its message for ever, and raises if it is to be received."""

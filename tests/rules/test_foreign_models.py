@@ -6,11 +6,9 @@ import sys
 
 import numpy as np
 import pytest
-from support.rules import FOR_ROOT, needs_mpirun
+from support.rules import FOR_ROOT
 
 from synkhronos.rules import recorder
-
-pytestmark = [pytest.mark.mpi, needs_mpirun]
 
 # For GPUs and Python 2, with what model files rely on: lists of map(), xrange, hickle, sync(), a
 # number of batches that is a float, print_info without verbose, no current_info.

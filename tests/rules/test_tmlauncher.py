@@ -190,7 +190,7 @@ def test_a_dry_run_prints_the_line_of_mpirun(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
         monkeypatch.setenv(name, "1")
-    given = ["-r=GOSGD", "-file=model", "-class=Model", "-d=cpu,cpu", "-p=0.5", "-dry-run"]
+    given = ["-r=GOSGD", "-file=model", "-class=Model", "-d=a:cpu,cpu", "-p=0.5", "-dry-run"]
     assert tmlauncher.main(given) == 0
     line = shlex.split(capsys.readouterr().out)
     assert json.loads(line[-1])["options"]["p"] == 0.5 and "ulfm" in line

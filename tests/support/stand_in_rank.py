@@ -3,7 +3,6 @@
 python -m support.stand_in_rank rule BSP --devices cpu,cpu model.py Model --set does=waits
 """
 
-import json
 import os
 import signal
 import sys
@@ -13,65 +12,61 @@ import traceback
 
 def rank(job):
     """Run as one rank of a job; `does` of its settings says what."""
-    from synkhronos._machine.processes import tell_guard_of_mpi
-    from synkhronos.comm.mpi import folders
+    from synkhronos.rules import worker
 
-    with folders.of_segment():  # as in a rank of the rules
-        from mpi4py import MPI
-
-    tell_guard_of_mpi()
-    world = MPI.COMM_WORLD
-    world.Set_errhandler(MPI.ERRORS_RETURN)
-    settings, number = job["settings"], world.rank
-    does = settings.get("does", "ends")
+    group = worker._group(job)
+    number, last = group.rank, group.size - 1
+    does = job.settings.get("does", "ends")
     asked = []
     signal.signal(signal.SIGUSR1, lambda *_: asked.append(time.monotonic()))
-    print(f"rank {number} of {world.size}: {job['devices'][number]}, {job['cores']}", flush=True)
+    print(f"rank {number} of {group.size}: {job.devices[number]}, {job.cores}", flush=True)
     print(f"an error of rank {number}", file=sys.stderr, flush=True)
     if does == "shows":
         print("environment", os.environ.get("THEANO_FLAGS"), os.environ.get("SYNKHRONOS_SHOWN"))
         print("no newline", end="", flush=True)
-    if does == "saves" or settings.get("saves"):
-        world.Barrier()
+    if does == "saves" or job.settings.get("saves"):
+        group.barrier()
         if number == 0:
-            os.makedirs(job["options"]["snapshot_path"], exist_ok=True)
-            open(os.path.join(job["options"]["snapshot_path"], "snapshot_0003.npz"), "w").close()
-        world.Barrier()
-    world.gather(None, world.size - 1)  # all have printed, and only the last one waits for others
-    if number == world.size - 1:
-        if does == "is killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if does == "exits":
-            os._exit(7)
-        if does == "raises":
-            try:
-                raise ValueError("a reason")
-            except ValueError:
-                traceback.print_exc()
-                os._exit(1)
-        if does == "aborts":
-            world.Abort(5)
+            os.makedirs(job.options["snapshot_path"], exist_ok=True)
+            open(os.path.join(job.options["snapshot_path"], "snapshot_0003.npz"), "w").close()
+    group.barrier()  # all have printed
     if does in ("is killed", "exits", "raises", "aborts"):
-        try:
-            world.recv(source=world.size - 1)
-        except Exception as error:
-            print(f"rank {number} has noticed: {error}", flush=True)
-        os._exit(0)
+        if number == last:
+            fail(does, group)
+        while (came := group.receive()) != (last, None):
+            pass
+        print(f"rank {number} has noticed that rank {came[0]} has died", flush=True)
     if does in ("waits", "is stubborn"):
-        world.Barrier()
         print("begun", flush=True)
         while not asked or does == "is stubborn":
             time.sleep(0.02)
         time.sleep(0.5 * number)  # its snapshot takes longer
         print(f"rank {number} was asked {len(asked)} times", flush=True)
-        MPI.Finalize()
-        sys.exit(130)
+    group.close()
+    return 130 if asked else 0
+
+
+def fail(does, group):
+    """End this process in some way."""
+    if does == "is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if does == "raises":
+        try:
+            raise ValueError("a reason")
+        except ValueError:
+            traceback.print_exc()
+    if does == "aborts":
+        group.abort()
+    sys.stderr.flush()
+    os._exit({"exits": 7, "raises": 1, "aborts": 5}[does])
 
 
 def main(arguments):
     """Run the launcher with ranks of this module."""
     if arguments[0] == "rank":
-        return rank(json.loads(arguments[1]))
+        from synkhronos.rules.job import Job
+
+        return rank(Job.from_json(arguments[1]))
     from synkhronos.__main__ import main
     from synkhronos.tools import rule, tmlauncher
 
