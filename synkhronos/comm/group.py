@@ -15,7 +15,7 @@ A rank that dies, or is cut off, is in `losses` of the others. Collectives raise
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -143,6 +143,10 @@ class Group(ABC):
             Without a message the rank has left the group, or is in `losses`. None if nothing has
             come.
         """
+
+    @abstractmethod
+    def wait(self, seconds: float, also: Sequence[int] = ()) -> None:
+        """Wait until `receive` has something, or a descriptor can be read, at most so long."""
 
     @abstractmethod
     def abort(self) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import collections
 import copy
 import pickle
+import select
 import socket
-from typing import Any
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -64,6 +65,11 @@ class SingleGroup(Group):
     def receive(self, seconds: float | None = None) -> tuple[int, tuple | None] | None:
         """Return (0, message), or None: nothing more can come while this rank waits."""
         return (0, self._came.popleft()) if self._came else None
+
+    def wait(self, seconds: float, also: Sequence[int] = ()) -> None:
+        """Wait for the descriptors; messages are there already."""
+        if not self._came:
+            select.select(also, (), (), seconds)
 
     def abort(self) -> None:
         """End all collectives."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import selectors
 import signal
 import socket
@@ -88,6 +89,8 @@ class Watch:
         Whether an end of standard input ends the run, as a Ctrl-C does.
     patience : float, optional
         Seconds between a first Ctrl-C and the end of ranks that don't end.
+    token : str, optional
+        Begins the marks that processes write.
     """
 
     title = "synkhronos rule"
@@ -102,7 +105,12 @@ class Watch:
         outlives: bool = False,
         ends_with_stdin: bool = False,
         patience: float = PATIENCE,
+        token: str = "",
     ) -> None:
+        # What processes tell of themselves in their standard errors; see `_take_mark`.
+        self._mark = re.compile(
+            rb"\x00" + token.encode() + rb" (\d+) (start|status|lost|follows) ([^\x00]*)\x00\n?"
+        )
         self.ranks = [Rank(name) for name in names]
         self.failed: list[int] = []  # in the order in which they ended
         self.interrupted_by = 0
@@ -233,6 +241,18 @@ class Watch:
             elif not self.interrupted_by:
                 self._say(self.end_of(rank))
 
+    def _without_marks(self, text):
+        """Take the marks in a line of errors; return what is left of it."""
+        for mark in self._mark.finditer(text):
+            self._take_mark(int(mark[1]), mark[2], mark[3].decode())
+        without = self._mark.sub(b"", text)
+        if without == text:
+            return text
+        return without.rstrip(b"\n") + b"\n" if without.strip(b"\0\n") else b""
+
+    def _take_mark(self, rank: int, kind: bytes, text: str) -> None:
+        """Take what a process tells of a rank."""
+
     def _show(self, stream, rank, text):
         """Print what a rank has written, and put it into its log file."""
         if not text.endswith(b"\n"):  # the rank has ended without a newline
@@ -355,7 +375,9 @@ class Children(Watch):
         rank, number, lines = self._streams[fd]
         data = os.read(fd, SIZE)
         for line in lines.take(data, is_end=not data):
-            self._show(number, rank, line)
+            text = self._without_marks(line) if number == 2 else line
+            if text:
+                self._show(number, rank, text)
         if not data:
             self._selector.unregister(fd)
             del self._streams[fd]

@@ -1,7 +1,9 @@
 """``synkhronos launch --servers S --workers W SCRIPT``: servers and workers of a parameter server.
 
-    launcher ──▶ mpirun ──▶ guard ──▶ a server                  ranks 0 to S - 1
-                            guard ──▶ a mover ──▶ the script    ranks S to S + W - 1
+    launcher ──▶ a server                  ranks 0 to S - 1
+             ──▶ a mover ──▶ the script    ranks S to S + W - 1
+
+Where some are on other machines, mpirun starts a guard for each, and the guard the process.
 
 With hosts, servers and then workers fill them in order: ``--hosts a:2,b:2`` has the first two
 processes on a. Without numbers the processes are divided evenly.
@@ -15,10 +17,11 @@ import secrets
 import shlex
 import signal
 import sys
-from typing import Sequence
+from typing import Mapping, Sequence
 
 from synkhronos import _wording
 from synkhronos._machine.devices import usable_cores
+from synkhronos.launch import INTERRUPTED, watch
 from synkhronos.parameter_server.remote.heartbeats import SILENT
 from synkhronos.parameter_server.remote.node import Job
 from synkhronos.tools import guard, launch, ranks
@@ -30,20 +33,19 @@ _AFTER_HOST = 10.0  # if others on the host of a lost one have not been missed
 _EXPORTED = ("PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH")
 
 
-class Nodes(ranks.Ranks):
-    """The servers and the workers of a run."""
+class _Nodes(watch.Watch):
+    """The servers and the workers of a run, however they are started."""
 
     title = "synkhronos launch"
     request = "the workers have {:g} s to end"
+    _job: Job
 
-    def __init__(self, line, token, job: Job, is_here: bool = False) -> None:
+    def _take_job(self, job):
+        """Note what runs; return the names of the processes."""
         self._job = job
         self.lost: list[int] = []  # processes of which nothing is heard
         self._following: set[int] = set()  # those that fail because others have died
-        names = [*["server"] * job.n_servers, *["worker"] * job.n_workers]
-        super().__init__(
-            line, os.environ, token, names, None, outlives=True, is_here=is_here, patience=PATIENCE
-        )
+        return [*["server"] * job.n_servers, *["worker"] * job.n_workers]
 
     @property
     def cause(self) -> int | None:
@@ -105,6 +107,26 @@ class Nodes(ranks.Ranks):
         return said
 
 
+class _OfMpirun(_Nodes, ranks.Ranks):
+    """Servers and workers that mpirun starts."""
+
+    def __init__(self, line: Sequence[str], job: Job) -> None:
+        super().__init__(
+            line, os.environ, job.token, self._take_job(job), None, outlives=True, patience=PATIENCE
+        )
+
+
+class _OfThisMachine(_Nodes, watch.Children):
+    """Servers and workers that the launcher starts itself, without MPI."""
+
+    def __init__(self, job: Job, environment: Mapping[str, str]) -> None:
+        names = self._take_job(job)
+        commands = [_node(job)] * len(names)
+        super().__init__(
+            commands, names, environment, outlives=True, patience=PATIENCE, token=job.token
+        )
+
+
 def main(options: argparse.Namespace) -> int:
     """Run servers and workers to their end; return the exit status.
 
@@ -114,15 +136,21 @@ def main(options: argparse.Namespace) -> int:
         token = secrets.token_hex(16)
         job = _job(options, token)
         hosts, counts = _places(launch.find_hosts(options), job)
-        line = _mpirun_line(hosts, counts, options, job, token)
+        is_here = not options.mpirun_args and all(launch.is_here(host.name) for host in hosts)
+        line = _node(job) if is_here else _mpirun_line(hosts, counts, options, job, token)
         if options.dry_run:
             print(shlex.join(line))
             return 0
-        launch.check_mpirun()
+        if not is_here:
+            launch.check_mpirun()
     except (launch.CannotLaunch, ValueError) as error:
         print(f"can't launch: {error}", file=sys.stderr)
         return 2
-    nodes = Nodes(line, token, job, all(launch.is_here(host.name) for host in hosts))
+    nodes: _Nodes
+    if is_here:
+        nodes = _OfThisMachine(job, {**os.environ, **_threads(options)})
+    else:
+        nodes = _OfMpirun(line, job)
     status = nodes.run()
     if not status:
         return 0
@@ -134,7 +162,7 @@ def main(options: argparse.Namespace) -> int:
     for sentence in said:
         print(f"synkhronos launch: {sentence}", file=sys.stderr)
     if status == 128 + signal.SIGINT and nodes.interrupted_by == signal.SIGINT:
-        return guard.INTERRUPTED
+        return INTERRUPTED
     return status
 
 
@@ -194,15 +222,23 @@ def _places(hosts, job):
     return hosts, [end - begin for begin, end in zip(bounds, bounds[1:])]
 
 
+def _node(job):
+    """Return the command of each process."""
+    return [sys.executable, "-u", "-m", "synkhronos.parameter_server.remote.node", job.as_json()]
+
+
+def _threads(options):
+    if options.threads_per_rank is None:
+        return {}
+    return {"OMP_NUM_THREADS": str(options.threads_per_rank)}
+
+
 def _mpirun_line(hosts, counts, options, job: Job, token) -> Sequence[str]:
     own = ["--output", "tag", "--with-ft", "ulfm"]
     if max(counts) > usable_cores():
         own += ["--mca", "mpi_yield_when_idle", "1"]
-    node = [sys.executable, "-u", "-m", "synkhronos.parameter_server.remote.node", job.as_json()]
-    variables = {}
-    if options.threads_per_rank is not None:
-        variables["OMP_NUM_THREADS"] = str(options.threads_per_rank)
+    variables = _threads(options)
     if [host.name for host in hosts] != ["localhost"]:
         variables.update({name: os.environ[name] for name in _EXPORTED if name in os.environ})
-    command = [*own, *guard.command(token, True, node)]
+    command = [*own, *guard.command(token, True, _node(job))]
     return launch.mpirun_line(hosts, options, command, variables, counts, _KEEPALIVE)

@@ -24,7 +24,7 @@ from typing import Any, Mapping, Sequence
 from synkhronos._machine.processes import end_with_parent
 from synkhronos.comm.mpi import folders
 from synkhronos.launch.watch import SIZE, Lines, Watch
-from synkhronos.tools import mpirun, ports
+from synkhronos.tools import mpirun
 
 _AFTER_EARLY = 3.0  # seconds for what others still print: mpirun would not end them
 _AFTER_ALL = 10.0  # seconds for mpirun to end after all ranks
@@ -44,8 +44,6 @@ class Ranks(Watch):
         Begins the marks of guards.
     names : list of str
     folder : Path or None
-    is_here : bool, optional
-        Whether all of them are on this machine.
     **more
         See `Watch`.
     """
@@ -57,15 +55,10 @@ class Ranks(Watch):
         token: str,
         names: Sequence[str],
         folder: Path | None,
-        is_here: bool = False,
         **more: Any,
     ) -> None:
-        super().__init__(names, folder, **more)
+        super().__init__(names, folder, token=token, **more)
         self._line, self._environment = line, environment
-        self._mark = re.compile(
-            rb"\x00" + token.encode() + rb" (\d+) (start|status|lost|follows) ([^\x00]*)\x00\n?"
-        )
-        self._is_here = is_here
         self._lines = {1: Lines(), 2: Lines()}  # of mpirun's streams
         self._speaker: dict[int, int | None] = {1: None, 2: None}  # the rank of half a line
         self._edges: dict[int, bytes] = {}  # lines of dashes, by rank
@@ -94,8 +87,6 @@ class Ranks(Watch):
             start_new_session=True,  # a Ctrl-C in the terminal is for the launcher
             preexec_fn=functools.partial(end_with_parent, os.getpid()),
         )
-        if self._is_here:
-            ports.close(self._mpirun, len(self.ranks))
         self._streams = {self._mpirun.stdout.fileno(): 1, self._mpirun.stderr.fileno(): 2}
         for fd in self._streams:
             self._selector.register(fd, selectors.EVENT_READ, self._read)
@@ -166,15 +157,9 @@ class Ranks(Watch):
             self._own += text
             return
         if stream == 2:
-            for mark in self._mark.finditer(text):
-                self._take_mark(int(mark[1]), mark[2], mark[3].decode())
-            without = self._mark.sub(b"", text)
-            if without == text:
-                pass
-            elif not without.strip(b"\0\n"):
+            text = self._without_marks(text)
+            if not text:
                 return
-            else:
-                text = without.rstrip(b"\n") + b"\n"
             text = self._without_page(rank, text)
             if not text:
                 return

@@ -4,11 +4,10 @@ import re
 
 import pytest
 from support import nodes
-from support.nodes import needs_mpirun
 
 from synkhronos.parameter_server import errors
 
-pytestmark = [pytest.mark.mpi, needs_mpirun]
+pytestmark = []
 
 KVSTORE = """
 import sys

@@ -7,12 +7,11 @@ import time
 import psutil
 import pytest
 from support import nodes, rules
-from support.nodes import needs_mpirun
 from support.waiting import LONG, wait_until
 
 from synkhronos._machine import processes
 
-pytestmark = [pytest.mark.mpi, needs_mpirun]
+pytestmark = []
 
 # Worker 1 ends somehow after three rounds; the others go on until there is an error.
 ROUNDS = (

@@ -4,11 +4,9 @@ import contextlib
 import os
 import re
 import secrets
-import signal
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 from psutil import process_iter
@@ -17,7 +15,6 @@ from support.waiting import wait_until
 
 from synkhronos.comm.channel import Channel
 from synkhronos.comm.mpi.link import JobEnded, Line
-from synkhronos.tools import ports as closing
 
 slow = pytest.mark.slow("a run of mpirun")
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -103,18 +100,10 @@ def test_a_session_of_several_processes_on_one_machine(tmp_path):
 
 
 @slow
-@as_root
-@rules.needs_mpirun
-def test_nobody_can_connect_to_a_parameter_server_on_one_machine(tmp_path):
+def test_a_parameter_server_on_one_machine(tmp_path):
     line = [*LAUNCH, "--servers", "1", "--workers", "2"]
     with running(tmp_path, line, STORE, 2) as variable:
-        listens = ports.listening(variable)
-        assert listens.keys() == ports.of_the_page()["launch --workers"]
-        assert has_private_memory(variable)
-        found = [(address, port) for (*_, address), where in listens.items() for port in where]
-        assert len(found) == 3
-        # The launcher looks now and then whether all processes have connected.
-        wait_until(lambda: ports.as_nobody(lambda: not any(map(ports.can_connect, found))))
+        assert ports.listening(variable).keys() == ports.of_the_page()["launch --workers"] == set()
 
 
 @slow
@@ -173,76 +162,3 @@ def test_a_rank_takes_nothing_from_a_user_who_has_taken_the_name_of_its_carrier(
 
 
 # What mpirun does, in its way: a port for other machines, and one for its own processes.
-LISTENS = """
-import socket, sys
-ends = [socket.create_server((host, 0)) for host in ("0.0.0.0", "127.0.0.1")]
-print(*(end.getsockname()[1] for end in ends), flush=True)
-kept = [ends[1].accept() for _ in range(2)]
-sys.stdin.read()
-"""
-
-
-@pytest.fixture
-def listener():
-    """A process that listens on two ports, and their numbers."""
-    line = [sys.executable, "-c", LISTENS]
-    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        yield process, [("127.0.0.1", int(port)) for port in process.stdout.readline().split()]
-        process.kill()
-
-
-def test_ports_are_closed_after_all_processes_have_connected(listener):
-    process, (for_others, own) = listener
-    thread = closing.close(process, 2)
-    wait_until(lambda: not ports.can_connect(for_others))
-    if os.geteuid() == 0:
-        assert ports.as_nobody(lambda: not ports.can_connect(own))
-    with socket.create_connection(own), socket.create_connection(own):
-        thread.join(30)
-        assert not ports.can_connect(own) and not ports.can_connect(for_others)
-
-
-def test_a_number_that_another_file_has_got_is_passed_over(tmp_path):
-    """mpirun may have closed the socket meanwhile: 1 of 200 launches warned of open ports."""
-    with open(tmp_path / "file", "w") as file, open("/dev/null") as null:
-        assert closing._take(os.getpid(), file.fileno()) is None
-        after = os.dup(null.fileno())
-        os.close(after)
-        assert closing._take(os.getpid(), file.fileno()) is None
-        assert os.dup(null.fileno()) == after  # no descriptor is left
-        os.close(after)
-
-
-@as_root
-def test_an_mpirun_is_ended_if_another_user_has_connected_before(listener, caplog):
-    process, (_, own) = listener
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setgid(ports.NOBODY)
-            os.setuid(ports.NOBODY)
-            with socket.create_connection(own):
-                os.write(writer, b"1")
-                time.sleep(60)
-        finally:
-            os._exit(0)
-    try:
-        assert os.read(reader, 1)
-        closing.close(process, 2).join(30)
-        assert process.wait(30) == -signal.SIGKILL
-        assert "another user has connected to mpirun" in caplog.text
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(reader), os.close(writer)
-
-
-def test_ports_that_can_not_be_closed_are_told_of(listener, monkeypatch, caplog):
-    def take(pid, number):
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(closing, "_take", take)
-    closing.close(listener[0], 2).join(30)
-    assert "ports that ask for no key" in caplog.text and "not permitted" in caplog.text
-    assert all(map(ports.can_connect, listener[1]))

@@ -4,7 +4,6 @@ import contextlib
 import ipaddress
 import os
 import re
-import socket
 import sys
 from pathlib import Path
 
@@ -133,13 +132,3 @@ def as_nobody(function):
         finally:
             os._exit(status)
     return os.waitpid(child, 0)[1] == 0
-
-
-def can_connect(place):
-    """Return whether a connection to an address and port of this machine is made in a second."""
-    address, port = place
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
-    with socket.socket(family) as end:
-        end.settimeout(1.0)
-        return end.connect_ex((host, port)) == 0

@@ -11,9 +11,11 @@ the others go on; elsewhere mpirun ends all.
 from __future__ import annotations
 
 import contextlib
+import os
+import pickle
 import socket
 import time
-from typing import Any
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -22,8 +24,11 @@ from synkhronos.comm.group import Group, RankLost, WaitedTooLong
 from synkhronos.comm.mpi.library import MPI
 from synkhronos.comm.mpi.machine_sums import MachineSums
 from synkhronos.comm.mpi.messages import complete, dead_ranks, is_death, wait_until
+from synkhronos.comm.mpi.waiting import Waiting
 
 _TAG = 700
+_SMALL = 1 << 15  # bytes of a message that does not count as under way
+_FIND_SECONDS = 0.25  # between two looks for sockets that MPI has opened
 _LEFT = ()  # the message of a rank that leaves
 
 
@@ -41,8 +46,10 @@ class MpiGroup(Group):
         self.losses = {}
         self.hosts = tuple(comm.allgather(socket.gethostname()))
         self._sums = None  # made when it is needed: all ranks need it then
-        self._under_way: list[tuple[Any, int]] = []  # request, receiver
+        self._under_way: list[tuple[Any, int, bytes]] = []  # request, receiver, its memory
+        self._waiting: Waiting | None = None
         self._own: list[tuple] = []
+        self._spare = os.pipe()  # of which nothing ever comes
         self._has_left: set[int] = set()
         self._untold: list[int] = []  # ranks of which `receive` has not told that they are gone
 
@@ -114,14 +121,16 @@ class MpiGroup(Group):
             self._post(rank, message)
 
     def _post(self, rank, message):
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         with self._deaths_noted():
             # Complete when its receiver has begun to take it.
-            self._under_way.append((self._comm.issend(message, rank, _TAG), rank))
+            request = self._comm.Issend([data, MPI.BYTE], rank, _TAG)
+            self._under_way.append((request, rank, data))
 
     def under_way(self, rank: int) -> int:
-        """Return how many messages a rank has not begun to take."""
+        """Return how many large messages a rank has not begun to take."""
         self._reap()
-        return sum(to == rank for _, to in self._under_way)
+        return sum(to == rank and len(data) > _SMALL for _, to, data in self._under_way)
 
     def receive(self, seconds: float | None = None) -> tuple[int, tuple | None] | None:
         """Return (rank, message): the next message that has come from any rank."""
@@ -151,6 +160,37 @@ class MpiGroup(Group):
             message = None
         return rank, message
 
+    def wait(self, seconds: float, also: Sequence[int] = ()) -> None:
+        """Wait until `receive` has something, or a descriptor can be read."""
+        if self._waiting is None:
+            self._waiting = Waiting()
+            self._waiting.add_descriptor(self._spare[0])  # it waits for one at least
+            self._found_at = 0.0
+        waiting, end = self._waiting, time.monotonic() + seconds
+        for descriptor in also:
+            waiting.add_descriptor(descriptor)
+        try:
+            while True:
+                n_under_way = len(self._under_way)
+                ready = waiting.for_ranks(is_busy=bool(n_under_way))
+                has_come = bool(self._own or self._untold) or self._is_there()
+                self._reap()
+                waiting.note(bool(ready) or len(self._under_way) < n_under_way, has_come)
+                now = time.monotonic()
+                if now - self._found_at > _FIND_SECONDS:
+                    self._found_at = now
+                    waiting.find_sockets()
+                if ready or has_come or now > end or len(self._under_way) < n_under_way:
+                    return
+        finally:
+            for descriptor in also:
+                waiting.remove_descriptor(descriptor)
+
+    def _is_there(self):
+        with self._deaths_noted():
+            return any(self._comm.Iprobe(rank, _TAG) for rank in self._others)
+        return True  # a death
+
     @property
     def _others(self):
         gone = {self.rank, *self.losses, *self._has_left}
@@ -170,10 +210,11 @@ class MpiGroup(Group):
     def _reap(self):
         """Forget the messages that were sent, and those to ranks that were lost."""
         left = []
-        for request, rank in self._under_way:
+        for each in self._under_way:
+            request, rank, _ = each
             with self._deaths_noted():
                 if rank not in self.losses and not request.Test():
-                    left.append((request, rank))
+                    left.append(each)
         self._under_way = left
 
     @contextlib.contextmanager

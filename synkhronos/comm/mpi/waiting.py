@@ -44,16 +44,24 @@ class Waiting:
 
     def add(self, connection):
         """Wait for a rank's socket, too."""
-        self._own.add(connection.fileno())
-        self._of_mpi.pop(connection.fileno(), None)  # its number was that of a closed one
-        self._poll_own.register(connection, select.POLLIN)
-        self._poll_all.register(connection, select.POLLIN)
+        self.add_descriptor(connection.fileno())
+
+    def add_descriptor(self, fd):
+        """Wait for a descriptor, too."""
+        self._own.add(fd)
+        self._of_mpi.pop(fd, None)  # its number was that of a closed one
+        self._poll_own.register(fd, select.POLLIN)
+        self._poll_all.register(fd, select.POLLIN)
 
     def remove(self, connection):
         """Wait for a rank's socket no more."""
-        self._own.discard(connection.fileno())
-        self._poll_own.unregister(connection)
-        self._poll_all.unregister(connection)
+        self.remove_descriptor(connection.fileno())
+
+    def remove_descriptor(self, fd):
+        """Wait for a descriptor no more."""
+        self._own.discard(fd)
+        self._poll_own.unregister(fd)
+        self._poll_all.unregister(fd)
 
     def find_sockets(self):
         """Find the sockets that MPI has opened by now."""

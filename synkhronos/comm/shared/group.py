@@ -18,7 +18,7 @@ import pickle
 import select
 import socket
 import time
-from typing import Any, MutableMapping
+from typing import Any, MutableMapping, Sequence
 
 import numpy as np
 
@@ -273,6 +273,12 @@ class SharedGroup(Meetings, Group):
             if not self._look(left) and left is not None and left <= 0:
                 return None
 
+    def wait(self, seconds: float, also: Sequence[int] = ()) -> None:
+        """Wait until `receive` has something, or a descriptor can be read."""
+        self._give_back()
+        if not self._came and not self._ended:
+            self._look(seconds, also)
+
     def _give_back(self):
         """Tell the senders of arrays that this rank needs them no more."""
         for rank, answer in self._parcels.taken():
@@ -282,14 +288,18 @@ class SharedGroup(Meetings, Group):
                 except Closed:
                     self._take(rank)
 
-    def _look(self, seconds):
+    def _look(self, seconds, also=()):
         """Take what has come on sockets within a time; return whether there was something."""
         unsent = [channel for channel in self._channels.values() if channel.has_unsent]
         for channel in unsent:
             self._poll.modify(channel, select.POLLIN | select.POLLOUT)
+        for descriptor in also:
+            self._poll.register(descriptor, select.POLLIN)
         happened = self._poll.poll(None if seconds is None else 1000 * seconds)
         for channel in unsent:
             self._poll.modify(channel, select.POLLIN)
+        for descriptor in also:
+            self._poll.unregister(descriptor)
         wake = self._wake_pipes[self.rank][0]
         for fd, _ in happened:
             if fd == wake:

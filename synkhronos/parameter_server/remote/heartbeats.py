@@ -52,7 +52,7 @@ class Heartbeats:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Let a thread beat inside of `elsewhere`; all other calls of MPI are this thread's."""
+        """Let a thread beat inside of `elsewhere`; all other messages are this thread's."""
         if not self._ranks:
             yield
             return
@@ -68,7 +68,7 @@ class Heartbeats:
 
     @contextlib.contextmanager
     def elsewhere(self) -> Iterator[None]:
-        """Run a block that may take long, such as an updater, and calls no MPI."""
+        """Run a block that may take long, such as an updater, and sends no message."""
         if not self._lock.locked():
             yield
             return

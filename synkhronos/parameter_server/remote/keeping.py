@@ -166,11 +166,13 @@ class Keeper:
             key.waits_for_weight = has_weight
             self._initialize(key)
 
-    def place(self, worker: int, number: int, version: int, begin: int, nbytes: int) -> np.ndarray:
-        """Return the memory for a chunk that begins with an element of a key."""
+    def place(
+        self, worker: int, number: int, version: int, begin: int, nbytes: int
+    ) -> np.ndarray | None:
+        """Return the memory for a chunk that begins with an element of a key; None if refused."""
         key = self._numbered[worker, number]
         if key is None:
-            return np.empty(nbytes, np.uint8)
+            return None
         if (worker, version) not in key.arriving:
             key.arriving[worker, version] = [key.buffer(), key.n_here]
         begin -= key.part.begin
@@ -179,8 +181,7 @@ class Keeper:
     def arrived(self, worker: int, number: int, version: int, nbytes: int) -> None:
         """Take note of a chunk that is there; apply the push if it was the last one."""
         key = self._numbered[worker, number]
-        if key is None:
-            return
+        assert key is not None
         arriving = key.arriving[worker, version]
         arriving[1] -= nbytes // key.dtype.itemsize
         if arriving[1]:

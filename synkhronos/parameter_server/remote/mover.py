@@ -1,7 +1,7 @@
-"""The process beside a worker's script: it speaks MPI, and the script does not.
+"""The process beside a worker's script: it is in the group of the servers, and the script is not.
 
     script ── Unix socket ──┐                       ┌── server
-           memory ── mapped ┘ mover ════ MPI ═══════├── server
+           memory ── mapped ┘ mover ═══ group ══════├── server
 
 Theano's C code keeps Python's lock while it computes, so that no thread of the script's process
 could move data then. The mover starts the script as its child, and ends with its exit status.
@@ -19,7 +19,7 @@ from typing import Any, Callable, Sequence
 
 from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm.channel import Channel, Closed
-from synkhronos.comm.mpi.waiting import Waiting
+from synkhronos.comm.group import Group
 from synkhronos.parameter_server.remote import placement
 from synkhronos.parameter_server.remote.heartbeats import SILENT, Heartbeats
 from synkhronos.parameter_server.remote.memory import Boxes
@@ -73,7 +73,7 @@ class Mover:
 
     Parameters
     ----------
-    comm : MPI.Comm
+    group : Group
         Of the servers, and then the movers.
     n_servers : int
     hosts : list of str
@@ -87,17 +87,17 @@ class Mover:
 
     def __init__(
         self,
-        comm: Any,
+        group: Group,
         n_servers: int,
         hosts: Sequence[str],
         start: Any,
         mark: Callable[[str, int], None] = lambda name, rank: None,
     ) -> None:
-        self._post, self._mark = Post(comm), mark
-        others = [rank for rank in range(n_servers) if hosts[rank] != hosts[comm.rank]]
+        self._group, self._post, self._mark = group, Post(group), mark
+        others = [rank for rank in range(n_servers) if hosts[rank] != hosts[group.rank]]
         self._heartbeats = Heartbeats(self._post, others)
         self._n_servers, self._hosts = n_servers, hosts
-        self._worker = comm.rank - n_servers
+        self._worker = group.rank - n_servers
         self._segments = Segments()
         self._keys: dict[int, _Key] = {}
         self._questions: dict[int, _Question] = {}
@@ -107,7 +107,6 @@ class Mover:
         self._spans: list[tuple] | None = None  # while they are recorded
         self._replies: list[tuple] = []  # to the script, of this step
         self._is_urgent, self._held_since = False, 0.0
-        self._waiting = Waiting()
         self._dead_servers: set[int] = set()
         self._silent: set[int] = set()  # servers
         own, theirs = socket.socketpair()
@@ -118,10 +117,6 @@ class Mover:
 
     def run(self) -> int:
         """Serve the script until it has ended; return its exit status, as Popen has it."""
-        spare, other = socket.socketpair()  # for Waiting, which waits for one socket at least
-        self._waiting.add(spare)
-        self._waiting.add(self._channel)
-        self._waiting.find_sockets()
         looked, was_interrupted = time.monotonic(), False
         while self._script.poll() is None:
             while self._signals:
@@ -132,26 +127,24 @@ class Mover:
             if time.monotonic() - looked > LOOK_SECONDS:
                 looked = time.monotonic()
                 self._look()
-                self._waiting.find_sockets()
         if self._script.returncode and self._has_told_of_death:
             self._mark("follows", self._n_servers + self._worker)
         self._end(self._script.returncode)
-        spare.close()
-        other.close()
-        return INTERRUPTED if was_interrupted else self._script.returncode
+        if was_interrupted:
+            return INTERRUPTED
+        return self._script.returncode
 
     def _step(self):
         """Wait as long as it is useful, and go on with what has come."""
         is_unsent = self._channel is not None and self._channel.has_unsent
-        is_busy = self._post.is_busy or is_unsent or bool(self._replies)
-        ready = self._waiting.for_ranks(is_busy)
-        happened = self._serve_script() if ready or is_unsent else False
-        messages = self._post.receive()
-        for server, (name, *rest) in messages:
+        is_soon = is_unsent or bool(self._replies)
+        also = [] if self._channel is None else [self._channel.fileno()]
+        self._group.wait(_HELD_SECONDS if is_soon else LOOK_SECONDS, also)
+        self._serve_script()
+        for server, (name, *rest) in self._post.receive():
             getattr(self, f"_from_server_{name}")(server, *rest)
-        happened |= self._post.progress()
+        self._post.progress()
         self._send_replies()
-        self._waiting.note(happened, bool(messages))
 
     def _end(self, status):
         """Tell the servers that the script has ended, and what it has left to be sent."""
@@ -177,7 +170,6 @@ class Mover:
             self._channel.flush()
             messages = self._channel.receive()
         except Closed:
-            self._waiting.remove(self._channel)
             self._channel.close()
             self._channel = None
             return False
@@ -327,18 +319,13 @@ class Mover:
         for (server, _, _), transfer in zip(key.parts, transfers):
             self._post.send(server, transfer)
 
-    def _from_server_chunk(self, server, number, version, begin, content):
+    def _from_server_chunk(self, server, number, version, begin, chunk):
         key = self._keys[number]
-        array = key.boxes.incoming(version)
-        nbytes = len(content) if isinstance(content, bytes) else content
-        count = nbytes // array.itemsize
         if self._spans is not None and version in key.pulls:
             pull = key.pulls[version]
             pull.begun = pull.begun or time.monotonic()
-        memory = array[begin : begin + count]
-        self._post.expect(
-            server, content, memory, lambda: self._arrive(number, version, count or 1)
-        )
+        key.boxes.incoming(version)[begin : begin + len(chunk)] = chunk
+        self._arrive(number, version, len(chunk) or 1)
 
     def _from_server_failed(self, server, number, version, error):
         key = self._keys[number]
@@ -397,7 +384,7 @@ class Mover:
             self._post.drop(server)
             self._silent.add(server)
             self._mark("lost", server)
-        dead = {rank for rank in self._post.find_dead() if rank < self._n_servers}
+        dead = {rank for rank in self._post.dead if rank < self._n_servers}
         # Servers end when all workers have left.
         if not self._has_left:
             for server in dead - self._dead_servers:

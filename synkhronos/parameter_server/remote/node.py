@@ -1,10 +1,10 @@
-"""The process that mpirun starts: ``python -u -m synkhronos.parameter_server.remote.node JSON``.
+"""A process of a run: ``python -u -m synkhronos.parameter_server.remote.node JSON``.
 
     rank below the number of servers  ──▶ a server
     each other rank                   ──▶ a mover, which starts the script of its worker
 
-The script gets an environment without MPI: a library that starts MPI there must not take the
-mover's place.
+The launcher starts it, on one machine, or mpirun on several. The script gets an environment without
+MPI: a library that starts MPI there must not take the mover's place.
 """
 
 from __future__ import annotations
@@ -53,37 +53,45 @@ def main(argv: Sequence[str]) -> int:
     job = Job(**json.loads(argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher answers a Ctrl-C
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # and asks so for the end of scripts
-    here = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
+    here = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", job.n_servers + job.n_workers)
     for name in _THREADS:
-        os.environ.setdefault(name, str(default_threads(here)))
+        os.environ.setdefault(name, str(default_threads(int(here))))
+    group = _group()
+    if group.size != job.n_servers + job.n_workers:
+        wanted = f"{job.n_servers} servers and {job.n_workers} workers"
+        sys.stderr.write(f"{group.size} processes were started for {wanted}\n")
+        return 1
+    return (_serve if group.rank < job.n_servers else _move)(group, job)
+
+
+def _group():
+    """Return the group of this process: of those that the launcher or mpirun has started."""
+    from synkhronos.comm.shared import group
+
+    if group.VARIABLE in os.environ:
+        return group.join()
     from synkhronos.parameter_server.remote import protocol
 
     given = secret.take()  # not for the script
     protocol.prepare()
+    from synkhronos.comm.mpi.group import MpiGroup
     from synkhronos.comm.mpi.library import MPI
 
     with folders.of_segment():
         MPI.Init_thread(MPI.THREAD_SERIALIZED)  # heartbeats have a thread in servers
     tell_guard_of_mpi()
-    comm = secret.checked(MPI.COMM_WORLD, given)
-    if comm.size != job.n_servers + job.n_workers:
-        wanted = f"{job.n_servers} servers and {job.n_workers} workers"
-        sys.stderr.write(f"mpirun has started {comm.size} processes for {wanted}\n")
-        return 1
-    hosts = comm.allgather(socket.gethostname())
-    if comm.rank < job.n_servers:
-        return _serve(comm, job, hosts)
-    return _move(comm, job, hosts)
+    return MpiGroup(secret.checked(MPI.COMM_WORLD, given))
 
 
-def _serve(comm, job, hosts):
+def _serve(group, job):
     import logging
 
     from synkhronos.parameter_server.remote.server import Server
 
-    logging.basicConfig(format=f"server {comm.rank}: %(message)s")
+    logging.basicConfig(format=f"server {group.rank}: %(message)s")
     os.environ["THEANO_FLAGS"] = _on_host(os.environ.get("THEANO_FLAGS", ""))
-    return Server(comm, job.n_servers, hosts, functools.partial(_mark, job, comm.rank)).run()
+    mark = functools.partial(_mark, job, group.rank)
+    return Server(group, job.n_servers, group.hosts, mark).run()
 
 
 def _mark(job, own, name, rank):
@@ -104,13 +112,13 @@ def _on_host(flags):
     return ",".join([*kept, "device=cpu"])
 
 
-def _move(comm, job, hosts):
+def _move(group, job):
     from synkhronos.parameter_server.remote import link, mover
 
     told = {
-        "rank": comm.rank - job.n_servers,
-        "server_hosts": hosts[: job.n_servers],
-        "hosts": hosts[job.n_servers :],
+        "rank": group.rank - job.n_servers,
+        "server_hosts": group.hosts[: job.n_servers],
+        "hosts": group.hosts[job.n_servers :],
         "pid": os.getpid(),
     }
 
@@ -125,8 +133,8 @@ def _move(comm, job, hosts):
             preexec_fn=functools.partial(_begin, os.getpid()),
         )
 
-    mark = functools.partial(_mark, job, comm.rank)
-    return mover.Mover(comm, job.n_servers, hosts, start, mark).run()
+    mark = functools.partial(_mark, job, group.rank)
+    return mover.Mover(group, job.n_servers, group.hosts, start, mark).run()
 
 
 def _begin(parent):

@@ -47,7 +47,6 @@ class Transfer:
     stream: Hashable = None
     sequence: int = 0
     n_taken: int = 0  # elements of which the sending has begun
-    n_under_way: int = 0  # chunks
     is_taken: bool = False  # wholly
     begun: float = 0.0  # time.monotonic() of the first chunk
 

@@ -2,19 +2,18 @@
 
     mover: join, key, chunk, pull, updater, begun, ...  ──▶  on_..., and the `Keeper`
     mover: gone (its worker has left, or its script has died)  ──▶  told to the other workers
-    a mover that dies itself: noticed through MPI
+    a mover that dies itself: told by the group
 
 Server 0 answers what needs one answer: the mode of the store, and barriers.
 """
 
 from __future__ import annotations
 
-import socket
 import time
-from typing import Any, Callable, Sequence
+from typing import Callable, Sequence
 
 from synkhronos._machine.log import log
-from synkhronos.comm.mpi.waiting import Waiting
+from synkhronos.comm.group import Group
 from synkhronos.parameter_server.remote.heartbeats import SILENT, Heartbeats
 from synkhronos.parameter_server.remote.keeping import Gone, Keeper
 from synkhronos.parameter_server.remote.protocol import Post
@@ -28,7 +27,7 @@ class Server:
 
     Parameters
     ----------
-    comm : MPI.Comm
+    group : Group
         Of the servers, and then the movers.
     n_servers : int
     hosts : list of str
@@ -39,26 +38,25 @@ class Server:
 
     def __init__(
         self,
-        comm: Any,
+        group: Group,
         n_servers: int,
         hosts: Sequence[str],
         mark: Callable[[str, int], None] = lambda name, rank: None,
     ) -> None:
-        self._post = Post(comm)
-        self._n_servers, self._n_workers = n_servers, comm.size - n_servers
-        self._rank, self._hosts = comm.rank, hosts
+        self._group, self._post = group, Post(group)
+        self._n_servers, self._n_workers = n_servers, group.size - n_servers
+        self._rank, self._hosts = group.rank, hosts
         self._mark = mark
-        others = [r for r in range(n_servers, comm.size) if hosts[r] != hosts[comm.rank]]
+        others = [r for r in range(n_servers, group.size) if hosts[r] != hosts[group.rank]]
         self._heartbeats = Heartbeats(self._post, others)
         self._keeper = Keeper(
-            comm.rank,
+            group.rank,
             n_servers,
             self._n_workers,
             self._send,
             self._fail,
             self._heartbeats.elsewhere,
         )
-        self._leaving: dict[int, Gone] = {}  # workers of which an array is still to come
         self._at_barrier: dict[int, int] = {}  # worker -> the number of its question
         self._mode: str | None = None
 
@@ -70,35 +68,21 @@ class Server:
         return 0
 
     def _serve(self):
-        own, other = socket.socketpair()  # for Waiting, which waits for one socket at least
-        waiting = Waiting()
-        waiting.add(own)
-        waiting.find_sockets()
-        looked = time.monotonic()
         while len(self._keeper.gone) < self._n_workers:
-            waiting.for_ranks(self._post.is_busy)
-            messages = self._post.receive()
-            for rank, (name, *rest) in messages:
+            self._group.wait(LOOK_SECONDS)
+            for rank, (name, *rest) in self._post.receive():
                 getattr(self, f"_on_{name}")(rank - self._n_servers, *rest)
-            happened = self._post.progress()
-            if self._leaving:
-                self._let_go()
-            waiting.note(happened, bool(messages))
-            now = time.monotonic()
-            if now - looked > LOOK_SECONDS:
-                looked = now
-                self._look()
-                waiting.find_sockets()
-        own.close()
-        other.close()
+            self._post.progress()
+            self._look()
 
     def _finish(self):
         """Send what is left, in particular to workers that wait for the answer to their end."""
         end = time.monotonic() + 5.0
         while self._post.is_sending and time.monotonic() < end:
+            self._group.wait(0.05)
+            for _ in self._post.receive():  # what has been taken
+                pass
             self._post.progress()
-            self._post.find_dead()
-            time.sleep(0.001)
 
     def _tell(self, worker, *message):
         self._post.tell(worker + self._n_servers, *message)
@@ -128,14 +112,11 @@ class Server:
     def _on_key(self, worker, *rest):
         self._keeper.on_key(worker, *rest)
 
-    def _on_chunk(self, worker, number, version, begin, content):
-        nbytes = len(content) if isinstance(content, bytes) else content
-        self._post.expect(
-            worker + self._n_servers,
-            content,
-            self._keeper.place(worker, number, version, begin, nbytes),
-            lambda: self._keeper.arrived(worker, number, version, nbytes),
-        )
+    def _on_chunk(self, worker, number, version, begin, chunk):
+        place = self._keeper.place(worker, number, version, begin, chunk.nbytes)
+        if place is not None:
+            place[...] = chunk
+            self._keeper.arrived(worker, number, version, chunk.nbytes)
 
     def _on_pull(self, worker, number, version, priority):
         self._keeper.on_request(worker, number, version, priority)
@@ -177,17 +158,11 @@ class Server:
         """Take note that a worker has left, or that its script has died."""
         self._tell(worker, "answer", question, None, None)
         host = self._hosts[worker + self._n_servers]
-        self._leaving.setdefault(worker, Gone(worker, host, how, is_dead))
-
-    def _let_go(self):
-        """Count workers out of which all arrays have come."""
-        for worker, gone in list(self._leaving.items()):
-            if not self._post.is_receiving_from(worker + self._n_servers):
-                del self._leaving[worker]
-                if worker not in self._keeper.gone:
-                    self._count_out(gone)
+        self._count_out(Gone(worker, host, how, is_dead))
 
     def _count_out(self, gone):
+        if gone.worker in self._keeper.gone:
+            return
         if gone.is_dead and self._rank == 0:
             log.warning("%s", gone)
             for other in range(self._n_workers):
@@ -203,13 +178,13 @@ class Server:
             self._post.drop(rank)
             self._count_dead(rank, SILENT)
             self._mark("lost", rank)
-        for rank in self._post.find_dead():
+        for rank in self._post.dead:
             self._count_dead(rank, "has died with its mover")
 
     def _count_dead(self, rank, how):
         worker = rank - self._n_servers
-        if worker >= 0 and worker not in self._keeper.gone and worker not in self._leaving:
-            self._leaving[worker] = Gone(worker, self._hosts[rank], how, True)
+        if worker >= 0:
+            self._count_out(Gone(worker, self._hosts[rank], how, True))
 
     def _open_barrier(self):
         """Answer the workers at a barrier, if it is complete or can't be."""
