@@ -107,7 +107,7 @@ class _Nodes(watch.Watch):
         return said
 
 
-class _OfMpirun(_Nodes, ranks.Ranks):
+class NodesOfMpirun(_Nodes, ranks.Ranks):
     """Servers and workers that mpirun starts."""
 
     def __init__(self, line: Sequence[str], job: Job) -> None:
@@ -116,7 +116,7 @@ class _OfMpirun(_Nodes, ranks.Ranks):
         )
 
 
-class _OfThisMachine(_Nodes, watch.Children):
+class NodesHere(_Nodes, watch.Children):
     """Servers and workers that the launcher starts itself, without MPI."""
 
     def __init__(self, job: Job, environment: Mapping[str, str]) -> None:
@@ -148,9 +148,9 @@ def main(options: argparse.Namespace) -> int:
         return 2
     nodes: _Nodes
     if is_here:
-        nodes = _OfThisMachine(job, {**os.environ, **_threads(options)})
+        nodes = NodesHere(job, {**os.environ, **_threads(options)})
     else:
-        nodes = _OfMpirun(line, job)
+        nodes = NodesOfMpirun(line, job)
     status = nodes.run()
     if not status:
         return 0

@@ -6,13 +6,10 @@ from pathlib import Path
 
 import pytest
 from support import nodes
-from support.nodes import needs_mpirun
 
 DEMO = Path(__file__).parents[2] / "demos" / "parameter_server" / "dist_async_sum.py"
 
 
-@needs_mpirun
-@pytest.mark.mpi
 def test_dist_async_sum(tmp_path):
     """Each worker sees 3, 6 or 9 on both devices, and the last one 9."""
     run = nodes.run(tmp_path, DEMO.read_text(), 1, 2, servers=1, workers=3)

@@ -29,10 +29,10 @@ def dry_run(capsys, *arguments):
 
 
 @needs_mpirun
-def test_the_command_line_of_mpirun(script, capsys):
-    line = dry_run(capsys, "--servers", "2", "--workers", "3", script, "--rate", "1")
-    assert line[line.index("--host") + 1] == "localhost:5"
-    assert line[line.index("--with-ft") + 1] == "ulfm"
+@pytest.mark.parametrize("hosts", [[], ["--hosts", "a:2,b:3"]])
+def test_the_command_line(script, capsys, hosts):
+    line = dry_run(capsys, "--servers", "2", "--workers", "3", *hosts, script, "--rate", "1")
+    assert ("--with-ft" in line) == bool(hosts)
     job = node.Job(**json.loads(line[-1]))
     assert (job.n_servers, job.n_workers) == (2, 3)
     assert job.command[1:] == ["-u", script, "--rate", "1"]
@@ -74,7 +74,7 @@ def test_a_script_must_be_a_file(capsys):
 
 
 def test_names_of_processes():
-    found = nodes.Nodes([], "61ab", node.Job(2, 2, []))
+    found = nodes.NodesOfMpirun([], node.Job(2, 2, []))
     found.ranks[3].host = "node1"
     assert [found.name(rank) for rank in range(4)] == [
         "server 0",
@@ -91,7 +91,7 @@ def test_names_of_processes():
 
 
 def test_the_cause_is_not_a_worker_that_fails_because_another_has_died():
-    found = nodes.Nodes([], "61ab", node.Job(1, 2, []))
+    found = nodes.NodesOfMpirun([], node.Job(1, 2, []))
     found._take_mark(1, b"follows", "1")
     found._take_mark(1, b"status", "7")
     assert found.cause == 1
@@ -100,21 +100,21 @@ def test_the_cause_is_not_a_worker_that_fails_because_another_has_died():
 
 
 def test_a_process_of_which_the_guard_was_killed_is_named_before_those_that_follow():
-    found = nodes.Nodes([], "61ab", node.Job(1, 2, []))
+    found = nodes.NodesOfMpirun([], node.Job(1, 2, []))
     for rank in range(3):
         found._take_mark(rank, b"start", f"77 node{rank}")
     for rank in (1, 2):
         found._take_mark(rank, b"follows", str(rank))
         found._take_mark(rank, b"status", "1")
     assert found.story() == ["server 0 on node0 is lost: its end was not reported."]
-    found = nodes.Nodes([], "61ab", node.Job(1, 2, []))
+    found = nodes.NodesOfMpirun([], node.Job(1, 2, []))
     found._take_mark(2, b"status", "-15")  # a SIGTERM to a worker's script is no end by others
     found._take_mark(1, b"status", "1")
     assert found.cause == 2
 
 
 def test_a_process_that_is_silent_is_named():
-    found = nodes.Nodes([], "61ab", node.Job(1, 2, []))
+    found = nodes.NodesOfMpirun([], node.Job(1, 2, []))
     for rank in range(3):
         found._take_mark(rank, b"start", f"77 node{rank}")
     found._take_mark(0, b"lost", "2")
@@ -147,18 +147,14 @@ if "--ends" in sys.argv:
 """
 
 
-@needs_mpirun
-@pytest.mark.mpi
-@pytest.mark.slow("starts mpirun")
+@pytest.mark.slow("starts several processes")
 def test_the_environment_of_a_script(tmp_path):
     """A script is no process of MPI: a library that starts it must not take the mover's place."""
     run = runs.run(tmp_path, ENVIRONMENT, "a b", options=["--threads-per-rank", "3"])
     assert run.said("found") == ["found [] 3 ['a b'] True 4 False"] * 2
 
 
-@needs_mpirun
-@pytest.mark.mpi
-@pytest.mark.slow("starts mpirun")
+@pytest.mark.slow("starts several processes")
 def test_the_exit_status_is_that_of_the_first_worker_that_failed(tmp_path):
     run = runs.run(tmp_path, ENVIRONMENT, "--ends", status=1)
     assert "has ended with exit status 1, as the first that has failed" in run.output

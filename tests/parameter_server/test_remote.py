@@ -1,4 +1,4 @@
-"""Servers and workers as processes of one mpirun: what they compute, through the store."""
+"""Servers and workers as processes of one run: what they compute, through the store."""
 
 import re
 
@@ -6,8 +6,6 @@ import pytest
 from support import nodes
 
 from synkhronos.parameter_server import errors
-
-pytestmark = []
 
 KVSTORE = """
 import sys
@@ -58,7 +56,7 @@ def numbers(run):
         ("none", [12, 12, 12, 12]),
     ],
 )
-@pytest.mark.slow("starts mpirun")
+@pytest.mark.slow("starts several processes")
 def test_dist_sync_of_kvstore(tmp_path, rule, expected):
     """Three workers push two arrays of their rank + 1 each: the numbers of MXNet's KVStore."""
     run = nodes.run(tmp_path, KVSTORE, "dist_sync", rule, workers=3)
@@ -95,7 +93,7 @@ def test_workers_that_have_not_pushed_are_named(tmp_path):
     assert run.said("got ") == ["got [2.0, 2.0, 2.0]"] * 2
 
 
-@pytest.mark.slow("starts mpirun and compiles")
+@pytest.mark.slow("starts several processes, and compiles")
 def test_dist_async_of_kvstore(tmp_path):
     """Each pull holds all own pushes, and any number of the others'."""
     found = numbers(nodes.run(tmp_path, KVSTORE, "dist_async", "sgd", workers=3))
@@ -160,7 +158,7 @@ store.close()
 """
 
 
-@pytest.mark.slow("starts mpirun twice")
+@pytest.mark.slow("starts several processes, twice")
 def test_keys_of_many_sizes_on_two_servers(tmp_path):
     """Workers with two devices each: one sum of a worker, then one of workers.
 
@@ -264,7 +262,7 @@ except ps.ParameterServerError as error:
 """
 
 
-@pytest.mark.slow("starts mpirun")
+@pytest.mark.slow("starts several processes")
 def test_updaters_of_servers(tmp_path):
     run = nodes.run(tmp_path, UPDATERS, servers=2, workers=2)
     said = run.said("told ")
@@ -275,7 +273,7 @@ def test_updaters_of_servers(tmp_path):
     assert "server 0: update of key 'b' (worker 0) has failed: a negative gradient" in run.output
 
 
-@pytest.mark.slow("starts mpirun")
+@pytest.mark.slow("starts several processes")
 def test_workers_must_agree_on_a_kind(tmp_path):
     script = """
 import json, os
@@ -302,7 +300,7 @@ def test_a_store_needs_the_launcher():
         ps.create("dist_sync")
 
 
-@pytest.mark.slow("starts mpirun")
+@pytest.mark.slow("starts several processes")
 def test_a_worker_that_stops_to_wait_does_not_count_at_a_barrier(tmp_path):
     script = """
 import time

@@ -4,14 +4,11 @@ import os
 import signal
 import time
 
-import psutil
 import pytest
 from support import nodes, rules
 from support.waiting import LONG, wait_until
 
 from synkhronos._machine import processes
-
-pytestmark = []
 
 # Worker 1 ends somehow after three rounds; the others go on until there is an error.
 ROUNDS = (
@@ -68,7 +65,7 @@ print("closed", store.rank, flush=True)
         ("leaves", "has left", 7),
     ],
 )
-@pytest.mark.slow("starts mpirun")
+@pytest.mark.slow("starts several processes")
 def test_dist_sync_names_the_worker_that_is_missing(tmp_path, end, how, status):
     run = nodes.run(tmp_path, ROUNDS, "dist_sync", end, workers=3, status=status)
     host = os.uname().nodename
@@ -78,7 +75,7 @@ def test_dist_sync_names_the_worker_that_is_missing(tmp_path, end, how, status):
     assert (first in run.output) == (end != "leaves")
 
 
-@pytest.mark.slow("starts mpirun")
+@pytest.mark.slow("starts several processes")
 @pytest.mark.parametrize(
     ("end", "how", "status"),
     [
@@ -101,7 +98,7 @@ def begun(launched, n=2):
     return [tuple(map(int, line.split()[2:])) for line in launched.said("begun ")]
 
 
-@pytest.mark.slow("starts mpirun")
+@pytest.mark.slow("starts several processes")
 @pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
 def test_a_killed_mover_takes_its_script_along_and_is_told(tmp_path, kind):
     launched = nodes.Launched(tmp_path, ROUNDS, kind, "goes on", workers=3)
@@ -119,9 +116,9 @@ def test_a_killed_mover_takes_its_script_along_and_is_told(tmp_path, kind):
     assert time.monotonic() - began < LONG and not launched.left_over()
 
 
-@pytest.mark.slow("starts mpirun")
+@pytest.mark.slow("starts several processes")
 @pytest.mark.parametrize(
-    "kind", ["dist_async", pytest.param("dist_sync", marks=pytest.mark.slow("starts mpirun"))]
+    "kind", ["dist_async", pytest.param("dist_sync", marks=pytest.mark.slow("starts several processes"))]
 )
 def test_a_killed_server_is_named_in_all_workers(tmp_path, kind):
     launched = nodes.Launched(tmp_path, ROUNDS, kind, "goes on", servers=2)
@@ -137,9 +134,8 @@ def test_a_killed_server_is_named_in_all_workers(tmp_path, kind):
     assert not launched.left_over()
 
 
-@pytest.mark.slow("starts mpirun")
+@pytest.mark.slow("starts several processes")
 def test_ctrl_c_reaches_the_scripts_and_nothing_is_left(tmp_path):
-    before = segments()
     launched = nodes.Launched(tmp_path, ROUNDS, "dist_sync", "goes on")
     begun(launched)
     launched.interrupt()
@@ -149,12 +145,6 @@ def test_ctrl_c_reaches_the_scripts_and_nothing_is_left(tmp_path):
     assert launched.output.count("\nKeyboardInterrupt") == 2
     assert "stopping; the workers have 10 s to end" in launched.output
     assert not launched.left_over()
-    # Other tests that start MPI meanwhile have such files for a moment.
-    wait_until(lambda: not segments() - before)
-
-
-def segments():
-    return {name for name in os.listdir("/dev/shm") if "sm_segment" in name or "mpi-of" in name}
 
 
 @pytest.mark.slow("waits for a stubborn script")
@@ -174,24 +164,22 @@ time.sleep(600)
     assert not launched.left_over()
 
 
-@pytest.mark.slow("starts mpirun")
-@pytest.mark.parametrize("which", ["launcher", "mpirun"])
-def test_nothing_is_left_of_what_is_killed(tmp_path, which):
+@pytest.mark.slow("starts several processes")
+def test_nothing_is_left_of_a_launcher_that_is_killed(tmp_path):
     launched = nodes.Launched(tmp_path, ROUNDS, "dist_sync", "goes on")
     begun(launched)
-    [mpirun] = psutil.Process(launched.process.pid).children()
-    os.kill(mpirun.pid if which == "mpirun" else launched.process.pid, signal.SIGKILL)
+    os.kill(launched.process.pid, signal.SIGKILL)
     assert launched.wait() not in (0, None)
     wait_until(lambda: not launched.left_over())
 
 
-@pytest.mark.slow("starts mpirun")
+@pytest.mark.slow("starts several processes")
 def test_a_script_that_raises_is_shown_with_its_last_lines(tmp_path):
     run = nodes.run(tmp_path, ROUNDS, "dist_sync", "raises", status=1)
     assert "Its last lines:" in run.output and "ValueError: a reason" in run.output
 
 
-@pytest.mark.slow("starts mpirun")
+@pytest.mark.slow("starts several processes")
 @pytest.mark.parametrize(
     ("end", "status"), [("os._exit(0)", 0), ("os.kill(os.getpid(), 9)", 137), ("os._exit(3)", 3)]
 )
@@ -214,16 +202,16 @@ for key in range(20):
 
 # Runs in each Python at its start.
 DIES_EARLY = """
-import os
-if os.environ.get("OMPI_COMM_WORLD_RANK") == "1" and "SYNKHRONOS_STARTED" in os.environ:
+import json, os
+if json.loads(os.environ.get("SYNKHRONOS_GROUP", "{}")).get("rank") == 1:
     os.kill(os.getpid(), 11)
 """
 
 
-@pytest.mark.slow("starts mpirun")
+@pytest.mark.slow("starts several processes")
 @pytest.mark.parametrize("what", ["a worker", "a rank of a rule"])
-def test_a_process_that_dies_before_mpi_has_started_ends_the_run(tmp_path, monkeypatch, what):
-    """The others would wait in MPI_Init for ever."""
+def test_a_process_that_dies_before_it_is_in_the_group(tmp_path, monkeypatch, what):
+    """The others do not wait for it."""
     (tmp_path / "sitecustomize.py").write_text(DIES_EARLY)
     paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))

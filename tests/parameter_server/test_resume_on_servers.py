@@ -8,9 +8,7 @@ from support import nodes
 from synkhronos.extensions import update_rules
 
 pytestmark = [
-    pytest.mark.mpi,
     pytest.mark.slow("starts mpirun three times"),
-    nodes.needs_mpirun,
 ]
 
 SCRIPT = """

@@ -629,7 +629,6 @@ print("found", store.rank, difference, losses[0], losses[-1], flush=True)
 
 
 @pytest.mark.slow("starts jobs of mpirun")
-@nodes.needs_mpirun
 @pytest.mark.parametrize(
     ("kind", "way"), [("dist_sync", "rule"), ("dist_sync", "updater"), ("dist_async", "updater")]
 )
