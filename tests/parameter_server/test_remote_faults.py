@@ -117,9 +117,7 @@ def test_a_killed_mover_takes_its_script_along_and_is_told(tmp_path, kind):
 
 
 @pytest.mark.slow("starts several processes")
-@pytest.mark.parametrize(
-    "kind", ["dist_async", pytest.param("dist_sync", marks=pytest.mark.slow("starts several processes"))]
-)
+@pytest.mark.parametrize("kind", ["dist_async", "dist_sync"])
 def test_a_killed_server_is_named_in_all_workers(tmp_path, kind):
     launched = nodes.Launched(tmp_path, ROUNDS, kind, "goes on", servers=2)
     begun(launched)
