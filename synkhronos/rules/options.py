@@ -17,7 +17,15 @@ from typing import Any, Collection
 
 from synkhronos import _wording
 
-RULES = ("BSP", "EASGD", "GOSGD", "ASGD")
+# Of each rule a sentence. Its ranks run the module of its name in small letters.
+SUMMARIES = {
+    "BSP": "all ranks step together: Valiant 1990, arXiv:1605.08325",
+    "EASGD": "workers and a center attract one another: arXiv:1412.6651",
+    "GOSGD": "workers send their parameters to random others: arXiv:1611.09726",
+    "ASGD": "workers send their updates to a server: Downpour SGD, Dean et al. 2012",
+}
+RULES = tuple(SUMMARIES)
+SERVED = ("EASGD", "ASGD")  # rules whose rank 0 is a server
 _WORDS_OF_TRUTH = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
     **dict.fromkeys(("false", "no", "off", "0"), False),
@@ -137,7 +145,6 @@ class Option:
 
 
 _BSP, _EASGD, _GOSGD, _ASGD = (("BSP",), ("EASGD",), ("GOSGD",), ("ASGD",))
-_SERVED = ("EASGD", "ASGD")
 
 _ROWS = [
     Option("sync_type", _BSP, str, "cdd", "what ranks exchange: velocities (cdd), parameters "
@@ -150,12 +157,12 @@ _ROWS = [
            least=0, most=1, above=True),
     Option("p", _GOSGD, float, 0.01, "the probability that a worker sends its parameters after a "
            "batch", least=0, most=1),
-    Option("tau", _SERVED, int, 10, "a worker asks the server after so many batches", least=1),
+    Option("tau", SERVED, int, 10, "a worker asks the server after so many batches", least=1),
     Option("learning_rate_rule", _ASGD, str, "adagrad", "the server scales each element of an "
            "update (adagrad), or adds updates as they are (constant)",
            choices=("adagrad", "constant")),
     Option("gamma", _ASGD, float, 0.01, "the learning rate of adagrad", least=0, above=True),
-    Option("server", _SERVED, str, "first", "the first device is the server's (first), or one more "
+    Option("server", SERVED, str, "first", "the first device is the server's (first), or one more "
            "process without a device is the server (extra)", choices=("first", "extra")),
     Option("exch_strategy", RULES, str, "nccl32", "the exchange between ranks: all_reduce by NCCL "
            "or in host memory (ar, asa), in 32 or 16 bits",
@@ -163,7 +170,7 @@ _ROWS = [
     Option("print_freq", RULES, int, 40, "print costs after so many batches", least=1),
     Option("snapshot_freq", ("BSP", "GOSGD"), int, 5, "write a snapshot after so many epochs; 0: "
            "at the end and at a Ctrl-C only", least=0),
-    Option("snapshot_freq", _SERVED, int, 2, "write a snapshot after so many epochs; 0: at the end "
+    Option("snapshot_freq", SERVED, int, 2, "write a snapshot after so many epochs; 0: at the end "
            "and at a Ctrl-C only", least=0),
     Option("snapshot_path", RULES, str, "./snapshots/", "the folder of snapshots"),
     Option("inforec_path", RULES, str, "./inforec/", "the folder of the recorder's files"),

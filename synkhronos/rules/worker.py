@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import configparser
+import importlib
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from typing import Sequence
 from synkhronos._machine.processes import tell_guard_of_mpi
 from synkhronos.launch import FOLLOWS
 from synkhronos.rules.job import Job
+from synkhronos.rules.options import SERVED
 
 _FLAGS = "THEANO_FLAGS"
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -130,7 +132,7 @@ def _set_environment(job, rank, n_here):
 
 def is_server(job: Job, rank: int) -> bool:
     """Return whether a rank is a server, which keeps parameters and does not train."""
-    return rank == 0 and job.rule in ("EASGD", "ASGD")
+    return rank == 0 and job.rule in SERVED
 
 
 def flags(given: str, device: str) -> str:
@@ -174,9 +176,7 @@ def _prepare(job, rank):
 
 
 def _train(job, group, interrupted):
-    from synkhronos.rules import asgd, bsp, easgd, gosgd
-
-    module = {"BSP": bsp, "EASGD": easgd, "GOSGD": gosgd, "ASGD": asgd}[job.rule]
+    module = importlib.import_module(f"synkhronos.rules.{job.rule.lower()}")
     return module.run(job, group, interrupted)
 
 

@@ -30,12 +30,6 @@ from synkhronos.tools import guard, launch, mpirun, ranks
 _EXPORTED = ("PATH", "LIBRARY_PATH", "LD_LIBRARY_PATH", "CPATH")
 _OF_DEVICES = re.compile(r"(device|contexts|init_gpu_device)\s*=")
 _SECONDS = 120  # for another host to list its cores
-_SUMMARIES = {
-    "BSP": "all ranks step together: Valiant 1990, arXiv:1605.08325",
-    "EASGD": "workers and a center attract one another: arXiv:1412.6651",
-    "GOSGD": "workers send their parameters to random others: arXiv:1611.09726",
-    "ASGD": "workers send their updates to a server: Downpour SGD, Dean et al. 2012",
-}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -61,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rules = parser.add_subparsers(metavar="RULE", required=True, parser_class=_Parser)
     for name in _options.RULES:
         own = rules.add_parser(
-            name, help=_SUMMARIES[name], description=f"{name}: {_SUMMARIES[name]}.",
+            name, help=_options.SUMMARIES[name], description=f"{name}: {_options.SUMMARIES[name]}.",
             allow_abbrev=False,
         )  # fmt: skip
         _add_arguments_of(own, name)
