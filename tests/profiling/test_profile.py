@@ -47,7 +47,7 @@ def last_where_zero(wait):
 
 def boxes(recorded, name):
     """Return the parts of a name, for each rank."""
-    return [[box for box in each if box.name == name] for each in recorded._read().boxes]
+    return [[box for box in each if box.label == name] for each in recorded._read().boxes]
 
 
 def test_every_call_is_there_on_every_rank(ranks):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from synkhronos.profiling.timeline import SPAN, Part, Timeline
+from synkhronos.profiling.views import trace_events
 
 DAY = 86_400 * 10**9  # nanoseconds
 
@@ -31,7 +32,7 @@ def test_parts_lie_inside_of_their_calls(up):
         spans.append((Part.CALL, begin, now, 0, 0))
         now += random.randint(2)
     timeline = Timeline([np.array(spans, SPAN)], ["f"], 0)
-    events = json.loads(json.dumps(timeline.events("test", ["rank 0"])))
+    events = json.loads(json.dumps(trace_events(1, "test", {"rank 0": timeline.boxes[0]})))
     events = [event for event in events if event["ph"] == "X"]
     calls = {event["args"]["call"]: event for event in events if event["cat"] == "call"}
     assert len(events) == 4 * len(calls) == 2000
