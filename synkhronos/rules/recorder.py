@@ -105,7 +105,9 @@ class Recorder:
         self._is_new = True  # an epoch, whose counts may go on or begin again
         self._saved_in: Any = None
         self._line = _Line()
-        self._pictures: dict[str, Any] = {}
+        self._figure: Any = None  # of `plot`
+        self._drawn: dict[str, tuple] = {}  # what each of its axes shows
+        self._n_plots = 0
 
     def start(self) -> None:
         """Start a timer; timers may lie inside one another."""
@@ -152,34 +154,30 @@ class Recorder:
         if count < self._printed_at or (self._is_new and count <= self._seen):
             self._printed_at = 0  # the counts have begun again
         self._seen, self._is_new = count, False
-        if count // self.printFreq == self._printed_at // self.printFreq:
-            if self.verbose and self._train:
-                self._line.show(f"{count} {self._costs()}{self._speed(count)}")
+        is_row = count // self.printFreq != self._printed_at // self.printFreq
+        if not (is_row or self.verbose):
             return
-        batches, speed = count - self._printed_at, self._speed(count)
-        if self._train:
-            cost, error = np.mean(self._train, axis=0).tolist()
-            self.train_info.append([_number(count), cost, error])
-            self._say(f"{count} {cost:.6f} {error:.6f}")
+        means = np.mean(self._train, axis=0).tolist() if self._train else []
+        line = " ".join([str(count), *(f"{mean:.6f}" for mean in means)])
+        batches, seconds = count - self._printed_at, time.perf_counter() - self._since
+        speed = ""
+        if self.batch_size and seconds > 0:
+            speed = f" {batches * self.batch_size / seconds:.1f} examples/s"
+        if not is_row:
+            if means:
+                self._line.show(line + speed)
+            return
+        if means:
+            self.train_info.append([_number(count), *means])
+            self._say(line)
         took = own_times(MODES, self._spans)
         total = sum(took.values())
         self.all_time.append([_number(count), total, *took.values()])
-        times = " ".join(
-            f"{'train' if mode == 'calc' else mode} {took[mode]:.4f}" for mode in MODES
-        )
+        labels = ("train", *MODES[1:])
+        times = " ".join(f"{label} {took[mode]:.4f}" for label, mode in zip(labels, MODES))
         self._say(f"time per {batches} batches: {total:.4f} ({times}){speed}")
         self._begin_row()
         self._printed_at = count
-
-    def _costs(self):
-        cost, error = np.mean(self._train, axis=0)
-        return f"{cost:.6f} {error:.6f}"
-
-    def _speed(self, count):
-        seconds = time.perf_counter() - self._since
-        if not self.batch_size or seconds <= 0:
-            return ""
-        return f" {(count - self._printed_at) * self.batch_size / seconds:.1f} examples/s"
 
     def clear_train_info(self) -> None:
         """Drop costs, errors and times since the last row: the end of an epoch."""
@@ -259,28 +257,27 @@ class Recorder:
 
     def state(self) -> dict[str, Any]:
         """Return all that a resumed run needs, as plain values."""
-        now = time.perf_counter()
+        now, times = time.perf_counter(), own_times(MODES, self._spans)
+        train, val = _copied(self._train), _copied(self._val)
         return {
-            "rows": _copied(self._rows()),
-            "since": {
-                **_copied({"train": self._train, "val": self._val}),
-                "times": own_times(MODES, self._spans),
-            },
+            "rows": {name: _copied(rows) for name, rows in self._rows().items()},
+            "since": {"train": train, "val": val, "times": times},
             "counts": [self._printed_at, self._seen, int(self._is_new)],
             "seconds": {"row": now - self._since, "epoch": now - self._epoch_began},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from what `state` has returned, in this process or an earlier one."""
-        for name, rows in _copied(state["rows"]).items():
-            setattr(self, name, rows)
         since, now = state["since"], time.perf_counter()
-        self._train, self._val = _copied([since["train"], since["val"]])
+        for name in COLUMNS:
+            setattr(self, name, _copied(state["rows"][name]))
+        self._train, self._val = _copied(since["train"]), _copied(since["val"])
         self._starts.clear()
         self._spans, end = [], 0.0
-        for mode, seconds in since["times"].items():  # one after another, before this process
-            self._spans.append(Span(None, mode, None, end - seconds, end))
-            end -= seconds
+        for mode in MODES:  # one after another, before this process
+            begin = end - since["times"][mode]
+            self._spans.append(Span(None, mode, None, begin, end))
+            end = begin
         self._printed_at, self._seen, is_new = state["counts"]
         self._is_new = bool(is_new)
         self._since = now - state["seconds"]["row"]
@@ -321,10 +318,13 @@ class Recorder:
         save : bool, optional
             Whether only files are written; otherwise a window shows the picture too.
         """
-        if "figure" not in self._pictures:
-            self._pictures.update(figure=_new_figure(save, fig_specs), axes=[], number=0)
-        if name not in self._pictures["axes"]:
-            self._pictures["axes"].append(name)
+        if self._figure is None:
+            if save:
+                from matplotlib.figure import Figure as make
+            else:
+                from matplotlib.pyplot import figure as make
+            self._figure = make(**(fig_specs or {}))
+        self._drawn.setdefault(name, ((), None, 1.5, "gray"))
 
     def plot(
         self,
@@ -336,22 +336,24 @@ class Recorder:
         cmap: Any = "gray",
     ) -> None:
         """Draw lines or an image in the axes `name`; write ``inforec/<model>/plot_<n>.png``."""
-        if name not in self._pictures.get("axes", ()):
-            self.plot_init(name, save=save)
-        self._pictures[name] = (lines, image, lw, cmap)
-        figure, names = self._pictures["figure"], self._pictures["axes"]
-        figure.clear()
-        columns = int(np.ceil(np.sqrt(len(names))))
-        grid = figure.subplots(-(-len(names) // columns), columns, squeeze=False).ravel()
-        for axes in grid[len(names) :]:
-            axes.set_visible(False)
-        for axes, each in zip(grid, names):
-            _draw_plot(axes, each, *self._pictures.get(each, ((), None, lw, cmap)))
+        self.plot_init(name, save=save)
+        self._drawn[name] = lines, image, lw, cmap
+        self._figure.clear()
+        columns = int(np.ceil(np.sqrt(len(self._drawn))))
+        rows = -(-len(self._drawn) // columns)
+        for place, (each, (lines, image, lw, cmap)) in enumerate(self._drawn.items(), start=1):
+            axes = self._figure.add_subplot(rows, columns, place, title=each)
+            for line in lines:
+                if len(line):
+                    axes.plot(np.asarray(line, float), linewidth=lw)
+            if image is not None:
+                axes.imshow(np.asarray(image), cmap=cmap)
+                axes.set_axis_off()
         folder = Path("inforec") / self.modelname
         folder.mkdir(parents=True, exist_ok=True)
-        self._pictures["number"] += 1
-        figure.savefig(folder / f"plot_{self._pictures['number']}.png")
-        if not save and figure.canvas.manager is not None:
+        self._n_plots += 1
+        self._figure.savefig(folder / f"plot_{self._n_plots}.png")
+        if not save and self._figure.canvas.manager is not None:
             from matplotlib import pyplot
 
             pyplot.pause(0.001)
@@ -405,7 +407,10 @@ def read(path: Any) -> dict[str, list[list[float]]]:
     if not isinstance(found, dict) or not set(COLUMNS) & set(found):
         raise ValueError(f"{path} is no recorder's file: it has none of {', '.join(COLUMNS)}.")
     rows = {name: [list(row) for row in found.get(name, [])] for name in COLUMNS}
-    rows["all_time"] = [_with_sync(row) for row in rows["all_time"]]
+    rows["all_time"] = [
+        [*row[:3], 0.0, *row[3:]] if len(row) == 2 + len(MODES) - 1 else row
+        for row in rows["all_time"]
+    ]
     for name, columns in COLUMNS.items():
         for row in rows[name]:
             if len(row) != len(columns):
@@ -477,36 +482,6 @@ def _points(rows, name):
     return ends, np.array([block.mean() for block in blocks])
 
 
-def _new_figure(save, specs):
-    if save:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        figure = Figure(**(specs or {}))
-        FigureCanvasAgg(figure)
-        return figure
-    from matplotlib import pyplot
-
-    return pyplot.figure(**(specs or {}))
-
-
-def _draw_plot(axes, name, lines, image, lw, cmap):
-    axes.set_title(name)
-    for line in lines:
-        if len(line):
-            axes.plot(np.asarray(line, float), linewidth=lw)
-    if image is not None:
-        axes.imshow(np.asarray(image), cmap=cmap)
-        axes.set_axis_off()
-
-
-def _with_sync(row):
-    if len(row) != len(COLUMNS["all_time"]) - 1:
-        return row
-    count, total, calc, *rest = row
-    return [count, total, calc, 0.0, *rest]
-
-
 def _of_first(rows, val_info, epochs):
     """Return the rows of the first epochs: counts begin anew with each, or go on."""
     counts = [row[0] for row in val_info]
@@ -527,10 +502,8 @@ def _file(path):
     return path if path.suffix == ".pkl" else path / FILE
 
 
-def _copied(value):
-    if isinstance(value, dict):
-        return {name: _copied(each) for name, each in value.items()}
-    return [_copied(each) for each in value] if isinstance(value, list) else value
+def _copied(rows):
+    return [list(row) for row in rows]
 
 
 def _mean(value):
