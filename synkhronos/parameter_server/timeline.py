@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any, ClassVar
 
-from synkhronos._wording import count
+from synkhronos._wording import count, one_line
 from synkhronos.parameter_server.errors import OutOfTurn
 from synkhronos.profiling.spans import Span, covered, gaps, own_times
 from synkhronos.profiling.views import Box, View, table
@@ -73,9 +73,8 @@ class Profile(View):
         self._store = store
         self._engine: Any = None
         self._link: Any = None
-        self._recorded: list[Span] = []  # of threads: their identifiers are the tracks
-        self._devices: dict[int, set] = {}  # thread -> the devices that it pushes for
-        self._threads: dict[int, str] = {}
+        self._recorded: list[Span] = []  # their tracks are the threads
+        self._devices: dict[threading.Thread, set] = {}  # those for which a thread pushes
         self._handed: dict[tuple, float] = {}  # (key, version) -> when it was handed over
         self._others: list[Span] = []  # of keys, and of the process that sends
         self._began = self._ended = 0.0
@@ -110,9 +109,7 @@ class Profile(View):
             self._link.record(False)
 
     def _record(self, name, key, begin, end):
-        thread = threading.get_ident()
-        if thread not in self._threads:
-            self._threads[thread] = threading.current_thread().name
+        thread = threading.current_thread()  # an identifier may be another thread's later
         self._recorded.append(Span(thread, name, getattr(key, "name", None), begin, end))
 
     def _timed(self, method):
@@ -120,7 +117,7 @@ class Profile(View):
             device = getattr(first, "device", None)
             if device is None and arguments:  # pull(key, slot, ...)
                 device = getattr(arguments[0], "device", None)
-            self._devices.setdefault(threading.get_ident(), set()).add(device)
+            self._devices.setdefault(threading.current_thread(), set()).add(device)
             keys = [pair[0] for pair in first] if isinstance(first, list) else [first]
             begin = time.monotonic()
             try:
@@ -158,7 +155,7 @@ class Profile(View):
         recorded = list(self._recorded)
         found = [span._replace(track=self._track(span.track)) for span in recorded]
         for thread in list(self._devices):
-            track, own = self._track(thread), [span for span in recorded if span.track == thread]
+            track, own = self._track(thread), [span for span in recorded if span.track is thread]
             for begin, end in gaps(own, self._began):
                 found.append(Span(track, "compute", None, begin, end))
         return sorted([*found, *self._others], key=lambda span: (span.begin, -span.end))
@@ -166,7 +163,7 @@ class Profile(View):
     def _track(self, thread):
         devices = self._devices.get(thread)
         if devices is None:
-            return self._threads[thread]
+            return thread.name
         known = sorted(each for each in devices if each is not None)
         if not known:
             return "caller"
@@ -213,7 +210,7 @@ class Profile(View):
                 took = {**dict.fromkeys(names, 0.0), own[0].name: covered(own)}
             else:
                 took = own_times(names, own)
-            lines.append((track, *(f"{1e3 * took[name]:.2f}" for name in names)))
+            lines.append((one_line(track), *(f"{1e3 * took[name]:.2f}" for name in names)))
         return "\n".join([f"{seconds:.3f} s of {worker}, {count(len(keys), 'key')}", *table(lines)])
 
     def _process(self):

@@ -14,6 +14,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Iterable, NamedTuple, Sequence
 
+from synkhronos._wording import one_line
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -123,8 +125,8 @@ class View:
             left = 1e-6 * (box.begin - begin)
             axes.axvline(left, color="0.3", linewidth=0.8)
             axes.annotate(box.label, (left, -0.5), fontsize="small", parse_math=False)
-        axes.set_yticks(range(len(tracks)), list(tracks))
-        axes.set_ylim(len(tracks) - 0.5, -0.9 if marked else -0.5)
+        axes.set_yticks(range(len(tracks)), list(map(one_line, tracks)), parse_math=False)
+        axes.set_ylim(max(1, len(tracks)) - 0.5, -0.9 if marked else -0.5)
         axes.set_xlabel("ms")
         handles = [Patch(color=colour, label=name) for name, colour in self._colours.items()]
         figure.legend(handles=handles, loc="outside lower center", ncols=9, fontsize="small")

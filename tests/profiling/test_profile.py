@@ -1,7 +1,6 @@
 """A profile tells where the time of calls goes, on every rank, and leaves nothing behind."""
 
 import gc
-import json
 import logging
 import re
 import threading
@@ -185,96 +184,45 @@ def test_slices_and_sliced_shared_variables(ranks):
     assert (calls["rows"] > 0).all() and (calls["bytes"] >= 2 * 3 * 8).all()
 
 
-# The trace.
-
-
-def read_trace(recorded, tmp_path):
-    path = tmp_path / "trace.json"
-    recorded.save(str(path))
-    events = json.loads(path.read_text())["traceEvents"]
-    return [e for e in events if e["ph"] == "M"], [e for e in events if e["ph"] == "X"]
-
-
-def test_the_trace_has_complete_events_of_all_ranks(ranks, tmp_path):
-    f = total()
-    shared = theano.shared(np.ones(3), "s")
-    before = time.monotonic()
+def test_what_a_rank_does_lies_inside_the_call_of_the_master(ranks):
+    f, shared = total(), theano.shared(np.ones(3), "s")
     with synk.profile() as recorded:
         for _ in range(3):
             f(np.ones((8, 3)))
         synk.all_reduce(shared)
-    after = time.monotonic()
-    metadata, events = read_trace(recorded, tmp_path)
-    assert len(metadata) == 1 + 2 * ranks.n
-    threads = {e["tid"]: e["args"]["name"] for e in metadata if e["name"] == "thread_name"}
-    assert len({e["pid"] for e in metadata + events}) == 1
-    names = [f"rank {rank} " for rank in range(ranks.n)]
-    assert [threads[tid][: len(name)] for tid, name in zip(sorted(threads), names)] == names
-    [master] = [tid for tid, name in threads.items() if "master" in name]
-    assert sorted(threads).index(master) == ranks.master
-    assert {e["name"] for e in events if e["cat"] == "part"} >= {"start", "rows", "compute"}
-    for event in events:
-        assert set(event) == {"name", "cat", "ph", "pid", "tid", "ts", "dur", "args"}
-        assert event["dur"] >= 0
-        assert 1e6 * before <= event["ts"] <= 1e6 * after
-    calls = [e for e in events if e["cat"] == "call"]
-    by_thread = {tid: [e["name"] for e in calls if e["tid"] == tid] for tid in threads}
-    expected = ["total", "distribute()"] + ["total"] * 2 + ["all_reduce()", "distribute()"]
-    assert by_thread[master] == expected
-    for names in by_thread.values():  # on a worker what comes first begins first
-        assert sorted(names) == sorted(expected)
+    tracks = recorded._read().boxes
+    calls = {box.details["call"]: box for box in tracks[ranks.master] if box.category == "call"}
+    expected = ["total", "distribute()", "total", "total", "all_reduce()", "distribute()"]
+    assert [box.label for box in calls.values()] == expected
+    for own in tracks:
+        kinds = [box.kind for box in own]
+        assert kinds.count("compute") == 3 and {*kinds} >= {"start", "rows", "compute", REST}
+        # On a worker what comes first begins first.
+        assert sorted(box.label for box in own if box.category == "call") == sorted(expected)
+        around = []
+        for box in own:  # two of them are apart, or one is inside the other
+            call = calls[box.details["call"]]
+            assert call.begin <= box.begin <= box.end <= call.end
+            around = [end for end in around if end > box.begin]
+            assert all(box.end <= end for end in around)
+            around.append(box.end)
 
 
-def whole(event):
-    """Return the begin and end of an event as a reader has them that cuts to nanoseconds."""
-    begin = int(event["ts"] * 1000)
-    return begin, begin + int(event["dur"] * 1000)
-
-
-def inside(event, other):
-    begin, end = whole(event)
-    return whole(other)[0] <= begin and end <= whole(other)[1]
-
-
-def test_what_a_rank_does_lies_inside_the_call_of_the_master(ranks, tmp_path):
+def test_the_picture_shows_the_last_calls_with_their_names(ranks):
+    pytest.importorskip("matplotlib")
     f = total()
     with synk.profile() as recorded:
-        for _ in range(3):
+        for _ in range(10):
             f(np.ones((8, 3)))
-    _, events = read_trace(recorded, tmp_path)
-    master = {
-        e["args"]["call"]: e for e in events if e["cat"] == "call" and e["tid"] == ranks.master + 1
-    }
-    assert len(master) == 4
-    for event in events:
-        assert inside(event, master[event["args"]["call"]])
-    computing = [e for e in events if e["name"] == "compute"]
-    assert len(computing) == 3 * ranks.n
-    for rank in range(ranks.n):  # two events of a rank are apart, or one is inside the other
-        own = [event for event in events if event["tid"] == rank + 1]
-        own.sort(key=lambda event: (event["ts"], -event["dur"]))
-        around = []
-        for event in own:
-            while around and whole(around[-1])[1] <= whole(event)[0]:
-                around.pop()
-            assert all(inside(event, other) for other in around)
-            around.append(event)
-
-
-def test_only_known_suffixes_are_written(ranks, tmp_path):
-    with synk.profile() as recorded:
-        total()(np.ones((4, 2)))
-    recorded.save(tmp_path / "summary.txt")
-    assert (tmp_path / "summary.txt").read_text() == recorded.summary() + "\n"
-    for name in ("trace", "trace.csv"):
-        with pytest.raises(ValueError, match=r"file must end in \.json .*\.txt .*, got '.*/trace"):
-            recorded.save(tmp_path / name)
-        assert not (tmp_path / name).exists()
-    recorded.save(str(tmp_path / "TRACE.JSON"))
-    assert json.loads((tmp_path / "TRACE.JSON").read_text())["traceEvents"]
-    for name in ("missing/trace.json", "missing/summary.txt"):
-        with pytest.raises(FileNotFoundError):
-            recorded.save(tmp_path / name)
+    [axes] = recorded.plot(last=4).axes
+    assert len(axes.lines) == len(axes.texts) == 4
+    assert any(text.get_text() == "total" for text in axes.texts)
+    seconds = of(recorded, "total")["seconds"].reshape(10, ranks.n)[-4:, ranks.master]
+    longest = max(patch.get_width() for patch in axes.patches)
+    assert longest == pytest.approx(1e3 * seconds.max())
+    for wrong, error in ((0, ValueError), ("all", TypeError)):
+        with pytest.raises(error, match="last"):
+            recorded.plot(last=wrong)
 
 
 # The summary.
@@ -312,16 +260,6 @@ def test_functions_of_one_name_are_two_lines(ranks):
         f(np.ones((8, 3)))
         g(np.ones((8, 3)))
     assert len([line for line in recorded.summary().splitlines() if line.startswith("same")]) == 2
-
-
-def test_an_empty_profile_can_be_read(ranks, tmp_path):
-    with synk.profile() as recorded:
-        pass
-    assert len(recorded.calls) == 0
-    assert recorded.summary().startswith(f"0 calls on {ranks.n} rank")
-    metadata, events = read_trace(recorded, tmp_path)
-    assert not events and metadata
-    assert "0 calls" in repr(recorded)
 
 
 # Failure.
