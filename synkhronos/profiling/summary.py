@@ -10,15 +10,8 @@ from synkhronos.profiling.views import table
 def text(calls, ranks, master_rank, dropped) -> str:
     """Return a table of all functions and collectives, and one of all ranks.
 
-    Parameters
-    ----------
-    calls : numpy.ndarray
-        The table of a `Timeline`.
-    ranks : list of str
-        The names of the ranks.
-    master_rank : int
-    dropped : list of int
-        The number of parts of calls that each rank had no room for.
+    `calls` is the table of a `Timeline`, `ranks` are the names of the ranks, and `dropped` has the
+    number of parts of calls that each had no room for.
     """
     lines = [_headline(calls, len(ranks), dropped)]
     if len(calls):

@@ -48,20 +48,10 @@ class _Call(NamedTuple):
 
 
 class Timeline:
-    """The calls and their parts on all ranks.
+    """The calls and their parts on all ranks; `boxes` has those of each rank, by their begin.
 
-    Parameters
-    ----------
-    recorded : list of numpy.ndarray
-        The spans of each rank, dtype SPAN, in rank order.
-    names : list of str
-        Names of functions and collectives, by number.
-    master_rank : int
-
-    Attributes
-    ----------
-    boxes : list of list of Box
-        The boxes of each rank, by the time of their begin.
+    `recorded` are the spans of each rank, arrays of dtype SPAN in rank order, and `names` those of
+    functions and collectives, by number.
     """
 
     def __init__(self, recorded, names, master_rank):
