@@ -59,7 +59,7 @@ def test_times_go_into_their_modes(clock):
         rec.end("load")
 
 
-def test_a_timer_inside_another_counts_once_and_one_without_an_end_not_at_all(clock):
+def test_a_timer_inside_another_is_not_counted_twice(clock):
     """There was one timer, so a second start lost the time before it."""
     rec = silent()
     rec.start()
