@@ -19,7 +19,7 @@ from support.waiting import wait_until
 import synkhronos as synk
 from synkhronos import SessionError, SharedMemoryFull, WorkerError
 from synkhronos.comm.shared.gate_memory import DONE, MET
-from synkhronos.profiling.timeline import NAMES, REST
+from synkhronos.profiling.timeline import NAMES, REST, SPAN, Part, Timeline
 
 AHEAD = 0.02  # seconds
 
@@ -209,6 +209,31 @@ def test_what_a_rank_does_lies_inside_the_call_of_the_master(ranks):
             around = [end for end in around if end > box.begin]
             assert all(box.end <= end for end in around)
             around.append(box.end)
+
+
+def test_waits_of_a_worker_end_with_the_commands_of_the_master():
+    """A call of two commands; the worker has waited since long ago, and writes when it arrives."""
+    master = [
+        (Part.START, 0, 10, 0, 1),
+        (Part.FINISH, 20, 40, 0, 1),
+        (Part.START, 40, 50, 0, 2),
+        (Part.FINISH, 60, 90, 0, 2),
+        (Part.CALL, 0, 100, 0, 0),
+    ]
+    worker = [
+        (Part.START, -50, 12, 0, 1),
+        (Part.FINISH, 15, 15, 0, 1),
+        (Part.START, 15, 52, 0, 2),
+        (Part.FINISH, 55, 55, 0, 2),
+        (Part.START, 55, 70, 0, 3),  # of a command that the master did not record
+    ]
+    timeline = Timeline([np.array(worker, SPAN), np.array(master, SPAN)], ["f"], 1)
+    expected = [("f", 0, 100), ("start", 0, 12), ("finish", 15, 40)]
+    expected += [("start", 40, 52), ("finish", 55, 100)]
+    assert [(box.label, box.begin, box.end) for box in timeline.boxes[0]] == expected
+    took = timeline.table()
+    assert (1e9 * took["start"]).round().tolist() == [24, 20]
+    assert (1e9 * took["rest"]).round().tolist() == [6, 30]
 
 
 def test_the_picture_shows_the_last_calls_with_their_names(ranks):

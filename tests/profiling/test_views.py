@@ -35,43 +35,49 @@ def ranks():
         yield ranks
 
 
-def of_session(name="total", calls=3):
+def of_session(*names):
+    """Return a profile of two functions of each name."""
     with synk.profile() as recorded:
-        for _ in range(calls):
+        for name in names * 2:
             total(name)(np.ones((8, 3)))
     return recorded
 
 
-def of_store(name="thread", calls=3):
-    """A store of two devices, each pushed for by a thread of its own, and a third thread."""
+def key(name):
+    return name.encode(errors="replace").decode()  # UTF-8 has all keys
+
+
+def of_store(*names):
+    """Return a profile of keys and threads of these names; two threads push, one for a device."""
+
+    def pushes(device):
+        array = np.ones(100_000, "float32")
+        for name in map(key, names):
+            store.push(array, name, device)
+            store.pull_req(array, name, device, callback=lambda: None)
+            store.pull_wait(name, device)
+
     with ps.create("local", devices=[0, 1]) as store:
-        for device in (0, 1):
-            store.init_key((100_000,), name, device)
-
-        def pushes(device):
-            array = np.ones(100_000, "float32")
-            for _ in range(calls):
-                store.push(array, name, device)
-                store.pull_req(array, name, device, callback=lambda: None)
-                store.pull_wait(name, device)
-
-        threads = [threading.Thread(target=pushes, args=(device,)) for device in (0, 1)]
+        for name in map(key, names):
+            store.init_key((100_000,), name, 0)
+            store.init_key((100_000,), name, 1)
         with store.profile() as recorded:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
+            for device in (0, 1):
+                threading.Thread(target=pushes, args=(device,), name=f"pushes {device}").start()
+            for thread in [each for each in threading.enumerate() if "pushes" in each.name]:
                 thread.join()
-            if calls:  # its name is that of a row
-                waits = store._engine.record, "callback", None, time.monotonic(), time.monotonic()
-                other = threading.Thread(target=waits[0], args=waits[1:], name=name)
-                other.start()
-                other.join()
+            now = time.monotonic()
+            for name in names:  # these may have the identifiers of the others
+                span = "callback", None, now, now
+                thread = threading.Thread(target=store._engine.record, args=span, name=name)
+                thread.start()
+                thread.join()
     return recorded
 
 
 TRACKS = {
     of_session: ["rank 0 (cpu, master)", "rank 1 (cpu)"],
-    of_store: ["device 0", "device 1", "thread"],
+    of_store: ["device 0", "device 1", "total"],
 }
 
 
@@ -97,7 +103,7 @@ def whole(event):
 
 def test_a_trace_has_complete_events_in_a_track_of_each(make, tmp_path):
     before = time.monotonic()
-    recorded = make()
+    recorded = make("total")
     after = time.monotonic()
     metadata, events = saved(recorded, tmp_path)
     assert len({e["pid"] for e in metadata + events}) == 1
@@ -145,7 +151,7 @@ def test_parts_lie_inside_of_their_calls_whatever_the_clock_and_the_rounding(up)
 
 
 def test_the_suffix_says_what_is_written(make, tmp_path):
-    recorded = make()
+    recorded = make("total")
     recorded.save(tmp_path / "summary.txt")
     assert (tmp_path / "summary.txt").read_text() == recorded.summary() + "\n"
     for name in ("trace", "trace.csv"):
@@ -162,7 +168,7 @@ def test_the_suffix_says_what_is_written(make, tmp_path):
 
 @DRAWS
 def test_a_picture_has_a_row_for_each_track(make, tmp_path):
-    recorded = make()
+    recorded = make("total")
     figure = recorded.plot(str(tmp_path / "PICTURE.PNG"))
     assert (tmp_path / "PICTURE.PNG").read_bytes().startswith(b"\x89PNG")
     [axes] = figure.axes
@@ -179,7 +185,7 @@ def test_a_picture_has_a_row_for_each_track(make, tmp_path):
 
 @DRAWS
 def test_a_wrong_file_is_refused_before_anything_is_drawn(make, tmp_path, monkeypatch):
-    recorded = make()
+    recorded = make("total")
     monkeypatch.setattr(recorded, "_boxes", None)  # what is drawn
     for file in (3, b"a.png", io.BytesIO()):
         with pytest.raises(TypeError, match="file must be a path, got "):
@@ -196,12 +202,12 @@ def test_a_wrong_file_is_refused_before_anything_is_drawn(make, tmp_path, monkey
 def test_without_matplotlib_it_says_what_to_install(make, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"needs Matplotlib: pip install matplotlib\."):
-        make(calls=0).plot()
+        make().plot()
 
 
 @DRAWS
 def test_an_empty_profile_can_be_shown(make, tmp_path):
-    recorded = make(calls=0)
+    recorded = make()
     metadata, events = saved(recorded, tmp_path)
     [axes] = recorded.plot().axes
     assert metadata and not events and not axes.patches
@@ -211,14 +217,14 @@ def test_an_empty_profile_can_be_shown(make, tmp_path):
 
 
 @DRAWS
-@pytest.mark.parametrize("name", STRANGE, ids=range(len(STRANGE)))
-def test_strange_names_break_nothing(make, tmp_path, name):
-    recorded = make(name)
+def test_strange_names_break_nothing(make, tmp_path):
+    recorded = make(*STRANGE)
     recorded.save(tmp_path / "summary.txt")
     text = (tmp_path / "summary.txt").read_text("utf-8")
     assert text.encode() == (recorded.summary() + "\n").encode(errors="backslashreplace")
-    shown = [event["name"] for event in saved(recorded, tmp_path)[1]]
-    assert (name[:200] if make is of_session else f"push {name}") in shown
+    shown = {event["name"] for event in saved(recorded, tmp_path)[1]}
+    for name in STRANGE:
+        assert (name[:200] if make is of_session else f"push {key(name)}") in shown
     recorded.plot(tmp_path / "picture.svg")
 
 

@@ -336,6 +336,7 @@ def test_a_restored_recorder_goes_on_as_if_nothing_had_happened(clock):
     def steps(rec, counts):
         for count in counts:
             measured(clock, rec, "calc", count)
+            measured(clock, rec, "wait", 1)
             trained(rec, [count], cost=count)
 
     straight, stopped = silent(4), silent(4)
@@ -343,14 +344,14 @@ def test_a_restored_recorder_goes_on_as_if_nothing_had_happened(clock):
         rec.start_epoch()
     steps(straight, range(1, 9))
     straight.end_epoch(8, 0)
-    clock.now -= 36
+    clock.now -= 36 + 8
     steps(stopped, range(1, 7))
     kept = stopped.state()
     steps(stopped, range(7, 9))  # what state() has returned stays as it is
     resumed = silent(4)
     resumed.restore(pickle.loads(pickle.dumps(kept)))
-    clock.now -= 15
-    resumed._epoch_began -= 15
+    clock.now -= 15 + 2
+    resumed._epoch_began -= 15 + 2
     steps(resumed, range(7, 9))
     assert resumed.train_info == straight.train_info == [[4, 2.5, 1.25], [8, 6.5, 3.25]]
     assert resumed.all_time == straight.all_time
@@ -377,6 +378,8 @@ def test_runs_of_any_length_are_drawn(tmp_path, monkeypatch, clock):
         x, y = line.get_data()
         assert 2 <= len(x) <= most and x[-1] == 2
         assert sorted({round(each) for each in y}) == [1, 2]
+    hours = [line.get_ydata()[0] for line in pyplot.figure("Synkhronos epoch").axes[0].lines]
+    assert hours == [2 / 3600, 600 / 3600]
     silent(40).show()  # of nothing, and the end of the figures
     assert len(figure.axes[0].lines) == 3
     assert not pyplot.get_fignums()
