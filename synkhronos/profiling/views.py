@@ -73,7 +73,7 @@ class View:
             events = trace_events(number, name, self._boxes())
             trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": others}
             text = json.dumps(trace)
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        path.write_text(text, encoding="utf-8")
 
     def plot(self, file: str | os.PathLike | None = None) -> Figure:
         """Draw all spans along an axis of time: a row for each thread, process and key.

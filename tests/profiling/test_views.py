@@ -220,8 +220,7 @@ def test_an_empty_profile_can_be_shown(make, tmp_path):
 def test_strange_names_break_nothing(make, tmp_path):
     recorded = make(*STRANGE)
     recorded.save(tmp_path / "summary.txt")
-    text = (tmp_path / "summary.txt").read_text("utf-8")
-    assert text.encode() == (recorded.summary() + "\n").encode(errors="backslashreplace")
+    assert (tmp_path / "summary.txt").read_text("utf-8") == recorded.summary() + "\n"
     shown = {event["name"] for event in saved(recorded, tmp_path)[1]}
     for name in STRANGE:
         assert (name[:200] if make is of_session else f"push {key(name)}") in shown
