@@ -1,9 +1,8 @@
 """Profiles: the time of each part of a call, on each rank, as a table, a picture or a trace."""
 
-import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ContextManager, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, ClassVar, ContextManager, Optional, Union
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from synkhronos.errors import SessionError
 from synkhronos.profiling import summary as _summary
 from synkhronos.profiling.recording import Recording
 from synkhronos.profiling.timeline import REST, Timeline
+from synkhronos.profiling.views import KINDS, SUFFIXES, View, check_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,20 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Profile", "profile"]
 
 _ROOM = 1 << 17  # spans of each rank
-# In pictures: waits are orange, and the rest of a call is grey, behind its parts.
-_COLOURS = {
-    "stage": "C9",
-    "start": "#fdd0a2",
-    "rows": "C4",
-    "compute": "C0",
-    "reduce": "C2",
-    "meet": "#fd8d3c",
-    "finish": "#fdae6b",
-    REST: "0.85",
-}
 _CHARACTERS = 100  # of names, along a picture
-_SUFFIXES = (".json", ".txt")
-_KINDS = ".json (a trace) or .txt (the summary)"
 
 
 def profile(room: int = _ROOM) -> ContextManager["Profile"]:
@@ -133,7 +120,7 @@ def file_of_environment() -> Optional[Path]:
     file = os.environ.get("SYNKHRONOS_PROFILE")
     if not file:
         return None
-    path = _check_file("SYNKHRONOS_PROFILE", file, _SUFFIXES, _KINDS)
+    path = check_file("SYNKHRONOS_PROFILE", file, SUFFIXES, KINDS)
     _refuse_unwritable("SYNKHRONOS_PROFILE", path)
     return path.absolute()  # the script may change its working directory
 
@@ -153,7 +140,7 @@ def record_until_close(session: "Session", path: Path) -> None:
     recording.begin()
 
 
-class Profile:
+class Profile(View):
     """Times of the parts of calls; made by :func:`profile`.
 
     The parts of a call, on each rank:
@@ -181,6 +168,19 @@ class Profile:
     devices : tuple of str
         One for each rank.
     """
+
+    # Waits are orange, and the rest of a call is grey, behind its parts.
+    _colours: ClassVar = {
+        "stage": "C9",
+        "start": "#fdd0a2",
+        "rows": "C4",
+        "compute": "C0",
+        "reduce": "C2",
+        "meet": "#fd8d3c",
+        "finish": "#fdae6b",
+        REST: "0.85",
+    }
+    _inches = 0.6
 
     def __init__(self, recording):
         session = recording.session
@@ -245,48 +245,11 @@ class Profile:
         masters = [", master" if rank == self.master_rank else "" for rank in range(self.n_ranks)]
         return [f"rank {r} ({self.devices[r]}{masters[r]})" for r in range(self.n_ranks)]
 
-    def save(self, file: Union[str, os.PathLike]) -> None:
-        """Write a trace, or the summary.
+    def _process(self):
+        return 1, "synkhronos", {"dropped": self.dropped}
 
-        Parameters
-        ----------
-        file : str or path
-            ``.json`` is a trace in the trace-event format, which https://ui.perfetto.dev and
-            chrome://tracing open: a track for each rank, calls with their parts inside, in
-            microseconds of CLOCK_MONOTONIC. ``.txt`` is the summary.
-
-        Raises
-        ------
-        TypeError, ValueError
-            When `file` is not a path, or has another suffix.
-        OSError
-            When the file can't be written.
-
-        Examples
-        --------
-        >>> import os, tempfile, theano
-        >>> import synkhronos as synk
-        >>> synk.fork(2)
-        2
-        >>> with synk.profile() as recorded:
-        ...     synk.broadcast(theano.shared(1.0))
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     recorded.save(f"{folder}/trace.json")
-        ...     os.listdir(folder)
-        ['trace.json']
-        >>> synk.close()
-        """
-        path = _check_file("file", file, _SUFFIXES, _KINDS)
-        if path.suffix.lower() == ".txt":
-            text = self.summary() + "\n"
-        else:
-            trace = {
-                "traceEvents": self._read().events("synkhronos", self._rank_names()),
-                "displayTimeUnit": "ms",
-                "otherData": {"dropped": self.dropped},
-            }
-            text = json.dumps(trace)
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    def _boxes(self):
+        return dict(zip(self._rank_names(), self._read().boxes))
 
     def plot(self, file: Optional[Union[str, os.PathLike]] = None, last: int = 5) -> "Figure":
         """Draw the parts of the last calls of each rank along an axis of time.
@@ -325,62 +288,27 @@ class Profile:
         >>> axes.get_xlabel()
         'ms'
         """
-        last = whole_number("last", last, 1)
-        try:
-            from matplotlib.figure import Figure
-            from matplotlib.patches import Patch
-        except ImportError as error:
-            raise ImportError("Profile.plot() needs Matplotlib: pip install matplotlib.") from error
+        return self._draw(file, whole_number("last", last, 1))
 
-        figure = Figure(figsize=(10, 1.8 + 0.6 * self.n_ranks), layout="constrained")
-        if file is not None:
-            suffixes = [f".{name}" for name in figure.canvas.get_supported_filetypes()]
-            file = _check_file("file", file, suffixes, f"one of {', '.join(sorted(suffixes))}")
-        timeline = self._read()
-        calls = timeline.outer_calls(self.master_rank)[-last:]
+    def _chosen(self, last):
+        calls = self._read().outer_calls(self.master_rank)[-last:]
         begin = min((call.begin for call in calls), default=0)
         end = max((call.end for call in calls), default=0)
-        axes = figure.subplots()
-        for rank, boxes in enumerate(timeline.boxes):
-            for box in boxes:
-                if begin <= box.begin < end:
-                    colour = _COLOURS[REST if box.is_call else box.name]
-                    left, width = 1e-6 * (box.begin - begin), 1e-6 * (box.end - box.begin)
-                    axes.barh(rank, width, 0.8, left, color=colour)
+        marked = []
         for call in calls:
-            left = 1e-6 * (call.begin - begin)
-            axes.axvline(left, color="0.3", linewidth=0.8)
             room = _CHARACTERS * (call.end - call.begin) // (end - begin)
-            if room > 3:  # else names would overlap
-                name = one_line(call.name)[:room]
-                axes.annotate(name, (left, -0.5), fontsize="small", parse_math=False)
-        axes.set_yticks(range(self.n_ranks), self._rank_names())
-        axes.set_ylim(self.n_ranks - 0.5, -0.9)
-        axes.set_xlabel("ms")
-        handles = [Patch(color=colour, label=name) for name, colour in _COLOURS.items()]
-        figure.legend(handles=handles, loc="outside lower center", ncols=8, fontsize="small")
-        if file is not None:
-            figure.savefig(file, dpi=110)
-        return figure
+            label = one_line(call.label)[:room] if room > 3 else ""  # else names would overlap
+            marked.append(call._replace(label=label))
+        drawn = {
+            rank: [box for box in boxes if begin <= box.begin < end]
+            for rank, boxes in self._boxes().items()
+        }
+        return drawn, marked
 
     def __repr__(self):
         calls = len({*self.calls["call"].tolist()})
         state = "being recorded" if self._recording.is_on else "ended"
         return f"<Profile of {calls} calls on {self.n_ranks} ranks, {state}>"
-
-
-def _check_file(argument: str, file: Any, suffixes: Sequence[str], what: str) -> Path:
-    """Return the path of a file with one of some suffixes.
-
-    Raises ``TypeError`` for anything but a path, ``ValueError`` for other suffixes; `what` names
-    the suffixes in the message.
-    """
-    if not isinstance(file, (str, os.PathLike)) or not isinstance(os.fspath(file), str):
-        raise TypeError(f"{argument} must be a path, got {file!r}.")
-    path = Path(file)
-    if path.suffix.lower() not in suffixes:
-        raise ValueError(f"{argument} must end in {what}, got {str(path) if file else ''!r}.")
-    return path
 
 
 def _refuse_unwritable(argument: str, path: Path) -> None:

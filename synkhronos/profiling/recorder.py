@@ -28,27 +28,15 @@ clock = time.monotonic_ns
 
 
 class Recorder:
-    """Writes the spans of one rank.
+    """Writes the spans of one rank; `span(part)` returns the `Span` to put around a part of a call.
 
-    Parameters
-    ----------
-    gate : Gate
-        Its `sequence` is the number of the command, which is written with each span.
-    memory : numpy.ndarray
-        This rank's rows, shape (1 + spans of a rank, 5), int64, all zero. The first row counts
-        the spans that were dropped.
-
-    Attributes
-    ----------
-    span : callable
-        Takes the name of a part of a call; returns the `Span` to put around it.
-    write : callable
-        Writes a span into the memory; takes the fields of `SPAN`.
+    `memory` has this rank's rows, shape (1 + spans of a rank, 5), int64, all zero. The first row
+    counts the spans that were dropped. A span's command is the gate's `sequence` at its end.
     """
 
     def __init__(self, gate, memory):
         self._gate = gate
-        self.write = _writer(memory)
+        self.write = _writer(memory)  # takes the fields of SPAN
         self.span = functools.partial(Span, self.write, gate)
 
     def mark(self, part: str) -> None:

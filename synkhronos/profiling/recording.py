@@ -28,19 +28,12 @@ _CALL, _RAISED = int(Part.CALL), int(Part.RAISED)
 
 
 class Recording:
-    """The spans of all ranks of a session, recorded from `begin` until `end`.
+    """The spans of all ranks of a session, `room` of each, recorded from `begin` until `end`.
 
     It owns the shared memory that the ranks write to. It drops that memory when no rank writes any
     more: at the end, or, if a Ctrl-C came while it waited for the ranks, when the next recording
-    begins or the session is closed. Until then it stays the session's `recording`.
-
-    Parameters
-    ----------
-    session : Session
-    room : int
-        The number of spans that each rank may write.
-    at_close : callable, optional
-        Called when the session has been closed.
+    begins or the session is closed. Until then it stays the session's `recording`. `at_close` is
+    called when the session has been closed.
     """
 
     def __init__(self, session, room, at_close=None):
@@ -93,20 +86,18 @@ class Recording:
         calls that asks them for their time.
         """
         session = self.session
-        ahead = [0] * session.n_ranks
         if not any(self._elsewhere):
-            return ahead
+            return [0] * session.n_ranks
         calls = []
         for _ in range(_COMPARISONS):
             begin = clock()
             times = session.ask(TellTime())
             calls.append((clock() - begin, begin, times))
         duration, begin, times = min(calls)
-        middle = begin + duration // 2
-        for rank, reference in enumerate(self._elsewhere):
-            if reference is not None:
-                ahead[rank] = times[rank] - middle
-        return ahead
+        return [
+            0 if reference is None else time - begin - duration // 2
+            for reference, time in zip(self._elsewhere, times)
+        ]
 
     def _end_interrupted(self):
         """End a recording whose begin or end a Ctrl-C interrupted; refuse to end any other one."""

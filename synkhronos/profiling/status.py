@@ -118,52 +118,32 @@ class Status:
         return f"Synkhronos: {self.state}; {ranks}; {used}"
 
     def _tables(self):
-        """Yield the title, the names of the columns and the rows of each table."""
-        if self.ranks:
-            yield (
-                "Ranks",
-                ("rank", "device", "pid", "process", "resident", "shared"),
-                [
-                    (
-                        f"{each.rank}, master" if each.is_master else str(each.rank),
-                        each.device if each.host is None else f"{each.device} of {each.host}",
-                        str(each.pid),
-                        each.process,
-                        _amount(each.resident),
-                        _amount(each.shared),
-                    )
-                    for each in self.ranks
-                ],
+        """Return the title, the names of the columns and the rows of each table that has rows."""
+        ranks = [
+            (
+                f"{each.rank}, master" if each.is_master else str(each.rank),
+                each.device if each.host is None else f"{each.device} of {each.host}",
+                str(each.pid),
+                each.process,
+                _amount(each.resident),
+                _amount(each.shared),
             )
-        if self.functions:
-            yield (
-                "Functions",
-                ("name", "workers have it", "shared variables"),
-                [
-                    (
-                        one_line(each.name),
-                        "yes" if each.is_distributed else "no",
-                        _list(each.shared_variables),
-                    )
-                    for each in self.functions
-                ],
-            )
-        for title, arrays in (("Data", self.data), ("Shared variables", self.shared_variables)):
-            if arrays:
-                yield (
-                    title,
-                    ("name", "dtype", "shape", "size", "home"),
-                    [
-                        (
-                            one_line(each.name or ""),
-                            each.dtype,
-                            "" if each.shape is None else str(each.shape),
-                            _amount(each.nbytes),
-                            each.home,
-                        )
-                        for each in arrays
-                    ],
-                )
+            for each in self.ranks
+        ]
+        functions = [
+            (one_line(f.name), "yes" if f.is_distributed else "no", _list(f.shared_variables))
+            for f in self.functions
+        ]
+        of_ranks = "rank", "device", "pid", "process", "resident", "shared"
+        of_functions = "name", "workers have it", "shared variables"
+        of_arrays = "name", "dtype", "shape", "size", "home"
+        tables = [
+            ("Ranks", of_ranks, ranks),
+            ("Functions", of_functions, functions),
+            ("Data", of_arrays, list(map(_cells, self.data))),
+            ("Shared variables", of_arrays, list(map(_cells, self.shared_variables))),
+        ]
+        return [table for table in tables if table[2]]
 
     def __repr__(self):
         lines = [self._headline()]
@@ -175,18 +155,15 @@ class Status:
         return "\n".join(lines)
 
     def _repr_html_(self):
-        parts = [f"<p>{html.escape(self._headline())}</p>"]
+        def row(cells, tag):
+            return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
+
+        text = f"<p>{html.escape(self._headline())}</p>"
         for title, columns, rows in self._tables():
-            head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
-            body = "".join(
-                "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-                for row in rows
-            )
-            parts.append(
-                f"<table><caption>{html.escape(title)}</caption><thead><tr>{head}</tr></thead>"
-                f"<tbody>{body}</tbody></table>"
-            )
-        return "".join(parts)
+            text += f"<table><caption>{html.escape(title)}</caption><thead>{row(columns, 'th')}"
+            body = "".join(row(cells, "td") for cells in rows)
+            text += f"</thead><tbody>{body}</tbody></table>"
+        return text
 
 
 def status() -> Status:
@@ -222,6 +199,7 @@ def status() -> Status:
         return Status("no session")
     segments: Dict[Hashable, int] = {}
     ranks = tuple([_rank(session, rank, segments) for rank in range(session.n_ranks)])
+    is_told = all(rank.shared is not None or rank.host is not None for rank in ranks)
     functions = session.registry.functions()
     used = [variable for function in functions for variable in function.get_shared()]
     variables = dict.fromkeys([*used, *session.registry.variables()])
@@ -229,9 +207,7 @@ def status() -> Status:
         _state(session),
         session.master_rank,
         session.gate.sequence,
-        None
-        if any(rank.shared is None and rank.host is None for rank in ranks)
-        else sum(segments.values()),
+        sum(segments.values()) if is_told else None,
         ranks,
         tuple([_function(session, function) for function in functions]),
         tuple([_data(session, data) for data in session.registry.data()]),
@@ -249,24 +225,15 @@ def _state(session):
 
 def _rank(session, rank, segments):
     """Return the status of one rank; add the segments that it has mapped to `segments`."""
-    pid, host = session.pids[rank] if session.pids else 0, session.host_of(rank)
+    pid, device = session.pids[rank] if session.pids else 0, session.devices[rank]
+    host = session.host_of(rank)
     if host is not None:
-        is_master, unknown = False, None
-        return RankStatus(
-            rank, session.devices[rank], pid, is_master, "unknown", unknown, unknown, host
-        )
+        return RankStatus(rank, device, pid, False, "unknown", None, None, host)
     process, resident = _process(pid)
     own = {} if process in ("ended", "gone") else session.comm.memory.mapped_by(pid)
     segments.update(own or {})
-    return RankStatus(
-        rank,
-        session.devices[rank],
-        pid,
-        rank == session.master_rank,
-        process,
-        resident,
-        None if own is None else sum(own.values()),
-    )
+    shared, is_master = None if own is None else sum(own.values()), rank == session.master_rank
+    return RankStatus(rank, device, pid, is_master, process, resident, shared)
 
 
 def _process(pid):
@@ -300,7 +267,7 @@ def _name(owner):
 
 def _data(session, data):
     array = data.data
-    home = "shared memory" if session.comm.memory.holds(array) else "private memory"
+    home = _home(session, array)
     return ArrayStatus(_name(data), array.dtype.name, array.shape, array.nbytes, home)
 
 
@@ -308,12 +275,18 @@ def _variable(session, variable):
     value = _host.peek(variable)
     if not _host.is_array_variable(variable):
         return ArrayStatus(_name(variable), str(variable.type), None, 0, "private memory")
-    if _host.lives_on_device(variable):
-        home = "device"
-    else:
-        home = "shared memory" if session.comm.memory.holds(value) else "private memory"
+    home = "device" if _host.lives_on_device(variable) else _home(session, value)
     nbytes = value.size * value.dtype.itemsize
     return ArrayStatus(_name(variable), variable.dtype, tuple(value.shape), nbytes, home)
+
+
+def _home(session, array):
+    return "shared memory" if session.comm.memory.holds(array) else "private memory"
+
+
+def _cells(array):
+    shape = "" if array.shape is None else str(array.shape)
+    return one_line(array.name or ""), array.dtype, shape, _amount(array.nbytes), array.home
 
 
 def _amount(nbytes):

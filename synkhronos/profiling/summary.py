@@ -4,26 +4,20 @@ import numpy as np
 
 from synkhronos._wording import one_line
 from synkhronos.profiling.timeline import NAMES
+from synkhronos.profiling.views import table
 
 
 def text(calls, ranks, master_rank, dropped) -> str:
     """Return a table of all functions and collectives, and one of all ranks.
 
-    Parameters
-    ----------
-    calls : numpy.ndarray
-        The table of a `Timeline`.
-    ranks : list of str
-        The names of the ranks.
-    master_rank : int
-    dropped : list of int
-        The number of parts of calls that each rank had no room for.
+    `calls` is the table of a `Timeline`, `ranks` are the names of the ranks, and `dropped` has the
+    number of parts of calls that each had no room for.
     """
     lines = [_headline(calls, len(ranks), dropped)]
     if len(calls):
         lines += ["", "milliseconds of a call (medians; of the ranks, the lowest and highest)"]
-        lines += _align(_functions(calls, master_rank))
-        lines += ["", "seconds of all calls", *_align(_ranks(calls, ranks))]
+        lines += table(_functions(calls, master_rank))
+        lines += ["", "seconds of all calls", *table(_ranks(calls, ranks))]
     return "\n".join(lines)
 
 
@@ -70,13 +64,3 @@ def _digits(number):
 def _span(numbers):
     lowest, highest = _digits(min(numbers)), _digits(max(numbers))
     return lowest if lowest == highest else f"{lowest}-{highest}"
-
-
-def _align(lines):
-    """Return lines of cells as text: the first column aligned left, the others right."""
-    cells = [[str(cell) for cell in line] for line in lines]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    return [
-        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
-        for line in cells
-    ]

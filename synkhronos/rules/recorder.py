@@ -1,6 +1,6 @@
 """The recorder of a rank: costs, errors and times, on standard output and in ``inforec.pkl``.
 
-    start() ... end("calc")         seconds into one of MODES, less those of timers inside
+    start() ... end("calc")         a span of one of MODES, in which spans inside do not count
     train_error(count, cost, error)
     print_train_info(count)         a row of means and times each time that `count` passes a
     multiple of printFreq
@@ -22,6 +22,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
+from synkhronos.profiling.spans import Span, own_times
 from synkhronos.rules import plain_pickles
 
 MODES = ("calc", "sync", "comm", "wait")
@@ -36,11 +37,16 @@ FILE = "inforec.pkl"
 SECONDS_BETWEEN_LIVE_LINES = 0.2
 POINTS = 200  # of a curve of training; each is a mean of rows
 HOUR = 3600.0
-IN_ONE_PICTURE = (
-    *("train: cost", "train: error", "val: cost", "val: error"),
-    *("val: top-5 error", "lr", "epoch: hours", "seconds: total"),
-    *(f"seconds: {mode}" for mode in MODES),
-)
+CURVES = {  # a name, which begins with that of its figure -> a list of rows, and a column
+    "train: cost": ("train_info", 1),
+    "train: error": ("train_info", 2),
+    "val: cost": ("val_info", 1),
+    "val: error": ("val_info", 2),
+    "val: top-5 error": ("val_info", 3),
+    "lr": ("lr", 1),
+    "epoch: hours": ("epoch_time", 1),
+    **{f"seconds: {name}": ("all_time", i) for i, name in enumerate(("total", *MODES), 1)},
+}
 
 
 class Recorder:
@@ -92,36 +98,35 @@ class Recorder:
         self.lr: list[list[float]] = []
         self._train: list[list[float]] = []  # cost, error since the last row
         self._val: list[list[float]] = []
-        self._times = dict.fromkeys(MODES, 0.0)
-        self._timers: list[list[float]] = []  # of each timer: start, seconds inside
+        self._spans: list[Span] = []  # since the last row
+        self._starts: list[float] = []  # of the timers that run
         self._last_end = self._since = self._epoch_began = time.perf_counter()
         self._printed_at = self._seen = 0  # counts of the last row, and of the last batch
         self._is_new = True  # an epoch, whose counts may go on or begin again
         self._saved_in: Any = None
         self._line = _Line()
-        self._pictures: dict[str, Any] = {}
+        self._figure: Any = None  # of `plot`
+        self._drawn: dict[str, tuple] = {}  # what each of its axes shows
+        self._n_plots = 0
 
     def start(self) -> None:
         """Start a timer; timers may lie inside one another."""
-        self._timers.append([time.perf_counter(), 0.0])
+        self._starts.append(time.perf_counter())
 
     def end(self, mode: str) -> None:
         """Add the time since the last `start` to a mode: "calc", "sync", "comm" or "wait".
 
         Without a timer that runs, the time since the last `end` is added.
         """
-        if mode not in self._times:
+        if mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}.")
-        now = time.perf_counter()
-        began, inside = self._timers.pop() if self._timers else (self._last_end, 0.0)
-        self._times[mode] += now - began - inside
-        if self._timers:
-            self._timers[-1][1] += now - began
-        self._last_end = now
+        begin = self._starts.pop() if self._starts else self._last_end
+        self._last_end = time.perf_counter()
+        self._spans.append(Span(None, mode, None, begin, self._last_end))
 
     def start_epoch(self) -> None:
         """Begin to measure an epoch."""
-        self._timers.clear()
+        self._starts.clear()
         self._epoch_began = time.perf_counter()
         self.clear_train_info()
 
@@ -145,36 +150,34 @@ class Recorder:
         count : int
             Batches of all ranks, of the run or of this epoch.
         """
-        self._timers.clear()  # of steps that have failed to end them
+        self._starts.clear()  # of steps that have failed to end them
         if count < self._printed_at or (self._is_new and count <= self._seen):
             self._printed_at = 0  # the counts have begun again
         self._seen, self._is_new = count, False
-        if count // self.printFreq == self._printed_at // self.printFreq:
-            if self.verbose and self._train:
-                self._line.show(f"{count} {self._costs()}{self._speed(count)}")
+        is_row = count // self.printFreq != self._printed_at // self.printFreq
+        if not (is_row or self.verbose):
             return
-        batches, speed = count - self._printed_at, self._speed(count)
-        if self._train:
-            cost, error = np.mean(self._train, axis=0).tolist()
-            self.train_info.append([_number(count), cost, error])
-            self._say(f"{count} {cost:.6f} {error:.6f}")
-        total = sum(self._times.values())
-        self.all_time.append([_number(count), total, *(self._times[mode] for mode in MODES)])
-        parts = [("train", "calc"), ("sync", "sync"), ("comm", "comm"), ("wait", "wait")]
-        times = " ".join(f"{label} {self._times[mode]:.4f}" for label, mode in parts)
+        means = np.mean(self._train, axis=0).tolist() if self._train else []
+        line = " ".join([str(count), *(f"{mean:.6f}" for mean in means)])
+        batches, seconds = count - self._printed_at, time.perf_counter() - self._since
+        speed = ""
+        if self.batch_size and seconds > 0:
+            speed = f" {batches * self.batch_size / seconds:.1f} examples/s"
+        if not is_row:
+            if means:
+                self._line.show(line + speed)
+            return
+        if means:
+            self.train_info.append([_number(count), *means])
+            self._say(line)
+        took = own_times(MODES, self._spans)
+        total = sum(took.values())
+        self.all_time.append([_number(count), total, *took.values()])
+        labels = ("train", *MODES[1:])
+        times = " ".join(f"{label} {took[mode]:.4f}" for label, mode in zip(labels, MODES))
         self._say(f"time per {batches} batches: {total:.4f} ({times}){speed}")
         self._begin_row()
         self._printed_at = count
-
-    def _costs(self):
-        cost, error = np.mean(self._train, axis=0)
-        return f"{cost:.6f} {error:.6f}"
-
-    def _speed(self, count):
-        seconds = time.perf_counter() - self._since
-        if not self.batch_size or seconds <= 0:
-            return ""
-        return f" {(count - self._printed_at) * self.batch_size / seconds:.1f} examples/s"
 
     def clear_train_info(self) -> None:
         """Drop costs, errors and times since the last row: the end of an epoch."""
@@ -183,7 +186,7 @@ class Recorder:
 
     def _begin_row(self):
         self._train.clear()
-        self._times = dict.fromkeys(MODES, 0.0)
+        self._spans.clear()
         self._since = time.perf_counter()
 
     def val_error(self, count: int, cost: Any, error: Any, error_top5: Any = 0.0) -> None:
@@ -232,8 +235,11 @@ class Recorder:
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_name(f"{path.name}.new")
         # Python 2 reads this protocol, too.
-        new.write_bytes(pickle.dumps({name: getattr(self, name) for name in COLUMNS}, protocol=2))
+        new.write_bytes(pickle.dumps(self._rows(), protocol=2))
         os.replace(new, path)
+
+    def _rows(self):
+        return {name: getattr(self, name) for name in COLUMNS}
 
     def load(self, filepath: Any = "./inforec/") -> None:
         """Put the rows of a file, of any version of Theano-MPI, after those that are here."""
@@ -251,29 +257,31 @@ class Recorder:
 
     def state(self) -> dict[str, Any]:
         """Return all that a resumed run needs, as plain values."""
-        rows = {name: [list(row) for row in getattr(self, name)] for name in COLUMNS}
-        since = {"train": self._train, "val": self._val, "times": self._times}
-        now = time.perf_counter()
-        seconds = {"row": now - self._since, "epoch": now - self._epoch_began}
+        now, times = time.perf_counter(), own_times(MODES, self._spans)
+        train, val = _copied(self._train), _copied(self._val)
         return {
-            "rows": rows,
-            "since": {name: _copied(value) for name, value in since.items()},
+            "rows": {name: _copied(rows) for name, rows in self._rows().items()},
+            "since": {"train": train, "val": val, "times": times},
             "counts": [self._printed_at, self._seen, int(self._is_new)],
-            "seconds": seconds,
+            "seconds": {"row": now - self._since, "epoch": now - self._epoch_began},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from what `state` has returned, in this process or an earlier one."""
-        for name in COLUMNS:
-            setattr(self, name, [list(row) for row in state["rows"][name]])
         since, now = state["since"], time.perf_counter()
+        for name in COLUMNS:
+            setattr(self, name, _copied(state["rows"][name]))
         self._train, self._val = _copied(since["train"]), _copied(since["val"])
-        self._times = dict(since["times"])
+        self._starts.clear()
+        self._spans, end = [], 0.0
+        for mode in MODES:  # one after another, before this process
+            begin = end - since["times"][mode]
+            self._spans.append(Span(None, mode, None, begin, end))
+            end = begin
         self._printed_at, self._seen, is_new = state["counts"]
         self._is_new = bool(is_new)
         self._since = now - state["seconds"]["row"]
         self._epoch_began = now - state["seconds"]["epoch"]
-        self._timers.clear()
 
     def show(self, label: str = "", color_id: int = 0, show: bool = True) -> None:
         """Draw five figures: training, validation, times, epochs, learning rates.
@@ -284,19 +292,19 @@ class Recorder:
         """
         from matplotlib import pyplot
 
-        panels = _panels({name: getattr(self, name) for name in COLUMNS})
-        for title, curves in panels.items():
-            figure = pyplot.figure(f"Synkhronos {title}", figsize=(3.2 * len(curves), 3))
-            axes = figure.axes or figure.subplots(1, len(curves), squeeze=False)[0]
-            for one, (name, points) in zip(axes, curves.items()):
-                _draw_curve(one, name, points, label, color_id)
+        for title in ("train", "val", "seconds", "epoch", "lr"):
+            names = [name for name in CURVES if name.partition(":")[0] == title]
+            figure = pyplot.figure(f"Synkhronos {title}", figsize=(3.2 * len(names), 3))
+            axes = figure.axes or figure.subplots(1, len(names), squeeze=False)[0]
+            for one, name in zip(axes, names):
+                _draw_curve(one, name, self._rows(), label, color_id)
             figure.subplots_adjust(bottom=0.2, wspace=0.4)
             if title in ("train", "val"):
                 figure.savefig(f"{title}.png")
         if show:
             if pyplot.get_backend().lower() not in ("agg", "pdf", "ps", "svg", "template"):
                 pyplot.show()
-            for title in panels:
+            for title in ("train", "val", "seconds", "epoch", "lr"):
                 pyplot.close(f"Synkhronos {title}")
 
     def plot_init(self, name: str, fig_specs: Any = None, save: bool = False) -> None:
@@ -310,10 +318,13 @@ class Recorder:
         save : bool, optional
             Whether only files are written; otherwise a window shows the picture too.
         """
-        if "figure" not in self._pictures:
-            self._pictures.update(figure=_new_figure(save, fig_specs), axes=[], number=0)
-        if name not in self._pictures["axes"]:
-            self._pictures["axes"].append(name)
+        if self._figure is None:
+            if save:
+                from matplotlib.figure import Figure as make
+            else:
+                from matplotlib.pyplot import figure as make
+            self._figure = make(**(fig_specs or {}))
+        self._drawn.setdefault(name, ((), None, 1.5, "gray"))
 
     def plot(
         self,
@@ -325,22 +336,24 @@ class Recorder:
         cmap: Any = "gray",
     ) -> None:
         """Draw lines or an image in the axes `name`; write ``inforec/<model>/plot_<n>.png``."""
-        if name not in self._pictures.get("axes", ()):
-            self.plot_init(name, save=save)
-        self._pictures[name] = (lines, image, lw, cmap)
-        figure, names = self._pictures["figure"], self._pictures["axes"]
-        figure.clear()
-        columns = int(np.ceil(np.sqrt(len(names))))
-        grid = figure.subplots(-(-len(names) // columns), columns, squeeze=False).ravel()
-        for axes in grid[len(names) :]:
-            axes.set_visible(False)
-        for axes, each in zip(grid, names):
-            _draw_plot(axes, each, *self._pictures.get(each, ((), None, lw, cmap)))
+        self.plot_init(name, save=save)
+        self._drawn[name] = lines, image, lw, cmap
+        self._figure.clear()
+        columns = int(np.ceil(np.sqrt(len(self._drawn))))
+        rows = -(-len(self._drawn) // columns)
+        for place, (each, (lines, image, lw, cmap)) in enumerate(self._drawn.items(), start=1):
+            axes = self._figure.add_subplot(rows, columns, place, title=each)
+            for line in lines:
+                if len(line):
+                    axes.plot(np.asarray(line, float), linewidth=lw)
+            if image is not None:
+                axes.imshow(np.asarray(image), cmap=cmap)
+                axes.set_axis_off()
         folder = Path("inforec") / self.modelname
         folder.mkdir(parents=True, exist_ok=True)
-        self._pictures["number"] += 1
-        figure.savefig(folder / f"plot_{self._pictures['number']}.png")
-        if not save and figure.canvas.manager is not None:
+        self._n_plots += 1
+        self._figure.savefig(folder / f"plot_{self._n_plots}.png")
+        if not save and self._figure.canvas.manager is not None:
             from matplotlib import pyplot
 
             pyplot.pause(0.001)
@@ -394,7 +407,10 @@ def read(path: Any) -> dict[str, list[list[float]]]:
     if not isinstance(found, dict) or not set(COLUMNS) & set(found):
         raise ValueError(f"{path} is no recorder's file: it has none of {', '.join(COLUMNS)}.")
     rows = {name: [list(row) for row in found.get(name, [])] for name in COLUMNS}
-    rows["all_time"] = [_with_sync(row) for row in rows["all_time"]]
+    rows["all_time"] = [
+        [*row[:3], 0.0, *row[3:]] if len(row) == 2 + len(MODES) - 1 else row
+        for row in rows["all_time"]
+    ]
     for name, columns in COLUMNS.items():
         for row in rows[name]:
             if len(row) != len(columns):
@@ -429,14 +445,13 @@ def draw(files: Sequence[Any], path: Any) -> Path:
 
     if not files:
         raise ValueError("files must have one recorder's file or more, got none.")
-    runs = {_label(file): _panels(read(file)) for file in files}
+    runs = {_label(file): read(file) for file in files}
     figure = Figure(figsize=(12.8, 7.8))
-    grid = dict(zip(IN_ONE_PICTURE, figure.subplots(3, 4).ravel()))
-    for color, (label, panels) in enumerate(runs.items()):
-        for curves in panels.values():
-            for name, points in curves.items():
-                _draw_curve(grid[name], name, points, label, color)
-    grid[IN_ONE_PICTURE[0]].legend(fontsize="small")
+    grid = figure.subplots(3, 4).ravel()
+    for color, (label, rows) in enumerate(runs.items()):
+        for axes, name in zip(grid, CURVES):
+            _draw_curve(axes, name, rows, label, color)
+    grid[0].legend(fontsize="small")
     figure.subplots_adjust(0.05, 0.07, 0.98, 0.95, wspace=0.3, hspace=0.5)
     figure.savefig(os.fspath(path))
     return Path(path)
@@ -447,71 +462,24 @@ def _label(file):
     return path.stem.partition("_")[2] or str(path)
 
 
-def _panels(rows):
-    """Return {figure: {panel: (numbers of epochs, values)}} of a run."""
-    epochs = max(len(rows["val_info"]), len(rows["epoch_time"]), len(rows["lr"]))
-    panels = {
-        "train": _training(rows["train_info"], COLUMNS["train_info"][1:], epochs),
-        "val": {name: _column(rows["val_info"], i) for i, name in enumerate(("cost", "error"), 1)},
-        "seconds": _training(rows["all_time"], COLUMNS["all_time"][1:], epochs),
-        "epoch": {"hours": _column(rows["epoch_time"], 1, 1 / HOUR)},
-        "lr": {"lr": _column(rows["lr"], 1)},
-    }
-    panels["val"]["top-5 error"] = _column(rows["val_info"], 3)
-    return {
-        figure: {f"{figure}: {name}" if figure != name else name: each for name, each in of.items()}
-        for figure, of in panels.items()
-    }
-
-
-def _column(rows, i, factor=1.0):
-    return np.arange(1, len(rows) + 1), np.array([row[i] * factor for row in rows], float)
-
-
-def _training(rows, names, epochs):
-    """Return points of each column after the first: means of so many rows that few are left."""
-    each = max(1, -(-len(rows) // POINTS))
-    blocks = [rows[i : i + each] for i in range(0, len(rows), each)]
-    means = [np.mean(block, axis=0) for block in blocks]
-    ends = np.cumsum([len(block) for block in blocks]) / max(len(rows), 1) * max(epochs, 1)
-    return {name: (ends, np.array([mean[i] for mean in means])) for i, name in enumerate(names, 1)}
-
-
-def _draw_curve(axes, name, points, label, color):
-    x, y = points
+def _draw_curve(axes, name, rows, label, color):
+    x, y = _points(rows, name)
     axes.set_title(name, fontsize="small")
     axes.plot(x, y, f"C{color % 10}", marker="." if len(x) < 20 else "", label=label or "run")
     axes.set_xlabel("epoch", fontsize="small")
 
 
-def _new_figure(save, specs):
-    if save:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        figure = Figure(**(specs or {}))
-        FigureCanvasAgg(figure)
-        return figure
-    from matplotlib import pyplot
-
-    return pyplot.figure(**(specs or {}))
-
-
-def _draw_plot(axes, name, lines, image, lw, cmap):
-    axes.set_title(name)
-    for line in lines:
-        if len(line):
-            axes.plot(np.asarray(line, float), linewidth=lw)
-    if image is not None:
-        axes.imshow(np.asarray(image), cmap=cmap)
-        axes.set_axis_off()
-
-
-def _with_sync(row):
-    if len(row) != len(COLUMNS["all_time"]) - 1:
-        return row
-    count, total, calc, *rest = row
-    return [count, total, calc, 0.0, *rest]
+def _points(rows, name):
+    """Return the epochs and values of a curve: means of so many rows that few are left."""
+    own, column = CURVES[name]
+    values = np.array([row[column] for row in rows[own]], float)
+    if own not in ("train_info", "all_time"):  # a row for each epoch
+        return np.arange(1, len(values) + 1), values / (HOUR if own == "epoch_time" else 1)
+    epochs = max(1, *(len(rows[each]) for each in ("val_info", "epoch_time", "lr")))
+    each = max(1, -(-len(values) // POINTS))
+    blocks = [values[i : i + each] for i in range(0, len(values), each)]
+    ends = np.cumsum([len(block) for block in blocks]) * epochs / max(1, len(values))
+    return ends, np.array([block.mean() for block in blocks])
 
 
 def _of_first(rows, val_info, epochs):
@@ -534,10 +502,8 @@ def _file(path):
     return path if path.suffix == ".pkl" else path / FILE
 
 
-def _copied(value):
-    if isinstance(value, dict):
-        return dict(value)
-    return [list(row) for row in value]
+def _copied(rows):
+    return [list(row) for row in rows]
 
 
 def _mean(value):

@@ -1,7 +1,6 @@
 """A profile tells where the time of calls goes, on every rank, and leaves nothing behind."""
 
 import gc
-import json
 import logging
 import re
 import threading
@@ -20,7 +19,7 @@ from support.waiting import wait_until
 import synkhronos as synk
 from synkhronos import SessionError, SharedMemoryFull, WorkerError
 from synkhronos.comm.shared.gate_memory import DONE, MET
-from synkhronos.profiling.timeline import NAMES, REST
+from synkhronos.profiling.timeline import NAMES, REST, SPAN, Part, Timeline
 
 AHEAD = 0.02  # seconds
 
@@ -47,23 +46,35 @@ def last_where_zero(wait):
 
 def boxes(recorded, name):
     """Return the parts of a name, for each rank."""
-    return [[box for box in each if box.name == name] for each in recorded._read().boxes]
+    return [[box for box in each if box.label == name] for each in recorded._read().boxes]
 
 
 def test_every_call_is_there_on_every_rank(ranks):
-    f = total("before")
+    def number_of_recorders():
+        return len([each for each in recorders(worker()) if each is not None])
+
+    f, everyone = total("same"), list(range(ranks.n))
     f(np.ones((8, 3)))
+    assert on_ranks(number_of_recorders) == [0] * ranks.n and nothing_records(the_session())
     with synk.profile() as recorded:
-        g = total("inside")
-        for _ in range(3):
-            f(np.ones((8, 3)))
+        g = total("same")
+        f(np.ones((8, 3)))
+        assert of(recorded, "same")["rank"].tolist() == everyone  # it can be read at any time
+        assert "being recorded" in repr(recorded)
+        assert on_ranks(number_of_recorders) == [2] * ranks.n
+        f(np.ones((8, 3)))
         g(np.ones((5, 3)))
     f(np.ones((8, 3)))
-    everyone = list(range(ranks.n))
-    assert of(recorded, "before")["rank"].tolist() == everyone * 3
-    assert of(recorded, "inside")["rank"].tolist() == everyone
-    # What is sent with a call is not part of it.
-    assert of(recorded, "distribute()")["rank"].tolist() == everyone
+    assert on_ranks(number_of_recorders) == [0] * ranks.n and nothing_records(the_session())
+    calls = of(recorded, "same")
+    assert calls["rank"].tolist() == everyone * 3
+    assert len({*calls["function"].tolist()}) == 2
+    assert [line.split()[1] for line in recorded.summary().splitlines() if line[:4] == "same"] in (
+        ["2", "1"],
+        ["1", "2"],
+    )
+    # What is sent with a call is not part of it: one of these, and what `on_ranks` sends.
+    assert of(recorded, "distribute()")["rank"].tolist()[: ranks.n] == everyone
     assert not recorded.calls["raised"].any()
     assert recorded.dropped == [0] * ranks.n
 
@@ -121,43 +132,34 @@ def test_waiting_inside_a_reduction_is_told_apart(ranks):
         assert around.begin <= box.begin <= box.end <= around.end
 
 
-def last_rank():
-    return the_session().n_ranks - 1
-
-
-COLLECTIVES = {
-    "broadcast()": lambda s: synk.broadcast(s),
-    "scatter()": lambda s: synk.scatter(s, np.ones((8, 4))),
-    "gather()": lambda s: synk.gather(s),
-    "all_gather()": lambda s: synk.all_gather(s),
-    "reduce()": lambda s: synk.reduce(s),
-    "all_reduce()": lambda s: synk.all_reduce(s),
-    "set_value()": lambda s: synk.set_value(last_rank(), s, np.ones((3, 4))),
-    "get_value()": lambda s: synk.get_value(0, s),
-    "get_lengths()": lambda s: synk.get_lengths(s),
-}
-
-
-@pytest.mark.parametrize("name", COLLECTIVES)
-def test_collectives_are_calls_and_say_what_they_moved(ranks, name):
-    shared = theano.shared(np.zeros((8, 4)), "s")
+def test_collectives_are_calls_and_say_what_they_moved(ranks):
+    shared, last = theano.shared(np.zeros((8, 4)), "s"), ranks.n - 1
     synk.broadcast(shared)
+    collectives = [
+        (synk.broadcast, shared),
+        (synk.scatter, shared, np.ones((8, 4))),
+        (synk.gather, shared),
+        (synk.all_gather, shared),
+        (synk.reduce, shared),
+        (synk.all_reduce, shared),
+        (synk.get_value, 0, shared),
+        (synk.get_lengths, shared),
+        (synk.set_value, last, shared, np.ones((3, 4))),
+    ]
     with synk.profile() as recorded:
-        COLLECTIVES[name](shared)
-    calls = recorded.calls
-    if name == "set_value()" and ranks.master == last_rank():  # then no worker is asked
-        assert calls["rank"].tolist() == [ranks.master]
-        assert calls["bytes"].tolist() == [3 * 4 * 8]
-        return
-    assert calls["name"].tolist() == [name] * ranks.n
-    assert calls["rank"].tolist() == list(range(ranks.n))
-    if name == "all_reduce()":
-        assert calls["bytes"].tolist() == [8 * 4 * 8] * ranks.n
-        assert (calls["reduce"] > 0).all()
-    if name == "set_value()":
-        moved = [0] * ranks.n
-        moved[ranks.master] = moved[-1] = 3 * 4 * 8  # the master's own copy is into shared memory
-        assert calls["bytes"].tolist() == moved
+        for collective, *arguments in collectives:
+            collective(*arguments)
+    is_local = ranks.master == last  # then set_value asks no worker
+    everyone, moved = list(range(ranks.n)), [3 * 4 * 8 * (rank == last) for rank in range(ranks.n)]
+    if not is_local:
+        moved[ranks.master] = 3 * 4 * 8  # its own copy is into shared memory
+    for name in [f"{collective.__name__}()" for collective, *_ in collectives[:-1]]:
+        assert of(recorded, name)["rank"].tolist() == everyone
+    reduced, written = of(recorded, "all_reduce()"), of(recorded, "set_value()")
+    assert reduced["bytes"].tolist() == [8 * 4 * 8] * ranks.n and (reduced["reduce"] > 0).all()
+    assert written["rank"].tolist() == ([last] if is_local else everyone)
+    assert written["bytes"].tolist() == ([3 * 4 * 8] if is_local else moved)
+    assert len(recorded.calls) == ranks.n * 8 + len(written)
 
 
 def test_picked_rows_are_bytes_and_consecutive_ones_are_none(ranks):
@@ -185,99 +187,70 @@ def test_slices_and_sliced_shared_variables(ranks):
     assert (calls["rows"] > 0).all() and (calls["bytes"] >= 2 * 3 * 8).all()
 
 
-# The trace.
-
-
-def read_trace(recorded, tmp_path):
-    path = tmp_path / "trace.json"
-    recorded.save(str(path))
-    events = json.loads(path.read_text())["traceEvents"]
-    return [e for e in events if e["ph"] == "M"], [e for e in events if e["ph"] == "X"]
-
-
-def test_the_trace_has_complete_events_of_all_ranks(ranks, tmp_path):
-    f = total()
-    shared = theano.shared(np.ones(3), "s")
-    before = time.monotonic()
+def test_what_a_rank_does_lies_inside_the_call_of_the_master(ranks):
+    f, shared = total(), theano.shared(np.ones(3), "s")
     with synk.profile() as recorded:
         for _ in range(3):
             f(np.ones((8, 3)))
         synk.all_reduce(shared)
-    after = time.monotonic()
-    metadata, events = read_trace(recorded, tmp_path)
-    assert len(metadata) == 1 + 2 * ranks.n
-    threads = {e["tid"]: e["args"]["name"] for e in metadata if e["name"] == "thread_name"}
-    assert len({e["pid"] for e in metadata + events}) == 1
-    names = [f"rank {rank} " for rank in range(ranks.n)]
-    assert [threads[tid][: len(name)] for tid, name in zip(sorted(threads), names)] == names
-    [master] = [tid for tid, name in threads.items() if "master" in name]
-    assert sorted(threads).index(master) == ranks.master
-    assert {e["name"] for e in events if e["cat"] == "part"} >= {"start", "rows", "compute"}
-    for event in events:
-        assert set(event) == {"name", "cat", "ph", "pid", "tid", "ts", "dur", "args"}
-        assert event["dur"] >= 0
-        assert 1e6 * before <= event["ts"] <= 1e6 * after
-    calls = [e for e in events if e["cat"] == "call"]
-    by_thread = {tid: [e["name"] for e in calls if e["tid"] == tid] for tid in threads}
-    expected = ["total", "distribute()"] + ["total"] * 2 + ["all_reduce()", "distribute()"]
-    assert by_thread[master] == expected
-    for names in by_thread.values():  # on a worker what comes first begins first
-        assert sorted(names) == sorted(expected)
+    tracks = recorded._read().boxes
+    calls = {box.details["call"]: box for box in tracks[ranks.master] if box.category == "call"}
+    expected = ["total", "distribute()", "total", "total", "all_reduce()", "distribute()"]
+    assert [box.label for box in calls.values()] == expected
+    for own in tracks:
+        kinds = [box.kind for box in own]
+        assert kinds.count("compute") == 3 and {*kinds} >= {"start", "rows", "compute", REST}
+        # On a worker what comes first begins first.
+        assert sorted(box.label for box in own if box.category == "call") == sorted(expected)
+        around = []
+        for box in own:  # two of them are apart, or one is inside the other
+            call = calls[box.details["call"]]
+            assert call.begin <= box.begin <= box.end <= call.end
+            around = [end for end in around if end > box.begin]
+            assert all(box.end <= end for end in around)
+            around.append(box.end)
 
 
-def whole(event):
-    """Return the begin and end of an event as a reader has them that cuts to nanoseconds."""
-    begin = int(event["ts"] * 1000)
-    return begin, begin + int(event["dur"] * 1000)
+def test_waits_of_a_worker_end_with_the_commands_of_the_master():
+    """A call of two commands; the worker has waited since long ago, and writes when it arrives."""
+    master = [
+        (Part.START, 0, 10, 0, 1),
+        (Part.FINISH, 20, 40, 0, 1),
+        (Part.START, 40, 50, 0, 2),
+        (Part.FINISH, 60, 90, 0, 2),
+        (Part.CALL, 0, 100, 0, 0),
+    ]
+    worker = [
+        (Part.START, -50, 12, 0, 1),
+        (Part.FINISH, 15, 15, 0, 1),
+        (Part.START, 15, 52, 0, 2),
+        (Part.FINISH, 55, 55, 0, 2),
+        (Part.START, 55, 70, 0, 3),  # of a command that the master did not record
+    ]
+    timeline = Timeline([np.array(worker, SPAN), np.array(master, SPAN)], ["f"], 1)
+    expected = [("f", 0, 100), ("start", 0, 12), ("finish", 15, 40)]
+    expected += [("start", 40, 52), ("finish", 55, 100)]
+    assert [(box.label, box.begin, box.end) for box in timeline.boxes[0]] == expected
+    took = timeline.table()
+    assert (1e9 * took["start"]).round().tolist() == [24, 20]
+    assert (1e9 * took["rest"]).round().tolist() == [6, 30]
 
 
-def inside(event, other):
-    begin, end = whole(event)
-    return whole(other)[0] <= begin and end <= whole(other)[1]
-
-
-def test_what_a_rank_does_lies_inside_the_call_of_the_master(ranks, tmp_path):
+def test_the_picture_shows_the_last_calls_with_their_names(ranks):
+    pytest.importorskip("matplotlib")
     f = total()
     with synk.profile() as recorded:
-        for _ in range(3):
+        for _ in range(10):
             f(np.ones((8, 3)))
-    _, events = read_trace(recorded, tmp_path)
-    master = {
-        e["args"]["call"]: e for e in events if e["cat"] == "call" and e["tid"] == ranks.master + 1
-    }
-    assert len(master) == 4
-    for event in events:
-        assert inside(event, master[event["args"]["call"]])
-    computing = [e for e in events if e["name"] == "compute"]
-    assert len(computing) == 3 * ranks.n
-    for rank in range(ranks.n):  # two events of a rank are apart, or one is inside the other
-        own = [event for event in events if event["tid"] == rank + 1]
-        own.sort(key=lambda event: (event["ts"], -event["dur"]))
-        around = []
-        for event in own:
-            while around and whole(around[-1])[1] <= whole(event)[0]:
-                around.pop()
-            assert all(inside(event, other) for other in around)
-            around.append(event)
-
-
-def test_only_known_suffixes_are_written(ranks, tmp_path):
-    with synk.profile() as recorded:
-        total()(np.ones((4, 2)))
-    recorded.save(tmp_path / "summary.txt")
-    assert (tmp_path / "summary.txt").read_text() == recorded.summary() + "\n"
-    for name in ("trace", "trace.csv"):
-        with pytest.raises(ValueError, match=r"file must end in \.json .*\.txt .*, got '.*/trace"):
-            recorded.save(tmp_path / name)
-        assert not (tmp_path / name).exists()
-    recorded.save(str(tmp_path / "TRACE.JSON"))
-    assert json.loads((tmp_path / "TRACE.JSON").read_text())["traceEvents"]
-    for name in ("missing/trace.json", "missing/summary.txt"):
-        with pytest.raises(FileNotFoundError):
-            recorded.save(tmp_path / name)
-
-
-# The summary.
+    [axes] = recorded.plot(last=4).axes
+    assert len(axes.lines) == len(axes.texts) == 4
+    assert any(text.get_text() == "total" for text in axes.texts)
+    seconds = of(recorded, "total")["seconds"].reshape(10, ranks.n)[-4:, ranks.master]
+    longest = max(patch.get_width() for patch in axes.patches)
+    assert longest == pytest.approx(1e3 * seconds.max())
+    for wrong, error in ((0, ValueError), ("all", TypeError)):
+        with pytest.raises(error, match="last"):
+            recorded.plot(last=wrong)
 
 
 def test_the_summary_has_a_line_for_each_function_and_each_rank(ranks):
@@ -304,27 +277,6 @@ def test_the_summary_has_a_line_for_each_function_and_each_rank(ranks):
     digits = 3 if milliseconds < 1 else 2 if milliseconds < 100 else 0
     assert cells["often"][4] == f"{milliseconds:.{digits}f}"
     assert cells["often"][3] == f"{seconds[ranks.master :: ranks.n].sum():.3f}"
-
-
-def test_functions_of_one_name_are_two_lines(ranks):
-    f, g = total("same"), total("same")
-    with synk.profile() as recorded:
-        f(np.ones((8, 3)))
-        g(np.ones((8, 3)))
-    assert len([line for line in recorded.summary().splitlines() if line.startswith("same")]) == 2
-
-
-def test_an_empty_profile_can_be_read(ranks, tmp_path):
-    with synk.profile() as recorded:
-        pass
-    assert len(recorded.calls) == 0
-    assert recorded.summary().startswith(f"0 calls on {ranks.n} rank")
-    metadata, events = read_trace(recorded, tmp_path)
-    assert not events and metadata
-    assert "0 calls" in repr(recorded)
-
-
-# Failure.
 
 
 def fails_where_zero():
@@ -369,46 +321,26 @@ def test_a_block_left_by_an_exception_ends_the_profile(ranks):
     assert "ended" in repr(recorded)
 
 
-def test_without_a_profile_no_rank_records(ranks):
-    def count():
-        return len([each for each in recorders(worker()) if each is not None])
-
-    assert on_ranks(count) == [0] * ranks.n
-    with synk.profile():
-        assert on_ranks(count) == [2] * ranks.n
-        assert the_session().recording is not None
-    assert on_ranks(count) == [0] * ranks.n
-    assert nothing_records(the_session())
-
-
 def test_every_part_is_recorded_somewhere_and_no_other():
     sources = [path.read_text() for path in Path(synk.__file__).parent.rglob("*.py")]
     places = [re.findall(r'recorder\.(?:span|mark)\("(\w+)"\)', source) for source in sources]
     assert {part for parts in places for part in parts} == {*NAMES} - {REST}
 
 
-def test_only_one_profile_is_recorded(ranks):
-    f = total()
-    with synk.profile() as recorded:
-        with pytest.raises(SessionError, match="profile is being recorded already"), synk.profile():
-            raise AssertionError("not reached")
-        f(np.ones((8, 3)))
-    assert len(of(recorded, "total")) == ranks.n
-    with synk.profile() as second:
-        f(np.ones((8, 3)))
-    assert len(second.calls) == len(of(recorded, "total")) == ranks.n
-
-
-def test_a_profile_records_one_block(ranks):
+def test_only_one_profile_is_recorded_and_of_one_block(ranks):
     f = total()
     block = synk.profile()
     with block as recorded:
+        with pytest.raises(SessionError, match="profile is being recorded already"), synk.profile():
+            raise AssertionError("not reached")
         with pytest.raises(SessionError, match=r"a second time.*profile\(\) again"), block:
             raise AssertionError("not reached")
         f(np.ones((8, 3)))
     with pytest.raises(SessionError, match=r"a second time.*profile\(\) again"), block:
         raise AssertionError("not reached")
-    assert len(of(recorded, "total")) == ranks.n
+    with synk.profile() as second:
+        f(np.ones((8, 3)))
+    assert len(second.calls) == len(of(second, "total")) == len(of(recorded, "total")) == ranks.n
 
 
 def test_a_full_buffer_counts_what_it_drops(ranks):
@@ -422,9 +354,6 @@ def test_a_full_buffer_counts_what_it_drops(ranks):
     assert 0 < len(recorded.calls) < 20 * ranks.n
     headline = recorded.summary().splitlines()[0]
     assert headline.endswith(f"; {sum(recorded.dropped):,} more parts of later calls had no room")
-    for room, error in ((0, ValueError), (2.5, TypeError), (True, TypeError)):
-        with pytest.raises(error, match="room"), synk.profile(room=room):
-            raise AssertionError("not reached")
     assert f(np.ones((8, 3)))[0] == 24
 
 
@@ -435,37 +364,6 @@ def test_more_room_than_there_is_memory_is_refused(ranks, room):
     with synk.profile() as recorded:
         total()(np.ones((8, 3)))
     assert len(of(recorded, "total")) == ranks.n
-
-
-def test_a_profile_can_be_read_while_it_is_recorded(ranks):
-    f = total()
-    with synk.profile() as recorded:
-        f(np.ones((8, 3)))
-        assert len(of(recorded, "total")) == ranks.n
-        assert "being recorded" in repr(recorded)
-        f(np.ones((8, 3)))
-        assert len(of(recorded, "total")) == 2 * ranks.n
-    assert len(of(recorded, "total")) == 2 * ranks.n
-
-
-def test_threads_take_turns_and_their_calls_do_not_overlap(ranks):
-    functions = [total(f"thread {i}") for i in range(3)]
-    for f in functions:
-        f(np.ones((8, 3)))
-    with synk.profile() as recorded:
-        threads = [
-            threading.Thread(target=lambda f=f: [f(np.ones((8, 3))) for _ in range(20)])
-            for f in functions
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-            assert not thread.is_alive()
-    calls = recorded.calls[recorded.calls["rank"] == ranks.master]
-    assert len(calls) == 60
-    assert (calls["begin"][1:] >= calls["begin"][:-1] + calls["seconds"][:-1] - 1e-8).all()
-    assert sorted({*calls["name"].tolist()}) == ["thread 0", "thread 1", "thread 2"]
 
 
 def test_profiles_that_come_and_go_change_no_call_of_other_threads(ranks):
@@ -502,8 +400,11 @@ def test_profiles_that_come_and_go_change_no_call_of_other_threads(ranks):
     assert all(right)
     names = {f"thread {i}" for i in range(4)} | {"get_value()"}
     for recorded in profiles:
-        found = {*recorded.calls["name"].tolist()}
+        calls = recorded.calls[recorded.calls["rank"] == ranks.master]
+        found = {*calls["name"].tolist()}
         assert found <= names and ("thread 0" in found or any(recorded.dropped))
+        # Threads take turns: their calls do not overlap.
+        assert (calls["begin"][1:] >= (calls["begin"] + calls["seconds"])[:-1] - 1e-8).all()
 
 
 def test_the_memory_of_a_profile_is_given_back(ranks):

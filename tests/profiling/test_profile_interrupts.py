@@ -90,43 +90,29 @@ def test_ctrl_c_at_lines_of_a_profile(no_session, other_thread, lines_of_recorde
 
 
 @SOME_AND_EVERY_LINE
-def test_close_after_ctrl_c_at_lines_of_a_profile(
-    no_session, other_thread, lines_of_profiles, stride
+@pytest.mark.parametrize("saves", [False, True])
+def test_ctrl_c_at_lines_before_a_close_and_in_one_that_saves(
+    no_session, other_thread, lines_of_profiles, monkeypatch, tmp_path, stride, saves
 ):
+    if saves:
+        monkeypatch.setenv("SYNKHRONOS_PROFILE", str(tmp_path / "summary.txt"))
     came_to_it, line = True, 0
     while came_to_it:
         with nothing_left():
             synk.fork(2)
             session, call = the_session(), works()
             call()
-            came_to_it = interrupt_at_line(line, lambda call=call: profiled(call))
-            synk.close()
-            assert nothing_records(session), line
-            del session, call
-        line += STEP * stride
-    assert line > 70
-
-
-@SOME_AND_EVERY_LINE
-def test_ctrl_c_at_lines_of_a_close_that_saves(
-    no_session, other_thread, lines_of_profiles, monkeypatch, tmp_path, stride
-):
-    monkeypatch.setenv("SYNKHRONOS_PROFILE", str(tmp_path / "summary.txt"))
-    came_to_it, line = True, 0
-    while came_to_it:
-        with nothing_left():
-            synk.fork(2)
-            session, call = the_session(), works()
-            call()
-            came_to_it = interrupt_at_line(line, synk.close)
+            do = synk.close if saves else lambda call=call: profiled(call)
+            came_to_it = interrupt_at_line(line, do)
             if synk.status().state != "no session":
                 synk.close()
             assert nothing_records(session), line
-            assert "all_reduce()" in (tmp_path / "summary.txt").read_text()
-            (tmp_path / "summary.txt").unlink()
-            del session, call
+            if saves:
+                assert "all_reduce()" in (tmp_path / "summary.txt").read_text()
+                (tmp_path / "summary.txt").unlink()
+            del session, call, do
         line += STEP * stride
-    assert line > 20
+    assert line > (20 if saves else 70)
 
 
 @pytest.mark.parametrize("when", ["begin", "end"])

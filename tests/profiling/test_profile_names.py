@@ -1,7 +1,6 @@
 """Names of functions, Data and variables can be anything: tables and pictures show them."""
 
 import html
-import json
 
 import numpy as np
 import pytest
@@ -68,7 +67,7 @@ def test_names_with_a_slash_are_kept(ranks):
 
 
 @pytest.mark.parametrize("name", STRANGE, ids=range(len(STRANGE)))
-def test_strange_names_break_no_table(ranks, tmp_path, name):
+def test_strange_names_break_no_table(ranks, name):
     f = total(name)
     f(np.ones((8, 3)))
     with synk.profile() as recorded:
@@ -76,11 +75,9 @@ def test_strange_names_break_no_table(ranks, tmp_path, name):
     lines = recorded.summary().splitlines()
     assert len(lines) == 3 + 2 + 3 + ranks.n
     assert lines[4].startswith(f"{one_line(name)} ") and lines[4].split()[-13] == "1"
-    recorded.save(tmp_path / "summary.txt")
-    assert (tmp_path / "summary.txt").read_text("utf-8") == recorded.summary() + "\n"
-    recorded.save(tmp_path / "trace.json")
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert name[:200] in [event["name"] for event in events]
+    pytest.importorskip("matplotlib")
+    [axes] = recorded.plot(last=1).axes
+    assert [text.get_text() for text in axes.texts] == [one_line(name)]
 
 
 @pytest.mark.parametrize("name", [*STRANGE, 3, ("a", 1)], ids=range(len(STRANGE) + 2))

@@ -32,6 +32,10 @@ def clock(monkeypatch):
     return clock
 
 
+def silent(print_freq=1):
+    return Recorder(None, print_freq, "m", False)
+
+
 def measured(clock, rec, mode, seconds):
     rec.start()
     clock.now += seconds
@@ -44,34 +48,25 @@ def trained(rec, counts, cost=1.0):
         rec.print_train_info(count)
 
 
-# Times.
-
-
 def test_times_go_into_their_modes(clock):
-    rec = Recorder(None, 2, "m", False)
-    for mode, seconds in zip(("calc", "sync", "comm", "wait"), (1, 2, 3, 4)):
+    rec = silent(2)
+    for mode, seconds in zip(recorder.MODES, (1, 2, 3, 4)):
         measured(clock, rec, mode, seconds)
     measured(clock, rec, "calc", 10)
-    trained(rec, [1, 2])
-    assert rec.all_time == [[2, 20, 11, 2, 3, 4]]
-    trained(rec, [3, 4])
-    assert rec.all_time[1] == [4, 0, 0, 0, 0, 0]
+    trained(rec, [1, 2, 3, 4])
+    assert rec.all_time == [[2, 20, 11, 2, 3, 4], [4, 0, 0, 0, 0, 0]]
+    with pytest.raises(ValueError, match="mode must be one of calc, sync, comm, wait, got 'load'"):
+        rec.end("load")
 
 
 def test_a_timer_inside_another_is_not_counted_twice(clock):
     """There was one timer, so a second start lost the time before it."""
-    rec = Recorder(None, 1, "m", False)
+    rec = silent()
     rec.start()
     clock.now += 1
     measured(clock, rec, "wait", 5)
     clock.now += 2
     rec.end("calc")
-    trained(rec, [1])
-    assert rec.all_time == [[1, 8, 3, 0, 0, 5]]
-
-
-def test_a_timer_that_is_never_ended_changes_no_later_time(clock):
-    rec = Recorder(None, 1, "m", False)
     rec.start()
     clock.now += 100
     trained(rec, [1])
@@ -79,17 +74,7 @@ def test_a_timer_that_is_never_ended_changes_no_later_time(clock):
     clock.now += 4
     rec.end("comm")  # since the end before
     trained(rec, [2])
-    assert rec.all_time[1] == [2, 5, 1, 0, 4, 0]
-
-
-def test_another_mode_is_refused():
-    rec = Recorder(None, 1, "m", False)
-    rec.start()
-    with pytest.raises(ValueError, match="mode must be one of calc, sync, comm, wait, got 'load'"):
-        rec.end("load")
-
-
-# Rows and lines.
+    assert rec.all_time == [[1, 8, 3, 0, 0, 5], [2, 5, 1, 0, 4, 0]]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +93,7 @@ def test_a_row_comes_each_40_batches_of_all_ranks(capsys, size, counts):
 
 
 def test_means_are_those_since_the_last_row():
-    rec = Recorder(None, 2, "m", False)
+    rec = silent(2)
     for count, cost in enumerate([1, 3, 5, 9], 1):
         rec.train_error(count, np.float32(cost), np.array(cost / 10))
         rec.print_train_info(count)
@@ -116,14 +101,24 @@ def test_means_are_those_since_the_last_row():
     assert all(type(value) in (int, float) for row in rec.train_info for value in row)
 
 
-def test_a_new_epoch_counts_from_the_beginning():
-    rec = Recorder(None, 4, "m", False)
-    trained(rec, range(1, 8), cost=1)
-    rec.clear_train_info()  # drops those of batches 5 to 7
-    trained(rec, range(1, 8), cost=2)
-    trained(rec, range(1, 5), cost=3)  # without clear_train_info()
-    assert rec.train_info[:2] == [[4, 1.0, 0.5], [4, 2.0, 1.0]]
-    assert [row[0] for row in rec.train_info] == [4, 4, 4]
+@pytest.mark.parametrize(
+    "print_freq, counts, rows",
+    [
+        # An epoch drops the batches after its last row; it may end without clear_train_info().
+        (4, [*range(1, 8), "clear", *range(1, 8), *range(1, 5)], [[4, 0], [4, 1], [4, 1]]),
+        (1, [1, "clear", 1, "clear", 1, "clear"], [[1, 0], [1, 1], [1, 2]]),
+        (4, [3, 3, 4, 4, 5, 5, 7], [[4, 0]]),  # counts that stand still
+    ],
+)
+def test_a_new_epoch_may_count_from_the_beginning(print_freq, counts, rows):
+    rec, epoch = silent(print_freq), 0
+    for count in counts:
+        if count == "clear":
+            rec.clear_train_info()
+            epoch += 1
+        else:
+            trained(rec, [count], cost=epoch)
+    assert [row[:2] for row in rec.train_info] == rows
 
 
 def test_counts_may_go_on_in_the_next_epoch(capsys):
@@ -135,20 +130,6 @@ def test_counts_may_go_on_in_the_next_epoch(capsys):
     assert [row[:2] for row in rec.train_info] == [[4, 0], [8, 1], [12, 1], [16, 2]]
     labels = [line.split()[2] for line in capsys.readouterr().out.splitlines() if "time" in line]
     assert labels == ["4", "2", "4", "4"]  # batches 5, 6, 13, 14 and so on are no row's
-
-
-def test_epochs_of_one_batch_have_rows():
-    rec = Recorder(None, 1, "m", False)
-    for _ in range(3):
-        trained(rec, [1])
-        rec.clear_train_info()
-    assert len(rec.train_info) == 3
-
-
-def test_a_count_that_stands_still_makes_no_row():
-    rec = Recorder(None, 4, "m", False)
-    trained(rec, [3, 3, 4, 4, 5, 5, 7])
-    assert [row[0] for row in rec.train_info] == [4]
 
 
 def test_nothing_recorded_is_no_error(capsys):
@@ -227,13 +208,10 @@ def test_lines_of_validation_and_epochs(capsys, clock):
     rec.val_error(1, 1, 0.5, 0.25)
     rec.print_val_info(1, "center")
     rec.end_epoch(1, 3)
-    assert capsys.readouterr().out.splitlines() == [
-        "center",
-        "validation cost: 1.0000",
-        "validation error: 0.5000",
-        "validation top_5_error: 0.2500",
-        "global epoch 3 took 0.5000 h",
-    ]
+    assert capsys.readouterr().out == (
+        "center\nvalidation cost: 1.0000\nvalidation error: 0.5000\n"
+        "validation top_5_error: 0.2500\nglobal epoch 3 took 0.5000 h\n"
+    )
 
 
 @pytest.mark.parametrize("number", [0, -1, 1.5, True])
@@ -242,12 +220,9 @@ def test_a_print_frequency_is_a_number_of_batches(number):
         Recorder(None, number, "m", False)
 
 
-# Files.
-
-
 def run(clock, epochs=3, batches=5, counts_go_on=False):
     """Return the recorder of a run with two rows of training for each epoch."""
-    rec = Recorder(None, 2, "m", False)
+    rec = silent(2)
     for epoch in range(epochs):
         rec.start_epoch()
         first = epoch * batches if counts_go_on else 0
@@ -282,7 +257,7 @@ def test_the_file_is_one_that_old_scripts_read(tmp_path, monkeypatch, clock):
 def test_a_run_is_loaded_and_goes_on(tmp_path, monkeypatch, clock):
     monkeypatch.chdir(tmp_path)
     rec = run(clock)
-    again = Recorder(None, 2, "m", False)
+    again = silent(2)
     again.load("./inforec/")
     for name in COLUMNS:
         assert getattr(again, name) == getattr(rec, name)
@@ -295,7 +270,7 @@ def test_times_of_2016_have_no_sync(tmp_path):
     rows = {"all_time": [[40, 10.0, 6.0, 1.0, 3.0]], "train_info": [[40, np.float64(6.9), 0.9]]}
     path = tmp_path / "inforec_old.pkl"
     path.write_bytes(pickle.dumps(rows, protocol=2))
-    rec = Recorder(None, 40, "m", False)
+    rec = silent(40)
     rec.load(path)
     assert rec.all_time == [[40, 10.0, 6.0, 0.0, 1.0, 3.0]]
     assert rec.train_info == [[40, 6.9, 0.9]] and type(rec.train_info[0][1]) is float
@@ -329,7 +304,7 @@ def test_cut_keeps_all_rows_of_the_first_epochs(tmp_path, monkeypatch, clock, ep
 def test_files_of_others_are_refused(tmp_path, content, said):
     (tmp_path / "inforec.pkl").write_bytes(content)
     with pytest.raises(ValueError, match=said):
-        Recorder(None, 40, "m", False).load(tmp_path)
+        silent(40).load(tmp_path)
     with pytest.raises(FileNotFoundError, match="No recorder file"):
         recorder.read(tmp_path / "none.pkl")
 
@@ -357,28 +332,26 @@ def test_arrays_and_numbers_are_read_from_pickles(protocol):
     assert "text" in found.values()
 
 
-# Resuming.
-
-
 def test_a_restored_recorder_goes_on_as_if_nothing_had_happened(clock):
     def steps(rec, counts):
         for count in counts:
             measured(clock, rec, "calc", count)
+            measured(clock, rec, "wait", 1)
             trained(rec, [count], cost=count)
 
-    straight, stopped = Recorder(None, 4, "m", False), Recorder(None, 4, "m", False)
+    straight, stopped = silent(4), silent(4)
     for rec in (straight, stopped):
         rec.start_epoch()
     steps(straight, range(1, 9))
     straight.end_epoch(8, 0)
-    clock.now -= 36
+    clock.now -= 36 + 8
     steps(stopped, range(1, 7))
     kept = stopped.state()
     steps(stopped, range(7, 9))  # what state() has returned stays as it is
-    resumed = Recorder(None, 4, "m", False)
+    resumed = silent(4)
     resumed.restore(pickle.loads(pickle.dumps(kept)))
-    clock.now -= 15
-    resumed._epoch_began -= 15
+    clock.now -= 15 + 2
+    resumed._epoch_began -= 15 + 2
     steps(resumed, range(7, 9))
     assert resumed.train_info == straight.train_info == [[4, 2.5, 1.25], [8, 6.5, 3.25]]
     assert resumed.all_time == straight.all_time
@@ -393,9 +366,6 @@ def test_a_restored_recorder_goes_on_as_if_nothing_had_happened(clock):
     check(kept)
 
 
-# Pictures.
-
-
 def test_runs_of_any_length_are_drawn(tmp_path, monkeypatch, clock):
     """Runs of fewer than 250 rows were not drawn."""
     pyplot = pytest.importorskip("matplotlib.pyplot")
@@ -408,7 +378,9 @@ def test_runs_of_any_length_are_drawn(tmp_path, monkeypatch, clock):
         x, y = line.get_data()
         assert 2 <= len(x) <= most and x[-1] == 2
         assert sorted({round(each) for each in y}) == [1, 2]
-    Recorder(None, 40, "m", False).show()  # of nothing, and the end of the figures
+    hours = [line.get_ydata()[0] for line in pyplot.figure("Synkhronos epoch").axes[0].lines]
+    assert hours == [2 / 3600, 600 / 3600]
+    silent(40).show()  # of nothing, and the end of the figures
     assert len(figure.axes[0].lines) == 3
     assert not pyplot.get_fignums()
     for name in ("train.png", "val.png"):
@@ -422,7 +394,7 @@ def test_several_runs_are_drawn_into_one_picture(tmp_path, monkeypatch, clock):
     files = [tmp_path / f"inforec_{name}.pkl" for name in ("BSP", "of_2016", "empty")]
     (tmp_path / "inforec" / "inforec.pkl").rename(files[0])
     files[1].write_bytes(pickle.dumps({"all_time": [[40, 10.0, 6.0, 1.0, 3.0]]}, protocol=2))
-    Recorder(None, 40, "m", False).save(0, 0.1, files[2])
+    silent(40).save(0, 0.1, files[2])
     run(clock, epochs=1)
     files.append(tmp_path / "inforec" / "inforec.pkl")
     assert recorder.draw(files, "curves.png").stat().st_size > 10_000

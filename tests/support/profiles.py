@@ -5,7 +5,7 @@ import theano.tensor as T
 from support.helpers import function
 from synkhronos import session as _session
 
-STRANGE = ["two\nlines", "tab\tand\x1b[31m", "lone \ud800", "$\\frac{", "", "x" * 5000, "größe"]
+STRANGE = ["two\nlines", "tab\tand\x1b[31m", "lone \ud800", "$\\frac{$", "", "x" * 5000, "größe"]
 
 
 def total(name="total"):

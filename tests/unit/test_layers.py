@@ -55,7 +55,6 @@ ONLY = {
     "keras": {"extensions.keras"},
     "matplotlib": {
         "profiling",
-        "parameter_server.timeline",
         "rules.recorder",
         "tools.bench",
     },

@@ -1,0 +1,194 @@
+"""What profiles show: a table as text, a trace, a picture, and their files.
+
+A view of a session or a store has spans as boxes in tracks:
+
+    View ── summary() ──▶ table         ──▶ .txt
+         ── boxes     ──▶ trace_events  ──▶ .json
+         ── boxes     ──▶ plot()        ──▶ .png, .svg, ...
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Iterable, NamedTuple, Sequence
+
+from synkhronos._wording import one_line
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".json", ".txt")
+KINDS = ".json (a trace) or .txt (the summary)"
+
+
+class Box(NamedTuple):
+    """A span as traces and pictures show it; `kind` says its colour, and times are nanoseconds."""
+
+    kind: str
+    begin: int
+    end: int
+    label: str
+    category: str
+    details: dict[str, Any]
+
+
+class View:
+    """Shows spans that were recorded.
+
+    A derived class has also::
+
+        summary()   tables, as text
+        _boxes()    a dict of tracks: the boxes of each, by the time of their begin
+        _process()  for traces: the number of the process, its name, and a dict about it
+    """
+
+    _colours: ClassVar[dict[str, str]]  # of each kind
+    _inches: ClassVar[float]  # of a row in pictures
+
+    def save(self, file: str | os.PathLike) -> None:
+        """Write a trace, or the summary.
+
+        Parameters
+        ----------
+        file : str or path
+            ``.json`` is a trace in the trace-event format, which https://ui.perfetto.dev and
+            chrome://tracing open: a track for each rank, or for each thread, process and key of a
+            store, in microseconds of CLOCK_MONOTONIC. So traces of the processes of one machine
+            can be put together. ``.txt`` is the summary.
+
+        Raises
+        ------
+        TypeError, ValueError
+            When `file` is not a path, or has another suffix.
+        OSError
+            When the file can't be written.
+        """
+        path = check_file("file", file, SUFFIXES, KINDS)
+        if path.suffix.lower() == ".txt":
+            text = self.summary() + "\n"
+        else:
+            number, name, others = self._process()
+            events = trace_events(number, name, self._boxes())
+            trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": others}
+            text = json.dumps(trace)
+        path.write_text(text, encoding="utf-8")
+
+    def plot(self, file: str | os.PathLike | None = None) -> Figure:
+        """Draw all spans along an axis of time: a row for each thread, process and key.
+
+        Parameters
+        ----------
+        file : str or path, optional
+            The file to write, in any format that Matplotlib knows: ``.png``, ``.svg``, ...
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+
+        Raises
+        ------
+        ImportError
+            Without Matplotlib.
+        TypeError, ValueError
+            When `file` is not a path, or its format is unknown to Matplotlib.
+        OSError
+            When the file can't be written.
+        """
+        return self._draw(file)
+
+    def _chosen(self, choice):
+        """Return the boxes to draw, and those whose begin and label are marked."""
+        return self._boxes(), []
+
+    def _draw(self, file: Any, choice: Any = None) -> Figure:
+        try:
+            from matplotlib.figure import Figure
+            from matplotlib.patches import Patch
+        except ImportError as error:
+            raise ImportError("Profile.plot() needs Matplotlib: pip install matplotlib.") from error
+
+        figure = Figure(layout="constrained")
+        if file is not None:
+            suffixes = [f".{name}" for name in figure.canvas.get_supported_filetypes()]
+            file = check_file("file", file, suffixes, f"one of {', '.join(sorted(suffixes))}")
+        tracks, marked = self._chosen(choice)
+        begin = min((box.begin for boxes in tracks.values() for box in boxes), default=0)
+        figure.set_size_inches(10, 1.8 + self._inches * len(tracks))
+        axes = figure.subplots()
+        for row, boxes in enumerate(tracks.values()):
+            for box in boxes:
+                left, width = 1e-6 * (box.begin - begin), 1e-6 * (box.end - box.begin)
+                axes.barh(row, width, 0.8, left, color=self._colours[box.kind])
+        for box in marked:
+            left = 1e-6 * (box.begin - begin)
+            axes.axvline(left, color="0.3", linewidth=0.8)
+            axes.annotate(box.label, (left, -0.5), fontsize="small", parse_math=False)
+        axes.set_yticks(range(len(tracks)), list(map(one_line, tracks)), parse_math=False)
+        axes.set_ylim(max(1, len(tracks)) - 0.5, -0.9 if marked else -0.5)
+        axes.set_xlabel("ms")
+        handles = [Patch(color=colour, label=name) for name, colour in self._colours.items()]
+        figure.legend(handles=handles, loc="outside lower center", ncols=9, fontsize="small")
+        if file is not None:
+            figure.savefig(file, dpi=110)
+        return figure
+
+
+def trace_events(number: int, process: str, tracks: dict[str, list[Box]]) -> list[dict[str, Any]]:
+    """Return the boxes of a process as events of the trace-event format.
+
+    References
+    ----------
+    "Trace Event Format", of the Chromium project: complete events (X) and metadata (M).
+    """
+
+    def named(what, thread, **details):
+        return {"name": what, "ph": "M", "pid": number, "tid": thread, "args": details}
+
+    events = [named("process_name", 1, name=process)]
+    for thread, (track, boxes) in enumerate(tracks.items(), start=1):  # 0 is the kernel's
+        events.append(named("thread_name", thread, name=track))
+        events.append(named("thread_sort_index", thread, sort_index=thread - 1))
+        for box in boxes:
+            begin = _microseconds(box.begin)
+            event = {"name": box.label, "cat": box.category, "ph": "X", "pid": number}
+            event.update(tid=thread, ts=begin, dur=_microseconds(box.end) - begin, args=box.details)
+            events.append(event)
+    return events
+
+
+def _microseconds(nanoseconds):
+    """Return a time in whole eighths of a microsecond, which floats hold exactly.
+
+    So the end of a part and the begin of the next stay equal when a reader adds them up.
+    """
+    return nanoseconds // 125 / 8
+
+
+def table(lines: Iterable[Sequence[Any]]) -> list[str]:
+    """Return lines of cells as text: the first column aligned left, the others right.
+
+    >>> table([("", "calls"), ("step", 2)])
+    ['      calls', 'step      2']
+    """
+    cells = [[str(cell) for cell in line] for line in lines]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    return [
+        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
+        for line in cells
+    ]
+
+
+def check_file(argument: str, file: Any, suffixes: Sequence[str], what: str) -> Path:
+    """Return the path of a file with one of some suffixes.
+
+    Raises ``TypeError`` for anything but a path, ``ValueError`` for other suffixes; `what` names
+    the suffixes in the message.
+    """
+    if not isinstance(file, (str, os.PathLike)) or not isinstance(os.fspath(file), str):
+        raise TypeError(f"{argument} must be a path, got {file!r}.")
+    path = Path(file)
+    if path.suffix.lower() not in suffixes:
+        raise ValueError(f"{argument} must end in {what}, got {str(path) if file else ''!r}.")
+    return path
