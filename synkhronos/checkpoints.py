@@ -8,11 +8,9 @@ A variable that is equal on all ranks is stored once, any other with the value o
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import re
-import zipfile
 from typing import NamedTuple, Sequence, Union
 
 import numpy as np
@@ -20,9 +18,9 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._calls import collective
 from synkhronos._hints import SharedVariable
-from synkhronos._host import random_states
-from synkhronos._machine.files import NewFile, npz_path
-from synkhronos._machine.interrupts import raised_here
+from synkhronos._machine.archives import reading, writing
+from synkhronos._machine.files import new_file, npz_path
+from synkhronos._machine.plain_values import decode, encode
 from synkhronos._master.current import call
 from synkhronos._master.staging import send_objects
 from synkhronos._rank import commands
@@ -31,8 +29,7 @@ from synkhronos.functions import Function
 
 __all__ = ["load", "save"]
 
-_ABOUT = "synkhronos"  # the array that holds the table of contents, as JSON
-_VERSION = 1
+_WHAT = "a checkpoint"
 
 # How the values of a variable are related. A random state that is ALONE (of one rank, or not sent
 # to the workers yet) gives each rank a stream of its own when it is loaded.
@@ -45,11 +42,25 @@ class _Entry(NamedTuple):
     """A variable of a checkpoint, as the file describes it."""
 
     name: str | None
-    dtype: str | None  # None for the state of a RandomStreams
-    ndim: int | None
-    relation: str
-    arrays: list[str]  # names of arrays in the file: one, or one for each rank
-    rest: list[list]  # of states of RandomStreams: what they hold beside the array
+    dtype: str | None = None  # for the state of a RandomStreams
+    ndim: int | None = None
+    relation: str = ALONE
+    values: Sequence = ()  # as `encode` returns them: one, or one for each rank
+
+    @classmethod
+    def of(cls, variable):
+        """Describe a variable, without its values."""
+        is_array = _host.is_array_variable(variable)
+        return cls(variable.name, *((str(variable.dtype), variable.ndim) if is_array else ()))
+
+    @classmethod
+    def read(cls, name, dtype, ndim, relation, values=None, arrays=(), rest=()):
+        """Return the entry of a file; older ones have names of arrays, and the rest of states."""
+        if values is None and dtype is None:
+            values = [{"random": [each, *others]} for each, others in zip(arrays, rest)]
+        elif values is None:
+            values = [{"array": each} for each in arrays]
+        return cls(name, dtype, ndim, relation, values)
 
     def __str__(self):
         kind = "a random state" if self.dtype is None else one_line(f"{self.dtype}, {self.ndim}-d")
@@ -108,19 +119,13 @@ def save(path: str | os.PathLike[str], functions_or_variables: Saved | Sequence[
     with call("save()") as session:
         path = npz_path(path)
         variables = _variables("save", functions_or_variables)
-        with NewFile(path) as file, zipfile.ZipFile(file, "w") as archive:
-            entries = []
+        entries = []
+        with new_file(path) as file, writing(file, _WHAT, variables=entries) as arrays:
             for position, (variable, values) in enumerate(_values(session, variables)):
-                entry = _entry(session, position, variable, values)
+                entry = _written(arrays, position, variable, values)
                 if entry.relation == OF_EACH_RANK and not _host.is_random_state(variable):
                     _tell(session, variable, entry)
-                for name, value in zip(entry.arrays, values):
-                    _write(
-                        archive, name, value if entry.dtype else random_states.state_parts(value)[0]
-                    )
-                entries.append(entry)
-            about = {"version": _VERSION, "variables": [entry._asdict() for entry in entries]}
-            _write(archive, _ABOUT, np.array(json.dumps(about)))
+                entries.append(entry._asdict())
 
 
 def load(path: str | os.PathLike[str], functions_or_variables: Saved | Sequence[Saved]) -> None:
@@ -166,11 +171,14 @@ def load(path: str | os.PathLike[str], functions_or_variables: Saved | Sequence[
     with call("load()") as session:
         path = npz_path(path)
         variables = _variables("load", functions_or_variables)
-        entries, arrays = _read(path)
+        with reading(path, _WHAT) as (table, arrays):
+            entries = [_Entry.read(**each) for each in table["variables"]]
+            values = [_decoded(entry, arrays) for entry in entries]
         _compare(path, entries, variables)
         plan = _Plan(session)
-        for entry, variable in zip(entries, variables):
-            plan.add(path, entry, variable, _values_of(path, entry, variable, arrays))
+        for entry, variable, own in zip(entries, variables, values):
+            _check(path, variable, own)
+            plan.add(path, entry, variable, own)
         plan.carry_out()
 
 
@@ -190,6 +198,12 @@ def _variables(name, given):
             )
     if not found:
         raise ValueError(f"functions_or_variables has no shared variable to {name}.")
+    for variable in found:
+        if _host.sparse_format(variable):
+            raise TypeError(
+                f"{name}() can't take {variable}, of type {variable.type}: it works on arrays and "
+                "random states."
+            )
     return collective.check_variables(name, list(found), objects=True)
 
 
@@ -217,8 +231,8 @@ def _values(session, variables):
             yield variable, [_host.to_host(_host.peek(variable))]
 
 
-def _entry(session, position, variable, values):
-    is_array = _host.is_array_variable(variable)
+def _written(arrays, position, variable, values):
+    """Write the values of a variable; return its entry."""
     if len(values) == 1:
         relation = ALONE
     elif all(_is_same(value, values[0]) for value in values[1:]):
@@ -226,25 +240,21 @@ def _entry(session, position, variable, values):
     else:
         relation = OF_EACH_RANK
     label = f"{position}_{re.sub(r'[^A-Za-z0-9_.+-]', '_', variable.name or '')[:60]}".rstrip("_")
-    each = range(len(values)) if relation == OF_EACH_RANK else range(1)
-    rest = []
-    if not is_array:
-        rest = [random_states.state_parts(value)[1] for value in values]
-    return _Entry(
-        variable.name,
-        str(variable.dtype) if is_array else None,
-        variable.ndim if is_array else None,
-        relation,
-        [f"{label}.rank{rank}" for rank in each] if len(each) > 1 else [label],
-        rest[: len(each)],
-    )
+    names = [label]
+    if relation == OF_EACH_RANK:
+        names = [f"{label}.rank{rank}" for rank in range(len(values))]
+    if _host.is_array_variable(variable):
+        values = map(np.asarray, values)
+    encoded = [encode(value, arrays, name) for name, value in zip(names, values)]
+    return _Entry.of(variable)._replace(relation=relation, values=encoded)
 
 
 def _is_same(one, other):
     """Return whether two arrays have the same bits, or two random states the same numbers."""
     if not isinstance(one, np.ndarray):
-        (key, rest), (other_key, other_rest) = map(random_states.state_parts, (one, other))
-        return rest == other_rest and np.array_equal(key, other_key)
+        arrays, other_arrays = {}, {}
+        is_like = encode(one, arrays, "") == encode(other, other_arrays, "")
+        return is_like and all(np.array_equal(arrays[name], other_arrays[name]) for name in arrays)
     if one.shape != other.shape:
         return False
     one, other = (np.ascontiguousarray(array).reshape(-1) for array in (one, other))
@@ -256,49 +266,34 @@ def _tell(session, variable, entry):
         session.told_unequal.add(variable)
         advise(
             f"save(): {variable} has other values on other ranks, so the file holds all of them, "
-            f"and only {count(len(entry.arrays), 'rank')} can load it. If the master's value is "
+            f"and only {count(len(entry.values), 'rank')} can load it. If the master's value is "
             f"meant, write synkhronos.broadcast({variable.name or 'variable'}) before save()."
         )
 
 
-def _write(archive, name, array):
-    # As numpy.savez does. But one array after the other, so that no list keeps copies of them all.
-    with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-        np.lib.format.write_array(file, np.asarray(array), allow_pickle=False)
-
-
-def _read(path):
-    """Return the entries and the arrays of a file; every array is read, so a damage is found."""
+def _decoded(entry, arrays):
+    """Return the values of an entry; raise ValueError if they are not of its kind."""
     try:
-        with open(path, "rb") as opened:
-            file = np.load(opened, allow_pickle=False)
-            if not isinstance(file, np.lib.npyio.NpzFile) or _ABOUT not in file.files:
-                raise ValueError("it has no table of contents")
-            about = json.loads(str(file[_ABOUT]))
-            if about["version"] != _VERSION:
-                raise ValueError(f"it is of version {about['version']}, this is {_VERSION}")
-            entries = [_Entry(**each) for each in about["variables"]]
-            arrays = {name: file[name] for entry in entries for name in entry.arrays}
-    except OSError:
-        raise
-    except raised_here(Exception) as error:
-        # Damages raise errors of many kinds, of zipfile, zlib, json and NumPy.
-        raise ValueError(
-            f"load() can't read {path!r}: it is damaged, or was not written by synkhronos.save(): "
-            f"{sentence(error)}"
-        ) from error
-    return entries, arrays
-
-
-def _describe(variable):
-    is_array = _host.is_array_variable(variable)
-    kind = (str(variable.dtype), variable.ndim) if is_array else (None, None)
-    return _Entry(variable.name, *kind, ALONE, [], [])
+        values = [decode(each, arrays) for each in entry.values]
+        if not values:
+            raise ValueError("it has no value")
+        for value in values:
+            if entry.dtype is not None:
+                if (str(value.dtype), value.ndim) != (entry.dtype, entry.ndim):
+                    raise ValueError("its array has another dtype or number of dimensions")
+            elif not isinstance(value, _host.RandomState):
+                kind, own = type(value).__name__, _host.RandomState.__name__
+                raise ValueError(
+                    f"it is the state of a {kind}, and not of a {own}, as this library has"
+                )
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{entry}: {sentence(error)}") from error
+    return values
 
 
 def _compare(path, entries, variables):
     """Raise ValueError unless the variables are those of the file, in the same order."""
-    given = [_describe(variable) for variable in variables]
+    given = [_Entry.of(variable) for variable in variables]
     for position, (entry, own) in enumerate(zip(entries, given)):
         if entry[:3] != own[:3]:
             raise ValueError(
@@ -317,41 +312,16 @@ def _compare(path, entries, variables):
         )
 
 
-def _values_of(path, entry, variable, arrays):
-    """Return the values of a variable, as many as the file has; raise ValueError for misfits."""
-    values = [arrays[name] for name in entry.arrays]
-    if entry.dtype is None:
-        return [_random_state(path, entry, *each) for each in zip(entry.rest, values)]
-    is_random = _host.is_random_state(variable)
-    for value in values:
-        lengths = _host.lengths(variable)
-        is_right = value.dtype == variable.dtype and value.ndim == variable.ndim
-        if not is_right or (is_random and not value.size):  # Theano divides by its number of rows
-            raise ValueError(f"load() can't read {path!r}: {entry} is damaged.")
-        if any(fixed == 1 != length for fixed, length in zip(lengths, value.shape)):
-            raise ValueError(
-                f"load() can't give {variable} the value in {path!r}, of shape {value.shape}: it "
-                "must have length 1 where the variable is broadcastable."
-            )
-        if any(fixed not in (None, length) for fixed, length in zip(lengths, value.shape)):
-            raise ValueError(
-                f"load() can't give {variable}, of type {variable.type}, the value in {path!r}, of "
-                f"shape {value.shape}."
-            )
-    return values
-
-
-def _random_state(path, entry, rest, key):
-    try:
-        state, own = random_states.state_of_parts(key, rest), _host.RandomState.__name__
-        if not isinstance(state, _host.RandomState):
-            kind = type(state).__name__
-            raise ValueError(
-                f"it is the state of a {kind}, and not of a {own}, as this library has"
-            )
-        return state
-    except (LookupError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"load() can't read {path!r}: {entry}: {sentence(error)}") from error
+def _check(path, variable, values):
+    """Raise ValueError unless a variable can have the values of its entry."""
+    for value in values if _host.is_array_variable(variable) else ():
+        if _host.is_random_state(variable) and not value.size:
+            # Theano divides by its number of rows.
+            raise ValueError(f"load() can't read {path!r}: {variable} is damaged.")
+        try:
+            collective.check_values("load", variable, [variable], value)
+        except TypeError as error:
+            raise ValueError(f"{path!r} does not fit: {sentence(error)}") from error
 
 
 class _Plan:

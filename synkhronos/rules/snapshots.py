@@ -4,19 +4,17 @@
       ──▶ rank 0, which writes what is equal on all ranks once
       ──▶ a file without a name ──▶ snapshot_0004.npz       written, fsynced, named
 
-The file is an npz without pickles; its table of contents is JSON.
+Folders of Theano-MPI, which have a file for each weight, are read too.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import inspect
 import json
 import os
 import random
 import re
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,18 +22,17 @@ from typing import Any
 import numpy as np
 
 from synkhronos import _host
-from synkhronos._host import random_states
-from synkhronos._machine.files import NewFile, remove_left
-from synkhronos._wording import printable, sentence
+from synkhronos._machine.archives import damage_told, reading, writing
+from synkhronos._machine.files import new_file, remove_left
+from synkhronos._machine.plain_values import decode, encode
+from synkhronos._wording import sentence
 from synkhronos.rules.recorder import Recorder
 from synkhronos.rules.variables import updated_variables, variables_of
 
-_VERSION = 1
-_ABOUT = "about"  # the array with the table of contents
+_WHAT = "a snapshot"
 _LARGE = 1 << 20  # bytes: of larger arrays only a sample tells whether they have changed
 _SMALL_SHARED = 1 << 16  # bytes of a shared variable that no function updates: a rate, not data
 _KINDS = {"rule": str, "epoch": int, "batch": int, "count": (int, float), "more": dict}
-_OF_DAMAGE = ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError
 _OF_RUN = {"rank", "size", "verbose", "n_epochs", "sync_type"}
 
 
@@ -45,6 +42,7 @@ class State:
 
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     plain: dict[str, Any] = field(default_factory=dict)
+    file: str = "the snapshot"  # for messages
 
 
 @dataclass
@@ -88,7 +86,7 @@ class History:
             kind = _describe(variable)
             value = _host.peek(variable)
             if kind is None:
-                state.plain[name] = _encode(value, state.arrays, name)
+                state.plain[name] = encode(value, state.arrays, name)
             else:
                 state.arrays[name] = np.array(_host.to_host(value))
             described.append([variable.name, kind])
@@ -98,12 +96,12 @@ class History:
         changed = {}
         for name, value in _attributes(self._model):
             if name not in self._others and self._first.get(name) != _fingerprint(value):
-                changed[name] = _encode(value, state.arrays, f"attribute/{name}")
+                changed[name] = encode(value, state.arrays, f"attribute/{name}")
         # The model goes on while others still take this state.
         state.arrays = {name: np.array(array) for name, array in state.arrays.items()}
         state.plain["attributes"] = changed
         version, _, gauss = random.getstate()
-        state.plain["numpy"] = _encode(np.random.mtrand._rand, state.arrays, "random/numpy")
+        state.plain["numpy"] = encode(np.random.mtrand._rand, state.arrays, "random/numpy")
         state.arrays["random/python"] = np.array(random.getstate()[1], np.uint64)
         state.plain["python"] = [version, gauss]
         state.plain["recorder"] = recorder.state()
@@ -133,7 +131,7 @@ class History:
             For the state of another model.
         """
         described = [[each.name, _describe(each)] for each in self._variables]
-        with _damage_told():
+        with damage_told(state.file, _WHAT):
             kept = [[name, kind] for name, kind in state.plain["variables"]]
         if [kind for _, kind in kept] != [kind for _, kind in described]:
             at = next(
@@ -146,11 +144,11 @@ class History:
                 f"the snapshot is of another model: shared variable {at} is {there} there, and "
                 f"{here} in {type(self._model).__name__}."
             )
-        with _damage_told():  # all is checked before anything is set
+        with damage_told(state.file, _WHAT):  # all is checked before anything is set
             values = self._values(state, is_own)
             attributes = self._attributes(state, settings)
             Recorder(None, 1, "", False).restore(state.plain["recorder"])
-            numpy_state = _decode(state.plain["numpy"], state.arrays).get_state()
+            numpy_state = decode(state.plain["numpy"], state.arrays).get_state()
             version, gauss = state.plain["python"]
             words = tuple(int(word) for word in state.arrays["random/python"])
             random.Random(0).setstate((version, words, gauss))
@@ -172,7 +170,7 @@ class History:
             if is_random and not is_own:
                 continue
             if _describe(variable) is None:
-                value = _decode(state.plain[name], state.arrays)
+                value = decode(state.plain[name], state.arrays)
                 is_right = isinstance(value, type(_host.peek(variable)))
             else:
                 value = state.arrays[name]
@@ -189,7 +187,7 @@ class History:
         for name, value in state.plain["attributes"].items():
             whose, _, attribute = name.partition(".")
             owner = owners[whose]
-            value = _decode(value, state.arrays)
+            value = decode(value, state.arrays)
             present = inspect.getattr_static(owner, attribute, None)
             is_right = _fingerprint(present) is not None and attribute not in _OF_RUN
             is_name = attribute.isidentifier() and not attribute.startswith("__")
@@ -208,27 +206,19 @@ class History:
         ValueError
             If the parameters are of other kinds.
         """
-        with _damage_told():
+        with damage_told(state.file, _WHAT):
             kept = [state.plain["variables"][number][1] for number in state.plain["params"]]
         if kept != [_describe(variable) for variable in self._model.params]:
             raise ValueError(
                 f"the snapshot is of another model: its parameters differ from those of "
                 f"{type(self._model).__name__} in number, dtype or dimensions."
             )
-        with _damage_told():
+        with damage_told(state.file, _WHAT):
             values = [state.arrays[f"variable/{number}"] for number in state.plain["params"]]
             if not all(map(_fits, self._model.params, values)):
                 raise ValueError("a parameter would get another kind of value")
         for variable, value in zip(self._model.params, values):
             _host.replace(variable, value)
-
-
-@contextlib.contextmanager
-def _damage_told():
-    try:
-        yield
-    except _OF_DAMAGE as e:
-        raise ValueError(f"the snapshot is damaged, or is no snapshot: {sentence(e)}") from e
 
 
 def _fits(variable, value):
@@ -294,73 +284,31 @@ def _fingerprint(value):
     """Return bytes that differ between different values; None for what a file can't hold."""
     arrays: dict[str, np.ndarray] = {}
     try:
-        text = json.dumps(_encode(value, arrays, ""), sort_keys=True)
+        text = json.dumps(encode(value, arrays, ""), sort_keys=True)
     except (TypeError, RecursionError):
         return None
-    digest = hashlib.blake2b(text.encode(), digest_size=16)
-    for array in arrays.values():
-        flat = array.reshape(-1) if array.nbytes <= _LARGE else _sample_of(array)
-        digest.update(np.ascontiguousarray(flat).tobytes())
-    return digest.digest()
+    # Hashing all of a data set would take long.
+    parts = [
+        _digest(array, 1 << 16 if array.nbytes > _LARGE else None) for array in arrays.values()
+    ]
+    return _hash(text.encode(), *parts)
 
 
-def _sample_of(array):
-    """Return elements of a large array: hashing all of a data set would take long."""
-    step = max(1, array.size // (1 << 16))
-    return array.reshape(-1)[::step] if array.flags.c_contiguous else array.ravel()[::step]
+def _digest(array, n_samples=None):
+    """Return a hash of an array, or of that many of its elements."""
+    flat = array.reshape(-1) if array.flags.c_contiguous else array.ravel()
+    if n_samples is not None:
+        flat = flat[:: max(1, array.size // n_samples)]
+    return _hash(repr((array.dtype, array.shape)).encode(), flat.tobytes())
 
 
-def _encode(value, arrays, name):
-    """Return a value as JSON; its arrays go into `arrays`. Raise TypeError if it can't be kept."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, np.generic) and value.dtype.kind in "biuf":
-        arrays[name] = np.asarray(value)
-        return {"number": name}
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        arrays[name] = value
-        return {"array": name}
-    if isinstance(value, np.random.Generator):
-        kind = random_states.state_parts(value)[1][0]
-        return {"generator": [kind, _encode(value.bit_generator.state, arrays, name)]}
-    if isinstance(value, np.random.RandomState):
-        arrays[name], rest = random_states.state_parts(value)
-        return {"random": [name, *rest]}
-    if isinstance(value, (list, tuple)):
-        items = [_encode(each, arrays, f"{name}/{at}") for at, each in enumerate(value)]
-        return {"list" if isinstance(value, list) else "tuple": items}
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {
-            "dict": {key: _encode(each, arrays, f"{name}/{key}") for key, each in value.items()}
-        }
-    raise TypeError(f"a snapshot can't hold a {type(value).__name__}")
-
-
-def _decode(encoded, arrays):
-    if not isinstance(encoded, dict):
-        return encoded
-    [(kind, value)] = encoded.items()
-    if kind == "number":
-        return arrays[value][()]
-    if kind == "array":
-        return arrays[value].copy()
-    if kind == "generator":
-        name, state = value
-        return random_states.generator(name, _decode(state, arrays))
-    if kind == "random":
-        name, *rest = value
-        return random_states.state_of_parts(arrays[name], rest)
-    if kind == "dict":
-        return {key: _decode(each, arrays) for key, each in value.items()}
-    if kind not in ("list", "tuple"):
-        raise ValueError(f"there is no kind of value {kind!r}")
-    items = [_decode(each, arrays) for each in value]
-    return items if kind == "list" else tuple(items)
+def _hash(*parts):
+    return hashlib.blake2b(b"".join(parts), digest_size=16).digest()
 
 
 def collect(comm: Any, state: State) -> list[State] | None:
     """Return the states of all ranks in rank 0, which gets only arrays that differ from its own."""
-    digests = {name: _fingerprint_of_array(array) for name, array in state.arrays.items()}
+    digests = {name: _digest(array) for name, array in state.arrays.items()}
     everyone = comm.gather(digests)
     wanted = None
     if comm.rank == 0:
@@ -373,11 +321,6 @@ def collect(comm: Any, state: State) -> list[State] | None:
         State({**{name: state.arrays.get(name) for name in d}, **arrays}, plain)
         for d, (plain, arrays) in zip(everyone, sent)
     ]
-
-
-def _fingerprint_of_array(array):
-    data = np.ascontiguousarray(array)
-    return hashlib.blake2b(data.tobytes() + repr((data.dtype, data.shape)).encode()).digest()
 
 
 def distribute(comm: Any, path: Path | None) -> Snapshot:
@@ -416,31 +359,16 @@ def write(path: str, snapshot: Snapshot) -> str:
     name = os.path.join(folder_of(path), f"snapshot_{snapshot.epoch:04d}{part}.npz")
     first = snapshot.states[0]
     ranks = []
-    with NewFile(name) as file, zipfile.ZipFile(file, "w") as archive:
+    settings = {name: getattr(snapshot, name) for name in _KINDS}
+    with new_file(name) as file, writing(file, _WHAT, **settings, ranks=ranks) as written:
         for rank, state in enumerate(snapshot.states):
             places = {}
             for key, array in state.arrays.items():
-                is_shared = rank and array is first.arrays.get(key)
-                places[key] = 0 if is_shared else rank
-                if not is_shared:
-                    _add(archive, f"{rank}/{key}", array)
+                places[key] = 0 if rank and array is first.arrays.get(key) else rank
+                if places[key] == rank:
+                    written[f"{rank}/{key}"] = array
             ranks.append({"plain": state.plain, "arrays": places})
-        about = {
-            "version": _VERSION,
-            "rule": snapshot.rule,
-            "epoch": snapshot.epoch,
-            "batch": snapshot.batch,
-            "count": snapshot.count,
-            "more": snapshot.more,
-            "ranks": ranks,
-        }
-        _add(archive, _ABOUT, np.array(json.dumps(about)))
     return name
-
-
-def _add(archive, name, array):
-    with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-        np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)
 
 
 def read_file(path: Path) -> Snapshot:
@@ -451,30 +379,15 @@ def read_file(path: Path) -> Snapshot:
     ValueError
         If the file is damaged, or no snapshot.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            about = json.loads(str(file[_ABOUT]))
-            if about["version"] != _VERSION:
-                raise ValueError(f"it is of version {about['version']}, this is {_VERSION}")
-            read = {}
-            states = []
-            for each in about["ranks"]:
-                arrays = {}
-                for key, place in each["arrays"].items():
-                    name = f"{place}/{key}"
-                    if name not in read:
-                        read[name] = file[name]
-                    arrays[key] = read[name]
-                states.append(State(arrays, each["plain"]))
-            are_right = all(isinstance(about[n], kind) for n, kind in _KINDS.items())
-            if not states or not are_right or not about["rule"].isprintable():
-                raise ValueError("its table of contents is not that of a snapshot")
-    except OSError:
-        raise
-    except Exception as error:
-        why = printable(str(error))
-        raise ValueError(f"{path} is no snapshot of a rule, or damaged: {why}") from error
-    return Snapshot(*(about[name] for name in _KINDS), states)
+    with reading(path, _WHAT) as (table, arrays):
+        states = []
+        for each in table["ranks"]:
+            own = {key: arrays[f"{place}/{key}"] for key, place in each["arrays"].items()}
+            states.append(State(own, each["plain"], repr(str(path))))
+        are_right = all(isinstance(table[name], kind) for name, kind in _KINDS.items())
+        if not states or not are_right or not table["rule"].isprintable():
+            raise ValueError("its table of contents is not that of a snapshot")
+        return Snapshot(*(table[name] for name in _KINDS), states)
 
 
 def find(resume: bool | str, folder: str) -> Path:
