@@ -8,6 +8,7 @@ A variable that is equal on all ranks is stored once, any other with the value o
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import re
@@ -18,7 +19,7 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._calls import collective
 from synkhronos._hints import SharedVariable
-from synkhronos._machine.archives import reading, writing
+from synkhronos._machine.archives import damage_told, reading, writing
 from synkhronos._machine.files import new_file, npz_path
 from synkhronos._machine.plain_values import decode, encode
 from synkhronos._master.current import call
@@ -173,12 +174,10 @@ def load(path: str | os.PathLike[str], functions_or_variables: Saved | Sequence[
         variables = _variables("load", functions_or_variables)
         with reading(path, _WHAT) as (table, arrays):
             entries = [_Entry.read(**each) for each in table["variables"]]
-            values = [_decoded(entry, arrays) for entry in entries]
         _compare(path, entries, variables)
         plan = _Plan(session)
-        for entry, variable, own in zip(entries, variables, values):
-            _check(path, variable, own)
-            plan.add(path, entry, variable, own)
+        for entry, variable in zip(entries, variables):
+            plan.add(path, entry, variable, _values_of(path, entry, variable, arrays))
         plan.carry_out()
 
 
@@ -251,14 +250,16 @@ def _written(arrays, position, variable, values):
 
 def _is_same(one, other):
     """Return whether two arrays have the same bits, or two random states the same numbers."""
-    if not isinstance(one, np.ndarray):
-        arrays, other_arrays = {}, {}
-        is_like = encode(one, arrays, "") == encode(other, other_arrays, "")
-        return is_like and all(np.array_equal(arrays[name], other_arrays[name]) for name in arrays)
-    if one.shape != other.shape:
+    arrays, others = {}, {}
+    if encode(one, arrays, "") != encode(other, others, ""):
         return False
-    one, other = (np.ascontiguousarray(array).reshape(-1) for array in (one, other))
-    return np.array_equal(one.view(np.uint8), other.view(np.uint8))
+    for name, array in arrays.items():
+        if array.shape != others[name].shape:
+            return False
+        pair = (np.ascontiguousarray(each).reshape(-1) for each in (array, others[name]))
+        if not np.array_equal(*(each.view(np.uint8) for each in pair)):
+            return False
+    return True
 
 
 def _tell(session, variable, entry):
@@ -271,57 +272,42 @@ def _tell(session, variable, entry):
         )
 
 
-def _decoded(entry, arrays):
-    """Return the values of an entry; raise ValueError if they are not of its kind."""
-    try:
-        values = [decode(each, arrays) for each in entry.values]
-        if not values:
-            raise ValueError("it has no value")
-        for value in values:
-            if entry.dtype is not None:
-                if (str(value.dtype), value.ndim) != (entry.dtype, entry.ndim):
-                    raise ValueError("its array has another dtype or number of dimensions")
-            elif not isinstance(value, _host.RandomState):
-                kind, own = type(value).__name__, _host.RandomState.__name__
-                raise ValueError(
-                    f"it is the state of a {kind}, and not of a {own}, as this library has"
-                )
-    except (LookupError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{entry}: {sentence(error)}") from error
-    return values
-
-
 def _compare(path, entries, variables):
     """Raise ValueError unless the variables are those of the file, in the same order."""
     given = [_Entry.of(variable) for variable in variables]
-    for position, (entry, own) in enumerate(zip(entries, given)):
+    for position, (entry, own) in enumerate(itertools.zip_longest(entries, given)):
+        if entry is None or own is None:
+            raise ValueError(
+                f"functions_or_variables has {count(len(given), 'variable')}, but {path!r} holds "
+                f"{len(entries)}: {'it' if own is None else 'the file'} lacks {entry or own}."
+            )
         if entry[:3] != own[:3]:
             raise ValueError(
                 f"functions_or_variables does not fit {path!r}: variable {position} is {own}, and "
                 f"{entry} in the file. Give the same functions and variables as to save(), in the "
                 "same order."
             )
-    if len(entries) != len(given):
-        both = min(len(entries), len(given))
-        lacks, first = "the file lacks", given[both:]
-        if len(entries) > len(given):
-            lacks, first = "it lacks", entries[both:]
-        raise ValueError(
-            f"functions_or_variables has {count(len(given), 'variable')}, but {path!r} holds "
-            f"{len(entries)}: {lacks} {first[0]}."
-        )
 
 
-def _check(path, variable, values):
-    """Raise ValueError unless a variable can have the values of its entry."""
-    for value in values if _host.is_array_variable(variable) else ():
-        if _host.is_random_state(variable) and not value.size:
-            # Theano divides by its number of rows.
-            raise ValueError(f"load() can't read {path!r}: {variable} is damaged.")
-        try:
-            collective.check_values("load", variable, [variable], value)
-        except TypeError as error:
-            raise ValueError(f"{path!r} does not fit: {sentence(error)}") from error
+def _values_of(path, entry, variable, arrays):
+    """Return the values of an entry; raise ValueError for those that the variable can't have."""
+    kind = _host.RandomState if entry.dtype is None else np.ndarray
+    with damage_told(f"{entry} in {path!r}", "its values"):
+        values = [decode(each, arrays) for each in entry.values]
+        for value in values or [None]:
+            if not isinstance(value, kind):
+                raise ValueError(
+                    f"it is a {type(value).__name__}, and not a {kind.__name__}, as here"
+                )
+            # Theano divides by the number of rows of a random state.
+            is_empty = _host.is_random_state(variable) and kind is np.ndarray and not value.size
+            if is_empty or (entry.dtype and entry[1:3] != (str(value.dtype), value.ndim)):
+                raise ValueError("its array has another dtype, or number of dimensions or rows")
+    each = [variable] * len(values)
+    try:
+        return collective.check_values("load", each, each, values)
+    except TypeError as error:
+        raise ValueError(f"{path!r} does not fit: {sentence(error)}") from error
 
 
 class _Plan:
@@ -359,32 +345,28 @@ class _Plan:
         for variable, value in self._in_master.items():
             is_array = _host.is_array_variable(variable)
             (_host.replace if is_array else _host.replace_object)(variable, value)
-        variables = [*self._everywhere, *self._of_rank[0]]
-        keys = dict(zip(variables, session.registry.keys_of(variables)))
-        arrays, objects = _split(self._everywhere)
-        for variable, value in arrays.items():
-            commands.assign(session.worker, keys[variable], value)
-        if arrays:
-            chosen = tuple(keys[variable] for variable in arrays)
-            session.run(commands.Broadcast(chosen, session.master_rank))
-        self._send_objects(keys, objects, None)
-        session.changes.equal([keys[variable] for variable in self._everywhere])
-        session.changes.apart([keys[variable] for variable in self._of_rank[0]])
+        keys_of = session.registry.keys_of
+        keys_of([*self._everywhere, *self._of_rank[0]])  # which sends new ones at once
+        self._set(None, self._everywhere)
+        session.changes.equal(keys_of(list(self._everywhere)))
         if self._to_spread:
-            session.run(commands.Spread(tuple(keys[variable] for variable in self._to_spread)))
+            session.run(commands.Spread(keys_of(self._to_spread)))
+        session.changes.apart(keys_of(list(self._of_rank[0])))
         for rank, own in enumerate(self._of_rank):
-            arrays, objects = _split(own)
-            if arrays:
-                collective.assign(session, "load", list(arrays), list(arrays.values()), None, rank)
-            self._send_objects(keys, objects, rank)
+            self._set(rank, own)
 
-    def _send_objects(self, keys, objects, rank):
+    def _set(self, rank, values):
+        """Set variables on one rank, or on all."""
+        session, keys_of = self._session, self._session.registry.keys_of
+        arrays = [variable for variable in values if _host.is_array_variable(variable)]
+        objects = [variable for variable in values if variable not in arrays]
+        if arrays and rank is None:
+            keys, new = keys_of(arrays), [values[variable] for variable in arrays]
+            commands.assign_all(session.worker, keys, new, [None] * len(new))
+            session.run(commands.Broadcast(keys, session.master_rank))
+        elif arrays:
+            new = [values[variable] for variable in arrays]
+            collective.assign(session, "load", arrays, new, None, rank)
         if objects:
-            chosen = tuple(keys[variable] for variable in objects)
-            send_objects(self._session, chosen, list(objects.values()), rank)
-
-
-def _split(values):
-    """Return the values of arrays and those of random states: variable -> value each."""
-    arrays = {v: value for v, value in values.items() if _host.is_array_variable(v)}
-    return arrays, {v: value for v, value in values.items() if v not in arrays}
+            new = [values[variable] for variable in objects]
+            send_objects(session, keys_of(objects), new, rank)

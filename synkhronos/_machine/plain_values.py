@@ -14,12 +14,12 @@ import numpy as np
 
 BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 _NUMBERS = "biufc"  # kinds of dtypes
-_KEY = np.zeros(624, np.uint32)
 # The largest values of numbers; those in arrays are limited by their dtypes.
 _MOST = {
     "pos": 624,
     "buffer_pos": 4,
     "has_uint32": 1,
+    "has_gauss": 1,
     "uinteger": 2**32 - 1,
     "state": 2**128 - 1,
     "inc": 2**128 - 1,
@@ -79,11 +79,9 @@ def decode(encoded, arrays):
 
 
 def _random_state(key, kind, position, has_gauss, gauss):
-    is_number = isinstance(gauss, (int, float)) and math.isfinite(gauss)
-    if kind != "MT19937" or position not in range(625) or has_gauss not in (0, 1) or not is_number:
-        raise ValueError("a RandomState has 624 numbers of uint32, and a position")
-    state = np.random.RandomState(0)
-    state.set_state((kind, _checked("key", key, _KEY), int(position), int(has_gauss), gauss))
+    state, bits = np.random.RandomState(0), {"key": key, "pos": position}
+    given = {"bit_generator": kind, "state": bits, "has_gauss": has_gauss, "gauss": gauss}
+    state.set_state(_checked("state", given, state.get_state(legacy=False)))
     return state
 
 
@@ -109,6 +107,9 @@ def _checked(name, given, like):
             return np.array(given, like.dtype)
     elif isinstance(like, str):
         if given == like:
+            return given
+    elif isinstance(like, float):
+        if isinstance(given, float) and math.isfinite(given):
             return given
     elif type(given) is int and 0 <= given <= _MOST[name]:
         return given

@@ -22,6 +22,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
+from synkhronos._machine.files import new_file
 from synkhronos.rules import plain_pickles
 
 MODES = ("calc", "sync", "comm", "wait")
@@ -230,10 +231,9 @@ class Recorder:
 
     def _write(self, path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(f"{path.name}.new")
-        # Python 2 reads this protocol, too.
-        new.write_bytes(pickle.dumps({name: getattr(self, name) for name in COLUMNS}, protocol=2))
-        os.replace(new, path)
+        with new_file(path) as file:
+            # Python 2 reads this protocol, too.
+            pickle.dump({name: getattr(self, name) for name in COLUMNS}, file, protocol=2)
 
     def load(self, filepath: Any = "./inforec/") -> None:
         """Put the rows of a file, of any version of Theano-MPI, after those that are here."""

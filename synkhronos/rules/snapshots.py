@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import itertools
 import json
 import os
 import random
@@ -64,10 +65,7 @@ class Snapshot:
 class History:
     """The state of a model that changes while it trains.
 
-    Parameters
-    ----------
-    model : object
-        As it is before the first batch: only attributes that differ later are state.
+    The model comes as it is before the first batch: only attributes that differ later are state.
     """
 
     def __init__(self, model: Any) -> None:
@@ -83,12 +81,9 @@ class History:
         described = []
         for number, variable in enumerate(self._variables):
             name = f"variable/{number}"
-            kind = _describe(variable)
-            value = _host.peek(variable)
-            if kind is None:
-                state.plain[name] = encode(value, state.arrays, name)
-            else:
-                state.arrays[name] = np.array(_host.to_host(value))
+            kind, value = _describe(variable), _host.peek(variable)
+            value = value if kind is None else np.asarray(_host.to_host(value))
+            state.plain[name] = encode(value, state.arrays, name)
             described.append([variable.name, kind])
         state.plain["variables"] = described
         numbers = {id(variable): number for number, variable in enumerate(self._variables)}
@@ -108,42 +103,23 @@ class History:
         return state
 
     def restore(
-        self,
-        state: State,
-        recorder: Any,
-        settings: dict[str, Any],
-        is_own: bool = True,
+        self, state: State, recorder: Any, settings: dict[str, Any], is_own: bool = True
     ) -> None:
-        """Give the model and this process a state.
+        """Give the model and this process a state; raise ValueError for that of another model.
 
-        Parameters
-        ----------
-        state : State
-        recorder : Recorder
-        settings : dict
-            Settings of this run that the other one did not have: they stay.
-        is_own : bool
-            Whether the state is that of this rank, with its random numbers.
-
-        Raises
-        ------
-        ValueError
-            For the state of another model.
+        The `settings` of this run that the other one did not have stay. `is_own` says whether the
+        state is that of this rank, with its random numbers.
         """
         described = [[each.name, _describe(each)] for each in self._variables]
         with damage_told(state.file, _WHAT):
             kept = [[name, kind] for name, kind in state.plain["variables"]]
-        if [kind for _, kind in kept] != [kind for _, kind in described]:
-            at = next(
-                (i for i, pair in enumerate(zip(kept, described)) if pair[0][1] != pair[1][1]),
-                min(len(kept), len(described)),
-            )
-            there = kept[at] if at < len(kept) else "nothing"
-            here = described[at] if at < len(described) else "nothing"
-            raise ValueError(
-                f"the snapshot is of another model: shared variable {at} is {there} there, and "
-                f"{here} in {type(self._model).__name__}."
-            )
+        for at, (there, here) in enumerate(itertools.zip_longest(kept, described)):
+            if there is None or here is None or there[1] != here[1]:
+                raise ValueError(
+                    f"{state.file} is of another model: shared variable {at} is "
+                    f"{there or 'nothing'} there, and {here or 'nothing'} in "
+                    f"{type(self._model).__name__}."
+                )
         with damage_told(state.file, _WHAT):  # all is checked before anything is set
             values = self._values(state, is_own)
             attributes = self._attributes(state, settings)
@@ -166,18 +142,12 @@ class History:
         """Return the shared variables to set, each with its value."""
         found = []
         for number, variable in enumerate(self._variables):
-            name, is_random = f"variable/{number}", _host.is_random_state(variable)
-            if is_random and not is_own:
-                continue
-            if _describe(variable) is None:
-                value = decode(state.plain[name], state.arrays)
-                is_right = isinstance(value, type(_host.peek(variable)))
-            else:
-                value = state.arrays[name]
-                is_right = _fits(variable, value)
-            if not is_right:
-                raise ValueError(f"{variable} would get another kind of value")
-            found.append((variable, value))
+            if is_own or not _host.is_random_state(variable):
+                name = f"variable/{number}"  # without a line in older files
+                value = decode(state.plain.get(name, {"array": name}), state.arrays)
+                if not _fits(variable, value):
+                    raise ValueError(f"{variable} would get another kind of value")
+                found.append((variable, value))
         return found
 
     def _attributes(self, state, settings):
@@ -199,18 +169,12 @@ class History:
         return found
 
     def restore_parameters(self, state: State) -> None:
-        """Give the model the parameters of a run of another rule, or another sync type.
-
-        Raises
-        ------
-        ValueError
-            If the parameters are of other kinds.
-        """
+        """Give the model the parameters of a run of another rule, or another sync type."""
         with damage_told(state.file, _WHAT):
             kept = [state.plain["variables"][number][1] for number in state.plain["params"]]
         if kept != [_describe(variable) for variable in self._model.params]:
             raise ValueError(
-                f"the snapshot is of another model: its parameters differ from those of "
+                f"{state.file} is of another model: its parameters differ from those of "
                 f"{type(self._model).__name__} in number, dtype or dimensions."
             )
         with damage_told(state.file, _WHAT):
@@ -222,7 +186,9 @@ class History:
 
 
 def _fits(variable, value):
-    """Return whether a shared variable can have an array as its value."""
+    """Return whether a shared variable can have a value."""
+    if _describe(variable) is None:
+        return isinstance(value, type(_host.peek(variable)))
     return (
         [str(value.dtype), value.ndim] == _describe(variable)
         and all(n in (None, length) for n, length in zip(_host.lengths(variable), value.shape))
@@ -287,23 +253,19 @@ def _fingerprint(value):
         text = json.dumps(encode(value, arrays, ""), sort_keys=True)
     except (TypeError, RecursionError):
         return None
-    # Hashing all of a data set would take long.
-    parts = [
-        _digest(array, 1 << 16 if array.nbytes > _LARGE else None) for array in arrays.values()
-    ]
-    return _hash(text.encode(), *parts)
+    digest = hashlib.blake2b(text.encode(), digest_size=16)
+    for array in arrays.values():  # hashing all of a data set would take long
+        digest.update(_digest(array, 1 << 16 if array.nbytes > _LARGE else None))
+    return digest.digest()
 
 
 def _digest(array, n_samples=None):
     """Return a hash of an array, or of that many of its elements."""
     flat = array.reshape(-1) if array.flags.c_contiguous else array.ravel()
-    if n_samples is not None:
-        flat = flat[:: max(1, array.size // n_samples)]
-    return _hash(repr((array.dtype, array.shape)).encode(), flat.tobytes())
-
-
-def _hash(*parts):
-    return hashlib.blake2b(b"".join(parts), digest_size=16).digest()
+    step = 1 if n_samples is None else max(1, array.size // n_samples)
+    digest = hashlib.blake2b(repr((array.dtype, array.shape)).encode(), digest_size=16)
+    digest.update(np.ascontiguousarray(flat[::step]).data)
+    return digest.digest()
 
 
 def collect(comm: Any, state: State) -> list[State] | None:
@@ -324,13 +286,7 @@ def collect(comm: Any, state: State) -> list[State] | None:
 
 
 def distribute(comm: Any, path: Path | None) -> Snapshot:
-    """Return the snapshot of a file on all ranks; rank 0 reads it.
-
-    Raises
-    ------
-    ValueError, OSError
-        On all ranks, if rank 0 can't read it.
-    """
+    """Return the snapshot of a file on all ranks; all raise what rank 0 raises, which reads it."""
     read: Snapshot | Exception | None = None
     if comm.rank == 0:
         try:
@@ -372,13 +328,7 @@ def write(path: str, snapshot: Snapshot) -> str:
 
 
 def read_file(path: Path) -> Snapshot:
-    """Read a snapshot.
-
-    Raises
-    ------
-    ValueError
-        If the file is damaged, or no snapshot.
-    """
+    """Return the snapshot in a file; raise ValueError if it is damaged, or holds none."""
     with reading(path, _WHAT) as (table, arrays):
         states = []
         for each in table["ranks"]:
@@ -391,13 +341,7 @@ def read_file(path: Path) -> Snapshot:
 
 
 def find(resume: bool | str, folder: str) -> Path:
-    """Return the file to resume from: the newest of a folder for True.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is none.
-    """
+    """Return the file to resume from: the newest of a folder for True."""
     if resume is not True:
         path = Path(str(resume))
         if not path.exists():
@@ -435,13 +379,7 @@ def read_old(folder: Path) -> Snapshot:
 
 
 def restore_old(model: Any, snapshot: Snapshot) -> None:
-    """Give the layers of a model the weights of Theano-MPI's files.
-
-    Raises
-    ------
-    ValueError
-        If the layers have no such weight, or one of another shape.
-    """
+    """Give the layers of a model the weights of Theano-MPI's files, if they fit."""
     layers = getattr(model, "layers", None)
     if layers is None:
         raise ValueError(

@@ -161,7 +161,7 @@ def written(tmp_path_factory):
 
 DAMAGES = {  # what is said of a value at a place in the attributes, in `plain`, or in the arrays
     "NumPy has no bit generator test": ("attributes", "model.other", "generator", 0, "test"),
-    "a RandomState has 624": ("plain", "numpy", "random", 2, 10**9),
+    "pos is not that": ("plain", "numpy", "random", 2, 10**9),
     "it lacks '0/f4'": ("about", "ranks", [{"plain": {}, "arrays": {"f4": 0}}]),
     "would set model.params": ("attributes", "model.params", 1),
     "would set model.__class__": ("attributes", "model.__class__", 1),

@@ -252,43 +252,23 @@ def test_other_variables_are_refused_and_nothing_changes(ranks, path):
     assert synk.get_value(ranks.n - 1, w).tolist() == [[1, 1], [1, 1]]
 
 
-def changed(path, variable, value):
-    """Write the entry of a variable in a checkpoint with another value."""
-    with np.load(path) as file:
-        arrays = dict(file)
-    about = json.loads(str(arrays["about"]))
-    about["variables"][0]["values"] = [value]
-    np.savez(path, **{**arrays, "about": json.dumps(about), "other": np.zeros((3, 3))})
-    return synk.load(path, variable)
-
-
 @pytest.mark.layouts(Layout(2))
 @pytest.mark.parametrize(
-    "value, said",
-    [
-        ({"array": "other"}, "it is the state of a ndarray, and not of a RandomState"),
-        ({"run": ["other"]}, "there is no kind of value 'run'"),
-        ({"random": ["other", "MT19937", 0, 0, 0.0]}, "key is not that of such a random state"),
-        ({"random": ["none", "MT19937", 0, 0, 0.0]}, "'none'"),
-        (None, "state of a NoneType"),
-    ],
-    ids=range(5),
+    "value", [{"array": "other"}, {"random": ["other", "MT19937", 0, 0, 0.0]}, None]
 )
-def test_a_random_state_of_another_kind_is_refused(ranks, path, value, said):
-    state = theano.shared(np.random.RandomState(0), "state")
-    synk.save(path, state)
-    with pytest.raises(ValueError, match=rf"'state' \(a random state\): .*{said}"):
-        changed(path, state, value)
-    assert state.get_value().rand() == np.random.RandomState(0).rand()
-
-
-@pytest.mark.layouts(Layout(2))
-def test_an_array_of_another_kind_is_refused(ranks, path):
-    w = theano.shared(np.zeros(3), "w")
-    for value in ({"array": "other"}, {"number": "other"}, {"list": []}, 3, None):
-        synk.save(path, w)
-        with pytest.raises(ValueError, match=r"run.npz' can't be read: it is damaged"):
-            changed(path, w, value)
+def test_values_of_another_kind_are_refused(ranks, path, value):
+    w, state = theano.shared(np.ones(3), "w"), theano.shared(np.random.RandomState(0), "state")
+    synk.save(path, [w, state])
+    with np.load(path) as file:
+        arrays = {**file, "other": np.zeros((3, 3))}
+    for number, named in enumerate([r"'w' \(float64, 1-d\)", r"'state' \(a random state\)"]):
+        about = json.loads(str(arrays["about"]))
+        about["variables"][number]["values"] = [value]
+        np.savez(path, **{**arrays, "about": json.dumps(about)})
+        w.set_value(np.zeros(3))
+        with pytest.raises(ValueError, match=f"{named} in .*run.npz' can't be read: it is damaged"):
+            synk.load(path, [w, state])
+        assert not w.get_value().any()
 
 
 def test_a_sparse_variable_is_refused(ranks, path):
@@ -297,7 +277,7 @@ def test_a_sparse_variable_is_refused(ranks, path):
     pytest.importorskip("theano.sparse")
     w = theano.shared(sparse.csr_matrix(np.eye(2)), "w")
     with pytest.raises(
-        TypeError, match=r"save\(\) can't take w, of type .*works on arrays and rand"
+        TypeError, match=r"save\(\) can't take .*, of type .*works on arrays and rand"
     ):
         synk.save(path, w)
 

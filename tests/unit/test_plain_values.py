@@ -14,6 +14,13 @@ def encoded(value):
     return json.loads(json.dumps(encode(value, arrays, "v"))), arrays
 
 
+def state_of(kind):
+    """Return random numbers of a kind."""
+    if kind == "RandomState":
+        return np.random.RandomState(3)
+    return np.random.Generator(getattr(np.random, kind)(3))
+
+
 def test_values_come_back():
     values = [("a", 1, 2.5, None, True), [np.arange(6).reshape(2, 3).T, np.array(1j)], {"": "ä"}]
     found = decode(*encoded(values))
@@ -26,9 +33,7 @@ def test_values_come_back():
 
 @pytest.mark.parametrize("kind", ["RandomState", *BIT_GENERATORS])
 def test_random_numbers_go_on(kind):
-    state = np.random.RandomState(3)
-    if kind != "RandomState":
-        state = np.random.Generator(getattr(np.random, kind)(3))
+    state = state_of(kind)
     state.standard_normal(3), state.random(), state.bytes(4)
     again = decode(*encoded(state))
     assert type(again) is type(state) and again.bytes(12) == state.bytes(12)
@@ -47,49 +52,35 @@ def test_what_a_file_can_not_hold_is_refused(value):
 
 KEY = encoded(np.random.RandomState(0))[1]["v"]
 KEYS = [KEY[:10], KEY[:0], KEY[0], KEY.reshape(624, 1), KEY * 0.5, -KEY.astype("i8"), KEY + 0j]
+STATE = [1, "dict", "state", "dict"]
+DAMAGES = [
+    *[("RandomState", None, key, "key is not that") for key in KEYS],
+    ("RandomState", [1], "PCG64", "bit_generator is not that"),
+    ("RandomState", [2], 10**9, "pos is not that"),  # NumPy read beyond its memory
+    ("RandomState", [3], True, "has_gauss is not that"),
+    ("RandomState", [4], np.inf, "gauss is not that"),
+    ("PCG64", [0], "test", "NumPy has no bit generator test"),  # a name chose any class
+    ("PCG64", [0], "Generator", "NumPy has no bit generator Generator"),
+    ("PCG64", [1, "dict", "bit_generator"], "MT19937", "bit_generator is not that"),
+    ("PCG64", [*STATE, "inc"], 2**128, "inc is not that"),
+    ("PCG64", [*STATE, "inc"], -1, "inc is not that"),
+    ("PCG64", [1], 3, "state is not that"),
+    ("PCG64", [1], {"run": 3}, "there is no kind of value 'run'"),
+    ("Philox", [1, "dict", "buffer_pos"], 10**9, "buffer_pos is not that"),
+    ("MT19937", [*STATE, "pos"], 625, "pos is not that"),
+]
 
 
-@pytest.mark.parametrize(
-    "change, said",
-    [({"array": key}, "key is not that") for key in KEYS]
-    + [({at: value}, "a RandomState has 624") for at, value in [(1, "PCG64"), (2, 10**9), (2, [])]]
-    + [({at: value}, "a RandomState has 624") for at, value in [(3, 2), (4, np.inf), (4, "x")]],
-    ids=range(len(KEYS) + 6),
-)
-def test_a_damaged_random_state_is_refused(change, said):
-    """NumPy read beyond its memory at such a position."""
-    parts, arrays = encoded(np.random.RandomState(0))
-    for at, value in change.items():
-        if at == "array":
-            arrays["v"] = np.asarray(value)
-        else:
-            parts["random"][at] = value
-    with pytest.raises(ValueError, match=said):
-        decode(parts, arrays)
-
-
-@pytest.mark.parametrize(
-    "kind, path, value, said",
-    [
-        ("PCG64", [0], "test", "NumPy has no bit generator test"),  # a name chose any class
-        ("PCG64", [0], "Generator", "NumPy has no bit generator Generator"),
-        ("PCG64", [1, "dict", "bit_generator"], "MT19937", "bit_generator is not that"),
-        ("PCG64", [1, "dict", "state", "dict", "inc"], 2**128, "inc is not that"),
-        ("PCG64", [1, "dict", "state", "dict", "inc"], -1, "inc is not that"),
-        ("PCG64", [1, "dict", "has_uint32"], True, "has_uint32 is not that"),
-        ("Philox", [1, "dict", "buffer_pos"], 10**9, "buffer_pos is not that"),
-        ("MT19937", [1, "dict", "state", "dict", "pos"], 625, "pos is not that"),
-        ("PCG64", [1], 3, "state is not that"),
-        ("PCG64", [1], {"run": 3}, "there is no kind of value 'run'"),
-    ],
-    ids=range(10),
-)
-def test_a_damaged_generator_is_refused(kind, path, value, said):
-    parts, arrays = encoded(np.random.Generator(getattr(np.random, kind)(0)))
-    owner = parts["generator"]
-    for each in path[:-1]:
-        owner = owner[each]
-    owner[path[-1]] = value
+@pytest.mark.parametrize("kind, path, value, said", DAMAGES, ids=range(len(DAMAGES)))
+def test_a_damaged_random_state_is_refused(kind, path, value, said):
+    parts, arrays = encoded(state_of(kind))
+    if path is None:
+        arrays["v"] = np.asarray(value)
+    else:
+        [owner] = parts.values()
+        for each in path[:-1]:
+            owner = owner[each]
+        owner[path[-1]] = value
     with pytest.raises(ValueError, match=said):
         decode(parts, arrays)
 
