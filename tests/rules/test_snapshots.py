@@ -66,10 +66,11 @@ def test_a_model_goes_on_as_if_nothing_had_happened(tmp_path):
     history = snapshots.History(model)
     train(model)
     states = snapshots.collect(Alone(None), history.capture(recorder))
-    path = snapshots.write(str(tmp_path), snapshots.Snapshot("BSP", 3, 7, 20, {"total": 9}, states))
+    snapshot = snapshots.Snapshot("BSP", 3, 7, 20, {"total": 9}, states * 2)
+    path = snapshots.write(str(tmp_path), snapshot)
     assert path == str(tmp_path / "snapshot_0003_000007.npz")
     kept = (tmp_path / "snapshot_0003_000007.npz").stat().st_size
-    assert kept < 100_000 + model.order.nbytes  # not shared_x, nor images
+    assert kept < 100_000 + model.order.nbytes  # once for two ranks; not shared_x, nor images
     draws = train(model), float(model.step())
 
     other = Model()
@@ -113,11 +114,16 @@ def test_a_setting_of_the_resumed_run_is_kept(tmp_path):
     model, recorder = Model(), Recorder(None, 2, "m", False)
     history = snapshots.History(model)
     model.current = 5
+    model.draw.rand()
+    model.mask.set_value(np.random.RandomState(9))
     state = history.capture(recorder)
     other = Model()
     other.current = 8
-    snapshots.History(other).restore(state, recorder, {"current": 8})
+    snapshots.History(other).restore(state, recorder, {"current": 8}, is_own=False)
     assert other.current == 8
+    # Another rank's random numbers are not taken.
+    assert other.draw.rand() == np.random.RandomState(1).rand()
+    assert other.mask.get_value().rand() == np.random.RandomState(3).rand()
 
 
 def test_another_model_is_refused():

@@ -176,9 +176,9 @@ def test_saving_sends_nothing(ranks, path):
 
 
 def test_values_that_differ_between_ranks_are_told_once_and_restored(ranks, path):
-    s, t = theano.shared(np.zeros(3), "s"), theano.shared(np.zeros(2), "t")
-    for rank in range(ranks.n):
-        synk.set_value(rank, [s, t], [np.full(3 + rank, rank), np.full(2, rank)])
+    s, t = theano.shared(np.zeros(3), "s"), theano.shared(np.zeros((2, 2)), "t")
+    for rank, shape in zip(range(ranks.n), [(1, 6), (2, 3), (3, 2)]):
+        synk.set_value(rank, [s, t], [np.full(3 + rank, rank), np.zeros(shape)])
     if ranks.n == 1:
         synk.save(path, [s, t])
     else:
@@ -188,7 +188,7 @@ def test_values_that_differ_between_ranks_are_told_once_and_restored(ranks, path
         assert "write synkhronos.broadcast(s) before save()" in str(told[0].message)
         synk.save(path, [s, t])
     expected = synk.gather([s, t])
-    synk.broadcast([s, t], [np.ones(1), np.ones(1)])
+    synk.broadcast([s, t], [np.ones(1), np.ones((1, 1))])
     synk.load(path, [s, t])
     for found, each in zip(synk.gather([s, t]), expected):
         assert [row.tolist() for row in found] == [row.tolist() for row in each]
@@ -254,16 +254,18 @@ def test_other_variables_are_refused_and_nothing_changes(ranks, path):
 
 @pytest.mark.layouts(Layout(2))
 @pytest.mark.parametrize(
-    "value", [{"array": "other"}, {"random": ["other", "MT19937", 0, 0, 0.0]}, None]
+    "values",
+    [[{"array": "other"}], [{"random": ["other", "MT19937", 0, 0, 0.0]}], [None], []],
+    ids=range(4),
 )
-def test_values_of_another_kind_are_refused(ranks, path, value):
+def test_values_of_another_kind_are_refused(ranks, path, values):
     w, state = theano.shared(np.ones(3), "w"), theano.shared(np.random.RandomState(0), "state")
     synk.save(path, [w, state])
     with np.load(path) as file:
         arrays = {**file, "other": np.zeros((3, 3))}
     for number, named in enumerate([r"'w' \(float64, 1-d\)", r"'state' \(a random state\)"]):
         about = json.loads(str(arrays["about"]))
-        about["variables"][number]["values"] = [value]
+        about["variables"][number]["values"] = values
         np.savez(path, **{**arrays, "about": json.dumps(about)})
         w.set_value(np.zeros(3))
         with pytest.raises(ValueError, match=f"{named} in .*run.npz' can't be read: it is damaged"):

@@ -146,6 +146,7 @@ def damages(whole):
     np.save(single, START)
     yield "cut", whole[:middle]
     yield "a bit", whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    yield "an offset", whole[:-6] + b"\xff\xff\xff\0" + whole[-2:]
     yield "empty", b""
     yield "text", b"weights\n"
     yield "no archive", b"PK no zip"
@@ -157,7 +158,7 @@ def damages(whole):
     yield "other names", archive({"about": table, **arrays}, suffix=".txt")
     others = ["{", "[]", "3", '{"version": 1}', "[" * 100_000, json.dumps({**about, CODES: 1})[:-1]]
     others += [
-        json.dumps({**about, key: value}) for key in about for value in (None, [], [[CODES]])
+        json.dumps({**about, key: value}) for key in about for value in (None, CODES, [[CODES]])
     ]
     for text in others:
         yield text[:200], archive({"about": text, **arrays})
