@@ -115,6 +115,22 @@ def test_on_another_number_of_ranks(path):
                 synk.load(path + ".own.npz", [own])
 
 
+@pytest.mark.skipif(ON_DEVICES, reason="forks for itself")
+@pytest.mark.filterwarnings("ignore:save")
+def test_a_value_that_was_set_before_is_not_sent_after_a_load(path):
+    with forked(Layout(2), follow=True):
+        s, t = theano.shared(np.zeros(2), "s"), theano.shared(np.zeros(2), "t")
+        f = function([], [(s.sum(), "gather"), (t.sum(), "gather")])
+        f()
+        synk.set_value(1, s, np.ones(2))
+        synk.save(path, [s, t])
+        for each in (s, t):
+            each.set_value(np.full(2, 5.0))
+        synk.load(path, [s, t])
+        assert [each.tolist() for each in f()] == [[0, 2], [0, 0]]
+        assert not synk.session._Current.session.changes.pending
+
+
 @pytest.mark.parametrize("streams", [MRG_RandomStreams, RandomStreams])
 @pytest.mark.parametrize("n, master", [(1, 0), (2, 0), (3, 1)])
 @pytest.mark.skipif(ON_DEVICES, reason="forks for itself")
@@ -192,22 +208,6 @@ def test_values_that_differ_between_ranks_are_told_once_and_restored(ranks, path
     synk.load(path, [s, t])
     for found, each in zip(synk.gather([s, t]), expected):
         assert [row.tolist() for row in found] == [row.tolist() for row in each]
-
-
-@pytest.mark.skipif(ON_DEVICES, reason="forks for itself")
-@pytest.mark.filterwarnings("ignore:save")
-def test_a_value_that_was_set_before_is_not_sent_after_a_load(path):
-    with forked(Layout(2), follow=True):
-        s, t = theano.shared(np.zeros(2), "s"), theano.shared(np.zeros(2), "t")
-        f = function([], [(s.sum(), "gather"), (t.sum(), "gather")])
-        f()
-        synk.set_value(1, s, np.ones(2))
-        synk.save(path, [s, t])
-        for each in (s, t):
-            each.set_value(np.full(2, 5.0))
-        synk.load(path, [s, t])
-        assert [each.tolist() for each in f()] == [[0, 2], [0, 0]]
-        assert not synk.session._Current.session.changes.pending
 
 
 def test_states_that_are_equal_stay_equal(ranks, path):
