@@ -8,11 +8,10 @@ A variable that is equal on all ranks is stored once, any other with the value o
 
 from __future__ import annotations
 
-import json
+import itertools
 import os
 import pickle
 import re
-import zipfile
 from typing import NamedTuple, Sequence, Union
 
 import numpy as np
@@ -20,9 +19,9 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._calls import collective
 from synkhronos._hints import SharedVariable
-from synkhronos._host import random_states
-from synkhronos._machine.files import NewFile, npz_path
-from synkhronos._machine.interrupts import raised_here
+from synkhronos._machine.archives import damage_told, reading, writing
+from synkhronos._machine.files import new_file, npz_path
+from synkhronos._machine.plain_values import decode, encode
 from synkhronos._master.current import call
 from synkhronos._master.staging import send_objects
 from synkhronos._rank import commands
@@ -31,8 +30,7 @@ from synkhronos.functions import Function
 
 __all__ = ["load", "save"]
 
-_ABOUT = "synkhronos"  # the array that holds the table of contents, as JSON
-_VERSION = 1
+_WHAT = "a checkpoint"
 
 # How the values of a variable are related. A random state that is ALONE (of one rank, or not sent
 # to the workers yet) gives each rank a stream of its own when it is loaded.
@@ -45,11 +43,25 @@ class _Entry(NamedTuple):
     """A variable of a checkpoint, as the file describes it."""
 
     name: str | None
-    dtype: str | None  # None for the state of a RandomStreams
-    ndim: int | None
-    relation: str
-    arrays: list[str]  # names of arrays in the file: one, or one for each rank
-    rest: list[list]  # of states of RandomStreams: what they hold beside the array
+    dtype: str | None = None  # for the state of a RandomStreams
+    ndim: int | None = None
+    relation: str = ALONE
+    values: Sequence = ()  # as `encode` returns them: one, or one for each rank
+
+    @classmethod
+    def of(cls, variable):
+        """Describe a variable, without its values."""
+        is_array = _host.is_array_variable(variable)
+        return cls(variable.name, *((str(variable.dtype), variable.ndim) if is_array else ()))
+
+    @classmethod
+    def read(cls, name, dtype, ndim, relation, values=None, arrays=(), rest=()):
+        """Return the entry of a file; older ones have names of arrays, and the rest of states."""
+        if values is None and dtype is None:
+            values = [{"random": [each, *others]} for each, others in zip(arrays, rest)]
+        elif values is None:
+            values = [{"array": each} for each in arrays]
+        return cls(name, dtype, ndim, relation, values)
 
     def __str__(self):
         kind = "a random state" if self.dtype is None else one_line(f"{self.dtype}, {self.ndim}-d")
@@ -108,19 +120,13 @@ def save(path: str | os.PathLike[str], functions_or_variables: Saved | Sequence[
     with call("save()") as session:
         path = npz_path(path)
         variables = _variables("save", functions_or_variables)
-        with NewFile(path) as file, zipfile.ZipFile(file, "w") as archive:
-            entries = []
+        entries = []
+        with new_file(path) as file, writing(file, _WHAT, variables=entries) as arrays:
             for position, (variable, values) in enumerate(_values(session, variables)):
-                entry = _entry(session, position, variable, values)
+                entry = _written(arrays, position, variable, values)
                 if entry.relation == OF_EACH_RANK and not _host.is_random_state(variable):
                     _tell(session, variable, entry)
-                for name, value in zip(entry.arrays, values):
-                    _write(
-                        archive, name, value if entry.dtype else random_states.state_parts(value)[0]
-                    )
-                entries.append(entry)
-            about = {"version": _VERSION, "variables": [entry._asdict() for entry in entries]}
-            _write(archive, _ABOUT, np.array(json.dumps(about)))
+                entries.append(entry._asdict())
 
 
 def load(path: str | os.PathLike[str], functions_or_variables: Saved | Sequence[Saved]) -> None:
@@ -166,7 +172,8 @@ def load(path: str | os.PathLike[str], functions_or_variables: Saved | Sequence[
     with call("load()") as session:
         path = npz_path(path)
         variables = _variables("load", functions_or_variables)
-        entries, arrays = _read(path)
+        with reading(path, _WHAT) as (table, arrays):
+            entries = [_Entry.read(**each) for each in table["variables"]]
         _compare(path, entries, variables)
         plan = _Plan(session)
         for entry, variable in zip(entries, variables):
@@ -190,6 +197,12 @@ def _variables(name, given):
             )
     if not found:
         raise ValueError(f"functions_or_variables has no shared variable to {name}.")
+    for variable in found:
+        if _host.sparse_format(variable):
+            raise TypeError(
+                f"{name}() can't take {variable}, of type {variable.type}: it works on arrays and "
+                "random states."
+            )
     return collective.check_variables(name, list(found), objects=True)
 
 
@@ -217,8 +230,8 @@ def _values(session, variables):
             yield variable, [_host.to_host(_host.peek(variable))]
 
 
-def _entry(session, position, variable, values):
-    is_array = _host.is_array_variable(variable)
+def _written(arrays, position, variable, values):
+    """Write the values of a variable; return its entry."""
     if len(values) == 1:
         relation = ALONE
     elif all(_is_same(value, values[0]) for value in values[1:]):
@@ -226,29 +239,27 @@ def _entry(session, position, variable, values):
     else:
         relation = OF_EACH_RANK
     label = f"{position}_{re.sub(r'[^A-Za-z0-9_.+-]', '_', variable.name or '')[:60]}".rstrip("_")
-    each = range(len(values)) if relation == OF_EACH_RANK else range(1)
-    rest = []
-    if not is_array:
-        rest = [random_states.state_parts(value)[1] for value in values]
-    return _Entry(
-        variable.name,
-        str(variable.dtype) if is_array else None,
-        variable.ndim if is_array else None,
-        relation,
-        [f"{label}.rank{rank}" for rank in each] if len(each) > 1 else [label],
-        rest[: len(each)],
-    )
+    names = [label]
+    if relation == OF_EACH_RANK:
+        names = [f"{label}.rank{rank}" for rank in range(len(values))]
+    if _host.is_array_variable(variable):
+        values = map(np.asarray, values)
+    encoded = [encode(value, arrays, name) for name, value in zip(names, values)]
+    return _Entry.of(variable)._replace(relation=relation, values=encoded)
 
 
 def _is_same(one, other):
     """Return whether two arrays have the same bits, or two random states the same numbers."""
-    if not isinstance(one, np.ndarray):
-        (key, rest), (other_key, other_rest) = map(random_states.state_parts, (one, other))
-        return rest == other_rest and np.array_equal(key, other_key)
-    if one.shape != other.shape:
+    arrays, others = {}, {}
+    if encode(one, arrays, "") != encode(other, others, ""):
         return False
-    one, other = (np.ascontiguousarray(array).reshape(-1) for array in (one, other))
-    return np.array_equal(one.view(np.uint8), other.view(np.uint8))
+    for name, array in arrays.items():
+        if array.shape != others[name].shape:
+            return False
+        pair = (np.ascontiguousarray(each).reshape(-1) for each in (array, others[name]))
+        if not np.array_equal(*(each.view(np.uint8) for each in pair)):
+            return False
+    return True
 
 
 def _tell(session, variable, entry):
@@ -256,102 +267,47 @@ def _tell(session, variable, entry):
         session.told_unequal.add(variable)
         advise(
             f"save(): {variable} has other values on other ranks, so the file holds all of them, "
-            f"and only {count(len(entry.arrays), 'rank')} can load it. If the master's value is "
+            f"and only {count(len(entry.values), 'rank')} can load it. If the master's value is "
             f"meant, write synkhronos.broadcast({variable.name or 'variable'}) before save()."
         )
 
 
-def _write(archive, name, array):
-    # As numpy.savez does. But one array after the other, so that no list keeps copies of them all.
-    with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-        np.lib.format.write_array(file, np.asarray(array), allow_pickle=False)
-
-
-def _read(path):
-    """Return the entries and the arrays of a file; every array is read, so a damage is found."""
-    try:
-        with open(path, "rb") as opened:
-            file = np.load(opened, allow_pickle=False)
-            if not isinstance(file, np.lib.npyio.NpzFile) or _ABOUT not in file.files:
-                raise ValueError("it has no table of contents")
-            about = json.loads(str(file[_ABOUT]))
-            if about["version"] != _VERSION:
-                raise ValueError(f"it is of version {about['version']}, this is {_VERSION}")
-            entries = [_Entry(**each) for each in about["variables"]]
-            arrays = {name: file[name] for entry in entries for name in entry.arrays}
-    except OSError:
-        raise
-    except raised_here(Exception) as error:
-        # Damages raise errors of many kinds, of zipfile, zlib, json and NumPy.
-        raise ValueError(
-            f"load() can't read {path!r}: it is damaged, or was not written by synkhronos.save(): "
-            f"{sentence(error)}"
-        ) from error
-    return entries, arrays
-
-
-def _describe(variable):
-    is_array = _host.is_array_variable(variable)
-    kind = (str(variable.dtype), variable.ndim) if is_array else (None, None)
-    return _Entry(variable.name, *kind, ALONE, [], [])
-
-
 def _compare(path, entries, variables):
     """Raise ValueError unless the variables are those of the file, in the same order."""
-    given = [_describe(variable) for variable in variables]
-    for position, (entry, own) in enumerate(zip(entries, given)):
+    given = [_Entry.of(variable) for variable in variables]
+    for position, (entry, own) in enumerate(itertools.zip_longest(entries, given)):
+        if entry is None or own is None:
+            raise ValueError(
+                f"functions_or_variables has {count(len(given), 'variable')}, but {path!r} holds "
+                f"{len(entries)}: {'it' if own is None else 'the file'} lacks {entry or own}."
+            )
         if entry[:3] != own[:3]:
             raise ValueError(
                 f"functions_or_variables does not fit {path!r}: variable {position} is {own}, and "
                 f"{entry} in the file. Give the same functions and variables as to save(), in the "
                 "same order."
             )
-    if len(entries) != len(given):
-        both = min(len(entries), len(given))
-        lacks, first = "the file lacks", given[both:]
-        if len(entries) > len(given):
-            lacks, first = "it lacks", entries[both:]
-        raise ValueError(
-            f"functions_or_variables has {count(len(given), 'variable')}, but {path!r} holds "
-            f"{len(entries)}: {lacks} {first[0]}."
-        )
 
 
 def _values_of(path, entry, variable, arrays):
-    """Return the values of a variable, as many as the file has; raise ValueError for misfits."""
-    values = [arrays[name] for name in entry.arrays]
-    if entry.dtype is None:
-        return [_random_state(path, entry, *each) for each in zip(entry.rest, values)]
-    is_random = _host.is_random_state(variable)
-    for value in values:
-        lengths = _host.lengths(variable)
-        is_right = value.dtype == variable.dtype and value.ndim == variable.ndim
-        if not is_right or (is_random and not value.size):  # Theano divides by its number of rows
-            raise ValueError(f"load() can't read {path!r}: {entry} is damaged.")
-        if any(fixed == 1 != length for fixed, length in zip(lengths, value.shape)):
-            raise ValueError(
-                f"load() can't give {variable} the value in {path!r}, of shape {value.shape}: it "
-                "must have length 1 where the variable is broadcastable."
-            )
-        if any(fixed not in (None, length) for fixed, length in zip(lengths, value.shape)):
-            raise ValueError(
-                f"load() can't give {variable}, of type {variable.type}, the value in {path!r}, of "
-                f"shape {value.shape}."
-            )
-    return values
-
-
-def _random_state(path, entry, rest, key):
+    """Return the values of an entry; raise ValueError for those that the variable can't have."""
+    kind = _host.RandomState if entry.dtype is None else np.ndarray
+    with damage_told(f"{entry} in {path!r}", "its values"):
+        values = [decode(each, arrays) for each in entry.values]
+        for value in values or [None]:
+            if not isinstance(value, kind):
+                raise ValueError(
+                    f"it is a {type(value).__name__}, and not a {kind.__name__}, as here"
+                )
+            # Theano divides by the number of rows of a random state.
+            is_empty = _host.is_random_state(variable) and kind is np.ndarray and not value.size
+            if is_empty or (entry.dtype and entry[1:3] != (str(value.dtype), value.ndim)):
+                raise ValueError("its array has another dtype, or number of dimensions or rows")
+    each = [variable] * len(values)
     try:
-        state, own = random_states.state_of_parts(key, rest), _host.RandomState.__name__
-        if not isinstance(state, _host.RandomState):
-            kind = type(state).__name__
-            raise ValueError(
-                f"it is the state of a {kind}, and not of a {own}, as this library has"
-            )
-        return state
-    except (LookupError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"load() can't read {path!r}: {entry}: {sentence(error)}") from error
+        return collective.check_values("load", each, each, values)
+    except TypeError as error:
+        raise ValueError(f"{path!r} does not fit: {sentence(error)}") from error
 
 
 class _Plan:
@@ -389,32 +345,28 @@ class _Plan:
         for variable, value in self._in_master.items():
             is_array = _host.is_array_variable(variable)
             (_host.replace if is_array else _host.replace_object)(variable, value)
-        variables = [*self._everywhere, *self._of_rank[0]]
-        keys = dict(zip(variables, session.registry.keys_of(variables)))
-        arrays, objects = _split(self._everywhere)
-        for variable, value in arrays.items():
-            commands.assign(session.worker, keys[variable], value)
-        if arrays:
-            chosen = tuple(keys[variable] for variable in arrays)
-            session.run(commands.Broadcast(chosen, session.master_rank))
-        self._send_objects(keys, objects, None)
-        session.changes.equal([keys[variable] for variable in self._everywhere])
-        session.changes.apart([keys[variable] for variable in self._of_rank[0]])
+        keys_of = session.registry.keys_of
+        keys_of([*self._everywhere, *self._of_rank[0]])  # which sends new ones at once
+        self._set(None, self._everywhere)
+        session.changes.equal(keys_of(list(self._everywhere)))
         if self._to_spread:
-            session.run(commands.Spread(tuple(keys[variable] for variable in self._to_spread)))
+            session.run(commands.Spread(keys_of(self._to_spread)))
+        session.changes.apart(keys_of(list(self._of_rank[0])))
         for rank, own in enumerate(self._of_rank):
-            arrays, objects = _split(own)
-            if arrays:
-                collective.assign(session, "load", list(arrays), list(arrays.values()), None, rank)
-            self._send_objects(keys, objects, rank)
+            self._set(rank, own)
 
-    def _send_objects(self, keys, objects, rank):
+    def _set(self, rank, values):
+        """Set variables on one rank, or on all."""
+        session, keys_of = self._session, self._session.registry.keys_of
+        arrays = [variable for variable in values if _host.is_array_variable(variable)]
+        objects = [variable for variable in values if variable not in arrays]
+        if arrays and rank is None:
+            keys, new = keys_of(arrays), [values[variable] for variable in arrays]
+            commands.assign_all(session.worker, keys, new, [None] * len(new))
+            session.run(commands.Broadcast(keys, session.master_rank))
+        elif arrays:
+            new = [values[variable] for variable in arrays]
+            collective.assign(session, "load", arrays, new, None, rank)
         if objects:
-            chosen = tuple(keys[variable] for variable in objects)
-            send_objects(self._session, chosen, list(objects.values()), rank)
-
-
-def _split(values):
-    """Return the values of arrays and those of random states: variable -> value each."""
-    arrays = {v: value for v, value in values.items() if _host.is_array_variable(v)}
-    return arrays, {v: value for v, value in values.items() if v not in arrays}
+            new = [values[variable] for variable in objects]
+            send_objects(session, keys_of(objects), new, rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -13,8 +14,9 @@ from contextlib import suppress
 from synkhronos._wording import shown
 
 
-class NewFile:
-    """A context: a file beside `path` to write to, which takes its place at the end of the block.
+@contextlib.contextmanager
+def new_file(path, follow=True):
+    """Give a file beside `path` to write to, which takes its place at the end of the block.
 
     An exception in the block removes the file, and leaves what was there. A link at `path` stays,
     and the file that it points to is replaced; without `follow` the link is replaced. A link of
@@ -23,68 +25,59 @@ class NewFile:
     The file has no name until it is complete, so a kill leaves nothing. Where the system has no
     files without names it is called ``.name.1f2e3d4c``: see `remove_left`.
     """
+    folder, name = os.path.split(path)
+    path = os.path.join(os.path.realpath(folder), name)
+    if follow:
+        if _is_planted(path):
+            raise PermissionError(errno.EACCES, "this link is another user's", path)
+        path = os.path.realpath(path)
+    folder, name = os.path.split(path)
+    remove_left(folder, re.escape(name))
+    written = os.path.join(folder, f".{name}.{secrets.token_hex(4)}")
+    descriptor, link = _open(folder, written)
+    try:
+        with open(descriptor, "wb") as file:
+            yield file
+            if os.path.exists(path) and not os.path.islink(path):
+                os.fchmod(file.fileno(), stat.S_IMODE(os.stat(path).st_mode))
+            file.flush()
+            os.fsync(file.fileno())
+            _give_name(folder, link, written, path)  # while the file has its lock
+    finally:
+        with suppress(FileNotFoundError):  # it has its name
+            os.unlink(written)
 
-    def __init__(self, path, follow=True):
-        if follow:
-            if _is_planted(path):
-                raise PermissionError(errno.EACCES, "this link is another user's", path)
-            self._path = os.path.realpath(path)
-        else:
-            folder, name = os.path.split(path)
-            self._path = os.path.join(os.path.realpath(folder), name)
-        folder, name = os.path.split(self._path)
-        self._folder = folder
-        self._written = os.path.join(folder, f".{name}.{secrets.token_hex(4)}")
 
-    def __enter__(self):
-        remove_left(self._folder, re.escape(os.path.basename(self._path)))
-        self._link = None
-        with suppress(AttributeError, OSError):
-            unnamed = os.open(self._folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
-            self._file, link = open(unnamed, "wb"), f"/proc/self/fd/{unnamed}"
-            if os.path.exists(link):
-                self._link = link
-        if self._link is None:
-            self._file = open(self._written, "xb")
-        with suppress(OSError):  # some network file systems have no locks
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-        if self._link is None and not os.path.exists(self._written):
-            self._file.close()
-            return self.__enter__()  # another process took it for one that is left
-        return self._file
+def _open(folder, written):
+    """Return a new file, locked, and the path of its descriptor; None if it has a name."""
+    link, flags = None, os.O_RDWR | os.O_CLOEXEC
+    with suppress(AttributeError, OSError):
+        file = os.open(folder, os.O_TMPFILE | flags, 0o666)
+        link = f"/proc/self/fd/{file}"
+    if link is not None and not os.path.exists(link):
+        os.close(file)
+        link = None
+    if link is None:
+        file = os.open(written, os.O_CREAT | os.O_EXCL | flags, 0o666)
+    with suppress(OSError):  # some network file systems have no locks
+        fcntl.flock(file, fcntl.LOCK_EX)
+    if link is None and not os.path.exists(written):
+        os.close(file)
+        return _open(folder, written)  # another process took it for one that is left
+    return file, link
 
-    def __exit__(self, kind, error, trace):
-        try:
-            with self._file as file:
-                if kind is None:
-                    if os.path.exists(self._path) and not os.path.islink(self._path):
-                        os.fchmod(file.fileno(), stat.S_IMODE(os.stat(self._path).st_mode))
-                    file.flush()
-                    os.fsync(file.fileno())
-                    if self._link is not None:
-                        self._give_name()
-                    os.replace(self._written, self._path)  # while the file has its lock
-                    self._keep_name()
-        finally:
-            with suppress(FileNotFoundError):  # it has its name
-                os.unlink(self._written)
 
-    def _give_name(self):
-        folder = os.open(self._folder, os.O_RDONLY)
-        try:
+def _give_name(folder, link, written, path):
+    directory = os.open(folder, os.O_RDONLY)
+    try:
+        if link is not None:
             # With a descriptor Python calls linkat, which follows the link to the file.
-            os.link(self._link, os.path.basename(self._written), dst_dir_fd=folder)
-        finally:
-            os.close(folder)
-
-    def _keep_name(self):
-        """Write the folder to the disk: else a crash of the machine may undo the renaming."""
-        descriptor = os.open(self._folder, os.O_RDONLY)
-        try:
-            with suppress(OSError):  # some network file systems can't
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            os.link(link, os.path.basename(written), dst_dir_fd=directory)
+        os.replace(written, path)
+        with suppress(OSError):  # some network file systems can't
+            os.fsync(directory)  # else a crash of the machine may undo the renaming
+    finally:
+        os.close(directory)
 
 
 def _is_planted(path):

@@ -11,7 +11,7 @@ import signal
 from synkhronos import _host
 from synkhronos._machine.allocator import keep_freed_memory
 from synkhronos._machine.devices import kind, limit_threads
-from synkhronos._machine.files import NewFile
+from synkhronos._machine.files import new_file
 from synkhronos._machine.log import log, name_rank
 from synkhronos._machine.processes import leave_signals_to_parent
 from synkhronos._rank.outputs import Results
@@ -102,7 +102,7 @@ class Worker:
         profiler.runcall(self._loop)
         try:
             # A link at this name is not followed: others may write to the folder.
-            with NewFile(path, follow=False) as file:
+            with new_file(path, follow=False) as file:
                 profiler.dump_stats(os.dup(file.fileno()))  # it closes what it writes to
         except OSError as error:
             log.error("%s was not saved: %s", path, sentence(error))

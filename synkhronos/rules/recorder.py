@@ -22,6 +22,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
+from synkhronos._machine.files import new_file
 from synkhronos.profiling.spans import Span, own_times
 from synkhronos.rules import plain_pickles
 
@@ -233,10 +234,9 @@ class Recorder:
 
     def _write(self, path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(f"{path.name}.new")
-        # Python 2 reads this protocol, too.
-        new.write_bytes(pickle.dumps(self._rows(), protocol=2))
-        os.replace(new, path)
+        with new_file(path) as file:
+            # Python 2 reads this protocol, too.
+            pickle.dump(self._rows(), file, protocol=2)
 
     def _rows(self):
         return {name: getattr(self, name) for name in COLUMNS}

@@ -4,19 +4,18 @@
       ──▶ rank 0, which writes what is equal on all ranks once
       ──▶ a file without a name ──▶ snapshot_0004.npz       written, fsynced, named
 
-The file is an npz without pickles; its table of contents is JSON.
+Folders of Theano-MPI, which have a file for each weight, are read too.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import inspect
+import itertools
 import json
 import os
 import random
 import re
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,19 +23,18 @@ from typing import Any
 import numpy as np
 
 from synkhronos import _host
-from synkhronos._host import random_states
-from synkhronos._machine.files import NewFile, remove_left
-from synkhronos._wording import printable, sentence
+from synkhronos._machine.archives import damage_told, reading, writing
+from synkhronos._machine.files import new_file, remove_left
+from synkhronos._machine.plain_values import decode, encode
+from synkhronos._wording import sentence
 from synkhronos.comm.group import Group
 from synkhronos.rules.recorder import Recorder
 from synkhronos.rules.variables import updated_variables, variables_of
 
-_VERSION = 1
-_ABOUT = "about"  # the array with the table of contents
+_WHAT = "a snapshot"
 _LARGE = 1 << 20  # bytes: of larger arrays only a sample tells whether they have changed
 _SMALL_SHARED = 1 << 16  # bytes of a shared variable that no function updates: a rate, not data
 _KINDS = {"rule": str, "epoch": int, "batch": int, "count": (int, float), "more": dict}
-_OF_DAMAGE = ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError
 _OF_RUN = {"rank", "size", "verbose", "n_epochs", "sync_type"}
 
 
@@ -46,6 +44,7 @@ class State:
 
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     plain: dict[str, Any] = field(default_factory=dict)
+    file: str = "the snapshot"  # for messages
 
 
 @dataclass
@@ -67,10 +66,7 @@ class Snapshot:
 class History:
     """The state of a model that changes while it trains.
 
-    Parameters
-    ----------
-    model : object
-        As it is before the first batch: only attributes that differ later are state.
+    The model comes as it is before the first batch: only attributes that differ later are state.
     """
 
     def __init__(self, model: Any) -> None:
@@ -86,12 +82,9 @@ class History:
         described = []
         for number, variable in enumerate(self._variables):
             name = f"variable/{number}"
-            kind = _describe(variable)
-            value = _host.peek(variable)
-            if kind is None:
-                state.plain[name] = _encode(value, state.arrays, name)
-            else:
-                state.arrays[name] = np.array(_host.to_host(value))
+            kind, value = _describe(variable), _host.peek(variable)
+            value = value if kind is None else np.asarray(_host.to_host(value))
+            state.plain[name] = encode(value, state.arrays, name)
             described.append([variable.name, kind])
         state.plain["variables"] = described
         numbers = {id(variable): number for number, variable in enumerate(self._variables)}
@@ -99,59 +92,40 @@ class History:
         changed = {}
         for name, value in _attributes(self._model):
             if name not in self._others and self._first.get(name) != _fingerprint(value):
-                changed[name] = _encode(value, state.arrays, f"attribute/{name}")
+                changed[name] = encode(value, state.arrays, f"attribute/{name}")
         # The model goes on while others still take this state.
         state.arrays = {name: np.array(array) for name, array in state.arrays.items()}
         state.plain["attributes"] = changed
         version, _, gauss = random.getstate()
-        state.plain["numpy"] = _encode(np.random.mtrand._rand, state.arrays, "random/numpy")
+        state.plain["numpy"] = encode(np.random.mtrand._rand, state.arrays, "random/numpy")
         state.arrays["random/python"] = np.array(random.getstate()[1], np.uint64)
         state.plain["python"] = [version, gauss]
         state.plain["recorder"] = recorder.state()
         return state
 
     def restore(
-        self,
-        state: State,
-        recorder: Any,
-        settings: dict[str, Any],
-        is_own: bool = True,
+        self, state: State, recorder: Any, settings: dict[str, Any], is_own: bool = True
     ) -> None:
-        """Give the model and this process a state.
+        """Give the model and this process a state; raise ValueError for that of another model.
 
-        Parameters
-        ----------
-        state : State
-        recorder : Recorder
-        settings : dict
-            Settings of this run that the other one did not have: they stay.
-        is_own : bool
-            Whether the state is that of this rank, with its random numbers.
-
-        Raises
-        ------
-        ValueError
-            For the state of another model.
+        The `settings` of this run that the other one did not have stay. `is_own` says whether the
+        state is that of this rank, with its random numbers.
         """
         described = [[each.name, _describe(each)] for each in self._variables]
-        with _damage_told():
+        with damage_told(state.file, _WHAT):
             kept = [[name, kind] for name, kind in state.plain["variables"]]
-        if [kind for _, kind in kept] != [kind for _, kind in described]:
-            at = next(
-                (i for i, pair in enumerate(zip(kept, described)) if pair[0][1] != pair[1][1]),
-                min(len(kept), len(described)),
-            )
-            there = kept[at] if at < len(kept) else "nothing"
-            here = described[at] if at < len(described) else "nothing"
-            raise ValueError(
-                f"the snapshot is of another model: shared variable {at} is {there} there, and "
-                f"{here} in {type(self._model).__name__}."
-            )
-        with _damage_told():  # all is checked before anything is set
+        for at, (there, here) in enumerate(itertools.zip_longest(kept, described)):
+            if there is None or here is None or there[1] != here[1]:
+                raise ValueError(
+                    f"{state.file} is of another model: shared variable {at} is "
+                    f"{there or 'nothing'} there, and {here or 'nothing'} in "
+                    f"{type(self._model).__name__}."
+                )
+        with damage_told(state.file, _WHAT):  # all is checked before anything is set
             values = self._values(state, is_own)
             attributes = self._attributes(state, settings)
             Recorder(None, 1, "", False).restore(state.plain["recorder"])
-            numpy_state = _decode(state.plain["numpy"], state.arrays).get_state()
+            numpy_state = decode(state.plain["numpy"], state.arrays).get_state()
             version, gauss = state.plain["python"]
             words = tuple(int(word) for word in state.arrays["random/python"])
             random.Random(0).setstate((version, words, gauss))
@@ -169,18 +143,12 @@ class History:
         """Return the shared variables to set, each with its value."""
         found = []
         for number, variable in enumerate(self._variables):
-            name, is_random = f"variable/{number}", _host.is_random_state(variable)
-            if is_random and not is_own:
-                continue
-            if _describe(variable) is None:
-                value = _decode(state.plain[name], state.arrays)
-                is_right = isinstance(value, type(_host.peek(variable)))
-            else:
-                value = state.arrays[name]
-                is_right = _fits(variable, value)
-            if not is_right:
-                raise ValueError(f"{variable} would get another kind of value")
-            found.append((variable, value))
+            if is_own or not _host.is_random_state(variable):
+                name = f"variable/{number}"  # without a line in older files
+                value = decode(state.plain.get(name, {"array": name}), state.arrays)
+                if not _fits(variable, value):
+                    raise ValueError(f"{variable} would get another kind of value")
+                found.append((variable, value))
         return found
 
     def _attributes(self, state, settings):
@@ -190,7 +158,7 @@ class History:
         for name, value in state.plain["attributes"].items():
             whose, _, attribute = name.partition(".")
             owner = owners[whose]
-            value = _decode(value, state.arrays)
+            value = decode(value, state.arrays)
             present = inspect.getattr_static(owner, attribute, None)
             is_right = _fingerprint(present) is not None and attribute not in _OF_RUN
             is_name = attribute.isidentifier() and not attribute.startswith("__")
@@ -202,21 +170,15 @@ class History:
         return found
 
     def restore_parameters(self, state: State) -> None:
-        """Give the model the parameters of a run of another rule, or another sync type.
-
-        Raises
-        ------
-        ValueError
-            If the parameters are of other kinds.
-        """
-        with _damage_told():
+        """Give the model the parameters of a run of another rule, or another sync type."""
+        with damage_told(state.file, _WHAT):
             kept = [state.plain["variables"][number][1] for number in state.plain["params"]]
         if kept != [_describe(variable) for variable in self._model.params]:
             raise ValueError(
-                f"the snapshot is of another model: its parameters differ from those of "
+                f"{state.file} is of another model: its parameters differ from those of "
                 f"{type(self._model).__name__} in number, dtype or dimensions."
             )
-        with _damage_told():
+        with damage_told(state.file, _WHAT):
             values = [state.arrays[f"variable/{number}"] for number in state.plain["params"]]
             if not all(map(_fits, self._model.params, values)):
                 raise ValueError("a parameter would get another kind of value")
@@ -224,16 +186,10 @@ class History:
             _host.replace(variable, value)
 
 
-@contextlib.contextmanager
-def _damage_told():
-    try:
-        yield
-    except _OF_DAMAGE as e:
-        raise ValueError(f"the snapshot is damaged, or is no snapshot: {sentence(e)}") from e
-
-
 def _fits(variable, value):
-    """Return whether a shared variable can have an array as its value."""
+    """Return whether a shared variable can have a value."""
+    if _describe(variable) is None:
+        return isinstance(value, type(_host.peek(variable)))
     return (
         [str(value.dtype), value.ndim] == _describe(variable)
         and all(n in (None, length) for n, length in zip(_host.lengths(variable), value.shape))
@@ -295,73 +251,27 @@ def _fingerprint(value):
     """Return bytes that differ between different values; None for what a file can't hold."""
     arrays: dict[str, np.ndarray] = {}
     try:
-        text = json.dumps(_encode(value, arrays, ""), sort_keys=True)
+        text = json.dumps(encode(value, arrays, ""), sort_keys=True)
     except (TypeError, RecursionError):
         return None
     digest = hashlib.blake2b(text.encode(), digest_size=16)
-    for array in arrays.values():
-        flat = array.reshape(-1) if array.nbytes <= _LARGE else _sample_of(array)
-        digest.update(np.ascontiguousarray(flat).tobytes())
+    for array in arrays.values():  # hashing all of a data set would take long
+        digest.update(_digest(array, 1 << 16 if array.nbytes > _LARGE else None))
     return digest.digest()
 
 
-def _sample_of(array):
-    """Return elements of a large array: hashing all of a data set would take long."""
-    step = max(1, array.size // (1 << 16))
-    return array.reshape(-1)[::step] if array.flags.c_contiguous else array.ravel()[::step]
-
-
-def _encode(value, arrays, name):
-    """Return a value as JSON; its arrays go into `arrays`. Raise TypeError if it can't be kept."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, np.generic) and value.dtype.kind in "biuf":
-        arrays[name] = np.asarray(value)
-        return {"number": name}
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        arrays[name] = value
-        return {"array": name}
-    if isinstance(value, np.random.Generator):
-        kind = random_states.state_parts(value)[1][0]
-        return {"generator": [kind, _encode(value.bit_generator.state, arrays, name)]}
-    if isinstance(value, np.random.RandomState):
-        arrays[name], rest = random_states.state_parts(value)
-        return {"random": [name, *rest]}
-    if isinstance(value, (list, tuple)):
-        items = [_encode(each, arrays, f"{name}/{at}") for at, each in enumerate(value)]
-        return {"list" if isinstance(value, list) else "tuple": items}
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {
-            "dict": {key: _encode(each, arrays, f"{name}/{key}") for key, each in value.items()}
-        }
-    raise TypeError(f"a snapshot can't hold a {type(value).__name__}")
-
-
-def _decode(encoded, arrays):
-    if not isinstance(encoded, dict):
-        return encoded
-    [(kind, value)] = encoded.items()
-    if kind == "number":
-        return arrays[value][()]
-    if kind == "array":
-        return arrays[value].copy()
-    if kind == "generator":
-        name, state = value
-        return random_states.generator(name, _decode(state, arrays))
-    if kind == "random":
-        name, *rest = value
-        return random_states.state_of_parts(arrays[name], rest)
-    if kind == "dict":
-        return {key: _decode(each, arrays) for key, each in value.items()}
-    if kind not in ("list", "tuple"):
-        raise ValueError(f"there is no kind of value {kind!r}")
-    items = [_decode(each, arrays) for each in value]
-    return items if kind == "list" else tuple(items)
+def _digest(array, n_samples=None):
+    """Return a hash of an array, or of that many of its elements."""
+    flat = array.reshape(-1) if array.flags.c_contiguous else array.ravel()
+    step = 1 if n_samples is None else max(1, array.size // n_samples)
+    digest = hashlib.blake2b(repr((array.dtype, array.shape)).encode(), digest_size=16)
+    digest.update(np.ascontiguousarray(flat[::step]).data)
+    return digest.digest()
 
 
 def collect(group: Group, state: State) -> list[State] | None:
     """Return the states of all ranks in rank 0, which gets only arrays that differ from its own."""
-    digests = {name: _fingerprint_of_array(array) for name, array in state.arrays.items()}
+    digests = {name: _digest(array) for name, array in state.arrays.items()}
     everyone = group.all_gather(digests)
     wanted = [name for name in digests if digests[name] != everyone[0].get(name)]
     sent = group.gather((state.plain, {name: state.arrays[name] for name in wanted}))
@@ -373,19 +283,8 @@ def collect(group: Group, state: State) -> list[State] | None:
     ]
 
 
-def _fingerprint_of_array(array):
-    data = np.ascontiguousarray(array)
-    return hashlib.blake2b(data.tobytes() + repr((data.dtype, data.shape)).encode()).digest()
-
-
 def distribute(group: Group, path: Path | None) -> Snapshot:
-    """Return the snapshot of a file on all ranks; rank 0 reads it.
-
-    Raises
-    ------
-    ValueError, OSError
-        On all ranks, if rank 0 can't read it.
-    """
+    """Return the snapshot of a file on all ranks; all raise what rank 0 raises, which reads it."""
     read: Snapshot | Exception | None = None
     if group.rank == 0:
         try:
@@ -414,75 +313,33 @@ def write(path: str, snapshot: Snapshot) -> str:
     name = os.path.join(folder_of(path), f"snapshot_{snapshot.epoch:04d}{part}.npz")
     first = snapshot.states[0]
     ranks = []
-    with NewFile(name) as file, zipfile.ZipFile(file, "w") as archive:
+    settings = {name: getattr(snapshot, name) for name in _KINDS}
+    with new_file(name) as file, writing(file, _WHAT, **settings, ranks=ranks) as written:
         for rank, state in enumerate(snapshot.states):
             places = {}
             for key, array in state.arrays.items():
-                is_shared = rank and array is first.arrays.get(key)
-                places[key] = 0 if is_shared else rank
-                if not is_shared:
-                    _add(archive, f"{rank}/{key}", array)
+                places[key] = 0 if rank and array is first.arrays.get(key) else rank
+                if places[key] == rank:
+                    written[f"{rank}/{key}"] = array
             ranks.append({"plain": state.plain, "arrays": places})
-        about = {
-            "version": _VERSION,
-            "rule": snapshot.rule,
-            "epoch": snapshot.epoch,
-            "batch": snapshot.batch,
-            "count": snapshot.count,
-            "more": snapshot.more,
-            "ranks": ranks,
-        }
-        _add(archive, _ABOUT, np.array(json.dumps(about)))
     return name
 
 
-def _add(archive, name, array):
-    with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-        np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)
-
-
 def read_file(path: Path) -> Snapshot:
-    """Read a snapshot.
-
-    Raises
-    ------
-    ValueError
-        If the file is damaged, or no snapshot.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            about = json.loads(str(file[_ABOUT]))
-            if about["version"] != _VERSION:
-                raise ValueError(f"it is of version {about['version']}, this is {_VERSION}")
-            read = {}
-            states = []
-            for each in about["ranks"]:
-                arrays = {}
-                for key, place in each["arrays"].items():
-                    name = f"{place}/{key}"
-                    if name not in read:
-                        read[name] = file[name]
-                    arrays[key] = read[name]
-                states.append(State(arrays, each["plain"]))
-            are_right = all(isinstance(about[n], kind) for n, kind in _KINDS.items())
-            if not states or not are_right or not about["rule"].isprintable():
-                raise ValueError("its table of contents is not that of a snapshot")
-    except OSError:
-        raise
-    except Exception as error:
-        why = printable(str(error))
-        raise ValueError(f"{path} is no snapshot of a rule, or damaged: {why}") from error
-    return Snapshot(*(about[name] for name in _KINDS), states)
+    """Return the snapshot in a file; raise ValueError if it is damaged, or holds none."""
+    with reading(path, _WHAT) as (table, arrays):
+        states = []
+        for each in table["ranks"]:
+            own = {key: arrays[f"{place}/{key}"] for key, place in each["arrays"].items()}
+            states.append(State(own, each["plain"], repr(str(path))))
+        are_right = all(isinstance(table[name], kind) for name, kind in _KINDS.items())
+        if not states or not are_right or not table["rule"].isprintable():
+            raise ValueError("its table of contents is not that of a snapshot")
+        return Snapshot(*(table[name] for name in _KINDS), states)
 
 
 def find(resume: bool | str, folder: str) -> Path:
-    """Return the file to resume from: the newest of a folder for True.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is none.
-    """
+    """Return the file to resume from: the newest of a folder for True."""
     if resume is not True:
         path = Path(str(resume))
         if not path.exists():
@@ -520,13 +377,7 @@ def read_old(folder: Path) -> Snapshot:
 
 
 def restore_old(model: Any, snapshot: Snapshot) -> None:
-    """Give the layers of a model the weights of Theano-MPI's files.
-
-    Raises
-    ------
-    ValueError
-        If the layers have no such weight, or one of another shape.
-    """
+    """Give the layers of a model the weights of Theano-MPI's files, if they fit."""
     layers = getattr(model, "layers", None)
     if layers is None:
         raise ValueError(

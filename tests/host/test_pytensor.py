@@ -1,5 +1,8 @@
 """Facts about PyTensor that the ranks rely on, or refuse."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from support import host_library
@@ -7,7 +10,6 @@ from support.helpers import on_ranks, worker
 from support.layouts import Layout
 
 import synkhronos as synk
-from synkhronos import checkpoints
 from synkhronos.parameter_server import updaters
 
 if not host_library.ON_PYTENSOR:
@@ -18,6 +20,7 @@ import pytensor.tensor as pt
 from numpy.random import MT19937, PCG64, SFC64, Generator, Philox
 
 LAYOUTS = [Layout(1), Layout(3, master=1)]
+OLD = Path(__file__).parents[1] / "support" / "old_files"
 X = np.arange(30.0).reshape(10, 3)
 
 
@@ -97,21 +100,24 @@ def test_each_rank_draws_from_a_stream_of_its_own(ranks, bits):
     assert len(np.unique(values)) == 2 * ranks.n * 4
 
 
-@pytest.mark.parametrize(
-    ("rest", "why"),
-    [
-        (["MT19937", 624.0, 0.0, 0.0], "it is the state of a RandomState, and not"),
-        (["BitGenerator"], "NumPy has no bit generator BitGenerator"),
-    ],
-)
-def test_random_states_of_other_kinds_are_refused(ranks, tmp_path, monkeypatch, rest, why):
+def test_random_states_of_other_kinds_are_refused(ranks, tmp_path):
     state, path = pytensor.shared(Generator(PCG64(5)), "state"), str(tmp_path / "saved.npz")
-    with monkeypatch.context() as patch:
-        parts = np.zeros(624, np.uint32), rest
-        patch.setattr(checkpoints.random_states, "state_parts", lambda state: parts)
-        synk.save(path, state)
-    with pytest.raises(ValueError, match=rf"'state' \(a random state\): {why}"):
-        synk.load(path, state)
+    entry = {"name": "state", "dtype": None, "ndim": None, "relation": "equal"}
+    for value, why in [
+        ({"random": ["key", "MT19937", 624, 0, 0.0]}, "it is a RandomState, and not a Generator"),
+        ({"generator": ["BitGenerator", 1]}, "NumPy has no bit generator BitGenerator"),
+    ]:
+        about = {"version": 1, "variables": [{**entry, "values": [value]}]}
+        np.savez(path, about=json.dumps(about), key=np.zeros(624, np.uint32))
+        with pytest.raises(ValueError, match=rf"'state' \(a random state\) in .*{why}"):
+            synk.load(path, state)
+
+
+def test_a_checkpoint_of_before_there_was_one_format_is_read(ranks):
+    own, equal = (pytensor.shared(Generator(PCG64(1)), name) for name in ("own", "equal"))
+    synk.load(OLD / "checkpoint_of_pytensor.npz", [own, equal])
+    assert equal.get_value().random() == 0.2793924354469278
+    assert synk.get_value(0, own).random() == 0.8050029237453802
 
 
 def test_the_ranks_have_the_masters_settings(ranks):

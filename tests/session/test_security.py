@@ -3,7 +3,6 @@
 import ast
 import gzip
 import importlib
-import json
 import os
 import re
 import shutil
@@ -30,8 +29,7 @@ from support.watched import WATCHED
 import synkhronos as synk
 from synkhronos.__main__ import main
 from synkhronos._machine import devices, shared_memory
-from synkhronos.parameter_server import saving
-from synkhronos.rules import plain_pickles, snapshots
+from synkhronos.rules import plain_pickles
 from synkhronos.tools import info
 from synkhronos.tools.bench import scaling
 from synkhronos.tools.info import cuda_libraries
@@ -374,37 +372,11 @@ def test_titles_in_figures_reach_no_terminal_as_codes():
     assert curve["name"] == "?]0;me?mlp"
 
 
-CODES = "\033[2J\033]0;me\007"
-SNAPSHOT = {"epoch": 0, "batch": 0, "count": 0, "more": {}, "ranks": [{"plain": {}, "arrays": {}}]}
-ENTRY = {"name": "v", "ndim": 1, "relation": "equal", "arrays": ["0"], "rest": []}
-
-
-@pytest.mark.parametrize(
-    "about",
-    [
-        {"version": CODES},
-        {"version": 1, CODES: 1, "what": CODES, "variables": [{CODES: 1}]},
-        {"version": 1, "variables": [{**ENTRY, "dtype": CODES}]},
-        {"version": 1, "rule": CODES, **SNAPSHOT},
-    ],
-    ids=range(4),
-)
-def test_what_a_file_says_of_itself_reaches_no_terminal_as_codes(tmp_path, about):
-    path, table = tmp_path / "file.npz", np.array(json.dumps(about))
-    np.savez(path, about=table, synkhronos=table, **{"0": np.zeros(3)})
-    v = theano.shared(np.zeros(3), "v")
-    reads = (
-        lambda: synk.load(path, [v]),
-        lambda: saving.load_weights(path),
-        lambda: saving.load_states(path),
-        lambda: snapshots.read_file(path),
-        lambda: plain_pickles.load(f"c{CODES}\nx\n.".encode(), "a file"),
-    )
-    with forked(Layout(1)):
-        for read in reads:
-            with pytest.raises(ValueError) as caught:
-                read()
-            assert str(caught.value).isprintable()
+def test_what_a_pickle_says_of_itself_reaches_no_terminal_as_codes():
+    """Those of files with arrays are in test_saved_files."""
+    with pytest.raises(ValueError) as caught:
+        plain_pickles.load(b"c\033[2J\033]0;me\007\nx\n.", "a file")
+    assert str(caught.value).isprintable()
 
 
 # The command line.

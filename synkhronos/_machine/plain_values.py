@@ -1,0 +1,116 @@
+"""Values as JSON with arrays beside it, and back: numbers, words, lists, arrays, random states.
+
+    encode({"a": np.ones(2)}, arrays, "x")  ──▶  {"dict": {"a": {"array": "x/a"}}}, arrays["x/a"]
+    decode(encoded, arrays)                 ──▶  {"a": array([1., 1.])}
+
+NumPy reads beyond its memory for some values of a random state, such as a position of 10**9, and a
+name chooses a class: all fields are compared with those of a state that NumPy has made.
+"""
+
+import json
+import math
+
+import numpy as np
+
+BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
+_NUMBERS = "biufc"  # kinds of dtypes
+# The largest values of numbers; those in arrays are limited by their dtypes.
+_MOST = {
+    "pos": 624,
+    "buffer_pos": 4,
+    "has_uint32": 1,
+    "has_gauss": 1,
+    "uinteger": 2**32 - 1,
+    "state": 2**128 - 1,
+    "inc": 2**128 - 1,
+}
+
+
+def encode(value, arrays, name):
+    """Return a value as JSON; its arrays go into `arrays`. Raise TypeError if it can't be kept."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (np.generic, np.ndarray)) and value.dtype.kind in _NUMBERS:
+        arrays[name] = np.asarray(value)
+        return {"array" if isinstance(value, np.ndarray) else "number": name}
+    if isinstance(value, np.random.Generator):
+        kind = type(value.bit_generator).__name__
+        if kind not in BIT_GENERATORS:
+            raise TypeError(f"a file can't hold random numbers of {kind}")
+        return {"generator": [kind, encode(value.bit_generator.state, arrays, name)]}
+    if isinstance(value, np.random.RandomState):
+        state = value.get_state(legacy=False)
+        kind, bits = state["bit_generator"], state["state"]
+        if kind != "MT19937":
+            raise TypeError(f"a file can't hold random numbers of {kind}")
+        arrays[name] = bits["key"]
+        return {"random": [name, kind, bits["pos"], state["has_gauss"], state["gauss"]]}
+    if isinstance(value, (list, tuple)):
+        items = [encode(each, arrays, f"{name}/{at}") for at, each in enumerate(value)]
+        return {"list" if isinstance(value, list) else "tuple": items}
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        items = {key: encode(each, arrays, f"{name}/{key}") for key, each in value.items()}
+        return {"dict": items}
+    raise TypeError(f"a file can't hold a {type(value).__name__}")
+
+
+def decode(encoded, arrays):
+    """Return the value of what `encode` has returned; raise an Exception of any kind for others."""
+    if not isinstance(encoded, dict):
+        return encoded
+    [(kind, value)] = encoded.items()
+    if kind == "number":
+        return arrays[value][()]
+    if kind == "array":
+        return arrays[value]
+    if kind == "generator":
+        return _generator(value[0], decode(value[1], arrays))
+    if kind == "random":
+        name, *rest = value
+        if len(rest) == 1:  # a Generator in an older checkpoint
+            return _generator(rest[0], json.loads(arrays[name].tobytes()))
+        return _random_state(arrays[name], *rest)
+    if kind == "dict":
+        return {key: decode(each, arrays) for key, each in value.items()}
+    if kind not in ("list", "tuple"):
+        raise ValueError(f"there is no kind of value {kind!r}")
+    items = [decode(each, arrays) for each in value]
+    return items if kind == "list" else tuple(items)
+
+
+def _random_state(key, kind, position, has_gauss, gauss):
+    state, bits = np.random.RandomState(0), {"key": key, "pos": position}
+    given = {"bit_generator": kind, "state": bits, "has_gauss": has_gauss, "gauss": gauss}
+    state.set_state(_checked("state", given, state.get_state(legacy=False)))
+    return state
+
+
+def _generator(kind, state):
+    if kind not in BIT_GENERATORS or not hasattr(np.random, kind):
+        raise ValueError(f"NumPy has no bit generator {kind}")
+    bits = getattr(np.random, kind)(0)
+    bits.state = _checked("state", state, bits.state)
+    return np.random.Generator(bits)
+
+
+def _checked(name, given, like):
+    """Return a value of a state, or all of it; raise ValueError if its kind or range is another."""
+    if isinstance(like, dict):
+        if isinstance(given, dict) and given.keys() == like.keys():
+            return {key: _checked(key, given[key], each) for key, each in like.items()}
+    elif isinstance(like, np.ndarray):
+        most = np.iinfo(like.dtype).max
+        if isinstance(given, np.ndarray) and given.dtype.kind in "iu":
+            given = given.tolist()
+        is_right = isinstance(given, list) and len(given) == len(like)
+        if is_right and all(type(each) is int and 0 <= each <= most for each in given):
+            return np.array(given, like.dtype)
+    elif isinstance(like, str):
+        if given == like:
+            return given
+    elif isinstance(like, float):
+        if isinstance(given, float) and math.isfinite(given):
+            return given
+    elif type(given) is int and 0 <= given <= _MOST[name]:
+        return given
+    raise ValueError(f"{name} is not that of such a random state")
