@@ -8,7 +8,7 @@ import theano
 import theano.tensor as T
 from support import compiling, host_library
 
-from synkhronos._host.updates import updates_by_default
+from synkhronos._host.base.updates import updates_by_default
 
 storing = importlib.import_module(f"synkhronos._host.{host_library.NAME}.storing")
 NO_OPTIMIZER = theano.Mode(theano.gof.vm.VM_Linker(use_cloop=False, c_thunks=False), None)

@@ -18,7 +18,7 @@ from pytensor.graph.replace import clone_replace
 from pytensor.link.basic import JITLinker
 from pytensor.link.numba.linker import NumbaLinker
 
-from synkhronos._host.deep_graphs import compiling_deep
+from synkhronos._host.base.deep_graphs import compiling_deep
 from synkhronos._host.pytensor import rewriting
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here

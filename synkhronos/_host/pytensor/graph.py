@@ -19,7 +19,7 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.tensor import as_tensor_variable, dscalar
 
-from synkhronos._host.calls import current_call, current_weight
+from synkhronos._host.base.calls import current_call, current_weight
 
 _serials = itertools.count()
 

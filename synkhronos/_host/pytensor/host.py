@@ -8,8 +8,8 @@ from pytensor.compile import SharedVariable
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Constant, Variable
 
-from synkhronos._host.calls import reducing
-from synkhronos._host.cells import (
+from synkhronos._host.base.calls import reducing
+from synkhronos._host.base.cells import (
     borrows,
     cell,
     lend,
@@ -22,7 +22,7 @@ from synkhronos._host.cells import (
     unwatch,
     watch,
 )
-from synkhronos._host.draws import is_state_equal, keep_state_equal
+from synkhronos._host.base.draws import is_state_equal, keep_state_equal
 from synkhronos._host.pytensor.devices import (
     copy_from_device,
     copy_to_device,
@@ -114,9 +114,9 @@ from synkhronos._host.pytensor.variables import (
     shared_on_host,
     shared_zeros,
 )
-from synkhronos._host.repeating import is_repeatable
-from synkhronos._host.rows import numbers_of_rows
-from synkhronos._host.updates import (
+from synkhronos._host.base.repeating import is_repeatable
+from synkhronos._host.base.rows import numbers_of_rows
+from synkhronos._host.base.updates import (
     default_updates,
     destroyed_inputs,
     updated_variables,

@@ -21,10 +21,10 @@ from pytensor.link.numba.dispatch.basic import (
     register_funcify_and_cache_key,
 )
 
-from synkhronos._host.calls import current_weight
-from synkhronos._host.draws import drawn_rows
+from synkhronos._host.base.calls import current_weight
+from synkhronos._host.base.draws import drawn_rows
 from synkhronos._host.pytensor import graph, rows, serial_random, storing
-from synkhronos._host.rows import numbers_of_rows
+from synkhronos._host.base.rows import numbers_of_rows
 
 _VERSION = 1  # to be raised with each change of the code below
 

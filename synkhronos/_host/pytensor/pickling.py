@@ -10,7 +10,7 @@ import pickle
 import pytensor
 from pytensor.compile import Function
 
-from synkhronos._host.pickles import Pickler, Unpickler, no_garbage_collection, persistent_ids
+from synkhronos._host.base.pickles import Pickler, Unpickler, no_garbage_collection, persistent_ids
 from synkhronos._host.pytensor.functions import compile_now
 from synkhronos._machine.deep_recursion import recurses_deep
 

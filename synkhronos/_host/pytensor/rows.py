@@ -21,7 +21,7 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
 
-from synkhronos._host.rows import RowNumbers, numbers_of_rows
+from synkhronos._host.base.rows import RowNumbers, numbers_of_rows
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
 

@@ -19,7 +19,7 @@ from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import Reshape, Shape, Shape_i
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
-from synkhronos._host.draws import OwnVariables, drawn_rows
+from synkhronos._host.base.draws import OwnVariables, drawn_rows
 from synkhronos._host.pytensor.graph import RankOperation
 from synkhronos._machine.deep_recursion import recurses_deep
 

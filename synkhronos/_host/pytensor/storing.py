@@ -26,9 +26,9 @@ from pytensor.graph.traversal import ancestors, graph_inputs, toposort_with_orde
 from pytensor.tensor import TensorType, as_tensor_variable, constant, lscalar
 from pytensor.tensor.sharedvar import TensorSharedVariable
 
-from synkhronos._host.deep_graphs import compiling_deep
-from synkhronos._host.push_order import in_push_order
-from synkhronos._host.updates import updates_by_default
+from synkhronos._host.base.deep_graphs import compiling_deep
+from synkhronos._host.base.push_order import in_push_order
+from synkhronos._host.base.updates import updates_by_default
 
 # Compilation of two functions at once, by two threads, is not safe in PyTensor.
 compiling = threading.RLock()

@@ -7,9 +7,9 @@ from theano.compile.mode import Mode, get_mode
 from theano.gof import Variable
 from theano.scan_module.scan_utils import equal_computations
 
-from synkhronos._host.deep_graphs import compiling_deep
+from synkhronos._host.base.deep_graphs import compiling_deep
 from synkhronos._host.theano import compile_ahead, compile_cache, portable, printing, rewriting
-from synkhronos._host.updates import default_updates
+from synkhronos._host.base.updates import default_updates
 from synkhronos._machine.deep_recursion import recurses_deep
 
 compile_cache.fix_cache_keys()

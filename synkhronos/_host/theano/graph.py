@@ -18,7 +18,7 @@ from theano.gradient import DisconnectedType, grad_undefined
 from theano.tensor import TensorType, as_tensor_variable, dscalar
 from theano.tensor.type import values_eq_approx_always_true
 
-from synkhronos._host.calls import current_call, current_weight
+from synkhronos._host.base.calls import current_call, current_weight
 from synkhronos._host.theano import devices
 
 _serials = itertools.count()

@@ -7,8 +7,8 @@ from theano.compile.mode import Mode
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof import Constant, Variable
 
-from synkhronos._host.calls import reducing
-from synkhronos._host.cells import (
+from synkhronos._host.base.calls import reducing
+from synkhronos._host.base.cells import (
     borrows,
     cell,
     lend,
@@ -21,9 +21,9 @@ from synkhronos._host.cells import (
     unwatch,
     watch,
 )
-from synkhronos._host.draws import is_state_equal, keep_state_equal
-from synkhronos._host.repeating import is_repeatable
-from synkhronos._host.rows import numbers_of_rows
+from synkhronos._host.base.draws import is_state_equal, keep_state_equal
+from synkhronos._host.base.repeating import is_repeatable
+from synkhronos._host.base.rows import numbers_of_rows
 from synkhronos._host.theano.devices import (
     copy_from_device,
     copy_to_device,
@@ -112,7 +112,7 @@ from synkhronos._host.theano.variables import (
     shared_on_host,
     shared_zeros,
 )
-from synkhronos._host.updates import (
+from synkhronos._host.base.updates import (
     default_updates,
     destroyed_inputs,
     updated_variables,

@@ -26,7 +26,7 @@ from theano.ifelse import IfElse
 from theano.tensor import TensorType
 from theano.tensor.elemwise import Elemwise
 
-from synkhronos._host.calls import current_call
+from synkhronos._host.base.calls import current_call
 from synkhronos._host.theano.graph import AllReduce
 
 BUCKET_BYTES = 1 << 20

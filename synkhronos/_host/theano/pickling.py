@@ -20,7 +20,7 @@ from theano.tensor import raw_random
 from theano.tensor.opt import ShapeFeature
 from theano.tensor.raw_random import RandomStateType
 
-from synkhronos._host.pickles import Pickler, Unpickler, no_garbage_collection, persistent_ids
+from synkhronos._host.base.pickles import Pickler, Unpickler, no_garbage_collection, persistent_ids
 from synkhronos._host.theano import compile_cache
 from synkhronos._host.theano.functions import compile_expression
 from synkhronos._host.theano.portable import Expression, Value, values_of

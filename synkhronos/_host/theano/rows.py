@@ -18,7 +18,7 @@ from theano.tensor.elemwise import Elemwise
 from theano.tensor.opt import Shape_i
 from theano.tensor.subtensor import AdvancedSubtensor1, Subtensor, get_idx_list
 
-from synkhronos._host.rows import RowNumbers, numbers_of_rows
+from synkhronos._host.base.rows import RowNumbers, numbers_of_rows
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
 

@@ -26,7 +26,7 @@ from theano.tensor.opt import MakeVector
 from theano.tensor.raw_random import RandomFunction
 from theano.tensor.subtensor import Subtensor, get_idx_list
 
-from synkhronos._host.draws import OwnVariables, drawn_rows
+from synkhronos._host.base.draws import OwnVariables, drawn_rows
 from synkhronos._host.theano.graph import RankOperation
 from synkhronos._machine.deep_recursion import recurses_deep
 

@@ -14,10 +14,10 @@ from theano.gof.type import generic
 from theano.tensor import TensorType, as_tensor_variable, constant
 from theano.tensor.sharedvar import TensorSharedVariable
 
-from synkhronos._host.deep_graphs import compiling_deep
-from synkhronos._host.push_order import in_push_order
+from synkhronos._host.base.deep_graphs import compiling_deep
+from synkhronos._host.base.push_order import in_push_order
 from synkhronos._host.theano.overlapping import InOrder
-from synkhronos._host.updates import updates_by_default
+from synkhronos._host.base.updates import updates_by_default
 
 # Theano can't compile in two threads at once: it switches a cache of constants off meanwhile.
 compiling = threading.RLock()

@@ -4,7 +4,7 @@ A rank takes rows of what it draws only if the numbers have a row for each row o
 `OwnVariables` follows the variables of a graph that differ between ranks, from node to node.
 """
 
-from synkhronos._host.calls import rows_of_ranks
+from synkhronos._host.base.calls import rows_of_ranks
 
 
 def keep_state_equal(variable) -> None:
