@@ -11,8 +11,8 @@ from theano.ifelse import ifelse
 
 import synkhronos as synk
 from synkhronos import _host
+from synkhronos._host.base.graph import AllReduce
 from synkhronos._host.theano import overlapping, rewriting
-from synkhronos._host.theano.graph import AllReduce
 from synkhronos._host.theano.overlapping import Begin, End
 
 RANDOM = np.random.RandomState(0)

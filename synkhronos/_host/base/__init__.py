@@ -1,4 +1,4 @@
-"""What both host libraries share, written once.
+"""Modules that both host libraries share, written once.
 
     theano/library.py, pytensor/library.py ──▶ base.library ──▶ the modules of this folder
     base/host.py, and theano/host.py or pytensor/host.py ──▶ synkhronos._host

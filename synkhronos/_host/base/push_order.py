@@ -21,7 +21,11 @@ Zhang et al., "Poseidon: An Efficient Communication Architecture for Distributed
 GPU Clusters", USENIX ATC 2017, section 3.1: wait-free backpropagation.
 """
 
+import collections
+
 import numpy as np
+
+from synkhronos._host.base.library import Feature, sorted_nodes
 
 
 def in_push_order(nodes, before, push, wait):
@@ -66,3 +70,39 @@ def in_push_order(nodes, before, push, wait):
             new.sort(key=lambda each: (each is token, last_wait[each], place[each]), reverse=True)
             stack += [(each, False) for each in new]
     return [*arranged, *(node for node in nodes if node not in arranged)]
+
+
+class InOrder(Feature):
+    """A constraint on a graph: nodes come in the order in which `arranged` returns them."""
+
+    def constrain(self, fgraph) -> None:
+        """Add the constraint, unless it contradicts others."""
+        fgraph.attach_feature(self)
+        try:
+            fgraph.toposort()
+        except ValueError:
+            fgraph.remove_feature(self)
+
+    def arranged(self, nodes, before):
+        """Return the nodes in another order in which each comes after those that it needs.
+
+        ``before(node)`` returns the nodes that it needs.
+        """
+        raise NotImplementedError
+
+    def orderings(self, fgraph):
+        """Return, for each node, the node before it."""
+        others = collections.defaultdict(list)
+        for feature in fgraph._features:
+            if feature is not self and hasattr(feature, "orderings"):
+                for node, before in (feature.orderings(fgraph) or {}).items():
+                    others[node] += before
+        nodes = sorted_nodes(fgraph, dict(others))
+
+        def before(node):
+            return [x.owner for x in node.inputs if x.owner is not None] + others.get(node, [])
+
+        chain = self.arranged(nodes, before)
+        return collections.OrderedDict(
+            (node, [previous]) for previous, node in zip(chain, chain[1:])
+        )

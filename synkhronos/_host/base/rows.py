@@ -1,8 +1,41 @@
-"""Rows of a minibatch: their numbers, and the input that stands for them in a function."""
+"""Rows of a minibatch in graphs: numbers that ranks divide, outputs with an item for each, slices.
+
+    data[Rows(index, size)] ──▶ data[numbers]        numbers: an input that is scattered
+
+`without_row_numbers` replaces each Rows of a function. Its user does not see the input in its
+place: the master computes the value, at each call, from the operands.
+"""
 
 from typing import Any, List, NamedTuple
 
 import numpy as np
+
+from synkhronos._host.base.library import (
+    Apply,
+    Constant,
+    DeepCopyOp,
+    Elemwise,
+    Mode,
+    Operation,
+    Scan,
+    Shape_i,
+    SharedVariable,
+    Subtensor,
+    Variable,
+    ViewOp,
+    ancestors,
+    clone_replace,
+    compile_serially,
+    disconnected,
+    indices_of,
+    inner_outputs,
+    taken_rows,
+    tensor,
+)
+from synkhronos._machine.deep_recursion import recurses_deep
+from synkhronos._machine.interrupts import raised_here
+
+_COPIES = (DeepCopyOp, ViewOp)
 
 
 class RowNumbers(NamedTuple):
@@ -19,3 +52,196 @@ def numbers_of_rows(index, size, length=None):
         raise ValueError(f"rows({index}, {size}) has a negative number.")
     end = (index + 1) * size
     return np.arange(index * size, end if length is None else min(end, length), dtype=np.int64)
+
+
+class Rows(Operation):
+    """The numbers of the rows of one minibatch: `size` from ``index * size`` on, below `length`."""
+
+    __props__ = ()
+
+    def make_node(self, *operands):
+        """Return the node, for an index, a size, and a length if there is one: integers."""
+        operands = [tensor.as_tensor_variable(each) for each in operands]
+        return Apply(self, operands, [tensor.lvector()])
+
+    def perform(self, node, inputs, output_storage):
+        """Store all numbers, as the serial library uses them."""
+        output_storage[0][0] = numbers_of_rows(*map(int, inputs))
+
+    def infer_shape(self, node, shapes):
+        """Return the number of rows."""
+        index, size, *length = node.inputs
+        end = (index + 1) * size
+        for each in length:
+            end = tensor.minimum(end, each)
+        return [(tensor.maximum(end - index * size, 0),)]
+
+    def connection_pattern(self, node):
+        """Return that no operand is connected: row numbers have no gradient."""
+        return [[False] for _ in node.inputs]
+
+    def pullback(self, inputs, outputs, cotangents):
+        """Return no gradients."""
+        return [disconnected() for _ in inputs]
+
+
+def row_numbers(*operands):
+    """Return the expression of a minibatch's row numbers."""
+    return Rows()(*operands)
+
+
+@recurses_deep
+def without_row_numbers(expressions, givens, inputs):
+    """Return expressions, RowNumbers for the inputs that now stand for row numbers, and a bool.
+
+    The bool is whether all `inputs` were used before: host libraries take one for unused that only
+    row numbers depended on.
+
+    Equal row numbers get one input. Raises ValueError for row numbers inside of a scan, where ranks
+    can't divide them. `givens` are pairs (variable, replacement): in the row numbers' arguments.
+    """
+    variables = [each for each in expressions if isinstance(each, Variable)]
+    equal = {}
+    used = dict.fromkeys(ancestors(variables))
+    nodes = dict.fromkeys(each.owner for each in used if each.owner is not None)
+    for node in nodes:
+        if isinstance(node.op, Rows):
+            key = tuple(map(_identity, node.inputs))
+            equal.setdefault(key, []).append(node.outputs[0])
+        elif any(
+            each.owner is not None and isinstance(each.owner.op, Rows)
+            for each in ancestors(inner_outputs(node.op))
+        ):
+            raise ValueError(
+                f"rows() is inside of {'a scan' if isinstance(node.op, Scan) else node.op}, where "
+                "it can't be divided over the ranks. Call it before, and give what it selects."
+            )
+    if not equal:
+        return expressions, [], True
+    numbers, replace = [], {}
+    for same in equal.values():
+        hidden = tensor.lvector()
+        replace.update(dict.fromkeys(same, hidden))
+        operands = same[0].owner.inputs
+        needed = set(ancestors(operands))
+        given = {variable: value for variable, value in givens if variable in needed}
+        operands = clone_replace(operands, replace=given) if given else list(operands)
+        numbers.append(RowNumbers(hidden, operands, _indexed_by(nodes, same)))
+    new = iter(clone_replace(variables, replace=replace))
+    expressions = [next(new) if isinstance(each, Variable) else each for each in expressions]
+    return expressions, numbers, all(each in used for each in inputs)
+
+
+def _identity(variable):
+    if isinstance(variable, Constant):
+        return int(variable.data)
+    return variable
+
+
+def _indexed_by(nodes, numbers):
+    """Return the shared variables, cast or not, of which row numbers select rows."""
+    found = []
+    for node in nodes:
+        if taken_rows(node) in numbers:
+            whole = node.inputs[0]
+            while whole.owner is not None and _keeps_rows(whole.owner):
+                whole = whole.owner.inputs[0]
+            if isinstance(whole, SharedVariable):
+                found.append(whole)
+    return list(dict.fromkeys(found))
+
+
+def _keeps_rows(node):
+    is_move = type(node.op).__name__ == "HostFromGpu"
+    return is_move or (isinstance(node.op, Elemwise) and len(node.inputs) == 1)
+
+
+def compile_number(expression, inputs):
+    """Return a function that computes an integer from the values of all inputs, in Python.
+
+    Raises ValueError if the expression needs a variable that is neither one of the inputs nor
+    shared: the message begins with its verb.
+    """
+    if isinstance(expression, Constant):
+        value = int(expression.data)
+        return lambda values: value
+    if isinstance(expression, SharedVariable):
+        storage = expression.container.storage
+        return lambda values: int(storage[0])
+    needed = [each for each in ancestors([expression]) if each.owner is None]
+    for each in needed:
+        if not isinstance(each, (Constant, SharedVariable)) and each not in inputs:
+            raise ValueError(f"depends on {each}")
+    positions = [position for position, each in enumerate(inputs) if each in needed]
+    if expression in inputs:
+        return lambda values: int(values[positions[0]])
+    used = [inputs[position] for position in positions]
+    function = compile_serially(used, expression, mode=Mode("py", "fast_compile"))
+    return lambda values: int(function(*[values[position] for position in positions]))
+
+
+def axes_of_rows(function, rows_of):
+    """Return for each output of a compiled function its axes that grow with the rows.
+
+    `rows_of` has the positions of inputs, or shared variables, each with its axis of rows. The
+    answer comes from the shapes that the library has inferred: an axis that depends on more than
+    shapes, or whose shape it could not infer, does not count.
+    """
+    fgraph = function.maker.fgraph
+    shapes = getattr(fgraph, "shape_feature", None)
+    if shapes is None:  # a mode without optimizations
+        return [() for _ in fgraph.outputs]
+    axis_of = {}
+    for position, (given, variable) in enumerate(zip(function.maker.inputs, fgraph.inputs)):
+        for key in (position, given.variable):
+            if key in rows_of:
+                axis_of[variable] = rows_of[key]
+    # The last operation of an output may be a copy, which has no inferred shape.
+    computed = [
+        output.owner.inputs[0] if isinstance(getattr(output.owner, "op", None), _COPIES) else output
+        for output in fgraph.outputs
+    ]
+    return [
+        tuple(
+            axis
+            for axis in range(getattr(output, "ndim", 0))
+            if not output.type.broadcastable[axis] and _counts_rows(shapes, output, axis, axis_of)
+        )
+        for output in computed
+    ]
+
+
+def _counts_rows(shapes, output, axis, axis_of):
+    try:
+        length = shapes.get_shape(output, axis)
+    except raised_here(Exception):  # an operation's own inference
+        return False
+    return any(
+        each.owner is not None
+        and isinstance(each.owner.op, Shape_i)
+        and axis_of.get(each.owner.inputs[0]) == each.owner.op.i
+        for each in ancestors([length])
+    )
+
+
+def sliced_by_inputs(expressions, inputs):
+    """Return the shared variables of which rows are sliced, from and to what inputs say.
+
+    These are ``data`` and ``labels`` in ``data[i * n : (i + 1) * n]`` and, for an input i,
+    ``T.cast(labels, "int32")[i * n : (i + 1) * n]``.
+    """
+    inputs, found = set(inputs), []
+    for variable in ancestors([each for each in expressions if isinstance(each, Variable)]):
+        node = variable.owner
+        if node is None or not isinstance(node.op, Subtensor):
+            continue
+        rows = indices_of(node)[0]
+        bounds = [rows.start, rows.stop] if isinstance(rows, slice) else [None]
+        if not all(isinstance(each, Variable) for each in bounds):
+            continue
+        if not all(inputs.intersection(ancestors([each])) for each in bounds):
+            continue
+        sliced = [each for each in ancestors([node.inputs[0]]) if not isinstance(each, Constant)]
+        if inputs.isdisjoint(sliced):
+            found += [each for each in sliced if isinstance(each, SharedVariable)]
+    return list(dict.fromkeys(found))

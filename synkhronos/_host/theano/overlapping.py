@@ -16,8 +16,6 @@ Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Train
 section 3.2: buckets of gradients, and their order.
 """
 
-import collections
-
 import numpy as np
 from theano import gof
 from theano.compile.sharedvalue import SharedVariable
@@ -27,6 +25,7 @@ from theano.tensor import TensorType
 from theano.tensor.elemwise import Elemwise
 
 from synkhronos._host.base.calls import current_call
+from synkhronos._host.base.push_order import InOrder
 from synkhronos._host.theano.graph import AllReduce
 
 BUCKET_BYTES = 1 << 20
@@ -189,42 +188,6 @@ def _like(variable, depth):
         if found is not None:
             return found
     return None
-
-
-class InOrder:
-    """A constraint on a graph: nodes come in the order in which `arranged` returns them."""
-
-    def constrain(self, fgraph) -> None:
-        """Add the constraint, unless it contradicts others."""
-        fgraph.attach_feature(self)
-        try:
-            fgraph.toposort()
-        except ValueError:
-            fgraph.remove_feature(self)
-
-    def arranged(self, nodes, before):
-        """Return the nodes in another order in which each comes after those that it needs.
-
-        ``before(node)`` returns the nodes that it needs.
-        """
-        raise NotImplementedError
-
-    def orderings(self, fgraph):
-        """Return, for each node, the node before it."""
-        others = collections.defaultdict(list)
-        for feature in fgraph._features:
-            if feature is not self and hasattr(feature, "orderings"):
-                for node, before in feature.orderings(fgraph).items():
-                    others[node] += before
-        nodes = gof.graph.io_toposort(fgraph.inputs, fgraph.outputs, dict(others))
-
-        def before(node):
-            return [x.owner for x in node.inputs if x.owner is not None] + others.get(node, [])
-
-        chain = self.arranged(nodes, before)
-        return collections.OrderedDict(
-            (node, [previous]) for previous, node in zip(chain, chain[1:])
-        )
 
 
 class _BucketsInOrder(InOrder):

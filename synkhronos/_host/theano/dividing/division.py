@@ -20,9 +20,10 @@ from theano.scan_module.scan_utils import equal_computations
 from theano.tensor import basic
 from theano.tensor.elemwise import CAReduce
 
+from synkhronos._host.base.graph import AllReduce, RankOperation
+from synkhronos._host.base.rows import Rows
 from synkhronos._host.theano.dividing.operations import rows_of_rank, total_rows
-from synkhronos._host.theano.graph import AllReduce, RankOperation, all_reduce
-from synkhronos._host.theano.rows import Rows
+from synkhronos._host.theano.graph import all_reduce
 from synkhronos._host.theano.variables import is_array_variable, is_random_state
 from synkhronos._machine.deep_recursion import recurses_deep
 

@@ -16,13 +16,14 @@ from theano.tensor.signal.pool import pool_2d
 
 import synkhronos as synk
 from synkhronos._host.theano import rewriting
-from synkhronos._host.theano.convolutions import (
+from synkhronos._host.theano.faster.convolutions import (
     RowwiseCorrMM,
     RowwiseCorrMMGradInputs,
     RowwiseCorrMMGradWeights,
 )
-from synkhronos._host.theano.pooling import ContiguousMaxPool, ContiguousMaxPoolGrad
-from synkhronos._host.theano.sums import InterleavedSum
+from synkhronos._host.theano.faster.pooling import ContiguousMaxPool, ContiguousMaxPoolGrad
+from synkhronos._host.theano.faster.sums import InterleavedSum
+from synkhronos._host.theano.faster.switch import CPU
 
 LAYOUTS = [Layout(2, 0)]
 FAST_RUN = theano.Mode("cvm", "fast_run")
@@ -257,7 +258,7 @@ def sums_are(mode):
 
 def test_modes_turn_the_rewrites_off():
     assert sums_are(FAST_RUN) and sums_are("FAST_RUN")
-    for name in (rewriting.CPU, "synkhronos_sums"):
+    for name in (CPU, "synkhronos_sums"):
         assert not sums_are(FAST_RUN.excluding(name))
     assert sums_are(FAST_RUN.excluding("synkhronos_pooling"))
     # In Python, as in FAST_COMPILE, there is nothing to win; and no simplification means none.
@@ -280,7 +281,7 @@ graph = theano.FunctionGraph([x], [x.sum(0)])
 rewriting.mode_for([], None).optimizer.optimize(graph)
 print([type(node.op).__name__ for node in graph.apply_nodes])
 """,
-        env={"THEANO_FLAGS": f"optimizer_excluding={rewriting.CPU}"},
+        env={"THEANO_FLAGS": f"optimizer_excluding={CPU}"},
     )
     assert done.stdout == "['Sum']\n"
 

@@ -1,29 +1,43 @@
 """Operations that push to a parameter server and wait for it, while a function computes.
 
-`push_order` shows the order in which they are computed, and says what their ports are.
+`push_order` shows the order in which they are computed, and says what their ports are. A token is a
+number that means nothing.
 """
 
 import threading
 
 import numpy as np
-import theano
-from theano import gof
-from theano.compile import mode as modes
-from theano.compile.sharedvalue import SharedVariable
-from theano.gof.type import generic
-from theano.tensor import TensorType, as_tensor_variable, constant
-from theano.tensor.sharedvar import TensorSharedVariable
 
 from synkhronos._host.base.deep_graphs import compiling_deep
-from synkhronos._host.base.push_order import in_push_order
-from synkhronos._host.theano.overlapping import InOrder
+from synkhronos._host.base.library import (
+    Apply,
+    Constant,
+    GraphRewriter,
+    Operation,
+    SharedVariable,
+    TensorSharedVariable,
+    TensorType,
+    Variable,
+    ancestors,
+    clone_get_equiv,
+    compile_serially,
+    get_mode,
+    graph_inputs,
+    in_place_rewriter,
+    register,
+    tensor,
+    tensor_type,
+)
+from synkhronos._host.base.push_order import InOrder, in_push_order
+from synkhronos._host.base.rewriting import including
 from synkhronos._host.base.updates import updates_by_default
 
-# Theano can't compile in two threads at once: it switches a cache of constants off meanwhile.
+# Two threads can't compile at once: Theano switches a cache of constants off meanwhile.
 compiling = threading.RLock()
+_TOKEN = np.asarray(0)
 
 
-class _PortOperation(gof.Op):
+class _PortOperation(Operation):
     """An operation with a port; its last output is a token, which orders it among the others."""
 
     __props__ = ("port",)
@@ -31,7 +45,7 @@ class _PortOperation(gof.Op):
     def __init__(self, port):
         self.port = port
 
-    def do_constant_folding(self, node):
+    def do_constant_folding(self, *graph_and_node):
         """Return False: it acts on the parameter server each time."""
         return False
 
@@ -40,7 +54,7 @@ class Push(_PortOperation):
     """Pushes an array when it is computed.
 
     In place, the array belongs to the parameter server from then on: no other node reads it, and
-    Theano lets go of it. Otherwise a copy is pushed.
+    the library lets go of it. Otherwise a copy is pushed.
     """
 
     __props__ = ("port", "inplace")
@@ -53,20 +67,24 @@ class Push(_PortOperation):
 
     def make_node(self, x, token):
         """Return the node, for an array and the token of the operation that comes before."""
-        return gof.Apply(self, [as_tensor_variable(x), token], [generic()])
+        return Apply(self, [tensor.as_tensor_variable(x), token], [tensor.lscalar()])
 
     def perform(self, node, inputs, output_storage):
         """Push the array."""
-        array = inputs[0]
+        self.push(inputs[0])
+        output_storage[0][0] = _TOKEN
+
+    def push(self, array):
+        """Push an array, or a copy."""
         if not self.inplace or not array.flags.carray:
             array = array.copy(order="C")
         self.port.push(array)
 
     def make_py_thunk(self, node, storage_map, compute_map, no_recycling, debug=False):
-        """Return a thunk that also takes the array out of Theano's storage, if it is in place.
+        """Return a thunk that also takes the array out of the library's storage, if in place.
 
-        Where Theano keeps its arrays from one call to the next, it would compute the next gradient
-        in this one.
+        Where the library keeps its arrays from one call to the next, it would compute the next
+        gradient in this one.
         """
         thunk = super().make_py_thunk(node, storage_map, compute_map, no_recycling, debug)
         if not self.inplace:
@@ -98,15 +116,16 @@ class Await(_PortOperation):
 
     def make_node(self):
         """Return the node; its outputs are the result and a token."""
-        return gof.Apply(self, [], [TensorType(self.dtype, self.broadcastable)(), generic()])
+        return Apply(self, [], [tensor_type(self.dtype, self.broadcastable)(), tensor.lscalar()])
 
     def perform(self, node, inputs, output_storage):
         """Wait."""
         output_storage[0][0] = self.port.wait()
+        output_storage[1][0] = _TOKEN
 
     def infer_shape(self, node, shapes):
         """Return the shape, which is known before the result is there."""
-        return [tuple(constant(np.int64(length)) for length in self.shape), None]
+        return [tuple(tensor.constant(np.int64(length)) for length in self.shape), ()]
 
 
 def push(port, x, token=None):
@@ -119,7 +138,7 @@ def push(port, x, token=None):
     token : variable, optional
         Of the operation that must come before.
     """
-    return Push(port)(x, gof.Constant(generic, None) if token is None else token)
+    return Push(port)(x, tensor.constant(_TOKEN) if token is None else token)
 
 
 def awaited(port, shape, dtype, broadcastable):
@@ -139,13 +158,13 @@ def substituted(expressions, values):
     values : dict
         Variable -> the expression in its place, of the same type.
     """
-    outputs = [each for each in expressions if isinstance(each, gof.Variable)]
+    outputs = [each for each in expressions if isinstance(each, Variable)]
     memo = dict(values)
     for each in outputs:
         if each.owner is None:
             memo.setdefault(each, each)  # it would be cloned
-    gof.graph.clone_get_equiv([], outputs, copy_orphans=False, memo=memo)
-    return [memo[each] if isinstance(each, gof.Variable) else each for each in expressions]
+    clone_get_equiv([], outputs, copy_orphans=False, memo=memo)
+    return [memo[each] if isinstance(each, Variable) else each for each in expressions]
 
 
 def leaves(expressions):
@@ -153,12 +172,12 @@ def leaves(expressions):
 
     Constants are left out.
     """
-    found, left = {}, [each for each in expressions if isinstance(each, gof.Variable)]
+    found, left = {}, [each for each in expressions if isinstance(each, Variable)]
     while left:
         new = [
             each
-            for each in gof.graph.inputs(left)
-            if each not in found and not isinstance(each, gof.Constant)
+            for each in graph_inputs(left)
+            if each not in found and not isinstance(each, Constant)
         ]
         found.update(dict.fromkeys(new))
         left = [update for _, update in updates_by_default(new)]
@@ -167,53 +186,43 @@ def leaves(expressions):
 
 def is_computed_from(expression, variables):
     """Return whether an expression is computed from one of some variables."""
-    return not set(variables).isdisjoint(gof.graph.ancestors([expression]))
+    return not set(variables).isdisjoint(ancestors([expression]))
 
 
 def shared_like(variable):
     """Return a new shared variable of a variable's type, with its value if it is shared."""
     name = f"{variable.name or 'value'}_kept"
     if isinstance(variable, SharedVariable):
-        return type(variable)(name, variable.type, variable.get_value(), strict=True)
+        return type(variable)(
+            name=name, type=variable.type, value=variable.get_value(), strict=True
+        )
     if not isinstance(variable.type, TensorType):
         raise TypeError(f"can't keep a value of {variable}, of type {variable.type}.")
     value = np.zeros([1] * variable.ndim, variable.dtype)
-    return TensorSharedVariable(name, variable.type, value, strict=True)
+    return TensorSharedVariable(name=name, type=variable.type, value=value, strict=True)
 
 
 def compile_pushing(inputs, outputs, updates, **options):
     """Return a compiled function whose nodes come in the order of pushes."""
-    mode = modes.get_mode(options.pop("mode", None))
-    if isinstance(mode.provided_optimizer, gof.Query):
-        mode = mode.including("synkhronos_store")
-    else:
-        mode = mode.clone(optimizer=gof.SeqOptimizer([mode.optimizer, _Order()]))
+    mode = including(get_mode(options.pop("mode", None)), "synkhronos_store", _Order())
     options.update(updates=updates, mode=mode)
-    compile_deep = compiling_deep(theano.function, [*outputs, *(value for _, value in updates)])
+    compile_deep = compiling_deep(compile_serially, [*outputs, *(value for _, value in updates)])
     with compiling:  # here, not in what may run in another thread
         return compile_deep(inputs, outputs, **options)
 
 
-@gof.local_optimizer([Push])
 def _in_place(node):
-    # Only in graphs in which Theano tracks the operations that destroy their inputs.
-    if (
-        isinstance(node.op, Push)
-        and not node.op.inplace
-        and hasattr(node.fgraph, "destroyers")
-        and not isinstance(node.inputs[0], gof.Constant)
-    ):
-        return Push(node.op.port, inplace=True)(*node.inputs, return_list=True)
-    return False
+    if node.op.inplace or isinstance(node.inputs[0], Constant):
+        return None
+    return Push(node.op.port, inplace=True)
 
 
-class _Order(gof.Optimizer):
+class _Order(GraphRewriter):
     """Gives a graph the order of `_PushOrder`, if it pushes or waits."""
 
     def apply(self, fgraph):
-        if not any(isinstance(node.op, _PortOperation) for node in fgraph.apply_nodes):
-            return
-        _PushOrder().constrain(fgraph)
+        if any(isinstance(node.op, _PortOperation) for node in fgraph.apply_nodes):
+            _PushOrder().constrain(fgraph)
 
 
 class _PushOrder(InOrder):
@@ -225,10 +234,5 @@ class _PushOrder(InOrder):
 
 
 # In place after elementwise operations, as the AllReduce; in order when the graph is complete.
-modes.optdb.register(
-    "synkhronos_push_in_place",
-    gof.TopoOptimizer(_in_place, failure_callback=gof.TopoOptimizer.warn_inplace),
-    80,
-    "synkhronos_store",
-)
-modes.optdb.register("synkhronos_push_order", _Order(), 201, "synkhronos_store")
+register("synkhronos_push_in_place", in_place_rewriter(Push, _in_place), 80, "synkhronos_store")
+register("synkhronos_push_order", _Order(), 201, "synkhronos_store")
