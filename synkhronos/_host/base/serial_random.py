@@ -35,6 +35,7 @@ from synkhronos._host.base.library import (
     inner_outputs,
     io_toposort,
 )
+from synkhronos._host.base.updates import updates_by_default
 from synkhronos._machine.deep_recursion import recurses_deep
 
 
@@ -133,8 +134,9 @@ def draws_of_all_rows(scattered, outputs, updates, kwargs):
         expressions = [*outputs, *values, *defaults.values()]
         if replace:
             expressions = clone_replace(expressions, replace)
+        used = () if left_out is True else dict.fromkeys(ancestors(expressions))
         known = {*given, *defaults, *(() if left_out is True else left_out)}
-        more = {} if left_out is True else _default_updates(expressions, known)
+        more = updates_by_default(each for each in used if each not in known)
         if not more:
             break
         defaults.update(more)
@@ -142,15 +144,6 @@ def draws_of_all_rows(scattered, outputs, updates, kwargs):
     targets = [*(target for target, _ in updates), *defaults]
     kwargs = {**kwargs, "givens": None}
     return new[: len(outputs)], list(zip(targets, new[len(outputs) :])), kwargs
-
-
-def _default_updates(expressions, known):
-    """Return the default updates of the variables of expressions, but for known ones, as a dict."""
-    return {
-        variable: variable.type.filter_variable(variable.default_update)
-        for variable in dict.fromkeys(ancestors(expressions))
-        if getattr(variable, "default_update", None) is not None and variable not in known
-    }
 
 
 def _rebuilt(expressions, scattered):

@@ -189,6 +189,11 @@ class _Division:
             raise CannotDivide("computes with a random state")
         raise CannotDivide("computes with rows of an input where all ranks need all of them")
 
+    def given(self, variable, *kinds):
+        """Return a variable of one of these kinds as the rank has it, any other as `same` does."""
+        value = self.of(variable)
+        return value.variable if value.kind in kinds else self.same(variable)
+
     def unruled(self, node):
         """Apply an operation to what is the same on all ranks."""
         for each in node.inputs:
@@ -206,6 +211,11 @@ class _Division:
 
     def refuse(self, node, what="rows of its inputs in a way that has no rule"):
         raise CannotDivide(f"computes {_name(node)} of {what}")
+
+    def refuse_length(self, node, variable, axis):
+        """Refuse a variable that is given with rows, and has any length along their axis but 1."""
+        if axis >= 0 and not variable.broadcastable[axis]:
+            self.refuse(node, f"rows and {variable}, which has a fixed number of rows")
 
     def length(self, variable, axis, exact):
         """Return the number of rows of a variable with rows: the rank's, and that of all ranks."""

@@ -64,12 +64,9 @@ def _elemwise_of_rows(division, node, values):
     exact = any(value.exact for value in values if value.kind == ROWS)
     new = []
     for each, value in _pairs(node, values):
-        if value.kind == ROWS:
-            new.append(value.variable)
-            continue
-        if not each.broadcastable[axis]:
-            division.refuse(node, f"rows and {each}, which has a fixed number of rows")
-        new.append(value.variable if value.kind == SAME else division.same(each))
+        if value.kind != ROWS:
+            division.refuse_length(node, each, axis)
+        new.append(value.variable if value.kind in (ROWS, SAME) else division.same(each))
     return division.apply(node, new, ROWS, axis, exact)
 
 
@@ -155,11 +152,7 @@ def _first_as_it_is(division, node):
     value = division.of(node.inputs[0])
     if isinstance(node.op, Rebroadcast) and node.op.axis.get(value.axis) and value.kind == ROWS:
         division.refuse(node)
-    rest = []
-    for each in node.inputs[1:]:
-        of_each = division.of(each)
-        is_mine = of_each.kind in (ROWS, POSITIONS)
-        rest.append(of_each.variable if is_mine else division.same(each))
+    rest = [division.given(each, ROWS, POSITIONS) for each in node.inputs[1:]]
     [new] = division.apply(node, [value.variable, *rest])
     total = None
     if value.total is not None:

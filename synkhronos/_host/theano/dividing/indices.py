@@ -101,17 +101,20 @@ def _inc_subtensor(division, node):
     axis = _axis_after(division, node, x.axis)
     n_ints = sum(not isinstance(each, slice) for each in node.op.idx_list)
     place = axis - (node.inputs[0].ndim - n_ints - node.inputs[1].ndim)
-    if y.kind == ROWS:
-        if y.axis != place:
-            division.refuse(node, "rows that lie along different axes")
-        new = y.variable
-    else:
-        new = division.same(node.inputs[1])
-        if place >= 0 and not new.broadcastable[place]:
-            division.refuse(node, f"rows and {node.inputs[1]}, which has a fixed number of rows")
+    new = _placed(division, node, y, place)
     division.keep_equal(node.inputs[:2])
     rest = [division.same(each) for each in node.inputs[2:]]
     return division.apply(node, [x.variable, new, *rest], ROWS, x.axis, x.exact)
+
+
+def _placed(division, node, y, place):
+    """Return what is written to an array with rows, if its own axis of rows is `place`."""
+    new = division.given(node.inputs[1], ROWS)
+    if y.kind != ROWS:
+        division.refuse_length(node, node.inputs[1], place)
+    elif y.axis != place:
+        division.refuse(node, "rows that lie along different axes")
+    return new
 
 
 def _add_to(division, node, x, y, is_linear):
@@ -150,9 +153,8 @@ def _take_items(division, node):
         return division.unruled(node)
     axis = _axis_of_indices(division, node, x, indices, values)
     division.keep_equal(node.inputs)
-    new = [v.variable if v.kind in (ROWS, POSITIONS) else division.same(i) for i, v in
-           zip(indices, values)]  # fmt: skip
-    whole = x.variable if x.kind == ROWS else division.same(node.inputs[0])
+    new = [division.given(each, ROWS, POSITIONS) for each in indices]
+    whole = division.given(node.inputs[0], ROWS)
     exact = x.exact or any(value.exact for value in values)
     return division.apply(node, [whole, *new], ROWS, axis, exact)
 
@@ -175,8 +177,8 @@ def _axis_of_indices(division, node, x, indices, values):
     [axis] = axes
     for each, value in pairs:
         place = axis - (ndim - each.ndim)
-        if value.kind != ROWS and place >= 0 and not each.broadcastable[place]:
-            division.refuse(node, f"rows and {each}, which has a fixed number of rows")
+        if value.kind != ROWS:
+            division.refuse_length(node, each, place)
     return axis
 
 
@@ -188,15 +190,10 @@ def _add_to_items(division, node):
     indices = node.inputs[2:]
     axis = _axis_of_indices(division, node, x, indices, values)
     division.keep_equal(node.inputs)
-    new = [v.variable if v.kind in (ROWS, POSITIONS) else division.same(i) for i, v in
-           zip(indices, values)]  # fmt: skip
+    new = [division.given(each, ROWS, POSITIONS) for each in indices]
     ndim = max(each.ndim for each in indices) + node.inputs[0].ndim - len(indices)
     place = axis - (ndim - node.inputs[1].ndim)
-    if y.kind == ROWS and y.axis != place:
-        division.refuse(node, "rows that lie along different axes")
-    added = y.variable if y.kind == ROWS else division.same(node.inputs[1])
-    if y.kind != ROWS and place >= 0 and not added.broadcastable[place]:
-        division.refuse(node, f"rows and {node.inputs[1]}, which has a fixed number of rows")
+    added = _placed(division, node, y, place)
     if x.kind == ROWS:
         return division.apply(node, [x.variable, added, *new], ROWS, 0, x.exact)
     if node.op.set_instead_of_inc:
