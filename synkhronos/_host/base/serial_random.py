@@ -154,7 +154,8 @@ def _rebuilt(expressions, scattered):
         _refuse_draws_inside(node)
         inputs = [new.get(v, v) for v in node.inputs]
         if isinstance(node.op, DRAWS):
-            if own.are_drawn_by(node):
+            if own.draws_one_item_per_row(node):
+                own.remember(node.outputs[1])
                 size, inputs[1] = inputs[1], WholeSize()(inputs[1])
                 state, numbers = node.clone_with_new_inputs(inputs).outputs
                 new.update(zip(node.outputs, [state, OwnRows()(numbers, size)]))
@@ -201,8 +202,12 @@ class _OwnVariables:
         if self._moves_rows(node) or self._moved.intersection(node.inputs):
             self._moved.update(node.outputs)
 
-    def are_drawn_by(self, node):
-        """Return whether axis 0 of the numbers that a node draws is the rows; if so, note them.
+    def remember(self, numbers):
+        """Add random numbers, of which each rank takes its rows."""
+        self._own.add(numbers)
+
+    def draws_one_item_per_row(self, node):
+        """Return whether axis 0 of the numbers that a node draws is the rows.
 
         Raises ``ValueError`` if that is unclear, or if the ranks would draw other numbers.
         """
@@ -223,7 +228,6 @@ class _OwnVariables:
                 f"rows of random numbers only if axis 0 of their size is x.shape[0] of an input, "
                 f"{SIZES}"
             )
-        self._own.add(node.outputs[1])
         return True
 
     def axis_of(self, length):

@@ -1,6 +1,6 @@
 """Operations that push to a parameter server and wait for it, while a function computes.
 
-`push_order` shows the order in which they are computed, and says what their ports are. A token is a
+`node_order` shows the order in which they are computed, and says what their ports are. A token is a
 number that means nothing.
 """
 
@@ -28,7 +28,7 @@ from synkhronos._host.base.library import (
     tensor,
     tensor_type,
 )
-from synkhronos._host.base.push_order import InOrder, in_push_order
+from synkhronos._host.base.node_order import InOrder, in_push_order
 from synkhronos._host.base.rewriting import including
 from synkhronos._host.base.updates import updates_by_default
 

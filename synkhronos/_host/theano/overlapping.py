@@ -25,7 +25,7 @@ from theano.tensor import TensorType
 from theano.tensor.elemwise import Elemwise
 
 from synkhronos._host.base.calls import current_call
-from synkhronos._host.base.push_order import InOrder
+from synkhronos._host.base.node_order import InOrder, n_needed, owners
 from synkhronos._host.theano.graph import AllReduce
 
 BUCKET_BYTES = 1 << 20
@@ -139,33 +139,18 @@ class Overlap(gof.Optimizer):
 
 def _buckets(fgraph, node):
     """Return lists of positions among the inputs of an AllReduce, in the order of computation."""
-    needed = _needed(fgraph)
-
-    def n_needed(position):
-        owner = node.inputs[position].owner
-        return 0 if owner is None else bin(needed[owner]).count("1")
-
+    count = n_needed(fgraph.toposort(), owners)
     # Whatever needs fewer operations can be computed first: in a network, the last layers.
     buckets, room = [], 0
-    for position in sorted(range(len(node.inputs)), key=lambda i: (n_needed(i), i)):
+    for position in sorted(
+        range(len(node.inputs)), key=lambda i: (count.get(node.inputs[i].owner, 0), i)
+    ):
         if room <= 0:
             buckets.append([])
             room = BUCKET_BYTES
         buckets[-1].append(position)
         room -= _expected_bytes(node.outputs[position])
     return buckets
-
-
-def _needed(fgraph):
-    """Return, for each node, the set of nodes that it needs, itself included: bits of a number."""
-    needed = {}
-    for number, node in enumerate(fgraph.toposort()):
-        own = 1 << number
-        for x in node.inputs:
-            if x.owner is not None:
-                own |= needed[x.owner]
-        needed[node] = own
-    return needed
 
 
 def _expected_bytes(gradient):

@@ -96,8 +96,8 @@ def divide(inputs, outputs, updates, givens, no_default_updates) -> Divided:
 
 
 def _divide(inputs, scattered, wanted, n_outputs, targets):
-    # A part that something needs whole is reduced at once, so that all that follows uses the
-    # reduced one. Which parts these are shows at the end, and each attempt finds more.
+    # Repeat until nothing changes: each pass finds partial sums that a later operation needs
+    # reduced.
     needed = set()
     while True:
         division = _Division(inputs, scattered, needed)

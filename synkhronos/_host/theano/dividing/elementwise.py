@@ -97,7 +97,7 @@ def _is_linear(op, node, values):
         return all(parts)
     if isinstance(op, scalar.Mul):
         factors = [each for each, part in zip(node.inputs, parts) if not part]
-        return sum(parts) == 1 and all(map(_is_finite, factors))
+        return sum(parts) == 1 and all(map(_is_safe_factor, factors))
     if isinstance(op, scalar.TrueDiv):
         return parts == [True, False] and _is_divisor(*node.inputs)
     if isinstance(op, scalar.Second):
@@ -105,7 +105,7 @@ def _is_linear(op, node, values):
     return False
 
 
-def _is_finite(variable):
+def _is_safe_factor(variable):
     """Return whether the graph says that numbers are finite and not 0: constants and lengths.
 
     Others are no factors of parts: infinite parts with different signs add up to NaN.
@@ -118,21 +118,23 @@ def _is_finite(variable):
     if isinstance(op, (Shape, Shape_i)):
         return True
     if isinstance(op, elemwise.Elemwise):
-        return isinstance(op.scalar_op, (scalar.Cast, scalar.Mul)) and all(map(_is_finite, inputs))
+        return isinstance(op.scalar_op, (scalar.Cast, scalar.Mul)) and all(
+            map(_is_safe_factor, inputs)
+        )
     if isinstance(op, opt.MakeVector):
-        return all(map(_is_finite, inputs))
+        return all(map(_is_safe_factor, inputs))
     is_same = isinstance(op, (elemwise.DimShuffle, elemwise.Prod, subtensor.Subtensor))
     is_same = is_same or isinstance(op, (basic.TensorFromScalar, basic.ScalarFromTensor))
-    return is_same and _is_finite(inputs[0])
+    return is_same and _is_safe_factor(inputs[0])
 
 
 def _is_divisor(number, length):
     """Return whether a number is 0 wherever a length is, which it is divided by: as for means."""
     if isinstance(length, Constant):
-        return _is_finite(length)
+        return _is_safe_factor(length)
     found = ancestors([length])
     measured = {each.owner.inputs[0] for each in found if _is_shape(each.owner)}
-    return _is_finite(length) and measured <= {*ancestors([number])}
+    return _is_safe_factor(length) and measured <= {*ancestors([number])}
 
 
 def _is_shape(node):

@@ -1,4 +1,4 @@
-"""The order of operations that push to a parameter server, and wait for it, while others compute.
+"""Orders of the nodes of a graph: as a constraint on it, and that of pushes to a parameter server.
 
     Await 0 ──▶ new W0 ──▶ layer 0 ─┐                         ┌─▶ gradient of W0 ──▶ Push 0
                      Await 1 ──▶ new W1 ──▶ layer 1 ──▶ loss ─┴─▶ gradient of W1 ──▶ Push 1
@@ -42,17 +42,13 @@ def in_push_order(nodes, before, push, wait):
         operation that comes before it.
     """
     place = {node: number for number, node in enumerate(nodes)}
-    needed, last_wait = {}, {}
+    count, last_wait = n_needed(nodes, before), {}
     for node in nodes:
         own = node.op.port.position if isinstance(node.op, wait) else -np.inf
-        needed[node] = 1 << place[node]  # the bits of all nodes that it needs
-        for each in before(node):
-            needed[node] |= needed[each]
-            own = max(own, last_wait[each])
-        last_wait[node] = own
+        last_wait[node] = max([own, *(last_wait[each] for each in before(node))])
     # What needs the fewest operations can be pushed first: in a network, the last layers.
     pushes = [node for node in nodes if isinstance(node.op, push)]
-    pushes.sort(key=lambda node: (bin(needed[node]).count("1"), place[node]))
+    pushes.sort(key=lambda node: (count[node], place[node]))
     arranged = {}  # as a set that keeps its order
     for push_node in pushes:
         stack = [(push_node, False)]
@@ -70,6 +66,21 @@ def in_push_order(nodes, before, push, wait):
             new.sort(key=lambda each: (each is token, last_wait[each], place[each]), reverse=True)
             stack += [(each, False) for each in new]
     return [*arranged, *(node for node in nodes if node not in arranged)]
+
+
+def n_needed(nodes, before):
+    """Return, for each node, how many nodes it needs, itself included; arguments as above."""
+    needed = {}
+    for number, node in enumerate(nodes):
+        needed[node] = 1 << number  # the bits of all nodes that it needs
+        for each in before(node):
+            needed[node] |= needed[each]
+    return {node: bin(bits).count("1") for node, bits in needed.items()}
+
+
+def owners(node):
+    """Return the nodes that compute the inputs of a node."""
+    return [x.owner for x in node.inputs if x.owner is not None]
 
 
 class InOrder(Feature):
@@ -100,7 +111,7 @@ class InOrder(Feature):
         nodes = sorted_nodes(fgraph, dict(others))
 
         def before(node):
-            return [x.owner for x in node.inputs if x.owner is not None] + others.get(node, [])
+            return owners(node) + others.get(node, [])
 
         chain = self.arranged(nodes, before)
         return collections.OrderedDict(
