@@ -9,7 +9,7 @@ from support.layouts import ON_DEVICES, Layout
 from theano.compile.nanguardmode import NanGuardMode
 
 import synkhronos as synk
-from synkhronos._host.theano import graph
+from synkhronos._host.theano import graph, lending
 from synkhronos.extensions import rules, train
 
 pytestmark = [
@@ -66,7 +66,7 @@ def test_training_is_serial_training(ranks, rule, dtype):
     inputs, own, loss = network(dtype)
     serial = theano.function(inputs, loss, updates=rule(loss, own, 0.05))
     [reduction] = nodes(step, graph.AllReduce)
-    assert len(nodes(step, graph.Landing)) == 2 and sum(reduction.op.lent) >= 4
+    assert len(nodes(step, lending.Landing)) == 2 and sum(reduction.op.lent) >= 4
     tolerance = 1e-9 if dtype == "float64" else 2e-3
     for n, num_slices in [(40, 1), (41, 1), (41, 3), (ranks.n - 1, 1), (2 * ranks.n, 2), (64, 1)]:
         if rule is rules.adam:
@@ -114,7 +114,7 @@ def test_arrays_that_change_their_shapes(ranks):
     x, y, z = T.dmatrix("x"), T.dmatrix("y"), T.dmatrix("z")
     one, two = (synk.ops.all_reduce(T.dot(a.T, b), "sum") for a, b in ((x, y), (x, z)))
     f = synk.function([x, y, z], [(T.sqr(one).sum(), None), (T.sqr(two).sum(), None)])
-    assert len(nodes(f, graph.Landing)) == 2
+    assert len(nodes(f, lending.Landing)) == 2
     for widths in [(200, 300), (200, 100), (200, 300), (90, 300), (10, 3), (300, 200)]:
         a = RANDOM.randn(2 * ranks.n + 1, 150)
         b, c = (RANDOM.randn(len(a), width) for width in widths)
@@ -166,7 +166,7 @@ def test_modes_that_check_values(ranks):
     step = train.make_train_step(inputs, loss, params, rules.sgd, 0.05, options={"mode": guard})
     for n in (8, 9, 8):
         step(*rows(n))
-    assert nodes(step, graph.Landing)
+    assert nodes(step, lending.Landing)
 
 
 @pytest.mark.slow("compiles graphs with several all-reduces")

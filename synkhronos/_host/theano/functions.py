@@ -5,7 +5,7 @@ import theano
 from synkhronos._host.base.deep_graphs import compiling_deep
 from synkhronos._host.base.functions import computed_by, release_arguments
 from synkhronos._host.base.updates import default_updates
-from synkhronos._host.theano import portable, printing, rewriting
+from synkhronos._host.theano import modes, portable, printing
 from synkhronos._host.theano.faster import switch
 from synkhronos._machine.deep_recursion import recurses_deep
 
@@ -16,7 +16,7 @@ printing.put_ranks_in_front()
 def compile_function(inputs, outputs, **kwargs):
     """Return a compiled Theano function that takes checked arrays and returns a list."""
     computed = computed_by(outputs, **kwargs)
-    kwargs["mode"] = rewriting.mode_for(computed, kwargs.get("mode"))
+    kwargs["mode"] = modes.mode_for(computed, kwargs.get("mode"))
     function = compiling_deep(theano.function, computed)(inputs, outputs, **kwargs)
     function.trust_input = True
     return function

@@ -1,9 +1,6 @@
-"""All-reduce as an operation of a Theano graph, also of arrays on devices and in shared memory."""
+"""All-reduce as an operation of a Theano graph, also of arrays on devices."""
 
-import numpy as np
 from theano import gof
-from theano.tensor import TensorType
-from theano.tensor.type import values_eq_approx_always_true
 
 from synkhronos._host.base import graph
 from synkhronos._host.base.calls import current_call
@@ -14,7 +11,7 @@ class AllReduce(graph.AllReduce):
     """Reduces each input over the ranks; outside of a call, the identity.
 
     Outputs that are `lent` stay in the memory where the ranks reduce them, valid until the next
-    run: see `rewriting`.
+    run: see `lending`.
     """
 
     __props__ = (*graph.AllReduce.__props__, "lent")
@@ -53,37 +50,3 @@ class AllReduce(graph.AllReduce):
 
 
 all_reduce = AllReduce.of
-
-
-class Landing(gof.Op):
-    """An array, of any contents, for a product of matrices, in shared memory if possible.
-
-    `position` is the position of the product among the inputs of the AllReduce; `bucket` is the
-    number of its bucket, if there are several.
-    """
-
-    __props__ = ("position", "bucket")
-
-    def __init__(self, position, bucket=None):
-        self.position, self.bucket = position, bucket
-
-    def make_node(self, x, y):
-        """Return the node, for the product of two matrices."""
-        output = TensorType(x.dtype, (False, False))()
-        # As in Theano's AllocEmpty: the contents are arbitrary, so Theano's checks skip them.
-        output.tag.nan_guard_mode_check = False
-        output.tag.values_eq_approx = values_eq_approx_always_true
-        output.type.filter_checks_isfinite = False
-        return gof.Apply(self, [x, y], [output])
-
-    def perform(self, node, inputs, output_storage):
-        """Store an array in the running call's shared memory; without one, a plain array."""
-        x, y = inputs
-        shape, call, place = (x.shape[0], y.shape[1]), current_call(), None
-        if call is not None:
-            place = call.landing_place(self.position, shape, x.dtype, self.bucket)
-        output_storage[0][0] = np.empty(shape, x.dtype) if place is None else place
-
-    def infer_shape(self, node, shapes):
-        """Return the shape of the product."""
-        return [(shapes[0][0], shapes[1][1])]

@@ -22,10 +22,10 @@ from synkhronos._host.theano.dividing import CannotDivide, divide
 from synkhronos._host.theano.functions import compile_function, expression_of, run
 from synkhronos._host.theano.graph import all_reduce
 from synkhronos._host.theano.intercepting import CompiledFunction, intercept
+from synkhronos._host.theano.modes import open_device
 from synkhronos._host.theano.overlapping import overlap_reductions
 from synkhronos._host.theano.pickling import dump, load
 from synkhronos._host.theano.random_numbers import spread_random_state
-from synkhronos._host.theano.rewriting import open_device
 from synkhronos._host.theano.sparse import decomposed, sparse_parts
 from synkhronos._host.theano.specifications import read_input, tuple_forms
 from synkhronos._host.theano.variables import (

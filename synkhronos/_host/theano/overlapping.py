@@ -7,8 +7,8 @@
 
 The AllReduce of all gradients is divided into buckets of about 1 MB, in the order in which the
 gradients can be computed. Theano's own order of nodes would compute many of them late, so
-`_InOrder` gives the graph the order that the picture shows. The ranks run one compiled graph, so
-they begin the buckets in the same order.
+`_BucketsInOrder` gives the graph the order that the picture shows. The ranks run one compiled
+graph, so they begin the buckets in the same order.
 
 References
 ----------
@@ -18,6 +18,7 @@ section 3.2: buckets of gradients, and their order.
 
 import numpy as np
 from theano import gof
+from theano.compile.mode import optdb
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.type import generic
 from theano.ifelse import IfElse
@@ -27,6 +28,7 @@ from theano.tensor.elemwise import Elemwise
 from synkhronos._host.base.calls import current_call
 from synkhronos._host.base.node_order import InOrder, n_needed, owners
 from synkhronos._host.theano.graph import AllReduce
+from synkhronos._host.theano.lending import land, may_be_lent
 
 BUCKET_BYTES = 1 << 20
 _UNKNOWN_BYTES = 1 << 20  # of a matrix whose size is not known before it is computed
@@ -83,17 +85,8 @@ class End(AllReduce):
         self.bucket = bucket
 
 
-class Overlap(gof.Optimizer):
-    """Divides the AllReduce of a function, if it is the only one, into buckets.
-
-    Parameters
-    ----------
-    may_be_lent, land : callable
-        Of `rewriting`.
-    """
-
-    def __init__(self, may_be_lent, land):
-        self._may_be_lent, self._land = may_be_lent, land
+class _Overlap(gof.Optimizer):
+    """Divides the AllReduce of a function, if it is the only one, into buckets."""
 
     def add_requirements(self, fgraph):
         fgraph.attach_feature(gof.toolbox.ReplaceValidate())
@@ -115,13 +108,12 @@ class Overlap(gof.Optimizer):
         op, pairs, tie = node.op, [], gof.Constant(generic, None)
         # All ranks of a machine get one array: an operation that destroys it gets a copy.
         lent = [
-            self._may_be_lent(output) and not fgraph.has_destroyers([output])
-            for output in node.outputs
+            may_be_lent(output) and not fgraph.has_destroyers([output]) for output in node.outputs
         ]
         for number, bucket in enumerate(buckets):
             ops = tuple(op.ops[i] for i in bucket)
             arrays = [
-                self._land(node.inputs[i], at, number) if lent[i] else node.inputs[i]
+                land(node.inputs[i], at, number) if lent[i] else node.inputs[i]
                 for at, i in enumerate(bucket)
             ]
             *begun, tie = Begin(ops, number)(*arrays, tie, return_list=True)
@@ -198,3 +190,7 @@ class _BucketsInOrder(InOrder):
         rest = [node for node in nodes if node not in ordered]
         ordered.update(dict.fromkeys(sorted(rest, key=ended.__getitem__)))
         return list(ordered)
+
+
+# After all optimizations that work in place, and before `lending`.
+optdb.register("synkhronos_overlap", _Overlap(), 199, "synkhronos")

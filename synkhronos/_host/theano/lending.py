@@ -1,4 +1,4 @@
-"""Optimizations of the graphs of ranks that all-reduce, beside those of `base.rewriting`.
+"""Reductions in shared memory: results that are lent, and products that land there.
 
     fused, in place    Dot22 ──▶ an array ──▶ AllReduce of all  ──▶ Elemwise
                                      └─copy─▶ shared memory ─copy─┘
@@ -13,14 +13,46 @@ next reduction is that of the same node.
 
 import numpy as np
 from theano import gof
-from theano.compile import mode as modes
+from theano.compile.mode import optdb
 from theano.tensor import TensorType, blas, constant
+from theano.tensor.type import values_eq_approx_always_true
 
-from synkhronos._host.base.rewriting import with_fused_reductions
-from synkhronos._host.theano import devices
-from synkhronos._host.theano.faster import switch
-from synkhronos._host.theano.graph import AllReduce, Landing
-from synkhronos._host.theano.overlapping import Overlap
+from synkhronos._host.base.calls import current_call
+from synkhronos._host.theano.graph import AllReduce
+
+
+class Landing(gof.Op):
+    """An array, of any contents, for a product of matrices, in shared memory if possible.
+
+    `position` is the position of the product among the inputs of the AllReduce; `bucket` is the
+    number of its bucket, if there are several.
+    """
+
+    __props__ = ("position", "bucket")
+
+    def __init__(self, position, bucket=None):
+        self.position, self.bucket = position, bucket
+
+    def make_node(self, x, y):
+        """Return the node, for the product of two matrices."""
+        output = TensorType(x.dtype, (False, False))()
+        # As in Theano's AllocEmpty: the contents are arbitrary, so Theano's checks skip them.
+        output.tag.nan_guard_mode_check = False
+        output.tag.values_eq_approx = values_eq_approx_always_true
+        output.type.filter_checks_isfinite = False
+        return gof.Apply(self, [x, y], [output])
+
+    def perform(self, node, inputs, output_storage):
+        """Store an array in the running call's shared memory; without one, a plain array."""
+        x, y = inputs
+        shape, call, place = (x.shape[0], y.shape[1]), current_call(), None
+        if call is not None:
+            place = call.landing_place(self.position, shape, x.dtype, self.bucket)
+        output_storage[0][0] = np.empty(shape, x.dtype) if place is None else place
+
+    def infer_shape(self, node, shapes):
+        """Return the shape of the product."""
+        return [(shapes[0][0], shapes[1][1])]
 
 
 class _Lend(gof.Optimizer):
@@ -76,38 +108,4 @@ def land(x, position, bucket=None):
 
 
 # After all optimizations that work in place. A function that overlaps has nothing left to lend.
-modes.optdb.register("synkhronos_overlap", Overlap(may_be_lent, land), 199, "synkhronos")
-modes.optdb.register("synkhronos_lend", _Lend(), 200, "synkhronos")
-
-
-def open_device(device: str, rank: int, threads: int) -> None:
-    """Open the device of this rank, and let Theano's backend move AllReduces to it."""
-    devices.open_device(device, rank, threads)
-    _lift_all_reduces()
-
-
-def _lift_all_reduces():
-    from theano.gpuarray import opt
-    from theano.gpuarray.basic_ops import as_gpuarray_variable
-
-    @opt.register_opt("fast_compile")
-    @opt.op_lifter([AllReduce])
-    @opt.register_opt2([AllReduce], "fast_compile")
-    def local_gpua_all_reduce(op, context_name, inputs, outputs):
-        return op(*[as_gpuarray_variable(x, context_name) for x in inputs], return_list=True)
-
-
-def mode_for(outputs, mode):
-    """Return the mode to compile for ranks with.
-
-    It has the rewrites for CPUs if it compiles C code, and fuses all-reduces if there are any.
-
-    Raises ``TypeError`` for an AllReduce inside a scan: it can't be part of the chain.
-    """
-    mode = modes.get_mode(mode)
-    if devices.device_kind() == "cpu":
-        mode = switch.for_cpus(mode)
-    elif type(mode.linker) is gof.PerformLinker or not getattr(mode.linker, "c_thunks", True):
-        # A mode such as FAST_COMPILE runs Python code only; operations on devices have none.
-        mode = modes.Mode("vm", mode.provided_optimizer)
-    return with_fused_reductions(mode, outputs)
+optdb.register("synkhronos_lend", _Lend(), 200, "synkhronos")
