@@ -48,6 +48,14 @@ class Operation(gof.Op):
         """Return the directional derivatives of the outputs, None for those that have none."""
         return self.pushforward(inputs, None, eval_points)
 
+    def pullback(self, inputs, outputs, cotangents):
+        """Raise NotImplementedError, unless an operation has gradients."""
+        raise NotImplementedError(f"{self} has no gradient.")
+
+    def pushforward(self, inputs, outputs, tangents):
+        """Raise NotImplementedError, unless an operation has directional derivatives."""
+        raise NotImplementedError(f"{self} has no directional derivative.")
+
 
 def disconnected():
     """Return what stands for a gradient that is 0 because nothing is connected."""
