@@ -192,7 +192,7 @@ def _reduce(division, node):
     if value.kind != ROWS:
         return division.unruled(node)
     if value.axis not in axes:
-        axis = value.axis - sum(each < value.axis for each in axes)
+        axis = _axis_without(axes, value)
         return division.apply(node, [value.variable], ROWS, axis, value.exact)
     if isinstance(op, (scalar.Add, scalar.Mul)):
         return [_add_up(division, node, value)]
@@ -203,6 +203,11 @@ def _reduce(division, node):
             [mine] = division.apply(node, [value.variable])
             return [Value(_all_reduce(mine.variable, how))]
     return division.unruled(node)
+
+
+def _axis_without(axes, value):
+    """Return the axis of rows after other axes were reduced."""
+    return value.axis - sum(each < value.axis for each in axes)
 
 
 def _is_wider(dtype, other):
@@ -264,7 +269,7 @@ def _argmax(division, node):
     axes = [axes] if isinstance(axes, int) else list(axes)
     new = division.apply(node, [value.variable])
     if value.axis not in axes:
-        axis = value.axis - sum(each < value.axis for each in axes)
+        axis = _axis_without(axes, value)
         return [each._replace(kind=ROWS, axis=axis, exact=value.exact) for each in new]
     unknown = Value(None, UNKNOWN, reason="computes which row has the largest value")
     if len(new) == 1:

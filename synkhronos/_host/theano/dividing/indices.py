@@ -76,19 +76,14 @@ def _subtensor_of_shape(division, node, value):
         number is None and each is not None for number, each in zip(numbers, bounds)
     ):
         return division.unruled(node)
-    places = range(length)
-    chosen = places[slice(*numbers)] if isinstance(index, slice) else places[numbers[0]]
+    places, is_slice = range(length), isinstance(index, slice)
+    chosen = places[slice(*numbers)] if is_slice else [places[numbers[0]]]
     [mine] = division.apply(node, [value.variable, *node.inputs[1:]])
-    if not isinstance(index, slice):
-        if chosen != value.axis:
-            return [mine]
-        [total] = division.apply(node, [value.total, *node.inputs[1:]])
-        return [value._replace(variable=mine.variable, kind=LENGTH, axis=0, total=total.variable)]
     if value.axis not in chosen:
         return [mine]
     [total] = division.apply(node, [value.total, *node.inputs[1:]])
-    axis = chosen.index(value.axis)
-    return [value._replace(variable=mine.variable, axis=axis, total=total.variable)]
+    kind, axis = (SHAPE, chosen.index(value.axis)) if is_slice else (LENGTH, 0)
+    return [value._replace(variable=mine.variable, kind=kind, axis=axis, total=total.variable)]
 
 
 @rule(subtensor.IncSubtensor)
