@@ -101,7 +101,7 @@ def dump_with(pickler, settings, functions, known, new, values=None) -> bytes:
         What the reader gets in place of the new variables.
     """
     file, ids = io.BytesIO(), persistent_ids(known)
-    # They may refer to known ones.
+    # New variables may refer to known ones.
     pickler(file, ids).dump(new if values is None else values)
     ids.update(persistent_ids(new))
     with no_garbage_collection():
