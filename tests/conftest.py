@@ -36,7 +36,7 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("tests")
-COMPILE_MUCH = {"calls", "collectives", "docs", "ported", "stress", "training"}  # folders
+COMPILE_MUCH = {"calls", "collectives", "docs", "faster", "ported", "stress", "training"}  # folders
 # How `make test` begins to say which tests it leaves out: all others have further layouts.
 QUICK = "not (slow or thorough"
 # The first imports theanompi, which only ranks have; the second is Theano only on PyTensor; the

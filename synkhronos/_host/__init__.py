@@ -3,10 +3,10 @@
     from synkhronos import _host
     _host.peek(variable)             # calls the function of the host
 
-A host is a folder beside this file, with a module `host` that has every name in `NAMES`. Only the
-modules in these folders import Theano or PyTensor, and `extensions.pymc`, which is for PyTensor
-alone. Modules beside the folders hold what needs no library. `extensions` and `tools` build graphs
-with `library` and `tensor`.
+A host is a folder beside this file: its module `host` has the names in `NAMES` that `base.host` has
+not, and its module `library` what `base` needs to have the others. Only the modules in these
+folders import Theano or PyTensor, and `extensions.pymc`, which is for PyTensor alone. `extensions`
+and `tools` build graphs with `library` and `tensor`.
 
 Importing this package imports no host: the first use of a name does, and `choice` says which. From
 then on the process has this host.
@@ -140,7 +140,8 @@ def __getattr__(name: str) -> Any:
     if name not in NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     host = importlib.import_module(f"{__name__}.{choose()}.host")
-    globals().update({each: getattr(host, each) for each in NAMES})
+    found = {**vars(importlib.import_module(f"{__name__}.base.host")), **vars(host)}
+    globals().update({each: found[each] for each in NAMES})
     return globals()[name]
 
 

@@ -10,7 +10,7 @@ from synkhronos._host import tensor as T
 
 
 class Port:
-    """One key of the store, as the operations in a graph use it: see `_host.theano.storing`."""
+    """One key of the store, as the operations in a graph use it: see `_host.base.storing`."""
 
     def __init__(self, store, key, devid, position):
         self.key, self.position = key, position

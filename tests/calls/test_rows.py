@@ -186,6 +186,9 @@ def test_rows_that_can_not_be_divided_are_refused(data):
     sums, _ = theano.scan(lambda i: pictures[synk.rows(i, 2)].sum(), sequences=T.arange(3))
     with pytest.raises(ValueError, match="inside of a scan"):
         function([], sums.sum())
+    inner = theano.OpFromGraph([INDEX], [synk.rows(INDEX, 2)])  # each rank would take all rows
+    with pytest.raises(ValueError, match=r"inside of OpFromGraph.*Call it before"):
+        function([INDEX], pictures[inner(INDEX)].sum())
 
 
 def test_unused_inputs_are_refused_as_by_theano(data):

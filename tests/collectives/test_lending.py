@@ -9,7 +9,6 @@ from support.layouts import ON_DEVICES, Layout
 from theano.compile.nanguardmode import NanGuardMode
 
 import synkhronos as synk
-from synkhronos._host.theano import graph
 from synkhronos.extensions import rules, train
 
 pytestmark = [
@@ -46,9 +45,9 @@ def not_fused(compiled_if_thorough):
         yield
 
 
-def nodes(function, op):
+def nodes(function, name):
     graph = function._compiled.maker.fgraph
-    return [node for node in graph.apply_nodes if isinstance(node.op, op)]
+    return [node for node in graph.apply_nodes if type(node.op).__name__ == name]
 
 
 def rows(n, dtype="float64"):
@@ -65,8 +64,8 @@ def test_training_is_serial_training(ranks, rule, dtype):
     step = train.make_train_step(inputs, loss, params, rule, 0.05)
     inputs, own, loss = network(dtype)
     serial = theano.function(inputs, loss, updates=rule(loss, own, 0.05))
-    [reduction] = nodes(step, graph.AllReduce)
-    assert len(nodes(step, graph.Landing)) == 2 and sum(reduction.op.lent) >= 4
+    [reduction] = nodes(step, "AllReduce")
+    assert len(nodes(step, "Landing")) == 2 and sum(reduction.op.lent) >= 4
     tolerance = 1e-9 if dtype == "float64" else 2e-3
     for n, num_slices in [(40, 1), (41, 1), (41, 3), (ranks.n - 1, 1), (2 * ranks.n, 2), (64, 1)]:
         if rule is rules.adam:
@@ -93,7 +92,7 @@ def test_what_outlives_a_call_is_not_lent(ranks):
         [(products[0], None), (products[1].T, None), (products[4].sum(), None)],
         updates=[(kept, products[2]), (part, products[3][::-1])],
     )
-    [reduction] = nodes(f, graph.AllReduce)
+    [reduction] = nodes(f, "AllReduce")
     assert sum(reduction.op.lent) == 1  # the one that is summed
     first, second = (RANDOM.randn(2, 3 * ranks.n, WIDTH) for _ in range(2))
     expected = first[0].T @ first[1]
@@ -114,7 +113,7 @@ def test_arrays_that_change_their_shapes(ranks):
     x, y, z = T.dmatrix("x"), T.dmatrix("y"), T.dmatrix("z")
     one, two = (synk.ops.all_reduce(T.dot(a.T, b), "sum") for a, b in ((x, y), (x, z)))
     f = synk.function([x, y, z], [(T.sqr(one).sum(), None), (T.sqr(two).sum(), None)])
-    assert len(nodes(f, graph.Landing)) == 2
+    assert len(nodes(f, "Landing")) == 2
     for widths in [(200, 300), (200, 100), (200, 300), (90, 300), (10, 3), (300, 200)]:
         a = RANDOM.randn(2 * ranks.n + 1, 150)
         b, c = (RANDOM.randn(len(a), width) for width in widths)
@@ -166,7 +165,7 @@ def test_modes_that_check_values(ranks):
     step = train.make_train_step(inputs, loss, params, rules.sgd, 0.05, options={"mode": guard})
     for n in (8, 9, 8):
         step(*rows(n))
-    assert nodes(step, graph.Landing)
+    assert nodes(step, "Landing")
 
 
 @pytest.mark.slow("compiles graphs with several all-reduces")
@@ -177,8 +176,8 @@ def test_several_rounds(ranks):
     for _ in range(4):
         spread = T.tanh(synk.ops.all_reduce(spread, "sum") / (WIDTH * WIDTH * x.mean().clip(1, 1)))
     f = synk.function([x], [(spread, None)])
-    assert len(nodes(f, graph.AllReduce)) == 4
-    assert not any(any(node.op.lent) for node in nodes(f, graph.AllReduce))
+    assert len(nodes(f, "AllReduce")) == 4
+    assert not any(any(node.op.lent) for node in nodes(f, "AllReduce"))
     values = np.ones(ranks.n)
     expected = np.arange(float(WIDTH * WIDTH))
     for _ in range(4):

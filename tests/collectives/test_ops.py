@@ -1,7 +1,5 @@
 """All-reduce in a graph: training in one function, order, weights, errors. Against plain Theano."""
 
-import importlib
-
 import numpy as np
 import pytest
 import theano
@@ -13,8 +11,7 @@ from theano.ifelse import ifelse
 from theano.tensor import raw_random
 
 import synkhronos as synk
-
-graph = importlib.import_module(f"synkhronos._host.{host_library.NAME}.graph")
+from synkhronos._host.base import graph
 
 LAYOUTS = [*ALL, Layout(2, transport="mpi")]
 MODES = [None, "FAST_COMPILE", theano.Mode("py", None)]

@@ -1,16 +1,14 @@
 """Operations that push and wait in a graph: their order, and the memory that they push."""
 
-import importlib
-
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from support import compiling, host_library
+from support import compiling
 
-from synkhronos._host.updates import updates_by_default
+from synkhronos._host.base import storing
+from synkhronos._host.base.updates import updates_by_default
 
-storing = importlib.import_module(f"synkhronos._host.{host_library.NAME}.storing")
 NO_OPTIMIZER = theano.Mode(theano.gof.vm.VM_Linker(use_cloop=False, c_thunks=False), None)
 MODES = [compiling.IN_PYTHON, "FAST_COMPILE", NO_OPTIMIZER]
 

@@ -7,38 +7,21 @@ first call: first the master, then the workers, which find the code in numba's c
     master   compile_function ──▶ compile_now ──▶ dump ───▶ load ──▶ compile_now   worker
 """
 
-import functools
 import warnings
 
 import numpy as np
 import pytensor
-from pytensor.compile.mode import Mode, get_mode
-from pytensor.graph.basic import Variable, equal_computations
-from pytensor.graph.replace import clone_replace
+from pytensor.compile.mode import get_mode
 from pytensor.link.basic import JITLinker
 from pytensor.link.numba.linker import NumbaLinker
 
-from synkhronos._host.deep_graphs import compiling_deep
-from synkhronos._host.pytensor import rewriting
+from synkhronos._host.base.deep_graphs import compiling_deep
+from synkhronos._host.base.functions import computed_by, release_arguments
+from synkhronos._host.base.rewriting import with_fused_reductions
+from synkhronos._host.pytensor import rewriting  # noqa: F401 - it registers operations for numba
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
-
-__all__ = ["Mode"]
-
-
-def float_dtype() -> str:
-    """Return PyTensor's floatX."""
-    return pytensor.config.floatX
-
-
-def is_mode(name) -> bool:
-    """Return whether PyTensor has a mode, or a linker, of this name."""
-    try:
-        get_mode(name)
-    except raised_here(Exception):  # of any kind
-        return False
-    return True
 
 
 def compile_function(inputs, outputs, **kwargs):
@@ -46,13 +29,9 @@ def compile_function(inputs, outputs, **kwargs):
 
     Raises ValueError for a mode whose arrays are not NumPy's.
     """
-    givens = kwargs.get("givens") or ()
-    pairs = [
-        *(kwargs.get("updates") or ()),
-        *(givens.items() if hasattr(givens, "items") else givens),
-    ]
-    computed = [*outputs, *(value for _, value in pairs if isinstance(value, Variable))]
-    kwargs["mode"] = rewriting.mode_for(computed, _checked(get_mode(kwargs.get("mode"))))
+    computed = computed_by(outputs, **kwargs)
+    mode = _checked(get_mode(kwargs.get("mode")))
+    kwargs["mode"] = with_fused_reductions(mode, computed)
     if not kwargs.get("no_default_updates"):
         kwargs.pop("no_default_updates", None)  # PyTensor warns of any value but None
     with warnings.catch_warnings():
@@ -108,62 +87,6 @@ def expression_of(function, inputs, outputs, updates, kwargs):
     raise RuntimeError("PyTensor has no ranks on devices; this is a mistake of Synkhronos.")
 
 
-def as_update(variable, value):
-    """Return the new value of an update as an expression of its shared variable's type."""
-    return variable.type.filter_variable(value, allow_convert=True)
-
-
-@recurses_deep
-def same_updates(one, other):
-    """Return whether two lists of (variable, its update) compute the same from their inputs.
-
-    Parameters
-    ----------
-    one, other : (list of input variables, list of pairs)
-    """
-    (inputs, pairs), (other_inputs, other_pairs) = one, other
-    given = [*inputs, *(variable for variable, _ in pairs)]
-    others = [*other_inputs, *(variable for variable, _ in other_pairs)]
-    if [each.type for each in given] != [each.type for each in others]:
-        return False
-    expressions = [as_update(variable, value) for variable, value in pairs]
-    other_expressions = [as_update(variable, value) for variable, value in other_pairs]
-    return equal_computations(expressions, other_expressions, given, others)
-
-
-def is_reusing_memory(function):
-    """Return whether a compiled function keeps memory of its results, and may write to it again."""
-    return not getattr(function.vm, "allow_gc", False)
-
-
-@recurses_deep
-def swapped(expressions, variables):
-    """Return expressions with variables, the keys of a dict, replaced; others stay as they are."""
-    found = [isinstance(each, Variable) for each in expressions]
-    new = iter(clone_replace([e for e, is_one in zip(expressions, found) if is_one], variables))
-    return [next(new) if is_one else each for each, is_one in zip(expressions, found)]
-
-
-def shared_variables(function):
-    """Return the shared variables that a compiled function uses or updates."""
-    return function.get_shared()
-
-
-def variables_read(function):
-    """Return the shared variables whose values a compiled function reads, not only replaces."""
-    fgraph = function.maker.fgraph
-    pairs = zip(function.maker.inputs, fgraph.inputs)
-    used = {given.variable for given, inner in pairs if fgraph.clients[inner]}
-    return [variable for variable in function.get_shared() if variable in used]
-
-
-def set_default_update(variable, expression):
-    """Give a shared variable an update in all functions that use it."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Setting default_update", DeprecationWarning)
-        variable.default_update = expression
-
-
 def run(function, arguments, output_subset=None):
     """Call a compiled function; return all outputs, or those that `output_subset` numbers.
 
@@ -180,16 +103,5 @@ def run(function, arguments, output_subset=None):
             return outputs
         return [outputs[index] for index in output_subset]
     except BaseException:
-        # PyTensor releases its arguments only after a call that did not raise.
-        for container in function.input_storage:
-            if container.required:
-                container.storage[0] = None
+        release_arguments(function)
         raise
-
-
-def caster(variable, strict, allow_downcast):
-    """Return a function that makes the array of a value that ``pytensor.function`` makes of it.
-
-    It raises the ``TypeError`` that ``pytensor.function`` raises.
-    """
-    return functools.partial(variable.type.filter, strict=strict, allow_downcast=allow_downcast)

@@ -1,27 +1,12 @@
 """All-reduce as an operation of a PyTensor graph.
 
-    grads ──▶ AllReduce, AllReduce, ... ──▶ updates           as the user writes it
-    grads ──▶ one AllReduce of all of them ──▶ updates        as it is compiled for ranks
-
-All ranks must reduce in the same order. The AllReduces of one level, between which no path leads,
-become one node, and each level has an input that was computed from the level before. So the nodes
-form a chain, and no schedule can run them in another order. In a node the reductions have the order
-in which they were made.
-
-`rewriting` gives numba's code operations of its own, which call `reduce_in_place`.
+`numba_operations` has operations of its own for numba's code, which call `reduce_in_place`.
 """
 
-import itertools
-
 import numpy as np
-from pytensor.gradient import DisconnectedType, disconnected_type, grad_undefined
-from pytensor.graph.basic import Apply
-from pytensor.graph.op import Op
-from pytensor.tensor import as_tensor_variable, dscalar
 
-from synkhronos._host.calls import current_call, current_weight
-
-_serials = itertools.count()
+from synkhronos._host.base import graph
+from synkhronos._host.base.calls import current_call
 
 
 def overlap_reductions(overlaps: bool) -> None:
@@ -38,32 +23,8 @@ def reduce_in_place(ops, *arrays):
         call.reduce(list(arrays), ops, list(arrays))
 
 
-class AllReduce(Op):
-    """Reduces each input over the ranks; outside of a call, the identity.
-
-    Each reduction has a serial number, which identifies it on all ranks.
-    """
-
-    __props__ = ("ops", "serials", "inplace")
-
-    def __init__(self, ops, serials, inplace=False):
-        self.ops, self.serials, self.inplace = ops, serials, inplace
-        if inplace:
-            self.destroy_map = {position: [position] for position in range(len(ops))}
-
-    def make_node(self, *inputs):
-        """Return the node; each output is of the type of its input."""
-        inputs = [as_tensor_variable(x) for x in inputs]
-        for x, op in zip(inputs, self.ops):
-            if op == "avg" and np.dtype(x.dtype).kind not in "fc":
-                raise TypeError(
-                    f"all_reduce can't average {x}, of dtype {x.dtype}: the result would not be of "
-                    "that type. Cast it, or use op='sum'."
-                )
-        return Apply(self, inputs, [x.type() for x in inputs])
-
-    def __str__(self):
-        return f"AllReduce{{{', '.join(self.ops)}}}"
+class AllReduce(graph.AllReduce):
+    """Reduces each input over the ranks; outside of a call, the identity."""
 
     def perform(self, node, inputs, output_storage):
         """Reduce with the other ranks."""
@@ -72,80 +33,5 @@ class AllReduce(Op):
         for storage, array in zip(output_storage, arrays):
             storage[0] = array
 
-    def do_constant_folding(self, fgraph, node):
-        """Return False: a reduction of constants is no constant, it depends on the ranks."""
-        return False
 
-    def infer_shape(self, node, shapes):
-        """Return the shapes of the inputs."""
-        return shapes
-
-    def connection_pattern(self, node):
-        """Return which input each output depends on: its own alone."""
-        everything = range(len(node.inputs))
-        return [[i == j for j in everything] for i in everything]
-
-    def pullback(self, inputs, outputs, cotangents):
-        """Return the all-reduced gradients: averaged for an average, summed for a sum."""
-        results = []
-        for position, (x, g, op) in enumerate(zip(inputs, cotangents, self.ops)):
-            if isinstance(g.type, DisconnectedType):
-                results.append(disconnected_type())
-            elif op in ("avg", "sum"):
-                results.append(all_reduce(g, op))
-            else:
-                results.append(grad_undefined(self, position, x, f"of an all_reduce with {op!r}"))
-        return results
-
-    def pushforward(self, inputs, outputs, tangents):
-        """Return the all-reduced directional derivatives: sums and averages are linear."""
-        if any(op not in ("avg", "sum") for op in self.ops):
-            raise NotImplementedError(f"all_reduce with {self.ops} has no directional derivative.")
-        return [
-            each if isinstance(each.type, DisconnectedType) else all_reduce(each, op)
-            for each, op in zip(tangents, self.ops)
-        ]
-
-
-def all_reduce(x, op):
-    """Return an AllReduce of one variable."""
-    return AllReduce((op,), (next(_serials),))(x)
-
-
-class RankOperation(Op):
-    """An operation whose result depends on the rank and the rows of all ranks."""
-
-    def do_constant_folding(self, fgraph, node):
-        """Return False: it is no constant, although it may have no inputs."""
-        return False
-
-
-class RankWeight(RankOperation):
-    """The weight of this rank, a number. The mean over the ranks is 1."""
-
-    __props__ = ()
-
-    def make_node(self):
-        """Return the node."""
-        return Apply(self, [], [dscalar()])
-
-    def perform(self, node, inputs, output_storage):
-        """Store the weight in the running call; outside of a call, 1."""
-        output_storage[0][0] = np.asarray(current_weight())
-
-    def infer_shape(self, node, shapes):
-        """Return an empty shape: it has no axes."""
-        return [()]
-
-
-def rank_weight():
-    """Return a RankWeight's output."""
-    return RankWeight()()
-
-
-def communicates(function) -> bool:
-    """Return whether a compiled function reduces over the ranks, or uses the ranks' rows."""
-    return any(
-        isinstance(node.op, (AllReduce, RankOperation))
-        for node in function.maker.fgraph.apply_nodes
-    )
+all_reduce = AllReduce.of

@@ -1,28 +1,10 @@
-"""PyTensor as the host library: each name that `synkhronos._host` lists."""
+"""PyTensor as the host library: the names that `synkhronos._host` lists and `base` has not."""
 
 import pytensor as library
 from numpy.random import Generator as RandomState
-from pytensor import tensor
 from pytensor.compile import Function as CompiledFunction
-from pytensor.compile import SharedVariable
-from pytensor.compile.mode import Mode
-from pytensor.graph.basic import Constant, Variable
 
-from synkhronos._host.calls import reducing
-from synkhronos._host.cells import (
-    borrows,
-    cell,
-    lend,
-    on_copies,
-    peek,
-    put,
-    read,
-    replace_object,
-    tell,
-    unwatch,
-    watch,
-)
-from synkhronos._host.draws import is_state_equal, keep_state_equal
+from synkhronos._host.base.specifications import read_input
 from synkhronos._host.pytensor.devices import (
     copy_from_device,
     copy_to_device,
@@ -40,66 +22,11 @@ from synkhronos._host.pytensor.devices import (
     to_host,
 )
 from synkhronos._host.pytensor.dividing import CannotDivide, divide, intercept
-from synkhronos._host.pytensor.functions import (
-    as_update,
-    caster,
-    compile_function,
-    expression_of,
-    float_dtype,
-    is_mode,
-    is_reusing_memory,
-    run,
-    same_updates,
-    set_default_update,
-    shared_variables,
-    swapped,
-    variables_read,
-)
-from synkhronos._host.pytensor.graph import (
-    all_reduce,
-    communicates,
-    overlap_reductions,
-    rank_weight,
-)
+from synkhronos._host.pytensor.functions import compile_function, expression_of, run
+from synkhronos._host.pytensor.graph import all_reduce, overlap_reductions
 from synkhronos._host.pytensor.pickling import dump, load
-from synkhronos._host.pytensor.random_numbers import (
-    spread_random_state,
-)
-from synkhronos._host.pytensor.rows import (
-    axes_of_rows,
-    compile_number,
-    row_numbers,
-    sliced_by_inputs,
-    without_row_numbers,
-)
-from synkhronos._host.pytensor.serial_random import draws_of_all_rows
-from synkhronos._host.pytensor.sparse import (
-    decomposed,
-    put_together,
-    sparse_format,
-    sparse_parts,
-    take_apart,
-)
-from synkhronos._host.pytensor.specifications import (
-    Function,
-    In,
-    Out,
-    is_kept,
-    keeper,
-    read_input,
-    read_output,
-    tuple_forms,
-)
-from synkhronos._host.pytensor.storing import (
-    awaited,
-    compile_pushing,
-    compiling,
-    is_computed_from,
-    leaves,
-    push,
-    shared_like,
-    substituted,
-)
+from synkhronos._host.pytensor.random_numbers import spread_random_state
+from synkhronos._host.pytensor.sparse import decomposed, sparse_parts
 from synkhronos._host.pytensor.variables import (
     cast_value,
     fix_axes,
@@ -114,14 +41,6 @@ from synkhronos._host.pytensor.variables import (
     shared_on_host,
     shared_zeros,
 )
-from synkhronos._host.repeating import is_repeatable
-from synkhronos._host.rows import numbers_of_rows
-from synkhronos._host.updates import (
-    default_updates,
-    destroyed_inputs,
-    updated_variables,
-    updates_by_default,
-    without_default_updates,
-)
 
 title = "PyTensor"
+tuple_forms = ""

@@ -21,10 +21,12 @@ from pytensor.link.numba.dispatch.basic import (
     register_funcify_and_cache_key,
 )
 
-from synkhronos._host.calls import current_weight
-from synkhronos._host.draws import drawn_rows
-from synkhronos._host.pytensor import graph, rows, serial_random, storing
-from synkhronos._host.rows import numbers_of_rows
+from synkhronos._host.base import graph as base_graph
+from synkhronos._host.base import rows, serial_random, storing
+from synkhronos._host.base.calls import current_weight
+from synkhronos._host.base.rows import numbers_of_rows
+from synkhronos._host.base.serial_random import drawn_rows
+from synkhronos._host.pytensor import graph
 
 _VERSION = 1  # to be raised with each change of the code below
 
@@ -33,7 +35,7 @@ class AllReduce(graph.AllReduce):
     """The AllReduce of a function that numba compiles."""
 
 
-class RankWeight(graph.RankWeight):
+class RankWeight(base_graph.RankWeight):
     """The RankWeight of a function that numba compiles."""
 
 

@@ -4,15 +4,13 @@ master   dump(functions)     a shared variable that the worker has: its id; a ne
 worker   load(data)          compiled functions: neither the rewrites nor the compilers run again
 """
 
-import io
 import pickle
 
 import pytensor
 from pytensor.compile import Function
 
-from synkhronos._host.pickles import Pickler, Unpickler, no_garbage_collection, persistent_ids
+from synkhronos._host.base.pickles import Pickler, dump_with, load_with
 from synkhronos._host.pytensor.functions import compile_now
-from synkhronos._machine.deep_recursion import recurses_deep
 
 
 class _Pickler(Pickler):
@@ -52,28 +50,14 @@ def _rebuild_function(nodes, maker, input_storage):
     return function
 
 
-@recurses_deep
 def dump(functions, known, new, portable=False) -> bytes:
     """Pickle functions, sending the variables of `known` as ids and those of `new` whole.
 
-    Parameters
-    ----------
-    functions : dict
-        Anything picklable -> (compiled function, anything picklable).
-    known, new : dict
-        Id -> shared variable.
-    portable : bool
-        False: PyTensor has no variables on devices.
+    `portable` is False: PyTensor has no variables on devices.
     """
     for function, _ in functions.values():
         compile_now(function)  # once, before all workers would compile it at the same time
-    file, ids = io.BytesIO(), persistent_ids(known)
-    # New variables are dumped whole. They may refer to known ones.
-    _Pickler(file, ids).dump(new)
-    ids.update(persistent_ids(new))
-    with no_garbage_collection():
-        _Pickler(file, ids).dump(functions)
-    return pickle.dumps(_settings()) + file.getvalue()
+    return dump_with(_Pickler, _settings(), functions, known, new)
 
 
 def _settings():
@@ -94,20 +78,15 @@ def _set_config(values):
             setattr(pytensor.config, name, value)
 
 
-@recurses_deep
 def load(data, variables):
     """Undo `dump`: add the new variables to `variables`, and return the functions and their ids."""
-    file = io.BytesIO(data)
-    _set_config(pickle.load(file))
-    with no_garbage_collection():
-        new = Unpickler(file, variables).load()
-        variables.update(new)
-        try:
-            functions = Unpickler(file, variables).load()
-        except BaseException:
-            for key in new:  # the master sends them again, with new keys
-                del variables[key]
-            raise
-    for function, _ in functions.values():
-        compile_now(function)
-    return functions, tuple(new)
+    return load_with(_set_config, _as_sent, _compiled, data, variables)
+
+
+def _as_sent(variable, variables):
+    return variable
+
+
+def _compiled(function):
+    compile_now(function)
+    return function

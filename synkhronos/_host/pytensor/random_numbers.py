@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.random import Generator, SeedSequence
 
-from synkhronos._host.cells import peek, replace_object
-from synkhronos._host.draws import is_state_equal
+from synkhronos._host.base.cells import peek, replace_object
+from synkhronos._host.base.serial_random import is_state_equal
 from synkhronos._host.pytensor.variables import is_random_state
 
 

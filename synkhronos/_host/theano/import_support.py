@@ -94,6 +94,7 @@ def mend_lock(compilelock):
     other, and a process that ends would remove a lock that another has just made: here the system
     lets one process at a time deal with it, and no process removes a lock without its own name.
     """
+    import os
     import time
 
     original_lock, original_unlock = compilelock.lock, compilelock.Unlocker.unlock
@@ -109,7 +110,9 @@ def mend_lock(compilelock):
         end_turn()
         try:
             turns.extend(_open_turn(tmp_dir))
-            while (_is_held(tmp_dir) or not all(map(_take_turn, turns))) and time.monotonic() < end:
+            while time.monotonic() < end and not (
+                _owner(tmp_dir) in (None, os.getpid()) and all(map(_take_turn, turns))
+            ):
                 time.sleep(0.02)
             if time.monotonic() < end:  # free now, but a process without turns may take it first
                 kwargs = {"min_wait": 0.02, "max_wait": 0.05, "verbosity": 0, **kwargs}
@@ -122,7 +125,7 @@ def mend_lock(compilelock):
         if force:
             original_unlock(self, force)
             return
-        if _is_own(self.tmp_dir):
+        if _owner(self.tmp_dir) == os.getpid():
             original_unlock(self)
         end_turn()
 
@@ -153,33 +156,16 @@ def _take_turn(turn):
 
 
 def _owner(tmp_dir):
-    """Return the id of the owner of a lock; raise OSError or ValueError where there is none."""
-    import os
-
-    with open(os.path.join(tmp_dir, "lock")) as file:
-        return int(file.read().split("_")[0])
-
-
-def _is_held(tmp_dir):
-    """Return whether another running process of this machine holds the lock."""
+    """Return the id of the running process that holds a lock, as its file says; else None."""
     import os
 
     try:
-        owner = _owner(tmp_dir)
+        with open(os.path.join(tmp_dir, "lock")) as file:
+            owner = int(file.read().split("_")[0])
         os.kill(owner, 0)
+        return owner
     except (OSError, ValueError):
-        return False
-    return owner != os.getpid()
-
-
-def _is_own(tmp_dir):
-    """Return whether this process holds the lock."""
-    import os
-
-    try:
-        return _owner(tmp_dir) == os.getpid()
-    except (OSError, ValueError):
-        return False
+        return None
 
 
 def restore_collections(module):

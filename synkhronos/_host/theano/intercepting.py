@@ -17,7 +17,7 @@ from theano.compile.function_module import Function as CompiledFunction
 from theano.compile.function_module import _pickle_Function
 from theano.compile.pfunc import pfunc
 
-from synkhronos._host.cells import tell
+from synkhronos._host.base.cells import tell
 from synkhronos._host.theano.variables import is_random_state
 
 _make = contextvars.ContextVar("synkhronos parallel", default=None)

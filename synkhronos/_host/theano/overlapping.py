@@ -7,8 +7,8 @@
 
 The AllReduce of all gradients is divided into buckets of about 1 MB, in the order in which the
 gradients can be computed. Theano's own order of nodes would compute many of them late, so
-`_InOrder` gives the graph the order that the picture shows. The ranks run one compiled graph, so
-they begin the buckets in the same order.
+`_BucketsInOrder` gives the graph the order that the picture shows. The ranks run one compiled
+graph, so they begin the buckets in the same order.
 
 References
 ----------
@@ -16,18 +16,19 @@ Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Train
 section 3.2: buckets of gradients, and their order.
 """
 
-import collections
-
 import numpy as np
 from theano import gof
+from theano.compile.mode import optdb
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.type import generic
 from theano.ifelse import IfElse
 from theano.tensor import TensorType
 from theano.tensor.elemwise import Elemwise
 
-from synkhronos._host.calls import current_call
+from synkhronos._host.base.calls import current_call
+from synkhronos._host.base.node_order import InOrder, n_needed, owners
 from synkhronos._host.theano.graph import AllReduce
+from synkhronos._host.theano.lending import land, may_be_lent
 
 BUCKET_BYTES = 1 << 20
 _UNKNOWN_BYTES = 1 << 20  # of a matrix whose size is not known before it is computed
@@ -84,17 +85,8 @@ class End(AllReduce):
         self.bucket = bucket
 
 
-class Overlap(gof.Optimizer):
-    """Divides the AllReduce of a function, if it is the only one, into buckets.
-
-    Parameters
-    ----------
-    may_be_lent, land : callable
-        Of `rewriting`.
-    """
-
-    def __init__(self, may_be_lent, land):
-        self._may_be_lent, self._land = may_be_lent, land
+class _Overlap(gof.Optimizer):
+    """Divides the AllReduce of a function, if it is the only one, into buckets."""
 
     def add_requirements(self, fgraph):
         fgraph.attach_feature(gof.toolbox.ReplaceValidate())
@@ -116,13 +108,12 @@ class Overlap(gof.Optimizer):
         op, pairs, tie = node.op, [], gof.Constant(generic, None)
         # All ranks of a machine get one array: an operation that destroys it gets a copy.
         lent = [
-            self._may_be_lent(output) and not fgraph.has_destroyers([output])
-            for output in node.outputs
+            may_be_lent(output) and not fgraph.has_destroyers([output]) for output in node.outputs
         ]
         for number, bucket in enumerate(buckets):
             ops = tuple(op.ops[i] for i in bucket)
             arrays = [
-                self._land(node.inputs[i], at, number) if lent[i] else node.inputs[i]
+                land(node.inputs[i], at, number) if lent[i] else node.inputs[i]
                 for at, i in enumerate(bucket)
             ]
             *begun, tie = Begin(ops, number)(*arrays, tie, return_list=True)
@@ -140,33 +131,18 @@ class Overlap(gof.Optimizer):
 
 def _buckets(fgraph, node):
     """Return lists of positions among the inputs of an AllReduce, in the order of computation."""
-    needed = _needed(fgraph)
-
-    def n_needed(position):
-        owner = node.inputs[position].owner
-        return 0 if owner is None else bin(needed[owner]).count("1")
-
+    count = n_needed(fgraph.toposort(), owners)
     # Whatever needs fewer operations can be computed first: in a network, the last layers.
     buckets, room = [], 0
-    for position in sorted(range(len(node.inputs)), key=lambda i: (n_needed(i), i)):
+    for position in sorted(
+        range(len(node.inputs)), key=lambda i: (count.get(node.inputs[i].owner, 0), i)
+    ):
         if room <= 0:
             buckets.append([])
             room = BUCKET_BYTES
         buckets[-1].append(position)
         room -= _expected_bytes(node.outputs[position])
     return buckets
-
-
-def _needed(fgraph):
-    """Return, for each node, the set of nodes that it needs, itself included: bits of a number."""
-    needed = {}
-    for number, node in enumerate(fgraph.toposort()):
-        own = 1 << number
-        for x in node.inputs:
-            if x.owner is not None:
-                own |= needed[x.owner]
-        needed[node] = own
-    return needed
 
 
 def _expected_bytes(gradient):
@@ -189,42 +165,6 @@ def _like(variable, depth):
         if found is not None:
             return found
     return None
-
-
-class InOrder:
-    """A constraint on a graph: nodes come in the order in which `arranged` returns them."""
-
-    def constrain(self, fgraph) -> None:
-        """Add the constraint, unless it contradicts others."""
-        fgraph.attach_feature(self)
-        try:
-            fgraph.toposort()
-        except ValueError:
-            fgraph.remove_feature(self)
-
-    def arranged(self, nodes, before):
-        """Return the nodes in another order in which each comes after those that it needs.
-
-        ``before(node)`` returns the nodes that it needs.
-        """
-        raise NotImplementedError
-
-    def orderings(self, fgraph):
-        """Return, for each node, the node before it."""
-        others = collections.defaultdict(list)
-        for feature in fgraph._features:
-            if feature is not self and hasattr(feature, "orderings"):
-                for node, before in feature.orderings(fgraph).items():
-                    others[node] += before
-        nodes = gof.graph.io_toposort(fgraph.inputs, fgraph.outputs, dict(others))
-
-        def before(node):
-            return [x.owner for x in node.inputs if x.owner is not None] + others.get(node, [])
-
-        chain = self.arranged(nodes, before)
-        return collections.OrderedDict(
-            (node, [previous]) for previous, node in zip(chain, chain[1:])
-        )
 
 
 class _BucketsInOrder(InOrder):
@@ -250,3 +190,7 @@ class _BucketsInOrder(InOrder):
         rest = [node for node in nodes if node not in ordered]
         ordered.update(dict.fromkeys(sorted(rest, key=ended.__getitem__)))
         return list(ordered)
+
+
+# After all optimizations that work in place, and before `lending`.
+optdb.register("synkhronos_overlap", _Overlap(), 199, "synkhronos")

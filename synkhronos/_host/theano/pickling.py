@@ -5,7 +5,6 @@ worker   load(data)          compiled functions: neither the optimizer nor the C
 """
 
 import functools
-import io
 import json
 import operator
 import pickle
@@ -20,11 +19,10 @@ from theano.tensor import raw_random
 from theano.tensor.opt import ShapeFeature
 from theano.tensor.raw_random import RandomStateType
 
-from synkhronos._host.pickles import Pickler, Unpickler, no_garbage_collection, persistent_ids
-from synkhronos._host.theano import compile_cache
+from synkhronos._host.base.pickles import Pickler, dump_with, load_with
+from synkhronos._host.theano.faster import compile_cache
 from synkhronos._host.theano.functions import compile_expression
 from synkhronos._host.theano.portable import Expression, Value, values_of
-from synkhronos._machine.deep_recursion import recurses_deep
 
 
 class _Pickler(Pickler):
@@ -113,29 +111,16 @@ def _fortran_routine(name):
     return getattr(scipy.linalg.blas, name)
 
 
-@recurses_deep
 def dump(functions, known, new, portable=False) -> bytes:
     """Pickle functions, sending the variables of `known` as ids and those of `new` whole.
 
-    Parameters
-    ----------
-    functions : dict
-        Anything picklable -> (compiled function, or expression, anything picklable).
-    known, new : dict
-        Id -> shared variable.
-    portable : bool
-        Whether the receiver's variables are on another kind of device.
+    `portable` says whether the receiver's variables are on another kind of device.
     """
     for function, _ in functions.values():
         if isinstance(function, Function):
             _drop_kernels(function)
-    file, ids = io.BytesIO(), persistent_ids(known)
-    # New variables are dumped whole. They may refer to known ones.
-    _Pickler(file, ids).dump(values_of(new, known) if portable else new)
-    ids.update(persistent_ids(new))
-    with no_garbage_collection():
-        _Pickler(file, ids).dump(functions)
-    return pickle.dumps(_compile_config()) + file.getvalue()
+    values = values_of(new, known) if portable else None
+    return dump_with(_Pickler, _compile_config(), functions, known, new, values)
 
 
 def _drop_kernels(function):
@@ -166,22 +151,14 @@ def _set_config(values):
             variable.__set__(None, values[name])
 
 
-@recurses_deep
 def load(data, variables):
     """Undo `dump`: add the new variables to `variables`, and return the functions and their ids."""
-    file = io.BytesIO(data)
-    _set_config(pickle.load(file))
-    with no_garbage_collection():
-        new = Unpickler(file, variables).load()
-        for key, sent in new.items():
-            variables[key] = sent.make(variables) if isinstance(sent, Value) else sent
-        try:
-            functions = Unpickler(file, variables).load()
-        except BaseException:
-            for key in new:  # the master sends them again, with new keys
-                del variables[key]
-            raise
-    for key, (function, rest) in functions.items():
-        if isinstance(function, Expression):
-            functions[key] = compile_expression(function), rest
-    return functions, tuple(new)
+    return load_with(_set_config, _made, _compiled, data, variables)
+
+
+def _made(sent, variables):
+    return sent.make(variables) if isinstance(sent, Value) else sent
+
+
+def _compiled(function):
+    return compile_expression(function) if isinstance(function, Expression) else function

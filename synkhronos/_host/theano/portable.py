@@ -14,9 +14,10 @@ from theano import shared
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof import Constant
 from theano.gof.graph import ancestors, io_toposort
-from theano.tensor import TensorType, as_tensor_variable, constant
+from theano.tensor import as_tensor_variable, constant
 
 from synkhronos._host.theano import devices
+from synkhronos._host.theano.variables import is_array_variable, on_host
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._wording import sentence
 
@@ -37,8 +38,8 @@ class Expression(NamedTuple):
     def arguments(self):
         """Return the keyword arguments of ``theano.function``, with this rank's variables."""
         givens = [
-            (placeholder, as_tensor_variable(variable) if _is_array(variable) else variable)
-            for placeholder, variable in self.placeholders
+            (placeholder, as_tensor_variable(each) if is_array_variable(each) else each)
+            for placeholder, each in self.placeholders
         ]
         return {
             **self.kwargs,
@@ -82,10 +83,6 @@ def _as_given(variable, value, strict):
         if strict:
             raise
         return as_tensor_variable(value)  # of another type than the variable, as the user allows
-
-
-def _is_array(variable):
-    return isinstance(variable.type, TensorType) or devices.is_device_type(variable.type)
 
 
 class _Rewriter:
@@ -135,19 +132,14 @@ class _Rewriter:
         if isinstance(variable, SharedVariable):
             new = self.placeholders.get(variable)
             if new is None:
-                new = self.placeholders[variable] = _host_type(variable)(name=variable.name)
+                type_ = on_host(variable).type
+                new = self.placeholders[variable] = type_(name=variable.name)
         elif isinstance(variable, Constant) and devices.is_device_type(variable.type):
             new = constant(np.asarray(variable.data))
         else:
             return variable
         self._new[variable] = new
         return new
-
-
-def _host_type(variable):
-    if devices.is_device_type(variable.type):
-        return TensorType(variable.dtype, variable.broadcastable)
-    return variable.type
 
 
 class Value(NamedTuple):
@@ -164,11 +156,8 @@ class Value(NamedTuple):
         """Return a variable on the device of this rank, or on the host."""
         if self.clone_of is not None:
             return variables[self.clone_of].clone()
-        if self.broadcastable is None:
-            made = shared(self.value, name=self.name)
-            made.tag.is_equal_on_ranks = self.is_equal
-            return made
-        made = shared(self.value, name=self.name, broadcastable=self.broadcastable)
+        of_array = {} if self.broadcastable is None else {"broadcastable": self.broadcastable}
+        made = shared(self.value, name=self.name, **of_array)
         made.tag.is_rng = self.is_random
         made.tag.is_equal_on_ranks = self.is_equal
         return made
@@ -184,7 +173,7 @@ def values_of(new, known):
         values[key] = Value(
             variable.name,
             None if is_clone else variable.get_value(borrow=True),
-            tuple(variable.broadcastable) if _is_array(variable) else None,
+            tuple(variable.broadcastable) if is_array_variable(variable) else None,
             getattr(variable.tag, "is_rng", False),
             getattr(variable.tag, "is_equal_on_ranks", False),
             holder if is_clone else None,

@@ -4,8 +4,8 @@ import numpy as np
 from theano.sandbox import rng_mrg
 from theano.tensor.raw_random import RandomStateType
 
-from synkhronos._host.cells import peek, replace_object
-from synkhronos._host.draws import is_state_equal
+from synkhronos._host.base.cells import peek, replace_object
+from synkhronos._host.base.serial_random import is_state_equal
 from synkhronos._host.theano import devices
 from synkhronos._host.theano.variables import is_mrg_state, replace
 

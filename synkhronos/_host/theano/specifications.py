@@ -1,14 +1,11 @@
-"""Inputs and outputs as ``theano.function`` takes them beside variables: In, Out and tuples."""
+"""Inputs as ``theano.function`` takes them beside those of `base.specifications`: tuples."""
 
 import copy
 
-from theano.compile.function_module import Function, convert_function_input
-from theano.compile.io import In, Out, SymbolicInput
-from theano.compile.sharedvalue import SharedVariable
-from theano.gof import Container, Variable
-from theano.tensor.sharedvar import TensorSharedVariable
+from theano.compile.function_module import convert_function_input
+from theano.compile.io import SymbolicInput
 
-__all__ = ["Function", "In", "Out"]
+from synkhronos._host.base import specifications
 
 tuple_forms = (
     "(variable, value), (name, variable, value), (name, variable) or ((variable, update), value)"
@@ -16,11 +13,7 @@ tuple_forms = (
 
 
 def read_input(given):
-    """Return the variable of an input, and a dict of what else it was given with; or None.
-
-    Tuples are read as ``theano.function`` reads them. `mutable` and `borrow` are left out: they
-    permit a function to reuse the memory of an input, which here the ranks share.
-    """
+    """Return what `specifications.read_input` does, of tuples too, as Theano reads them."""
     if isinstance(given, (list, tuple)):
         # Theano sets the value of an In that stands in a tuple.
         parts = [copy.copy(part) if isinstance(part, SymbolicInput) else part for part in given]
@@ -28,42 +21,4 @@ def read_input(given):
             given = convert_function_input(tuple(parts))
         except Exception:  # of any kind: making the message fails as well
             return None
-    if isinstance(given, Variable):
-        return given, {}
-    if not isinstance(given, SymbolicInput):
-        return None
-    return given.variable, {
-        "name": given.name,
-        "value": getattr(given, "value", None),
-        "update": given.update,
-        "strict": given.strict,
-        "allow_downcast": given.allow_downcast,
-        "implicit": given.implicit,
-    }
-
-
-def read_output(given):
-    """Return the variable of an output, which may stand in an Out; None for anything else."""
-    if isinstance(given, Out):
-        given = given.variable
-    return given if isinstance(given, Variable) else None
-
-
-def is_kept(value):
-    """Return whether the value of an input is one that calls may change: a container."""
-    return isinstance(value, (Container, SharedVariable))
-
-
-def keeper(variable, value):
-    """Return a shared variable of an input's type: for its first value, or for a container.
-
-    Raises ``TypeError`` for a container of another type.
-    """
-    if isinstance(value, (Container, SharedVariable)) and value.type != variable.type:
-        raise TypeError(f"it holds values of type {value.type}")
-    if isinstance(value, SharedVariable):
-        return value
-    made = {"name": variable.name, "type": variable.type}
-    if isinstance(value, Container):
-        return TensorSharedVariable(**made, value=None, strict=None, container=value)
-    return TensorSharedVariable(**made, value=value.copy(), strict=True)
+    return specifications.read_input(given)

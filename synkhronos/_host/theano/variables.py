@@ -6,7 +6,7 @@ from theano.sandbox import rng_mrg
 from theano.tensor import TensorType, patternbroadcast
 from theano.tensor.raw_random import RandomStateType
 
-from synkhronos._host.cells import cell
+from synkhronos._host.base.cells import cell
 from synkhronos._host.theano import devices
 
 

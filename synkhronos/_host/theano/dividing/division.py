@@ -20,9 +20,10 @@ from theano.scan_module.scan_utils import equal_computations
 from theano.tensor import basic
 from theano.tensor.elemwise import CAReduce
 
+from synkhronos._host.base.graph import AllReduce, RankOperation
+from synkhronos._host.base.rows import Rows
 from synkhronos._host.theano.dividing.operations import rows_of_rank, total_rows
-from synkhronos._host.theano.graph import AllReduce, RankOperation, all_reduce
-from synkhronos._host.theano.rows import Rows
+from synkhronos._host.theano.graph import all_reduce
 from synkhronos._host.theano.variables import is_array_variable, is_random_state
 from synkhronos._machine.deep_recursion import recurses_deep
 
@@ -95,8 +96,8 @@ def divide(inputs, outputs, updates, givens, no_default_updates) -> Divided:
 
 
 def _divide(inputs, scattered, wanted, n_outputs, targets):
-    # A part that something needs whole is reduced at once, so that all that follows uses the
-    # reduced one. Which parts these are shows at the end, and each attempt finds more.
+    # Repeat until nothing changes: each pass finds partial sums that a later operation needs
+    # reduced.
     needed = set()
     while True:
         division = _Division(inputs, scattered, needed)
@@ -188,6 +189,11 @@ class _Division:
             raise CannotDivide("computes with a random state")
         raise CannotDivide("computes with rows of an input where all ranks need all of them")
 
+    def given(self, variable, *kinds):
+        """Return a variable of one of these kinds as the rank has it, any other as `same` does."""
+        value = self.of(variable)
+        return value.variable if value.kind in kinds else self.same(variable)
+
     def unruled(self, node):
         """Apply an operation to what is the same on all ranks."""
         for each in node.inputs:
@@ -205,6 +211,11 @@ class _Division:
 
     def refuse(self, node, what="rows of its inputs in a way that has no rule"):
         raise CannotDivide(f"computes {_name(node)} of {what}")
+
+    def refuse_length(self, node, variable, axis):
+        """Refuse a variable that is given with rows, and has any length along their axis but 1."""
+        if axis >= 0 and not variable.broadcastable[axis]:
+            self.refuse(node, f"rows and {variable}, which has a fixed number of rows")
 
     def length(self, variable, axis, exact):
         """Return the number of rows of a variable with rows: the rank's, and that of all ranks."""

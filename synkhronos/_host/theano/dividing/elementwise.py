@@ -64,12 +64,9 @@ def _elemwise_of_rows(division, node, values):
     exact = any(value.exact for value in values if value.kind == ROWS)
     new = []
     for each, value in _pairs(node, values):
-        if value.kind == ROWS:
-            new.append(value.variable)
-            continue
-        if not each.broadcastable[axis]:
-            division.refuse(node, f"rows and {each}, which has a fixed number of rows")
-        new.append(value.variable if value.kind == SAME else division.same(each))
+        if value.kind != ROWS:
+            division.refuse_length(node, each, axis)
+        new.append(value.variable if value.kind in (ROWS, SAME) else division.same(each))
     return division.apply(node, new, ROWS, axis, exact)
 
 
@@ -100,7 +97,7 @@ def _is_linear(op, node, values):
         return all(parts)
     if isinstance(op, scalar.Mul):
         factors = [each for each, part in zip(node.inputs, parts) if not part]
-        return sum(parts) == 1 and all(map(_is_finite, factors))
+        return sum(parts) == 1 and all(map(_is_safe_factor, factors))
     if isinstance(op, scalar.TrueDiv):
         return parts == [True, False] and _is_divisor(*node.inputs)
     if isinstance(op, scalar.Second):
@@ -108,7 +105,7 @@ def _is_linear(op, node, values):
     return False
 
 
-def _is_finite(variable):
+def _is_safe_factor(variable):
     """Return whether the graph says that numbers are finite and not 0: constants and lengths.
 
     Others are no factors of parts: infinite parts with different signs add up to NaN.
@@ -121,21 +118,23 @@ def _is_finite(variable):
     if isinstance(op, (Shape, Shape_i)):
         return True
     if isinstance(op, elemwise.Elemwise):
-        return isinstance(op.scalar_op, (scalar.Cast, scalar.Mul)) and all(map(_is_finite, inputs))
+        return isinstance(op.scalar_op, (scalar.Cast, scalar.Mul)) and all(
+            map(_is_safe_factor, inputs)
+        )
     if isinstance(op, opt.MakeVector):
-        return all(map(_is_finite, inputs))
+        return all(map(_is_safe_factor, inputs))
     is_same = isinstance(op, (elemwise.DimShuffle, elemwise.Prod, subtensor.Subtensor))
     is_same = is_same or isinstance(op, (basic.TensorFromScalar, basic.ScalarFromTensor))
-    return is_same and _is_finite(inputs[0])
+    return is_same and _is_safe_factor(inputs[0])
 
 
 def _is_divisor(number, length):
     """Return whether a number is 0 wherever a length is, which it is divided by: as for means."""
     if isinstance(length, Constant):
-        return _is_finite(length)
+        return _is_safe_factor(length)
     found = ancestors([length])
     measured = {each.owner.inputs[0] for each in found if _is_shape(each.owner)}
-    return _is_finite(length) and measured <= {*ancestors([number])}
+    return _is_safe_factor(length) and measured <= {*ancestors([number])}
 
 
 def _is_shape(node):
@@ -155,11 +154,7 @@ def _first_as_it_is(division, node):
     value = division.of(node.inputs[0])
     if isinstance(node.op, Rebroadcast) and node.op.axis.get(value.axis) and value.kind == ROWS:
         division.refuse(node)
-    rest = []
-    for each in node.inputs[1:]:
-        of_each = division.of(each)
-        is_mine = of_each.kind in (ROWS, POSITIONS)
-        rest.append(of_each.variable if is_mine else division.same(each))
+    rest = [division.given(each, ROWS, POSITIONS) for each in node.inputs[1:]]
     [new] = division.apply(node, [value.variable, *rest])
     total = None
     if value.total is not None:
@@ -197,7 +192,7 @@ def _reduce(division, node):
     if value.kind != ROWS:
         return division.unruled(node)
     if value.axis not in axes:
-        axis = value.axis - sum(each < value.axis for each in axes)
+        axis = _axis_without(axes, value)
         return division.apply(node, [value.variable], ROWS, axis, value.exact)
     if isinstance(op, (scalar.Add, scalar.Mul)):
         return [_add_up(division, node, value)]
@@ -208,6 +203,11 @@ def _reduce(division, node):
             [mine] = division.apply(node, [value.variable])
             return [Value(_all_reduce(mine.variable, how))]
     return division.unruled(node)
+
+
+def _axis_without(axes, value):
+    """Return the axis of rows after other axes were reduced."""
+    return value.axis - sum(each < value.axis for each in axes)
 
 
 def _is_wider(dtype, other):
@@ -269,7 +269,7 @@ def _argmax(division, node):
     axes = [axes] if isinstance(axes, int) else list(axes)
     new = division.apply(node, [value.variable])
     if value.axis not in axes:
-        axis = value.axis - sum(each < value.axis for each in axes)
+        axis = _axis_without(axes, value)
         return [each._replace(kind=ROWS, axis=axis, exact=value.exact) for each in new]
     unknown = Value(None, UNKNOWN, reason="computes which row has the largest value")
     if len(new) == 1:

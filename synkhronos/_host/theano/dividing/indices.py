@@ -76,19 +76,14 @@ def _subtensor_of_shape(division, node, value):
         number is None and each is not None for number, each in zip(numbers, bounds)
     ):
         return division.unruled(node)
-    places = range(length)
-    chosen = places[slice(*numbers)] if isinstance(index, slice) else places[numbers[0]]
+    places, is_slice = range(length), isinstance(index, slice)
+    chosen = places[slice(*numbers)] if is_slice else [places[numbers[0]]]
     [mine] = division.apply(node, [value.variable, *node.inputs[1:]])
-    if not isinstance(index, slice):
-        if chosen != value.axis:
-            return [mine]
-        [total] = division.apply(node, [value.total, *node.inputs[1:]])
-        return [value._replace(variable=mine.variable, kind=LENGTH, axis=0, total=total.variable)]
     if value.axis not in chosen:
         return [mine]
     [total] = division.apply(node, [value.total, *node.inputs[1:]])
-    axis = chosen.index(value.axis)
-    return [value._replace(variable=mine.variable, axis=axis, total=total.variable)]
+    kind, axis = (SHAPE, chosen.index(value.axis)) if is_slice else (LENGTH, 0)
+    return [value._replace(variable=mine.variable, kind=kind, axis=axis, total=total.variable)]
 
 
 @rule(subtensor.IncSubtensor)
@@ -101,17 +96,20 @@ def _inc_subtensor(division, node):
     axis = _axis_after(division, node, x.axis)
     n_ints = sum(not isinstance(each, slice) for each in node.op.idx_list)
     place = axis - (node.inputs[0].ndim - n_ints - node.inputs[1].ndim)
-    if y.kind == ROWS:
-        if y.axis != place:
-            division.refuse(node, "rows that lie along different axes")
-        new = y.variable
-    else:
-        new = division.same(node.inputs[1])
-        if place >= 0 and not new.broadcastable[place]:
-            division.refuse(node, f"rows and {node.inputs[1]}, which has a fixed number of rows")
+    new = _placed(division, node, y, place)
     division.keep_equal(node.inputs[:2])
     rest = [division.same(each) for each in node.inputs[2:]]
     return division.apply(node, [x.variable, new, *rest], ROWS, x.axis, x.exact)
+
+
+def _placed(division, node, y, place):
+    """Return what is written to an array with rows, if its own axis of rows is `place`."""
+    new = division.given(node.inputs[1], ROWS)
+    if y.kind != ROWS:
+        division.refuse_length(node, node.inputs[1], place)
+    elif y.axis != place:
+        division.refuse(node, "rows that lie along different axes")
+    return new
 
 
 def _add_to(division, node, x, y, is_linear):
@@ -150,9 +148,8 @@ def _take_items(division, node):
         return division.unruled(node)
     axis = _axis_of_indices(division, node, x, indices, values)
     division.keep_equal(node.inputs)
-    new = [v.variable if v.kind in (ROWS, POSITIONS) else division.same(i) for i, v in
-           zip(indices, values)]  # fmt: skip
-    whole = x.variable if x.kind == ROWS else division.same(node.inputs[0])
+    new = [division.given(each, ROWS, POSITIONS) for each in indices]
+    whole = division.given(node.inputs[0], ROWS)
     exact = x.exact or any(value.exact for value in values)
     return division.apply(node, [whole, *new], ROWS, axis, exact)
 
@@ -175,8 +172,8 @@ def _axis_of_indices(division, node, x, indices, values):
     [axis] = axes
     for each, value in pairs:
         place = axis - (ndim - each.ndim)
-        if value.kind != ROWS and place >= 0 and not each.broadcastable[place]:
-            division.refuse(node, f"rows and {each}, which has a fixed number of rows")
+        if value.kind != ROWS:
+            division.refuse_length(node, each, place)
     return axis
 
 
@@ -188,15 +185,10 @@ def _add_to_items(division, node):
     indices = node.inputs[2:]
     axis = _axis_of_indices(division, node, x, indices, values)
     division.keep_equal(node.inputs)
-    new = [v.variable if v.kind in (ROWS, POSITIONS) else division.same(i) for i, v in
-           zip(indices, values)]  # fmt: skip
+    new = [division.given(each, ROWS, POSITIONS) for each in indices]
     ndim = max(each.ndim for each in indices) + node.inputs[0].ndim - len(indices)
     place = axis - (ndim - node.inputs[1].ndim)
-    if y.kind == ROWS and y.axis != place:
-        division.refuse(node, "rows that lie along different axes")
-    added = y.variable if y.kind == ROWS else division.same(node.inputs[1])
-    if y.kind != ROWS and place >= 0 and not added.broadcastable[place]:
-        division.refuse(node, f"rows and {node.inputs[1]}, which has a fixed number of rows")
+    added = _placed(division, node, y, place)
     if x.kind == ROWS:
         return division.apply(node, [x.variable, added, *new], ROWS, 0, x.exact)
     if node.op.set_instead_of_inc:

@@ -70,15 +70,26 @@ def _without_batch_size(node):
 
 @rule(abstract_conv.AbstractConv)
 def _convolution(division, node):
-    images = division.of(node.inputs[0])
+    return _of_images(division, node, 0)
+
+
+@rule(abstract_conv.AbstractConv_gradInputs)
+def _gradient_of_images(division, node):
+    return _of_images(division, node, 1)
+
+
+def _of_images(division, node, position):
+    """Apply an operation that treats each image of one input alone."""
+    images = division.of(node.inputs[position])
     if images.kind != ROWS:
         return division.unruled(node)
-    rest = [division.same(each) for each in node.inputs[1:]]
+    new = [
+        images.variable if i == position else division.same(each)
+        for i, each in enumerate(node.inputs)
+    ]
     if images.axis:
         division.refuse(node)
-    return division.apply(
-        _without_batch_size(node), [images.variable, *rest], ROWS, 0, images.exact
-    )
+    return division.apply(_without_batch_size(node), new, ROWS, 0, images.exact)
 
 
 @rule(abstract_conv.AbstractConv_gradWeights)
@@ -91,19 +102,6 @@ def _gradient_of_filters(division, node):
     rest = [division.same(each) for each in node.inputs[2:]]
     return division.apply(
         _without_batch_size(node), [images.variable, gradient.variable, *rest], PART
-    )
-
-
-@rule(abstract_conv.AbstractConv_gradInputs)
-def _gradient_of_images(division, node):
-    gradient = division.of(node.inputs[1])
-    if gradient.kind != ROWS:
-        return division.unruled(node)
-    filters, *rest = [division.same(each) for each in (node.inputs[0], *node.inputs[2:])]
-    if gradient.axis:
-        division.refuse(node)
-    return division.apply(
-        _without_batch_size(node), [filters, gradient.variable, *rest], ROWS, 0, gradient.exact
     )
 
 

@@ -5,8 +5,8 @@ from theano import gof
 from theano.tensor import as_tensor_variable, lscalar
 
 from synkhronos._arithmetic import partition
-from synkhronos._host.calls import rows_of_ranks
-from synkhronos._host.theano.graph import RankOperation
+from synkhronos._host.base.calls import rows_of_ranks
+from synkhronos._host.base.graph import RankOperation
 
 
 class TotalRows(RankOperation):

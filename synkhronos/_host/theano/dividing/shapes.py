@@ -115,11 +115,8 @@ def _alloc(division, node):
         return division.unruled(node)
     new = [division.same(each) for each in node.inputs[:first]]
     for filling in new:
-        place = at[0] - (node.outputs[0].ndim - filling.ndim)
-        if place >= 0 and not filling.broadcastable[place]:
-            division.refuse(node, f"rows and {filling}, which has a fixed number of rows")
-    rest = zip(node.inputs[first:], values[first:])
-    new += [value.variable if value.kind == LENGTH else division.same(i) for i, value in rest]
+        division.refuse_length(node, filling, at[0] - (node.outputs[0].ndim - filling.ndim))
+    new += [division.given(each, LENGTH) for each in node.inputs[first:]]
     return division.apply(node, new, ROWS, at[0], values[first + at[0]].exact)
 
 
@@ -129,8 +126,7 @@ def _alloc_rows(division, node, values, at):
     if filling.kind != ROWS or at != [axis]:
         division.refuse(node)
     division.keep_equal(node.inputs[:1], [node.inputs[1 + axis]])
-    new = [value.variable if value.kind in (ROWS, LENGTH) else None for value in values]
-    new = [division.same(i) if v is None else v for i, v in zip(node.inputs, new)]
+    new = [division.given(each, ROWS, LENGTH) for each in node.inputs]
     return division.apply(node, new, ROWS, axis, filling.exact)
 
 

@@ -1,4 +1,4 @@
-"""Rows in graphs: row numbers that ranks divide, outputs with an item for each row, slices.
+"""Rows of a minibatch in graphs: numbers that ranks divide, outputs with an item for each, slices.
 
     data[Rows(index, size)] ──▶ data[numbers]        numbers: an input that is scattered
 
@@ -6,29 +6,55 @@
 place: the master computes the value, at each call, from the operands.
 """
 
-import pytensor
-from pytensor import tensor
-from pytensor.compile.mode import Mode
-from pytensor.compile.ops import DeepCopyOp, ViewOp
-from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.gradient import disconnected_type
-from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.op import HasInnerGraph, Op
-from pytensor.graph.replace import clone_replace
-from pytensor.graph.traversal import ancestors, walk
-from pytensor.scan.op import Scan
-from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.shape import Shape_i
-from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
+from typing import Any, List, NamedTuple
 
-from synkhronos._host.rows import RowNumbers, numbers_of_rows
+import numpy as np
+
+from synkhronos._host.base.library import (
+    Apply,
+    Constant,
+    DeepCopyOp,
+    Elemwise,
+    Mode,
+    Operation,
+    Scan,
+    Shape_i,
+    SharedVariable,
+    Subtensor,
+    Variable,
+    ViewOp,
+    ancestors,
+    clone_replace,
+    compile_serially,
+    disconnected,
+    indices_of,
+    inner_outputs,
+    taken_rows,
+    tensor,
+)
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
 
 _COPIES = (DeepCopyOp, ViewOp)
 
 
-class Rows(Op):
+class RowNumbers(NamedTuple):
+    """The input that stands for row numbers in a function."""
+
+    variable: Any
+    operands: List[Any]  # index, size, and the length if there is one
+    indexed: List[Any]  # the shared variables whose rows they are
+
+
+def numbers_of_rows(index, size, length=None):
+    """Return the numbers of the rows of a minibatch, an array; raise ValueError below 0."""
+    if index < 0 or size < 0:
+        raise ValueError(f"rows({index}, {size}) has a negative number.")
+    end = (index + 1) * size
+    return np.arange(index * size, end if length is None else min(end, length), dtype=np.int64)
+
+
+class Rows(Operation):
     """The numbers of the rows of one minibatch: `size` from ``index * size`` on, below `length`."""
 
     __props__ = ()
@@ -39,7 +65,7 @@ class Rows(Op):
         return Apply(self, operands, [tensor.lvector()])
 
     def perform(self, node, inputs, output_storage):
-        """Store all numbers, as serial PyTensor uses them."""
+        """Store all numbers, as the serial library uses them."""
         output_storage[0][0] = numbers_of_rows(*map(int, inputs))
 
     def infer_shape(self, node, shapes):
@@ -56,7 +82,7 @@ class Rows(Op):
 
     def pullback(self, inputs, outputs, cotangents):
         """Return no gradients."""
-        return [disconnected_type() for _ in inputs]
+        return [disconnected() for _ in inputs]
 
 
 def row_numbers(*operands):
@@ -68,7 +94,7 @@ def row_numbers(*operands):
 def without_row_numbers(expressions, givens, inputs):
     """Return expressions, RowNumbers for the inputs that now stand for row numbers, and a bool.
 
-    The bool is whether all `inputs` were used before: PyTensor takes one for unused that only
+    The bool is whether all `inputs` were used before: host libraries take one for unused that only
     row numbers depended on.
 
     Equal row numbers get one input. Raises ValueError for row numbers inside of a scan, where ranks
@@ -77,19 +103,18 @@ def without_row_numbers(expressions, givens, inputs):
     variables = [each for each in expressions if isinstance(each, Variable)]
     equal = {}
     used = dict.fromkeys(ancestors(variables))
-    found = walk(variables, _inputs, bfs=True)  # as they are written, from left to right
-    nodes = dict.fromkeys(each.owner for each in found if each.owner is not None)
+    nodes = dict.fromkeys(each.owner for each in used if each.owner is not None)
     for node in nodes:
         if isinstance(node.op, Rows):
             key = tuple(map(_identity, node.inputs))
             equal.setdefault(key, []).append(node.outputs[0])
-        elif isinstance(node.op, HasInnerGraph) and any(
+        elif any(
             each.owner is not None and isinstance(each.owner.op, Rows)
-            for each in ancestors(node.op.inner_outputs)
+            for each in ancestors(inner_outputs(node.op))
         ):
             raise ValueError(
-                f"rows() is inside of {_inside_of(node.op)}, where it can't be divided over the "
-                "ranks. Call it before, and give what it selects."
+                f"rows() is inside of {'a scan' if isinstance(node.op, Scan) else node.op}, where "
+                "it can't be divided over the ranks. Call it before, and give what it selects."
             )
     if not equal:
         return expressions, [], True
@@ -107,14 +132,6 @@ def without_row_numbers(expressions, givens, inputs):
     return expressions, numbers, all(each in used for each in inputs)
 
 
-def _inputs(variable):
-    return None if variable.owner is None else variable.owner.inputs
-
-
-def _inside_of(op):
-    return "a scan" if isinstance(op, Scan) else str(op)
-
-
 def _identity(variable):
     if isinstance(variable, Constant):
         return int(variable.data)
@@ -125,7 +142,7 @@ def _indexed_by(nodes, numbers):
     """Return the shared variables, cast or not, of which row numbers select rows."""
     found = []
     for node in nodes:
-        if isinstance(node.op, AdvancedSubtensor) and _indices(node)[0] in numbers:
+        if taken_rows(node) in numbers:
             whole = node.inputs[0]
             while whole.owner is not None and _keeps_rows(whole.owner):
                 whole = whole.owner.inputs[0]
@@ -135,12 +152,8 @@ def _indexed_by(nodes, numbers):
 
 
 def _keeps_rows(node):
-    return isinstance(node.op, Elemwise) and len(node.inputs) == 1
-
-
-def _indices(node):
-    """Return the indices of a selection: variables, integers and slices."""
-    return indices_from_subtensor(node.inputs[1:], node.op.idx_list)
+    is_move = type(node.op).__name__ == "HostFromGpu"
+    return is_move or (isinstance(node.op, Elemwise) and len(node.inputs) == 1)
 
 
 def compile_number(expression, inputs):
@@ -162,11 +175,8 @@ def compile_number(expression, inputs):
     positions = [position for position, each in enumerate(inputs) if each in needed]
     if expression in inputs:
         return lambda values: int(values[positions[0]])
-    function = pytensor.function(
-        [inputs[position] for position in positions],
-        expression,
-        mode=Mode("py", "fast_compile"),
-    )
+    used = [inputs[position] for position in positions]
+    function = compile_serially(used, expression, mode=Mode("py", "fast_compile"))
     return lambda values: int(function(*[values[position] for position in positions]))
 
 
@@ -174,7 +184,7 @@ def axes_of_rows(function, rows_of):
     """Return for each output of a compiled function its axes that grow with the rows.
 
     `rows_of` has the positions of inputs, or shared variables, each with its axis of rows. The
-    answer comes from the shapes that PyTensor has inferred: an axis that depends on more than
+    answer comes from the shapes that the library has inferred: an axis that depends on more than
     shapes, or whose shape it could not infer, does not count.
     """
     fgraph = function.maker.fgraph
@@ -225,7 +235,7 @@ def sliced_by_inputs(expressions, inputs):
         node = variable.owner
         if node is None or not isinstance(node.op, Subtensor):
             continue
-        rows = _indices(node)[0]
+        rows = indices_of(node)[0]
         bounds = [rows.start, rows.stop] if isinstance(rows, slice) else [None]
         if not all(isinstance(each, Variable) for each in bounds):
             continue

@@ -15,7 +15,8 @@ import theano
 import theano.tensor as T
 from theano.gof import cc, cmodule, compilelock
 
-from synkhronos._host.theano import compile_cache, host  # they mend the cache
+from synkhronos._host.theano import host  # it mends the cache
+from synkhronos._host.theano.faster import compile_cache
 
 COMPILE = """
 import numpy as np

@@ -1,4 +1,4 @@
-"""The order of operations that push to a parameter server, and wait for it, while others compute.
+"""Orders of the nodes of a graph: as a constraint on it, and that of pushes to a parameter server.
 
     Await 0 ──▶ new W0 ──▶ layer 0 ─┐                         ┌─▶ gradient of W0 ──▶ Push 0
                      Await 1 ──▶ new W1 ──▶ layer 1 ──▶ loss ─┴─▶ gradient of W1 ──▶ Push 1
@@ -21,7 +21,11 @@ Zhang et al., "Poseidon: An Efficient Communication Architecture for Distributed
 GPU Clusters", USENIX ATC 2017, section 3.1: wait-free backpropagation.
 """
 
+import collections
+
 import numpy as np
+
+from synkhronos._host.base.library import Feature, sorted_nodes
 
 
 def in_push_order(nodes, before, push, wait):
@@ -38,17 +42,13 @@ def in_push_order(nodes, before, push, wait):
         operation that comes before it.
     """
     place = {node: number for number, node in enumerate(nodes)}
-    needed, last_wait = {}, {}
+    count, last_wait = n_needed(nodes, before), {}
     for node in nodes:
         own = node.op.port.position if isinstance(node.op, wait) else -np.inf
-        needed[node] = 1 << place[node]  # the bits of all nodes that it needs
-        for each in before(node):
-            needed[node] |= needed[each]
-            own = max(own, last_wait[each])
-        last_wait[node] = own
+        last_wait[node] = max([own, *(last_wait[each] for each in before(node))])
     # What needs the fewest operations can be pushed first: in a network, the last layers.
     pushes = [node for node in nodes if isinstance(node.op, push)]
-    pushes.sort(key=lambda node: (bin(needed[node]).count("1"), place[node]))
+    pushes.sort(key=lambda node: (count[node], place[node]))
     arranged = {}  # as a set that keeps its order
     for push_node in pushes:
         stack = [(push_node, False)]
@@ -66,3 +66,54 @@ def in_push_order(nodes, before, push, wait):
             new.sort(key=lambda each: (each is token, last_wait[each], place[each]), reverse=True)
             stack += [(each, False) for each in new]
     return [*arranged, *(node for node in nodes if node not in arranged)]
+
+
+def n_needed(nodes, before):
+    """Return, for each node, how many nodes it needs, itself included; arguments as above."""
+    needed = {}
+    for number, node in enumerate(nodes):
+        needed[node] = 1 << number  # the bits of all nodes that it needs
+        for each in before(node):
+            needed[node] |= needed[each]
+    return {node: bin(bits).count("1") for node, bits in needed.items()}
+
+
+def owners(node):
+    """Return the nodes that compute the inputs of a node."""
+    return [x.owner for x in node.inputs if x.owner is not None]
+
+
+class InOrder(Feature):
+    """A constraint on a graph: nodes come in the order in which `arranged` returns them."""
+
+    def constrain(self, fgraph) -> None:
+        """Add the constraint, unless it contradicts others."""
+        fgraph.attach_feature(self)
+        try:
+            fgraph.toposort()
+        except ValueError:
+            fgraph.remove_feature(self)
+
+    def arranged(self, nodes, before):
+        """Return the nodes in another order in which each comes after those that it needs.
+
+        ``before(node)`` returns the nodes that it needs.
+        """
+        raise NotImplementedError
+
+    def orderings(self, fgraph):
+        """Return, for each node, the node before it."""
+        others = collections.defaultdict(list)
+        for feature in fgraph._features:
+            if feature is not self and hasattr(feature, "orderings"):
+                for node, before in (feature.orderings(fgraph) or {}).items():
+                    others[node] += before
+        nodes = sorted_nodes(fgraph, dict(others))
+
+        def before(node):
+            return owners(node) + others.get(node, [])
+
+        chain = self.arranged(nodes, before)
+        return collections.OrderedDict(
+            (node, [previous]) for previous, node in zip(chain, chain[1:])
+        )

@@ -1,41 +1,43 @@
 """Operations that push to a parameter server and wait for it, while a function computes.
 
-`push_order` shows the order in which they are computed, and says what their ports are. A token is a
+`node_order` shows the order in which they are computed, and says what their ports are. A token is a
 number that means nothing.
 """
 
-import collections
 import threading
 
 import numpy as np
-import pytensor
-from pytensor.compile.mode import get_mode, optdb
-from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Apply, Constant, Variable, clone_get_equiv
-from pytensor.graph.features import Feature
-from pytensor.graph.op import Op
-from pytensor.graph.rewriting.basic import (
+
+from synkhronos._host.base.deep_graphs import compiling_deep
+from synkhronos._host.base.library import (
+    Apply,
+    Constant,
     GraphRewriter,
-    NodeProcessingGraphRewriter,
-    SequentialGraphRewriter,
-    WalkingGraphRewriter,
-    node_rewriter,
+    Operation,
+    SharedVariable,
+    TensorSharedVariable,
+    TensorType,
+    Variable,
+    ancestors,
+    clone_get_equiv,
+    compile_serially,
+    get_mode,
+    graph_inputs,
+    in_place_rewriter,
+    register,
+    tensor,
+    tensor_type,
 )
-from pytensor.graph.rewriting.db import RewriteDatabaseQuery
-from pytensor.graph.traversal import ancestors, graph_inputs, toposort_with_orderings
-from pytensor.tensor import TensorType, as_tensor_variable, constant, lscalar
-from pytensor.tensor.sharedvar import TensorSharedVariable
+from synkhronos._host.base.node_order import InOrder, in_push_order
+from synkhronos._host.base.rewriting import including
+from synkhronos._host.base.updates import updates_by_default
 
-from synkhronos._host.deep_graphs import compiling_deep
-from synkhronos._host.push_order import in_push_order
-from synkhronos._host.updates import updates_by_default
-
-# Compilation of two functions at once, by two threads, is not safe in PyTensor.
+# Two threads can't compile at once: Theano switches a cache of constants off meanwhile.
 compiling = threading.RLock()
 _TOKEN = np.asarray(0)
 
 
-class _PortOperation(Op):
+class _PortOperation(Operation):
     """An operation with a port; its last output is a token, which orders it among the others."""
 
     __props__ = ("port",)
@@ -43,7 +45,7 @@ class _PortOperation(Op):
     def __init__(self, port):
         self.port = port
 
-    def do_constant_folding(self, fgraph, node):
+    def do_constant_folding(self, *graph_and_node):
         """Return False: it acts on the parameter server each time."""
         return False
 
@@ -52,7 +54,7 @@ class Push(_PortOperation):
     """Pushes an array when it is computed.
 
     In place, the array belongs to the parameter server from then on: no other node reads it, and
-    PyTensor lets go of it. Otherwise a copy is pushed.
+    the library lets go of it. Otherwise a copy is pushed.
     """
 
     __props__ = ("port", "inplace")
@@ -65,7 +67,7 @@ class Push(_PortOperation):
 
     def make_node(self, x, token):
         """Return the node, for an array and the token of the operation that comes before."""
-        return Apply(self, [as_tensor_variable(x), token], [lscalar()])
+        return Apply(self, [tensor.as_tensor_variable(x), token], [tensor.lscalar()])
 
     def perform(self, node, inputs, output_storage):
         """Push the array."""
@@ -79,9 +81,9 @@ class Push(_PortOperation):
         self.port.push(array)
 
     def make_py_thunk(self, node, storage_map, compute_map, no_recycling, debug=False):
-        """Return a thunk that also takes the array out of PyTensor's storage, if it is in place.
+        """Return a thunk that also takes the array out of the library's storage, if in place.
 
-        Where PyTensor keeps its arrays from one call to the next, it would compute the next
+        Where the library keeps its arrays from one call to the next, it would compute the next
         gradient in this one.
         """
         thunk = super().make_py_thunk(node, storage_map, compute_map, no_recycling, debug)
@@ -114,8 +116,7 @@ class Await(_PortOperation):
 
     def make_node(self):
         """Return the node; its outputs are the result and a token."""
-        shape = tuple(1 if fixed else None for fixed in self.broadcastable)
-        return Apply(self, [], [TensorType(self.dtype, shape)(), lscalar()])
+        return Apply(self, [], [tensor_type(self.dtype, self.broadcastable)(), tensor.lscalar()])
 
     def perform(self, node, inputs, output_storage):
         """Wait."""
@@ -124,7 +125,7 @@ class Await(_PortOperation):
 
     def infer_shape(self, node, shapes):
         """Return the shape, which is known before the result is there."""
-        return [tuple(constant(np.int64(length)) for length in self.shape), ()]
+        return [tuple(tensor.constant(np.int64(length)) for length in self.shape), ()]
 
 
 def push(port, x, token=None):
@@ -137,7 +138,7 @@ def push(port, x, token=None):
     token : variable, optional
         Of the operation that must come before.
     """
-    return Push(port)(x, constant(_TOKEN) if token is None else token)
+    return Push(port)(x, tensor.constant(_TOKEN) if token is None else token)
 
 
 def awaited(port, shape, dtype, broadcastable):
@@ -192,84 +193,46 @@ def shared_like(variable):
     """Return a new shared variable of a variable's type, with its value if it is shared."""
     name = f"{variable.name or 'value'}_kept"
     if isinstance(variable, SharedVariable):
-        return type(variable)(variable.type, variable.get_value(), strict=True, name=name)
+        return type(variable)(
+            name=name, type=variable.type, value=variable.get_value(), strict=True
+        )
     if not isinstance(variable.type, TensorType):
         raise TypeError(f"can't keep a value of {variable}, of type {variable.type}.")
     value = np.zeros([1] * variable.ndim, variable.dtype)
-    return TensorSharedVariable(variable.type, value, strict=True, name=name)
+    return TensorSharedVariable(name=name, type=variable.type, value=value, strict=True)
 
 
 def compile_pushing(inputs, outputs, updates, **options):
     """Return a compiled function whose nodes come in the order of pushes."""
-    mode = get_mode(options.pop("mode", None))
-    if isinstance(mode.provided_optimizer, RewriteDatabaseQuery):
-        mode = mode.including("synkhronos_store")
-    else:
-        mode = mode.clone(optimizer=SequentialGraphRewriter([mode.optimizer, _Order()]))
+    mode = including(get_mode(options.pop("mode", None)), "synkhronos_store", _Order())
     options.update(updates=updates, mode=mode)
-    compile_deep = compiling_deep(pytensor.function, [*outputs, *(value for _, value in updates)])
+    compile_deep = compiling_deep(compile_serially, [*outputs, *(value for _, value in updates)])
     with compiling:  # here, not in what may run in another thread
         return compile_deep(inputs, outputs, **options)
 
 
-@node_rewriter([Push])
-def _in_place(fgraph, node):
-    # Only in graphs in which PyTensor tracks the operations that destroy their inputs.
-    if (
-        isinstance(node.op, Push)
-        and not node.op.inplace
-        and hasattr(fgraph, "destroyers")
-        and not isinstance(node.inputs[0], Constant)
-    ):
-        return Push(node.op.port, inplace=True)(*node.inputs, return_list=True)
-    return False
+def _in_place(node):
+    if node.op.inplace or isinstance(node.inputs[0], Constant):
+        return None
+    return Push(node.op.port, inplace=True)
 
 
 class _Order(GraphRewriter):
     """Gives a graph the order of `_PushOrder`, if it pushes or waits."""
 
     def apply(self, fgraph):
-        if not any(isinstance(node.op, _PortOperation) for node in fgraph.apply_nodes):
-            return
-        _PushOrder().constrain(fgraph)
+        if any(isinstance(node.op, _PortOperation) for node in fgraph.apply_nodes):
+            _PushOrder().constrain(fgraph)
 
 
-class _PushOrder(Feature):
-    """A constraint on a graph: each push as early as possible, each wait as late."""
+class _PushOrder(InOrder):
+    """Each push as early as possible, each wait as late."""
 
-    def constrain(self, fgraph) -> None:
-        """Add the constraint, unless it contradicts others."""
-        fgraph.attach_feature(self)
-        try:
-            fgraph.toposort()
-        except ValueError:
-            fgraph.remove_feature(self)
-
-    def orderings(self, fgraph):
-        """Return, for each node, the node before it."""
-        others = collections.defaultdict(list)
-        for feature in fgraph._features:
-            if feature is not self and hasattr(feature, "orderings"):
-                for node, before in (feature.orderings(fgraph) or {}).items():
-                    others[node] += before
-        nodes = list(toposort_with_orderings(fgraph.outputs, orderings=dict(others)))
-
-        def before(node):
-            return [x.owner for x in node.inputs if x.owner is not None] + others.get(node, [])
-
-        chain = in_push_order(nodes, before, Push, Await)
-        return {node: [previous] for previous, node in zip(chain, chain[1:])}
+    def arranged(self, nodes, before):
+        """Return the nodes in the order of pushes."""
+        return in_push_order(nodes, before, Push, Await)
 
 
 # In place after elementwise operations, as the AllReduce; in order when the graph is complete.
-optdb.register(
-    "synkhronos_push_in_place",
-    WalkingGraphRewriter(
-        _in_place,
-        order="in_to_out",
-        failure_callback=NodeProcessingGraphRewriter.warn_inplace,
-    ),
-    "synkhronos_store",
-    position=80,
-)
-optdb.register("synkhronos_push_order", _Order(), "synkhronos_store", position=201)
+register("synkhronos_push_in_place", in_place_rewriter(Push, _in_place), 80, "synkhronos_store")
+register("synkhronos_push_order", _Order(), 201, "synkhronos_store")

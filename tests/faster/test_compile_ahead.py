@@ -11,8 +11,9 @@ from support.waiting import wait_until
 from theano.gof import cmodule, vm
 
 import synkhronos._host.theano.host  # noqa: F401  replaces Theano's call of the compiler
-from synkhronos._host.theano import compile_ahead, compiled_header
-from synkhronos._host.theano.compile_ahead import Compilers, number_of_compilers
+from synkhronos._host.theano.faster import compile_ahead, compiled_header
+from synkhronos._host.theano.faster.compile_ahead import Compilers
+from synkhronos._host.theano.faster.switch import number_of_compilers
 
 SOURCE = compiled_header.BEGIN + "int x;\n"
 

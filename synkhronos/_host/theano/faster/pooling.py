@@ -8,6 +8,8 @@ occurs twice, or is NaN.
 from theano import gof
 from theano.tensor.signal.pool import MaxPoolGrad, Pool
 
+from synkhronos._host.theano.faster.c_code import FLOATS, allocate
+
 _CODE = r"""
 namespace {
 
@@ -133,7 +135,9 @@ void synkhronos_max_pool_grad(
 }
 """
 
-_FLOATS = ("float32", "float64")
+
+def _lengths(x, ndim):
+    return [f"PyArray_DIM({x}, {axis})" for axis in range(ndim)]
 
 
 def _windows(node, inputs, x):
@@ -174,7 +178,7 @@ class ContiguousMaxPool(Pool):
 
     def c_code(self, node, name, inputs, outputs, sub):
         """Return code that looks at the memory of the array, and chooses between the loops."""
-        x, z, ndim = inputs[0], outputs[0], node.inputs[0].ndim
+        x, z, lengths = inputs[0], outputs[0], _lengths(inputs[0], node.inputs[0].ndim)
         ignore_border = "true" if self.ignore_border else "false"
         theano = super().c_code(node, name, inputs, outputs, sub)
         return f"""
@@ -194,18 +198,7 @@ class ContiguousMaxPool(Pool):
             covered = w.count > 0 && ({ignore_border} || w.pad == 0);
         }}
         if (covered) {{
-            npy_intp shape[{ndim}];
-            int fits = {z} != NULL && PyArray_ISCARRAY({z});
-            for (int axis = 0; axis < {ndim}; ++axis) {{
-                const int pooled = axis - {ndim - 2};
-                shape[axis] = pooled < 0 ? PyArray_DIM({x}, axis) : windows[pooled].count;
-                fits = fits && PyArray_DIM({z}, axis) == shape[axis];
-            }}
-            if (!fits) {{
-                Py_XDECREF({z});
-                {z} = (PyArrayObject*) PyArray_EMPTY({ndim}, shape, PyArray_TYPE({x}), 0);
-                if (!{z}) {{ {sub["fail"]} }}
-            }}
+            {allocate(z, [*lengths[:-2], "windows[0].count", "windows[1].count"], x, sub["fail"])}
             synkhronos_max_pool(
                 (const dtype_{x}*) PyArray_DATA({x}), (dtype_{z}*) PyArray_DATA({z}), images,
                 windows[0], windows[1]);
@@ -216,7 +209,7 @@ class ContiguousMaxPool(Pool):
 
     def c_code_cache_version(self):
         """Return Theano's version with that of this code."""
-        return (*super().c_code_cache_version(), "contiguous", self.ignore_border, 1)
+        return (*super().c_code_cache_version(), "contiguous", self.ignore_border, 2)
 
 
 class ContiguousMaxPoolGrad(MaxPoolGrad):
@@ -244,15 +237,7 @@ class ContiguousMaxPoolGrad(MaxPoolGrad):
             }}
         }}
         if (covered) {{
-            int fits = {gx} != NULL && PyArray_ISCARRAY({gx});
-            for (int axis = 0; axis < {ndim}; ++axis)
-                fits = fits && PyArray_DIM({gx}, axis) == PyArray_DIM({x}, axis);
-            if (!fits) {{
-                Py_XDECREF({gx});
-                {gx} = (PyArrayObject*) PyArray_EMPTY(
-                    {ndim}, PyArray_DIMS({x}), PyArray_TYPE({x}), 0);
-                if (!{gx}) {{ {sub["fail"]} }}
-            }}
+            {allocate(gx, _lengths(x, ndim), x, sub["fail"])}
             synkhronos_max_pool_grad(
                 (const dtype_{x}*) PyArray_DATA({x}), (const dtype_{z}*) PyArray_DATA({z}),
                 (const dtype_{gz}*) PyArray_DATA({gz}), (dtype_{gx}*) PyArray_DATA({gx}), images,
@@ -264,7 +249,7 @@ class ContiguousMaxPoolGrad(MaxPoolGrad):
 
     def c_code_cache_version(self):
         """Return Theano's version with that of this code."""
-        return (*super().c_code_cache_version(), "contiguous", 2)
+        return (*super().c_code_cache_version(), "contiguous", 3)
 
 
 @gof.local_optimizer([Pool, MaxPoolGrad])
@@ -275,7 +260,7 @@ def pool_contiguously(node):
     if type(op) not in (Pool, MaxPoolGrad) or op.mode != "max" or op.ndim != 2:
         return False
     dtypes = {x.dtype for x in [*node.inputs[:-3], *node.outputs]}
-    if len(dtypes) > 1 or dtypes.isdisjoint(_FLOATS) or op.openmp:
+    if len(dtypes) > 1 or dtypes.isdisjoint(FLOATS) or op.openmp:
         return False
     if type(op) is Pool:
         return [ContiguousMaxPool(op.ignore_border, "max", 2, openmp=False)(*node.inputs)]

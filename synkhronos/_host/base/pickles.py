@@ -7,9 +7,12 @@ A compiled function has containers of its own, but they share the variables' cel
 
 import contextlib
 import gc
+import io
 import pickle
 
 import cloudpickle
+
+from synkhronos._machine.deep_recursion import recurses_deep
 
 
 def persistent_ids(variables):
@@ -78,3 +81,51 @@ def no_garbage_collection():
     finally:
         if was_enabled:
             gc.enable()
+
+
+@recurses_deep
+def dump_with(pickler, settings, functions, known, new, values=None) -> bytes:
+    """Pickle settings, then new variables whole, then functions, with ids for all variables.
+
+    Parameters
+    ----------
+    pickler : callable
+        ``pickler(file, ids)`` returns a Pickler.
+    settings
+        The settings on which compiled code depends.
+    functions : dict
+        Anything picklable -> (compiled function, or expression, anything picklable).
+    known, new : dict
+        Id -> shared variable.
+    values : dict, optional
+        What the reader gets in place of the new variables.
+    """
+    file, ids = io.BytesIO(), persistent_ids(known)
+    # New variables may refer to known ones.
+    pickler(file, ids).dump(new if values is None else values)
+    ids.update(persistent_ids(new))
+    with no_garbage_collection():
+        pickler(file, ids).dump(functions)
+    return pickle.dumps(settings) + file.getvalue()
+
+
+@recurses_deep
+def load_with(set_settings, make, finish, data, variables):
+    """Undo `dump_with`: add the new variables to `variables`; return the functions and their ids.
+
+    ``make(value, variables)`` returns the variable of a value, ``finish(function)`` the function
+    that is to be called.
+    """
+    file = io.BytesIO(data)
+    set_settings(pickle.load(file))
+    with no_garbage_collection():
+        new = Unpickler(file, variables).load()
+        for key, sent in new.items():
+            variables[key] = make(sent, variables)
+        try:
+            functions = Unpickler(file, variables).load()
+        except BaseException:
+            for key in new:  # the master sends them again, with new keys
+                del variables[key]
+            raise
+    return {key: (finish(each), rest) for key, (each, rest) in functions.items()}, tuple(new)

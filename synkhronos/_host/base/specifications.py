@@ -1,21 +1,20 @@
-"""Inputs and outputs as ``pytensor.function`` takes them beside variables: In and Out."""
+"""Inputs and outputs as a host library's ``function`` takes them beside variables: In and Out."""
 
-from pytensor.compile import Function, SharedVariable
-from pytensor.compile.io import In, Out, SymbolicInput
-from pytensor.graph.basic import Variable
-from pytensor.link.basic import Container
-from pytensor.tensor.sharedvar import TensorSharedVariable
-
-__all__ = ["Function", "In", "Out"]
-
-tuple_forms = ""
+from synkhronos._host.base.library import (
+    Container,
+    Out,
+    SharedVariable,
+    SymbolicInput,
+    TensorSharedVariable,
+    Variable,
+)
 
 
 def read_input(given):
     """Return the variable of an input, and a dict of what else it was given with; or None.
 
-    PyTensor takes no tuples. `mutable` and `borrow` are left out: they permit a function to reuse
-    the memory of an input, which here the ranks share.
+    `mutable` and `borrow` are left out: they permit a function to reuse the memory of an input,
+    which here the ranks share.
     """
     if isinstance(given, Variable):
         return given, {}

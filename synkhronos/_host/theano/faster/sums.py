@@ -8,6 +8,8 @@ the same precision as in Theano, so the results are the same, bit for bit.
 from theano import gof
 from theano.tensor.elemwise import Sum
 
+from synkhronos._host.theano.faster.c_code import FLOATS, allocate
+
 _CODE = r"""
 #include <algorithm>
 
@@ -63,8 +65,6 @@ void synkhronos_sum(const In* x, Out* out, npy_intp rows, npy_intp channels, npy
 }
 """
 
-_FLOATS = ("float32", "float64")
-
 
 class InterleavedSum(Sum):
     """A Sum that leaves neighbouring axes, such as axis 1 of (rows, channels, height, width).
@@ -93,22 +93,10 @@ class InterleavedSum(Sum):
         types = [
             f"npy_{t}" for t in (node.op.acc_dtype, node.inputs[0].dtype, node.outputs[0].dtype)
         ]
-        allocate = "\n".join(
-            f"fits = fits && PyArray_DIM({out}, {number}) == {shape[axis]};"
-            for number, axis in enumerate(kept)
-        )
         theano = super().c_code(node, name, inputs, outputs, sub)
         return f"""
         if (PyArray_ISCARRAY_RO({x})) {{
-            int fits = {out} != NULL && PyArray_ISCARRAY({out});
-            {allocate}
-            if (!fits) {{
-                npy_intp shape[] = {{{", ".join(shape[axis] for axis in kept)}}};
-                Py_XDECREF({out});
-                {out} = (PyArrayObject*) PyArray_EMPTY(
-                    {len(kept)}, shape, PyArray_TYPE({x}), 0);
-                if (!{out}) {{ {sub["fail"]} }}
-            }}
+            {allocate(out, [shape[axis] for axis in kept], x, sub["fail"])}
             synkhronos_sum<{types[0]}>(
                 (const {types[1]}*) PyArray_DATA({x}), ({types[2]}*) PyArray_DATA({out}),
                 {rows}, {channels}, {pixels});
@@ -120,7 +108,7 @@ class InterleavedSum(Sum):
     def c_code_cache_version_apply(self, node):
         """Return Theano's version with that of this code."""
         version = super().c_code_cache_version_apply(node)
-        return version and (*version, "interleaved", 1)
+        return version and (*version, "interleaved", 2)
 
 
 def _kept(op, ndim):
@@ -140,8 +128,8 @@ def interleave(node):
     covered = (
         kept
         and kept[-1] - kept[0] + 1 == len(kept)
-        and x.dtype in _FLOATS
+        and x.dtype in FLOATS
         and out.dtype == x.dtype
-        and op.acc_dtype in _FLOATS
+        and op.acc_dtype in FLOATS
     )
     return [InterleavedSum(op.axis, op.dtype, op.acc_dtype)(x)] if covered else False

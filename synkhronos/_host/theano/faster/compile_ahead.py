@@ -28,20 +28,18 @@ import time
 from theano.gof import CLinker, Constant, FunctionGraph, Op, cc, cmodule, vm
 from theano.gof.op import CLinkerOp
 
-from synkhronos._host.theano.compiled_header import Headers, compile_folder
+from synkhronos._host.theano.faster.compiled_header import Headers, compile_folder
 from synkhronos._machine import devices
 from synkhronos._machine.interrupts import interrupts_held, raised_here
 
-VARIABLE = "SYNKHRONOS_COMPILERS"
-AT_MOST = 8  # compilers at once, where the environment has no number: each takes some 200 MB
+AT_MOST = 8  # compilers at once, where no number is given: each takes some 200 MB
 PAUSE = 0.002  # seconds between two looks at the compilers
 MODULES_PER_HEADER = 4  # so many modules that use a header make up for the time that it takes
 
 
-def install() -> None:
-    """Let Theano run its compilers as `Compilers` does, unless the environment says 0."""
-    number = number_of_compilers()
-    if number == 0 or hasattr(vm.VM_Linker.make_all, "__wrapped__"):
+def install(number) -> None:
+    """Let Theano run its compilers as `Compilers` does, so many at once; None for the cores."""
+    if hasattr(vm.VM_Linker.make_all, "__wrapped__"):
         return
     compilers = Compilers(number, cmodule.output_subprocess_Popen)
     cmodule.output_subprocess_Popen = compilers.run
@@ -53,17 +51,6 @@ def install() -> None:
             return make_all(self, *args, **kwargs)
 
     vm.VM_Linker.make_all = make_all_ahead
-
-
-def number_of_compilers():
-    """Return the number of compilers that may run at once; None where the environment has none."""
-    text = os.environ.get(VARIABLE, "").strip()
-    if text and not text.isdecimal():
-        raise ValueError(
-            f"the environment variable {VARIABLE} is the number of C++ compilers that run at once, "
-            f"or 0 to compile as Theano does: a whole number, but it is {text!r}"
-        )
-    return int(text) if text else None
 
 
 class Compilers:

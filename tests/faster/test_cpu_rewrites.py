@@ -15,14 +15,15 @@ from theano.tensor.shared_randomstreams import RandomStreams
 from theano.tensor.signal.pool import pool_2d
 
 import synkhronos as synk
-from synkhronos._host.theano import rewriting
-from synkhronos._host.theano.convolutions import (
+from synkhronos._host.theano import modes
+from synkhronos._host.theano.faster.convolutions import (
     RowwiseCorrMM,
     RowwiseCorrMMGradInputs,
     RowwiseCorrMMGradWeights,
 )
-from synkhronos._host.theano.pooling import ContiguousMaxPool, ContiguousMaxPoolGrad
-from synkhronos._host.theano.sums import InterleavedSum
+from synkhronos._host.theano.faster.pooling import ContiguousMaxPool, ContiguousMaxPoolGrad
+from synkhronos._host.theano.faster.sums import InterleavedSum
+from synkhronos._host.theano.faster.switch import CPU
 
 LAYOUTS = [Layout(2, 0)]
 FAST_RUN = theano.Mode("cvm", "fast_run")
@@ -30,7 +31,7 @@ FAST_RUN = theano.Mode("cvm", "fast_run")
 
 def compiled(inputs, outputs, *excluding):
     """Compile as ranks do, and check that pickles of the function are functions."""
-    mode = rewriting.mode_for(outputs, FAST_RUN).excluding(*excluding)
+    mode = modes.mode_for(outputs, FAST_RUN).excluding(*excluding)
     return pickle.loads(pickle.dumps(theano.function(inputs, outputs, mode=mode)))
 
 
@@ -246,7 +247,7 @@ def test_the_variance_of_a_batch_normalization_is_computed_by_squares():
 def rewritten(inputs, outputs, mode):
     """Return the operations of a function, which is not compiled."""
     graph = theano.FunctionGraph(inputs, outputs)
-    rewriting.mode_for([], mode).optimizer.optimize(graph)
+    modes.mode_for([], mode).optimizer.optimize(graph)
     return [type(node.op) for node in graph.apply_nodes]
 
 
@@ -257,7 +258,7 @@ def sums_are(mode):
 
 def test_modes_turn_the_rewrites_off():
     assert sums_are(FAST_RUN) and sums_are("FAST_RUN")
-    for name in (rewriting.CPU, "synkhronos_sums"):
+    for name in (CPU, "synkhronos_sums"):
         assert not sums_are(FAST_RUN.excluding(name))
     assert sums_are(FAST_RUN.excluding("synkhronos_pooling"))
     # In Python, as in FAST_COMPILE, there is nothing to win; and no simplification means none.
@@ -272,15 +273,15 @@ def test_a_flag_turns_the_rewrites_off(script):
     done = script(
         """
 import theano.tensor as T
-from synkhronos._host.theano import rewriting
+from synkhronos._host.theano import modes
 import theano
 
 x = T.fmatrix("x")
 graph = theano.FunctionGraph([x], [x.sum(0)])
-rewriting.mode_for([], None).optimizer.optimize(graph)
+modes.mode_for([], None).optimizer.optimize(graph)
 print([type(node.op).__name__ for node in graph.apply_nodes])
 """,
-        env={"THEANO_FLAGS": f"optimizer_excluding={rewriting.CPU}"},
+        env={"THEANO_FLAGS": f"optimizer_excluding={CPU}"},
     )
     assert done.stdout == "['Sum']\n"
 
@@ -301,4 +302,4 @@ def test_rewrites_leave_operations_without_arrays_alone():
     drawn = streams.uniform(x.shape)
     graph = theano.FunctionGraph([x, *(state for state, _ in streams.updates())], [x + drawn])
     with theano.change_flags(on_opt_error="raise"):
-        rewriting.mode_for([], FAST_RUN).optimizer.optimize(graph)
+        modes.mode_for([], FAST_RUN).optimizer.optimize(graph)

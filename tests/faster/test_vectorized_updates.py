@@ -7,7 +7,7 @@ import theano.tensor as T
 from support.layouts import ON_DEVICES, Layout
 
 import synkhronos as synk
-from synkhronos._host.theano.vectorizing import Vectorized
+from synkhronos._host.theano.faster.vectorizing import Vectorized
 from synkhronos.extensions import train, update_rules
 
 LAYOUTS = [Layout(2)]

@@ -1,0 +1,117 @@
+"""PyTensor for `_host/base`: its classes and functions, and Theano's where they differ in more."""
+
+from pytensor import config, tensor
+from pytensor import function as compile_serially
+from pytensor.compile import Function, SharedVariable
+from pytensor.compile.io import In, Out, SymbolicInput
+from pytensor.compile.mode import Mode, get_mode, optdb
+from pytensor.compile.ops import DeepCopyOp, ViewOp
+from pytensor.gradient import DisconnectedType, disconnected_type, grad_undefined
+from pytensor.graph.basic import Apply, Constant, Variable, clone_get_equiv, equal_computations
+from pytensor.graph.features import Feature, ReplaceValidate
+from pytensor.graph.op import HasInnerGraph
+from pytensor.graph.op import Op as Operation
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.rewriting.basic import (
+    GraphRewriter,
+    NodeProcessingGraphRewriter,
+    SequentialGraphRewriter,
+    WalkingGraphRewriter,
+    node_rewriter,
+)
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.graph.traversal import graph_inputs, io_toposort, toposort_with_orderings, walk
+from pytensor.link.basic import Container
+from pytensor.scan.op import Scan
+from pytensor.tensor import TensorType
+from pytensor.tensor.basic import MakeVector, ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.math import Dot
+from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.shape import Reshape, Shape, Shape_i
+from pytensor.tensor.sharedvar import TensorSharedVariable
+from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
+
+CONVERTS_UPDATES = True  # whether `function` converts updates to the types of their variables
+# Operations that draw random numbers: their first two inputs are a state and a size.
+DRAWS = (RandomVariable,)
+# How a size has an item for each row, for messages.
+SIZES = "as in size=x.shape, and no other axis depends on it."
+
+
+def disconnected():
+    """Return what stands for a gradient that is 0 because nothing is connected."""
+    return disconnected_type()
+
+
+def is_disconnected(derivative):
+    """Return whether a derivative is 0 because nothing is connected."""
+    return isinstance(derivative.type, DisconnectedType)
+
+
+def tensor_type(dtype, fixed_axes):
+    """Return the type of arrays with a length of 1 along fixed axes, and any along others."""
+    return TensorType(dtype, shape=tuple(1 if is_fixed else None for is_fixed in fixed_axes))
+
+
+def ancestors(variables):
+    """Return variables and all that they are computed from, as written, from left to right."""
+    return list(walk(variables, lambda each: each.owner and each.owner.inputs, bfs=True))
+
+
+def inner_outputs(op):
+    """Return the outputs of the graph inside of a scan or an OpFromGraph; none of any other."""
+    op = getattr(op, "core_op", op)
+    return op.inner_outputs if isinstance(op, HasInnerGraph) else []
+
+
+def machine_of(function):
+    """Return what runs the operations of a compiled function."""
+    return function.vm
+
+
+def clients_of(fgraph, variable):
+    """Return the pairs (node, position of its input) that read a variable."""
+    return fgraph.clients[variable]
+
+
+def sorted_nodes(fgraph, orderings):
+    """Return the nodes of a graph, each after its inputs and after those that `orderings` says."""
+    return list(toposort_with_orderings(fgraph.outputs, orderings=orderings))
+
+
+def indices_of(node):
+    """Return the indices of a Subtensor: variables, integers and slices."""
+    return indices_from_subtensor(node.inputs[1:], node.op.idx_list)
+
+
+def taken_rows(node):
+    """Return the row numbers by which a node selects rows of its first input; else None."""
+    return indices_of(node)[0] if isinstance(node.op, AdvancedSubtensor) else None
+
+
+def constant_number(variable):
+    """Return the integer that an index always is, if the graph says it; else None."""
+    return int(variable.data) if isinstance(variable, Constant) else None
+
+
+def in_place_rewriter(op, rewrite):
+    """Return a rewriter of each node of an operation, where PyTensor tracks overwritten inputs.
+
+    ``rewrite(node)`` returns the operation that works in place, or None.
+    """
+
+    @node_rewriter([op])
+    def in_place(fgraph, node):
+        new = rewrite(node)
+        if new is None or not hasattr(fgraph, "destroyers"):
+            return False
+        return new(*node.inputs, return_list=True)
+
+    warn = NodeProcessingGraphRewriter.warn_inplace
+    return WalkingGraphRewriter(in_place, order="in_to_out", failure_callback=warn)
+
+
+def register(name, rewriter, position, *tags):
+    """Register a rewriter for the modes that include one of its tags."""
+    optdb.register(name, rewriter, *tags, position=position)

@@ -1,0 +1,1 @@
+"""Changes that make Theano compile and compute faster, with the same bits: see `switch`."""

@@ -1,0 +1,26 @@
+"""C code that operations of this folder have in common."""
+
+FLOATS = ("float32", "float64")
+
+
+def allocate(output, shape, like, fail):
+    """Return C code that makes a contiguous output, unless that of the last call has its shape.
+
+    Parameters
+    ----------
+    output, like : str
+        Names of arrays: the output gets the dtype of `like`.
+    shape : list of str
+        C expressions of its lengths.
+    fail : str
+        C code that leaves the operation with an error.
+    """
+    fits = "".join(f" && PyArray_DIM({output}, {i}) == {n}" for i, n in enumerate(shape))
+    return f"""
+        if (!({output} && PyArray_ISCARRAY({output}){fits})) {{
+            npy_intp shape[] = {{{", ".join(shape)}}};
+            Py_XDECREF({output});
+            {output} = (PyArrayObject*) PyArray_EMPTY({len(shape)}, shape, PyArray_TYPE({like}), 0);
+            if (!{output}) {{ {fail} }}
+        }}
+    """

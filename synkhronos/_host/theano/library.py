@@ -1,0 +1,132 @@
+"""Theano for `_host/base`: its classes and functions, under names that PyTensor's have too."""
+
+import theano.tensor as tensor
+from theano import clone as clone_replace
+from theano import config, gof
+from theano import function as compile_serially
+from theano.compile.function_module import Function
+from theano.compile.io import In, Out, SymbolicInput
+from theano.compile.mode import Mode, get_mode, optdb
+from theano.compile.ops import DeepCopyOp, Shape, Shape_i, ViewOp
+from theano.compile.sharedvalue import SharedVariable
+from theano.gof import Apply, Constant, Container, Variable
+from theano.gof import Optimizer as GraphRewriter
+from theano.gof import Query as RewriteDatabaseQuery
+from theano.gof import SeqOptimizer as SequentialGraphRewriter
+from theano.gof.graph import ancestors, clone_get_equiv, io_toposort
+from theano.gof.graph import inputs as graph_inputs
+from theano.gof.toolbox import Feature, ReplaceValidate
+from theano.gradient import DisconnectedType, grad_undefined
+from theano.sandbox.rng_mrg import mrg_uniform_base
+from theano.scan_module.scan_op import Scan
+from theano.scan_module.scan_utils import equal_computations
+from theano.tensor import Dot, Reshape, ScalarFromTensor, TensorFromScalar, TensorType
+from theano.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from theano.tensor.opt import MakeVector
+from theano.tensor.raw_random import RandomFunction
+from theano.tensor.sharedvar import TensorSharedVariable
+from theano.tensor.subtensor import AdvancedSubtensor1, Subtensor, get_idx_list
+
+CONVERTS_UPDATES = False  # whether `function` converts updates to the types of their variables
+# Operations that draw random numbers: their first two inputs are a state and a size.
+DRAWS = mrg_uniform_base, RandomFunction
+# How a size has an item for each row, for messages.
+SIZES = (
+    "as in binomial(x.shape), and no other axis depends on it. (normal() of MRG_RandomStreams "
+    "draws them in one row: take that of RandomStreams.)"
+)
+
+
+class Operation(gof.Op):
+    """An operation whose derivatives have PyTensor's names."""
+
+    def L_op(self, inputs, outputs, gradients):
+        """Return the gradients with respect to the inputs."""
+        return self.pullback(inputs, outputs, gradients)
+
+    def R_op(self, inputs, eval_points):
+        """Return the directional derivatives of the outputs, None for those that have none."""
+        return self.pushforward(inputs, None, eval_points)
+
+    def pullback(self, inputs, outputs, cotangents):
+        """Raise NotImplementedError, unless an operation has gradients."""
+        raise NotImplementedError(f"{self} has no gradient.")
+
+    def pushforward(self, inputs, outputs, tangents):
+        """Raise NotImplementedError, unless an operation has directional derivatives."""
+        raise NotImplementedError(f"{self} has no directional derivative.")
+
+
+def disconnected():
+    """Return what stands for a gradient that is 0 because nothing is connected."""
+    return DisconnectedType()()
+
+
+def is_disconnected(derivative):
+    """Return whether a derivative is 0 because nothing is connected."""
+    return derivative is None or isinstance(derivative.type, DisconnectedType)
+
+
+def tensor_type(dtype, fixed_axes):
+    """Return the type of arrays with a length of 1 along fixed axes, and any along others."""
+    return TensorType(dtype, fixed_axes)
+
+
+def inner_outputs(op):
+    """Return the outputs of the graph inside of a scan or an OpFromGraph; none of any other."""
+    inner = getattr(op, "outputs", None) or getattr(op, "local_outputs", None) or ()
+    return [each for each in inner if isinstance(each, Variable)]
+
+
+def machine_of(function):
+    """Return what runs the operations of a compiled function."""
+    return function.fn
+
+
+def clients_of(fgraph, variable):
+    """Return the pairs (node, position of its input) that read a variable."""
+    return variable.clients
+
+
+def sorted_nodes(fgraph, orderings):
+    """Return the nodes of a graph, each after its inputs and after those that `orderings` says."""
+    return gof.graph.io_toposort(fgraph.inputs, fgraph.outputs, orderings)
+
+
+def indices_of(node):
+    """Return the indices of a Subtensor: variables and slices."""
+    return get_idx_list(node.inputs, node.op.idx_list)
+
+
+def taken_rows(node):
+    """Return the row numbers by which a node selects rows of its first input; else None."""
+    return node.inputs[1] if isinstance(node.op, AdvancedSubtensor1) else None
+
+
+def constant_number(variable):
+    """Return the integer that an index always is, if the graph says it; else None."""
+    try:
+        return int(tensor.get_scalar_constant_value(variable))
+    except (tensor.NotScalarConstantError, TypeError, ValueError):
+        return None
+
+
+def in_place_rewriter(op, rewrite):
+    """Return a rewriter of each node of an operation, where Theano tracks overwritten inputs.
+
+    ``rewrite(node)`` returns the operation that works in place, or None.
+    """
+
+    @gof.local_optimizer([op])
+    def in_place(node):
+        new = rewrite(node) if isinstance(node.op, op) else None
+        if new is None or not hasattr(node.fgraph, "destroyers"):
+            return False
+        return new(*node.inputs, return_list=True)
+
+    return gof.TopoOptimizer(in_place, failure_callback=gof.TopoOptimizer.warn_inplace)
+
+
+def register(name, rewriter, position, *tags):
+    """Register a rewriter for the modes that include one of its tags."""
+    optdb.register(name, rewriter, position, *tags)

@@ -1,0 +1,42 @@
+"""Modes of compilation for ranks, and rewrites that the device of a rank brings."""
+
+from theano import gof
+from theano.compile.mode import Mode, get_mode
+
+from synkhronos._host.base.rewriting import with_fused_reductions
+from synkhronos._host.theano import devices, lending, overlapping  # noqa: F401 - rewrites
+from synkhronos._host.theano.faster import switch
+from synkhronos._host.theano.graph import AllReduce
+
+
+def open_device(device: str, rank: int, threads: int) -> None:
+    """Open the device of this rank, and let Theano's backend move AllReduces to it."""
+    devices.open_device(device, rank, threads)
+    _lift_all_reduces()
+
+
+def _lift_all_reduces():
+    from theano.gpuarray import opt
+    from theano.gpuarray.basic_ops import as_gpuarray_variable
+
+    @opt.register_opt("fast_compile")
+    @opt.op_lifter([AllReduce])
+    @opt.register_opt2([AllReduce], "fast_compile")
+    def local_gpua_all_reduce(op, context_name, inputs, outputs):
+        return op(*[as_gpuarray_variable(x, context_name) for x in inputs], return_list=True)
+
+
+def mode_for(outputs, mode):
+    """Return the mode to compile for ranks with.
+
+    It has the rewrites for CPUs if it compiles C code, and fuses all-reduces if there are any.
+
+    Raises ``TypeError`` for an AllReduce inside a scan: it can't be part of the chain.
+    """
+    mode = get_mode(mode)
+    if devices.device_kind() == "cpu":
+        mode = switch.for_cpus(mode)
+    elif type(mode.linker) is gof.PerformLinker or not getattr(mode.linker, "c_thunks", True):
+        # A mode such as FAST_COMPILE runs Python code only; operations on devices have none.
+        mode = Mode("vm", mode.provided_optimizer)
+    return with_fused_reductions(mode, outputs)
