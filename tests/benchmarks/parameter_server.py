@@ -12,157 +12,92 @@ Columns marked * are recorded figures, not of this run: mshadow-ps, and MXNet 1.
 on another machine with 2 cores.
 """
 
-import argparse
 import contextlib
-import functools
-import json
 import os
-import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 
-from synkhronos.tools.bench import collectives, kvstore, options, overlap, peers
+from benchmarks import groups
+from synkhronos import parameter_server as ps
+from synkhronos.tools.bench import frame, options, turns
 
 SIZES = "1K,1M,16M,64M"
-TURNS = 5
-REPETITIONS = 400  # of one system in one turn, at most
-TIMED_FIRST = 3
-KEY_BYTES = 1024  # of each of many keys
+_KEY_BYTES = 1024  # of each of many keys
+_MOST = 400  # repetitions of one system in one turn
 # Microseconds: bytes -> medians; and for one of 64 keys of 1 KiB.
-RECORDED = {
+_RECORDED = {
     "mshadow-ps*": {1 << 10: 74, 1 << 20: 353, 1 << 24: 7030, 1 << 26: 35700, "key": 25},
     "MXNet local*": {1 << 10: 100, 1 << 20: 544, 1 << 24: 8900, 1 << 26: 41100, "key": 28.6},
     "MXNet device*": {1 << 10: 100, 1 << 20: 515, 1 << 24: 9100, 1 << 26: 43800, "key": 31.7},
 }
 
-_clock = time.perf_counter
-
-
-class WrongResult(Exception):
-    """A sum is wrong."""
-
 
 def add_arguments(parser):
     """Add the options of this benchmark."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
-        "--sizes", type=collectives.parse_sizes, default=SIZES, help=f"bytes of an array ({SIZES})"
+        "--sizes", type=options.sizes, default=SIZES, help=f"bytes of an array ({SIZES})"
     )
-    parser.add_argument(
-        "--keys", type=options.count, default=64, help="keys of 1 KiB in one round (64)"
-    )
-    parser.add_argument("--devices", type=options.count, default=2, help="of the store (2)")
-    parser.add_argument(
-        "--seconds", type=options.positive, default=1.0, metavar="S",
-        help="time for each system and size (1)",
-    )  # fmt: skip
+    options.add(parser, "--keys", options.count, 64, "keys of 1 KiB in one round")
+    options.add(parser, "--devices", options.count, 2, "of the store")
+    options.add(parser, "--seconds", options.positive, 1.0, "time for each system and size")
     parser.add_argument(
         "--no-peers", action="store_true", help="leave MXNet out, and the recorded figures"
     )
-    parser.add_argument(
-        "--peer-python", action="append", type=collectives.python_path, default=[], metavar="PATH",
-        help="a Python to look for MXNet in before this one; may be repeated",
-    )  # fmt: skip
-    parser.add_argument("--json", metavar="FILE", help="write all figures to a file")
-    overlap.add_arguments(parser)
+    groups.add_python(parser)
 
 
-def main(arguments) -> int:
-    """Measure, print, and return the exit status."""
-    if arguments.overlap:
-        return overlap.main(arguments)
-    busy = options.busy_cores()
-    if busy > 0.2:
-        print(f"others keep {busy:.1f} cores busy: this tells little about speed", file=sys.stderr)
-    results = {"devices": arguments.devices, "cores": os.cpu_count(), "busy_cores": busy}
-    results["missing"], results["cells"] = {}, []
-    try:
-        with contextlib.ExitStack() as stack:
-            systems = [_OneCaller(arguments.devices), _DeviceThreads(arguments.devices)]
-            if not arguments.no_peers:
-                systems += _mxnet(arguments, stack, results)
-            for system in systems:
-                stack.callback(system.forget)
-            _measure(arguments, systems, results)
-    except (WrongResult, kvstore.KVStoreError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(results, indent=2))
-    return 0
+def measure(args, report):
+    """Measure rounds, and the calls that issue them; show the tables."""
+    report.look_at_machine()
+    report.results.update(devices=args.devices, cells=[])
+    with contextlib.ExitStack() as stack:
+        systems = [_OneCaller(args.devices), _DeviceThreads(args.devices)]
+        if not args.no_peers:
+            with groups.telling("MXNet", report):
+                python = groups.find("mxnet", args.peer_python)
+                process = stack.enter_context(groups.program("MXNet", python, "kvstore"))
+                report.results["mxnet"] = process.ask("hello")
+                kinds = ("local", "device")
+                systems += [_MXNet(process, kind, args.devices) for kind in kinds]
+        for system in systems:
+            stack.callback(system.forget)
+        _measure_rounds(args, systems, report)
+        _measure_issue(args, report)
 
 
-def _mxnet(arguments, stack, results):
-    try:
-        python = peers.find("mxnet", [*arguments.peer_python, sys.executable])
-        process = stack.enter_context(kvstore.KVStore(python))
-    except (peers.PeerError, kvstore.KVStoreError) as error:
-        results["missing"]["MXNet"] = str(error)
-        print(f"not compared with MXNet: {error}", file=sys.stderr)
-        return []
-    results["mxnet"] = process.version
-    return [_MXNet(process, kind, arguments.devices) for kind in kvstore.KINDS]
-
-
-def _measure(arguments, systems, results):
-    say = functools.partial(print, flush=True)
-    recorded = [] if arguments.no_peers or arguments.devices != 2 else list(RECORDED)
+def _measure_rounds(args, systems, report):
+    recorded = {} if args.no_peers or args.devices != 2 else _RECORDED
     names = [system.name for system in systems]
-    head = f"{'':>16}" + "".join(f"{name:>27}" for name in names)
-    say(f"{arguments.devices} devices, {os.cpu_count()} cores, us: median (p10 to p90)")
-    say(head + "".join(f"{name:>15}" for name in recorded))
-    rows = [(f"{nbytes:,} bytes", nbytes, 1, nbytes) for nbytes in arguments.sizes]
-    rows.append((f"{arguments.keys} keys, each", KEY_BYTES, arguments.keys, "key"))
+    widths = [27] * len(names) + [15] * len(recorded)
+    table = frame.Table("", *names, *recorded, first=16, least=15, widths=widths)
+    title = f"{args.devices} devices, {os.cpu_count()} cores, us: median (p10 to p90)"
+    report.show(f"{title}\n{table.head}")
+    rows = [(f"{nbytes:,} bytes", nbytes, 1, nbytes) for nbytes in args.sizes]
+    rows.append((f"{args.keys} keys, each", _KEY_BYTES, args.keys, "key"))
     for title, nbytes, n_keys, entry in rows:
-        found = measure(systems, nbytes, n_keys, arguments.seconds)
-        line = f"{title:>16}"
-        for name, seconds in found.items():
-            cell = _cell(name, nbytes, n_keys, seconds)
-            results["cells"].append(cell)
-            line += f"{_text(cell):>27}"
+        measured = turns.Turns(args.seconds, most=_MOST)
+        for each in systems:
+            measured.add(each.name, lambda n, each=each: each.times(nbytes, n_keys, n))  # noqa: B023
+        figures = measured.take_all(f"{n_keys} x {nbytes:,} bytes")
+        for system in systems:
+            system.forget()
+        cells = [_cell(name, nbytes, n_keys, found) for name, found in figures.items()]
+        report.results["cells"] += cells
         is_there = n_keys in (1, 64)
-        known = [RECORDED[name].get(entry) if is_there else None for name in recorded]
-        say(line + "".join(f"{'-' if each is None else f'{each:g}':>15}" for each in known))
-    apart = 1e6 * np.percentile(systems[1].apart, [10, 50, 90])
-    results["apart_us"] = apart.tolist()
-    say("device threads begin {1:.0f} us apart ({0:.0f} to {2:.0f})".format(*apart))
-    results["issue"] = {}
-    for nbytes in (arguments.sizes[0], arguments.sizes[-1]):
-        found = measure_issue(arguments.devices, nbytes, arguments.seconds)
-        results["issue"][nbytes] = found
-        parts = [f"{name} {_text(cell)}" for name, cell in found.items()]
-        say(f"issue, {nbytes:,} bytes: {', '.join(parts)}")
+        known = [figures.get(entry) if is_there else None for figures in recorded.values()]
+        known = ["-" if each is None else f"{each:g}" for each in known]
+        report.show(table.line(f"{title:>16}", *map(_text, cells), *known))
+    apart = [1e6 * turns.spread(systems[1].apart)[each] for each in ("p10", "median", "p90")]
+    report.results["apart_us"] = apart
+    report.show("device threads begin {1:.0f} us apart ({0:.0f} to {2:.0f})".format(*apart))
 
 
-def measure(systems, nbytes, n_keys, seconds):
-    """Return the seconds of all rounds of each system; the systems take turns."""
-    counts, times = {}, {system: [] for system in systems}
-    for system in systems:
-        first = system.times(nbytes, n_keys, TIMED_FIRST)
-        counts[system] = int(min(max(seconds / TURNS / min(first), 1), REPETITIONS))
-    for _ in options.progress(f"{n_keys} x {nbytes:,} bytes", range(TURNS)):
-        for system, count in counts.items():
-            warm = 1 + count // 10  # the caches are full of another system's arrays
-            times[system] += system.times(nbytes, n_keys, warm + count)[warm:]
-    for system in systems:
-        system.forget()
-    return {system.name: found for system, found in times.items()}
-
-
-def _cell(name, nbytes, n_keys, seconds):
-    low, middle, high = (1e6 / n_keys * np.percentile(seconds, p) for p in (10, 50, 90))
-    return {
-        "system": name,
-        "bytes": nbytes,
-        "keys": n_keys,
-        "rounds": len(seconds),
-        "p10_us": low,
-        "us": middle,
-        "p90_us": high,
-    }
+def _cell(name, nbytes, n_keys, found):
+    us = {each: 1e6 / n_keys * found[each] for each in ("p10", "median", "p90")}
+    cell = {"system": name, "bytes": nbytes, "keys": n_keys, "rounds": found["count"]}
+    return {**cell, "p10_us": us["p10"], "us": us["median"], "p90_us": us["p90"]}
 
 
 def _text(cell):
@@ -194,8 +129,6 @@ class _OneCaller(_System):
     name = "one caller"
 
     def _make(self, nbytes, n_keys):
-        from synkhronos import parameter_server as ps
-
         store = ps.create("local", devices=range(self._n_devices))
         self._keys = list(range(n_keys)) if n_keys > 1 else 0
         self._arrays = _arrays(nbytes, n_keys, self._n_devices)
@@ -210,9 +143,9 @@ class _OneCaller(_System):
             for arrays in self._arrays:
                 for device, array in enumerate(arrays):
                     array.fill(device + 1)
-            begin = _clock()
+            begin = turns.clock()
             self._made.pushpull(self._keys, self._given).wait()
-            seconds.append(_clock() - begin)
+            seconds.append(turns.clock() - begin)
             for arrays in self._arrays:
                 for array in arrays:
                     check(array, self._n_devices)
@@ -232,8 +165,6 @@ class _DeviceThreads(_System):
         self.apart = []  # seconds between the first thread's begin and the last one's
 
     def _make(self, nbytes, n_keys):
-        from synkhronos import parameter_server as ps
-
         self._arrays = list(zip(*_arrays(nbytes, n_keys, self._n_devices)))
         store = ps.create("local", devices=range(self._n_devices))
         for device in range(self._n_devices):
@@ -267,13 +198,13 @@ class _DeviceThreads(_System):
                 for _, array in arrays:
                     array.fill(device + 1)
                 together.start()
-                begin = _clock()
+                begin = turns.clock()
                 for key, array in arrays:
                     store.push(array, key, device)
                     store.pull_req(array, key, device)
                 for key, _ in arrays:
                     store.pull_wait(key, device)
-                spans.append((begin, _clock()))
+                spans.append((begin, turns.clock()))
                 for _, array in arrays:
                     check(array, self._n_devices)
         except threading.BrokenBarrierError:
@@ -296,12 +227,12 @@ class _Together:
         self.abort = self._barrier.abort
 
     def _set(self):
-        self._at = _clock() + 2e-4  # until then the others have left the barrier
+        self._at = turns.clock() + 2e-4  # until then the others have left the barrier
 
     def start(self):
         """Wait for all threads, then for a common time."""
         self._barrier.wait()
-        time.sleep(max(0, self._at - _clock()))
+        time.sleep(max(0, self._at - turns.clock()))
 
 
 class _MXNet(_System):
@@ -311,36 +242,41 @@ class _MXNet(_System):
 
     def times(self, nbytes, n_keys, repetitions):
         """Return the seconds of each round of all keys."""
-        return self._process.times(self._kind, nbytes, n_keys, self._n_devices, repetitions)
+        given = {"kind": self._kind, "nbytes": nbytes, "n_keys": n_keys, "count": repetitions}
+        return self._process.ask("times", n_devices=self._n_devices, **given)
 
 
-def measure_issue(n_devices, nbytes, seconds):
-    """Return what the calls of one thread take that plays all devices, one after the other."""
-    from synkhronos import parameter_server as ps
+def _measure_issue(args, report):
+    """Show what the calls of one thread take that plays all devices, one after the other."""
+    report.results["issue"] = {}
+    for nbytes in (args.sizes[0], args.sizes[-1]):
+        times = issue(args.devices, nbytes, args.seconds)
+        found = {name: _cell(name, nbytes, 1, turns.spread(each)) for name, each in times.items()}
+        report.results["issue"][nbytes] = found
+        parts = [f"{name} {_text(cell)}" for name, cell in found.items()]
+        report.show(f"issue, {nbytes:,} bytes: {', '.join(parts)}")
 
+
+def issue(n_devices, nbytes, seconds):
+    """Return the seconds of each kind of call."""
     [arrays] = _arrays(nbytes, 1, n_devices)
     names = ("push", "pull_req", "last push", "last pull_req")
     times = {name: [] for name in names if n_devices > 1 or name.startswith("last")}
-    end = _clock() + seconds
+    end = turns.clock() + seconds
     with ps.create("local", devices=range(n_devices)) as store:
         for device in range(n_devices):
             store.init_key((nbytes // 4,), 0, device)
-        while _clock() < end or len(times["last push"]) < TIMED_FIRST:
+        while turns.clock() < end or len(times["last push"]) < 3:
             for device, array in enumerate(arrays):
                 array.fill(device + 1)
             for device, array in enumerate(arrays):
                 last = "last " * (device == n_devices - 1)
-                begin = _clock()
-                store.push(array, 0, device)
-                pushed = _clock()
-                store.pull_req(array, 0, device)
-                pulled = _clock()
-                times[f"{last}push"].append(pushed - begin)
-                times[f"{last}pull_req"].append(pulled - pushed)
+                times[f"{last}push"].append(turns.seconds_of(store.push, array, 0, device))
+                times[f"{last}pull_req"].append(turns.seconds_of(store.pull_req, array, 0, device))
             for device, array in enumerate(arrays):
                 store.pull_wait(0, device)
                 check(array, n_devices)
-    return {name: _cell(name, nbytes, 1, found) for name, found in times.items()}
+    return times
 
 
 def _arrays(nbytes, n_keys, n_devices):
@@ -349,11 +285,11 @@ def _arrays(nbytes, n_keys, n_devices):
 
 
 def check(array, n_devices):
-    """Raise WrongResult if an array is not the sum of those that hold 1, 2 and so on.
+    """Raise an error if an array is not the sum of those that hold 1, 2 and so on.
 
     >>> check(np.full(3, 6.0), n_devices=3)
     """
     expected = n_devices * (n_devices + 1) // 2
     if not (array == expected).all():
         wrong = array[array != expected][0]
-        raise WrongResult(f"a sum is wrong: {wrong} in place of {expected}")
+        raise frame.Failed(f"a sum is wrong: {wrong} in place of {expected}")
