@@ -35,7 +35,7 @@ def _path(text):
 
 
 def find(package, pythons):
-    """Return the first of some interpreters, or of this one, that has a package; else refuse."""
+    """Return the first of some interpreters and this one that has a package, or raise Failed."""
     code = "import importlib.util as u, sys; sys.exit(not u.find_spec(sys.argv[1]))"
     for python in [*pythons, sys.executable]:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -75,28 +75,28 @@ def program(name, python, module, *arguments, **more):
 class Group:
     """Programs that compute together, from ``__enter__`` to ``__exit__``."""
 
-    def __init__(self, programs):
-        self._programs = programs
+    def __init__(self, members):
+        self._members = members
 
     def __enter__(self):
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
-            for each in self._programs:
+            for each in self._members:
                 stack.enter_context(each)
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, kind, error, trace):
         if kind is None:
-            for each in self._programs:
+            for each in self._members:
                 each.send("stop")  # some wait for one another at their end
         return self._stack.__exit__(kind, error, trace)
 
     def ask_all(self, do, **message):
         """Let all do something; return their answers."""
-        for each in self._programs:
+        for each in self._members:
             each.send(do, **message)
-        return [each.hear(do) for each in self._programs]
+        return [each.hear(do) for each in self._members]
 
     def ask(self, do, **message):
         """Let all do something; return the answer of the first."""

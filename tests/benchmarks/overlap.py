@@ -46,7 +46,7 @@ def measure(args, report):
     frame.check_picture("--timeline", args.timeline)
     report.look_at_machine()
     command = "from synkhronos.__main__ import main; sys.exit(main())"
-    line = programs.interpreter(f"import sys\n{command}", "launch")
+    line = programs.interpreter(command, "launch")
     line += ["--servers", str(args.servers), "--workers", str(args.workers)]
     line += ["--threads-per-rank", "1"]
     if args.hosts:  # all processes, evenly

@@ -16,6 +16,7 @@ import contextlib
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -36,9 +37,7 @@ _RECORDED = {
 
 def add_arguments(parser):
     """Add the options of this benchmark."""
-    parser.add_argument(
-        "--sizes", type=options.sizes, default=SIZES, help=f"bytes of an array ({SIZES})"
-    )
+    options.add(parser, "--sizes", options.sizes, SIZES, "bytes of an array")
     options.add(parser, "--keys", options.count, 64, "keys of 1 KiB in one round")
     options.add(parser, "--devices", options.count, 2, "of the store")
     options.add(parser, "--seconds", options.positive, 1.0, "time for each system and size")
@@ -106,55 +105,49 @@ def _text(cell):
 
 
 class _System:
-    """A system that is timed; its arrays and keys are kept from one turn to the next."""
+    """A system that is timed; its store and arrays are kept from one turn to the next."""
 
     def __init__(self, n_devices):
-        self._n_devices = n_devices
-        self._made = None
+        self._n_devices, self._store = n_devices, None
 
     def times(self, nbytes, n_keys, repetitions):
         """Return the seconds of each round of all keys."""
-        if self._made is None:
-            self._made = self._make(nbytes, n_keys)
+        if self._store is None:
+            self._arrays = _arrays(nbytes, n_keys, self._n_devices)
+            self._store = ps.create("local", devices=range(self._n_devices))
+            self._prepare()
         return self._rounds(repetitions)
 
     def forget(self):
         """Free what is kept."""
-        if self._made is not None:
-            self._made.close()
-        self._made = None
+        if self._store is not None:
+            self._store.close()
+        self._store = self._arrays = None
 
 
 class _OneCaller(_System):
     name = "one caller"
 
-    def _make(self, nbytes, n_keys):
-        store = ps.create("local", devices=range(self._n_devices))
-        self._keys = list(range(n_keys)) if n_keys > 1 else 0
-        self._arrays = _arrays(nbytes, n_keys, self._n_devices)
-        self._given = self._arrays if n_keys > 1 else self._arrays[0]
-        values = [arrays[0] for arrays in self._arrays]
-        store.init(self._keys, values if n_keys > 1 else values[0])
-        return store
+    def _prepare(self):
+        self._store.init(list(range(len(self._arrays))), [each[0] for each in self._arrays])
 
     def _rounds(self, repetitions):
+        # One key alone is given without lists, as users do.
+        several = len(self._arrays) > 1
+        keys = list(range(len(self._arrays))) if several else 0
+        given = self._arrays if several else self._arrays[0]
         seconds = []
         for _ in range(repetitions):
             for arrays in self._arrays:
                 for device, array in enumerate(arrays):
                     array.fill(device + 1)
             begin = turns.clock()
-            self._made.pushpull(self._keys, self._given).wait()
+            self._store.pushpull(keys, given).wait()
             seconds.append(turns.clock() - begin)
             for arrays in self._arrays:
                 for array in arrays:
                     check(array, self._n_devices)
         return seconds
-
-    def forget(self):
-        """Free what is kept, the arrays too."""
-        super().forget()
-        self._arrays = self._given = None
 
 
 class _DeviceThreads(_System):
@@ -164,35 +157,30 @@ class _DeviceThreads(_System):
         super().__init__(n_devices)
         self.apart = []  # seconds between the first thread's begin and the last one's
 
-    def _make(self, nbytes, n_keys):
-        self._arrays = list(zip(*_arrays(nbytes, n_keys, self._n_devices)))
-        store = ps.create("local", devices=range(self._n_devices))
+    def _prepare(self):
         for device in range(self._n_devices):
-            for key in range(n_keys):
-                store.init_key((nbytes // 4,), key, device)
-        return store
+            for key, arrays in enumerate(self._arrays):
+                self._store.init_key(arrays[device].shape, key, device)
 
     def _rounds(self, repetitions):
         together = _Together(self._n_devices)
-        spans = [[] for _ in range(self._n_devices)]
-        errors = []
-        arguments = [
-            (device, repetitions, together, spans[device], errors)
-            for device in range(self._n_devices)
-        ]
-        threads = [threading.Thread(target=self._run, args=each) for each in arguments]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
-        rounds = [list(zip(*each)) for each in zip(*spans)]
+        with ThreadPoolExecutor(self._n_devices) as pool:
+            threads = [
+                pool.submit(self._run, device, repetitions, together)
+                for device in range(self._n_devices)
+            ]
+        errors = [thread.exception() for thread in threads]
+        for error in errors:
+            # Others are of threads that have waited for the one that failed.
+            if error is not None and not isinstance(error, threading.BrokenBarrierError):
+                raise error
+        rounds = [list(zip(*each)) for each in zip(*(thread.result() for thread in threads))]
         self.apart += [max(begun) - min(begun) for begun, _ in rounds]
         return [max(ended) - max(begun) for begun, ended in rounds]
 
-    def _run(self, device, repetitions, together, spans, errors):
-        store, arrays = self._made, list(enumerate(self._arrays[device]))
+    def _run(self, device, repetitions, together):
+        store, spans = self._store, []
+        arrays = [(key, each[device]) for key, each in enumerate(self._arrays)]
         try:
             for _ in range(repetitions):
                 for _, array in arrays:
@@ -207,16 +195,10 @@ class _DeviceThreads(_System):
                 spans.append((begin, turns.clock()))
                 for _, array in arrays:
                     check(array, self._n_devices)
-        except threading.BrokenBarrierError:
-            pass  # another device has failed
-        except Exception as error:
-            errors.append(error)
+        except BaseException:
             together.abort()
-
-    def forget(self):
-        """Free what is kept, the arrays too."""
-        super().forget()
-        self._arrays = None
+            raise
+        return spans
 
 
 class _Together:

@@ -219,17 +219,12 @@ def test_figures_of_a_layout(fakes):
     assert machines.measure_layout(HOSTS, options(*ARGUMENTS), {(2, 2)}) is None
 
 
-def test_training_can_be_left_out(fakes):
+def test_each_layout_is_measured_printed_and_written(fakes, monkeypatch, tmp_path, capsys):
+    """A rank on each machine, and what --hosts says; training is left out."""
     _, overlapping = fakes()
     found = machines.measure_layout(HOSTS, options(*ARGUMENTS, "--no-training"), set())
     assert found["steps"] == [] and "step of training" not in machines.text(found)
     assert not overlapping.asked
-
-
-def test_each_layout_is_measured_printed_and_written(fakes, monkeypatch, tmp_path, capsys):
-    """A rank on each machine, and what --hosts says."""
-    fakes()
-    found = machines.measure_layout(HOSTS, options(*ARGUMENTS, "--no-training"), set())
 
     def measured(layout, args, done):
         assert len(done) == (layout == HOSTS)

@@ -23,9 +23,7 @@ _COLOURS = {"synk": "C3", "Open MPI": "C0", "gloo": "C1", "memcpy": "0.6"}
 def add_arguments(parser):
     """Add the options of this benchmark."""
     options.add(parser, "--ranks", options.count, 2, "ranks")
-    parser.add_argument(
-        "--sizes", type=options.sizes, default=SIZES, help=f"bytes of a rank's array ({SIZES})"
-    )
+    options.add(parser, "--sizes", options.sizes, SIZES, "bytes of a rank's array")
     known = options.names(COLLECTIVES, "collective")
     options.add(parser, "--collectives", known, list(COLLECTIVES), "which")
     what = "time for each system, size and collective"

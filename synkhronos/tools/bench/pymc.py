@@ -65,9 +65,10 @@ def measure_beside(peer, args, report):
         for name in args.models:
             model, data = make_model(name, args.rows or MODELS[name])
             each = _evaluation(name, model, data, args)
-            each.update(peer(name, data), reading=_gain_of_reading(data["x"], args.ranks))
+            each["reading"] = _gain_of_reading(data["x"], args.ranks)
             found["evaluations"].append(each)
             report.show(_line(table, each))
+            each.update(peer(name, data))
         report.show("Where ranks begin to pay: logistic regression; the last columns are gains")
         for rows in args.pays:
             each = _evaluation("logistic", *make_model("logistic", rows), args)

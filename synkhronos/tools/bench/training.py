@@ -41,25 +41,19 @@ _COLOURS = {"serial": "0.6", "torch": "0.8"}  # of the bars; others are ranks
 
 def add_arguments(parser):
     """Add the options of this benchmark."""
-    add = parser.add_argument
-    options.add(
-        parser, "--ranks", options.count, None, "ranks at most (default: each core has one)"
-    )
-    add(
-        "--devices", type=_devices_of_ranks, metavar="A,B",
-        help="one for each rank, such as cuda0,cuda1; serial Theano gets the first (default: cpu)",
-    )  # fmt: skip
+    what = "ranks at most (default: one for each core)"
+    options.add(parser, "--ranks", options.count, None, what)
+    what = "one for each rank, such as cuda0,cuda1; serial Theano gets the first (default: cpu)"
+    options.add(parser, "--devices", _devices_of_ranks, None, what)
     options.add(parser, "--networks", options.names(NETWORKS, "network"), list(NETWORKS), "which")
-    add("--batch", type=options.count, help=f"rows of a minibatch, on all ranks ({BATCH})")
-    add(
-        "--rows", type=options.counts, metavar="A,B",
-        help="several of these, one after the other, such as 128,512",
-    )  # fmt: skip
-    add("--rule", choices=list(MOMENTUM), default="momentum", help="the update rule (momentum)")
-    add(
-        "--plain-graphs", action="store_true",
-        help="measure the ranks without the rewrites of graphs for CPUs too",
-    )  # fmt: skip
+    what = f"rows of a minibatch, on all ranks ({BATCH})"
+    options.add(parser, "--batch", options.count, None, what)
+    what = "several of these, one after the other, such as 128,512"
+    options.add(parser, "--rows", options.counts, None, what)
+    what = "the update rule (momentum)"
+    parser.add_argument("--rule", choices=list(MOMENTUM), default="momentum", help=what)
+    what = "measure the ranks without the rewrites of graphs for CPUs too"
+    parser.add_argument("--plain-graphs", action="store_true", help=what)
     what = "time for each system and network"
     options.add(parser, "--seconds", options.positive, 10.0, what)
 

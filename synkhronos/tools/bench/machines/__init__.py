@@ -55,9 +55,7 @@ def add_arguments(parser):
     options.add(parser, "--ranks", options.counts, None, what)
     what = "threads of BLAS and OpenMP in each rank (default: as in fork)"
     options.add(parser, "--threads-per-rank", options.count, None, what)
-    parser.add_argument(
-        "--sizes", type=options.sizes, default=SIZES, help=f"bytes of a rank's array ({SIZES})"
-    )
+    options.add(parser, "--sizes", options.sizes, SIZES, "bytes of a rank's array")
     known = options.names(NETWORKS, "network")
     options.add(parser, "--networks", known, list(NETWORKS), "which to train")
     parser.add_argument("--no-training", action="store_true", help="leave out steps of training")
