@@ -6,7 +6,7 @@ A benchmark is a module with a docstring that explains its figures, and
     measure(args, report)       puts figures into ``report.results``, and shows tables of them
     plot(results, file)         optional: draws the picture of --plot
 
-Systems that are compared take turns in rounds (`Turns`), so that other programs disturb all alike.
+Systems that are compared take turns in rounds (`turns.Turns`): other programs disturb all alike.
 """
 
 import argparse
