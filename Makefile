@@ -3,6 +3,7 @@ PYTHON ?= python3.11
 # Two processes, each with sessions of its own, which a file's tests share: see tests/conftest.py.
 PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 SPHINX_ARGS ?=
+BENCH ?=
 
 py := .venv/bin/python
 ready := .venv/.ready
@@ -18,7 +19,7 @@ on_pytensor := PYTENSOR_FLAGS=base_compiledir=$(CURDIR)/.venv-pytensor/compiled 
 .DEFAULT_GOAL := help
 # What `make test` leaves out, and test-rest runs.
 rest := slow or thorough or opencl
-.PHONY: help venv opencl demo test test-pytensor test-numba test-theano test-all test-rest lint docs clean distclean
+.PHONY: help venv opencl demo bench test test-pytensor test-numba test-theano test-all test-rest lint docs clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -37,6 +38,9 @@ opencl: venv ## install OpenCL and pygpu for .venv, which needs Debian's apt-get
 
 demo: venv ## train a network on handwritten digits with all cores, and compare with serial Theano
 	$(py) demos/train_digits.py
+
+bench: venv ## run a benchmark of tests/benchmarks (BENCH="collectives --sizes 1K"), or list them
+	PYTHONPATH=tests $(py) -m benchmarks $(BENCH)
 
 test: venv ## run the tests, in 5 minutes (PYTEST_ARGS="-k gate -x")
 	$(py) -m pytest -m "not ($(rest))" $(PYTEST_ARGS)

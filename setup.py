@@ -131,7 +131,7 @@ setup(
         "Topic :: Scientific/Engineering",
     ],
     packages=find_packages(include=["synkhronos", "synkhronos.*"]),
-    package_data={"synkhronos": ["py.typed", "tools/bench/stan/*.stan", "tools/bench/stan/*.cpp"]},
+    package_data={"synkhronos": ["py.typed"]},
     cmdclass={"build_py": BuildWithImportSupport},
     python_requires=">={},<{}".format(PYTHONS["numbers"](OLDEST), END),
     install_requires=REQUIREMENTS,

@@ -9,9 +9,6 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
-import ast
-import importlib
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -19,7 +16,6 @@ from typing import Sequence
 
 from synkhronos._host import choice
 from synkhronos._host.theano import import_support
-from synkhronos.errors import SessionError, SharedMemoryFull
 
 try:
     from synkhronos.tools import launch, rule, run
@@ -236,35 +232,10 @@ def _theanorc(arguments: argparse.Namespace) -> int:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    from synkhronos.tools.bench import BENCHMARKS
+    from synkhronos.tools import bench
+    from synkhronos.tools.bench import frame
 
-    if arguments.name is None:
-        for name, module_name in BENCHMARKS.items():
-            print(f"  {name:12} {_summary(module_name)}")
-        return 0
-    if arguments.name not in BENCHMARKS:
-        names = ", ".join(BENCHMARKS)
-        print(f"no benchmark {arguments.name!r}; there are: {names}", file=sys.stderr)
-        return 2
-    os.environ.setdefault("SYNKHRONOS_CHECK", "0")  # it would take time in first calls
-    module = importlib.import_module(BENCHMARKS[arguments.name])
-    parser = argparse.ArgumentParser(
-        prog=f"synkhronos bench {arguments.name}", description=module.__doc__
-    )
-    module.add_arguments(parser)
-    try:
-        return module.main(parser.parse_args(arguments.rest))
-    except (SessionError, SharedMemoryFull) as error:
-        print(error, file=sys.stderr)
-        return 1
-
-
-def _summary(module: str) -> str:
-    """Return the first line of a module's docstring without importing it, which takes seconds."""
-    spec = importlib.util.find_spec(module)
-    assert spec is not None and spec.origin is not None
-    source = Path(spec.origin).read_text(encoding="utf-8")
-    return (ast.get_docstring(ast.parse(source)) or "").split("\n")[0]
+    return frame.main("synkhronos bench", bench.BENCHMARKS, arguments.name, arguments.rest)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ QUICK = "not (slow or thorough"
 # last two change any process that imports them.
 collect_ignore = ["support/rule_model.py", "support/on_pytensor"]
 collect_ignore += ["support/impatient", "support/forging"]
+collect_ignore.append("benchmarks/programs")  # some import libraries that are not here
 if importlib.util.find_spec("pymc") is None:
     collect_ignore.append("support/pymc_models.py")
 if not layouts.ON_DEVICES:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from benchmarks.collectives import resnet50_shapes
 from PIL import Image
 from support import compiling, gallery
 from support.layouts import Layout, forked
@@ -19,7 +20,6 @@ from theano.tensor.nnet.corr import BaseCorrMM
 
 import synkhronos as synk
 from synkhronos import session
-from synkhronos.tools.bench.models import resnet50_shapes
 
 DEMOS = Path(__file__).parents[2] / "demos"
 TINY = ["--depth", "8", "--width", "2", "--size", "8", "--classes", "3"]

@@ -234,18 +234,3 @@ def test_tests_run_in_parallel_with_a_session_each(tmp_path):
         timeout=300,
     )
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
-
-
-# The time that it takes.
-
-
-@pytest.mark.slow("imports Theano again and again")
-def test_bench_import_measures_every_step():
-    command = [sys.executable, "-m", "synkhronos", "bench", "import", "--rounds", "1", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    steps = ["import theano", "import synkhronos", "all its names", "fork", "close"]
-    assert list(found) == steps
-    for seconds in found.values():
-        assert 0 < seconds["least"] == seconds["median"] and seconds["cpu"] > 0

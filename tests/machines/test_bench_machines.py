@@ -1,6 +1,5 @@
 """``synkhronos bench machines``: its two programs, its turns and figures, and the whole of it."""
 
-import argparse
 import contextlib
 import json
 import os
@@ -21,16 +20,14 @@ import synkhronos as synk
 from synkhronos.__main__ import main
 from synkhronos.extensions import update_rules
 from synkhronos.tools import launch
-from synkhronos.tools.bench import machines, networks
-from synkhronos.tools.bench.machines import measure, programs, session
-from synkhronos.tools.bench.machines.programs import Program, ProgramError
+from synkhronos.tools.bench import frame, machines, networks, programs, turns
+from synkhronos.tools.bench.machines import session
+from synkhronos.tools.bench.programs import Program
 from synkhronos.tools.launch import Host
 
 
 def options(*given):
-    parser = argparse.ArgumentParser()
-    machines.add_arguments(parser)
-    return parser.parse_args(given)
+    return frame.parser("machines", machines).parse_args(given)
 
 
 def test_without_machines_it_says_what_it_needs(monkeypatch, capsys):
@@ -61,61 +58,42 @@ def test_the_machines_of_an_allocation_are_found(monkeypatch):
     assert machines.layouts(ones, None) == [ones]
 
 
-def test_a_file_needs_a_folder(tmp_path, capsys):
-    for wrong in (tmp_path / "nothing" / "f.json", tmp_path):
-        assert main(["bench", "machines", "--hosts", "a,b", "--json", str(wrong)]) == 2
-        assert f"--json can't write {wrong}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("--ranks", "1,0", "expected a number from 1 on, got '0'"),
-        ("--ranks", "", "expected a number from 1 on, got ''"),
-        ("--sizes", "3", "'3' is no number of bytes"),
-        ("--networks", "cnn", "'cnn' is no network; there are: mlp, dense"),
-        ("--batch", "-5", "expected a number from 1 on"),
-        ("--seconds", "0", "expected a number above 0"),
-        ("--threads-per-rank", "two", "expected a number from 1 on"),
-    ],
-)
-def test_options_are_checked(option, value, message, capsys):
-    with pytest.raises(SystemExit):
-        main(["bench", "machines", option, value])
-    assert message in capsys.readouterr().err
-
-
 ECHO = """
-import json, os, sys, time
-for line in sys.stdin:
-    message = json.loads(line)
-    print("noise", flush=True)
-    if message["do"] == "stop": break
-    if message["do"] == "die": print("I am ill", file=sys.stderr); sys.exit(3)
-    if message["do"] == "sleep": time.sleep(60)
-    os.write(1, ("\\n" + MARK + json.dumps(message) + "\\n").encode())
+import time
+class Echo:
+    def add(self, **message):
+        print("noise", flush=True)
+        return message
+    def die(self): raise OSError("I am ill")
+    def sleep(self): time.sleep(60)
+programs.serve(Echo())
 """
 
 
 def echo():
-    line = [sys.executable, "-c", f"MARK = {programs.MARK!r}\n{ECHO}"]
-    return Program("Echo", line)
+    code = f"from synkhronos.tools.bench import programs\n{ECHO}"
+    return Program("Echo", programs.interpreter(code))
 
 
 def test_a_program_answers_until_it_is_told_to_stop():
     with nothing_left(), echo() as program:
-        assert program.ask("add", number=7) == {"do": "add", "number": 7}
+        assert program.ask("add", number=7) == {"number": 7}
         assert program.ask("add", text="x" * 1500)["text"] == "x" * 1500
         process = program._process
     assert process.returncode == 0
 
 
 def test_a_program_that_ends_is_told_of():
-    with nothing_left(), pytest.raises(ProgramError) as raised, echo() as program:
+    with nothing_left(), pytest.raises(frame.Failed) as raised, echo() as program:
         program.ask("die")
-    assert str(raised.value) == "Echo ended (die). It said:\nI am ill"
+    assert str(raised.value).startswith("Echo ended (die). It said:\nTraceback")
+    assert str(raised.value).endswith("OSError: I am ill")
+    with nothing_left(), pytest.raises(frame.Failed, match="can't be started"), Program(
+        "nothing", ["no/such/program"]
+    ):
+        pass
     with nothing_left(), pytest.raises(
-        ProgramError, match=r"Echo ended \(add\)"
+        frame.Failed, match=r"Echo ended \(add\)"
     ), echo() as program:
         program._process.kill()
         program._process.wait()
@@ -123,14 +101,14 @@ def test_a_program_that_ends_is_told_of():
 
 
 def test_a_program_that_hangs_is_ended():
-    told = pytest.raises(ProgramError, match=r"took too long \(sleep\)")
+    told = pytest.raises(frame.Failed, match=r"took too long \(sleep\)")
     with nothing_left(), told, echo() as program:
         program.ask("sleep", seconds=0.1)
 
 
 def test_programs_end_with_the_benchmark():
     code = (
-        "import sys\nfrom synkhronos.tools.bench.machines.programs import Program\n"
+        "import sys\nfrom synkhronos.tools.bench.programs import Program\n"
         "with Program('Sleep', ['sleep', '600']) as program:\n"
         "    print(program._process.pid, flush=True)\n"
         "    program.ask('nothing')\n"
@@ -173,10 +151,10 @@ class Fake:
         assert other == 2  # the first process of the second machine
         return {"latency": 1e-4, "bandwidth": 12.5e6}
 
-    def _call(self, warm, count):
+    def _call(self, count):
         return [0.001] * count
 
-    def _all_reduce(self, nbytes, warm, count):
+    def _all_reduce(self, nbytes, count):
         speed = {"float16": 2e7, "off": 1e7}.get(self.session, 0.5e7)
         return [nbytes / speed] * count
 
@@ -186,7 +164,7 @@ class Fake:
     def _losses(self, network, rows, count):
         return self.losses[:count]
 
-    def _step(self, network, rows, part, warm, count):
+    def _step(self, network, rows, part, count):
         compute, communication = 0.001 * rows, 0.4
         seconds = {"compute": compute, "communication": communication}
         hidden = min(compute, communication) / 2 if self.session == "on" else 0
@@ -200,8 +178,8 @@ def fakes(monkeypatch):
     def put(n_layouts=1, **kwargs):
         sessions = [Fake("Synkhronos", **kwargs), Fake("overlap")]
         made = sessions * n_layouts
-        monkeypatch.setattr(programs, "session", lambda hosts, args: made.pop(0))
-        monkeypatch.setattr(programs, "processes", lambda hosts, counts, args: Fake("MPI"))
+        monkeypatch.setattr(machines, "start_session", lambda hosts, args: made.pop(0))
+        monkeypatch.setattr(machines, "start_mpi", lambda hosts, counts, args: Fake("MPI"))
         return sessions
 
     return put
@@ -214,7 +192,7 @@ HOSTS = [Host("a", 2), Host("b", 2)]
 
 def test_figures_of_a_layout(fakes):
     fakes()
-    found = measure.measure(HOSTS, options(*ARGUMENTS), set())
+    found = machines.measure_layout(HOSTS, options(*ARGUMENTS), set())
     assert (found["machines"], found["counts"]) == (["a", "b"], [2, 2])
     assert found["network"] == {"latency": 1e-4, "bandwidth": 12.5e6}
     call, small, large = found["rows"]
@@ -222,7 +200,7 @@ def test_figures_of_a_layout(fakes):
     assert "float16" not in call and call["mpi"]["least"] == 0.001
     figures = [large[name]["median"] for name in ("synkhronos", "mpi", "float16")]
     assert figures == [(1 << 20) / speed for speed in (1e7, 0.5e7, 2e7)]
-    assert large["synkhronos"]["count"] >= measure.ROUNDS
+    assert large["synkhronos"]["count"] >= machines.ROUNDS
     usual, balanced = found["steps"]
     assert (usual["rows"], balanced["rows"]) == (512, 400)
     assert [balanced[part]["median"] for part in ("compute", "communication")] == [0.4, 0.4]
@@ -238,27 +216,22 @@ def test_figures_of_a_layout(fakes):
     last = text.splitlines()[-1]
     assert " ".join(last.split()) == "a mlp 4.0 400 400.00 400.00 800.00 600.00 50 %"
     fakes()
-    assert measure.measure(HOSTS, options(*ARGUMENTS), {(2, 2)}) is None
+    assert machines.measure_layout(HOSTS, options(*ARGUMENTS), {(2, 2)}) is None
 
 
-def test_training_can_be_left_out(fakes):
+def test_each_layout_is_measured_printed_and_written(fakes, monkeypatch, tmp_path, capsys):
+    """A rank on each machine, and what --hosts says; training is left out."""
     _, overlapping = fakes()
-    found = measure.measure(HOSTS, options(*ARGUMENTS, "--no-training"), set())
+    found = machines.measure_layout(HOSTS, options(*ARGUMENTS, "--no-training"), set())
     assert found["steps"] == [] and "step of training" not in machines.text(found)
     assert not overlapping.asked
-
-
-@pytest.mark.slow("looks how busy the cores are")
-def test_each_layout_is_measured_printed_and_written(fakes, monkeypatch, tmp_path, capsys):
-    """A rank on each machine, and what --hosts says."""
-    fakes()
-    found = measure.measure(HOSTS, options(*ARGUMENTS, "--no-training"), set())
 
     def measured(layout, args, done):
         assert len(done) == (layout == HOSTS)
         return {**found, "counts": [host.ranks for host in layout]}
 
-    monkeypatch.setattr(measure, "measure", measured)
+    monkeypatch.setattr(machines, "measure_layout", measured)
+    monkeypatch.setattr(turns, "busy_cores", lambda: 0.0)
     monkeypatch.setattr(launch, "check_mpirun", lambda: None)
     file = tmp_path / "figures.json"
     assert main(["bench", "machines", *ARGUMENTS, "--json", str(file)]) == 0
@@ -269,20 +242,20 @@ def test_each_layout_is_measured_printed_and_written(fakes, monkeypatch, tmp_pat
 
 def test_training_that_overlap_changes_is_refused(fakes):
     fakes(losses=[2.0, 1.0, 0.6])
-    with pytest.raises(ProgramError, match="mlp does not train with overlap as without"):
-        measure.measure(HOSTS, options(*ARGUMENTS), set())
+    with pytest.raises(frame.Failed, match="mlp does not train with overlap as without"):
+        machines.measure_layout(HOSTS, options(*ARGUMENTS), set())
 
 
 def test_wrong_sums_and_processes_elsewhere_are_refused(fakes, monkeypatch):
     fakes()
     monkeypatch.setattr(Fake, "_check", lambda self, nbytes: self.name != "MPI")
-    with pytest.raises(ProgramError, match=r"MPI computed a wrong all_reduce\."):
-        measure.measure(HOSTS, options(*ARGUMENTS), set())
+    with pytest.raises(frame.Failed, match=r"MPI computed a wrong all_reduce\."):
+        machines.measure_layout(HOSTS, options(*ARGUMENTS), set())
     fakes()
     elsewhere = {"version": "Open MPI v5", "hosts": ["a", "a", "a", "b"]}
     monkeypatch.setattr(Fake, "_hello", lambda self: elsewhere)
-    with pytest.raises(ProgramError, match=r"MPI has its processes on a, a, a, b"):
-        measure.measure(HOSTS, options(*ARGUMENTS), set())
+    with pytest.raises(frame.Failed, match=r"MPI has its processes on a, a, a, b"):
+        machines.measure_layout(HOSTS, options(*ARGUMENTS), set())
 
 
 def test_rows_are_chosen_from_what_was_measured():
@@ -292,11 +265,11 @@ def test_rows_are_chosen_from_what_was_measured():
         asked.append(rows)
         return 0.05 + 0.001 * rows + (0.0001 * rows if rows > 3000 else 0)
 
-    rows = measure.balance(compute, 4.0, 512, 2, 8192)
+    rows = machines.balance(compute, 4.0, 512, 2, 8192)
     assert compute(rows) == pytest.approx(4.0, rel=0.02)
-    assert measure.balance(compute, 100.0, 512, 2, 3000) == 6000  # the most
+    assert machines.balance(compute, 100.0, 512, 2, 3000) == 6000  # the most
     noisy = iter([0.2, 0.1, 0.1, 0.1, 0.1])
-    most = measure.balance(lambda rows: next(noisy), 1.0, 512, 2, 8192)
+    most = machines.balance(lambda rows: next(noisy), 1.0, 512, 2, 8192)
     assert 512 <= most <= 16384
 
 
@@ -318,14 +291,14 @@ def test_the_ranks_measure_reductions_and_calls(no_session, monkeypatch, quickly
         assert measured.fork(overlap=False, compress=False, threads_per_rank=1) == [2]
         assert measured.check(4000)
         for nbytes in (1024, 40_000, 1024):
-            seconds = measured.all_reduce(nbytes, warm=2, count=3)
+            seconds = measured.all_reduce(nbytes, count=3)
             assert len(seconds) == 3 and min(seconds) > 0
             for rank in range(2):
                 assert synk.get_value(rank, measured._vector).nbytes == nbytes
-        assert len(measured.call(warm=1, count=2)) == 2
+        assert len(measured.call(count=2)) == 2
         assert float(measured._call()) == 20
         measured.fork(overlap=False, compress=True, threads_per_rank=1)
-        assert len(measured.all_reduce(1024, warm=0, count=1)) == 1
+        assert len(measured.all_reduce(1024, count=1)) == 1
         assert float(measured._call()) == 20
 
 
@@ -340,16 +313,12 @@ def test_the_ranks_train_as_serial_theano(no_session, monkeypatch, quickly_compi
         serial = theano.function([model.x, model.y], model.loss, updates=updates)
         np.testing.assert_allclose(losses, [serial(x, y) for _ in range(3)], rtol=1e-5)
         for part in ("compute", "communication", "step"):
-            [seconds] = measured.step("mlp", 4, part, warm=0, count=1)
+            [seconds] = measured.step("mlp", 4, part, count=1)
             assert seconds > 0
         # From the first parameters again, though their velocities stay.
         assert measured.losses("mlp", 8, 1) == pytest.approx(losses[:1])
         found = measured.size("mlp")
         assert found == {"title": model.title, "bytes": 4 * 669_706}
-
-
-def test_the_dense_network_has_40_megabytes():
-    assert 40e6 < 4 * networks.Dense().n_numbers < 42e6
 
 
 @pytest.mark.mpi

@@ -19,7 +19,9 @@ def main():
     parser.add_argument("--rate", help="of each cable, such as 100mbit (default: what it can)")
     parser.add_argument("--ranks", type=int, help="of each host, in --hosts")
     parser.add_argument("number", type=int, help="of hosts")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="bench machines, for instance")
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, help="bench machines, or benchmarks overlap"
+    )
     args = parser.parse_args()
     with hosts.up(args.number) as these:
         if args.rate:
@@ -34,7 +36,8 @@ def line(these, command, ranks=None):
     network = network.replace("tcp,self", "tcp,sm,self") + " --mca mpi_yield_when_idle 1"
     names = [f"{each}:{ranks}" if ranks else each for each in these.addresses]
     options = ["--hosts", ",".join(names), "--agent", agent, "--mpirun-args", network]
-    return [sys.executable, "-m", "synkhronos", *command, *options]
+    module = [] if command[0] == "benchmarks" else ["synkhronos"]
+    return [sys.executable, "-m", *module, *command, *options]
 
 
 if __name__ == "__main__":

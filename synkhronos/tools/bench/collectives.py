@@ -1,193 +1,68 @@
-"""The time of each collective, beside Open MPI, gloo, and a copy of the same bytes.
+"""The time of each collective, beside a copy of the same bytes.
 
 Bytes are those of each rank's array of float32; reductions are sums. As in nccl-tests,
 doc/PERFORMANCE.md, the algorithm bandwidth is the size of the whole divided by the time. The whole
 is the array of one rank for all_reduce, reduce and broadcast, that of all ranks together for
 all_gather, gather and scatter. The bus bandwidth is the algorithm bandwidth times 2(n-1)/n for
 all_reduce, (n-1)/n for all_gather, gather and scatter, and 1 for reduce and broadcast. GB are 1e9
-bytes. Times are medians, of other systems those of their slowest rank. The systems take turns in
-rounds, and sleep in between. Synkhronos is timed in Python, from the call to its return.
+bytes. Times are medians. The systems take turns in rounds. Synkhronos is timed in Python, from the
+call to its return.
 """
 
-import argparse
-import contextlib
-import functools
-import json
 import os
-import shutil
-import statistics
-import sys
-import time
 
 import numpy as np
 
-from synkhronos.tools.bench import models, options, peers
+from synkhronos.tools.bench import frame, options, turns
 
+COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter")
 SIZES = "1K,16K,256K,1M,4M,16M,64M"
-ROUNDS = 5  # in which the systems take turns
-REPETITIONS = 300  # of one system in one round, at most
-TIMED_FIRST = 3  # repetitions; their time says how many more fit into `--seconds`
-COLOURS = {"synk": "C3", "Open MPI": "C0", "gloo": "C1", "memcpy": "0.6"}
-
-_clock = time.perf_counter
+_COLOURS = {"synk": "C3", "Open MPI": "C0", "gloo": "C1", "memcpy": "0.6"}
 
 
 def add_arguments(parser):
     """Add the options of this benchmark."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument(
-        "--ranks", type=options.count, default=2, help="ranks of each system (default: 2)"
-    )
-    parser.add_argument(
-        "--sizes", type=parse_sizes, default=SIZES, help=f"bytes of a rank's array ({SIZES})"
-    )
-    parser.add_argument(
-        "--collectives",
-        type=options.names(peers.COLLECTIVES, "collective"),
-        default=list(peers.COLLECTIVES),
-        metavar="NAMES",
-        help=f"which ({','.join(peers.COLLECTIVES)})",
-    )
-    parser.add_argument(
-        "--peers", action="store_true", help="compare with Open MPI and gloo where installed"
-    )
-    parser.add_argument(
-        "--peer-python",
-        action="append",
-        type=python_path,
-        default=[],
-        metavar="PATH",
-        help="a Python to look for mpi4py and torch in before this one; may be repeated",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=options.positive,
-        default=0.3,
-        metavar="S",
-        help="time for each system, size and collective (default: 0.3)",
-    )
-    parser.add_argument(
-        "--gigabytes",
-        type=options.positive,
-        default=1.0,
-        metavar="G",
-        help="size of the Data to scatter (default: 1)",
-    )
-    parser.add_argument(
-        "--no-models", action="store_true", help="leave out ResNet-50, many variables and the Data"
-    )
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
-    parser.add_argument("--plot", metavar="FILE.png", help="draw time against bytes")
+    options.add(parser, "--ranks", options.count, 2, "ranks")
+    options.add(parser, "--sizes", options.sizes, SIZES, "bytes of a rank's array")
+    known = options.names(COLLECTIVES, "collective")
+    options.add(parser, "--collectives", known, list(COLLECTIVES), "which")
+    what = "time for each system, size and collective"
+    options.add(parser, "--seconds", options.positive, 0.3, what)
 
 
-def parse_sizes(text):
-    """Return the numbers of bytes in a list such as ``1K,2.5M,1G``; K is 1024."""
-    sizes = []
-    for word in text.split(","):
-        number, unit = word.strip().upper().rstrip("IB"), 1
-        if number[-1:] in ("K", "M", "G"):
-            number, unit = number[:-1], 1024 ** (1 + "KMG".index(number[-1]))
-        try:
-            size = float(number) * unit
-        except ValueError:
-            size = 0
-        if size < 4 or size % 4:
-            raise argparse.ArgumentTypeError(
-                f"{word!r} is no number of bytes: expected some float32, such as 4, 1K or 2.5M"
-            )
-        sizes.append(int(size))
-    return sizes
+def measure(args, report):
+    """Measure without other libraries."""
+    measure_beside([], args, report)
 
 
-def python_path(text):
-    """Return the path of a program."""
-    path = shutil.which(text)
-    if path is None:
-        raise argparse.ArgumentTypeError(f"there is no program {text!r}")
-    return path
+def measure_beside(peers, args, report):
+    """Measure Synkhronos, a copy, and other systems with the methods of these two in between."""
+    report.look_at_machine()
+    cells = report.results["cells"] = []
+    report.results["ranks"] = args.ranks
+    with turns.session(args.ranks):
+        systems = [_Synk(args.ranks), *peers, _Copy(args.ranks)]
+        for collective in args.collectives:
+            for system in systems:
+                if not system.check(collective):
+                    raise frame.Failed(f"{system.name} computed a wrong {collective}.")
+            table = frame.Table("bytes", "", "us", "algbw GB/s", "busbw GB/s", "/ synk", first=16)
+            title = f"{collective}; {args.ranks} ranks, {os.cpu_count()} cores, float32, medians"
+            report.show(f"{title}\n{table.head}")
+            for nbytes in args.sizes:
+                seconds = _seconds(systems, collective, nbytes, args.seconds)
+                for name in seconds:
+                    cells.append(_cell(args.ranks, collective, nbytes, name, seconds))
+                    report.show(_line(table, cells[-1]))
 
 
-def main(args) -> int:
-    """Measure, print, and return the exit status."""
-    import synkhronos as synk
-
-    if not options.can_plot(args.plot):  # checked before the measurements, which take minutes
-        return 1
-    results = {"ranks": args.ranks, "cores": os.cpu_count(), "missing": {}, "cells": []}
-    results["busy_cores"] = busy = options.busy_cores()
-    if busy > 0.2:
-        print(f"others keep {busy:.1f} cores busy: this tells little about speed", file=sys.stderr)
-    with contextlib.ExitStack() as stack:
-        synk.fork(args.ranks)
-        stack.callback(synk.close)
-        systems = [_Synk(args.ranks), _Copy(args.ranks)]
-        try:
-            systems[1:1] = _start_peers(args, stack, results["missing"]) if args.peers else []
-            _measure(args, systems, results)
-        except peers.PeerError as error:
-            print(error, file=sys.stderr)
-            return 1
-    if args.json:
-        print(json.dumps(results, indent=2))
-    if args.plot:
-        plot(results, args.plot)
-        print(f"wrote {args.plot}", file=sys.stderr)
-    return 0
-
-
-def _start_peers(args, stack, missing):
-    started = []
-    pythons = [*args.peer_python, sys.executable]
-    for kind, name in peers.NAMES.items():
-        try:
-            python = peers.find(kind, pythons)
-            started.append(stack.enter_context(peers.Peers(kind, python, args.ranks)))
-        except peers.PeerError as error:
-            missing[name] = str(error)
-            print(f"not compared with {name}: {error}", file=sys.stderr)
-    return started
-
-
-def _measure(args, systems, results):
-    results["versions"] = {s.name: s.version for s in systems if isinstance(s, peers.Peers)}
-    say = (lambda text: None) if args.json else functools.partial(print, flush=True)
-    for collective in args.collectives:
-        for system in systems:
-            system.check(collective)
-        say(f"{collective}; {args.ranks} ranks, {os.cpu_count()} cores, float32, medians")
-        say(f"{'bytes':>13}  {'':10}{'us':>11}{'algbw GB/s':>12}{'busbw GB/s':>12}")
-        for nbytes in args.sizes:
-            seconds = measure(systems, collective, nbytes, args.seconds)
-            for name in seconds:
-                cell = _cell(args.ranks, collective, nbytes, name, seconds)
-                results["cells"].append(cell)
-                say(_line(cell))
-    if not args.no_models:
-        ranks = [system for system in systems if isinstance(system, peers.Peers)]
-        results["model"] = models.measure_model(ranks, 10 * args.seconds)
-        say(models.model_text(results["model"]))
-        results["many"] = models.measure_many(models.MANY, 10 * args.seconds)
-        say(models.many_text(results["many"]))
-        for name, size in (("small scatter", models.SMALL), ("scatter", args.gigabytes)):
-            results[name] = models.measure_scatter(args.ranks, size, 10 * args.seconds)
-            say(models.scatter_text(results[name]))
-
-
-def measure(systems, collective, nbytes, seconds):
-    """Return the median time of each system's slowest rank. The systems take turns."""
-    counts, times = {}, {}
+def _seconds(systems, collective, nbytes, seconds):
+    """Return the median time of each system."""
+    measured = turns.Turns(seconds)
     for system in systems:
-        first = system.times(collective, nbytes, TIMED_FIRST)
-        fits = seconds / ROUNDS / max(map(min, first))
-        counts[system] = int(min(max(fits, 1), REPETITIONS))
-        times[system] = [[] for _ in first]
-    for _ in range(ROUNDS):
-        for system, count in counts.items():
-            # First the caches are full of another system's arrays, and the ranks sleep.
-            warm = 1 + count // 10
-            for total, new in zip(times[system], system.times(collective, nbytes, warm + count)):
-                total += new[warm:]
-    return {s.name: max(map(statistics.median, ranks)) for s, ranks in times.items()}
+        measured.add(system.name, lambda n, each=system: each.times(collective, nbytes, n))
+    figures = measured.take_all(f"{collective} of {nbytes:,} bytes")
+    return {name: found["median"] for name, found in figures.items()}
 
 
 def whole_bytes(collective, nbytes, n_ranks):
@@ -215,12 +90,34 @@ def _cell(n_ranks, collective, nbytes, name, seconds):
     }
 
 
-def _line(cell):
-    name, bus = cell["system"], cell["busbw"]
-    size = f"{cell['bytes']:13,}" if name == "synk" else " " * 13
-    line = f"{size}  {name:10}{1e6 * cell['seconds']:11.1f}{cell['algbw']:12.3g}"
-    line += f"{'-':>12}" if bus is None else f"{bus:12.3g}"
-    return line if name == "synk" else f"{line}   {name} / synk {cell['ratio']:.3g}x"
+def _line(table, cell):
+    is_first, bus = cell["system"] == "synk", cell["busbw"]
+    return table.line(
+        f"{cell['bytes']:13,}" if is_first else "",
+        cell["system"],
+        f"{1e6 * cell['seconds']:.1f}",
+        f"{cell['algbw']:.3g}",
+        "-" if bus is None else f"{bus:.3g}",
+        "" if is_first else f"{cell['ratio']:.3g}x",
+    )
+
+
+def example(collective, rank, n_ranks):
+    """Return a rank's array, the arrays of all ranks joined, and the rank's result.
+
+    The result is None where a collective doesn't define the rank's result.
+    """
+    each = [np.arange(1000, dtype="float32") % 7 + other for other in range(n_ranks)]
+    joined, total = np.concatenate(each), np.sum(each, axis=0, dtype="float32")
+    results = {
+        "all_reduce": total,
+        "reduce": None if rank else total,
+        "broadcast": each[0],
+        "all_gather": joined,
+        "gather": None if rank else joined,
+        "scatter": each[rank],
+    }
+    return each[rank], joined, results[collective]
 
 
 class _Synk:
@@ -233,7 +130,7 @@ class _Synk:
         self._prepared = None
 
     def times(self, collective, nbytes, repetitions):
-        """Return, for the master alone, the seconds of each repetition."""
+        """Return the seconds of each repetition."""
         if self._prepared is None or self._prepared[0] != (collective, nbytes):
             self._prepared = None  # frees its memory before more is allocated
             self._prepared = (collective, nbytes), *self._prepare(collective, nbytes)
@@ -241,11 +138,11 @@ class _Synk:
         seconds = []
         for _ in range(repetitions):
             before()
-            begin = _clock()
+            begin = turns.clock()
             result = call()
-            seconds.append(_clock() - begin)
+            seconds.append(turns.clock() - begin)
             del result  # freed outside the measured time
-        return [seconds]
+        return seconds
 
     def _prepare(self, collective, nbytes):
         """Return the call that is timed, and one to make before each of them, untimed."""
@@ -276,21 +173,22 @@ class _Synk:
         }[collective]
 
     def check(self, collective):
-        """Raise PeerError if the results are not what they should be."""
+        """Return whether the results are what they should be on all ranks."""
         import synkhronos as synk
         from synkhronos._host import library
 
-        examples = [peers.example(collective, r, self._n_ranks) for r in range(self._n_ranks)]
+        examples = [example(collective, rank, self._n_ranks) for rank in range(self._n_ranks)]
         vector = library.shared(np.zeros(0, "float32"))
         for rank, (mine, _, _) in enumerate(examples):
             synk.set_value(rank, vector, mine[:0] if collective == "scatter" else mine)
         result = self._call(collective, vector, synk.data(examples[0][1]))()
+        is_right = True
         for rank, (_, _, expected) in enumerate(examples):
             found = synk.get_value(rank, vector) if result is None else result.ravel()
-            if expected is not None and not np.array_equal(found, expected):
-                raise peers.PeerError(f"Synkhronos computed a wrong {collective} on rank {rank}.")
+            is_right &= expected is None or np.array_equal(found, expected)
         # All ranks attach the vector's segments now, while they exist.
         synk.broadcast(vector)
+        return is_right
 
 
 class _Copy:
@@ -307,38 +205,31 @@ class _Copy:
         size = whole_bytes(collective, nbytes, self._n_ranks)
         if self._source.size != size:
             self._source, self._target = np.full(size, 0, np.uint8), np.full(size, 0, np.uint8)
-        seconds = []
-        for _ in range(repetitions):
-            begin = _clock()
-            np.copyto(self._target, self._source)
-            seconds.append(_clock() - begin)
-        return [seconds]
+        copy = np.copyto, self._target, self._source
+        return [turns.seconds_of(*copy) for _ in range(repetitions)]
 
     def check(self, collective):
-        """Do nothing: a copy has no result to check."""
+        """Return True: a copy has no result to check."""
+        return True
 
 
 def plot(results, path):
     """Draw a panel for each collective: time against bytes, both logarithmic."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     cells = results["cells"]
     collectives = list(dict.fromkeys(cell["collective"] for cell in cells))
     n_columns = min(3, len(collectives))
     n_rows = -(-len(collectives) // n_columns)
-    figure, axes = pyplot.subplots(
-        n_rows, n_columns, figsize=(4.4 * n_columns, 3.6 * n_rows + 0.5), squeeze=False
-    )
+    figure = Figure(figsize=(4.4 * n_columns, 3.6 * n_rows + 0.5))
+    axes = figure.subplots(n_rows, n_columns, squeeze=False)
     for panel, collective in zip(axes.flat, collectives):
         for name in dict.fromkeys(cell["system"] for cell in cells):
             own = [c for c in cells if (c["collective"], c["system"]) == (collective, name)]
             x, y = [c["bytes"] for c in own], [1e6 * c["seconds"] for c in own]
             style = {"ls": "--", "lw": 1.2} if name == "memcpy" else {"marker": "o", "ms": 4}
             label = {"synk": "Synkhronos", "memcpy": "memcpy of the same bytes"}.get(name, name)
-            panel.loglog(x, y, color=COLOURS[name], label=label, **style)
+            panel.loglog(x, y, color=_COLOURS[name], label=label, **style)
         panel.set_title(collective)
         panel.set_xlabel("bytes of a rank's array")
         panel.set_ylabel("time (us)")
@@ -349,4 +240,3 @@ def plot(results, path):
     figure.legend(handles, labels, loc="upper center", ncols=len(labels), frameon=False)
     figure.tight_layout(rect=(0, 0, 1, 1 - 0.4 / (3.6 * n_rows + 0.5)))
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)

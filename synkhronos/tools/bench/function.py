@@ -1,91 +1,72 @@
-"""A validation pass over many rows, whole and in slices; and picking rows by number."""
+"""A long validation pass, whole and in slices, beside serial Theano; and picking rows by number.
 
-import json
+The pass goes through 784-800-800-10, in float32. Times are medians. The peak memory is that of the
+master's own memory, beyond what ranks share. Rows are picked from a large Data of images, by all
+ranks for a function that reads one number of each, and by one numpy.take.
+"""
+
 import re
-import statistics
-import time
 from pathlib import Path
 
 import numpy as np
 
-from synkhronos.tools.bench import options
+from synkhronos.tools.bench import frame, options, turns
 
-ROWS, WIDTHS = 60_000, (784, 800, 800, 10)
-PASSES = 7
-IMAGE = (3, 128, 128)  # shape of a row in the data set that rows are picked from
+_UNITS = (800, 800)
+_IMAGE = (3, 128, 128)  # shape of a row in the data set that rows are picked from
+_PICKED = 256
+_PICKS = 40
 
 
 def add_arguments(parser):
     """Add the options of this benchmark."""
-    for name, default, what in (
-        ("--ranks", 2, "ranks of the session"),
-        ("--rows", ROWS, "rows of the pass"),
-        ("--slices", 10, "slices of each rank"),
-        ("--passes", PASSES, "passes to time"),
-        ("--megabytes", 1500, "size of the data that rows are picked from"),
-    ):
-        parser.add_argument(
-            name, type=options.count, default=default, help=f"{what} (default: {default})"
-        )
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    options.add(parser, "--ranks", options.count, 2, "ranks of the session")
+    options.add(parser, "--rows", options.count, 60_000, "rows of the pass")
+    options.add(parser, "--slices", options.count, 10, "slices of each rank")
+    options.add(parser, "--passes", options.count, 7, "passes to time")
+    options.add(parser, "--megabytes", options.count, 1500, "size of what rows are picked from")
 
 
-def main(args) -> int:
-    """Measure, print, and return the exit status."""
-    results = {**measure_pass(args), **measure_picks(args)}
-    print(json.dumps(results, indent=2)) if args.json else _print(results, args)
-    return 0
+def measure(args, report):
+    """Measure both, and show the tables."""
+    report.look_at_machine()
+    report.results.update(measure_pass(args))
+    report.results.update(measure_picks(args))
+    report.show(_text(report.results, args))
 
 
 def measure_pass(args):
     """Time the pass: serially with one thread and with all, and on all ranks, whole and sliced."""
     from threadpoolctl import threadpool_limits
 
-    import synkhronos as synk
-    from synkhronos._host import library
     from synkhronos._host import tensor as T
     from synkhronos._machine import devices
+    from synkhronos.tools.bench import networks
 
-    random = np.random.RandomState(0)
-    x, y = T.matrix("x", "float32"), T.ivector("y")
-    layer = x
-    for n_in, n_out in zip(WIDTHS, WIDTHS[1:]):
-        layer = layer if layer is x else T.nnet.relu(layer)
-        layer = T.dot(layer, library.shared(random.randn(n_in, n_out).astype("float32") * 0.05))
-    loss = T.nnet.categorical_crossentropy(T.nnet.softmax(layer), y).mean()
-    hits = T.eq(T.argmax(layer, axis=1), y).mean()
+    with turns.session(args.ranks) as synk:
+        network = networks.Mlp(_UNITS)
+        hits = T.eq(T.argmax(network.scores, axis=1), network.y).mean()
+        f = synk.function([network.x, network.y], [network.loss, hits])
+        data = f.build_inputs(*network.rows(args.rows))
+        arrays = [each.data for each in data]
 
-    synk.fork(args.ranks)
-    try:
-        f = synk.function([x, y], [loss, hits])
-        images = random.rand(args.rows, WIDTHS[0]).astype("float32")
-        data_x, data_y = f.build_inputs(images, np.zeros(args.rows, "int32"))
-        arrays = data_x.data, data_y.data
-        serial = f._compiled
-
-        def with_threads(threads):
+        def serial(threads):
             with threadpool_limits(threads):
-                serial(*arrays)
+                f._compiled(*arrays)
 
         calls = {
-            "serial_1_thread": lambda: with_threads(1),
-            "serial_all_threads": lambda: with_threads(devices.usable_cores()),
-            "whole": lambda: f(data_x, data_y),
-            "sliced": lambda: f(data_x, data_y, num_slices=args.slices),
+            "serial_1_thread": lambda: serial(1),
+            "serial_all_threads": lambda: serial(devices.usable_cores()),
+            "whole": lambda: f(*data),
+            "sliced": lambda: f(*data, num_slices=args.slices),
         }
-        seconds = {name: [] for name in calls}
-        for repetition in options.progress("passes", range(args.passes + 1)):
-            for name, call in calls.items():
-                begin = time.perf_counter()
-                call()
-                if repetition:
-                    seconds[name].append(time.perf_counter() - begin)
-        with options.shown("the peak memory of a pass"):
+        passes = turns.Turns(None, rounds=args.passes, most=1)
+        passes.add_calls(calls)
+        figures = passes.take_all("passes")
+        with turns.shown("the peak memory of a pass"):
             peaks = {name: _peak_bytes(calls[name]) for name in ("whole", "sliced")}
-    finally:
-        synk.close()
     return {
-        **{f"{name}_s": statistics.median(times) for name, times in seconds.items()},
+        **{f"{name}_s": found["median"] for name, found in figures.items()},
         **{f"{name}_peak_bytes": peak for name, peak in peaks.items()},
     }
 
@@ -103,60 +84,59 @@ def _status(field):
 
 
 def measure_picks(args):
-    """Time picking 256 random rows of a large array: by all ranks, and by one NumPy take."""
-    import synkhronos as synk
+    """Time picking random rows of a large array: by all ranks, and by one NumPy take."""
     from synkhronos._host import tensor as T
 
-    row_bytes = 4 * int(np.prod(IMAGE))
-    rows = args.megabytes * 1_000_000 // row_bytes
+    row_bytes = 4 * int(np.prod(_IMAGE))
+    rows = max(1, args.megabytes * 1_000_000 // row_bytes)
     random = np.random.RandomState(0)
-    synk.fork(args.ranks)
-    try:
+    with turns.session(args.ranks) as synk:
         x = T.tensor4("x", "float32")
-        # The function reads one number of each image, so that picking takes most of the time.
         f = synk.function([x], (x[:, 0, 0, 0].sum(), "sum"))
         data = synk.data(var=x)
-        data.set_shape((rows, *IMAGE))
-        with options.shown(f"{args.megabytes:,} MB of images"):
+        data.set_shape((rows, *_IMAGE))
+        with turns.shown(f"{args.megabytes:,} MB of images"):
             data.data.fill(1)
-        buffer = np.empty((256, *IMAGE), "float32")
-        batches = [random.randint(0, rows, 256) for _ in range(40)]
-        picks = {
-            "ranks": lambda batch: f(data, batch=batch),
-            "take": lambda batch: np.take(data.data, batch, axis=0, out=buffer, mode="clip"),
-        }
-        seconds = {name: [] for name in picks}
-        for batch in options.progress("picks", batches):
-            for name, pick in picks.items():
-                begin = time.perf_counter()
-                pick(batch)
-                seconds[name].append(time.perf_counter() - begin)
-    finally:
-        synk.close()
-    taken = 256 * row_bytes
+        buffer = np.empty((_PICKED, *_IMAGE), "float32")
+
+        def pick():
+            return random.randint(0, rows, _PICKED)
+
+        picks = turns.Turns(None, rounds=_PICKS, most=1)
+        picks.add_calls(
+            {
+                "ranks": lambda: f(data, batch=pick()),
+                "take": lambda: np.take(data.data, pick(), axis=0, out=buffer, mode="clip"),
+            }
+        )
+        figures = picks.take_all("picks")
     return {
-        f"picked_by_{name}_bytes_per_s": taken / statistics.median(times[5:])
-        for name, times in seconds.items()
+        f"picked_by_{name}_bytes_per_s": _PICKED * row_bytes / found["median"]
+        for name, found in figures.items()
     }
 
 
-def _print(results, args):
-    sliced = results["sliced_s"]
-    one, many = results["serial_1_thread_s"], results["serial_all_threads_s"]
-    layers = "-".join(map(str, WIDTHS))
-    print(f"A pass over {args.rows:,} rows through {layers}, float32; {args.ranks} ranks, medians")
-    print(f"  serial, 1 thread         {one:8.3f} s")
-    print(f"  serial, all threads      {many:8.3f} s")
-    print(f"  ranks, whole             {results['whole_s']:8.3f} s")
-    print(
-        f"  ranks, {args.slices} slices         {sliced:8.3f} s  ({one / sliced:.2f} and "
-        f"{many / sliced:.2f} times faster than serial)"
+def _text(found, args):
+    one, many, whole, sliced = (
+        found[f"{name}_s"] for name in ("serial_1_thread", "serial_all_threads", "whole", "sliced")
     )
-    print(f"  slicing costs            {100 * (sliced / results['whole_s'] - 1):8.1f} %")
-    whole_mb, sliced_mb = (results[f"{name}_peak_bytes"] / 1e6 for name in ("whole", "sliced"))
-    print(f"  peak memory of a rank    {whole_mb:8.0f} MB whole, {sliced_mb:.0f} MB sliced")
-    ranks, take = (results[f"picked_by_{name}_bytes_per_s"] / 1e9 for name in ("ranks", "take"))
-    ratio = ranks / take
-    print(f"256 random rows of {args.megabytes} MB of images")
-    print(f"  one numpy.take           {take:8.2f} GB/s")
-    print(f"  picked by {args.ranks} ranks        {ranks:8.2f} GB/s  ({ratio:.2f} times faster)")
+    title = f"A pass over {args.rows:,} rows"
+    table = frame.Table(title, "seconds", "/ 1 thread", "/ all threads", first=32)
+    lines = [table.head]
+    for title, seconds in (
+        ("serial, 1 thread", one),
+        ("serial, all threads", many),
+        (f"{args.ranks} ranks, whole", whole),
+        (f"{args.ranks} ranks, {args.slices} slices", sliced),
+    ):
+        ratios = f"{one / seconds:.2f}", f"{many / seconds:.2f}"
+        lines.append(table.line(f"  {title}", f"{seconds:.3f}", *ratios))
+    megabytes = [found[f"{name}_peak_bytes"] / 1e6 for name in ("whole", "sliced")]
+    ranks, take = (found[f"picked_by_{name}_bytes_per_s"] / 1e9 for name in ("ranks", "take"))
+    lines += [
+        f"Slicing costs {100 * (sliced / whole - 1):.1f} %. Peak memory of a rank: "
+        "{:.0f} MB whole, {:.0f} MB sliced".format(*megabytes),
+        f"{_PICKED} random rows of {args.megabytes} MB of images: one numpy.take {take:.2f} GB/s, "
+        f"{args.ranks} ranks {ranks:.2f} GB/s ({ranks / take:.2f} times faster)",
+    ]
+    return "\n".join(lines)

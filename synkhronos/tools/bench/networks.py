@@ -1,4 +1,4 @@
-"""Networks to train, in plain Theano: two of dense layers, a small CNN, a small ResNet."""
+"""Networks to train, in plain Theano: of dense layers, a small CNN, a small ResNet."""
 
 import numpy as np
 from theano.tensor.nnet import bn
@@ -20,6 +20,8 @@ class Network:
     shape : tuple
         Of a row.
     params : list of shared variables
+    scores : matrix variable
+        Before the softmax.
     loss : scalar variable
         Mean cross-entropy.
     averages : list of (shared variable, expression)
@@ -34,8 +36,8 @@ class Network:
         self.params, self.averages = [], []
         self.x = T.TensorType("float32", (False,) * (1 + len(self.shape)))("x")
         self.y = T.ivector("y")
-        scores = self._build(self.x)
-        probabilities = T.nnet.softmax(scores)
+        self.scores = self._build(self.x)
+        probabilities = T.nnet.softmax(self.scores)
         self.loss = T.nnet.categorical_crossentropy(probabilities, self.y).mean()
 
     def rows(self, count):
@@ -57,7 +59,8 @@ class Network:
         return self._param(values)
 
     def _param(self, values):
-        self.params.append(library.shared(np.asarray(values, "float32"), f"p{len(self.params)}"))
+        name = "wb"[len(self.params) % 2] + str(len(self.params) // 2)
+        self.params.append(library.shared(np.asarray(values, "float32"), name))
         return self.params[-1]
 
     def _dense(self, x, n_in, n_out):
@@ -65,28 +68,28 @@ class Network:
 
 
 class Mlp(Network):
-    """784-512-512-10, with rectifiers."""
+    """Dense layers with rectifiers, from 784 to 10."""
 
-    title = "mlp 784-512-512-10"
     shape = (784,)
 
-    def _build(self, x):
-        x = T.nnet.relu(self._dense(x, 784, 512))
-        x = T.nnet.relu(self._dense(x, 512, 512))
-        return self._dense(x, 512, CLASSES)
-
-
-class Dense(Network):
-    """784 to 10 layers of 1024 with rectifiers, to 10: 41 MB of gradients in 22 arrays."""
-
-    title = "dense 784-10x1024-10"
-    shape = (784,)
+    def __init__(self, units=(512, 512)):
+        self.units = units
+        self.title = f"mlp 784-{'-'.join(map(str, units))}-{CLASSES}"
+        super().__init__()
 
     def _build(self, x):
-        n_in = 784
-        for _ in range(10):
-            x, n_in = T.nnet.relu(self._dense(x, n_in, 1024)), 1024
+        n_in = self.shape[0]
+        for n_out in self.units:
+            x, n_in = T.nnet.relu(self._dense(x, n_in, n_out)), n_out
         return self._dense(x, n_in, CLASSES)
+
+
+class Dense(Mlp):
+    """784 to 10 layers of 1024, to 10: 41 MB of gradients in 22 arrays."""
+
+    def __init__(self):
+        super().__init__([1024] * 10)
+        self.title = "dense 784-10x1024-10"
 
 
 class Cnn(Network):

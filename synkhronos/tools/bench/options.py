@@ -1,21 +1,6 @@
-"""Types of command line options, and checks of the machine, for all benchmarks."""
+"""Types of command line options, for all benchmarks."""
 
 import argparse
-import contextlib
-import importlib.util
-import os
-import sys
-import time
-from pathlib import Path
-
-from synkhronos._machine.devices import python_command
-
-
-def interpreter(code, *arguments):
-    """Return the command that runs code that imports Synkhronos in a fresh interpreter."""
-    # Last on the path: a checkout that is not installed may hold a theano.py.
-    checkout = str(Path(__file__).parents[3])
-    return python_command(f"sys.path.append({checkout!r})\n{code}", *arguments)
 
 
 def count(text):
@@ -48,6 +33,25 @@ def positive(text):
     return number
 
 
+def sizes(text):
+    """Return the numbers of bytes in a list such as ``1K,2.5M,1G``; K is 1024."""
+    found = []
+    for word in text.split(","):
+        number, unit = word.strip().upper().rstrip("IB"), 1
+        if number[-1:] in ("K", "M", "G"):
+            number, unit = number[:-1], 1024 ** (1 + "KMG".index(number[-1]))
+        try:
+            size = float(number) * unit
+        except ValueError:
+            size = 0
+        if size < 4 or size % 4:
+            raise argparse.ArgumentTypeError(
+                f"{word!r} is no number of bytes: expected some float32, such as 4, 1K or 2.5M"
+            )
+        found.append(int(size))
+    return found
+
+
 def names(known, what):
     """Return a function that parses a list of names such as ``a,b``, all of them known."""
 
@@ -63,46 +67,9 @@ def names(known, what):
     return parse
 
 
-def can_plot(file):
-    """Return whether `file`, if given, can be drawn; if not, print what is missing."""
-    if not file:
-        return True
-    if importlib.util.find_spec("matplotlib") is None:
-        print("--plot needs matplotlib: pip install matplotlib", file=sys.stderr)
-        return False
-    folder = Path(file).parent
-    if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        print(f"--plot can't write {file}: {folder} is no folder to write to", file=sys.stderr)
-        return False
-    return True
-
-
-@contextlib.contextmanager
-def shown(text):
-    """Show on a terminal what the block does, in one line of standard error."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        yield
-        return
-    clear = "\r\x1b[K"  # to the begin of the line, and erase it
-    print(clear + text, end="", file=sys.stderr, flush=True)
-    try:
-        yield
-    finally:
-        print(clear, end="", file=sys.stderr, flush=True)
-
-
-def progress(what, steps):
-    """Yield each of `steps`; show on a terminal how many are done."""
-    for done, step in enumerate(steps):
-        with shown(f"{what}: {done} of {len(steps)}"):
-            yield step
-
-
-def busy_cores(seconds=0.5):
-    """Return the number of cores that all processes of this machine use while this one sleeps."""
-    # The line "cpu" of proc(5): fields 4 and 5 are idle time. The two last are part of others.
-    before = [int(field) for field in Path("/proc/stat").read_text().split()[1:9]]
-    time.sleep(seconds)
-    after = [int(field) for field in Path("/proc/stat").read_text().split()[1:9]]
-    used = [end - begin for begin, end in zip(before, after)]
-    return max(0, sum(used) - used[3] - used[4]) / os.sysconf("SC_CLK_TCK") / seconds
+def add(parser, name, kind, default, what):
+    """Add an option that takes numbers or names, and say its default in the help."""
+    shown = ",".join(map(str, default)) if isinstance(default, (list, tuple)) else default
+    metavar = None if kind is count else {positive: "S"}.get(kind, "LIST")
+    text = what if default is None else f"{what} ({shown})"
+    parser.add_argument(name, type=kind, default=default, metavar=metavar, help=text)

@@ -4,112 +4,58 @@ Every system trains the same network with the same minibatches, picked at random
 by gradient descent, with momentum or without. Each system is a process of its own, and they take
 turns in rounds. Times are those of a step, from the call to its return: the median of the round
 that other programs disturbed least. The shares are those of the master's time, measured in other
-steps than the times:
-compute is Theano's function; collectives the reduction of gradients and of the loss; waiting the
-time that ranks wait for one another in the reduction and at the finish barrier; input the picking
-of rows; and call the rest. "Update" is the time that serial Theano needs, on one thread, to update
-all parameters from given gradients: ranks compute that in addition to their part of the rows.
-
-PyTorch trains the same network with --peers: in one process, and in DistributedDataParallel.
+steps than the times: compute is Theano's function; collectives the reduction of gradients and of
+the loss; waiting the time that ranks wait for one another in the reduction and at the finish
+barrier; input the picking of rows; and call the rest. "Update" is the time that serial Theano
+needs, on one thread, to update all parameters from given gradients: ranks compute that in addition
+to their part of the rows.
 """
 
 import argparse
 import contextlib
 import itertools
 import json
-import multiprocessing
 import os
 import statistics
 import sys
-import time
-import traceback
 from typing import NamedTuple
 
 import numpy as np
 
-from synkhronos.tools.bench import collectives, options, peers, torch_training
+from synkhronos._wording import count
+from synkhronos.tools.bench import frame, options, programs, turns
 from synkhronos.tools.bench.networks import NETWORKS
 
 BATCH = 512
 MINIBATCHES = 8  # the data set has as many rows as this many minibatches
 RATE = 0.01
 MOMENTUM = {"sgd": 0.0, "momentum": 0.9}  # of the update rules
-PLAIN = {"THEANO_FLAGS": "optimizer_excluding=synkhronos_cpu"}  # for graphs without our rewrites
-ROUNDS = 10
+PLAIN = "optimizer_excluding=synkhronos_cpu"  # flags for graphs without our rewrites
 FIRST = 4  # steps of each system whose losses are compared; they are not timed
-TOLERANCE = 1e-3  # relative, of these losses
-UPDATES = 50
-COLOURS = {"serial": "0.6", "torch": "0.8"}  # of the bars; others are ranks
 SHARES = ("compute", "collectives", "waiting", "input", "call")
-
-_clock = time.perf_counter
-
-
-class BenchError(Exception):
-    """A system failed, or computed another result than serial Theano."""
+_ROUNDS = 10
+_TOLERANCE = 1e-3  # relative, of these losses
+_UPDATES = 50
+_COLOURS = {"serial": "0.6", "torch": "0.8"}  # of the bars; others are ranks
 
 
 def add_arguments(parser):
     """Add the options of this benchmark."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument(
-        "--ranks", type=options.count, help="ranks at most (default: one for each core)"
-    )
-    parser.add_argument(
-        "--devices",
-        type=_devices_of_ranks,
-        metavar="A,B",
-        help="one for each rank, such as cuda0,cuda1; serial Theano gets the first (default: cpu)",
-    )
-    parser.add_argument(
-        "--networks",
-        type=options.names(NETWORKS, "network"),
-        default=list(NETWORKS),
-        metavar="NAMES",
-        help=f"which ({','.join(NETWORKS)})",
-    )
-    parser.add_argument(
-        "--batch",
-        type=options.count,
-        help=f"rows of a minibatch, on all ranks ({BATCH})",
-    )
-    parser.add_argument(
-        "--rows",
-        type=_counts,
-        metavar="A,B",
-        help="several of these, one after the other, such as 128,512",
-    )
-    parser.add_argument(
-        "--rule",
-        choices=list(MOMENTUM),
-        default="momentum",
-        help="the update rule (default: momentum)",
-    )
-    parser.add_argument(
-        "--plain-graphs",
-        action="store_true",
-        help="measure the ranks without the rewrites of graphs for CPUs too",
-    )
-    parser.add_argument(
-        "--peers", action="store_true", help="compare with PyTorch, where it is installed"
-    )
-    parser.add_argument(
-        "--peer-python",
-        action="append",
-        type=collectives.python_path,
-        default=[],
-        metavar="PATH",
-        help="look for torch in this interpreter too",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=options.positive,
-        default=10.0,
-        metavar="S",
-        help="time for each system and network (default: 10)",
-    )
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
-    parser.add_argument("--plot", metavar="FILE.png", help="draw examples per second, and shares")
+    what = "ranks at most (default: one for each core)"
+    options.add(parser, "--ranks", options.count, None, what)
+    what = "one for each rank, such as cuda0,cuda1; serial Theano gets the first (default: cpu)"
+    options.add(parser, "--devices", _devices_of_ranks, None, what)
+    options.add(parser, "--networks", options.names(NETWORKS, "network"), list(NETWORKS), "which")
+    what = f"rows of a minibatch, on all ranks ({BATCH})"
+    options.add(parser, "--batch", options.count, None, what)
+    what = "several of these, one after the other, such as 128,512"
+    options.add(parser, "--rows", options.counts, None, what)
+    what = "the update rule (momentum)"
+    parser.add_argument("--rule", choices=list(MOMENTUM), default="momentum", help=what)
+    what = "measure the ranks without the rewrites of graphs for CPUs too"
+    parser.add_argument("--plain-graphs", action="store_true", help=what)
+    what = "time for each system and network"
+    options.add(parser, "--seconds", options.positive, 10.0, what)
 
 
 def _devices_of_ranks(text):
@@ -122,66 +68,6 @@ def _devices_of_ranks(text):
     return found
 
 
-def _counts(text):
-    return [options.count(part.strip()) for part in text.split(",")]
-
-
-def main(args) -> int:
-    """Measure, print, and return the exit status."""
-    from synkhronos._machine import devices
-
-    if args.rows and args.batch:
-        print("--batch gives one number of rows, --rows several: give one of them", file=sys.stderr)
-        return 2
-    if args.ranks and args.devices and args.ranks != len(args.devices):
-        print(f"--ranks {args.ranks}, but --devices names {len(args.devices)}", file=sys.stderr)
-        return 1
-    if not options.can_plot(args.plot):  # checked before the measurements, which take minutes
-        return 1
-    cores = devices.usable_cores()
-    names = args.devices or ["cpu"] * (args.ranks or cores)
-    results = {
-        "cores": cores,
-        "devices": names,
-        "busy_cores": options.busy_cores(),
-        "networks": {},
-    }
-    if results["busy_cores"] > 0.2:
-        busy = results["busy_cores"]
-        print(f"others keep {busy:.1f} cores busy: this tells little about speed", file=sys.stderr)
-    torch = _find_torch(args) if args.peers else None
-    batches = args.rows or [args.batch or BATCH]
-    try:
-        for name, batch in itertools.product(args.networks, batches):
-            key = name if len(batches) == 1 else f"{name}, {batch} rows"
-            results["networks"][key] = found = measure(
-                Job(name, batch, args.rule), names, args.seconds, cores, args.plain_graphs, torch
-            )
-            if not args.json:
-                print(network_text(found, cores), flush=True)
-    except (BenchError, peers.PeerError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    if args.json:
-        print(json.dumps(results, indent=2))
-    if args.plot:
-        plot(results, args.plot)
-        print(f"wrote {args.plot}", file=sys.stderr)
-    return 0
-
-
-def _find_torch(args):
-    """Return an interpreter that has torch; None, with a sentence, if there is none."""
-    if args.devices and set(args.devices) != {"cpu"}:
-        print("not compared with PyTorch: that is for CPU ranks", file=sys.stderr)
-        return None
-    try:
-        return peers.find("gloo", [*args.peer_python, sys.executable])
-    except peers.PeerError as error:
-        print(f"not compared with PyTorch: {error}", file=sys.stderr)
-        return None
-
-
 class Job(NamedTuple):
     """A network that all systems train, with minibatches of so many rows, by an update rule."""
 
@@ -190,187 +76,162 @@ class Job(NamedTuple):
     rule: str = "momentum"
 
 
-def measure(job, devices, seconds, cores, plain_graphs=False, torch=None):
-    """Return the time of a step of one network, and its shares, in each system.
+class System(NamedTuple):
+    """A system that trains.
 
-    Parameters
+    Attributes
     ----------
-    plain_graphs : bool
-        Measure the ranks without the rewrites of graphs for CPUs too.
-    torch : str or None
-        An interpreter that has PyTorch.
+    form : str
+        "serial", "one" or "two" functions on ranks, "plain" for ranks without our rewrites; or that
+        of another library.
+    number : int
+        Of ranks, or of threads.
+    program : context manager
+        Of what is asked for `losses`, `times` and, of our ranks, `shares`, as of `Trainer`.
     """
+
+    form: str
+    number: int
+    program: object
+
+
+def measure(args, report):
+    """Measure without other libraries."""
+    measure_beside(lambda job, n_ranks: {}, args, report)
+
+
+def measure_beside(peers, args, report):
+    """Measure each network; ``peers(job, n_ranks)`` returns other systems, by their labels."""
+    from synkhronos._machine import devices
+
+    if args.rows and args.batch:
+        raise frame.Refused("--batch gives one number of rows, --rows several: give one of them")
+    if args.ranks and args.devices and args.ranks != len(args.devices):
+        raise frame.Refused(f"--ranks {args.ranks}, but --devices names {len(args.devices)}")
+    report.look_at_machine()
+    cores = devices.usable_cores()
+    names = args.devices or ["cpu"] * (args.ranks or cores)
+    report.results.update(cores=cores, devices=names, networks={})
+    batches = args.rows or [args.batch or BATCH]
+    for name, batch in itertools.product(args.networks, batches):
+        job = Job(name, batch, args.rule)
+        systems = {**_systems(job, names, cores, args.plain_graphs), **peers(job, len(names))}
+        found = _measure_network(job, systems, args.seconds)
+        key = name if len(batches) == 1 else f"{name}, {batch} rows"
+        report.results["networks"][key] = found
+        report.show(text(found, cores))
+
+
+def _systems(job, devices, cores, plain_graphs):
+    """Return serial Theano and our ranks, by their labels."""
     most, first = len(devices), devices[0]
-    forms = {"serial, 1 thread": ("serial", 1), f"serial, {cores} threads": ("serial", cores)}
-    if first != "cpu":
-        forms = {"serial, 1 thread": ("serial", 1), f"serial, {first}": ("serial", [first])}
+    found = {}
+
+    def add(label, form, number, where, flags=""):
+        serve = "from synkhronos.tools.bench import training; training.serve()"
+        line = programs.interpreter(serve, json.dumps([form, where, job]))
+        given = ",".join(filter(None, [os.environ.get("THEANO_FLAGS", ""), flags]))
+        environment = {**os.environ, "THEANO_FLAGS": given}
+        found[label] = System(form, number, programs.Program(label, line, environment))
+
+    add("serial, 1 thread", "serial", 1, 1)
+    if first == "cpu":
+        add(f"serial, {cores} threads", "serial", cores, cores)
+    else:
+        add(f"serial, {first}", "serial", 1, [first])
     for n in range(1, most + 1):
-        forms[f"{n} rank{'s' * (n > 1)}"] = ("one", devices[:n])
-    forms[f"{most} rank{'s' * (most > 1)}, two functions"] = ("two", devices)
+        add(count(n, "rank"), "one", n, devices[:n])
+    add(f"{count(most, 'rank')}, two functions", "two", most, devices)
     if plain_graphs:
-        forms[f"{most} rank{'s' * (most > 1)}, plain"] = ("one", devices)
-    for n_ranks, threads in _sizes_of_torch(most, cores) if torch else ():
-        count = f"{n_ranks} ranks" if n_ranks > 1 else f"{threads} thread{'s' * (threads > 1)}"
-        forms[f"PyTorch, {count}"] = ("torch", (n_ranks, threads))
-    with contextlib.ExitStack() as stack:
-        systems = {}
-        for label, (form, where) in forms.items():
-            if form == "torch":
-                system = torch_training.TorchTraining(torch, *where, job.name, _writer(job))
-            else:
-                environment = PLAIN if label.endswith(", plain") else {}
-                system = _System(label, form, where, job, environment=environment)
-            systems[label] = stack.enter_context(system)
-        first = {label: system.ask("losses", FIRST) for label, system in systems.items()}
-        for label, losses in first.items():
-            if not np.allclose(losses, first["serial, 1 thread"], rtol=TOLERANCE):
-                raise BenchError(f"{job.name}: {label} does not train as serial Theano: {first}")
-        return _take_turns(job, forms, systems, seconds)
-
-
-def _sizes_of_torch(n_ranks, cores):
-    """Return pairs (processes, threads of each): one process with one thread, with all, and all."""
-    sizes = [(1, 1), (1, cores), (n_ranks, max(1, cores // n_ranks))]
-    return sorted(set(sizes), key=sizes.index)
-
-
-def _writer(job):
-    def write(path):
-        network = NETWORKS[job.name]()
-        rows = network.rows(MINIBATCHES * job.batch)
-        momentum = MOMENTUM[job.rule]
-        torch_training.write_setup(path, network, rows, job.batch, RATE, momentum)
-
-    return write
-
-
-def _take_turns(job, forms, systems, seconds):
-    times = {label: [] for label in systems}
-    counts = {}
-    for label, system in systems.items():
-        once = min(system.ask("times", 2))
-        counts[label] = max(1, int(seconds / ROUNDS / once))
-    for _ in range(ROUNDS):
-        for label, system in systems.items():
-            steps = system.ask("times", 1 + counts[label])[1:]  # the first finds the ranks asleep
-            times[label].append(statistics.median(steps))
-    network = NETWORKS[job.name]()
-    found = {
-        "title": network.title,
-        "numbers": int(network.n_numbers),
-        "batch": job.batch,
-        "rule": job.rule,
-        "update": min(systems["serial, 1 thread"].ask("updates", UPDATES)),
-        "systems": {},
-    }
-    for label, (form, where) in forms.items():
-        has_ranks = form in ("one", "two")
-        found["systems"][label] = {
-            "form": "plain" if label.endswith(", plain") else form,
-            "number": len(where) if has_ranks or isinstance(where, list) else where,
-            "seconds": min(times[label]),
-            "rounds": times[label],
-            "shares": systems[label].ask("shares", max(5, counts[label])) if has_ranks else None,
-        }
+        add(f"{count(most, 'rank')}, plain", "plain", most, devices, PLAIN)
     return found
 
 
-class _System:
-    """A process that trains when the benchmark asks for steps."""
-
-    def __init__(self, label, *job, environment=()):
-        self._label = label
-        # A new interpreter: a forked one would copy the state of sessions.
-        context = multiprocessing.get_context("spawn")
-        self._pipe, end = context.Pipe()
-        self._process = context.Process(target=_be_system, args=(end, *job), daemon=False)
-        with _in_environment(dict(environment)):
-            self._process.start()
-        end.close()
-        try:
-            self._hear()  # Wait until it has compiled: the next system finds the code in the cache.
-        except BaseException:
-            self.close()
-            raise
-
-    def ask(self, what, count):
-        """Take `count` steps and return their losses, times, or shares."""
-        with contextlib.suppress(OSError):
-            self._pipe.send((what, count))
-        return self._hear()
-
-    def _hear(self):
-        try:
-            answer = self._pipe.recv()
-        except (EOFError, OSError):
-            raise BenchError(f"{self._label}: the process ended") from None
-        if isinstance(answer, str):
-            raise BenchError(f"{self._label}:\n{answer}")
-        return answer
-
-    def close(self):
-        """End the process."""
-        self._pipe.close()
-        self._process.join()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self.close()
+def _measure_network(job, systems, seconds):
+    """Return the time of a step of one network, and its shares, in each system."""
+    with contextlib.ExitStack() as stack:
+        first, running = {}, {}
+        for label, system in systems.items():
+            running[label] = program = stack.enter_context(system.program)
+            # One after the other: the next one finds the code in the compile cache.
+            with turns.shown(f"{job.name}: {label} compiles"):
+                first[label] = program.ask("losses", count=FIRST)
+            if not np.allclose(first[label], first["serial, 1 thread"], rtol=_TOLERANCE):
+                raise frame.Failed(f"{job.name}: {label} does not train as serial Theano: {first}")
+        steps = turns.Turns(seconds, _ROUNDS, most=10_000)
+        for label, program in running.items():
+            steps.add(label, lambda n, program=program: program.ask("times", count=n))
+        steps.take_all(f"rounds of {job.name}")
+        network = NETWORKS[job.name]()
+        found = {
+            "title": network.title,
+            "numbers": int(network.n_numbers),
+            "batch": job.batch,
+            "rule": job.rule,
+            "update": min(running["serial, 1 thread"].ask("updates", count=_UPDATES)),
+            "systems": {},
+        }
+        for label, system in systems.items():
+            rounds = [statistics.median(each) for each in steps.rounds_of[label]]
+            shares = None
+            if system.form in ("one", "two", "plain"):
+                shares = running[label].ask("shares", count=max(5, len(steps.rounds_of[label][0])))
+            found["systems"][label] = {
+                "form": system.form,
+                "number": system.number,
+                "seconds": min(rounds),
+                "rounds": rounds,
+                "shares": shares,
+            }
+        return found
 
 
-@contextlib.contextmanager
-def _in_environment(more):
-    """Set variables for the processes that start in the block."""
-    before = dict(os.environ)
-    if "THEANO_FLAGS" in before and "THEANO_FLAGS" in more:
-        more = {**more, "THEANO_FLAGS": f"{before['THEANO_FLAGS']},{more['THEANO_FLAGS']}"}
-    os.environ.update(more)
-    try:
-        yield
-    finally:
-        for name in more:
-            os.environ.pop(name)
-        os.environ.update(before)
+def serve():
+    """Be a system: train as the argument says, whenever the benchmark asks for steps."""
+    form, where, job = json.loads(sys.argv[1])
+    job = Job(*job)
+    with stepping(form, where, job) as step:
+        programs.serve(Trainer(step, job))
 
 
-def _be_system(pipe, form, where, job):
-    try:
-        with _stepping(form, where, job) as step:
-            pipe.send(None)
-            while True:
-                what, count = pipe.recv()
-                if what == "losses":
-                    answer = [float(step()) for _ in range(count)]
-                elif what == "times":
-                    answer = [_timed(step) for _ in range(count)]
-                elif what == "updates":
-                    answer = _times_of_updates(job, count)
-                else:
-                    answer = shares(step, count)
-                pipe.send(answer)
-    except (EOFError, KeyboardInterrupt):
-        pass
-    except Exception:
-        with contextlib.suppress(OSError):
-            pipe.send(traceback.format_exc())
+class Trainer:
+    """A system that trains: a method for each thing that the benchmark asks for."""
 
+    def __init__(self, step, job):
+        self._step, self._job = step, job
 
-def _timed(step):
-    begin = _clock()
-    step()
-    return _clock() - begin
+    def losses(self, count):
+        """Return the losses of so many steps."""
+        return [float(self._step()) for _ in range(count)]
 
+    def times(self, count):
+        """Return the seconds of so many steps."""
+        return [turns.seconds_of(self._step) for _ in range(count)]
 
-def _times_of_updates(job, count):
-    """Return times of an update of all parameters from given gradients."""
-    from synkhronos._host import library
+    def updates(self, count):
+        """Return times of an update of all parameters from given gradients."""
+        from synkhronos._host import library
 
-    params = NETWORKS[job.name]().params
-    gradients = [library.shared(np.full_like(p.get_value(), 1e-6)) for p in params]
-    update = library.function([], [], updates=_rule(job)(gradients, params, RATE))
-    return [_timed(update) for _ in range(count)]
+        params = NETWORKS[self._job.name]().params
+        gradients = [library.shared(np.full_like(p.get_value(), 1e-6)) for p in params]
+        update = library.function([], [], updates=_rule(self._job)(gradients, params, RATE))
+        return [turns.seconds_of(update) for _ in range(count)]
+
+    def shares(self, count):
+        """Return the shares of the master's time, named as in `SHARES`, over some steps."""
+        import synkhronos as synk
+
+        with synk.profile() as recorded:
+            total = sum(self.times(count))
+        calls = recorded.calls[recorded.calls["rank"] == recorded.master_rank]
+        parts = {
+            "compute": calls["compute"].sum(),
+            "collectives": calls["reduce"].sum(),
+            "waiting": calls["meet"].sum() + calls["finish"].sum(),
+            "input": calls["rows"].sum(),
+        }
+        parts["call"] = total - sum(parts.values())
+        return {name: float(parts[name] / total) for name in SHARES}
 
 
 def _rule(job, module=None):
@@ -381,7 +242,7 @@ def _rule(job, module=None):
 
 
 @contextlib.contextmanager
-def _stepping(form, where, job):
+def stepping(form, where, job):
     """Yield a function that takes one step: with so many threads, or on these devices."""
     from threadpoolctl import threadpool_limits
 
@@ -420,51 +281,36 @@ def _stepping(form, where, job):
 
             yield serial
             return
-        if form == "one":
+        if form == "two":
+            function = train.make_train_function(*arguments, *inputs, _rule(job, updates), RATE)
+        else:
             function = train.make_train_step(
                 inputs, *arguments, _rule(job), RATE, averages=network.averages
             )
-        else:
-            function = train.make_train_function(*arguments, *inputs, _rule(job, updates), RATE)
         data = [synk.data(array) for array in rows]
         yield lambda: function(*data, batch=pick())
 
 
-def shares(step, count):
-    """Return the shares of the master's time, named as in `SHARES`, over `count` steps."""
-    import synkhronos as synk
-
-    with synk.profile() as recorded:
-        total = sum(_timed(step) for _ in range(count))
-    calls = recorded.calls[recorded.calls["rank"] == recorded.master_rank]
-    parts = {
-        "compute": calls["compute"].sum(),
-        "collectives": calls["reduce"].sum(),
-        "waiting": calls["meet"].sum() + calls["finish"].sum(),
-        "input": calls["rows"].sum(),
-    }
-    parts["call"] = total - sum(parts.values())
-    return {name: parts[name] / total for name in SHARES}
-
-
-def network_text(found, cores):
+def text(found, cores):
     """Return the results of one network as text."""
     systems, batch = found["systems"], found["batch"]
-    one, many = (s["seconds"] for s in systems.values() if s["form"] == "serial")
-    column = [label for label, s in systems.items() if s["form"] == "serial"][1].split(", ")[1]
+    serial = {label: s["seconds"] for label, s in systems.items() if s["form"] == "serial"}
+    one, many = serial.values()
+    column = list(serial)[1].split(", ")[1]
+    heads = "ms/step", "rows/s", "/ 1 thread", f"/ {column}", *SHARES
+    table = frame.Table("", *heads, first=24)
     lines = [
         f"{found['title']}: {found['numbers']:,} numbers; minibatches of {batch} rows, float32, "
         f"{cores} cores; {found['rule']}, update {1e3 * found['update']:.2f} ms",
-        f"{'':24}{'ms/step':>9}{'rows/s':>9}{'/ 1 thread':>12}{f'/ {column}':>13}"
-        + "".join(f"{name:>12}" for name in SHARES),
+        table.head,
     ]
     for label, system in systems.items():
         seconds = system["seconds"]
-        line = f"  {label:22}{1e3 * seconds:9.2f}{batch / seconds:9.0f}"
-        line += f"{one / seconds:12.2f}{many / seconds:13.2f}"
+        cells = [f"{1e3 * seconds:.2f}", f"{batch / seconds:.0f}"]
+        cells += [f"{one / seconds:.2f}", f"{many / seconds:.2f}"]
         if system["shares"]:
-            line += "".join(f"{100 * system['shares'][name]:10.1f} %" for name in SHARES)
-        lines.append(line)
+            cells += [f"{100 * system['shares'][name]:.1f} %" for name in SHARES]
+        lines.append(table.line(f"  {label}", *cells))
     return "\n".join(lines) + "\n"
 
 
@@ -479,7 +325,7 @@ def plot(results, path):
         systems = found["systems"]
         labels = list(systems)
         rates = [found["batch"] / systems[label]["seconds"] for label in labels]
-        colours = [COLOURS.get(systems[label]["form"], "C3") for label in labels]
+        colours = [_COLOURS.get(systems[label]["form"], "C3") for label in labels]
         bars = top.bar(range(len(labels)), rates, color=colours)
         top.bar_label(bars, [f"{rate / rates[0]:.2f}" for rate in rates])
         top.margins(y=0.1)

@@ -13,7 +13,7 @@ import numpy as np
 
 from synkhronos.comm.mpi import folders
 from synkhronos.comm.mpi.settings import open_no_ports
-from synkhronos.tools.bench.machines.programs import answer
+from synkhronos.tools.bench.programs import answer
 
 _TAG = 1
 _LOOK_SECONDS = 0.002
@@ -23,7 +23,7 @@ _MESSAGE_BYTES = 256  # about those of a call, to each machine and back
 _clock = time.perf_counter
 
 
-def main():
+def main(kind=None):
     """Do what the benchmark asks for, until it says that this is all."""
     import mpi4py
 
@@ -33,7 +33,7 @@ def main():
         from mpi4py import MPI
 
     comm, status = MPI.COMM_WORLD, MPI.Status()
-    process = Process(MPI)
+    process = (kind or Process)(MPI)
     lines = iter(sys.stdin) if comm.rank == 0 else None
     while True:
         if comm.rank == 0:
@@ -63,7 +63,7 @@ class Process:
 
     def hello(self):
         """Return the version of MPI, and the hosts of all processes."""
-        hosts = self._gathered([socket.gethostname().encode()], "S256")
+        hosts = self.gathered([socket.gethostname().encode()], "S256")
         version = self._mpi.Get_library_version().split(",")[0].strip()
         return {"version": version, "hosts": [host.decode() for [host] in hosts.tolist()]}
 
@@ -73,17 +73,16 @@ class Process:
         array = np.arange(nbytes // 4, dtype="float32") % 7 + comm.rank
         expected = comm.size * (array - comm.rank) + comm.size * (comm.size - 1) // 2
         comm.Allreduce(self._mpi.IN_PLACE, [array, self._mpi.FLOAT])
-        is_right = self._gathered([np.array_equal(array, expected)], bool)
-        return comm.rank > 0 or bool(is_right.all())
+        return self.all_right(np.array_equal(array, expected))
 
-    def all_reduce(self, nbytes, warm, count):
+    def all_reduce(self, nbytes, count):
         """Return the seconds of the slowest process in each of some sums, made in place."""
         if self._array.nbytes != nbytes:
             self._array = np.full(nbytes // 4, 0, "float32")  # full() writes all pages
         buffer = [self._array, self._mpi.FLOAT]
-        return self._slowest(lambda: self._comm.Allreduce(self._mpi.IN_PLACE, buffer), warm, count)
+        return self.slowest(lambda: self._comm.Allreduce(self._mpi.IN_PLACE, buffer), count)
 
-    def call(self, warm, count):
+    def call(self, count):
         """Return the same of what a call sends: a message to all, and a sum of their numbers."""
         comm = self._comm
         message, number, total = bytearray(_MESSAGE_BYTES), np.zeros(1), np.zeros(1)
@@ -92,19 +91,24 @@ class Process:
             comm.Bcast([message, self._mpi.BYTE])
             comm.Reduce(number, total)
 
-        return self._slowest(run, warm, count)
+        return self.slowest(run, count)
 
-    def _slowest(self, run, warm, count):
+    def slowest(self, run, count):
+        """Return the seconds of the slowest process in each of some repetitions."""
         comm, seconds = self._comm, []
-        for _ in range(warm + count):
+        for _ in range(count):
             comm.Barrier()
             begin = _clock()
             run()
             seconds.append(_clock() - begin)
-        every = self._gathered(seconds[warm:], float)
+        every = self.gathered(seconds, float)
         return np.max(every, axis=0).tolist() if comm.rank == 0 else None
 
-    def _gathered(self, values, dtype):
+    def all_right(self, is_right):
+        """Return whether the results of all processes are right."""
+        return bool(self.gathered([is_right], bool).all())
+
+    def gathered(self, values, dtype):
         """Return an array with the values of all processes, in the first one."""
         own = np.array(values, dtype)
         every = np.zeros((self._comm.size, len(own)), dtype)

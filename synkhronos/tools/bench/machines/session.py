@@ -4,35 +4,22 @@ A step of training has its rows in scattered shared variables, so that nothing b
 the network.
 """
 
-import json
-import sys
-import time
-
 import numpy as np
 
 import synkhronos as synk
 from synkhronos._host import library
 from synkhronos._host import tensor as T
 from synkhronos.extensions import train, update_rules
-from synkhronos.tools.bench import networks
-from synkhronos.tools.bench.machines.programs import answer
+from synkhronos.tools.bench import networks, programs, turns
 
 RATE = 0.001
 _NETWORKS = {"mlp": networks.Mlp, "dense": networks.Dense}
-
-_clock = time.perf_counter
 
 
 def main():
     """Do what the benchmark asks for, until it says that this is all."""
     library.config.floatX = "float32"  # the dtype of constants that Theano adds to the graph
-    ranks = Ranks()
-    for line in sys.stdin:
-        message = json.loads(line)
-        name = message.pop("do")
-        if name == "stop":
-            break
-        answer(getattr(ranks, name)(**message))
+    programs.serve(Ranks())
 
 
 class Ranks:
@@ -64,7 +51,7 @@ class Ranks:
         expected = n * values + n * (n - 1) // 2
         return all(np.array_equal(synk.get_value(rank, vector), expected) for rank in range(n))
 
-    def all_reduce(self, nbytes, warm, count):
+    def all_reduce(self, nbytes, count):
         """Return the seconds of each of some sums, from the call to its return."""
         vector = self._vector
         if self._resize is None:
@@ -73,14 +60,14 @@ class Ranks:
             self._resize = synk.function([length], updates=[(vector, zeros)])
         if vector.get_value(borrow=True).nbytes != nbytes:
             self._resize(nbytes // 4)
-        return _seconds(lambda: synk.all_reduce(vector, op="sum"), warm, count)
+        return _seconds(lambda: synk.all_reduce(vector, op="sum"), count)
 
-    def call(self, warm, count):
+    def call(self, count):
         """Return the seconds of calls of a function with a number as its output."""
         if self._call is None:
             numbers = library.shared(np.ones(10, "float32"))
             self._call = synk.function([], (numbers.sum(), "sum"))
-        return _seconds(self._call, warm, count)
+        return _seconds(self._call, count)
 
     def losses(self, network, rows, count):
         """Return the losses of the first steps."""
@@ -89,10 +76,10 @@ class Ranks:
         step = training.function("step")
         return [float(step()) for _ in range(count)]
 
-    def step(self, network, rows, part, warm, count):
+    def step(self, network, rows, part, count):
         """Return the seconds of steps, of their computation, or of their communication."""
         training = self._training(network, rows)
-        return _seconds(training.function(part), warm, count)
+        return _seconds(training.function(part), count)
 
     def size(self, network):
         """Return what a network is, and the bytes of its gradients."""
@@ -160,13 +147,8 @@ class _Training:
         return synk.function([], updates=updates)
 
 
-def _seconds(run, warm, count):
-    seconds = []
-    for _ in range(warm + count):
-        begin = _clock()
-        run()
-        seconds.append(_clock() - begin)
-    return seconds[warm:]
+def _seconds(run, count):
+    return [turns.seconds_of(run) for _ in range(count)]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,12 @@
-r"""A model of training on many machines, for ``synkhronos bench scaling``; nothing is measured.
+r"""The model of ``synkhronos bench scaling`` beside published figures, and of many machines.
 
-On one machine a step takes T(n) with its n devices. On M machines it takes
+Published are those of Theano-MPI (Ma, Mao and Taylor 2016, arXiv:1605.08325; the table of its
+README, Tesla K80, seconds for 5120 images, computing + communicating), and that of Synkhronos
+(Stooke and Abbeel 2017, arXiv:1710.04162: ResNet-50, 7.5 times as fast on the 8 GPUs of a DGX-1).
+
+With figures of a network, from ``synkhronos bench machines --json FILE`` or given, it says what 8
+to 64 machines would give, each with as many devices as were measured; nothing is measured. On one
+machine a step takes T(n) with its n devices. On M machines it takes
 
     T(n) + K + L (M - 1) O + N        K: a call's messages to all machines, and back
     N = max(R - h min(R, C), 0)       R: the reduction between machines, h: hidden by overlap
@@ -17,16 +23,78 @@ from __future__ import annotations
 import argparse
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 from synkhronos.comm.mpi.all_reduce import CHUNK
 from synkhronos.comm.mpi.transfers import SMALL
+from synkhronos.tools.bench import frame, scaling
 
 MACHINES = (8, 16, 32, 64)
 MESSAGE_SECONDS = 30e-6  # assumed, for a small message that a carrier sends and one that it gets
 
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _RATES = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8, "kb": 1e3, "mb": 1e6, "gb": 1e9}
+
+
+_IMAGES = 5120
+
+# Model, rows per GPU, numbers of its gradients; seconds (computing, communicating) on 1, 2, 4, 8.
+# fmt: off
+_THEANO_MPI = [
+    ("AlexNet", 128, 60_965_224, (20.50, 0), (10.35, 0.78), (5.13, 0.54), (2.63, 0.61)),
+    ("GoogLeNet", 32, 13_378_280, (63.89, 0), (31.40, 1.00), (15.51, 0.71), (7.69, 0.80)),
+    ("VGG16", 16, 138_357_544, (358.29, 0), (176.08, 13.90), (90.44, 9.28), (55.12, 12.59)),
+    ("VGG16", 32, 138_357_544, (343.37, 0), (169.12, 7.14), (86.97, 4.80), (43.29, 5.41)),
+    ("ResNet50", 64, 25_557_032, (163.15, 0), (80.09, 0.81), (40.25, 0.56), (20.12, 0.57)),
+]
+# fmt: on
+_SYNKHRONOS = {8: 7.5}  # GPUs: speedup, ResNet-50
+
+
+def add_arguments(parser):
+    """Add the options of this benchmark."""
+    parser.add_argument(
+        "file", metavar="FILE.json", nargs="?", help="output of `synkhronos bench training --json`"
+    )
+    parser.add_argument("--network", metavar="FILE", help="output of `synkhronos bench machines`")
+    what = "of the network between machines; with --network in place of its"
+    parser.add_argument("--latency", type=seconds, metavar="TIME", help=f"such as 100us, {what}")
+    parser.add_argument("--bandwidth", type=rate, metavar="RATE", help=f"such as 100Mbit, {what}")
+
+
+def measure(args, report):
+    """Show what the model gives."""
+    curves = report.results = published()
+    if args.file:
+        curves += scaling.read(args.file, scaling.measured)
+    cable, fit = scaling.read(args.network, measured) if args.network else (None, [])
+    if args.network or args.latency or args.bandwidth:
+        cable = with_figures(cable, args.latency, args.bandwidth)
+        for curve in curves:
+            curve["machines"] = speedups(curve, cable)
+    report.show(scaling.text(curves))
+    if cable is not None:
+        report.show("\n" + text(curves, cable, fit))
+
+
+plot = scaling.plot
+
+
+def published():
+    """Return the curves of Theano-MPI, with the bandwidth of its 8 GPUs, and of Synkhronos."""
+    curves = []
+    for model, rows, numbers, *seconds in _THEANO_MPI:
+        steps = _IMAGES / rows  # steps of one GPU
+        compute = seconds[0][0] / steps
+        bandwidth = scaling.fit_bandwidth(8, 4 * numbers, seconds[-1][1] / (steps / 8))
+        points = {n: seconds[0][0] / sum(each) for n, each in zip(scaling.DEVICES, seconds)}
+        name = f"Theano-MPI {model}-{rows}b"
+        curves.append(scaling.curve_of(name, compute, 4 * numbers, bandwidth, 0.0, points))
+    # The paper gives the speedup only. All of the loss, 0.5 of 7.5, is taken as communication.
+    compute, nbytes = curves[-1]["compute"], curves[-1]["bytes"]
+    [(n, speedup)] = _SYNKHRONOS.items()
+    bandwidth = scaling.fit_bandwidth(n, nbytes, compute * (n / speedup - 1))
+    name = "Synkhronos ResNet-50"
+    return [*curves, scaling.curve_of(name, compute, nbytes, bandwidth, 0.0, _SYNKHRONOS)]
 
 
 @dataclass(frozen=True)
@@ -83,12 +151,7 @@ def _quantity(text, units, expected):
     return value
 
 
-def given(latency: float, bandwidth: float) -> Cable:
-    """Return a cable of which only these two figures are known."""
-    return Cable(latency, bandwidth, 2 * latency + MESSAGE_SECONDS)
-
-
-def measured(results: dict[str, Any]) -> tuple[Cable, list[tuple[int, float, float]]]:
+def measured(results):
     """Return the cable of a file of ``synkhronos bench machines``, and how well the model fits.
 
     The bandwidth is that of the largest all_reduce of Synkhronos. The second result has bytes, and
@@ -122,8 +185,8 @@ def with_figures(cable: Cable | None, latency: float | None, bandwidth: float | 
     """Return a cable with the figures that are given in place of its own."""
     if cable is None:
         if latency is None or bandwidth is None:
-            raise ValueError("--latency and --bandwidth go together, without --network")
-        return given(latency, bandwidth)
+            raise frame.Refused("--latency and --bandwidth go together, without --network")
+        return Cable(latency, bandwidth, 2 * latency + MESSAGE_SECONDS)
     if latency is not None:
         cable = replace(cable, latency=latency, call=cable.call + 2 * (latency - cable.latency))
     return cable if bandwidth is None else replace(cable, bandwidth=bandwidth)
@@ -167,26 +230,17 @@ def step_seconds(
     return alone + call + max(reduction - hidden * min(reduction, compute), 0.0)
 
 
-def speedups(curve, step_of_devices, cable: Cable) -> dict[str, Any]:
-    """Return the speedups over one machine that the model gives one network.
-
-    Parameters
-    ----------
-    curve : dict
-        As `synkhronos.tools.bench.scaling` makes it.
-    step_of_devices : callable
-        Takes a compute time; returns the time of a step on the devices of one machine.
-    cable : Cable
-    """
+def speedups(curve, cable):
+    """Return the speedups over one machine that the model gives one network."""
     compute, nbytes = curve["compute"], curve["bytes"]
-    alone = step_of_devices(compute)
+    alone = scaling.step_of(curve, compute)
     found = {"step": alone}
     for name, hidden in (("off", 0.0), ("on", cable.hidden)):
         weak, strong = {}, {}
         for n in MACHINES:
             weak[str(n)] = n * alone / step_seconds(n, alone, compute, nbytes, cable, hidden)
             part = compute / n
-            seconds = step_seconds(n, step_of_devices(part), part, nbytes, cable, hidden)
+            seconds = step_seconds(n, scaling.step_of(curve, part), part, nbytes, cable, hidden)
             strong[str(n)] = alone / seconds
         found[name] = {"weak": weak, "strong": strong}
     return found
@@ -202,17 +256,18 @@ def text(curves, cable: Cable, fit) -> str:
     if fit:
         lines.append(f"all_reduce, a call, on {cable.machines} machines, model / measured, in ms:")
         lines += [f"{b:13,}{1e3 * m:12.3f} /{1e3 * t:12.3f}" for b, m, t in fit]
-    devices = "".join(f"{n:>8}" for n in MACHINES)
     lines.append("Speedup over one machine. Weak: each machine has as many rows as one has alone;")
     lines.append("strong: these rows are divided over the machines.")
-    lines.append(f"{'':34}{'devices':>8}{'ms':>9}{'overlap':>9}   weak{devices}   strong{devices}")
+    machines = [str(n) for n in MACHINES]
+    heads = "devices", "ms", "overlap", "weak", *machines, "strong", *machines
+    table = frame.Table("", *heads, first=34, least=8)
+    lines.append(table.head)
     for curve in curves:
         found = curve["machines"]
-        names = ["off"] + ["on"] * bool(cable.hidden)
-        for name in names:
-            line = f"{curve['name'][:34]:34}{curve['ranks']:8}{1e3 * found['step']:9.1f}{name:>9}"
-            for kind, space in (("weak", 7), ("strong", 9)):
-                cells = "".join(f"{found[name][kind][str(n)]:8.2f}" for n in MACHINES)
-                line += " " * space + cells
-            lines.append(line)
+        first = curve["name"][:34], str(curve["ranks"]), f"{1e3 * found['step']:.1f}"
+        for name in ["off"] + ["on"] * bool(cable.hidden):
+            weak, strong = (
+                [f"{found[name][kind][n]:.2f}" for n in machines] for kind in ("weak", "strong")
+            )
+            lines.append(table.line(*first, name, "", *weak, "", *strong))
     return "\n".join(lines)

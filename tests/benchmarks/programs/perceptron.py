@@ -1,12 +1,11 @@
-"""A multilayer perceptron as a model file in Theano-MPI's contract, for ``synkhronos bench rules``.
+"""A multilayer perceptron as a model file in Theano-MPI's contract, for the benchmark ``rules``.
 
-As a program it trains the same model by `make_train_step`, on ranks of a session, and prints the
-rate as JSON.
+As a program it trains the same model by `make_train_step`, on ranks of a session, and answers with
+the rows for each second.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -20,6 +19,7 @@ from synkhronos._host import library
 from synkhronos._host import tensor as T
 from synkhronos.rules.compatible.models.classifier import Classifier
 from synkhronos.rules.compatible.models.data import MNIST_data
+from synkhronos.tools.bench import programs, turns
 
 FIRST = 5  # steps that are not counted
 _SECONDS = 300  # for the others to compile
@@ -79,22 +79,15 @@ class Perceptron(Classifier):
             path.write_text(json.dumps(self._steps))
 
 
-def main(argv):
-    """Train on ranks of a session; print the rows for each second of the median step."""
+def main(ranks, steps, batch, units):
+    """Train on ranks of a session; return the rows for each second of the median step."""
     import synkhronos as synk
     from synkhronos.extensions import train, update_rules
 
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--ranks", type=int)
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--batch", type=int)
-    parser.add_argument("--units", type=json.loads)
-    options = parser.parse_args(argv)
-    rows = options.batch * options.ranks
     os.environ["SYNKHRONOS_DATA"] = "made"
     os.environ["SYNKHRONOS_MADE_BATCHES"] = "8"
-    synk.fork(devices=["cpu"] * options.ranks)
-    model = Perceptron({"verbose": True, "batch_size": rows, "units": options.units})
+    synk.fork(devices=["cpu"] * ranks)
+    model = Perceptron({"verbose": True, "batch_size": batch * ranks, "units": units})
     step = train.make_train_step(
         [model.x, model.y],
         model.cost,
@@ -106,14 +99,12 @@ def main(argv):
     )
     synk.distribute()
     batches = [model.data.batch("train", number) for number in range(8)]
-    times = [time.perf_counter()]
-    for number in range(FIRST + options.steps):
-        step(*batches[number % len(batches)])
-        times.append(time.perf_counter())
-    seconds = statistics.median(np.diff(times)[FIRST:])
+    times = [
+        turns.seconds_of(step, *batches[number % len(batches)]) for number in range(FIRST + steps)
+    ]
     synk.close()
-    print(json.dumps({"images_per_second": rows / seconds}))
+    return batch * ranks / statistics.median(times[FIRST:])
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    programs.answer(main(**json.loads(sys.argv[1])))

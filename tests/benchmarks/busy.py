@@ -18,13 +18,42 @@ import time
 import numpy as np
 
 from synkhronos._machine.processes import end_with_parent
-from synkhronos.tools.bench import options
+from synkhronos.tools.bench import call, frame, options, turns
 
-ROUNDS = 5
-WARM_CALLS = 10
-SETTLE_SECONDS = 0.5  # in which busy processes have started and the system has spread them
+_SETTLE_SECONDS = 0.5  # in which busy processes have started and the system has spread them
 
-_clock = time.perf_counter
+
+def add_arguments(parser):
+    """Add the options of this benchmark."""
+    options.add(parser, "--ranks", options.count, 2, "ranks of the session")
+    what = "measure beside 0 and so many busy processes"
+    options.add(parser, "--busy", options.counts, [1, 2, 4], what)
+    options.add(parser, "--seconds", options.positive, 2.0, "time for each figure")
+
+
+def measure(args, report):
+    """Measure each number of busy processes, and show the table."""
+    report.look_at_machine()
+    loads = [0, *args.busy]
+    report.results.update(ranks=args.ranks, busy=[])
+    with contextlib.ExitStack() as stack:
+        calls = _ours(args.ranks, stack)
+        calls["Pipe"] = stack.enter_context(call.Echo())
+        calls.update(_pools(args.ranks, stack))
+        for load in loads:
+            measured = turns.Turns(args.seconds, most=10**6)
+            measured.add_calls(calls)
+            with kept_busy(load):
+                measured.take_all(f"calls beside {load} busy processes")
+            for name, rounds in measured.rounds_of.items():
+                figures = {
+                    "busy": load,
+                    "system": name,
+                    "mean_us": 1e6 * float(np.mean(np.concatenate(rounds))),
+                    "best_us": 1e6 * float(min(map(np.mean, rounds))),
+                }
+                report.results["busy"].append(figures)
+    report.show(_text(report.results["busy"], calls, loads, args.ranks))
 
 
 @contextlib.contextmanager
@@ -41,7 +70,7 @@ def kept_busy(n_processes):
                 )
             )
         if started:
-            time.sleep(SETTLE_SECONDS)
+            time.sleep(_SETTLE_SECONDS)
         yield
     finally:
         for process in started:
@@ -50,61 +79,11 @@ def kept_busy(n_processes):
             process.wait()
 
 
-def measure(n_ranks, loads, seconds, echo):
-    """Return, for each number of busy processes, the mean and the best of each system's calls.
-
-    Parameters
-    ----------
-    n_ranks : int
-        Ranks of the session, and processes of the pools.
-    loads : list of int
-        The numbers of busy processes.
-    seconds : float
-        The time for each figure.
-    echo : callable
-        Makes a round trip of a pipe.
-    """
-    with contextlib.ExitStack() as stack:
-        calls = {**_ours(n_ranks, stack), "Pipe": echo, **_pools(n_ranks, stack)}
-        figures = []
-        for load in loads:
-            with kept_busy(load):
-                rounds = {name: [] for name in calls}
-                steps = [name for _ in range(ROUNDS) for name in calls]
-                for name in options.progress(f"calls beside {load} busy processes", steps):
-                    rounds[name].append(_round(calls[name], seconds / ROUNDS))
-            for name, each in rounds.items():
-                figures.append(
-                    {
-                        "busy": load,
-                        "system": name,
-                        "mean_us": 1e6 * sum(s for s, _ in each) / sum(n for _, n in each),
-                        "best_us": 1e6 * min(s / n for s, n in each),
-                    }
-                )
-    return figures
-
-
-def _round(call, seconds):
-    """Call for so many seconds; return the time that the calls took, and their number."""
-    for _ in range(WARM_CALLS):
-        call()
-    count, begin = 0, _clock()
-    while True:
-        call()
-        count += 1
-        took = _clock() - begin
-        if took > seconds:
-            return took, count
-
-
 def _ours(n_ranks, stack):
-    import synkhronos as synk
     from synkhronos._host import library
     from synkhronos._host import tensor as T
 
-    synk.fork(n_ranks)
-    stack.callback(synk.close)
+    synk = stack.enter_context(turns.session(n_ranks))
     x = T.matrix("x", "float32")
     f = synk.function([x], x.sum())
     data = synk.data(np.ones((2 * n_ranks, 4), "float32"))
@@ -129,16 +108,14 @@ def _pools(n_processes, stack):
     return calls
 
 
-def text(figures, n_ranks):
-    """Return a table: a line for each system, its mean and best for each number of processes."""
-    loads = list(dict.fromkeys(figure["busy"] for figure in figures))
+def _text(figures, systems, loads, n_ranks):
     cell = {(figure["busy"], figure["system"]): figure for figure in figures}
-    lines = [
-        f"Busy processes beside; {n_ranks} ranks, {os.cpu_count()} cores, us, mean (best)",
-        f"{'':20}" + "".join(f"{load:>18}" for load in loads),
-    ]
-    for name in dict.fromkeys(figure["system"] for figure in figures):
+    table = frame.Table("", *map(str, loads), first=20, least=18)
+    cores = os.cpu_count()
+    title = f"Busy processes beside; {n_ranks} ranks, {cores} cores, us, mean (best)"
+    lines = [title, table.head]
+    for name in systems:
         row = [cell[load, name] for load in loads]
         shown = [f"{one['mean_us']:.1f} ({one['best_us']:.1f})" for one in row]
-        lines.append(f"  {name:18}" + "".join(f"{each:>18}" for each in shown))
+        lines.append(table.line(f"  {name}", *shown))
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""One worker of ``synkhronos bench parameter_server --overlap``, which starts it.
+"""One worker of the benchmark ``overlap``, which starts it by ``synkhronos launch``.
 
 In each turn all workers take some steps in each way, one way after the other:
 
@@ -20,11 +20,10 @@ import numpy as np
 from synkhronos import _host
 from synkhronos import parameter_server as ps
 from synkhronos._host import library
-from synkhronos._host import tensor as T
 from synkhronos.extensions import train, update_rules
-from synkhronos.tools.bench.overlap import MARK
+from synkhronos.tools.bench import networks, programs
 
-INPUTS, CLASSES = 784, 10
+WAYS = ["overlap", "everything", "compute", "communicate"]
 RATE = 0.01
 _PARTS = 10  # of which one is sent, to know how long all take
 _FEW = 512  # rows, to know how long a row takes
@@ -39,27 +38,15 @@ class Worker:
     """
 
     def __init__(self, store, units, batch):
-        random = np.random.RandomState(0)
-        x, y = T.matrix("x", "float32"), T.ivector("y")
-        self.store, self.params = store, []
-        layer, sizes = x, [INPUTS, *units, CLASSES]
-        for number, (n_in, n_out) in enumerate(zip(sizes, sizes[1:])):
-            values = random.normal(scale=n_in**-0.5, size=(n_in, n_out)).astype("float32")
-            w = library.shared(values, f"w{number}")
-            b = library.shared(np.zeros(n_out, "float32"), f"b{number}")
-            self.params += [w, b]
-            layer = T.dot(layer, w) + b
-            if number < len(units):
-                layer = T.nnet.sigmoid(layer)
-        loss = T.nnet.categorical_crossentropy(T.nnet.softmax(layer), y).mean()
-        share = np.float32(1 / store.num_workers)
-        self.gradients = library.function([x, y], library.grad(loss * share, self.params))
+        network = networks.Mlp(units)
+        self.store, self.network, self.params = store, network, network.params
+        inputs, share = [network.x, network.y], np.float32(1 / store.num_workers)
+        self.gradients = library.function(inputs, library.grad(network.loss * share, self.params))
         self.batch = batch or self.balanced()
-        self.data = self.rows(self.batch)
+        self.data = network.rows(self.batch)
         total = self.batch * store.num_workers
-        self.step = train.make_train_step(
-            [x, y], loss, self.params, update_rules.sgd, RATE, store=store, batch_rows=total
-        )
+        rule, given = update_rules.sgd, {"store": store, "batch_rows": total}
+        self.step = train.make_train_step(inputs, network.loss, self.params, rule, RATE, **given)
         pulled = [param.type() for param in self.params]
         updates = update_rules.sgd(pulled, self.params, RATE)
         self.apply = library.function(pulled, updates=updates)
@@ -70,14 +57,6 @@ class Worker:
         """The bytes of all parameters."""
         return sum(array.nbytes for array in self.arrays)
 
-    def rows(self, number):
-        """Return made-up rows of this worker."""
-        random = np.random.RandomState(1 + self.store.rank)
-        return (
-            random.normal(size=(number, INPUTS)).astype("float32"),
-            random.randint(0, CLASSES, number).astype("int32"),
-        )
-
     def balanced(self):
         """Return how many rows are computed while the parameters are sent; equal on all workers."""
         store, [device] = self.store, self.store.devices
@@ -86,7 +65,7 @@ class Worker:
         found = np.zeros(1)
         store.init_key(part.shape, "part", device)
         store.init_key((1,), "rows", device, dtype="float64")
-        data = self.rows(_FEW)
+        data = self.network.rows(_FEW)
         for _ in range(2):  # the first time is not for memory that is new
             store.barrier()
             begin = _clock()
@@ -169,12 +148,11 @@ def main():
     options = json.loads(sys.argv[1])
     with ps.create("dist_sync", devices=[0]) as store:
         worker = Worker(store, options["units"], options["batch"])
-        ways = options["ways"]
-        for way in ways:
+        for way in WAYS:
             worker.seconds(way, 1)
-        found = {way: [] for way in ways}
+        found = {way: [] for way in WAYS}
         for turn in range(options["turns"]):
-            for way in ways[turn % 2 :] + ways[: turn % 2]:
+            for way in WAYS[turn % 2 :] + WAYS[: turn % 2]:
                 found[way].append(worker.seconds(way, options["steps"]))
         store.barrier()
         beside = worker.beside() if store.rank == 0 else None
@@ -191,16 +169,16 @@ def main():
                 (recorded.save if options["timeline"].endswith(".json") else recorded.plot)(
                     options["timeline"]
                 )
-            figures = {
-                "seconds": found,
-                "nbytes": worker.nbytes,
-                "keys": len(worker.params),
-                "batch": worker.batch,
-                "beside": beside,
-                "summary": recorded.summary() if recorded is not None else None,
-            }
-            sys.stdout.write(f"{MARK}{json.dumps(figures)}\n")
-            sys.stdout.flush()
+            programs.answer(
+                {
+                    "seconds": found,
+                    "nbytes": worker.nbytes,
+                    "keys": len(worker.params),
+                    "batch": worker.batch,
+                    "beside": beside,
+                    "summary": recorded.summary() if recorded is not None else None,
+                }
+            )
 
 
 if __name__ == "__main__":

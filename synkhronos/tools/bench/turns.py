@@ -1,0 +1,141 @@
+"""How all benchmarks measure: systems take turns, so that other programs disturb all alike."""
+
+import contextlib
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+_LONG_SECONDS = 0.1  # a repetition that takes longer needs none before it to wake all ranks
+
+clock = time.perf_counter
+
+
+def busy_cores(seconds=0.5):
+    """Return the number of cores that all processes of this machine use while this one sleeps."""
+    # The line "cpu" of proc(5): fields 4 and 5 are idle time. The two last are part of others.
+    before = [int(field) for field in Path("/proc/stat").read_text().split()[1:9]]
+    time.sleep(seconds)
+    after = [int(field) for field in Path("/proc/stat").read_text().split()[1:9]]
+    used = [end - begin for begin, end in zip(before, after)]
+    return max(0, sum(used) - used[3] - used[4]) / os.sysconf("SC_CLK_TCK") / seconds
+
+
+@contextlib.contextmanager
+def shown(text):
+    """Show on a terminal what the block does, in one line of standard error."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield
+        return
+    clear = "\r\x1b[K"  # to the begin of the line, and erase it
+    print(clear + text, end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print(clear, end="", file=sys.stderr, flush=True)
+
+
+def progress(what, steps):
+    """Yield each of `steps`; show on a terminal how many are done."""
+    for done, step in enumerate(steps):
+        with shown(f"{what}: {done} of {len(steps)}"):
+            yield step
+
+
+@contextlib.contextmanager
+def session(n_ranks, **options):
+    """Yield `synkhronos` with a session."""
+    import synkhronos as synk
+
+    synk.fork(n_ranks, **options)
+    try:
+        yield synk
+    finally:
+        synk.close()
+
+
+def seconds_of(call, *args):
+    """Return the seconds that a call takes."""
+    begin = clock()
+    call(*args)
+    return clock() - begin
+
+
+class Turns:
+    """Measurements that take turns in rounds.
+
+    Parameters
+    ----------
+    seconds : float
+        The time for each measurement, all its rounds together.
+    rounds : int
+    most : int
+        Repetitions of a measurement in a round, at most; if `seconds` is None, exactly.
+
+    Attributes
+    ----------
+    rounds_of : dict
+        For each measurement, the seconds of its repetitions in each round.
+    """
+
+    def __init__(self, seconds, rounds=5, most=300):
+        self._seconds, self._n_rounds, self._most = seconds, rounds, most
+        self._measurements, self._counts, self.rounds_of = {}, {}, {}
+
+    def add(self, key, times):
+        """Add a measurement: ``times(count)`` returns the seconds of `count` repetitions."""
+        self._measurements[key], self.rounds_of[key] = times, []
+
+    def add_calls(self, calls):
+        """Add calls that are timed here, by their names."""
+        for key, call in calls.items():
+            self.add(key, lambda count, call=call: [seconds_of(call) for _ in range(count)])
+
+    def take(self):
+        """Take all measurements: one round."""
+        for key, times in self._measurements.items():
+            if key not in self._counts:
+                once = min(times(2))
+                fits = self._most if self._seconds is None else self._fits(once)
+                self._counts[key] = fits, once > _LONG_SECONDS
+            count, is_long = self._counts[key]
+            # First the caches are full of another system's arrays, and the ranks sleep.
+            warm = 0 if is_long else 1 + count // 10
+            self.rounds_of[key].append(times(warm + count)[warm:])
+
+    def _fits(self, once):
+        return int(min(max(self._seconds / self._n_rounds / max(once, 1e-9), 1), self._most))
+
+    def take_all(self, what):
+        """Take all rounds, and show how many are done; return the figures of each measurement."""
+        for _ in progress(what, range(self._n_rounds)):
+            self.take()
+        return self.figures()
+
+    def figures(self):
+        """Return the `spread` of the seconds of each measurement."""
+        return {
+            key: spread([each for one in rounds for each in one])
+            for key, rounds in self.rounds_of.items()
+        }
+
+
+def spread(values):
+    """Return the median of values, the least and the most, the outer tenths, and their number.
+
+    >>> figures = spread([3.0, 1.0, 2.0])
+    >>> figures["median"], figures["least"], figures["count"]
+    (2.0, 1.0, 3)
+    """
+    low, high = np.percentile(values, [10, 90]).tolist()
+    return {
+        "median": statistics.median(values),
+        "least": min(values),
+        "most": max(values),
+        "p10": low,
+        "p90": high,
+        "count": len(values),
+    }

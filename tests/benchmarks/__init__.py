@@ -1,0 +1,19 @@
+"""Benchmarks that compare with other libraries, or make a figure of the documentation.
+
+``make bench`` lists them, and ``make bench BENCH="collectives --sizes 1K"`` runs one. Those that
+users run on their own machine are in ``synkhronos.tools.bench``, whose frame these use.
+"""
+
+BENCHMARKS = {
+    "busy": "benchmarks.busy",
+    "clusters": "benchmarks.clusters",
+    "collectives": "benchmarks.collectives",
+    "compile": "benchmarks.compiling",
+    "import": "benchmarks.imports",
+    "overlap": "benchmarks.overlap",
+    "parameter_server": "benchmarks.parameter_server",
+    "pymc": "benchmarks.pymc",
+    "rules": "benchmarks.rules",
+    "training": "benchmarks.training",
+    "updates": "benchmarks.updates",
+}

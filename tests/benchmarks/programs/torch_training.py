@@ -1,0 +1,134 @@
+"""PyTorch training a network of ``bench training``, in one process or several.
+
+One process with some threads, or several in DistributedDataParallel over gloo, each with its part
+of each minibatch. They begin with the weights of the other systems, pick the same rows, and average
+loss and gradients over all rows.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from benchmarks.programs.serving import clock, serve
+
+functional = torch.nn.functional
+
+
+def _networks():
+    """Return the forward passes: (rows, weights in the order of `networks`, buffers) -> scores."""
+
+    def dense(x, weights):
+        return x @ next(weights) + next(weights)
+
+    def mlp(x, weights, buffers):
+        for _ in range(2):
+            x = functional.relu(dense(x, weights))
+        return dense(x, weights)
+
+    def cnn(x, weights, buffers):
+        for _ in range(2):
+            x = functional.relu(functional.conv2d(x, next(weights), next(weights)))
+            x = functional.max_pool2d(x, 2)
+        x = functional.relu(dense(x.flatten(1), weights))
+        return dense(x, weights)
+
+    def convolve(x, weights, buffers, stride=1):
+        filters = next(weights)
+        x = functional.conv2d(x, filters, stride=stride, padding=filters.shape[-1] // 2)
+        scale, shift = next(weights), next(weights)
+        running = next(buffers), next(buffers)
+        return functional.batch_norm(x, *running, scale, shift, training=True, eps=1e-4)
+
+    def resnet(x, weights, buffers):
+        x = functional.relu(convolve(x, weights, buffers))
+        for n_out, stride in ((8, 1), (16, 2), (32, 2)):
+            branch = functional.relu(convolve(x, weights, buffers, stride))
+            branch = convolve(branch, weights, buffers)
+            has_filters = x.shape[1] != n_out
+            shortcut = convolve(x, weights, buffers, stride) if has_filters else x
+            x = functional.relu(branch + shortcut)
+        return dense(x.mean((2, 3)), weights)
+
+    return {"mlp": mlp, "cnn": cnn, "resnet": resnet}
+
+
+class Trainer:
+    """A process that trains: a method for each thing that the benchmark asks for."""
+
+    def __init__(self, rank, n_ranks, threads, name, folder):
+        torch.set_num_threads(threads)
+        self._rank, self._n_ranks = rank, n_ranks
+        setup = dict(np.load(Path(folder, "setup.npz")))
+        self._batch = int(setup["batch"])
+        self._rows, self._random = (setup["x"], setup["y"]), np.random.RandomState(3)
+        weights = [setup[f"p{number}"] for number in range(len(setup)) if f"p{number}" in setup]
+        self._model = Model(name, weights)
+        self._optimizer = torch.optim.SGD(
+            self._model.parameters(), lr=float(setup["rate"]), momentum=float(setup["momentum"])
+        )
+        if n_ranks > 1:
+            where = f"file://{folder}/store"
+            dist.init_process_group("gloo", init_method=where, rank=rank, world_size=n_ranks)
+            self._model = torch.nn.parallel.DistributedDataParallel(self._model)
+        n_own = len(np.array_split(np.empty(self._batch), n_ranks)[rank])
+        # Gradients are averaged over ranks; so weighted, that is their average over all rows.
+        self._weight = n_own * n_ranks / self._batch
+        self._buffers = [np.empty((n_own, *a.shape[1:]), a.dtype) for a in self._rows]
+
+    def losses(self, count):
+        """Return the losses of so many steps."""
+        return [self._step() for _ in range(count)]
+
+    def times(self, count):
+        """Return the seconds of so many steps."""
+        seconds = []
+        for _ in range(count):
+            begin = clock()
+            self._step()
+            seconds.append(clock() - begin)
+        return seconds
+
+    def _step(self):
+        chosen = self._random.randint(0, len(self._rows[0]), self._batch)
+        chosen = np.array_split(chosen, self._n_ranks)[self._rank]
+        for array, buffer in zip(self._rows, self._buffers):
+            np.take(array, chosen, axis=0, out=buffer, mode="clip")
+        x, y = map(torch.from_numpy, self._buffers)
+        self._optimizer.zero_grad()
+        loss = self._model(x, y) * self._weight
+        loss.backward()
+        self._optimizer.step()
+        loss = loss.detach()
+        if self._n_ranks > 1:
+            dist.all_reduce(loss)
+        return float(loss) / self._n_ranks
+
+
+class Model(torch.nn.Module):
+    """A network, with weights of its own."""
+
+    def __init__(self, name, weights):
+        super().__init__()
+        self._forward = _networks()[name]
+        arrays = [torch.from_numpy(np.ascontiguousarray(w)) for w in weights]
+        self._weights = torch.nn.ParameterList(map(torch.nn.Parameter, arrays))
+        # Of the batch normalization of each filter's output.
+        sizes = [w.shape[0] for w in weights if w.ndim == 4 and name == "resnet"]
+        for number, size in enumerate(size for size in sizes for _ in range(2)):
+            self.register_buffer(f"running{number}", torch.zeros(size))
+
+    def forward(self, x, y):
+        """Return the loss."""
+        buffers = (buffer for _, buffer in self.named_buffers())
+        scores = self._forward(x, iter(self._weights), buffers)
+        return functional.cross_entropy(scores, y.long())
+
+
+if __name__ == "__main__":
+    *numbers, name, folder = sys.argv[1:]
+    serve(Trainer(*map(int, numbers), name, folder))
+    if dist.is_initialized():
+        dist.destroy_process_group()
