@@ -9,6 +9,8 @@ import sys
 import time
 import traceback
 
+from synkhronos.launch import FOLLOWS
+
 
 def rank(job):
     """Run as one rank of a job; `does` of its settings says what."""
@@ -36,6 +38,8 @@ def rank(job):
         while (came := group.receive()) != (last, None):
             pass
         print(f"rank {number} has noticed that rank {came[0]} has died", flush=True)
+        if job.rule == "BSP":
+            return FOLLOWS
     if does in ("waits", "is stubborn"):
         print("begun", flush=True)
         while not asked or does == "is stubborn":
