@@ -29,8 +29,7 @@ the finish barrier. If the master leaves the call early (Ctrl-C), the call stays
 start first waits until the workers have ended it. So master and workers always agree on which call
 is the next.
 
-`tests/support/gate_model.py` has a model of this file, method by method, which tests explore: a
-change here is a change there.
+`tests/gate/test_gate.py` stops a rank before each of its loads and stores.
 """
 
 import contextlib
