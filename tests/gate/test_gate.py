@@ -479,6 +479,7 @@ class Cells:
 
     def __exit__(self, *error):
         self._fence.release()
+        self._armed.count(self._stop)
 
     def __getitem__(self, number):
         self._armed.count(self._stop)
