@@ -177,12 +177,12 @@ class TestInASession:
     @pytest.mark.parametrize("attribute", ATTRIBUTES)
     def test_attributes_can_not_be_replaced(self, known, attribute):
         owner, name = attribute.split(".")
-        before = getattr(self, known[owner], name)
+        before = getattr(known[owner], name)
         with pytest.raises(AttributeError):
-            setattr(self, known[owner], name, "int8")
+            setattr(known[owner], name, "int8")
         if isinstance(before, list):
-            getattr(self, known[owner], name).append("min")  # to a copy
-        assert np.all(getattr(self, known[owner], name) == before)
+            getattr(known[owner], name).append("min")  # to a copy
+        assert np.all(getattr(known[owner], name) == before)
         use_rightly(bad_input.CALL, known)
 
 
