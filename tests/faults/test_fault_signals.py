@@ -89,11 +89,9 @@ STOPS = [
 ]
 
 
-@pytest.mark.parametrize("n, master, rank", [(2, 0, 1), (4, 1, 3)])
 @pytest.mark.parametrize("what, owner, name, when, words", STOPS, ids=faults.point_id)
-def test_a_worker_stopped_at(
-    no_session, monkeypatch, impatient, what, owner, name, when, words, n, master, rank
-):
+def test_a_worker_stopped_at(no_session, monkeypatch, impatient, what, owner, name, when, words):
+    n, master, rank = 4, 1, 3
     set_point(monkeypatch, owner, name, when, faults.hit_by(signal.SIGSTOP))
     synk.fork(n, master_rank=master)
     call = CALLS[what](n)
@@ -134,20 +132,19 @@ def test_a_short_wait_is_not_told_of(no_session, monkeypatch, caplog):
     synk.close()
 
 
-@pytest.mark.parametrize("n, stopped", [(2, [1]), (4, [1, 2, 3])])
-def test_close_with_stopped_workers(no_session, monkeypatch, n, stopped):
+def test_close_with_stopped_workers(no_session, monkeypatch):
     monkeypatch.setattr(_master, "QUIT_SECONDS", 0.5)
-    synk.fork(n)
-    CALLS["function"](n)()
+    synk.fork(4)
+    CALLS["function"](4)()
     pids = pids_by_rank()
-    for rank in stopped:
-        os.kill(pids[rank], signal.SIGSTOP)
+    for pid in pids[1:]:
+        os.kill(pid, signal.SIGSTOP)
     begin = time.monotonic()
     with bounded():
         synk.close()
     assert time.monotonic() - begin > 0.4  # they had their time
     assert not any(runs(pid) for pid in pids[1:])
-    faults.use_a_new_session(n)
+    faults.use_a_new_session(4)
 
 
 def test_a_stopped_worker_that_is_killed_ends_the_wait(no_session, impatient):

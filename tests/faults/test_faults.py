@@ -97,10 +97,9 @@ def check_that_it_is_over(rank, signum, call, pids):
     synk.close()
 
 
-# Each worker of two ranks and of three, and one of four.
-@pytest.mark.parametrize("n, master, rank", [(2, 0, 1), (3, 1, 0), (3, 1, 2), (4, 0, 3)])
 @pytest.mark.parametrize("what, owner, name, when", POINTS, ids=faults.point_id)
-def test_a_worker_killed_at(no_session, monkeypatch, what, owner, name, when, n, master, rank):
+def test_a_worker_killed_at(no_session, monkeypatch, what, owner, name, when):
+    n, master, rank = 3, 1, 2
     set_point(monkeypatch, owner, name, when, faults.hit_by(signal.SIGKILL))
     with bounded():
         synk.fork(n, master_rank=master)
@@ -127,9 +126,9 @@ def test_a_worker_killed_before_the_start(no_session, n, master, rank):
 
 
 @pytest.mark.parametrize("what", ["growing outputs", "exchange", "all_reduce", "gather"])
-@pytest.mark.parametrize("n, master, rank", [(2, 0, 1), (3, 0, 1), (3, 1, 2)])
-def test_a_worker_killed_when_it_is_done(no_session, monkeypatch, what, n, master, rank):
+def test_a_worker_killed_when_it_is_done(no_session, monkeypatch, what):
     """The master looks only when the worker has gone, with all that it had to tell."""
+    n, master, rank = 3, 1, 2
     set_point(monkeypatch, Gate, "worker_finish", "after", faults.hit_by(signal.SIGKILL))
     finish = Gate.finish
 
@@ -211,10 +210,9 @@ def end_by_itself(how, rank, rows):
     return rows
 
 
-@pytest.mark.parametrize("n, master", [(2, 0), (3, 1)])
 @pytest.mark.parametrize("how", ENDS)
-def test_a_worker_ends_by_itself(no_session, capfd, how, n, master):
-    rank, rows = n - 1, np.arange(2.0 * n)
+def test_a_worker_ends_by_itself(no_session, capfd, how):
+    n, master, rank, rows = 3, 1, 2, np.arange(6.0)
     x = T.dvector("x")
     with bounded():
         synk.fork(n, master_rank=master)

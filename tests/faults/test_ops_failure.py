@@ -30,21 +30,3 @@ def test_a_worker_that_dies_is_reported_by_all_it_takes(no_session, where):
         f(np.arange(3.0))
     assert (caught.value.rank, caught.value.exitcode) == (2, -signal.SIGKILL)
     assert "Apply node" not in str(caught.value)
-
-
-def test_an_interrupt_while_the_others_wait(no_session):
-    synk.fork(2)
-    master = os.getpid()
-
-    def interrupt(value):
-        if os.getpid() == master and value[0] < 0:
-            os.kill(master, signal.SIGINT)
-            time.sleep(0.2)
-        return value
-
-    x = T.dvector("x")
-    f = function([x], synk.ops.all_reduce(Call(interrupt)(x).sum()))
-    for _ in range(3):
-        with pytest.raises(KeyboardInterrupt):
-            f(-np.ones(2))
-        assert f(np.ones(4)) == 2
