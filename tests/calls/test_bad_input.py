@@ -253,7 +253,10 @@ def test_after_close(no_session):
     for use in bad_input.NEEDS_ITS_SESSION:
         if use is not bad_input.BUILD:  # it makes a new Data
             refused_in_state(use, known, synk.SessionError, "session that was closed")
-    known = names(2)
+    old, known = known["d"], names(2)
+    for give in (lambda: known["f"](old), lambda: synk.broadcast(known["s"], old)):
+        with pytest.raises(synk.SessionError, match="session that was closed"):
+            give()
     for use in bad_input.NEEDS_ITS_SESSION:
         use_rightly(use, known)
 
