@@ -20,7 +20,7 @@ from synkhronos._machine.processes import ForkedProcess
 from synkhronos.comm import Aborted, reports
 from synkhronos.comm.shared import gate as _gate
 from synkhronos.comm.shared.gate import SharedGate as Gate
-from synkhronos.comm.shared.gate_memory import ABORT, ASLEEP, DONE, LINE, MET, SEQUENCE
+from synkhronos.comm.shared.gate_memory import ABORT, ASLEEP, DONE, LINE, MET, SEQUENCE, SLOT
 from synkhronos.errors import RemoteTraceback, SessionError, WorkerDied, WorkerError
 
 
@@ -90,6 +90,11 @@ class Message:
             seen.append([gate.boards[other][0] for other in range(gate.n_ranks)])
             gate.meet()
         return seen
+
+    def meet_late(self, rank):
+        if rank.rank == self.argument:
+            time.sleep(0.002)
+        rank.gate.meet()
 
     def meet_or(self, rank):
         what, which = self.argument
@@ -468,8 +473,9 @@ class Armed:
 class Cells:
     """The cells and the fence of a gate: accesses are counted, and their order is looked at."""
 
-    def __init__(self, gate, armed, stop):
-        self._cells, self._fence, self._armed, self._stop = gate._cells, gate._fence, armed, stop
+    def __init__(self, gate, armed, stop, slow=None):
+        self.cells, self._fence, self._armed, self._stop = gate._cells, gate._fence, armed, stop
+        self._slow = slow  # a cell before whose load each rank waits for a moment
         self._stored = None  # the cell that was stored since the fence, if a load depends on it
         gate._cells = gate._fence = self
 
@@ -483,14 +489,16 @@ class Cells:
 
     def __getitem__(self, number):
         self._armed.count(self._stop)
+        if number == self._slow:
+            time.sleep(0.001)
         # A rank that announces loads flags then, and one that has set its flag loads any cell.
         if self._stored is not None and ASLEEP in (kind(number), kind(self._stored)):
             self._armed.see(is_fenced=False)
-        return self._cells[number]
+        return self.cells[number]
 
     def __setitem__(self, number, value):
         self._armed.count(self._stop)
-        self._cells[number] = value
+        self.cells[number] = value
         if number in (SEQUENCE, ABORT) or kind(number) in (DONE, MET):
             self._stored = number
         elif kind(number) == ASLEEP:
@@ -529,8 +537,17 @@ def failed(team, message, said, rank):
     assert caught.value.rank == rank and "SessionError" not in str(caught.value)
 
 
+def silent(team):
+    if team.gate.is_open:
+        team.gate.drain()
+    team.heard.clear()
+    team.run("nothing")
+    assert team.heard == []
+
+
 CALLS = [
     lambda team: answered(team, 5),
+    silent,
     lambda team: answered(team, 6),
     lambda team: answered(team, 5),  # in a slot that the worker knows
     lambda team: answered(team, 7),  # beyond the slots
@@ -539,6 +556,8 @@ CALLS = [
     lambda team: failed(team, ("meet_or", ("raise", 1)), "no value", 1),
     lambda team: failed(team, ("meet_or", ("raise", 0)), "no value", 0),
     lambda team: team.run("meet", 2) == [[0, 0], [1, 1]] or pytest.fail("not met"),
+    lambda team: team.run("meet_late", 0),
+    lambda team: team.run("meet_late", 1),
     lambda team: answered(team, 8),
 ]
 AT_SOME_AND_EVERY_STEP = pytest.mark.parametrize(
@@ -576,12 +595,41 @@ def test_ctrl_c_at_any_step_of_the_master(armed, stride):
         for number in itertools.count(0, stride):
             armed.arm(os.getpid(), number)
             for call in CALLS:
-                with contextlib.suppress(KeyboardInterrupt):
+                try:
+                    call(team)
+                except KeyboardInterrupt:
                     call(team)
             if not armed.came_to_it():
                 break
         team.close()
     assert number > 80
+
+
+@AT_SOME_AND_EVERY_STEP
+def test_a_command_that_was_started_is_run_once_and_its_answer_heard(armed, stride):
+    """Also by a worker that is slow to read it, while a Ctrl-C has the master go on."""
+    with nothing_left():
+        interrupt = functools.partial(signal.raise_signal, signal.SIGINT)
+        team, total = Team(2, 0, False, lambda gate: Cells(gate, armed, interrupt, SLOT)), 0
+        cells = team.gate._cells.cells
+        for number in itertools.count(0, stride):
+            expected = []
+            team.heard.clear()
+            armed.arm(os.getpid(), number)
+            for more in (1, 10, 100, 1):
+                before = cells[SEQUENCE]
+                with contextlib.suppress(KeyboardInterrupt):
+                    team.run("add", more)
+                if cells[SEQUENCE] > before:
+                    total += more
+                    expected.append((1, (1, total)))
+            came_to_it = armed.came_to_it()
+            team.run("nothing")
+            assert sorted({*team.heard}) == expected
+            if not came_to_it:
+                break
+        team.close()
+    assert number > 30
 
 
 @pytest.mark.faults
