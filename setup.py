@@ -107,7 +107,7 @@ EXTRAS = {
         *("pymc>=6,<7", PYTENSOR),
     ],
     "docs": ["sphinx>=7.1,<10", "furo>=2024.8", "sphinx-copybutton>=0.5.2,<0.6"],
-    "lint": ["ruff", "codespell", "mypy", "import-linter>=2.5"],
+    "lint": ["ruff", "codespell", "mypy", "import-linter>=2.17; python_version >= '3.10'"],
 }
 OF_PYTENSOR = ("pytensor", "pymc", "test-pytensor")
 EXTRAS["dev"] = sorted(

@@ -61,20 +61,6 @@ def test_a_shape_that_is_assigned_to_a_borrowed_value_is_that_of_the_variable(n,
         borrowed = None
 
 
-@shape_is_assigned
-@LAYOUTS
-def test_a_view_of_a_value_with_an_assigned_shape(n, master):
-    with forked(Layout(n, master)):
-        s = theano.shared(np.arange(12.0).reshape(6, 2))
-        synk.broadcast(s)
-        borrowed = s.get_value(borrow=True)
-        borrowed.shape = 4, 3
-        s.set_value(borrowed[:], borrow=True)
-        del borrowed
-        synk.broadcast(s)
-        assert held(n, s) == [np.arange(12.0).reshape(4, 3).tolist()] * n
-
-
 @LAYOUTS
 def test_values_that_were_replaced(n, master):
     with forked(Layout(n, master)):
@@ -158,49 +144,6 @@ def test_updates_of_all_kinds(n, master):
             assert synk.get_lengths(a) == [length] * n
             synk.all_reduce(a, "max")
             assert synk.gather(a).shape == (n, length)
-
-
-@LAYOUTS
-def test_updates_that_swap_values(n, master):
-    """Each variable's value is then in the other one's home."""
-    with forked(Layout(n, master)):
-        s, t = theano.shared(np.zeros(3)), theano.shared(np.ones(3))
-        swap = function([], updates=[(s, t), (t, s)])
-        synk.broadcast([s, t])
-        now = [0.0, 1.0]
-        actions = [
-            lambda: synk.all_reduce([s, t], "max"),
-            lambda: synk.all_reduce(s, "max"),
-            lambda: synk.all_reduce(t, "min"),
-            lambda: synk.broadcast([t, s]),
-            lambda: synk.gather(t),
-        ]
-        for action in [*actions, *actions]:
-            swap()
-            now.reverse()
-            action()
-            assert held(n, s) == [[now[0]] * 3] * n
-            assert held(n, t) == [[now[1]] * 3] * n
-        for value in (5.0, 6.0):
-            swap()
-            now = [value, now[0]]
-            synk.broadcast(s, [value] * 3)
-            assert held(n, t) == [[now[1]] * 3] * n
-        swap()
-        synk.set_value(n - 1, s, [8.0] * 2)
-        assert held(n, t)[n - 1] == [now[0]] * 3
-        swap()
-    assert [s.get_value()[0], t.get_value()[0]] == ([6.0, 8.0] if n - 1 == master else [6.0, 5.0])
-
-
-def test_a_variable_given_the_array_of_another():
-    with forked(Layout(2)):
-        s, t = theano.shared(np.arange(3.0)), theano.shared(np.zeros(1))
-        synk.broadcast([s, t])
-        t.set_value(s.get_value(borrow=True)[1:], borrow=True)
-        synk.all_gather(t)
-        assert t.get_value().tolist() == [1, 2, 0]
-        assert s.get_value().tolist() == [0, 1, 2]
 
 
 def test_values_are_copied_only_when_they_were_replaced(monkeypatch):
