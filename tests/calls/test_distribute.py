@@ -17,7 +17,7 @@ import synkhronos as synk
 from synkhronos import _host
 from synkhronos import session as _session
 
-LAYOUTS = [Layout(3), Layout(2, master=1)]
+LAYOUTS = [Layout(3, master=1)]
 pytestmark = pytest.mark.usefixtures("ranks")
 
 

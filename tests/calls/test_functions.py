@@ -422,7 +422,7 @@ def test_compiled_code_gives_what_theano_gives(ranks, loss):
 
 
 @pytest.mark.slow("compiles loops")
-@pytest.mark.layouts(Layout(3))
+@pytest.mark.layouts(Layout(3, master=1))
 def test_scan(ranks):
     x = T.dmatrix("x")
     powers, _ = theano.scan(
@@ -444,7 +444,7 @@ def test_outputs_of_other_types_only_as_the_masters_own(ranks):
 
 
 @pytest.mark.parametrize("mode", ["sum", "prod", "min", "max", "avg"])
-@pytest.mark.layouts(Layout(2), Layout(4))
+@pytest.mark.layouts(Layout(2), Layout(3, master=1))
 def test_unequal_shapes_of_a_reduced_output_are_refused(ranks, mode):
     x = T.dvector("x")
     f = function([x], (x, mode), name="uneven")

@@ -22,7 +22,7 @@ MEGABYTE = 1 << 20
 SIZE = 32 * MEGABYTE
 
 
-LAYOUTS = [Layout(2, master=1), Layout(4)]
+LAYOUTS = [Layout(3, master=1)]
 pytestmark = pytest.mark.usefixtures("ranks")
 
 

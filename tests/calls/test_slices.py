@@ -6,16 +6,13 @@ import theano
 import theano.sparse
 import theano.tensor as T
 from support.helpers import MODE, Call, function, shares
-from support.layouts import FEWER, ON_DEVICES, forked
+from support.layouts import ON_DEVICES, forked
 from support.replicas import put, replicas
 
 import synkhronos as synk
 from synkhronos import WorkerError
 
 MODES = ["avg", "sum", "prod", "min", "max", "gather", None]
-
-
-LAYOUTS = FEWER
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,13 @@ import theano
 import theano.tensor as T
 from support import host_library
 from support.helpers import MODE, function, shares
-from support.layouts import FEWER, Layout
+from support.layouts import CONFORMANCE
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
 
-LAYOUTS = [*FEWER, Layout(2, transport="mpi")]
+LAYOUTS = CONFORMANCE
 INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 FLOATS = ["float16", "float32", "float64", "complex64", "complex128"]
 DTYPES = [*INTEGERS, *FLOATS, "bool"]

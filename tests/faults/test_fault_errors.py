@@ -168,7 +168,7 @@ def acting(table, kind, rank):
     return function([x], (Call(functools.partial(act, table, kind, rank))(x), "gather"))
 
 
-LAYOUTS = [Layout(2), Layout(2, master=1)]
+LAYOUTS = [Layout(2)]
 
 
 def check(table, kind, rank):

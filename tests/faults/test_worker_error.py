@@ -16,7 +16,7 @@ from synkhronos.errors import RemoteTraceback
 pytestmark = pytest.mark.faults
 
 
-LAYOUTS = [Layout(2), Layout(3), Layout(3, master=1)]
+LAYOUTS = [Layout(3, master=1)]
 
 
 def of_rank(session, rank):

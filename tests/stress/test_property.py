@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.expected import batches, plain, reduced, selected
 from support.helpers import MODE, function, say, shares
-from support.layouts import FEWER, forked
+from support.layouts import Layout, forked
 
 import synkhronos as synk
 from synkhronos import WorkerError
@@ -213,7 +213,7 @@ class Variables:
         return self._made[dtype, ndim]
 
 
-LAYOUTS = FEWER
+LAYOUTS = [Layout(2), Layout(3, master=1)]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from synkhronos._arithmetic.reduction import (
     result_dtype,
 )
 
-f64, f32, f16 = np.dtype("float64"), np.dtype("float32"), np.dtype("float16")
+f64, f32 = np.dtype("float64"), np.dtype("float32")
 
 PARTS = [np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[5.0, -6.0], [0.5, 8.0]])]
 
