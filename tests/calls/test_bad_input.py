@@ -169,7 +169,6 @@ def known(layout):
 
 
 class TestInASession:
-    @pytest.mark.sample(120)
     @pytest.mark.parametrize("case", IN_SESSION, ids=str)
     def test_a_wrong_call_is_refused_and_changes_nothing(self, known, case):
         refuse_and_change_nothing(case, known)

@@ -91,16 +91,6 @@ def test_batch(ranks, batch):
     assert_scattered(ranks, ranks.rows(X.tolist(), batch=batch), expected)
 
 
-@pytest.mark.parametrize("batch", [None, 5, slice(6, 1, -2), [-1, 0, 3], np.arange(7) % 2 == 0])
-@pytest.mark.parametrize("shape", [(7, 3), (7, 2, 2), (7, 0), (7, 1, 5)])
-def test_batch_of_arrays_of_more_axes(ranks, batch, shape):
-    x = T.TensorType("float32", (False,) * len(shape))()
-    f = function([x], (x * 2, "gather"))
-    value = np.random.RandomState(0).randn(*shape).astype("float32")
-    for given in (value, np.asfortranarray(value), np.repeat(value, 2, axis=0)[::2]):
-        np.testing.assert_array_equal(f(given, batch=batch), 2 * numpy_rows(value, batch))
-
-
 def test_batch_lets_inputs_differ_in_length(ranks):
     x, y = np.arange(10.0), np.arange(100.0, 106)
     for batch in (6, slice(1, 5), [5, 0, -1], [3]):
@@ -388,24 +378,6 @@ def modes(ranks):
     return ranks, f, theano.function([x], expression, mode=MODE)
 
 
-@pytest.mark.parametrize("slices", SLICES)
-@pytest.mark.usefixtures("compiled_if_thorough")  # the functions that users have
-def test_sliced_calls_equal_serial_theano(ranks, slices):
-    x, w = T.fmatrix("x"), theano.shared(np.eye(3, dtype="float32") * 2, "w")
-    y = T.tanh(x.dot(w))
-    outputs = [y.mean(), y.sum(0), y.prod(0), y.min(), y.max(0), y]
-    modes = ["avg", "sum", "prod", "min", "max", "gather"]
-    f = synk.function([x], list(zip(outputs, modes)))
-    serial = theano.function([x], outputs)
-    for rows in (1, 2, 5, 64):
-        value = np.random.RandomState(rows).randn(rows, 3).astype("float32")
-        for batch in (None, list(range(rows))[::-1] + [0]):
-            expected = serial(numpy_rows(value, batch))
-            for mode, a, b in zip(modes, f(value, batch=batch, num_slices=slices), expected):
-                assert (a.dtype, a.shape) == (b.dtype, b.shape)
-                np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7, err_msg=mode)
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "int64", "bool"])
 @pytest.mark.parametrize("slices", [1, 3])
 def test_results_keep_their_dtype(ranks, dtype, slices):
@@ -499,37 +471,6 @@ def test_results_are_the_callers_own(ranks):
 
 
 # output_subset
-
-
-@pytest.fixture(scope="module")
-def five(ranks):
-    """Five outputs, of modes that need something of all ranks or of one only."""
-    x = T.dvector("x")
-    outputs = [(x.sum(), "sum"), (x.max(), None), (x, "gather"), (x.min(), "min"), x.mean()]
-    updates = [(theano.shared(0.0), x.sum(), "sum")]
-    return ranks, [function([x], outputs), function([x], outputs, updates=updates)]
-
-
-@pytest.mark.parametrize("slices", [1, 3])
-@pytest.mark.parametrize(
-    "subset",
-    [[0], [1], [2, 0], [4, 1, 3], [3, 3, 0, 3], [0, 1, 2, 3, 4], [], (2, 1), [np.int64(4)]],
-)
-def test_output_subset(five, subset, slices):
-    _, functions = five
-    for rows in (1, 2, 7):
-        x = np.arange(1.0, rows + 1)
-        for h in functions:
-            everything = h(x, num_slices=slices)
-            found = h(x, output_subset=subset, num_slices=slices)
-            expected = [everything[i] for i in sorted(set(subset))]
-            assert isinstance(found, list) and len(found) == len(expected)
-            for a, b in zip(found, expected):
-                np.testing.assert_array_equal(a, b)
-            again = h(x, num_slices=slices)
-            assert len(again) == 5
-            for a, b in zip(again, everything):
-                np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("slices", [1, 2])

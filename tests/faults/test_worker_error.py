@@ -1,7 +1,5 @@
 """A rank raises: the caller is told which and what, and the session goes on."""
 
-import os
-
 import numpy as np
 import pytest
 import theano
@@ -11,7 +9,6 @@ from support.helpers import function
 from support.layouts import Layout
 
 from synkhronos import WorkerError
-from synkhronos.errors import RemoteTraceback
 
 pytestmark = pytest.mark.faults
 
@@ -23,34 +20,6 @@ def of_rank(session, rank):
     """Return a condition that only the rows of one rank of `session` meet."""
     first = len(ROWS) * rank // session.n
     return lambda x: x[0] == first
-
-
-def test_each_rank_may_raise_and_the_next_call_is_right(ranks):
-    for rank in range(ranks.n):
-        f = checked(of_rank(ranks, rank), KeyError(f"only rank {rank}"))
-        for _ in range(3):
-            with pytest.raises(WorkerError, match=f"only rank {rank}") as caught:
-                f(ROWS)
-            error = caught.value
-            assert error.rank == rank
-            assert error.remote_type == "KeyError"
-            assert error.host == os.uname().nodename
-            assert "raise_if" in error.remote_traceback or "check" in error.remote_traceback
-            if rank == ranks.master:
-                assert isinstance(error.__cause__, KeyError)
-            else:
-                assert isinstance(error.__cause__, RemoteTraceback)
-                assert "KeyError" in str(error.__cause__)
-            np.testing.assert_array_equal(f(ROWS + 100), ROWS + 100)
-
-
-def test_all_ranks_raise_and_all_are_named(ranks):
-    f = checked(lambda x: True, ValueError("everywhere"))
-    with pytest.raises(WorkerError, match="everywhere") as caught:
-        f(ROWS)
-    assert caught.value.rank == 0
-    for rank in range(1, ranks.n):
-        assert f"rank {rank} ValueError" in str(caught.value)
 
 
 X, W = T.dmatrix("x"), theano.shared(np.ones((12, 2)))
