@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support import faults
 from support.faults import (
     BOUND,
     ROWS,
@@ -67,6 +68,31 @@ def test_ctrl_c_while_the_next_call_waits_for_the_interrupted_one(no_session):
             f(rows)
     let_go()
     np.testing.assert_array_equal(f(ROWS), ROWS)
+    synk.close()
+
+
+changed = faults.shared_numbers(1)  # calls whose rows have changed while they ran
+
+
+def hold_and_compare(rows):
+    before = rows.copy()
+    faults._hold(rows)
+    changed[0] += not np.array_equal(rows, before)
+    return before
+
+
+def test_inputs_of_an_interrupted_call_stay_until_the_worker_has_left_it(no_session):
+    changed[0] = 0
+    synk.fork(2)
+    holding()  # nothing is let go yet
+    x = T.dvector("x")
+    f = function([x], (Call(hold_and_compare)(x), "gather"))
+    np.testing.assert_array_equal(f(ROWS), ROWS)
+    with interrupted_once_held(1):
+        f(held(1))
+    threading.Timer(0.2, let_go).start()
+    np.testing.assert_array_equal(f(ROWS), ROWS)
+    assert changed[0] == 0
     synk.close()
 
 
