@@ -99,7 +99,6 @@ EXTRAS = {
         "wheel",
         "nbclient",
         "ipykernel",
-        "vermin",
     ],
     # What `make test-pytensor` needs, which runs the suites of both hosts.
     "test-pytensor": [
@@ -107,7 +106,13 @@ EXTRAS = {
         *("pymc>=6,<7", PYTENSOR),
     ],
     "docs": ["sphinx>=7.1,<10", "furo>=2024.8", "sphinx-copybutton>=0.5.2,<0.6"],
-    "lint": ["ruff", "codespell", "mypy"],
+    "lint": [
+        "ruff",
+        "codespell",
+        "mypy",
+        "vermin",
+        "import-linter>=2.17; python_version >= '3.11'",
+    ],
 }
 OF_PYTENSOR = ("pytensor", "pymc", "test-pytensor")
 EXTRAS["dev"] = sorted(

@@ -68,7 +68,7 @@ def pytest_ignore_collect(collection_path):
 
 def pytest_generate_tests(metafunc):
     if "layout" in metafunc.fixturenames:
-        own = getattr(metafunc.module, "LAYOUTS", layouts.ALL)
+        own = getattr(metafunc.module, "LAYOUTS", layouts.USUAL)
         wanted = own if layouts.ONLY is None else [layouts.ONLY]
         if layouts.ONLY is None and metafunc.config.getoption("markexpr").startswith(QUICK):
             marker = metafunc.definition.get_closest_marker("layouts")

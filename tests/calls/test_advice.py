@@ -12,7 +12,7 @@ from support.layouts import Layout
 
 import synkhronos as synk
 
-LAYOUTS = [Layout(2), Layout(3, master=1), Layout(1)]
+LAYOUTS = [Layout(2), Layout(1)]
 pytestmark = pytest.mark.usefixtures("ranks")
 
 X, V = T.dmatrix("x"), T.ivector("v")

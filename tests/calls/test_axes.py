@@ -10,7 +10,7 @@ from support.layouts import Layout
 import synkhronos as synk
 from synkhronos import ops
 
-LAYOUTS = [Layout(2), Layout(3, master=1), Layout(1)]
+LAYOUTS = [Layout(2), Layout(3, master=1)]
 pytestmark = pytest.mark.usefixtures("ranks")
 
 RNG = np.random.RandomState(0)

@@ -17,7 +17,7 @@ import synkhronos as synk
 from synkhronos import _host
 from synkhronos import session as _session
 
-LAYOUTS = [Layout(3), Layout(2, master=1)]
+LAYOUTS = [Layout(3, master=1)]
 pytestmark = pytest.mark.usefixtures("ranks")
 
 
@@ -120,44 +120,12 @@ def test_one_variable_in_two_functions_stays_one(ranks):
     np.testing.assert_array_equal(read(), [21] * ranks.n)
 
 
-def test_functions_sent_together_share_variables_too(ranks):
-    x = T.dvector("x")
-    s = theano.shared(np.zeros(3), "s")
-    write = function([x], updates=[(s, s + x.sum())])
-    read = function([], (s.sum(), "gather"))
-    synk.distribute()
-    write(np.ones(ranks.n))
-    np.testing.assert_array_equal(read(), [3] * ranks.n)
-
-
-def test_compiled_functions_share_variables_too(ranks):
-    x = T.dvector("x")
-    s = theano.shared(np.zeros(3), "s")
-    write = synk.function([x], updates=[(s, s + x.sum())])
-    write(np.ones(ranks.n))
-    read = synk.function([], (s.sum(), "gather"))
-    np.testing.assert_array_equal(read(), [3] * ranks.n)
-    write(np.ones(ranks.n))
-    np.testing.assert_array_equal(read(), [6] * ranks.n)
-
-
 def test_variables_of_equal_name_and_value_stay_apart(ranks):
     s, t = theano.shared(1.0, "s"), theano.shared(1.0, "s")
     function([], updates=[(s, s + 1)])()
     function([], updates=[(t, t * 5)])()
     both = function([], [(s * 1, "gather"), (t * 1, "gather")])()
     np.testing.assert_array_equal(both, [[2] * ranks.n, [5] * ranks.n])
-
-
-@pytest.mark.filterwarnings("ignore::synkhronos.PortingWarning")
-def test_the_masters_variable_is_the_users(ranks):
-    s = theano.shared(1.0, "s")
-    f = function([], (s * 1, "gather"), updates=[(s, s + 1)])
-    f()
-    assert s.get_value() == 2
-    s.set_value(10.0)
-    expected = [10 if r == ranks.master else 2 for r in range(ranks.n)]
-    np.testing.assert_array_equal(f(), expected)
 
 
 def count_optimizer_and_compiler():
@@ -239,18 +207,6 @@ def test_random_streams_used_by_two_functions_go_on(ranks):
     plain_stream = MRG_RandomStreams(3)
     plain = theano.function([], plain_stream.normal((2,)))
     np.testing.assert_allclose(drawn[:, :2], [plain() for _ in range(4)], rtol=1e-12)
-
-
-def test_dropout_masks_differ(ranks):
-    stream = MRG_RandomStreams(5)
-    x = T.dvector("x")
-    mask = stream.binomial(size=(64,), p=0.5)
-    f = function([x], (mask + 0 * x.sum(), "gather"))
-    masks = f(np.ones(ranks.n)).reshape(ranks.n, 64)
-    for one in range(ranks.n):
-        assert 10 < masks[one].sum() < 54
-        for two in range(one):
-            assert (masks[one] != masks[two]).sum() > 10
 
 
 def counts_of_ranks():
@@ -388,16 +344,6 @@ def test_many_functions_travel_in_one_command(ranks, monkeypatch, dumped):
     synk.distribute()
     assert [n for n, *_ in dumped] == [20, 2, 2]
     assert [f([1, 2]) for f in functions] == [6.0 * number for number in range(4)]
-
-
-@pytest.mark.slow("pickles a graph of 1,500 operations")
-def test_deep_graphs_travel(ranks):
-    x = T.dvector("x")
-    y = x
-    for _ in range(1500):
-        y = T.sqrt(y + 1)
-    f = function([x], (y, "gather"), mode=theano.Mode("py", None))
-    np.testing.assert_allclose(f(np.ones(ranks.n)), f.as_theano(np.ones(ranks.n)), rtol=1e-12)
 
 
 def test_functions_without_a_blas_travel(ranks):

@@ -8,7 +8,7 @@ from support.layouts import Layout
 
 import synkhronos as synk
 
-LAYOUTS = [Layout(2), Layout(1), Layout(3, master=1)]
+LAYOUTS = [Layout(2), Layout(3, master=1)]
 pytestmark = pytest.mark.usefixtures("ranks", "quickly_compiled")
 
 

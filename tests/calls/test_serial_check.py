@@ -17,7 +17,7 @@ import synkhronos as synk
 from synkhronos import PortingWarning
 from synkhronos.extensions import update_rules, updates
 
-LAYOUTS = [Layout(2), Layout(3, master=1), Layout(1)]
+LAYOUTS = [Layout(2), Layout(3, master=1)]
 X = np.arange(14.0).reshape(7, 2) / 5
 FOR_ROWS = pytest.mark.skipif(ON_DEVICES, reason="operations of this test run on the host only")
 

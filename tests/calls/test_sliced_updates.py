@@ -1,6 +1,5 @@
 """Updates in calls with slices: every slice at the original values, applied once, on every rank."""
 
-import gc
 from collections import OrderedDict
 
 import numpy as np
@@ -10,7 +9,7 @@ import theano
 import theano.sparse
 import theano.tensor as T
 from support.helpers import MODE, Call, function, shares
-from support.layouts import FEWER
+from support.layouts import Layout
 from support.replicas import put, replicas
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
@@ -18,7 +17,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 import synkhronos as synk
 from synkhronos import WorkerError, _host
 
-LAYOUTS = FEWER
+LAYOUTS = [Layout(2), Layout(3, master=1)]
 
 
 def slices_of(x, n, k):
@@ -102,26 +101,6 @@ def test_gradients_over_slices_are_those_without(ranks):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_updates_that_refer_to_one_another_see_the_original_values(ranks):
-    s, t, x = theano.shared(2.0, "s"), theano.shared(5.0, "t"), T.dvector("x")
-    f = function(
-        [x],
-        [(s + 0 * x.sum(), None), (t, "max")],
-        updates=[(s, t + x.sum(), "sum"), (t, 10 * s * x.size, "max")],
-    )
-    value = np.arange(8.0 * ranks.n)
-    first, second = f(value, num_slices=4)
-    assert (first, second) == (2, 5)
-    parts = slices_of(value, ranks.n, 4)
-    assert_replicas(s, [sum(5 + part.sum() for part in each) for each in parts])
-    assert_replicas(t, [20 * 2 for _ in parts])
-    # And once more: from the new values, which now differ from rank to rank.
-    before = replicas(s), replicas(t)
-    f(value, num_slices=4)
-    assert_replicas(s, [sum(t + part.sum() for part in each) for t, each in zip(before[1], parts)])
-    assert_replicas(t, [10 * s * 2 for s in before[0]])
-
-
 @pytest.mark.parametrize("no_default", [False, True, []], ids=repr)
 def test_default_updates_are_updates_too(ranks, no_default):
     x, other, s = T.dvector("x"), theano.shared(0.0, "other"), theano.shared(0.0, "s")
@@ -163,25 +142,6 @@ def test_default_updates_alone(ranks):
     with pytest.raises(ValueError, match="the update of count, of dtype int64, would be averaged"):
         g(np.ones(8), num_slices=2)
     assert g(np.ones(8))[1] == 0
-
-
-def test_a_swap(ranks):
-    s, t, x = theano.shared(np.ones(2)), theano.shared(np.zeros(2)), T.dvector("x")
-    f = function([x], updates=[(s, t, None), (t, s)], on_unused_input="ignore")
-    for first, second in ((0, 1), (1, 0)):
-        f(np.zeros(8), num_slices=2)
-        assert_replicas(s, [np.full(2, first)] * ranks.n)
-        assert_replicas(t, [np.full(2, second)] * ranks.n)
-
-
-def test_ranks_without_rows_keep_their_values(ranks):
-    s, x = theano.shared(0.0), T.dvector("x")
-    f = function([x], updates=[(s, x.sum(), "sum")])
-    put_scalar = function([], updates=[(s, 0 * s - 1)])
-    for slices in (1, 2):
-        put_scalar()
-        f(np.array([5.0]), num_slices=slices)
-        assert replicas(s) == [-1.0] * (ranks.n - 1) + [5.0]
 
 
 @pytest.mark.parametrize("with_input", [False, True], ids=["alone", "with-input"])
@@ -316,39 +276,6 @@ def test_updates_of_what_is_no_tensor_are_refused_with_slices(ranks):
     np.testing.assert_array_equal(s.get_value().toarray(), np.ones((2, 2)))
 
 
-def test_variables_do_not_share_memory_with_inputs_or_results(ranks):
-    s, t, x = theano.shared(np.zeros(1)), theano.shared(np.zeros(1)), T.dvector("x")
-    f = function([x], [(x, None), (x, "gather")], updates=[(s, x, None), (t, x, "gather")])
-    d = synk.data(np.arange(4.0 * ranks.n))
-    for slices in (1, 2):
-        found = f(d, num_slices=slices)
-        values = replicas(s) + replicas(t)
-        for part in found:
-            part[:] = -1
-        d[:] = -2
-        assert_replicas(s, values[: ranks.n])
-        assert_replicas(t, values[ranks.n :])
-        d[:] = np.arange(4.0 * ranks.n)
-
-
-def test_givens_and_keywords_hold_for_slices_too(ranks):
-    x, y, s = T.dvector("x"), T.dvector("y"), theano.shared(0.0)
-    unused = T.dvector("unused")
-    f = synk.function(
-        [x, unused],
-        (y.sum(), "sum"),
-        updates=[(s, y.max(), "max")],
-        givens={y: 2 * x},
-        on_unused_input="ignore",
-        allow_input_downcast=True,
-        name="named",
-        mode=MODE,
-    )
-    value = np.arange(8.0, dtype="longdouble")
-    assert f(value, value, num_slices=2) == f(value, value) == 56
-    assert_replicas(s, [2 * part.max() for part in shares(np.arange(8.0), ranks.n)])
-
-
 # Random numbers.
 
 
@@ -447,46 +374,3 @@ def test_plain_calls_compile_nothing_and_slices_only_where_there_are_updates(ran
         updated(value, num_slices=slices)
         updated(value, batch=[1, 2, 3, 4], num_slices=slices, output_subset=[0])
     assert len(compiled) == 5
-
-
-@pytest.mark.parametrize("with_sliceables", [False, True])
-@pytest.mark.parametrize("with_updates", [False, True])
-def test_the_documented_numbers_of_compilations(ranks, compiled, with_sliceables, with_updates):
-    x, s, d = T.dvector("x"), theano.shared(0.0), theano.shared(np.arange(4.0))
-    f = function(
-        [x],
-        (x + d).mean() if with_sliceables else x.mean(),
-        updates=[(s, x.sum(), "sum")] if with_updates else None,
-        sliceable_shareds=[d] if with_sliceables else None,
-    )
-    value, counts = np.ones(4 * ranks.n), [len(compiled)]
-    for call in ({}, {"output_subset": [0]}, {"num_slices": 2}, {"num_slices": 3}, {}):
-        f(value, **call)
-        counts.append(len(compiled))
-    assert counts == [1, 1, 1, *[1 + with_updates] * 3]
-
-
-def test_workers_are_sent_the_sliced_code_once_when_it_is_called(ranks):
-    s, x = theano.shared(0.0), T.dvector("x")
-    f = function([x], (x.sum(), "sum"), updates=[(s, x.sum(), "sum")])
-    gate, value = ranks.session.gate, synk.data(np.ones(8))
-    gc.collect()
-    f(value)  # and no other test has left anything that the workers must forget
-
-    def rounds(**call):
-        before = gate.sequence
-        f(value, **call)
-        return gate.sequence - before
-
-    assert rounds() == 1
-    assert rounds(num_slices=2) > 1
-    assert [rounds(num_slices=k) for k in (2, 3, 1, 2)] == [1, 1, 1, 1]
-
-
-def test_asking_for_slices_of_few_rows(ranks):
-    # The sliced code runs on ranks with one row, too, and gives what the plain one gives.
-    s, x = theano.shared(0.0), T.dvector("x")
-    f = function([x], (x.sum(), "sum"), updates=[(s, 2 * x.sum(), "avg")])
-    for slices in (1, 2):
-        assert f(np.arange(1.0, ranks.n + 1), num_slices=slices) == ranks.n * (ranks.n + 1) / 2
-        assert replicas(s) == [2.0 * (rank + 1) for rank in range(ranks.n)]

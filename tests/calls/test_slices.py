@@ -6,17 +6,13 @@ import theano
 import theano.sparse
 import theano.tensor as T
 from support.helpers import MODE, Call, function, shares
-from support.layouts import FEWER, ON_DEVICES, forked
+from support.layouts import ON_DEVICES, forked
 from support.replicas import put, replicas
 
 import synkhronos as synk
 from synkhronos import WorkerError
 
-INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 MODES = ["avg", "sum", "prod", "min", "max", "gather", None]
-
-
-LAYOUTS = FEWER
 
 
 @pytest.fixture(scope="module")
@@ -63,38 +59,15 @@ MASK = X % 3 > 1
 BATCHES = [
     None,
     0,
-    1,
-    3,
     10,
-    np.int64(7),
     np.uint8(4),
-    slice(None),
     slice(2, 7),
     slice(-4, None),
-    slice(None, -8),
-    slice(None, None, 3),
-    slice(9, 0, -2),
-    slice(None, None, -1),
-    slice(3, 3),
+    slice(None, None, -3),
     slice(7, 2),
-    [9, 0, 5],
-    (9, 0, 5),
-    [-1, 0, -10],
-    [4, 4, 4, 4, 4],
-    [7],
-    [],
-    list(range(9, -1, -1)) * 3,
-    np.array([3, -1, 3]),
-    np.arange(10)[::-3],
-    MASK,
-    MASK.tolist(),
-    np.zeros(10, bool),
-    np.ones(10, bool),
-    range(3),
-    range(8, 1, -3),
-    range(-3, 0),
-    range(-2, 2),
 ]
+BATCHES += [[9, 0, 5], (-1, 0, -10), [4] * 5, [], np.array([3, -1, 3]), MASK, MASK.tolist()]
+BATCHES += [np.zeros(10, bool), range(8, 1, -3), range(-2, 2)]
 
 
 def numpy_rows(x, batch):
@@ -118,24 +91,6 @@ def test_batch(ranks, batch):
     assert_scattered(ranks, ranks.rows(X.tolist(), batch=batch), expected)
 
 
-@pytest.mark.parametrize("dtype", INTEGERS)
-def test_batch_of_every_integer_dtype(ranks, dtype):
-    batch = np.array([9, 0, 5, 5, 2], dtype)
-    assert_scattered(ranks, ranks.rows(X, batch=batch), X[[9, 0, 5, 5, 2]])
-    assert batch.tolist() == [9, 0, 5, 5, 2] and batch.dtype == dtype
-    assert_scattered(ranks, ranks.rows(X, batch=np.dtype(dtype).type(4)), X[:4])
-
-
-@pytest.mark.parametrize("batch", [None, 5, slice(6, 1, -2), [-1, 0, 3], np.arange(7) % 2 == 0])
-@pytest.mark.parametrize("shape", [(7, 3), (7, 2, 2), (7, 0), (7, 1, 5)])
-def test_batch_of_arrays_of_more_axes(ranks, batch, shape):
-    x = T.TensorType("float32", (False,) * len(shape))()
-    f = function([x], (x * 2, "gather"))
-    value = np.random.RandomState(0).randn(*shape).astype("float32")
-    for given in (value, np.asfortranarray(value), np.repeat(value, 2, axis=0)[::2]):
-        np.testing.assert_array_equal(f(given, batch=batch), 2 * numpy_rows(value, batch))
-
-
 def test_batch_lets_inputs_differ_in_length(ranks):
     x, y = np.arange(10.0), np.arange(100.0, 106)
     for batch in (6, slice(1, 5), [5, 0, -1], [3]):
@@ -155,36 +110,12 @@ def test_batch_does_not_concern_inputs_that_are_not_scattered(ranks):
         np.testing.assert_array_equal(everything, np.arange(5.0))
 
 
-def test_batch_where_nothing_is_scattered_is_refused(ranks):
-    whole, number = T.dvector("whole"), T.dscalar("number")
-    g = function([number], (number * whole.sum(), "max"), bcast_inputs=[whole], name="g")
-    for batch in (2, [7], slice(5), [True, False], np.ones(9, bool)):
-        with pytest.raises(ValueError, match=r"Function 'g' has none: .* write batch_s="):
-            g(2.0, np.ones(3), batch=batch)
-    assert g(2.0, np.ones(3)) == 6
-    s = theano.shared(np.arange(4.0), "s")
-    h = function([number], (number * s.sum(), "max"), sliceable_shareds=[s])
-    with pytest.raises(ValueError, match="write batch_s= in place of batch="):
-        h(2.0, batch=[0, 1])
-    assert h(2.0, batch_s=[0, 1]) == 2
-
-
 def test_one_data_for_two_inputs_and_two_functions(ranks):
     d = synk.data(np.arange(10.0))
     for batch in (None, [1, 5, 2], 3):
         first, second, _ = ranks.pairs(d, d, batch=batch)
         np.testing.assert_array_equal(first, second)
         assert_scattered(ranks, ranks.rows(d, batch=batch), first)
-
-
-def test_what_is_written_to_a_data_is_seen_by_the_next_call(ranks):
-    d = synk.data(np.zeros(6))
-    batch = [5, 0, 3]
-    ranks.rows(d, batch=batch)
-    d[:] = np.arange(6.0)
-    assert_scattered(ranks, ranks.rows(d, batch=batch), [5, 0, 3])
-    batch[0] = 1
-    assert_scattered(ranks, ranks.rows(d, batch=batch), [1, 0, 3])
 
 
 def test_no_rows(ranks):
@@ -235,13 +166,6 @@ def test_minibatch_data_alone_and_without_a_batch(ranks):
     np.testing.assert_array_equal(first, second)
 
 
-def test_minibatch_as_documented(ranks):
-    x, w = np.arange(10.0), synk.data(np.arange(100.0, 104), minibatch=True)
-    for batch, rows in ((4, [0, 1, 2, 3]), (slice(5, 8), [5, 6, 7]), ([9, 2, 4], [9, 2, 4])):
-        first, second, _ = ranks.pairs(x, w, batch=batch)
-        assert (first.tolist(), second.tolist()) == (rows, list(range(100, 100 + len(rows))))
-
-
 # batch_s
 
 
@@ -261,34 +185,13 @@ def assert_picked(ranks, batch_s, f=None, **kwargs):
 
 @pytest.mark.parametrize(
     "batch_s",
-    [
-        None,
-        slice(2, 5),
-        slice(None),
-        slice(-3, None),
-        slice(None, None, -2),
-        slice(4, 4),
-        [9, 0, 0],
-        (1, 2),
-        range(1, 9, 3),
-        range(3, -2, -1),
-        [-1],
-        [],
-        [np.int64(3), np.int64(1)],
-        np.array([5, -1]),
-        np.arange(10)[::3],
-    ],
+    [None, slice(2, 5), slice(None, None, -2), slice(4, 4), [9, 0, 0], (1, 2), range(3, -2, -1), []]
+    + [[np.int64(3), np.int64(1)], np.array([5, -1], "int8")],
     ids=repr,
 )
 @pytest.mark.parametrize("slices", [{}, {"num_slices": 3}], ids=["whole", "sliced"])
 def test_one_selection_for_all_ranks(own, batch_s, slices):
     assert_picked(own, batch_s, **slices)
-
-
-@pytest.mark.parametrize("dtype", INTEGERS)
-def test_batch_s_of_every_integer_dtype(own, dtype):
-    assert_picked(own, np.array([9, 0, 5], dtype))
-    assert_picked(own, [np.array([9, 0, rank], dtype) for rank in range(own.n)])
 
 
 @pytest.mark.parametrize(
@@ -338,15 +241,6 @@ def test_ranks_may_hold_unequal_numbers_of_rows(ranks):
         np.testing.assert_allclose(plain(), np.mean([part.mean() for part in parts]), rtol=1e-14)
 
 
-def test_sliceables_of_unequal_length_need_a_batch_s(ranks):
-    s, t = theano.shared(np.arange(4.0)), theano.shared(np.arange(6.0))
-    f = function([], ((s * 10).sum() + t.sum(), "sum"), sliceable_shareds=[s, t])
-    with pytest.raises(ValueError, match=r"must have the same length.*\[4, 6\] on rank 0"):
-        f()
-    assert f(batch_s=slice(1, 3)) == ranks.n * 33
-    assert f(batch_s=[-1]) == ranks.n * 33  # row 3, counted from the end of the shorter
-
-
 def test_a_sliceable_that_is_a_given_and_used_directly(own):
     x = T.dvector("x")
     f = function(
@@ -371,16 +265,6 @@ def test_a_sliceable_that_is_named_twice(own):
         for slices in (1, 3):
             expected = np.concatenate(rows_of_each(own, batch_s))
             np.testing.assert_array_equal(f(batch_s=batch_s, num_slices=slices), expected)
-
-
-def test_only_the_sliceables_are_sliced(own):
-    other = theano.shared(np.arange(5.0))
-    f = function(
-        [], [(own.s.sum(), "sum"), (other.sum(), "max")], sliceable_shareds=[own.s], name="f"
-    )
-    for batch_s in ([1], slice(2, 4)):
-        total, whole = f(batch_s=batch_s, num_slices=2)
-        assert (total, whole) == (np.concatenate(rows_of_each(own, batch_s)).sum(), 10)
 
 
 @pytest.mark.parametrize("slices", [1, 2, 7])
@@ -441,20 +325,6 @@ def test_sliceables_stay_as_they_are_after_calls_and_errors(own):
         )
 
 
-def test_the_callers_selections_stay_as_they_are(own):
-    inner = [-1, 2]
-    batch_s = [inner, np.array([-3]), slice(1, 2), [5]][: own.n]
-    before = list(batch_s)
-    batch = np.array([-1, 0, -2])
-    for slices in (1, 2):
-        own.own(batch_s=batch_s, num_slices=slices)
-        own.rows(X, batch=batch, num_slices=slices)
-        own.rows(X, batch=inner, num_slices=slices)
-    assert len(batch_s) == len(before) and all(a is b for a, b in zip(batch_s, before))
-    assert inner == [-1, 2] and batch.tolist() == [-1, 0, -2]
-    assert own.n == 1 or batch_s[1].tolist() == [-3]
-
-
 # num_slices
 
 
@@ -508,24 +378,6 @@ def modes(ranks):
     return ranks, f, theano.function([x], expression, mode=MODE)
 
 
-@pytest.mark.parametrize("slices", SLICES)
-@pytest.mark.usefixtures("compiled_if_thorough")  # the functions that users have
-def test_sliced_calls_equal_serial_theano(ranks, slices):
-    x, w = T.fmatrix("x"), theano.shared(np.eye(3, dtype="float32") * 2, "w")
-    y = T.tanh(x.dot(w))
-    outputs = [y.mean(), y.sum(0), y.prod(0), y.min(), y.max(0), y]
-    modes = ["avg", "sum", "prod", "min", "max", "gather"]
-    f = synk.function([x], list(zip(outputs, modes)))
-    serial = theano.function([x], outputs)
-    for rows in (1, 2, 5, 64):
-        value = np.random.RandomState(rows).randn(rows, 3).astype("float32")
-        for batch in (None, list(range(rows))[::-1] + [0]):
-            expected = serial(numpy_rows(value, batch))
-            for mode, a, b in zip(modes, f(value, batch=batch, num_slices=slices), expected):
-                assert (a.dtype, a.shape) == (b.dtype, b.shape)
-                np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7, err_msg=mode)
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "int64", "bool"])
 @pytest.mark.parametrize("slices", [1, 3])
 def test_results_keep_their_dtype(ranks, dtype, slices):
@@ -574,21 +426,6 @@ def test_num_slices_may_be_any_whole_number(ranks):
         assert_scattered(ranks, (ranks.rows(X, num_slices=slices)[0], ranks.rows(X)[1]), X)
 
 
-def test_gathering_numbers(ranks):
-    x = T.dvector("x")
-    f = function([x], [(x.sum(), "gather"), (x[:1], "gather")])
-    for rows in (1, 3, 9):
-        value = np.arange(1.0, rows + 1)
-        parts = [part for part in shares(value, ranks.n) if len(part)]
-        totals, firsts = f(value)
-        assert totals.tolist() == [part.sum() for part in parts]
-        assert firsts.tolist() == [part[0] for part in parts]
-        parts = [p for part in parts for p in shares(part, 2) if len(p)]
-        totals, firsts = f(value, num_slices=2)
-        assert firsts.tolist() == [part[0] for part in parts]
-        assert totals.tolist() == [part.sum() for part in parts]
-
-
 def test_shapes_that_differ_between_slices_are_refused(ranks):
     x = T.dvector("x")
     f = function([x], [x.sum(), (x, "sum")])
@@ -634,37 +471,6 @@ def test_results_are_the_callers_own(ranks):
 
 
 # output_subset
-
-
-@pytest.fixture(scope="module")
-def five(ranks):
-    """Five outputs, of modes that need something of all ranks or of one only."""
-    x = T.dvector("x")
-    outputs = [(x.sum(), "sum"), (x.max(), None), (x, "gather"), (x.min(), "min"), x.mean()]
-    updates = [(theano.shared(0.0), x.sum(), "sum")]
-    return ranks, [function([x], outputs), function([x], outputs, updates=updates)]
-
-
-@pytest.mark.parametrize("slices", [1, 3])
-@pytest.mark.parametrize(
-    "subset",
-    [[0], [1], [2, 0], [4, 1, 3], [3, 3, 0, 3], [0, 1, 2, 3, 4], [], (2, 1), [np.int64(4)]],
-)
-def test_output_subset(five, subset, slices):
-    _, functions = five
-    for rows in (1, 2, 7):
-        x = np.arange(1.0, rows + 1)
-        for h in functions:
-            everything = h(x, num_slices=slices)
-            found = h(x, output_subset=subset, num_slices=slices)
-            expected = [everything[i] for i in sorted(set(subset))]
-            assert isinstance(found, list) and len(found) == len(expected)
-            for a, b in zip(found, expected):
-                np.testing.assert_array_equal(a, b)
-            again = h(x, num_slices=slices)
-            assert len(again) == 5
-            for a, b in zip(again, everything):
-                np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("slices", [1, 2])

@@ -11,7 +11,7 @@ from theano import In, sparse
 import synkhronos as synk
 from synkhronos._host import choice
 
-LAYOUTS = [Layout(1), Layout(2), Layout(3, master=1)]
+LAYOUTS = [Layout(2), Layout(3, master=1)]
 pytestmark = pytest.mark.usefixtures("ranks")
 
 W = np.arange(8.0).reshape(4, 2) - 3

@@ -17,7 +17,7 @@ from theano import In, Out
 
 import synkhronos as synk
 
-LAYOUTS = [Layout(1), Layout(2), Layout(3, master=1)]
+LAYOUTS = [Layout(2), Layout(3, master=1)]
 pytestmark = pytest.mark.usefixtures("ranks", "compiled_if_thorough")
 
 X = np.arange(1.0, 7.0)

@@ -1,28 +1,22 @@
 """Where the values of shared variables are: in shared memory, whatever puts them elsewhere."""
 
-import contextlib
-import functools
 import gc
 import os
-import signal
-import sys
-import threading
 
 import numpy as np
 import psutil
 import pytest
 import theano
 import theano.tensor as T
-from support.helpers import Call, function, mapped_bytes, on_ranks, shared_memory
-from support.interrupts import SOME_AND_EVERY_LINE
+from support.helpers import function, mapped_bytes, on_ranks, shared_memory
+from support.interrupts import SOME_AND_EVERY_LINE, interrupt_at_line
 from support.layouts import Layout, forked
 from support.waiting import wait_until
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
-from synkhronos import WorkerDied
 from synkhronos import session as _session
-from synkhronos.comm.shared import arrays, gate, gate_memory, meetings, storage
+from synkhronos.comm.shared import gate, gate_memory
 
 MEGABYTE = 1 << 20
 
@@ -65,20 +59,6 @@ def test_a_shape_that_is_assigned_to_a_borrowed_value_is_that_of_the_variable(n,
         synk.broadcast(s)
         assert held(n, s) == [np.zeros((4, 3)).tolist()] * n
         borrowed = None
-
-
-@shape_is_assigned
-@LAYOUTS
-def test_a_view_of_a_value_with_an_assigned_shape(n, master):
-    with forked(Layout(n, master)):
-        s = theano.shared(np.arange(12.0).reshape(6, 2))
-        synk.broadcast(s)
-        borrowed = s.get_value(borrow=True)
-        borrowed.shape = 4, 3
-        s.set_value(borrowed[:], borrow=True)
-        del borrowed
-        synk.broadcast(s)
-        assert held(n, s) == [np.arange(12.0).reshape(4, 3).tolist()] * n
 
 
 @LAYOUTS
@@ -166,49 +146,6 @@ def test_updates_of_all_kinds(n, master):
             assert synk.gather(a).shape == (n, length)
 
 
-@LAYOUTS
-def test_updates_that_swap_values(n, master):
-    """Each variable's value is then in the other one's home."""
-    with forked(Layout(n, master)):
-        s, t = theano.shared(np.zeros(3)), theano.shared(np.ones(3))
-        swap = function([], updates=[(s, t), (t, s)])
-        synk.broadcast([s, t])
-        now = [0.0, 1.0]
-        actions = [
-            lambda: synk.all_reduce([s, t], "max"),
-            lambda: synk.all_reduce(s, "max"),
-            lambda: synk.all_reduce(t, "min"),
-            lambda: synk.broadcast([t, s]),
-            lambda: synk.gather(t),
-        ]
-        for action in [*actions, *actions]:
-            swap()
-            now.reverse()
-            action()
-            assert held(n, s) == [[now[0]] * 3] * n
-            assert held(n, t) == [[now[1]] * 3] * n
-        for value in (5.0, 6.0):
-            swap()
-            now = [value, now[0]]
-            synk.broadcast(s, [value] * 3)
-            assert held(n, t) == [[now[1]] * 3] * n
-        swap()
-        synk.set_value(n - 1, s, [8.0] * 2)
-        assert held(n, t)[n - 1] == [now[0]] * 3
-        swap()
-    assert [s.get_value()[0], t.get_value()[0]] == ([6.0, 8.0] if n - 1 == master else [6.0, 5.0])
-
-
-def test_a_variable_given_the_array_of_another():
-    with forked(Layout(2)):
-        s, t = theano.shared(np.arange(3.0)), theano.shared(np.zeros(1))
-        synk.broadcast([s, t])
-        t.set_value(s.get_value(borrow=True)[1:], borrow=True)
-        synk.all_gather(t)
-        assert t.get_value().tolist() == [1, 2, 0]
-        assert s.get_value().tolist() == [0, 1, 2]
-
-
 def test_values_are_copied_only_when_they_were_replaced(monkeypatch):
     with forked(Layout(2)):
         s = theano.shared(np.zeros(4))
@@ -260,25 +197,6 @@ def test_values_stay_after_close(no_session):
     double = theano.function([], updates=[(s, s * 2)], mode="FAST_COMPILE")
     double()
     assert s.get_value().tolist() == [4, 4, 4]
-
-
-def test_data_of_a_closed_session(no_session):
-    synk.fork(2)
-    old = synk.data(np.ones(3))
-    synk.close()
-    synk.fork(2)
-    s = theano.shared(np.zeros(3))
-    synk.broadcast(s)
-    for call in (
-        lambda: synk.broadcast(s, old),
-        lambda: synk.scatter(s, old),
-        lambda: synk.set_value(0, s, old),
-        lambda: synk.set_value(1, s, old),
-    ):
-        with pytest.raises(synk.SessionError, match="closed"):
-            call()
-        assert synk.gather(s).tolist() == [[0, 0, 0]] * 2
-    synk.close()
 
 
 # What the ranks tell one another.
@@ -416,117 +334,6 @@ def test_memory_does_not_grow_with_calls(no_session):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("n", [2, 3])
-def test_ctrl_c_at_any_time(no_session, n):
-    synk.fork(n)
-    variables = [theano.shared(np.ones(size)) for size in (3, 200_000, 70_000, 1)]
-    values = [s.get_value() for s in variables]
-    synk.broadcast(variables)
-    random = np.random.RandomState(0)
-    came = []
-
-    def interrupt(signum, frame):
-        came.append(signum)
-        signal.raise_signal(signal.SIGINT)
-
-    def call_until_it_came(number, wait):
-        signal.setitimer(signal.ITIMER_REAL, max(wait, 1e-5))
-        while len(came) == number:  # what is raised in a finalizer is dropped by Python
-            for s, value in zip(variables, values):
-                s.set_value(value, borrow=True)  # has to be brought home
-            synk.broadcast(variables)
-            synk.all_reduce(variables, "sum")
-
-    signal.signal(signal.SIGALRM, interrupt)
-    for number, wait in enumerate(random.uniform(0, 0.004, 60)):
-        with contextlib.suppress(KeyboardInterrupt):
-            call_until_it_came(number, wait)
-        for s, value in zip(variables, values):
-            s.set_value(value)
-        synk.broadcast(variables)
-        synk.all_reduce(variables, "sum")
-        for s, value in zip(variables, values):
-            assert (synk.gather(s) == n * value).all()
-    synk.close()
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("when", range(1, 5))
-@pytest.mark.parametrize("name", ["_Region.lay_out", "_host.replace", "Storage._settle"])
-def test_ctrl_c_while_values_are_brought_home(no_session, monkeypatch, name, when):
-    owner, name = name.split(".")
-    synk.fork(2)
-    variables = [theano.shared(np.ones(size)) for size in (1, 2, 3, 4)]
-    synk.all_reduce(variables)
-    for s in variables:
-        s.set_value(np.ones(100))
-    count = []
-
-    def interrupted(*args):
-        count.append(args)
-        if len(count) == when:
-            raise KeyboardInterrupt
-        return original(*args)
-
-    original = getattr(getattr(storage, owner), name)
-    monkeypatch.setattr(getattr(storage, owner), name, interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        synk.broadcast(variables)
-    monkeypatch.undo()
-    synk.broadcast(variables)
-    synk.all_reduce(variables, "sum")
-    assert [s.get_value().sum() for s in variables] == [200] * 4
-    assert synk.get_value(1, variables[-1]).sum() == 200
-    synk.close()
-
-
-@pytest.mark.faults
-def test_ctrl_c_in_a_large_all_reduce(no_session):
-    synk.fork(2)
-    s = theano.shared(np.ones(2 << 20))
-    synk.broadcast(s)
-    synk.all_reduce(s)
-    for wait in (0.002, 0.005, 0.01):
-        timer = threading.Timer(wait, os.kill, (os.getpid(), signal.SIGINT))
-        with pytest.raises(KeyboardInterrupt):
-            timer.start()
-            for _ in range(2000):
-                synk.all_reduce(s)
-        timer.join()
-        synk.broadcast(s, [1.0, 2.0])
-        synk.all_reduce(s, "sum")
-        assert held(2, s) == [[2, 4]] * 2
-        synk.broadcast(s, np.ones(2 << 20))
-    synk.close()
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("master", [0, 1])
-def test_a_worker_killed_in_the_middle(no_session, master):
-    synk.fork(3, master_rank=master)
-    s = theano.shared(np.ones(1 << 20))
-    synk.all_reduce(s)
-    pid = workers()[1]
-    timer = threading.Timer(0.1, os.kill, (pid, signal.SIGKILL))
-    timer.start()
-    with pytest.raises(WorkerDied, match="rank 2"):
-        for _ in range(2000):
-            synk.all_reduce(s)
-    timer.join()
-    for call in (lambda: synk.all_reduce(s), lambda: synk.gather(s)):
-        with pytest.raises(WorkerDied):
-            call()
-    synk.close()
-    # The share of a rank that is killed stays as it is then: of sums that are not divided yet.
-    assert set(s.get_value()) <= {1, 2, 3}
-    assert synk.fork(2) == 2
-    synk.broadcast(s, np.ones(1 << 20))
-    synk.all_reduce(s, "sum")
-    assert synk.get_value(1, s)[-1] == 2
-    synk.close()
-
-
-@pytest.mark.faults
 def test_no_room_leaves_a_session_to_go_on_with(no_session):
     synk.fork(2)
     s, t = theano.shared(np.ones(3)), theano.shared(np.zeros(2))
@@ -544,49 +351,6 @@ def test_no_room_leaves_a_session_to_go_on_with(no_session):
             call()
     synk.all_reduce([s, t], "sum")
     assert held(2, s) == [[2, 2, 2]] * 2
-    synk.close()
-
-
-@pytest.mark.faults
-def test_an_error_on_one_rank_in_the_middle_of_a_collective(no_session, monkeypatch):
-    """Another rank waits to meet it; it is told."""
-    from synkhronos.comm.shared.storage import Storage
-
-    original = Storage.post
-
-    def failing(self):
-        values = [each.get_value(borrow=True) for each in self._worker.variables.values()]
-        if self._worker.rank == 1 and values[0][0] == 13:
-            raise OSError("no home")
-        original(self)
-
-    monkeypatch.setattr(Storage, "post", failing)
-    monkeypatch.setattr(meetings, "HEARTBEAT_MS", None)  # no rank looks by itself
-    synk.fork(3)
-    s = theano.shared(np.zeros(2))
-    synk.set_value(1, s, [13.0, 0.0])
-    for call in (synk.all_reduce, synk.all_gather, synk.gather, synk.reduce):
-        with pytest.raises(synk.WorkerError, match="no home") as caught:
-            call(s)
-        assert caught.value.rank == 1
-    synk.broadcast(s, [1.0, 2.0])
-    synk.all_reduce(s, "sum")
-    assert held(3, s) == [[3, 6]] * 3
-    synk.close()
-
-
-def test_calls_of_ops_between_collectives(no_session):
-    """A worker's own values come from its functions."""
-    synk.fork(3)
-    s = theano.shared(np.zeros(2))
-    pid = theano.shared(np.zeros(1, "int64"))
-    tell = function([], updates=[(pid, Call(lambda x: [os.getpid()], T.lvector)(pid))])
-    tell()
-    assert synk.gather(pid, nd_up=0).tolist() == [os.getpid(), *workers()]
-    assert synk.get_value(2, pid).tolist() == workers()[1:]
-    synk.all_gather(pid)
-    assert held(3, pid) == [[os.getpid(), *workers()]] * 3
-    synk.all_reduce(s)
     synk.close()
 
 
@@ -611,33 +375,6 @@ def test_gathering_time_and_again(n, master):
                 assert all(value == joined.tolist() for value in held(n, t))
 
 
-def interrupt_at(line_number, call, *modules):
-    """Make a call, with a Ctrl-C before the given line of modules that it runs, counted from 0."""
-    count = 0
-    files = [module.__file__ for module in modules]
-
-    def trace(frame, event, _):
-        nonlocal count
-        if frame.f_code.co_filename not in files:
-            return None
-        if event == "line":
-            count += 1
-            if count > line_number:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return trace
-
-    previous = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(previous)
-    return False
-
-
 @SOME_AND_EVERY_LINE
 @pytest.mark.parametrize("verb", ["all_gather", "all_reduce", "broadcast", "set_value"])
 def test_a_ctrl_c_at_any_line_leaves_nothing_half_done(verb, stride):
@@ -654,7 +391,7 @@ def test_a_ctrl_c_at_any_line_leaves_nothing_half_done(verb, stride):
         while True:
             synk.broadcast([s, t], [np.full((5, 3), 1.0), np.full((2, 3), 2.0)])
             move()
-            interrupted = interrupt_at(line, calls[verb], storage)
+            interrupted = interrupt_at_line(line, calls[verb])
             for value in (3.0 + line, 4.0 + line):
                 for shape in ((5, 3), (1, 6), (2, 3), (10, 3)):
                     synk.broadcast([s, t], [np.full(shape, value), np.full((5, 3), -value)])
@@ -667,24 +404,3 @@ def test_a_ctrl_c_at_any_line_leaves_nothing_half_done(verb, stride):
                 break
             line += stride
         assert line > 20
-
-
-@SOME_AND_EVERY_LINE
-@pytest.mark.usefixtures("compiled_if_thorough")
-def test_a_ctrl_c_at_any_line_of_an_exchange_leaves_nothing_half_done(stride):
-    with forked(Layout(2)):
-        x, y = T.dmatrix("x"), T.dmatrix("y")
-        f = synk.function([x, y], (synk.ops.all_reduce(T.dot(x.T, y), "sum"), None))
-        line = 0
-        while True:
-            # Of another shape each time, so that the place for it is laid out anew.
-            a, b = np.full((4, 150), 1.0 + line), np.ones((4, 130 + line))
-            interrupted = interrupt_at(line, functools.partial(f, a, b), storage, arrays)
-            for width in (130 + line, 300, 7):
-                np.testing.assert_array_equal(
-                    f(a, np.ones((4, width))), np.full((150, width), 4 * (1.0 + line))
-                )
-            if not interrupted:
-                break
-            line += stride
-        assert line > 60

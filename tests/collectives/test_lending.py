@@ -19,7 +19,7 @@ RANDOM = np.random.RandomState(0)
 WIDTH = 300  # two matrices of which are more than ranks reduce each for itself
 
 
-LAYOUTS = [Layout(2), Layout(3, master=1), Layout(4)]
+LAYOUTS = [Layout(2), Layout(3, master=1)]
 
 
 def network(dtype):

@@ -6,14 +6,14 @@ import theano
 import theano.tensor as T
 from support import compiling, host_library
 from support.helpers import MODE, Call, function, shares
-from support.layouts import ALL, IS_MIXED, ON_DEVICES, Layout
+from support.layouts import CONFORMANCE, IS_MIXED, ON_DEVICES
 from theano.ifelse import ifelse
 from theano.tensor import raw_random
 
 import synkhronos as synk
 from synkhronos._host.base import graph
 
-LAYOUTS = [*ALL, Layout(2, transport="mpi")]
+LAYOUTS = CONFORMANCE
 MODES = [None, "FAST_COMPILE", theano.Mode("py", None)]
 IN_C = theano.Mode("vm", "fast_run")
 # Where operations of devices are compiled, which takes minutes: the graph of one mode.

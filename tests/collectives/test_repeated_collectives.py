@@ -5,7 +5,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import theano
-from support.helpers import function
 
 import synkhronos as synk
 from synkhronos._master.repeated import Repeated
@@ -141,21 +140,6 @@ def test_scatter_of_a_data_that_changes(ranks):
     data.set_length(9)
     synk.scatter(s, data)
     assert np.array_equal(synk.gather(s, nd_up=0), np.arange(9.0))
-
-
-def test_a_value_that_a_function_handed_out_stays(ranks):
-    """An update replaces the array, and its old one is an output: no collective writes to it."""
-    s = theano.shared(np.zeros(2))
-    other = theano.shared(np.zeros(2))
-    f = function([], (s, None), updates=[(s, other)])
-    for step in range(4):
-        synk.broadcast([s, other], [np.full(2, 1.0 + step), np.full(2, 2.0 + step)])
-        synk.all_reduce([s, other], "sum")
-        handed_out = f()
-        synk.all_reduce([s, other], "sum")
-        synk.broadcast([s, other])
-        assert np.array_equal(handed_out, np.full(2, ranks.n * (1.0 + step)))
-        assert np.array_equal(synk.gather(s), [[ranks.n**2 * (2.0 + step)] * 2] * ranks.n)
 
 
 class Params(NamedTuple):

@@ -28,7 +28,7 @@ CASES = [
     (TWO, 0, ["calls/test_functions", "collectives/test_ops"]),
     (TWO, 0, ["calls/test_slices", *SOME_RULES]),
     (MIX_OF_THREE, 1, ["collectives/test_collectives", "training/test_updates"]),
-    (MIX, 1, ["calls/test_distribute", "calls/test_documented_slices"]),
+    (MIX, 1, ["calls/test_distribute"]),
     (MIX, 0, ["devices/test_device_ranks", "calls/test_sliced_updates", "collectives/test_ops"]),
 ]
 NCCL = ["devices/test_device_ranks", "devices/test_nccl", "collectives/test_ops"]

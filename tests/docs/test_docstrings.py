@@ -4,8 +4,6 @@ import importlib
 import importlib.util
 import inspect
 import re
-import sys
-import typing
 
 import pytest
 from support.bad_input import CASES
@@ -43,15 +41,6 @@ def test_all_arguments_and_results_have_hints(called):
     parameters = [p for p in signature.parameters.values() if p.name != "self"]
     assert not [p.name for p in parameters if p.annotation is p.empty]
     assert signature.return_annotation is not signature.empty
-
-
-@pytest.mark.skipif(sys.version_info < (3, 10), reason="hints are written as Python 3.10 has them")
-@pytest.mark.parametrize("called", everything())
-def test_hints_name_what_there_is(called):
-    if called.__module__ == "synkhronos.extensions.keras":
-        pytest.skip("Keras is imported when a model comes")
-    hints = typing.get_type_hints(called)
-    assert set(hints) - {"return"} == set(inspect.signature(called).parameters) - {"self"}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

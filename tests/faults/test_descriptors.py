@@ -122,26 +122,6 @@ synk.close()
 
 
 @pytest.mark.slow("starts an interpreter")
-def test_the_status_is_shown_without_a_descriptor(script):
-    script(
-        """
-import os, resource
-import synkhronos as synk
-synk.fork(2)
-soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-found = synk.status()
-text = str(found)
-resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-assert found.state == "open" and found.shared is None, found
-assert {(rank.process, rank.resident) for rank in found.ranks} == {("unknown", None)}
-assert "2 ranks" in text and "unknown" in text, text
-synk.close()
-"""
-    )
-
-
-@pytest.mark.slow("starts an interpreter")
 def test_a_long_wait_is_told_of(script):
     done = script(
         BEGIN

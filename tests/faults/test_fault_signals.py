@@ -21,10 +21,7 @@ from support.faults import (
     set_point,
 )
 from support.interrupts import (
-    SOME_AND_EVERY_LINE,
     interrupt_at_begin,
-    interrupt_at_line,
-    signal_at_line,
 )
 from support.leaks import nothing_left
 from support.waiting import wait_until
@@ -92,11 +89,9 @@ STOPS = [
 ]
 
 
-@pytest.mark.parametrize("n, master, rank", [(2, 0, 1), (4, 1, 3)])
 @pytest.mark.parametrize("what, owner, name, when, words", STOPS, ids=faults.point_id)
-def test_a_worker_stopped_at(
-    no_session, monkeypatch, impatient, what, owner, name, when, words, n, master, rank
-):
+def test_a_worker_stopped_at(no_session, monkeypatch, impatient, what, owner, name, when, words):
+    n, master, rank = 4, 1, 3
     set_point(monkeypatch, owner, name, when, faults.hit_by(signal.SIGSTOP))
     synk.fork(n, master_rank=master)
     call = CALLS[what](n)
@@ -111,26 +106,6 @@ def test_a_worker_stopped_at(
     assert "the call goes on" in messages[-1]
     call()
     assert pids_by_rank()[rank] == pid
-    synk.close()
-
-
-def test_the_log_tells_of_a_long_wait_less_and_less_often(no_session, monkeypatch, impatient):
-    monkeypatch.setattr(meetings, "HEARTBEAT_MS", 10)
-    monkeypatch.setattr(gate, "PATIENCE_SECONDS", 0.02)
-    synk.fork(2)
-    call = CALLS["function"](2)
-    call()
-    impatient.clear()
-    pid = pids_by_rank()[1]
-    os.kill(pid, signal.SIGSTOP)
-    with bounded(), continued_once_said(impatient, "rank 1", pid, times=5):
-        call()
-    *waits, end = [record for record in impatient.records if record.name == "synkhronos"]
-    assert all("rank 1" in wait.getMessage() for wait in waits)
-    seconds = [0.01, *(wait.args[0] for wait in waits)]
-    assert len(waits) >= 5
-    assert all(later >= 2 * earlier for earlier, later in zip(seconds, seconds[1:])), seconds
-    assert "goes on after" in end.getMessage() and end.args[0] >= seconds[-1]
     synk.close()
 
 
@@ -157,20 +132,19 @@ def test_a_short_wait_is_not_told_of(no_session, monkeypatch, caplog):
     synk.close()
 
 
-@pytest.mark.parametrize("n, stopped", [(2, [1]), (4, [1, 2, 3])])
-def test_close_with_stopped_workers(no_session, monkeypatch, n, stopped):
+def test_close_with_stopped_workers(no_session, monkeypatch):
     monkeypatch.setattr(_master, "QUIT_SECONDS", 0.5)
-    synk.fork(n)
-    CALLS["function"](n)()
+    synk.fork(4)
+    CALLS["function"](4)()
     pids = pids_by_rank()
-    for rank in stopped:
-        os.kill(pids[rank], signal.SIGSTOP)
+    for pid in pids[1:]:
+        os.kill(pid, signal.SIGSTOP)
     begin = time.monotonic()
     with bounded():
         synk.close()
     assert time.monotonic() - begin > 0.4  # they had their time
     assert not any(runs(pid) for pid in pids[1:])
-    faults.use_a_new_session(n)
+    faults.use_a_new_session(4)
 
 
 def test_a_stopped_worker_that_is_killed_ends_the_wait(no_session, impatient):
@@ -207,57 +181,6 @@ def test_ctrl_c_while_a_stopped_worker_is_waited_for(no_session, impatient):
 
 # Ctrl-C at lines of what runs in the master.
 
-STEP = 8  # of the lines of fork() and close(), which take long
-
-
-@SOME_AND_EVERY_LINE
-def test_ctrl_c_at_lines_of_fork_leaves_nothing(no_session, other_thread, stride):
-    line = 0
-    while True:
-        with nothing_left():
-            interrupted = interrupt_at_line(line, lambda: synk.fork(2))
-            if session._Current.session is not None:
-                synk.close()
-        if not interrupted:
-            break
-        line += STEP * stride
-    assert line > 50
-    faults.use_a_new_session(2)
-
-
-@SOME_AND_EVERY_LINE
-def test_ctrl_c_at_lines_of_close_leaves_nothing(no_session, other_thread, stride):
-    line = 0
-    while True:
-        with nothing_left():
-            synk.fork(2)
-            call = CALLS["function"](2)
-            call()  # so that there is something to give back
-            interrupted = interrupt_at_line(line, synk.close)
-            if session._Current.session is not None:
-                synk.close()
-            del call
-        if not interrupted:
-            break
-        line += STEP * stride
-    assert line > 30
-
-
-@SOME_AND_EVERY_LINE
-@pytest.mark.parametrize("what", CALLS)
-def test_ctrl_c_at_lines_of_a_call(no_session, other_thread, what, stride):
-    """The session goes on with the same processes, and with right results."""
-    synk.fork(2)
-    call = CALLS[what](2)
-    call()
-    pids, line = pids_by_rank(), 0
-    while interrupt_at_line(line, call):
-        call()
-        line += stride
-    assert pids_by_rank() == pids
-    assert line > 30
-    synk.close()
-
 
 def test_ctrl_c_as_a_call_ends_whose_traceback_is_kept(no_session):
     """A notebook keeps it; and a ``finally`` may call a collective before it has gone."""
@@ -280,29 +203,6 @@ def test_ctrl_c_as_a_call_ends_whose_traceback_is_kept(no_session):
         call()
     synk.close()
     assert len(kept) == 3
-
-
-@SOME_AND_EVERY_LINE
-@pytest.mark.parametrize("what", ["function", "growing outputs", "all_reduce"])
-def test_a_handler_that_closes_at_lines_of_a_call(no_session, what, stride):
-    previous = signal.signal(signal.SIGUSR1, lambda *_: synk.close())
-    line, came_to_it = 0, True
-    try:
-        while came_to_it:
-            with nothing_left():
-                synk.fork(2)
-                call = CALLS[what](2)
-                try:
-                    came_to_it = signal_at_line(line, call, signal.SIGUSR1)
-                except synk.SessionError as error:
-                    assert "closed" in str(error) or "There is no session" in str(error)
-                synk.close()  # what the call was in goes now
-                del call
-            line += STEP * stride
-    finally:
-        signal.signal(signal.SIGUSR1, previous)
-    assert line > 5 * STEP
-    faults.use_a_new_session(2)
 
 
 # Ctrl-C twice, and to a whole process group.

@@ -52,11 +52,9 @@ POINTS = [
     ("function", SharedOutputs, "deposit", "before"),
     ("function", SharedOutputs, "deposit", "after"),
     ("function", Gate, "worker_finish", "before"),
-    ("sliced function", _host, "replace", "before"),
     ("growing outputs", Segments, "create", "after"),
     ("growing outputs", Gate, "_put_reply", "before"),
     ("growing outputs", Gate, "_put_reply", "after"),
-    ("picked rows", _host, "lend", "before"),
     ("failing function", reports, "describe", "before"),
     ("failing function", Gate, "abort", "before"),
     ("failing function", Gate, "abort", "after"),
@@ -74,12 +72,10 @@ POINTS = [
     ("all_reduce", Gate, "meet", "after"),
     ("all_reduce", SharedVariables, "_reduce", "after"),
     ("all_reduce", SharedVariables, "all_reduce", "after"),
-    ("reduce", Gate, "meet", "after"),
     ("all_gather", Storage, "values", "before"),
     ("all_gather", Storage, "turn", "after"),
     ("broadcast", Gate, "meet", "before"),
     ("broadcast", SharedVariables, "_give", "before"),
-    ("scatter", SharedVariables, "assign", "after"),
     ("gather", Storage, "post", "before"),
     ("gather", Storage, "begin", "after"),
     ("distribute", _host, "load", "before"),
@@ -97,18 +93,18 @@ def check_that_it_is_over(rank, signum, call, pids):
     synk.close()
 
 
-# Each worker of two ranks and of three, and one of four.
-@pytest.mark.parametrize("n, master, rank", [(2, 0, 1), (3, 1, 0), (3, 1, 2), (4, 0, 3)])
 @pytest.mark.parametrize("what, owner, name, when", POINTS, ids=faults.point_id)
-def test_a_worker_killed_at(no_session, monkeypatch, what, owner, name, when, n, master, rank):
+def test_a_worker_killed_at(no_session, monkeypatch, what, owner, name, when):
+    n, master, rank = 3, 1, 2
     set_point(monkeypatch, owner, name, when, faults.hit_by(signal.SIGKILL))
     with bounded():
         synk.fork(n, master_rank=master)
         call = CALLS[what](n)
         call()
         pids = pids_by_rank()
-        with armed(pids[rank]), pytest.raises(WorkerDied, match=rf"rank {rank} .*SIGKILL"):
+        with armed(pids[rank]), pytest.raises(WorkerDied, match=rf"rank {rank} .*SIGKILL") as died:
             call()
+        assert "Apply node" not in str(died.value)  # of Theano, which catches errors in a graph
         check_that_it_is_over(rank, signal.SIGKILL, call, pids)
         faults.use_a_new_session(n, what, master_rank=master)
 
@@ -127,9 +123,9 @@ def test_a_worker_killed_before_the_start(no_session, n, master, rank):
 
 
 @pytest.mark.parametrize("what", ["growing outputs", "exchange", "all_reduce", "gather"])
-@pytest.mark.parametrize("n, master, rank", [(2, 0, 1), (3, 0, 1), (3, 1, 2)])
-def test_a_worker_killed_when_it_is_done(no_session, monkeypatch, what, n, master, rank):
+def test_a_worker_killed_when_it_is_done(no_session, monkeypatch, what):
     """The master looks only when the worker has gone, with all that it had to tell."""
+    n, master, rank = 3, 1, 2
     set_point(monkeypatch, Gate, "worker_finish", "after", faults.hit_by(signal.SIGKILL))
     finish = Gate.finish
 
@@ -211,10 +207,9 @@ def end_by_itself(how, rank, rows):
     return rows
 
 
-@pytest.mark.parametrize("n, master", [(2, 0), (3, 1)])
 @pytest.mark.parametrize("how", ENDS)
-def test_a_worker_ends_by_itself(no_session, capfd, how, n, master):
-    rank, rows = n - 1, np.arange(2.0 * n)
+def test_a_worker_ends_by_itself(no_session, capfd, how):
+    n, master, rank, rows = 3, 1, 2, np.arange(6.0)
     x = T.dvector("x")
     with bounded():
         synk.fork(n, master_rank=master)

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import multiprocessing
 import os
 import subprocess
 import threading
@@ -116,20 +115,6 @@ def test_what_a_child_writes_stays_there(n, master):
         add()
         synk.all_reduce([w], op="max")
         assert values(w, other) == [[2.0] * 5, [7.0] * 3]
-
-
-def test_a_child_that_sets_values_leaves_those_of_the_parent():
-    w = shared()
-    with forked(Layout(2)):
-        synk.broadcast([w])
-
-        def write():
-            w.set_value(np.full(5, 3.0))
-            w.get_value(borrow=True)[...] += 1.0
-            return values(w)
-
-        assert Child(write).go() == [[4.0] * 5]
-        assert values(w) == [[1.0] * 5]
 
 
 def test_arrays_on_one_memory_stay_so_in_a_child():
@@ -263,41 +248,6 @@ def test_a_session_of_the_child():
 
         assert Child(use).go() == [[4.0] * 5, [8.0] * 5]
         synk.all_reduce([w], op="avg")
-        assert values(w) == [[1.0] * 5]
-
-
-def test_a_grandchild_has_what_its_parent_wrote():
-    w = shared()
-    with forked(Layout(2)):
-        synk.all_reduce([w], op="avg")
-
-        def write():
-            w.get_value(borrow=True)[...] = 2.0
-            grandchild = Child(lambda: values(w))
-            w.get_value(borrow=True)[...] = 3.0
-            return [*grandchild.go(), *values(w)]
-
-        assert Child(write).go() == [[2.0] * 5, [3.0] * 5]
-
-
-def add_and_put(queue, add, w):
-    add()
-    queue.put(w.get_value().tolist())
-
-
-def test_multiprocessing_by_fork_has_copies():
-    w = shared()
-    add = adding(w)
-    context = multiprocessing.get_context("fork")
-    with forked(Layout(2)):
-        synk.all_reduce([w], op="avg")
-        queue = context.SimpleQueue()
-        process = context.Process(target=add_and_put, args=(queue, add, w))
-        process.start()
-        assert queue.get() == [2.0] * 5
-        process.join(BOUND)
-        queue.close()
-        process.close()
         assert values(w) == [[1.0] * 5]
 
 

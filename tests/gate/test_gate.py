@@ -2,6 +2,8 @@
 
 import contextlib
 import functools
+import itertools
+import mmap
 import os
 import pickle
 import signal
@@ -19,7 +21,7 @@ from synkhronos.comm import Aborted, reports
 from synkhronos.comm.shared import gate as _gate
 from synkhronos.comm.shared import meetings
 from synkhronos.comm.shared.gate import SharedGate as Gate
-from synkhronos.comm.shared.gate_memory import ASLEEP, DONE, SEQUENCE
+from synkhronos.comm.shared.gate_memory import ABORT, ASLEEP, DONE, LINE, MET, SEQUENCE, SLOT
 from synkhronos.errors import RemoteTraceback, SessionError, WorkerDied, WorkerError
 
 
@@ -90,6 +92,11 @@ class Message:
             gate.meet()
         return seen
 
+    def meet_late(self, rank):
+        if rank.rank == self.argument:
+            time.sleep(0.002)
+        rank.gate.meet()
+
     def meet_or(self, rank):
         what, which = self.argument
         if rank.rank != which:
@@ -149,8 +156,10 @@ class Unreadable:
 
 
 class Team:
-    def __init__(self, n, master, spin):
+    def __init__(self, n, master, spin, prepare=None):
         self.gate = Gate(n, master, spin)
+        if prepare:
+            prepare(self.gate)
         self.heard = []
         self.gate.on_answer = lambda rank, answer: self.heard.append((rank, answer))
         self.own = Rank(master, self.gate)
@@ -425,6 +434,226 @@ def test_workers_use_no_cpu_when_the_calls_have_ended(spin):
         after = process.cpu_times()
         assert after.user + after.system - before.user - before.system < 0.1
         team.close()
+
+
+# One rank stops before each of its loads and stores of shared cells in turn.
+
+
+class Armed:
+    """What the processes of a test share: the rank that stops, and what was seen to be wrong."""
+
+    _PID, _LEFT, _LOST, _UNFENCED = range(4)
+
+    def __init__(self):
+        self._cells = memoryview(mmap.mmap(-1, 32)).cast("q")
+
+    def arm(self, pid, number):
+        """Have a process stop before its access of this number, from 0."""
+        self._cells[self._LEFT], self._cells[self._PID] = number, pid
+
+    def count(self, stop):
+        """Count an access; call `stop` before the one that is armed."""
+        if self._cells[self._PID] == os.getpid():
+            self._cells[self._LEFT] -= 1
+            if self._cells[self._LEFT] == -1:
+                self._cells[self._PID] = 0
+                stop()
+
+    def see(self, is_woken=True, is_fenced=True):
+        self._cells[self._LOST] |= not is_woken
+        self._cells[self._UNFENCED] |= not is_fenced
+
+    def came_to_it(self):
+        """Return whether the process came so far; fail if something was wrong."""
+        self._cells[self._PID] = 0
+        assert not self._cells[self._LOST], "a rank slept on: its wake-up was lost"
+        assert not self._cells[self._UNFENCED], "no fence between a store and a load that needs it"
+        return self._cells[self._LEFT] < 0
+
+
+class Cells:
+    """The cells and the fence of a gate: accesses are counted, and their order is looked at."""
+
+    def __init__(self, gate, armed, stop, slow=None):
+        self.cells, self._fence, self._armed, self._stop = gate._cells, gate._fence, armed, stop
+        self._slow = slow  # a cell before whose load each rank waits for a moment
+        self._stored = None  # the cell that was stored since the fence, if a load depends on it
+        gate._cells = gate._fence = self
+
+    def __enter__(self):
+        self._fence.acquire()
+        self._stored = None
+
+    def __exit__(self, *error):
+        self._fence.release()
+        self._armed.count(self._stop)
+
+    def __getitem__(self, number):
+        self._armed.count(self._stop)
+        if number == self._slow:
+            time.sleep(0.001)
+        # A rank that announces loads flags then, and one that has set its flag loads any cell.
+        if self._stored is not None and ASLEEP in (kind(number), kind(self._stored)):
+            self._armed.see(is_fenced=False)
+        return self.cells[number]
+
+    def __setitem__(self, number, value):
+        self._armed.count(self._stop)
+        self.cells[number] = value
+        if number in (SEQUENCE, ABORT) or kind(number) in (DONE, MET):
+            self._stored = number
+        elif kind(number) == ASLEEP:
+            self._stored = number if value else None
+
+
+def kind(number):
+    """Return which of a rank's cells this is; None for one of the master's."""
+    return number % LINE if number >= LINE else None
+
+
+@pytest.fixture
+def armed(monkeypatch):
+    """Cells of gates that are made later, by `Armed`; few slots, and no sleeper looks by itself."""
+    found, sleep = Armed(), Gate._sleep
+
+    def sleep_until_woken(gate):
+        is_woken = sleep(gate)
+        found.see(is_woken=is_woken)
+        return is_woken
+
+    monkeypatch.setattr(_gate, "MAX_SLOTS", 2)
+    monkeypatch.setattr(meetings, "HEARTBEAT_MS", 10_000)
+    monkeypatch.setattr(Gate, "_sleep", sleep_until_woken)
+    return found
+
+
+def answered(team, number):
+    team.run("answer", number)
+    assert team.heard[-1] == (1, number)
+
+
+def failed(team, message, said, rank):
+    with pytest.raises(WorkerError, match=said) as caught:
+        team.run(*message)
+    assert caught.value.rank == rank and "SessionError" not in str(caught.value)
+
+
+def silent(team):
+    if team.gate.is_open:
+        team.gate.drain()
+    team.heard.clear()
+    team.run("nothing")
+    assert team.heard == []
+
+
+CALLS = [
+    lambda team: answered(team, 5),
+    silent,
+    lambda team: answered(team, 6),
+    lambda team: answered(team, 5),  # in a slot that the worker knows
+    lambda team: answered(team, 7),  # beyond the slots
+    lambda team: failed(team, ("fail", (1,)), "on 1", 1),
+    lambda team: answered(team, 5),
+    lambda team: failed(team, ("meet_or", ("raise", 1)), "no value", 1),
+    lambda team: failed(team, ("meet_or", ("raise", 0)), "no value", 0),
+    lambda team: team.run("meet", 2) == [[0, 0], [1, 1]] or pytest.fail("not met"),
+    lambda team: team.run("meet_late", 0),
+    lambda team: team.run("meet_late", 1),
+    lambda team: answered(team, 8),
+]
+AT_SOME_AND_EVERY_STEP = pytest.mark.parametrize(
+    "stride",
+    [
+        pytest.param(3, id="some steps"),
+        pytest.param(1, id="every step", marks=pytest.mark.slow("stops a rank at each step")),
+    ],
+)
+
+
+@AT_SOME_AND_EVERY_STEP
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_late_at_any_step(armed, rank, stride):
+    """The other one goes ahead and falls asleep, and has to be woken."""
+    with nothing_left():
+        team = Team(2, 0, False, lambda gate: Cells(gate, armed, lambda: time.sleep(0.005)))
+        pid = [os.getpid(), team.processes[1].pid][rank]
+        for number in itertools.count(0, stride):
+            armed.arm(pid, number)
+            for call in CALLS:
+                call(team)
+            if not armed.came_to_it():
+                break
+        team.close()
+    assert number > 80
+
+
+@AT_SOME_AND_EVERY_STEP
+def test_ctrl_c_at_any_step_of_the_master(armed, stride):
+    """No command, answer or error of a call that was left is one of a later call."""
+    with nothing_left():
+        interrupt = functools.partial(signal.raise_signal, signal.SIGINT)
+        team = Team(2, 0, False, lambda gate: Cells(gate, armed, interrupt))
+        for number in itertools.count(0, stride):
+            armed.arm(os.getpid(), number)
+            for call in CALLS:
+                try:
+                    call(team)
+                except KeyboardInterrupt:
+                    call(team)
+            if not armed.came_to_it():
+                break
+        team.close()
+    assert number > 80
+
+
+@AT_SOME_AND_EVERY_STEP
+def test_a_command_that_was_started_is_run_once_and_its_answer_heard(armed, stride):
+    """Also by a worker that is slow to read it, while a Ctrl-C has the master go on."""
+    with nothing_left():
+        interrupt = functools.partial(signal.raise_signal, signal.SIGINT)
+        team, total = Team(2, 0, False, lambda gate: Cells(gate, armed, interrupt, SLOT)), 0
+        cells = team.gate._cells.cells
+        for number in itertools.count(0, stride):
+            expected = []
+            team.heard.clear()
+            armed.arm(os.getpid(), number)
+            for more in (1, 10, 100, 1):
+                before = cells[SEQUENCE]
+                with contextlib.suppress(KeyboardInterrupt):
+                    team.run("add", more)
+                if cells[SEQUENCE] > before:
+                    total += more
+                    expected.append((1, (1, total)))
+            came_to_it = armed.came_to_it()
+            team.run("nothing")
+            assert sorted({*team.heard}) == expected
+            if not came_to_it:
+                break
+        team.close()
+    assert number > 30
+
+
+@pytest.mark.faults
+@AT_SOME_AND_EVERY_STEP
+def test_the_death_of_a_worker_at_any_step(armed, stride):
+    def steps(number):
+        """Return whether the worker came to this step, and so has died."""
+        team = Team(2, 0, False, lambda gate: Cells(gate, armed, lambda: os._exit(3)))
+        armed.arm(team.processes[1].pid, number)
+        with contextlib.suppress(WorkerDied):
+            for call in CALLS:
+                call(team)
+        has_died = armed.came_to_it()
+        if has_died:
+            wait_until(lambda: not team.processes[1].is_alive())
+            with pytest.raises(WorkerDied, match="exit status 3"):
+                team.run("nothing")
+        team.close()
+        return has_died
+
+    with nothing_left():
+        number = next(n for n in itertools.count(0, stride) if not steps(n))
+    assert number > 80
 
 
 def test_reports_fit_whatever_is_raised():

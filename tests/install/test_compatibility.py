@@ -1,6 +1,5 @@
 """Where it runs: older Pythons, processes of other kinds, IPython, tests in parallel."""
 
-import ast
 import importlib.util
 import json
 import os
@@ -19,36 +18,6 @@ from support.waiting import wait_until
 from synkhronos._host import pythons
 
 ROOT = Path(__file__).parents[2]
-SOURCES = sorted(
-    path
-    for folder in ("synkhronos", "demos", "tests", "docs")
-    for path in (ROOT / folder).rglob("*.py")
-) + [ROOT / "setup.py"]
-
-
-# Older Pythons.
-
-
-def test_the_syntax_is_that_of_the_oldest_python():
-    for path in SOURCES:
-        ast.parse(path.read_text(encoding="utf-8"), str(path), feature_version=pythons.THEANO[0])
-
-
-def test_newer_syntax_would_be_seen():
-    with pytest.raises(SyntaxError):
-        ast.parse("match x:\n    case 1: pass", feature_version=pythons.THEANO[0])
-
-
-@pytest.mark.skipif(importlib.util.find_spec("vermin") is None, reason="vermin is not installed")
-@pytest.mark.slow("reads the whole package with vermin")
-def test_modules_and_functions_are_those_of_the_oldest_python():
-    command = [sys.executable, "-c", "import vermin; vermin.main()", "-t=3.8-"]
-    # Their libraries need newer ones.
-    for folder in ("_host/pytensor", "extensions/pymc"):
-        command += ["--exclude-regex", f"synkhronos/{folder}/"]
-    command += ["--no-tips", "--violations", str(ROOT / "synkhronos")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_metadata_name_the_pythons_that_are_checked_for(monkeypatch):

@@ -99,12 +99,6 @@ def test_no_device_is_opened_and_no_new_cudnn_is_tried_by_default(home):
 
 @needs_installation
 @pytest.mark.slow("imports Theano in a new interpreter")
-def test_import_prints_nothing(home):
-    assert python("import theano, theano.gpuarray", home) == ""
-
-
-@needs_installation
-@pytest.mark.slow("imports Theano in a new interpreter")
 def test_import_changes_no_environment(home):
     code = "import os; before = dict(os.environ); import theano; print(before == dict(os.environ))"
     assert python(code, home) == "True\n"
@@ -169,24 +163,6 @@ def test_scan_works_and_pickles(home):
         assert f([1, 2, 3]).tolist() == [1, 3, 6]
     """
     assert python(code, home) == ""
-
-
-@needs_installation
-@pytest.mark.slow("imports Theano in a new interpreter")
-def test_outer_product_pickles(home):
-    code = """
-    import pickle, theano, theano.tensor as T
-    x, y = T.dvectors(2)
-    f = pickle.loads(pickle.dumps(theano.function([x, y], T.outer(x, y))))
-    assert f([1, 2], [3, 4]).tolist() == [[3, 4], [6, 8]]
-    """
-    assert python(code, home) == ""
-
-
-@needs_installation
-@pytest.mark.slow("imports Theano in a new interpreter")
-def test_theano_flags_win(home):
-    assert python(PRINT_LDFLAGS, home, THEANO_FLAGS="blas.ldflags=-lm") == "-lm\n"
 
 
 @needs_installation

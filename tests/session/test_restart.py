@@ -187,45 +187,6 @@ def test_a_profile_and_the_status_show_it():
     assert len(synk.status().functions) == 1
 
 
-@pytest.mark.slow("starts an interpreter, and forks in it five times")
-def test_a_notebook_whose_cells_run_again(script):
-    """As IPython runs cells: in one namespace, and the last errors keep their frames."""
-    done = script(
-        """
-import numpy as np, theano, theano.tensor as T
-import synkhronos as synk
-
-start = "n = synk.fork(2, restart=True)"
-make = '''
-x, w = T.dmatrix("x"), theano.shared(np.zeros(3), "w")
-g = synk.ops.all_reduce(T.grad(((T.dot(x, w) - 1) ** 2).mean(), w))
-step = synk.function([x], w.sum(), updates=[(w, w - 0.1 * g)], mode="FAST_COMPILE")
-'''
-train = "losses = [float(step(np.eye(3))) for _ in range(3)]"
-space, errors = dict(globals()), []
-
-def run(cell):
-    try:
-        exec(cell, space)
-    except Exception as error:
-        errors.append(error)
-
-run(start), run(make), run(train), run("first = w.get_value()")
-run("step(np.eye(4))")
-run(start), run(train)
-run("w.set_value(np.zeros(3)); synk.broadcast(w)"), run(train)
-assert [type(error).__name__ for error in errors] == ["WorkerError"], errors
-assert np.array_equal(space["first"], space["w"].get_value())
-assert np.array_equal(*synk.gather(space["w"]))
-run(start), run("synk.close()"), run(train)
-assert type(errors[-1]).__name__ == "SessionError"
-run(start), run(train)
-assert len(errors) == 2 and space["losses"][0] > 0
-"""
-    )
-    assert done.stderr == ""
-
-
 def test_calls_that_are_checked_and_values_that_are_followed():
     synk.fork(2, check=True, follow=True)
     x, w = T.dvector("x"), theano.shared(1.0, "w")

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.expected import batches, plain, reduced, selected
 from support.helpers import MODE, function, say, shares
-from support.layouts import FEWER, forked
+from support.layouts import Layout, forked
 
 import synkhronos as synk
 from synkhronos import WorkerError
@@ -213,7 +213,7 @@ class Variables:
         return self._made[dtype, ndim]
 
 
-LAYOUTS = FEWER
+LAYOUTS = [Layout(2), Layout(3, master=1)]
 
 
 @pytest.fixture(scope="module")
@@ -367,117 +367,3 @@ def test_a_few_are_equal_to_serial_theano(ranks, case):
 @example(Case("int32", 1, (), (("count", "avg"),), (("sum", "sum"),), (Call(0), Call(1))))
 def test_equal_to_serial_theano(ranks, case):
     check(ranks, case)
-
-
-# Implicit inputs.
-
-
-class Pick(NamedTuple):
-    """One call of a function of a sliceable shared variable."""
-
-    lengths: Tuple[int, ...]  # of the variable on each of four ranks
-    batch_s: object = None  # for all ranks, or a tuple of one for each of four
-    num_slices: int = 1
-    with_input: bool = False
-
-
-@st.composite
-def picks(draw):
-    lengths = tuple(draw(st.lists(st.integers(0, 5), min_size=4, max_size=4)))
-    kind = draw(st.sampled_from(["all", "one", "each"]))
-    pick = None
-    if kind == "one":
-        pick = draw(batches(min(lengths)).filter(lambda b: not isinstance(b, int)))
-        if isinstance(pick, np.ndarray) and pick.dtype == bool:
-            pick = np.flatnonzero(pick)
-    elif kind == "each":
-        each = [
-            draw(batches(n).filter(lambda b: b is not None and not isinstance(b, int)))
-            for n in lengths
-        ]
-        pick = tuple(each)
-    return Pick(lengths, pick, draw(st.sampled_from([1, 2, 3, 20])), draw(st.booleans()))
-
-
-@pytest.fixture(scope="module")
-def implicit(ranks):
-    """Functions of a sliceable shared variable, alone and with scattered inputs."""
-    d, s, x = theano.shared(np.zeros(0), "d"), theano.shared(0.0, "s"), T.dvector("x")
-    rank, numbers = theano.shared(np.zeros(1, "int64")), T.lvector()
-    function([numbers], updates=[(rank, numbers)])(np.arange(ranks.n))
-    rows, begin, end = T.dvector(), T.lvector(), T.lvector()
-    ranks.fill = function(
-        [],
-        bcast_inputs=[rows, begin, end],
-        updates=[(d, rows[begin[rank[0]] : end[rank[0]]]), (s, T.zeros(()))],
-    )
-    ranks.read = function([], [(d, "gather"), (s, "gather")])
-    made = []
-    for value, inputs in ((d, []), (d * x, [x])):
-        outputs = [(value, "gather"), (value.sum(), "sum"), value.mean(), (value.shape[0], "sum")]
-        updates = [(s, value.sum() + s, "max")]
-        made += [
-            function(inputs, outputs, sliceable_shareds=[d]),
-            function(inputs, outputs, updates=updates, sliceable_shareds=[d]),
-        ]
-    ranks.implicit = made
-    yield ranks
-    del ranks.fill, ranks.read, ranks.implicit
-
-
-@pytest.mark.layouts(LAYOUTS[0])
-@settings(SETTINGS, max_examples=FEW)
-@given(st.lists(picks(), min_size=1, max_size=4))
-def test_a_few_implicit_inputs_equal_serial_numpy(implicit, many):
-    check_picks(implicit, many)
-
-
-@pytest.mark.slow("makes up to 480 calls in each layout")
-@SETTINGS
-@given(st.lists(picks(), min_size=1, max_size=4))
-@example([Pick((2, 0, 3, 1), (slice(1, 0, -1), slice(None), [2, 2], [0]), 2, True)])
-def test_implicit_inputs_equal_serial_numpy(implicit, many):
-    check_picks(implicit, many)
-
-
-def check_picks(implicit, many):
-    ranks, n = implicit, implicit.n
-    for pick in many:
-        lengths = pick.lengths[:n]
-        rng = np.random.RandomState(sum(lengths))
-        parts = [rng.randint(-5, 6, length).astype("float64") for length in lengths]
-        edges = np.cumsum([0, *lengths])
-        batch_s, each = pick.batch_s, [pick.batch_s] * n
-        if isinstance(batch_s, tuple):
-            batch_s = each = list(batch_s[:n])
-        chosen = [selected(part, one) for part, one in zip(parts, each)]
-        x = []
-        if pick.with_input:
-            # A rank's share of the input must be as long as its choice: choose what makes it so.
-            count = min(map(len, chosen))
-            chosen = [part[:count] for part in chosen]
-            batch_s = [
-                selected(np.arange(len(part)), one)[:count] for part, one in zip(parts, each)
-            ]
-            x = [rng.randint(-5, 6, count * n).astype("float64")]
-            values = [a * b for a, b in zip(chosen, np.split(x[0], n))]
-        else:
-            values = chosen
-        everything = np.concatenate(values)
-        for f in implicit.implicit[2:] if pick.with_input else implicit.implicit[:2]:
-            ranks.cases += 1
-            ranks.fill(np.concatenate(parts), edges[:-1], edges[1:])
-            rows, total, mean, count = f(*x, batch_s=batch_s, num_slices=pick.num_slices)
-            what = f"{pick}"
-            np.testing.assert_array_equal(rows, everything, what)
-            assert (total, count) == (everything.sum(), len(everything)), what
-            if len(everything):
-                np.testing.assert_allclose(mean, everything.mean(), rtol=1e-13, atol=1e-13)
-            data, states = ranks.read()
-            np.testing.assert_array_equal(data, np.concatenate(parts), what)
-            if f is implicit.implicit[1] or f is implicit.implicit[3]:
-                cuts = [[cut for cut in shares(v, pick.num_slices) if len(cut)] for v in values]
-                sums = [max((cut.sum() for cut in cut_), default=0) for cut_ in cuts]
-                np.testing.assert_array_equal(states, sums, what)
-            else:
-                np.testing.assert_array_equal(states, np.zeros(n), what)

@@ -9,7 +9,6 @@ averages, which are compared with a tolerance and then taken over by the model.
 printed as a program, and belongs below as a test.
 """
 
-import functools
 import gc
 import os
 from collections import Counter
@@ -55,7 +54,7 @@ ACTIONS = {
     *("broadcast", "scatter", "gather", "all_gather", "reduce", "reduce to new", "all_reduce"),
     *("set_value", "get_value", "get_shapes, get_lengths", "look at all values"),
     *("old values held", "broadcast of borrowed values"),
-    *("refused", "calls refused", "errors of ranks"),
+    "errors of ranks",
 }
 
 
@@ -249,23 +248,7 @@ class Machine(RuleBasedStateMachine):
         for variable in self.variables.values():
             variable.values = [variable.values[self.master if variable.is_known else 0]]
             variable.is_known = False
-        self.check_closed(self.functions, self.data)
         self.functions, self.data, self.held, self.n = [], [], [], 0
-
-    def check_closed(self, old_functions, old_data):
-        """Check that what needs a session refuses, and what belongs to the old one."""
-        v = self.variables["v"].shared
-        actions = [
-            synk.distribute,
-            functools.partial(synk.data, np.zeros(2)),
-            functools.partial(synk.function, [], v),
-            functools.partial(synk.get_lengths, v),
-        ]
-        actions += [made.call for made in old_functions]
-        actions += [functools.partial(held.set_value, np.zeros((2, 2))) for held, _ in old_data]
-        for action in actions:
-            with pytest.raises(SessionError):
-                action()
 
     @precondition(is_open)
     @rule(name=st.sampled_from(sorted(KINDS)))
@@ -578,45 +561,6 @@ class Machine(RuleBasedStateMachine):
         return numbers(data, (rows, *like.shape[1:])[: like.ndim]).astype(like.dtype)
 
     # Mistakes.
-
-    @precondition(lambda self: self.is_open() and self.variables["v"].is_known)
-    @rule(which=st.integers(0, 9))
-    def be_refused(self, which):
-        done["refused"] += 1
-        v, z = (self.variables[name].shared for name in "vz")
-        actions = [
-            lambda: synk.fork(2),
-            lambda: synk.scatter(z, [1.0]),
-            lambda: synk.broadcast(v, np.zeros((2, 2))),
-            lambda: synk.broadcast([v, v]),
-            lambda: synk.all_reduce(v, "median"),
-            lambda: synk.set_value(self.n, v, [1.0]),
-            lambda: synk.gather(object()),
-            lambda: synk.data("text"),
-            lambda: synk.scatter(v, [1.0, 2.0], batch=[7]),
-            lambda: synk.function(v, v),
-        ]
-        before = _session._Current.session.gate.sequence
-        with pytest.raises(REFUSED):
-            actions[which]()
-        assert _session._Current.session.gate.sequence == before
-
-    @precondition(lambda self: self.functions)
-    @rule(data=st.data(), which=st.integers(0, 4))
-    def call_wrongly(self, data, which):
-        done["calls refused"] += 1
-        made = data.draw(st.sampled_from(self.functions))
-        x = [np.ones((3, 2))] * made.kind.scatters
-        calls = [
-            ([*x], {}),
-            ([*x, 1.0], {"num_slices": 0}),
-            ([*x, 1.0], {"output_subset": [9]}),
-            ([*x, "w"], {}),
-            ([*x, 1.0], {"batch": [-7]} if x else {"batch": "all"}),
-        ]
-        arguments, keywords = calls[which]
-        with pytest.raises(REFUSED):
-            made.call(*arguments, **keywords)
 
     @precondition(lambda self: any(made.name == "raising" for made in self.functions))
     @rule(data=st.data(), rows=st.integers(1, 9))

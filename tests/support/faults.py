@@ -244,10 +244,6 @@ def _function(n, **kwargs):
     return call
 
 
-def _sliced(n):
-    return _function(n, num_slices=2)
-
-
 def _growing(n):
     """Return a call whose outputs grow, so that workers send the master new places of them."""
     x = T.dvector("x")
@@ -258,18 +254,6 @@ def _growing(n):
         nonlocal length
         length = 4 * length if length < 1000 * n else n
         np.testing.assert_array_equal(f(rows, batch=slice(0, length)), np.arange(length))
-
-    return call
-
-
-def _picked(n):
-    x = T.dvector("x")
-    s = theano.shared(np.arange(6.0), "s")
-    f = function([x], (s + x, "gather"), sliceable_shareds=[s])
-
-    def call():
-        result = f(np.arange(2.0 * n), batch_s=[4, 1])
-        np.testing.assert_array_equal(result, np.tile([4.0, 1.0], n) + np.arange(2.0 * n))
 
     return call
 
@@ -339,18 +323,6 @@ def _all_reduce(n):
     return call
 
 
-def _reduce(n):
-    s, fill = _variable(n)
-    master = synk.session.current("a test").master_rank
-
-    def call():
-        fill()
-        synk.reduce(s, "max")
-        _held(n, s, [n if rank == master else rank + 1 for rank in range(n)])
-
-    return call
-
-
 def _all_gather(n):
     s, fill = _variable(n)
 
@@ -372,16 +344,6 @@ def _broadcast(n):
         fill()
         synk.broadcast(s, np.full(SIZE, 7.0))
         _held(n, s, [7] * n)
-
-    return call
-
-
-def _scatter(n):
-    s, _ = _variable(n)
-
-    def call():
-        synk.scatter(s, np.repeat(np.arange(float(n)), SIZE))
-        _held(n, s, range(n))
 
     return call
 
@@ -409,17 +371,13 @@ def _distribute(n):
 
 CALLS = {
     "function": _function,
-    "sliced function": _sliced,
     "growing outputs": _growing,
-    "picked rows": _picked,
     "failing function": _failing,
     "exchange": _exchange,
     "large exchange": _large_exchange,
     "all_reduce": _all_reduce,
-    "reduce": _reduce,
     "all_gather": _all_gather,
     "broadcast": _broadcast,
-    "scatter": _scatter,
     "gather": _gather,
     "distribute": _distribute,
 }

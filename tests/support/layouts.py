@@ -1,6 +1,6 @@
 """Layouts of ranks for test suites: number, master's rank, devices, transport and host.
 
-A suite lists its layouts as ``LAYOUTS``, or runs on `ALL`; its fixture ``ranks`` is a session on
+A suite lists its layouts as ``LAYOUTS``, or runs on `USUAL`; its fixture ``ranks`` is a session on
 each of them in turn. With SYNKHRONOS_TEST_DEVICES=opencl0:0,opencl0:0 (and
 SYNKHRONOS_TEST_MASTER=1, SYNKHRONOS_TEST_TRANSPORT=stand-in) all suites run on one layout, which
 these name; the transport "nccl" is NCCL, "stand-in" what stands in for it, and "mpi" is that of
@@ -100,8 +100,9 @@ ON_DEVICES = ONLY is not None and ONLY.is_on_devices
 IS_MIXED = ONLY is not None and ONLY.is_mixed
 ON_CUDA = ONLY is not None and any(device.startswith("cuda") for device in ONLY.devices)
 
-ALL = [Layout(2), Layout(3, master=1), Layout(1), Layout(4), Layout(3), Layout(2, master=1)]
-FEWER = [Layout(2), Layout(3, master=1), Layout(1), Layout(4)]
+USUAL = [Layout(2), Layout(3, master=1), Layout(1)]
+# What each transport has to do: collectives, and all-reduces in graphs.
+CONFORMANCE = [*USUAL, Layout(4), Layout(2, transport="mpi")]
 
 
 @contextlib.contextmanager

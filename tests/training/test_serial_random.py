@@ -12,7 +12,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 import synkhronos as synk
 from synkhronos.extensions import train, update_rules
 
-LAYOUTS = [Layout(2), Layout(1), Layout(3, master=1)]
+LAYOUTS = [Layout(2), Layout(3, master=1)]
 GENERATORS = pytest.mark.parametrize("generator", [MRG_RandomStreams, RandomStreams])
 RANDOM = np.random.RandomState(0)
 X = RANDOM.randn(23, 5)

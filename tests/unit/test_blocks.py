@@ -1,11 +1,10 @@
 """Reduction in blocks: every element is done once, by one rank, and as NumPy would."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synkhronos._arithmetic.blocks import BLOCK, OPS, parse_op, reduce_block, shares
+from synkhronos._arithmetic.blocks import BLOCK, OPS, parse_op, shares
 
 SIZES = st.lists(
     st.tuples(
@@ -44,33 +43,6 @@ def test_shares_are_even(sizes, n_ranks):
             for position, begin, end in shares(sizes, n_ranks, rank)
         )
         assert abs(mine - total / n_ranks) <= 2 * 16
-
-
-@pytest.mark.parametrize("dtype", ["int8", "uint64", "float16", "float32", "complex64", "bool"])
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_reduce_block(dtype, n):
-    random = np.random.RandomState(n)
-    sources = [(random.rand(50) * 4).astype(dtype) for _ in range(n)]
-    kept = [source.copy() for source in sources]
-    wide = np.stack(sources).astype("float32" if dtype == "float16" else dtype)
-    expected = {
-        "sum": wide.sum(0, dtype=wide.dtype),
-        "prod": wide.prod(0, dtype=wide.dtype),
-        "min": np.minimum.reduce(wide),
-        "max": np.maximum.reduce(wide),
-    }
-    if np.dtype(dtype).kind in "fc":
-        expected["avg"] = expected["sum"] / wide.dtype.type(n)
-    digits = 1e-3 if dtype == "float16" else 1e-6
-    for op, result in expected.items():
-        out = np.empty(50, dtype)
-        reduce_block(op, sources, out, n)
-        np.testing.assert_allclose(out, result.astype(dtype), rtol=digits)
-        for source, was in zip(sources, kept):
-            np.testing.assert_array_equal(source, was)
-        first = sources[0].copy()
-        reduce_block(op, [first, *sources[1:]], first, n)
-        np.testing.assert_array_equal(first, out)
 
 
 def test_names_of_operations():

@@ -55,12 +55,6 @@ def test_no_test_is_imported():
         assert not [name for name in imported(path) if tests & set(name.split("."))], path
 
 
-def test_what_is_shared_is_imported_by_its_full_name():
-    shared = {each.stem for each in SHARED} - {"__init__"}
-    for path in FILES:
-        assert not [name for name in imported(path) if name.split(".")[0] in shared], path
-
-
 def test_files_of_tests_have_names_of_their_own():
     # Pytest imports test files by their name, without that of the folder.
     assert [name for name, count in Counter(p.stem for p in TEST_FILES).items() if count > 1] == []
@@ -69,12 +63,6 @@ def test_files_of_tests_have_names_of_their_own():
 def test_every_file_with_tests_is_in_a_folder_that_says_what_it_is_about():
     assert names(path for path in TESTS.glob("*.py")) == ["conftest.py"]
     assert names(p for p in FILES if p not in TEST_FILES + SHARED) == ["conftest.py"]
-
-
-def test_the_reader_of_imports_sees_what_is_there():
-    assert {"ast", "pathlib.Path", "collections.Counter"} <= imported(Path(__file__))
-    assert "support.faults.CALLS" in imported(TESTS / "faults" / "test_faults.py")
-    assert "support.helpers" in imported(TESTS / "session" / "test_session.py")
 
 
 @pytest.mark.parametrize("code", [r"'\s'", "1 is 1"])

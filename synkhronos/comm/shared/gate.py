@@ -14,6 +14,8 @@ A rank that raises sets ABORT, and every wait inside of the call checks ABORT; a
 the finish barrier. If the master leaves the call early (Ctrl-C), the call stays open, and the next
 start first waits until the workers have ended it. So master and workers always agree on which call
 is the next.
+
+`tests/gate/test_gate.py` stops a rank before each of its loads and stores.
 """
 
 import fcntl

@@ -1,0 +1,134 @@
+"""A signal at every line of the master's code: in fork and close, a call, and a collective.
+
+What comes is a Ctrl-C, or what a handler of the script raises, in turns. A Data that a handler
+resizes at every line is in test_resized_data.py.
+"""
+
+import signal
+import threading
+
+import numpy as np
+import pytest
+import theano
+from support import faults
+from support.faults import CALLS, pids_by_rank
+from support.interrupts import (
+    handler_that_raises,
+    interrupt_at_line,
+    raise_at_line,
+    signal_at_line,
+)
+from support.leaks import nothing_left
+
+import synkhronos as synk
+from synkhronos import session
+
+pytestmark = pytest.mark.faults
+
+
+class Timeout(Exception):
+    """An exception that can't be pickled, or made of a message alone."""
+
+    def __init__(self, message, seconds=None):
+        super().__init__(message)
+        self.lock = threading.Lock()
+
+
+class OutOfTime(TimeoutError):
+    """An error as the system's."""
+
+
+class Preempted(BaseException):
+    """No Exception, as KeyboardInterrupt."""
+
+
+KINDS = [KeyboardInterrupt, Timeout, OutOfTime, Preempted]
+
+
+def in_strides(some):
+    """Return a mark for a test that tries every line, and in the quick tier one in so many."""
+    every = pytest.param(1, id="every line", marks=pytest.mark.slow("a signal at each line"))
+    return pytest.mark.parametrize("stride", [pytest.param(some, id="some lines"), every])
+
+
+def comes_to(line, do):
+    """Call `do`, with a signal before a line, and see that it comes out; return whether it came."""
+    kind = KINDS[line % len(KINDS)]
+    if kind is KeyboardInterrupt:
+        return interrupt_at_line(line, do)
+    with handler_that_raises(kind) as raised:
+        return raise_at_line(line, do, raised)
+
+
+@in_strides(61)
+def test_fork_and_close_leave_nothing(no_session, other_thread, stride):
+    line = 0
+    for interrupted, least in (("fork", 50), ("close", 30)):
+        first, came_to_it = line, True
+        while came_to_it:
+            with nothing_left():
+                if interrupted == "fork":
+                    came_to_it = comes_to(line - first, lambda: synk.fork(2))
+                else:
+                    synk.fork(2)
+                    call = CALLS["function"](2)
+                    call()  # so that there is something to give back
+                    came_to_it = comes_to(line - first, synk.close)
+                    del call
+                if session._Current.session is not None:
+                    synk.close()
+            line += stride
+        assert line - first > least
+    faults.use_a_new_session(2)
+
+
+@in_strides(15)
+@pytest.mark.parametrize("what", ["function", "all_reduce", "distribute"])
+def test_the_session_goes_on_with_right_results(no_session, other_thread, what, stride):
+    synk.fork(2)
+    call = CALLS[what](2)
+    call()
+    pids, line = pids_by_rank(), 0
+    while comes_to(line, call):
+        call()
+        line += stride
+    assert pids_by_rank() == pids
+    assert line > 30
+    synk.close()
+
+
+@in_strides(15)
+def test_a_variable_that_the_workers_were_being_told_of(no_session, other_thread, stride):
+    synk.fork(2)
+    line, came_to_it = 0, True
+    while came_to_it:
+        s = theano.shared(np.zeros(3), "s")
+        came_to_it = comes_to(line, lambda: synk.broadcast(s, np.ones(3)))  # noqa: B023
+        synk.broadcast(s, np.full(3, 2.0))
+        synk.all_reduce(s, "sum")
+        np.testing.assert_array_equal(synk.get_value(1, s), np.full(3, 4.0))
+        line += stride
+    assert line > 100
+    synk.close()
+
+
+@in_strides(61)
+def test_a_handler_that_closes(no_session, stride):
+    previous = signal.signal(signal.SIGUSR1, lambda *_: synk.close())
+    line, came_to_it = 0, True
+    try:
+        while came_to_it:
+            with nothing_left():
+                synk.fork(2)
+                call = CALLS["all_reduce"](2)
+                try:
+                    came_to_it = signal_at_line(line, call, signal.SIGUSR1)
+                except synk.SessionError as error:
+                    assert "closed" in str(error) or "There is no session" in str(error)
+                synk.close()  # what the call was in goes now
+                del call
+            line += stride
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+    assert line > 100
+    faults.use_a_new_session(2)
