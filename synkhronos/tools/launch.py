@@ -26,7 +26,7 @@ from typing import Mapping, Sequence
 from synkhronos import _wording
 from synkhronos._host import pythons
 from synkhronos._machine import devices as _devices
-from synkhronos._machine.devices import python_command
+from synkhronos._machine.devices import module_command, python_command
 from synkhronos.comm.mpi import folders
 from synkhronos.tools import relay, run
 
@@ -116,7 +116,7 @@ def check_script(name: str) -> None:
 
 def _run_line(options):
     """Return the command of one machine's process."""
-    line = [sys.executable, "-m", "synkhronos", "run"]
+    line = module_command("synkhronos", "run")
     line += ["--parallel"] * options.parallel
     line += ["--follow"] * options.follow
     line += ["--check"] * options.check

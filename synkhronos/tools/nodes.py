@@ -18,7 +18,7 @@ import sys
 from typing import Sequence
 
 from synkhronos import _wording
-from synkhronos._machine.devices import usable_cores
+from synkhronos._machine.devices import module_command, usable_cores
 from synkhronos.parameter_server.remote.heartbeats import SILENT
 from synkhronos.parameter_server.remote.node import Job
 from synkhronos.tools import guard, launch, ranks
@@ -198,7 +198,9 @@ def _mpirun_line(hosts, counts, options, job: Job, token) -> Sequence[str]:
     own = ["--output", "tag", "--with-ft", "ulfm"]
     if max(counts) > usable_cores():
         own += ["--mca", "mpi_yield_when_idle", "1"]
-    node = [sys.executable, "-u", "-m", "synkhronos.parameter_server.remote.node", job.as_json()]
+    node = module_command(
+        "synkhronos.parameter_server.remote.node", job.as_json(), unbuffered=True
+    )
     variables = {}
     if options.threads_per_rank is not None:
         variables["OMP_NUM_THREADS"] = str(options.threads_per_rank)

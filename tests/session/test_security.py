@@ -1,5 +1,6 @@
 """Who may see and reach what: memory, pipes and pickles of a session, and hostile files."""
 
+import argparse
 import ast
 import gzip
 import importlib
@@ -31,8 +32,8 @@ import synkhronos as synk
 from synkhronos.__main__ import main
 from synkhronos._machine import devices, shared_memory
 from synkhronos.parameter_server import saving
-from synkhronos.rules import plain_pickles, snapshots
-from synkhronos.tools import info
+from synkhronos.rules import loading, plain_pickles, request, session, snapshots
+from synkhronos.tools import guard, info, launch, rule
 from synkhronos.tools.bench import scaling
 from synkhronos.tools.info import cuda_libraries
 
@@ -461,6 +462,61 @@ def test_modules_in_the_working_folder_are_not_run(tmp_path, monkeypatch):
     info.check_pygpu()
     assert info.probe_theano()[0]["theano"] == theano.__version__
     assert not (tmp_path / "ran").exists()
+
+
+def _commands():
+    """Return commands of this package that start Python in the working folder of the user."""
+    asked = request.Request("BSP", [request.Place(None, "cpu")], "m", "M")
+    options = argparse.ArgumentParser()
+    launch.add_arguments(options)
+    nothing = [sys.executable, "-I", "-c", ""]
+    return {
+        "loader": loading.COMMAND,
+        "rule": [*session._LAUNCHER, "--help"],
+        "rank of a rule": [*rule.worker_command(asked, [])[:-1], "{"],
+        "run": launch._run_line(options.parse_args(["none.py"])),
+        "guard": guard.command("token", False, nothing),
+    }
+
+
+@pytest.mark.parametrize("name", ["loader", "rule", "rank of a rule", "run", "guard"])
+def test_commands_import_nothing_from_the_working_folder(tmp_path, name):
+    for module in ("json", "logging", "numpy", "socket", "argparse", "random", "runpy", "pickle"):
+        (tmp_path / f"{module}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    done = subprocess.run(_commands()[name], cwd=tmp_path, capture_output=True, text=True)
+    assert not (tmp_path / "ran").exists(), done.stderr
+    assert "No module named" not in done.stderr
+
+
+def test_no_command_runs_a_module_of_the_working_folder():
+    """``python -m`` has it first on the path: `module_command` and `python_command` have not."""
+    for path in (ROOT / "synkhronos").rglob("*.py"):
+        assert "bench" in path.parts or '"-m", "synkhronos' not in path.read_text(), path
+
+
+def test_a_model_named_by_a_dotted_name_hides_no_module(tmp_path):
+    """It is found in the working folder, which comes last: a `json.py` there is not imported."""
+    (tmp_path / "json.py").write_text("raise AssertionError")
+    (tmp_path / "net.py").write_text("import csv, json\nfrom part import a\n")
+    (tmp_path / "part.py").write_text("a = 1\n")
+    code = "import sys\nfrom synkhronos.rules.compatible import import_model\n"
+    command = devices.python_command(f"{code}sys.modules.pop('json')\nimport_model('net')")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_folder_of_a_script_replaces_no_folder_of_the_path(tmp_path):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "helper.py").write_text("")
+    (tmp_path / "script.py").write_text("import helper\n")
+    done = subprocess.run(
+        devices.module_command("synkhronos", "run", "-n", "1", "script.py"),
+        env={**os.environ, "PYTHONPATH": f"{tmp_path / 'lib'}:{ROOT}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_another_interpreter_runs_under_pythonsafepath(tmp_path, monkeypatch):
