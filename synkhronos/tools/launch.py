@@ -338,7 +338,7 @@ def check_mpirun() -> None:
     """Raise unless mpirun belongs to the MPI that mpi4py loads."""
     path = find_mpirun()
     code = (
-        "import mpi4py; mpi4py.rc.initialize = False\n"
+        "import os, mpi4py; mpi4py.rc.initialize = False; os.chdir('/')\n"  # as settings.away()
         "from mpi4py import MPI; print(MPI.Get_library_version())"
     )
     own, loaded = (

@@ -519,6 +519,29 @@ def test_the_folder_of_a_script_replaces_no_folder_of_the_path(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+# Opening this file as a log truncates it, and a message goes to it.
+UCX = "UCX_LOG_FILE={}\nUCX_LOG_LEVEL=info\n"
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("load", ["library", "check"])
+def test_a_ucx_conf_in_the_working_folder_is_not_read(tmp_path, load):
+    """UCX, which Open MPI loads, reads it: that of another user could overwrite files."""
+    kept = tmp_path / "kept"
+    kept.write_text("kept")
+    (tmp_path / "ucx.conf").write_text(UCX.format(kept))
+    code = {
+        "library": "import os\nbefore = os.getcwd()\nimport synkhronos.comm.mpi.library\n"
+        "assert os.getcwd() == before",
+        "check": "from synkhronos.tools.launch import check_mpirun\ncheck_mpirun()",
+    }
+    done = subprocess.run(
+        devices.python_command(code[load]), cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert kept.read_text() == "kept"
+
+
 def test_another_interpreter_runs_under_pythonsafepath(tmp_path, monkeypatch):
     (tmp_path / "json.py").write_text("raise AssertionError")
     monkeypatch.chdir(tmp_path)
