@@ -213,29 +213,88 @@ def test_a_number_that_another_file_has_got_is_passed_over(tmp_path):
         os.close(after)
 
 
-@as_root
-def test_an_mpirun_is_ended_if_another_user_has_connected_before(listener, caplog):
-    process, (_, own) = listener
+@contextlib.contextmanager
+def nobody(function):
+    """Another user, in a process that runs a function and then keeps what it returns."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
+            os.setgroups([])
             os.setgid(ports.NOBODY)
             os.setuid(ports.NOBODY)
-            with socket.create_connection(own):
-                os.write(writer, b"1")
-                time.sleep(60)
+            kept = function()
+            os.write(writer, b"1")
+            time.sleep(60)
+            del kept
         finally:
             os._exit(0)
+    os.close(writer)
     try:
         assert os.read(reader, 1)
-        closing.close(process, 2).join(30)
-        assert process.wait(30) == -signal.SIGKILL
-        assert "another user has connected to mpirun" in caplog.text
+        yield
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        os.close(reader), os.close(writer)
+        os.close(reader)
+
+
+def connected(place, as_ipv6=False, source=None):
+    """Return a socket that is connected with a place of this machine."""
+    mapped = "::ffff:" if as_ipv6 else ""
+    end = socket.socket(socket.AF_INET6 if as_ipv6 else socket.AF_INET)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    end.settimeout(3.0)
+    if source is not None:
+        end.bind((mapped + source[0], source[1]))
+    end.connect((mapped + place[0], place[1]))
+    return end
+
+
+@as_root
+@pytest.mark.parametrize("as_ipv6", [False, True])
+@pytest.mark.parametrize("n", [1, 2])
+def test_an_mpirun_is_ended_if_another_user_has_connected_before(listener, caplog, n, as_ipv6):
+    """Also if so many have connected as there are processes, and by a socket of IPv6."""
+    process, (_, own) = listener
+    with nobody(lambda: [connected(own, as_ipv6) for _ in range(n)]):
+        closing.close(process, 2).join(30)
+        assert process.wait(30) == -signal.SIGKILL
+        assert "another user has connected to mpirun" in caplog.text
+
+
+@as_root
+@pytest.mark.parametrize("as_ipv6", [False, True])
+def test_another_user_can_not_connect_from_the_port_of_a_process_of_this_one(listener, as_ipv6):
+    """From 127.0.0.2: the filter compares the address, too."""
+    process, (for_others, own) = listener
+    with connected(own) as end:
+        thread = closing.close(process, 2)
+        wait_until(lambda: not ports.can_connect(for_others))
+        source = "127.0.0.2", end.getsockname()[1]
+        assert not ports.as_nobody(lambda: connected(own, as_ipv6, source))
+        assert process.poll() is None
+        with connected(own, as_ipv6):  # this user's: the second process
+            thread.join(30)
+        assert not thread.is_alive() and process.poll() is None
+
+
+@as_root
+def test_another_user_who_connects_as_the_last_port_is_closed_is_found(listener, monkeypatch):
+    process, (_, own) = listener
+    take_only, others = closing._take_only, contextlib.ExitStack()
+
+    def take_late(sock, ends):
+        if sock.getsockname()[1] == own[1] and not ends and not others_are_there:
+            others_are_there.append(others.enter_context(nobody(lambda: connected(own))))
+        take_only(sock, ends)
+
+    others_are_there = []
+    # Nothing closes the port before: so the other one gets in.
+    monkeypatch.setattr(closing, "_take_only", take_late)
+    with others, connected(own), connected(own):
+        closing.close(process, 2).join(30)
+        assert others_are_there and process.wait(30) == -signal.SIGKILL
 
 
 def test_ports_that_can_not_be_closed_are_told_of(listener, monkeypatch, caplog):
