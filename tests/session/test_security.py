@@ -430,6 +430,39 @@ def test_links_are_made_in_no_folder_of_another_user(tmp_path, capsys):
     assert "name a folder that is yours" in capsys.readouterr().err
 
 
+@as_root
+@pytest.mark.parametrize("how", ["another's", "for all"])
+def test_links_are_made_in_no_folder_that_others_can_replace(tmp_path, capsys, how):
+    above = tmp_path / "above"
+    (above / "links").mkdir(parents=True, mode=0o755)
+    if how == "for all":
+        above.chmod(0o777)
+    else:
+        os.chown(above, ports.NOBODY, ports.NOBODY)
+    for name in ("links", "new"):
+        assert main(["info", "--link-cuda", str(above / name)]) == 2
+        assert f"other users may write to {above}, " in capsys.readouterr().err
+        assert not os.path.exists(above / "new")
+    above.chmod(0o1777)
+    os.chown(above, 0, 0)
+    assert main(["info", "--link-cuda", str(above / "links")]) != 2
+
+
+@pytest.mark.slow("looks for libraries in other processes")
+def test_a_link_is_not_named_as_a_folder_of_links(tmp_path, capsys, monkeypatch):
+    """Its owner could make it point elsewhere when LD_LIBRARY_PATH has it."""
+    (tmp_path / "lib").mkdir()
+    library = tmp_path / "lib" / "libcuda.so.1"
+    library.write_bytes(Path(sys.executable).resolve().read_bytes()[:64])
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
+    (tmp_path / "links").mkdir(mode=0o755)
+    (tmp_path / "link").symlink_to(tmp_path / "links")
+    main(["info", "--link-cuda", str(tmp_path / "link")])
+    out = capsys.readouterr().out
+    assert f"{tmp_path / 'links' / 'libcuda.so'} -> " in out
+    assert f"{tmp_path / 'link'}/" not in out and f"{tmp_path / 'link'}$" not in out
+
+
 def test_a_folder_of_links_is_for_its_user_to_write_to(tmp_path):
     library = tmp_path / "libcuda.so.1"
     library.write_bytes(Path(sys.executable).resolve().read_bytes()[:64])
