@@ -105,7 +105,7 @@ class Rule:
             The device of each rank, ``["cpu", "cpu"]``; with hosts a text for each of them,
             ``["node0:cuda0,cuda1", "node1:cuda0"]``.
         modelfile : str
-            A dotted name, found in the working folder or on ``PYTHONPATH``, or the path of a file.
+            A dotted name, found on ``PYTHONPATH`` or in the working folder, or the path of a file.
         modelclass : str
             The name of the class in it.
         settings : dict, optional

@@ -198,9 +198,7 @@ def _mpirun_line(hosts, counts, options, job: Job, token) -> Sequence[str]:
     own = ["--output", "tag", "--with-ft", "ulfm"]
     if max(counts) > usable_cores():
         own += ["--mca", "mpi_yield_when_idle", "1"]
-    node = module_command(
-        "synkhronos.parameter_server.remote.node", job.as_json(), unbuffered=True
-    )
+    node = module_command("synkhronos.parameter_server.remote.node", job.as_json(), unbuffered=True)
     variables = {}
     if options.threads_per_rank is not None:
         variables["OMP_NUM_THREADS"] = str(options.threads_per_rank)

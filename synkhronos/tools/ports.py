@@ -43,7 +43,7 @@ def close(mpirun: subprocess.Popen, n_processes: int) -> threading.Thread:
 
 def _close_all(mpirun, n_processes):
     known: set = set()  # the connections of this user's sockets with PMIx, also of earlier looks
-    is_last = False  # once more after all ports are closed, for who came before
+    is_last = False  # once more after all ports are closed
     while mpirun.poll() is None:
         try:
             has_own, are_all = _close_some(mpirun.pid, n_processes, known, is_last)

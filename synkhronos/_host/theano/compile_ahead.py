@@ -315,10 +315,10 @@ class _Command:
 
 
 def _working_folder(command):
-    """Return the working folder of a compiler: one in which nobody can put a ``libgcc_s.so.1``.
+    """Return the working folder of a compiler, or None for the present one.
 
-    GNU's linker looks there first. None, for the present one, where a path of the command is
-    relative.
+    GNU's linker looks there first for ``libgcc_s.so.1``, which in the present one may be another
+    user's. It stays where a path of the command is relative.
     """
     paths = [each[2:] for each in command if each[:2] in ("-I", "-L")]
     if "-o" in command:

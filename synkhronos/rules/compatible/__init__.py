@@ -60,7 +60,7 @@ def import_model(modelfile: str) -> ModuleType:
     Parameters
     ----------
     modelfile : str
-        A dotted name, found below the working folder or on ``PYTHONPATH``, or the path of a file.
+        A dotted name, found on ``PYTHONPATH`` or below the working folder, or the path of a file.
 
     Raises
     ------
