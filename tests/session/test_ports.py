@@ -285,12 +285,13 @@ def test_another_user_who_connects_as_the_last_port_is_closed_is_found(listener,
     take_only, others = closing._take_only, contextlib.ExitStack()
 
     def take_late(sock, ends):
-        if sock.getsockname()[1] == own[1] and not ends and not others_are_there:
+        if sock.getsockname()[1] == own[1] and not others_are_there:
+            if ends:
+                return  # nothing closes the port before: so the other one gets in
             others_are_there.append(others.enter_context(nobody(lambda: connected(own))))
         take_only(sock, ends)
 
     others_are_there = []
-    # Nothing closes the port before: so the other one gets in.
     monkeypatch.setattr(closing, "_take_only", take_late)
     with others, connected(own), connected(own):
         closing.close(process, 2).join(30)
