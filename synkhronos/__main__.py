@@ -174,8 +174,8 @@ def _info(arguments: argparse.Namespace) -> int:
 def _link_cuda(name: str) -> int:
     from synkhronos.tools.info import cuda_libraries as cuda
 
-    # Absolute, because the loader and the links are used from any working folder.
-    folder = Path(os.path.abspath(os.path.expanduser(name)))
+    # The real path: the loader uses it from any working folder, and another user may own a link.
+    folder = Path(os.path.realpath(os.path.expanduser(name)))
     found = cuda.find(skip=folder)
     try:
         links = cuda.link(folder, found)

@@ -33,6 +33,7 @@ RANKS_VARIABLE = "SYNKHRONOS_RANKS_OF_MACHINES"
 GNU = "libgomp.so.1"  # the OpenMP with which GCC links what Theano compiles
 _SOFTLY = 1  # omp_pause_soft of omp.h
 
+_LEAVE_OUT = "import sys; sys.path[:] = filter(None, sys.path)"  # the working folder is ""
 COUNT_DEVICES = """
 import sys
 from pygpu import gpuarray
@@ -103,8 +104,17 @@ def python_command(code: str, *arguments: str) -> list[str]:
     The interpreter imports nothing from the working folder. ``-c`` would put that first on the
     path, and a ``json.py`` in it would run in place of Python's. PYTHONSAFEPATH leaves it out, too.
     """
-    leave_out = "import sys\nif '' in sys.path: sys.path.remove('')\n"
-    return [sys.executable, "-c", leave_out + code, *arguments]
+    return [sys.executable, "-c", f"{_LEAVE_OUT}\n{code}", *arguments]
+
+
+def module_command(module: str, *arguments: str, unbuffered: bool = False) -> list[str]:
+    """Return the command that runs a module as ``python -m`` does, without the working folder.
+
+    >>> subprocess.run(module_command("platform", "--terse"), capture_output=True).returncode
+    0
+    """
+    code = f'{_LEAVE_OUT}; import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__")'
+    return [sys.executable, *["-u"] * unbuffered, "-c", code, module, *arguments]
 
 
 def probe(kind: str, timeout: float = 60.0) -> tuple[int, str]:

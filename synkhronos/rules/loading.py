@@ -36,13 +36,14 @@ from typing import Any, Iterator, Sequence
 
 import numpy as np
 
+from synkhronos._machine.devices import module_command
 from synkhronos._wording import shown, whole_number
 from synkhronos.rules import array_files
 from synkhronos.rules.preprocessing import MODES, Preprocess
 
 HALVES = 2
 SECONDS_TO_END = 5.0
-COMMAND = [sys.executable, "-m", "synkhronos.rules.loading"]
+COMMAND = module_command("synkhronos.rules.loading")
 
 
 class Loader:

@@ -6,7 +6,6 @@ import ast
 import os
 import sys
 from pathlib import Path
-from typing import Sequence
 
 from synkhronos import _wording
 from synkhronos.rules.options import nearest
@@ -23,7 +22,7 @@ def is_path(modelfile: str) -> bool:
     return modelfile.endswith(".py") or os.sep in modelfile
 
 
-def find(modelfile: str, modelclass: str, folders: Sequence[str] | None = None) -> Path:
+def find(modelfile: str, modelclass: str) -> Path:
     """Return the file of a model; raise if it isn't there, or has no such class.
 
     Parameters
@@ -31,8 +30,6 @@ def find(modelfile: str, modelclass: str, folders: Sequence[str] | None = None) 
     modelfile : str
         A dotted name, as in an import, or the path of a file.
     modelclass : str
-    folders : list of str, optional
-        Where dotted names are looked for; by default the working folder and Python's path.
 
     Raises
     ------
@@ -46,7 +43,7 @@ def find(modelfile: str, modelclass: str, folders: Sequence[str] | None = None) 
             raise TypeError(f"{name} must be a text, got {_wording.shown(value)}.")
     if not modelclass.isidentifier():
         raise ValueError(f"modelclass must be the name of a class, got {modelclass!r}.")
-    path = _by_path(modelfile) if is_path(modelfile) else _by_name(modelfile, folders)
+    path = _by_path(modelfile) if is_path(modelfile) else _by_name(modelfile)
     _check_class(path, modelfile, modelclass)
     return path
 
@@ -60,23 +57,32 @@ def _by_path(modelfile):
     return path
 
 
-def _by_name(modelfile, folders):
+def _folders():
+    """Return the folders in which ranks look for a module: the working folder is the last.
+
+    That of the script is none of them.
+    """
+    here, script = os.getcwd(), getattr(sys.modules.get("__main__"), "__file__", None)
+    own = {"", here, os.path.dirname(os.path.abspath(script)) if script else ""}
+    told = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return [*(each for each in sys.path if each not in own or each in told), here]
+
+
+def _by_name(modelfile):
     parts = modelfile.split(".")
     if not all(part.isidentifier() for part in parts):
         raise ValueError(
             f"modelfile must be a dotted name such as models.cifar10, or the path of a file such "
             f"as models/cifar10.py, got {modelfile!r}."
         )
-    if folders is None:
-        folders = [os.getcwd(), *sys.path]
-    places = [Path(folder or ".").joinpath(*parts) for folder in folders]
+    places = [Path(folder or ".").joinpath(*parts) for folder in _folders()]
     if parts[0] == "theanompi":
         places.insert(0, _COMPATIBLE.joinpath(*parts[1:]))
     for place in places:
         for path in (place.parent / f"{place.name}.py", place / "__init__.py"):
             if path.is_file():
                 return path
-    first = places[0]
+    first = places[-1]
     raise FileNotFoundError(
         f"there is no module {modelfile!r}: {'/'.join(parts)}.py is neither in {os.getcwd()} nor "
         f"on PYTHONPATH.{_meant(first.parent / f'{first.name}.py')}"

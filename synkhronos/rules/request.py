@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping
 
 from synkhronos import _wording
 from synkhronos.rules import modelfile as _modelfile
@@ -99,7 +99,6 @@ def make(
     given: Mapping[str, Any] | None = None,
     agent: str | None = None,
     mpirun_args: str = "",
-    folders: Sequence[str] | None = None,
 ) -> Request:
     """Check all that a run is asked with; return the request.
 
@@ -115,8 +114,6 @@ def make(
     given : dict, optional
         Options of the rule and of the launcher.
     agent, mpirun_args : str, optional
-    folders : list of str, optional
-        Where dotted names of files are looked for.
 
     Raises
     ------
@@ -143,7 +140,7 @@ def make(
     for name, value in (("agent", agent), ("mpirun_args", mpirun_args)):
         if not isinstance(value, str) and not (name == "agent" and value is None):
             raise TypeError(f"{name} must be a text, got {_wording.shown(value)}.")
-    _modelfile.find(modelfile, modelclass, folders)
+    _modelfile.find(modelfile, modelclass)
     return Request(
         rule, places, modelfile, modelclass, options, checked, agent=agent,
         mpirun_args=mpirun_args, **of_launcher,

@@ -7,7 +7,6 @@ end of its standard input is the script's, so that it notices the script's end, 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,10 +15,11 @@ from pathlib import Path
 from typing import Any, Mapping, Sequence
 
 from synkhronos import _wording
+from synkhronos._machine.devices import module_command
 from synkhronos.rules import options as _options
 from synkhronos.rules import request as _request
 
-_LAUNCHER = [sys.executable, "-m", "synkhronos", "rule"]
+_LAUNCHER = module_command("synkhronos", "rule")
 _NUMBERS = (int, float)
 
 
@@ -105,7 +105,7 @@ class Rule:
             The device of each rank, ``["cpu", "cpu"]``; with hosts a text for each of them,
             ``["node0:cuda0,cuda1", "node1:cuda0"]``.
         modelfile : str
-            A dotted name, found in the working folder or on ``PYTHONPATH``, or the path of a file.
+            A dotted name, found on ``PYTHONPATH`` or in the working folder, or the path of a file.
         modelclass : str
             The name of the class in it.
         settings : dict, optional
@@ -143,7 +143,6 @@ class Rule:
             given,
             agent=agent,
             mpirun_args=mpirun_args,
-            folders=_folders(),
         )
         self._kept = tempfile.TemporaryDirectory(prefix="synkhronos-rule-")
         self._report = Path(self._kept.name, "report.json")
@@ -225,14 +224,6 @@ class Rule:
 def _write(line):
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
-
-
-def _folders():
-    """Return the folders in which ranks look for a module: not that of the script."""
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
-    own = os.path.dirname(os.path.abspath(script)) if script else None
-    told = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return [os.getcwd(), *(each for each in sys.path if each != own or each in told)]
 
 
 class BSP(Rule):

@@ -22,6 +22,7 @@ import subprocess
 import sys
 from typing import Sequence
 
+from synkhronos._machine.devices import module_command
 from synkhronos._machine.processes import STARTED, end_with_parent
 from synkhronos.launch import INTERRUPTED
 
@@ -32,7 +33,7 @@ _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, sig
 def command(token: str, is_tolerant: bool, line: Sequence[str]) -> list[str]:
     """Return the command that runs a rank's command under a guard."""
     tolerance = "tolerant" if is_tolerant else "strict"
-    return [sys.executable, "-u", "-m", "synkhronos.tools.guard", token, tolerance, *line]
+    return module_command("synkhronos.tools.guard", token, tolerance, *line, unbuffered=True)
 
 
 def main(arguments: Sequence[str]) -> int:

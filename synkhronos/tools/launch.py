@@ -26,7 +26,7 @@ from typing import Mapping, Sequence
 from synkhronos import _wording
 from synkhronos._host import pythons
 from synkhronos._machine import devices as _devices
-from synkhronos._machine.devices import python_command
+from synkhronos._machine.devices import module_command, python_command
 from synkhronos.comm.mpi import folders
 from synkhronos.tools import relay, run
 
@@ -116,7 +116,7 @@ def check_script(name: str) -> None:
 
 def _run_line(options):
     """Return the command of one machine's process."""
-    line = [sys.executable, "-m", "synkhronos", "run"]
+    line = module_command("synkhronos", "run")
     line += ["--parallel"] * options.parallel
     line += ["--follow"] * options.follow
     line += ["--check"] * options.check
@@ -338,7 +338,7 @@ def check_mpirun() -> None:
     """Raise unless mpirun belongs to the MPI that mpi4py loads."""
     path = find_mpirun()
     code = (
-        "import mpi4py; mpi4py.rc.initialize = False\n"
+        "import os, mpi4py; mpi4py.rc.initialize = False; os.chdir('/')\n"  # as settings.away()
         "from mpi4py import MPI; print(MPI.Get_library_version())"
     )
     own, loaded = (

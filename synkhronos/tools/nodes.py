@@ -20,7 +20,7 @@ import sys
 from typing import Mapping, Sequence
 
 from synkhronos import _wording
-from synkhronos._machine.devices import usable_cores
+from synkhronos._machine.devices import module_command, usable_cores
 from synkhronos.launch import INTERRUPTED, watch
 from synkhronos.parameter_server.remote.heartbeats import SILENT
 from synkhronos.parameter_server.remote.node import Job
@@ -224,7 +224,8 @@ def _places(hosts, job):
 
 def _node(job):
     """Return the command of each process."""
-    return [sys.executable, "-u", "-m", "synkhronos.parameter_server.remote.node", job.as_json()]
+    name = "synkhronos.parameter_server.remote.node"
+    return module_command(name, job.as_json(), unbuffered=True)
 
 
 def _threads(options):

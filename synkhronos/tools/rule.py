@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Sequence
 
 from synkhronos import _wording
-from synkhronos._machine.devices import usable_cores
+from synkhronos._machine.devices import module_command, usable_cores
 from synkhronos.launch import watch
 from synkhronos.rules import options as _options
 from synkhronos.rules import places as _places
@@ -245,7 +245,7 @@ def start(
 def worker_command(asked: Request, cores: list[list[int] | None]) -> list[str]:
     """Return the command of each rank."""
     job = asked.job(cores).as_json()
-    return [sys.executable, "-u", "-m", "synkhronos.rules.worker", job]
+    return module_command("synkhronos.rules.worker", job, unbuffered=True)
 
 
 def mpirun_line(asked: Request, cores: list[list[int] | None], token: str) -> list[str]:
@@ -315,7 +315,7 @@ def _cores(asked):
 
 
 def _cores_of(host, devices, asked):
-    command = [sys.executable, "-m", "synkhronos.rules.places", ",".join(devices)]
+    command = module_command("synkhronos.rules.places", ",".join(devices))
     options = argparse.Namespace(agent=asked.agent, mpirun_args=asked.mpirun_args)
     line = launch.mpirun_line([launch.Host(host)], options, command, {})
     try:

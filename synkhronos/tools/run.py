@@ -139,8 +139,11 @@ def _run(code, file, folder, options):
         module.__file__ = file
     # They stay: functions that run at the exit, and objects that are pickled, look for them.
     sys.modules["__main__"] = module
+    if sys.argv[0] == "-c" or getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, folder)  # no folder of this command is there, as of `module_command`
+    else:
+        sys.path[0] = folder
     sys.argv = [options.script, *options.arguments]
-    sys.path[0] = folder
     try:
         exec(code, module.__dict__)
     except KeyboardInterrupt as error:

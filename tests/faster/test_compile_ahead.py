@@ -62,8 +62,8 @@ def notes(tmp_path):
     return lambda: (tmp_path / "notes").read_text().splitlines()
 
 
-def run_plainly(command):
-    done = subprocess.run(command, capture_output=True)
+def run_plainly(command, **params):
+    done = subprocess.run(command, capture_output=True, **params)
     return done.stdout, done.stderr, done.returncode
 
 
@@ -71,6 +71,32 @@ def test_this_process_compiles_ahead():
     assert isinstance(cmodule.output_subprocess_Popen.__self__, Compilers)
     assert hasattr(vm.VM_Linker.make_all, "__wrapped__")
     assert cmodule.output_subprocess_Popen(["echo", "-shared"]) == (b"-shared\n", b"", 0)
+
+
+@pytest.mark.parametrize("thread", ["first", "other"])
+def test_no_library_of_the_working_folder_is_linked(tmp_path, monkeypatch, thread):
+    """GNU's linker looks there first, and another user's would run when the module is loaded."""
+    (tmp_path / "libgcc_s.so.1").write_text("no library")
+    (tmp_path / "mod.cpp").write_text("int x;\n")
+    files = [str(tmp_path / name) for name in ("mod.so", "mod.cpp")]
+    command = ["g++", "-shared", "-g", "-fPIC", "-o", *files]
+    monkeypatch.chdir(tmp_path)
+    compilers = Compilers(1, run_plainly)
+    if thread == "other":
+        monkeypatch.setattr(compilers, "_functions", [None])
+    assert compilers.run(command) == (b"", b"", 0)
+
+
+def test_a_compiler_with_a_relative_path_runs_in_the_working_folder(tmp_path, monkeypatch):
+    (tmp_path / "own.h").write_text("int x;\n")
+    (tmp_path / "sources").mkdir()
+    (tmp_path / "sources" / "mod.cpp").write_text('#include "own.h"\n')
+    files = [str(tmp_path / "mod.so"), str(tmp_path / "sources" / "mod.cpp")]
+    monkeypatch.chdir(tmp_path)
+    failed = []
+    compilers = Compilers(1, lambda *given, **_: failed.append(given))
+    assert compilers.run(["g++", "-shared", "-g", "-fPIC", "-I.", "-o", *files]) == (b"", b"", 0)
+    assert failed == []
 
 
 def test_a_header_is_compiled_once_for_many_modules(fake, notes):

@@ -17,6 +17,7 @@ from support.machine_scripts import end_cut_off
 from support.waiting import wait_until
 
 from synkhronos._machine import devices
+from synkhronos._machine.devices import module_command
 from synkhronos.comm.mpi import folders
 from synkhronos.tools import launch, mpirun
 from synkhronos.tools.launch import Host
@@ -168,7 +169,7 @@ def test_the_line_of_mpirun(empty):
         "SYNKHRONOS_DEVICES=cpu,cpu",
         "SYNKHRONOS_RANKS_OF_MACHINES=2,",
     }
-    program = [sys.executable, "-m", "synkhronos", "run", "--follow", "empty.py", "-n", "x y"]
+    program = module_command("synkhronos", "run", "--follow", "empty.py", "-n", "x y")
     assert line[-len(program) :] == program
     assert line[-len(program) - 3 : -len(program)] == ["--mca", "btl", "tcp,self"]
 
@@ -236,7 +237,8 @@ def test_this_machine_alone_needs_no_mpi(tmp_path):
     own = f"{socket.gethostname()}:2"
     assert run("--hosts", own, "show.py", folder=tmp_path) == (3, "['show.py'] 2\n", "")
     found = run("-n", "2", "--dry-run", "show.py", "a b", folder=tmp_path, **none)
-    assert found[:2] == (0, f"{sys.executable} -m synkhronos run -n 2 show.py 'a b'\n")
+    line = module_command("synkhronos", "run", "-n", "2", "show.py", "a b")
+    assert found[:2] == (0, f"{shlex.join(line)}\n")
 
 
 @needs_mpirun

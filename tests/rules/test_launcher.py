@@ -16,6 +16,7 @@ from support import stand_in_rank
 from support.waiting import LONG, wait_until
 
 from synkhronos.__main__ import main
+from synkhronos._machine.devices import module_command
 from synkhronos._machine.processes import end_with_parent
 from synkhronos.launch import watch
 from synkhronos.rules import options, request
@@ -149,7 +150,7 @@ def test_the_line_of_mpirun(dry_run):
 def test_the_ranks_run_the_worker():
     asked = request.Request("BSP", [request.Place(None, "cpu")], "m", "M")
     line = rule.worker_command(asked, [])
-    assert line[:-1] == [sys.executable, "-u", "-m", "synkhronos.rules.worker"]
+    assert line[:-1] == module_command("synkhronos.rules.worker", unbuffered=True)
     assert json.loads(line[-1])["modelclass"] == "M"
 
 

@@ -28,7 +28,8 @@ def test_found_on_the_path_and_in_packages(folder, monkeypatch):
     (folder / "lib" / "net" / "__init__.py").write_text("from .parts import *\n")
     monkeypatch.syspath_prepend(str(folder / "lib"))
     assert modelfile.find("net", "Any") == folder / "lib" / "net" / "__init__.py"
-    assert modelfile.find("net", "Any", [str(folder / "lib")]).name == "__init__.py"
+    (folder / "net.py").write_text("class Any: pass\n")
+    assert modelfile.find("net", "Any").name == "__init__.py"  # the working folder is the last
 
 
 def test_a_file_that_this_python_cannot_read_is_left_to_the_ranks(folder):

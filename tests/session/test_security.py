@@ -1,5 +1,6 @@
 """Who may see and reach what: memory, pipes and pickles of a session, and hostile files."""
 
+import argparse
 import ast
 import gzip
 import importlib
@@ -29,8 +30,8 @@ from support.watched import WATCHED
 import synkhronos as synk
 from synkhronos.__main__ import main
 from synkhronos._machine import devices, shared_memory
-from synkhronos.rules import plain_pickles
-from synkhronos.tools import info
+from synkhronos.rules import loading, plain_pickles, request, session
+from synkhronos.tools import guard, info, launch, rule
 from synkhronos.tools.bench import scaling
 from synkhronos.tools.info import cuda_libraries
 
@@ -400,6 +401,39 @@ def test_links_are_made_in_no_folder_of_another_user(tmp_path, capsys):
     assert "name a folder that is yours" in capsys.readouterr().err
 
 
+@as_root
+@pytest.mark.parametrize("how", ["another's", "for all"])
+def test_links_are_made_in_no_folder_that_others_can_replace(tmp_path, capsys, how):
+    above = tmp_path / "above"
+    (above / "links").mkdir(parents=True, mode=0o755)
+    if how == "for all":
+        above.chmod(0o777)
+    else:
+        os.chown(above, ports.NOBODY, ports.NOBODY)
+    for name in ("links", "new"):
+        assert main(["info", "--link-cuda", str(above / name)]) == 2
+        assert f"other users may write to {above}, " in capsys.readouterr().err
+        assert not os.path.exists(above / "new")
+    above.chmod(0o1777)
+    os.chown(above, 0, 0)
+    assert main(["info", "--link-cuda", str(above / "links")]) != 2
+
+
+@pytest.mark.slow("looks for libraries in other processes")
+def test_a_link_is_not_named_as_a_folder_of_links(tmp_path, capsys, monkeypatch):
+    """Its owner could make it point elsewhere when LD_LIBRARY_PATH has it."""
+    (tmp_path / "lib").mkdir()
+    library = tmp_path / "lib" / "libcuda.so.1"
+    library.write_bytes(Path(sys.executable).resolve().read_bytes()[:64])
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
+    (tmp_path / "links").mkdir(mode=0o755)
+    (tmp_path / "link").symlink_to(tmp_path / "links")
+    main(["info", "--link-cuda", str(tmp_path / "link")])
+    out = capsys.readouterr().out
+    assert f"{tmp_path / 'links' / 'libcuda.so'} -> " in out
+    assert f"{tmp_path / 'link'}/" not in out and f"{tmp_path / 'link'}$" not in out
+
+
 def test_a_folder_of_links_is_for_its_user_to_write_to(tmp_path):
     library = tmp_path / "libcuda.so.1"
     library.write_bytes(Path(sys.executable).resolve().read_bytes()[:64])
@@ -432,6 +466,84 @@ def test_modules_in_the_working_folder_are_not_run(tmp_path, monkeypatch):
     info.check_pygpu()
     assert info.probe_theano()[0]["theano"] == theano.__version__
     assert not (tmp_path / "ran").exists()
+
+
+def _commands():
+    """Return commands of this package that start Python in the working folder of the user."""
+    asked = request.Request("BSP", [request.Place(None, "cpu")], "m", "M")
+    options = argparse.ArgumentParser()
+    launch.add_arguments(options)
+    nothing = [sys.executable, "-I", "-c", ""]
+    return {
+        "loader": loading.COMMAND,
+        "rule": [*session._LAUNCHER, "--help"],
+        "rank of a rule": [*rule.worker_command(asked, [])[:-1], "{"],
+        "run": launch._run_line(options.parse_args(["none.py"])),
+        "guard": guard.command("token", False, nothing),
+    }
+
+
+@pytest.mark.parametrize("name", ["loader", "rule", "rank of a rule", "run", "guard"])
+def test_commands_import_nothing_from_the_working_folder(tmp_path, name):
+    for module in ("json", "logging", "numpy", "socket", "argparse", "random", "runpy", "pickle"):
+        (tmp_path / f"{module}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    done = subprocess.run(_commands()[name], cwd=tmp_path, capture_output=True, text=True)
+    assert not (tmp_path / "ran").exists(), done.stderr
+    assert "No module named" not in done.stderr
+
+
+def test_no_command_runs_a_module_of_the_working_folder():
+    """``python -m`` has it first on the path: `module_command` and `python_command` have not."""
+    for path in (ROOT / "synkhronos").rglob("*.py"):
+        assert "bench" in path.parts or '"-m", "synkhronos' not in path.read_text(), path
+
+
+def test_a_model_named_by_a_dotted_name_hides_no_module(tmp_path):
+    """It is found in the working folder, which comes last: a `json.py` there is not imported."""
+    (tmp_path / "json.py").write_text("raise AssertionError")
+    (tmp_path / "net.py").write_text("import csv, json\nfrom part import a\n")
+    (tmp_path / "part.py").write_text("a = 1\n")
+    code = "import sys\nfrom synkhronos.rules.compatible import import_model\n"
+    command = devices.python_command(f"{code}sys.modules.pop('json')\nimport_model('net')")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_folder_of_a_script_replaces_no_folder_of_the_path(tmp_path):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "helper.py").write_text("")
+    (tmp_path / "script.py").write_text("import helper\n")
+    done = subprocess.run(
+        devices.module_command("synkhronos", "run", "-n", "1", "script.py"),
+        env={**os.environ, "PYTHONPATH": f"{tmp_path / 'lib'}:{ROOT}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# Opening this file as a log truncates it, and a message goes to it.
+UCX = "UCX_LOG_FILE={}\nUCX_LOG_LEVEL=info\n"
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("load", ["library", "check"])
+def test_a_ucx_conf_in_the_working_folder_is_not_read(tmp_path, load):
+    """UCX, which Open MPI loads, reads it: that of another user could overwrite files."""
+    kept = tmp_path / "kept"
+    kept.write_text("kept")
+    (tmp_path / "ucx.conf").write_text(UCX.format(kept))
+    code = {
+        "library": "import os\nbefore = os.getcwd()\nimport synkhronos.comm.mpi.library\n"
+        "assert os.getcwd() == before",
+        "check": "from synkhronos.tools.launch import check_mpirun\ncheck_mpirun()",
+    }
+    done = subprocess.run(
+        devices.python_command(code[load]), cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert kept.read_text() == "kept"
 
 
 def test_another_interpreter_runs_under_pythonsafepath(tmp_path, monkeypatch):

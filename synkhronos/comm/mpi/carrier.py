@@ -36,7 +36,7 @@ import warnings
 import mpi4py
 
 from synkhronos.comm.mpi import folders
-from synkhronos.comm.mpi.settings import open_no_ports
+from synkhronos.comm.mpi.settings import away, open_no_ports
 
 open_no_ports()
 # Open MPI asks the receiver before it sends more than this. The question and the answer would wait
@@ -47,7 +47,7 @@ mpi4py.rc.threads = False  # only one thread calls MPI
 # Of another MPI's mpiexec: `synkhronos run` refuses it with a sentence.
 warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
 
-with folders.of_segment():
+with folders.of_segment(), away():
     from mpi4py import MPI
 
 from synkhronos._machine.log import log  # noqa: E402

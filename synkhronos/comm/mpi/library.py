@@ -8,13 +8,14 @@ import threading
 
 import mpi4py
 
-from synkhronos.comm.mpi.settings import open_no_ports
+from synkhronos.comm.mpi.settings import away, open_no_ports
 
 open_no_ports()
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = False
 
-from mpi4py import MPI as MPI  # noqa: E402
+with away():
+    from mpi4py import MPI as MPI
 
 # Open MPI's library takes SIGHUP when it is loaded, and then it ends no process any more.
 if threading.current_thread() is threading.main_thread():

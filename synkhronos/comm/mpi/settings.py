@@ -1,5 +1,6 @@
 """Settings of Open MPI, which it reads when it starts: no ports on one machine."""
 
+import contextlib
 import os
 
 # A port of btl/tcp takes a program that names the job for a process of the job, without a key.
@@ -20,3 +21,18 @@ def open_no_ports(environment=os.environ) -> None:
     if size is not None and size == environment.get("OMPI_COMM_WORLD_LOCAL_SIZE"):
         for name, value in _ON_ONE_MACHINE.items():
             environment.setdefault(name, value)
+
+
+@contextlib.contextmanager
+def away():
+    """Be in another working folder while MPI is loaded.
+
+    UCX, a library of Open MPI, reads ``./ucx.conf``, which may be another user's.
+    """
+    before = os.open(".", os.O_PATH)
+    try:
+        os.chdir("/")
+        yield
+    finally:
+        os.fchdir(before)
+        os.close(before)

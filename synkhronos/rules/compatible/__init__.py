@@ -60,7 +60,7 @@ def import_model(modelfile: str) -> ModuleType:
     Parameters
     ----------
     modelfile : str
-        A dotted name, found below the working folder or on ``PYTHONPATH``, or the path of a file.
+        A dotted name, found on ``PYTHONPATH`` or below the working folder, or the path of a file.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def import_model(modelfile: str) -> ModuleType:
         )
     install()
     if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())  # last, as below
     if os.sep in modelfile or modelfile.endswith(".py"):
         return _from_path(Path(modelfile))
     with model_files.model(modelfile):

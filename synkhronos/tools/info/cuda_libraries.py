@@ -22,6 +22,7 @@ import os
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -249,14 +250,18 @@ def link(folder: Path, found: Mapping[str, Path]) -> dict[str, Path]:
 
 
 def _refuse_folder_of_others(folder: Path) -> None:
-    if not folder.exists():
-        return
-    status = folder.stat()
-    if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
-        raise PermissionError(
-            f"other users may write to {folder}, and what they put there would run as you: name a "
-            "folder that is yours, and that only you may write to (chmod go-w)"
-        )
+    """Raise if another user can write to a folder, or put another one in its place."""
+    for each in [folder, *folder.parents]:
+        if not each.exists():
+            continue
+        status = each.stat()
+        # In a folder such as /tmp others can't rename what is not theirs.
+        is_sticky = each != folder and status.st_mode & stat.S_ISVTX
+        if status.st_uid not in (0, os.geteuid()) or (status.st_mode & 0o022 and not is_sticky):
+            raise PermissionError(
+                f"other users may write to {each}, and what they put there would run as you: name "
+                "a folder that is yours, and that only you may write to (chmod go-w)"
+            )
 
 
 def _names(found: Mapping[str, Path]) -> dict[str, Path]:

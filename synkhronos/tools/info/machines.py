@@ -56,7 +56,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _line(host, options):
-    command = [sys.executable, "-m", "synkhronos.tools.info.machines"]
+    command = devices.module_command("synkhronos.tools.info.machines")
     return launch.mpirun_line([host], options, command, {})
 
 

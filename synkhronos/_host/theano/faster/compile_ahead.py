@@ -95,7 +95,7 @@ class Compilers:
         """Run a command as Theano's `output_subprocess_Popen`; return its outputs and status."""
         of_another = self._functions and self._thread != threading.get_ident()
         if of_another or not _Command.is_of_module(command):
-            return self._run_as_theano(command, **params)
+            return self._run_as_theano(command, **{"cwd": _working_folder(command), **params})
         if not self._functions:
             with self.function(None):
                 return self.run(command, **params)
@@ -301,6 +301,18 @@ class _Command:
         return [*self.given[:2], *arguments, *self._rest]
 
 
+def _working_folder(command):
+    """Return the working folder of a compiler, or None for the present one.
+
+    GNU's linker looks there first for ``libgcc_s.so.1``, which in the present one may be another
+    user's. It stays where a path of the command is relative.
+    """
+    paths = [each[2:] for each in command if each[:2] in ("-I", "-L")]
+    if "-o" in command:
+        paths.append(command[command.index("-o") + 1])
+    return "/" if all(map(os.path.isabs, paths)) else None
+
+
 class _Job:
     """A compiler that runs."""
 
@@ -312,7 +324,11 @@ class _Job:
         nothing = subprocess.DEVNULL
         try:
             self._process = subprocess.Popen(
-                command, stdin=nothing, stdout=nothing, stderr=self._messages
+                command,
+                stdin=nothing,
+                stdout=nothing,
+                stderr=self._messages,
+                cwd=_working_folder(command),
             )
         except OSError:
             self._messages.close()
