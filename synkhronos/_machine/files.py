@@ -13,6 +13,8 @@ from contextlib import suppress
 
 from synkhronos._wording import shown
 
+_MOST_LINKS = 40  # in one path, as Linux has it
+
 
 @contextlib.contextmanager
 def new_file(path, follow=True):
@@ -25,12 +27,11 @@ def new_file(path, follow=True):
     The file has no name until it is complete, so a kill leaves nothing. Where the system has no
     files without names it is called ``.name.1f2e3d4c``: see `remove_left`.
     """
-    folder, name = os.path.split(path)
-    path = os.path.join(os.path.realpath(folder), name)
     if follow:
-        if _is_planted(path):
-            raise PermissionError(errno.EACCES, "this link is another user's", path)
-        path = os.path.realpath(path)
+        path = _followed(path)
+    else:
+        folder, name = os.path.split(path)
+        path = os.path.join(_followed(folder), name)
     folder, name = os.path.split(path)
     remove_left(folder, re.escape(name))
     written = os.path.join(folder, f".{name}.{secrets.token_hex(4)}")
@@ -38,8 +39,10 @@ def new_file(path, follow=True):
     try:
         with open(descriptor, "wb") as file:
             yield file
-            if os.path.exists(path) and not os.path.islink(path):
-                os.fchmod(file.fileno(), stat.S_IMODE(os.stat(path).st_mode))
+            with suppress(FileNotFoundError):
+                old = os.lstat(path)
+                if stat.S_ISREG(old.st_mode) and old.st_uid == os.geteuid():
+                    os.fchmod(file.fileno(), old.st_mode & 0o777)
             file.flush()
             os.fsync(file.fileno())
             _give_name(folder, link, written, path)  # while the file has its lock
@@ -80,18 +83,37 @@ def _give_name(folder, link, written, path):
         os.close(directory)
 
 
-def _is_planted(path):
-    """Return whether a path is a link of another user, in a folder to which all users may write.
+def _followed(path):
+    """Return a path without links, as os.path.realpath does; refuse links of other users.
 
-    Linux refuses to follow it, too, but only with ``fs.protected_symlinks``.
+    Of those in folders to which all users may write, wherever in the path they are. Linux refuses
+    to follow them, too, but only with ``fs.protected_symlinks``.
     """
-    try:
-        link, folder = os.lstat(path), os.stat(os.path.dirname(os.path.abspath(path)))
-    except OSError:
-        return False
+    found, left, n_links = "/", os.path.abspath(path).split("/")[::-1], 0
+    while left:
+        name = left.pop()
+        if name == "..":
+            found = os.path.dirname(found)
+        elif name not in ("", "."):
+            there = os.path.join(found, name)
+            if not os.path.islink(there):
+                found = there
+                continue
+            n_links += 1
+            if n_links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            if _is_planted(there, found):
+                raise PermissionError(errno.EACCES, "this link is another user's", there)
+            target = os.readlink(there)
+            found = "/" if target.startswith("/") else found
+            left += target.split("/")[::-1]
+    return found
+
+
+def _is_planted(link, folder):
+    link, folder = os.lstat(link), os.stat(folder)
     is_shared = folder.st_mode & (stat.S_ISVTX | stat.S_IWOTH) == stat.S_ISVTX | stat.S_IWOTH
-    is_others = link.st_uid not in (os.geteuid(), folder.st_uid)
-    return stat.S_ISLNK(link.st_mode) and is_shared and is_others
+    return is_shared and link.st_uid not in (os.geteuid(), folder.st_uid)
 
 
 def remove_left(folder, names):

@@ -14,6 +14,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Iterable, NamedTuple, Sequence
 
+from synkhronos._machine.files import new_file
 from synkhronos._wording import one_line
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class View:
             events = trace_events(number, name, self._boxes())
             trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": others}
             text = json.dumps(trace)
-        path.write_text(text, encoding="utf-8")
+        with new_file(path) as out:
+            out.write(text.encode())
 
     def plot(self, file: str | os.PathLike | None = None) -> Figure:
         """Draw all spans along an axis of time: a row for each thread, process and key.
@@ -131,7 +133,9 @@ class View:
         handles = [Patch(color=colour, label=name) for name, colour in self._colours.items()]
         figure.legend(handles=handles, loc="outside lower center", ncols=9, fontsize="small")
         if file is not None:
-            figure.savefig(file, dpi=110)
+            path = Path(file)
+            with new_file(path) as out:
+                figure.savefig(out, format=path.suffix[1:], dpi=110)
         return figure
 
 

@@ -453,8 +453,10 @@ def draw(files: Sequence[Any], path: Any) -> Path:
             _draw_curve(axes, name, rows, label, color)
     grid[0].legend(fontsize="small")
     figure.subplots_adjust(0.05, 0.07, 0.98, 0.95, wspace=0.3, hspace=0.5)
-    figure.savefig(os.fspath(path))
-    return Path(path)
+    path = Path(path) if Path(path).suffix else Path(f"{os.fspath(path)}.png")
+    with new_file(path) as file:
+        figure.savefig(file, format=path.suffix[1:])
+    return path
 
 
 def _label(file):

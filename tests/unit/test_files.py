@@ -77,3 +77,53 @@ def test_a_link_is_replaced_where_it_is_not_to_be_followed(tmp_path):
     with new_file(path, follow=False) as file:
         file.write(b"new")
     assert (path.read_bytes(), target.read_bytes(), path.is_symlink()) == (b"new", b"kept", False)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make links of another user")
+@pytest.mark.parametrize("planted", ["the file", "its folder", "behind a link of one's own"])
+def test_no_link_of_another_user_is_followed_in_a_folder_for_all(tmp_path, planted):
+    for_all, victim = tmp_path / "tmp", tmp_path / "home"
+    for_all.mkdir()
+    for_all.chmod(0o1777)
+    victim.mkdir()
+    (victim / "a.npz").write_bytes(b"kept")
+    link = for_all / "link"
+    link.symlink_to(victim if planted == "its folder" else victim / "a.npz")
+    os.lchown(link, 65534, 65534)
+    os.chown(for_all, 1, 1)
+    path = link / "a.npz" if planted == "its folder" else link
+    if planted == "behind a link of one's own":
+        path = tmp_path / "own"
+        path.symlink_to(link)
+    with pytest.raises(PermissionError, match="this link is another user's"), new_file(path):
+        pass
+    assert (victim / "a.npz").read_bytes() == b"kept"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+def test_the_rights_of_a_file_of_another_user_are_not_taken_over(tmp_path):
+    path = tmp_path / "a.npz"
+    path.touch()
+    os.chown(path, 65534, 65534)
+    path.chmod(0o4777)
+    with new_file(path) as file:
+        file.write(b"new")
+    assert path.stat().st_mode & 0o7777 == 0o666 & ~umask()
+
+
+def umask():
+    found = os.umask(0)
+    os.umask(found)
+    return found
+
+
+def test_links_are_followed_as_by_the_system(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").symlink_to("a/../a")
+    (tmp_path / "a" / "c").symlink_to("../d")
+    with new_file(tmp_path / "b" / "c") as file:
+        file.write(b"new")
+    assert (tmp_path / "d").read_bytes() == b"new" and (tmp_path / "a" / "c").is_symlink()
+    (tmp_path / "e").symlink_to("e")
+    with pytest.raises(OSError, match="Too many"), new_file(tmp_path / "e"):
+        pass
