@@ -43,7 +43,7 @@ def compile_function(inputs, outputs, **kwargs):
     computed = [*outputs, *(value for _, value in pairs if isinstance(value, Variable))]
     kwargs["mode"] = rewriting.mode_for(computed, kwargs.get("mode"))
     function = compiling_deep(theano.function, computed)(inputs, outputs, **kwargs)
-    function.trust_input = True
+    function.trust_input = function.is_of_synkhronos = True
     return function
 
 
