@@ -49,6 +49,7 @@ class Changes:
         self.pending, self.borrowed = {}, {}
         self._apart = set()  # keys of variables with a value for each rank, as the script asked
         self._told = set()  # keys of variables that a warning was about
+        self._told_of_items = set()  # likewise, of changes that may have been found late
         self._read = {}  # key -> copy of a value that the script may have borrowed and written to
         self._taken = set()  # keys of variables of which the script has the cell
         self._unconcerned = weakref.WeakSet()  # recipes of those that use nothing that is pending
@@ -149,7 +150,18 @@ class Changes:
             _host.put(variable, value)  # a collective has moved it
         if _host.borrows(variable, known=1):
             self.borrowed[key] = value, before
-        return is_updated or before is None or before.differs_from(value)
+        if is_updated or before is None:
+            return True
+        is_changed = before.differs_from(value)
+        if is_changed and key not in self._told_of_items and before.has_equal_part(value):
+            self._told_of_items.add(key)
+            name = variable.name or "variable"
+            advise(
+                f"Some items of the array that {variable} borrows have changed. Each call compares "
+                "another part of it, as it is large: calls before this one may have computed with "
+                f"the old values. Write {name}.set_value(...) after such a change."
+            )
+        return is_changed
 
     def settle(self, function=None, compiled=None) -> None:
         """Broadcast the pending changes, or warn of those that a call would compute with.
@@ -207,7 +219,7 @@ class Changes:
                 self.borrowed[key] = value, self._snapshot(variables[key], value)
 
     def undone(self, keys) -> None:
-        """Note that all ranks have values again that a call has updated, also in the script's arrays.
+        """Note that all ranks have the values again that a call has updated, as has the script.
 
         A serial function that raises updates nothing: its variables borrow what they did before.
         """
@@ -331,6 +343,10 @@ class Snapshot:
         part, before = self._parts[self._turn]
         self._turn = (self._turn + 1) % len(self._parts)
         return array[part].tobytes() != before
+
+    def has_equal_part(self, array):
+        """Return whether a part of an array has the same bytes."""
+        return any(array[part].tobytes() == before for part, before in self._parts)
 
 
 def _has_streams(variable):

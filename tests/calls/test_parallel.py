@@ -6,6 +6,7 @@ import copy
 import gc
 import logging
 import pickle
+import warnings
 from collections import OrderedDict
 
 import numpy as np
@@ -24,6 +25,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 from theano.tensor.signal.pool import pool_2d
 
 import synkhronos as synk
+from synkhronos import PortingWarning
 from synkhronos._master import changes
 from synkhronos.porting import ParallelFunction
 
@@ -950,11 +952,17 @@ def test_single_items_of_a_large_borrowed_array_are_seen_after_some_calls(ranks)
     w = theano.shared(array, "w", borrow=True)
     with synk.parallel(check=False):
         f = theano.function([x], T.dot(x, w).sum(axis=1))
+    assert f(np.ones((4, 1000))).tolist() == [0] * 4
+    array += 1  # all parts: not told
+    assert f(np.ones((4, 1000))).tolist() == [1e5] * 4
     for item in [(5, 7), (998, 3), (321, 99)]:
         array[item] += 1
-        for _ in range(4):  # as many as there are parts
-            found = f(np.ones((4, 1000)))
+        with pytest.warns(PortingWarning) as told:
+            for _ in range(4):  # as many as there are parts
+                found = f(np.ones((4, 1000)))
+            warnings.warn("the last", PortingWarning, stacklevel=1)  # one is wanted
         assert found.tolist() == [array.sum()] * 4
+        assert len(told) == 1 + (item == (5, 7))
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (7,), (5, 1, 9), (200, 3), (3, 400), (41, 41)])
