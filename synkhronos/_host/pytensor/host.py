@@ -68,6 +68,7 @@ from synkhronos._host.pytensor.random_numbers import (
 from synkhronos._host.pytensor.rows import (
     axes_of_rows,
     compile_number,
+    normalizes_rows,
     row_numbers,
     sliced_by_inputs,
     without_row_numbers,

@@ -66,6 +66,7 @@ from synkhronos._host.theano.rewriting import open_device
 from synkhronos._host.theano.rows import (
     axes_of_rows,
     compile_number,
+    normalizes_rows,
     row_numbers,
     sliced_by_inputs,
     without_row_numbers,
