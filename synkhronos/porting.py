@@ -78,8 +78,8 @@ def parallel(
     Notes
     -----
     Values that the script gives shared variables are broadcast (as with ``fork(follow=True)``).
-    Functions that were compiled before the block are seen as plain Theano functions: what they
-    update in the master is not broadcast. Other threads compile as before.
+    So is what functions update that Theano has compiled before the block, after it, or in another
+    thread: they stay Theano functions.
 
     Examples
     --------
@@ -232,11 +232,12 @@ class ParallelFunction:
     def _undo_updates(self, rank):
         """Give all ranks the values of one that raised: it has updated nothing, others may have."""
         arrays = [each for each in self._updated if _host.is_array_variable(each)]
-        with self._session.call("broadcast") as session:
+        # Without settling: the master's values, which it would send, may be updated ones.
+        with self._session.call("broadcast", settles=False) as session:
             keys = session.registry.keys_of(arrays)
             if keys:
                 session.run(commands.Broadcast(keys, rank))
-                session.changes.equal(keys)
+                session.changes.undone(keys)
 
     def _bind(self, args, kwargs):
         """Return the values of all inputs in order; None where Theano should say what is wrong."""

@@ -20,17 +20,26 @@ class Advice:
         The mode of each output.
     owner : str
         The function's name, for messages.
+
+    Attributes
+    ----------
+    told : set of int
+        The outputs that a warning was about.
+    tells_of_idle, told_of_idle : bool
+        Whether to warn of ranks that do not update, because they have no rows; and whether it was
+        done.
     """
 
     def __init__(self, session, compiled, inputs, recipe, modes, owner):
         self._n_ranks, self._owner = session.n_ranks, owner
         self._averaged, self._sliced = {}, []
-        self.told = set()  # outputs
+        self.told, self.tells_of_idle, self.told_of_idle = set(), False, False
         if self._n_ranks > 1:
             self._averaged = self._find_averaged_rows(compiled, inputs, recipe, modes)
             if recipe.divides_nothing and not _host.communicates(compiled):
                 self._sliced = recipe.sliced_by_inputs()
         self.is_pending = bool(self._averaged or self._sliced)
+        self._compiled, self._inputs, self._recipe = compiled, inputs, recipe
 
     def _find_averaged_rows(self, compiled, inputs, recipe, modes):
         """Return the outputs of mode "avg" with an item for each row: number -> axis of rows."""
@@ -61,6 +70,27 @@ class Advice:
                 self._tell_of_rows({i: averaged[i] for i in chosen})
         self.is_pending = bool(self._averaged or self._sliced)
 
+    def tell_of_idle_ranks(self, rows):
+        """Warn once of updates that ranks without rows leave out, though they need no rows."""
+        if not self.tells_of_idle or self._n_ranks == 1 or _host.communicates(self._compiled):
+            return
+        self.tells_of_idle = False
+        pairs = zip(self._inputs.variables, self._inputs.is_scattered)
+        scattered = [variable for variable, is_scattered in pairs if is_scattered]
+        scattered += self._recipe.replaced()  # by something of the rows, it may be
+        behind = [
+            target
+            for target, value in self._recipe.updates
+            if _host.is_array_variable(target) and not _host.is_computed_from(value, scattered)
+        ]
+        if behind:
+            self.told_of_idle = True
+            advise(
+                f"{' and '.join(map(str, behind))} of {self._owner} differ"
+                f"{'s' if len(behind) == 1 else ''} between the ranks from now on. "
+                f"{about_idle_ranks(rows, self._n_ranks)}"
+            )
+
     def _tell_of_slices(self, sliced):
         one = sliced[0].name or "data"
         names = ", ".join(str(variable) for variable in sliced)
@@ -81,3 +111,11 @@ class Advice:
             f"with one another, and so on. To get all rows, write (variable, 'gather'){along} in "
             "place of the variable; for a mean, take the mean over the rows in the graph."
         )
+
+
+def about_idle_ranks(rows, n_ranks):
+    """Return what to write for a call with fewer rows than ranks."""
+    return (
+        f"Ranks without rows do not run, and do not update: the call has {count(rows, 'row')} for "
+        f"{count(n_ranks, 'rank')}. Give it at least as many rows as there are ranks."
+    )

@@ -15,7 +15,8 @@ from time import perf_counter
 import numpy as np
 
 from synkhronos import _host
-from synkhronos._calls.serial import Serial, any_differ, difference
+from synkhronos._calls.differences import any_differ, difference
+from synkhronos._calls.serial import Serial
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
 from synkhronos._wording import advise, count, is_bool, sentence, shown, whole_number
@@ -26,6 +27,7 @@ VARIABLE = "SYNKHRONOS_CHECK"
 SECONDS = 0.3  # of serial time, at most, in a call that FIRST compares
 NBYTES = 64 << 20  # of the function's variables, at most, or as much as the inputs have
 _TRIES = 3  # calls, of which one must be cheap
+_ADDED = {"avg", "sum", "prod", "min", "max"}  # the modes that combine items of the ranks' parts
 
 
 def number_of_calls(name, check):
@@ -71,6 +73,7 @@ class Check:
     def join(self, session, key, advice):
         """Compare calls in a session from now on, where the function has a key and an Advice."""
         self._session, self._key, self._advice = session, key, advice
+        advice.tells_of_idle = True
 
     def run(self, values, subset, batch, batch_s, num_slices, call):
         """Return the results of a call, after comparing it with serial Theano.
@@ -103,8 +106,9 @@ class Check:
             )
             return results
         with self._session.call("check"):
+            found = self._outputs.unpack(results, subset)
             told = [
-                *self._differing_outputs(serial, subset, expected, results),
+                *self._differing_outputs(serial, subset, expected, found),
                 *self._differing_updates(serial, updated),
             ]
         for what, message in told:
@@ -119,21 +123,25 @@ class Check:
             self._told.add(what)
             advise(message)
 
-    def _differing_outputs(self, serial, subset, expected, results):
+    def _differing_outputs(self, serial, subset, expected, everything):
         """Yield, for each output that differs, its position and a message."""
         modes = self._outputs.modes
         chosen = range(len(modes)) if subset is None else subset
-        for place, (output, found) in enumerate(zip(chosen, self._outputs.unpack(results, subset))):
-            how = difference(found, expected[place])
-            if how is None or output in self._told:
+        for place, (output, found) in enumerate(zip(chosen, everything)):
+            if output in self._told:
                 continue
-            if not self._is_told(serial, place, subset, modes[output], found, expected[place]):
+            how = difference(found, expected[place])
+            if how is None:
+                how = self._by_chance(serial, place, subset, modes[output], found, expected[place])
+            elif not self._is_told(serial, place, subset, modes[output], found, expected[place]):
+                continue
+            if how is None:
                 continue
             cause = (
                 serial.cause_in_variables()
                 or serial.cause_in_mode(place, subset, modes[output], expected[place])
                 or serial.cause_in_random_numbers()
-                or self._cause_in_parts(serial, place, subset)
+                or self._cause_in_parts(serial, place, subset, modes[output])
             )
             if cause is None:
                 continue
@@ -151,7 +159,11 @@ class Check:
         """Return whether a difference of an output is to be told."""
         return True
 
-    def _cause_in_parts(self, serial, place, subset):
+    def _by_chance(self, serial, place, subset, mode, found, expected):
+        """Return in words why an output that is right is to be told; None if it is not."""
+        return None
+
+    def _cause_in_parts(self, serial, place, subset, mode):
         """Return the sentence for an output that no mode makes; None if it is not to be told."""
         return serial.cause_in_parts()
 
@@ -169,10 +181,14 @@ class Check:
             how = next(filter(None, differences), None)
             if how is None:
                 continue
+            idle = serial.cause_in_idle_ranks(differences)
+            if idle and self._advice.told_of_idle:
+                self._told.add(variable)
+                continue
             cause = (
                 serial.cause_in_variables()
                 or serial.cause_in_random_numbers()
-                or serial.cause_in_idle_ranks(differences)
+                or idle
                 or _cause_in_updates(variable, found, expected, before)
             )
             yield variable, self._about_update(variable, how, cause)
@@ -194,7 +210,8 @@ class FirstCall(Check):
 
     def __init__(self, compiled, inputs, outputs, recipe, left, owner):
         super().__init__(compiled, inputs, outputs, recipe, _TRIES, owner)
-        self._changed = {}  # updated variable -> its value before, serially, and in the master
+        # Updated variable -> its value before, serially, and in the master, and what to write.
+        self._changed = {}
         self._nbytes = 0  # of the inputs of the call that was compared
         self._was_equal = False  # whether all ranks had the same variables before a call
 
@@ -203,7 +220,7 @@ class FirstCall(Check):
         self.left -= 1
         serial = self._trying(self._prepared, values, batch, num_slices)
         if self._changed:
-            told = serial and self._trying(self._unreduced, serial, subset)
+            told = serial and num_slices == 1 and self._trying(self._unreduced, serial, subset)
             self._changed = {}
             if told:
                 advise(told)
@@ -214,8 +231,9 @@ class FirstCall(Check):
         results = call()
         if (perf_counter() - begin) * self._session.n_ranks > SECONDS:
             return results
-        self.left = 0
-        for message in self._trying(self._compared, serial, subset, results) or ():
+        left, self.left = self.left, 0
+        told = self._trying(self._compared, serial, subset, results, num_slices, left)
+        for message in told or ():
             advise(message)
         return results
 
@@ -248,7 +266,7 @@ class FirstCall(Check):
 
     def _prepared(self, values, batch, num_slices):
         """Return the serial side of a call with copies of what it updates; None if not compared."""
-        if num_slices != 1:
+        if num_slices != 1 and _host.communicates(self._compiled):
             return None
         if self._session.registry.is_pending(self._key):
             self._session.registry.distribute(self._key)  # not in the time of the call
@@ -261,21 +279,47 @@ class FirstCall(Check):
         self._was_equal = self._was_equal or serial.is_equal_on_ranks()
         if not self._was_equal:
             return None
+        if num_slices != 1:  # the whole may not fit into memory, but a slice of all ranks does
+            n_ranks = self._session.n_ranks
+            serial.take_first(max(-(-serial.rows() // num_slices), 2 * n_ranks))
         serial.read_variables(None, are_equal=True)
         return serial
 
-    def _compared(self, serial, subset, results):
-        """Return the messages about outputs; note the updates that differ for the next call."""
+    def _compared(self, serial, subset, results, num_slices, left):
+        """Return the messages about outputs; note the updates that differ for the next call.
+
+        Of a call with slices the ranks' parts of some rows are compared, but no updates.
+        """
         expected, updated = serial.whole(0, subset)
+        modes = self._outputs.modes
+        modes = modes if subset is None else [modes[output] for output in subset]
+        if num_slices == 1:
+            found = self._outputs.unpack(results, subset)
+        else:
+            made = [serial.made(0, place, subset, mode) for place, mode in enumerate(modes)]
+            found = [other if one is None else one for one, other in zip(made, expected)]
+            updated = {}
         beside = serial.largest_change(updated)
         for variable, value in updated.items():
-            before, found = serial.before[variable], _host.peek(variable)
-            if _is_compared(variable) and difference(found, value, before=before, beside=beside):
-                self._changed[variable] = before, value, np.array(found)
+            before, array = serial.before[variable], np.array(_host.peek(variable))
+            if _is_compared(variable) and difference(array, value, before=before, beside=beside):
+                cause = None
+                if _host.communicates(self._compiled):
+                    cause = serial.cause_in_reduction(variable, subset, array)
+                self._changed[variable] = before, value, array, cause
         if self._changed:
             self.left, self._nbytes = 1, serial.nbytes()[0]
-        told = self._differing_outputs(serial, subset, expected, results)
+        elif any(mode in _ADDED and not each.any() for mode, each in zip(modes, expected)):
+            self.left = left  # zeros say little, as a count of rare items: the next call, too
+        told = list(self._differing_outputs(serial, subset, expected, found))
+        self._told.update(output for output, _ in told)
         return [message for _, message in told]
+
+    def _by_chance(self, serial, place, subset, mode, found, expected):
+        # The largest label, say, may be the same in all parts.
+        if mode not in _ADDED or expected.dtype.kind not in "iub":
+            return None
+        return serial.difference_in_other_orders(place, subset, mode, found)
 
     def _is_told(self, serial, place, subset, mode, found, expected):
         is_of_each = isinstance(found, list) or found.size == self._session.n_ranks * expected.size
@@ -286,11 +330,16 @@ class FirstCall(Check):
             and serial.is_of_division(place, subset, mode, found)
         )
 
-    def _cause_in_parts(self, serial, place, subset):
-        if not self._recipe.updated:
-            return super()._cause_in_parts(serial, place, subset)
-        # With updates it is a training function, as with batch normalization: of each rank's rows.
-        return serial.cause_in_order(place, subset)
+    def _cause_in_parts(self, serial, place, subset, mode):
+        if not self._recipe.updated or not serial.has_own_updates(subset):
+            return super()._cause_in_parts(serial, place, subset, mode)
+        cause = serial.cause_in_order(place, subset)
+        if cause:
+            return cause
+        # A training function may normalize with the statistics of each rank's rows.
+        if _host.normalizes_rows(self._compiled, place if subset is None else subset[place]):
+            return None
+        return serial.cause_in_loss(place, subset, mode)
 
     def _unreduced(self, serial, subset):
         """Return the message about updates of the last call that ranks have made by themselves."""
@@ -298,10 +347,9 @@ class FirstCall(Check):
             return None  # it may not be cheap
         names, reduces = [], _host.communicates(self._compiled)
         for variable in sorted(self._changed, key=lambda each: not each.name):
-            before, expected, found = self._changed[variable]
+            before, expected, found, scale = self._changed[variable]
             everyone = serial.values_of_all_ranks(variable)
             is_equal = not any_differ(everyone)
-            scale = _cause_in_scale(found, expected, before, len(everyone)) if reduces else None
             if is_equal and not scale and (reduces or difference(everyone[0], found, exactly=True)):
                 continue  # a collective has reduced it, or the script has set it
             if names:
@@ -331,21 +379,6 @@ def _is_compared(variable):
     """Return whether an updated variable should have the serial value after each call."""
     is_reduced_later = getattr(variable.tag, "is_reduced_after_call", False)
     return not is_reduced_later and not _host.is_random_state(variable)
-
-
-def _cause_in_scale(found, expected, before, n_ranks):
-    """Return what to write if an update is `n_ranks` times too small, or too large; else None."""
-    if found.shape != expected.shape or found.shape != before.shape or found.dtype.kind not in "fc":
-        return None
-    steps = {
-        1
-        / n_ranks: "The gradient of a sum over the rows is summed: synk.ops.all_reduce(g, 'sum').",
-        n_ranks: "The gradient of a mean over the rows is averaged: synk.ops.all_reduce(g).",
-    }
-    for times, cause in steps.items():
-        if not difference(found, before + times * (expected - before), before=before):
-            return cause
-    return None
 
 
 def _cause_in_updates(variable, found, expected, before):

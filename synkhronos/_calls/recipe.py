@@ -59,6 +59,12 @@ class Recipe:
         """The shared variables that are updated, but for random states with default updates."""
         return [target for target, _ in self.updates + self._default_updates]
 
+    def replaced(self):
+        """Return the variables that `givens` replace."""
+        givens = self._kwargs["givens"] or ()
+        pairs = givens.items() if hasattr(givens, "items") else givens
+        return [variable for variable, _ in pairs]
+
     def sliced_by_inputs(self):
         """Return the shared variables of which the function slices rows that its inputs name.
 

@@ -78,6 +78,8 @@ class Requests:
         source_of_nothing = -1
         if counts is not None:
             busy = [rank for rank, count in enumerate(counts) if count]
+            if len(busy) < len(counts) and rows is not None:
+                self._advice.tell_of_idle_ranks(rows)
             if not busy:
                 source_of_nothing = master
             elif master not in busy:

@@ -15,20 +15,25 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._arithmetic import partition, reduction
 from synkhronos._arithmetic.selection import select_each, select_rows
+from synkhronos._calls.advice import about_idle_ranks
+from synkhronos._calls.differences import (
+    any_differ,
+    change_of,
+    difference,
+    distance,
+    nudged,
+    scale_items,
+)
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._rank import commands
-from synkhronos._wording import count
 
-# Relative to the largest expected value. Ranks add up in another order than one process does.
-_TOLERANCES = {"float16": 2e-2, "float32": 1e-3, "complex64": 1e-3}
-_TOLERANCE = 1e-7
 _TRIED = {
     None: ("gather", "sum", "avg", "max", "min", "prod"),
     1: ("gather", "sum", "avg"),  # the larger of two columns' results, say, is chance
 }
 _OTHERS = 3  # calls with other numbers
+_ORDERS = 3  # calls with the same rows in another order
 _NUDGES = 2  # calls with inputs and variables that differ in their last bit
-_BLOCK = 1 << 16  # items that are scaled at a time
 _AMPLIFIED = 100  # a difference so many times as large as a nudge makes is none of rounding
 _NAMES = {"sum": "sum", "avg": "mean", "max": "maximum", "min": "minimum", "prod": "product"}
 
@@ -109,6 +114,13 @@ class Serial:
         values = [_host.peek(variable) for variable in self._variables]
         return sum(each.nbytes for each in self._arrays), sum(each.nbytes for each in values)
 
+    def take_first(self, n_rows):
+        """Leave out all rows of the call but the first."""
+        for i in self._scattered:
+            axis = self._inputs.axes[i]
+            length = min(n_rows, self._arrays[i].shape[axis])
+            self._arrays[i] = partition.take_rows(self._arrays[i], range(length), axis=axis)
+
     def is_equal_on_ranks(self):
         """Return whether all ranks have the same values of all variables."""
         keys = self._session.registry.keys_of(self._variables)
@@ -139,7 +151,7 @@ class Serial:
     def largest_change(self, updated):
         """Return the largest change by an update of an array, but for numbers, as counters are."""
         changes = [
-            _largest(expected, self.before[variable])
+            change_of(expected, self.before[variable])
             for variable, expected in updated.items()
             if expected.ndim
             and expected.dtype.kind in "fc"
@@ -147,25 +159,26 @@ class Serial:
         ]
         return max(changes, default=0)
 
-    def is_rounding(self, what, subset, found, expected):
+    def is_rounding(self, what, subset, found, expected, case=0):
         """Return whether inputs that differ in their last bit make as much of a difference.
 
         `what` is the place of an output, or an updated variable.
         """
         random = np.random.RandomState(0)
-        plain = self.whole(0, subset)
+        plain = self.whole(case, subset)
         largest = 0
         for _ in range(_NUDGES):
             values = {
-                v: _nudged(self._restored[v] if v in self._restored else _host.peek(v), random)
+                v: nudged(self._restored[v] if v in self._restored else _host.peek(v), random)
                 for v in self._variables
                 if _host.is_array_variable(v) and _host.peek(v).dtype.kind in "fc"
             }
             # Without a name: one copy of the inputs at a time.
-            moved = self._run(subset, [_nudged(each, random) for each in self._arrays], values)
+            moved = [nudged(each, random) for each in self._case(case)]
+            moved = self._run(subset, moved, values)
             moved = _item(moved, what)
-            largest = max(largest, _apart(moved, _item(plain, what)))
-        return _apart(found, expected) <= _AMPLIFIED * largest
+            largest = max(largest, distance(moved, _item(plain, what)))
+        return distance(found, expected) <= _AMPLIFIED * largest
 
     def is_of_division(self, what, subset, mode=None, found=None):
         """Return whether the division alone makes an output, or an update, differ.
@@ -174,14 +187,11 @@ class Serial:
         update, if parts of some other numbers differ from the whole, too. `what` is the place of an
         output, or an updated variable.
         """
-        if found is not None:
-            made = self._made(0, what, subset, mode)
-            if made is None or difference(made, found) is not None:
-                return False  # ranks have other values of a variable, or have reduced inside
-            self._as_parts.add(what)
+        if found is not None and not self.are_parts(what, subset, mode, found):
+            return False
         differ, cases = [], range(1 if found is not None else 1 + _OTHERS)
         for case in cases:
-            whole, made = self.whole(case, subset), self._made(case, what, subset, mode)
+            whole, made = self.whole(case, subset), self.made(case, what, subset, mode)
             if whole is None or made is None:
                 continue
             whole = _item(whole, what)
@@ -189,6 +199,39 @@ class Serial:
             depends = any(difference(part, whole) is not None for part in parts)
             differ.append(depends and difference(made, whole) is not None)
         return sum(differ) >= min(2, len(cases))
+
+    def difference_in_other_orders(self, place, subset, mode, found):
+        """Return by how much an output that is right differs with its rows in another order.
+
+        In words; None if it does not, or if more than the division makes it up.
+        """
+        if not self.are_parts(place, subset, mode, found):
+            return None
+        for case in range(1 + _OTHERS, 1 + _OTHERS + _ORDERS):
+            whole, made = self.whole(case, subset), self.made(case, place, subset, mode)
+            if whole is None or made is None:
+                continue
+            how = difference(made, whole[0][place])
+            if how and not self.is_rounding(place, subset, made, whole[0][place], case):
+                return f"with these rows in another order {how}"
+        return None
+
+    def are_parts(self, place, subset, mode, found):
+        """Return whether the master computes the same of the ranks' rows as they have, `found`."""
+        made = self.made(0, place, subset, mode)
+        if made is None or difference(made, found) is not None:
+            return False  # ranks have other values of a variable, or have reduced inside
+        self._as_parts.add(place)
+        return True
+
+    def has_own_updates(self, subset):
+        """Return whether updates depend on the rows, as those of counters of calls do not."""
+        parts, whole = self._parts(0, subset, None), self.whole(0, subset)
+        return parts is None or any(
+            difference(updated[variable], value) is not None
+            for _, updated in parts[0]
+            for variable, value in whole[1].items()
+        )
 
     def is_collected(self, variable, subset, everyone, expected):
         """Return whether ranks only collect values for the script, which may put them together.
@@ -246,11 +289,7 @@ class Serial:
         idle = [begin == end for begin, end in zip(edges, edges[1:])]
         if idle != [how is not None for how in differences]:
             return None
-        return (
-            "Ranks without rows do not run, and do not update: the call has "
-            f"{count(edges[-1], 'row')} for {count(self._session.n_ranks, 'rank')}. Give it at "
-            "least as many rows as there are ranks."
-        )
+        return about_idle_ranks(edges[-1], self._session.n_ranks)
 
     def cause_in_mode(self, place, subset, mode, expected):
         """Return a sentence if the parts of the ranks make up what is expected in another way."""
@@ -284,6 +323,73 @@ class Serial:
         return (
             f"{sentence} Write (output, None) in a function with bcast_inputs=[{', '.join(names)}] "
             "in place of inputs: each rank computes the whole."
+        )
+
+    def cause_in_reduction(self, variable, subset, found):
+        """Return what to write if ranks have reduced a gradient with the wrong operation, or None.
+
+        The updates must be linear in the gradient, as those of SGD and of momentum are.
+        """
+        before, (whole, total, mean) = self.before[variable], self._changes(0, variable, subset)
+        if whole is None or found.shape != before.shape:
+            return None
+
+        def is_same(one, other):
+            return not difference(before + one, before + other, before=before)
+
+        change, excess = found - before, total - whole
+        if is_same(change, total) and is_same(whole, mean):
+            return "The gradient of a mean over the rows is averaged: synk.ops.all_reduce(g)."
+        for case in range(1, 1 + _OTHERS):
+            other, parts, _ = self._changes(case, variable, subset)
+            if other is None or not is_same(other + excess, parts):
+                return None
+        if is_same(change, mean):
+            return "The gradient of a sum over the rows is summed: synk.ops.all_reduce(g, 'sum')."
+        if is_same(change, total):
+            return (
+                "A term that depends on no rows, as a penalty on the parameters, is summed over "
+                "the ranks, too. Add its gradient after the reduction: "
+                "synk.ops.all_reduce(T.grad(loss, w), 'sum') + T.grad(penalty, w)."
+            )
+        return None
+
+    def _changes(self, case, variable, subset):
+        """Return a variable's change, and the sum and the average of those of the ranks' parts.
+
+        Each is None if there are none.
+        """
+        found, whole, before = self._parts(case, subset, None), self.whole(case, subset), None
+        if found and whole:
+            parts, counts = found
+            before = self.before[variable]
+            values = [whole[1][variable], *(updated[variable] for _, updated in parts)]
+        is_float = before is not None and before.dtype.kind in "fc"
+        if not is_float or any(value.shape != before.shape for value in values):
+            return None, None, None
+        change, *changes = [value - before for value in values]
+        weighted = [each * (n / sum(counts)) for each, n in zip(changes, counts)]
+        return change, sum(changes), sum(weighted)
+
+    def cause_in_loss(self, place, subset, mode):
+        """Return the sentence for an output of a training function that is no mean or sum."""
+        if mode == "avg":
+            return (
+                "It is no mean over the rows. If it is a mean with weights, divide the mean of the "
+                "weighted errors by synk.ops.all_reduce(weights.mean()); reduce other means that "
+                "it is made of in the same way, as in T.sqrt(synk.ops.all_reduce(errors.mean()))."
+            )
+        excess = []
+        for case in range(1 + _OTHERS):
+            whole, made = self.whole(case, subset), self.made(case, place, subset, mode)
+            if mode != "sum" or whole is None or made is None:
+                return None
+            excess.append(made - whole[0][place])
+        if any(difference(each, excess[0]) for each in excess):
+            return None
+        return (
+            "Each rank adds a term that depends on no rows, as a penalty on the parameters: make "
+            "it an output of its own, of mode None."
         )
 
     def cause_in_order(self, place, subset):
@@ -327,10 +433,10 @@ class Serial:
         whole = self.whole(case, subset)
         if whole is None:
             return case > 0
-        made = self._made(case, place, subset, mode, axis)
+        made = self.made(case, place, subset, mode, axis)
         return made is not None and difference(made, whole[0][place]) is None
 
-    def _made(self, case, what, subset, mode, axis=None):
+    def made(self, case, what, subset, mode, axis=None):
         """Return what a mode makes of the parts of an output, or a variable's value in the master.
 
         None if there are no parts, or none that the mode can put together.
@@ -352,6 +458,8 @@ class Serial:
     def _case(self, case):
         """Return the arrays of the call, case 0, or others: rows of it, scaled by 1/2 to 1.
 
+        The cases after `_OTHERS` have its rows in another order.
+
         Of the others the last ones are kept alone: they take as much memory as the inputs.
         """
         if case == 0:
@@ -367,10 +475,22 @@ class Serial:
         for i in self._scattered:
             axis = self._inputs.axes[i]
             length = arrays[i].shape[axis]
-            pick = picks.setdefault(length, random.randint(max(length, 1), size=length))
+            if case > _OTHERS:
+                pick = self._order(case - _OTHERS - 1, length)
+            else:
+                pick = picks.setdefault(length, random.randint(max(length, 1), size=length))
             arrays[i] = partition.take_rows(arrays[i], pick, axis=axis)
-            _scale(arrays[i], lambda n: random.uniform(0.5, 1, n))
+            if case <= _OTHERS:
+                scale_items(arrays[i], lambda n: random.uniform(0.5, 1, n))
         return arrays
+
+    def _order(self, number, length):
+        """Return the row numbers in an order: by the first input, by the last, or any."""
+        if number > 1:
+            return np.random.RandomState(number).permutation(length)
+        i = self._scattered[-number]
+        rows = np.moveaxis(self._arrays[i], self._inputs.axes[i], 0)
+        return np.argsort(rows.sum(axis=tuple(range(1, rows.ndim))), kind="stable")
 
     @_kept
     def whole(self, case, subset):
@@ -411,90 +531,7 @@ class Serial:
         return (parts, counts) if parts else None
 
 
-def difference(found, expected, exactly=False, before=None, beside=0):
-    """Return by how much two arrays differ, in words; None if only by rounding.
-
-    `before` is what an update has changed: the change is compared, because a small one, as of a
-    small learning rate, can be wrong and differ little from the value.
-    """
-    if isinstance(found, list):
-        return f"a list of {len(found)} arrays, serially one of shape {expected.shape}"
-    found, expected = np.asarray(_host.to_host(found)), np.asarray(_host.to_host(expected))
-    if found.shape != expected.shape:
-        return f"its shape is {found.shape}, serially {expected.shape}"
-    if found.size == 0 or np.array_equal(found, expected):
-        return None
-    one, other = _wide(found), _wide(expected)
-    apart = _distances(one, other)
-    if not apart.any():
-        return None
-    scale = np.abs(other[np.isfinite(other)]).max(initial=0)
-    coarse = max(_TOLERANCES.get(str(each.dtype), 0) for each in (found, expected))
-    tolerance = 0 if exactly else (coarse or _TOLERANCE) * scale
-    if before is not None and before.shape == other.shape:
-        change = _largest(other, before)
-        rounding = max(_rounding(each.dtype) for each in (found, expected))
-        tolerance = min(tolerance, 10 * (coarse or _TOLERANCE) * change + 64 * rounding * scale)
-        tolerance = max(tolerance, 64 * rounding * beside)
-    largest = np.nan if np.isnan(apart).any() else apart.max()
-    if largest <= tolerance:
-        return None
-    return f"the largest difference is {largest:.3g}, where the largest value is {scale:.3g}"
-
-
-def any_differ(values):
-    """Return whether one of several arrays differs from the first."""
-    return any(difference(value, values[0], exactly=True) for value in values[1:])
-
-
 def _item(result, what):
     """Return the output of a place, or the updated value of a variable."""
     outputs, updated = result
     return outputs[what] if isinstance(what, int) else updated[what]
-
-
-def _nudged(array, random):
-    """Return an array of floats with each item changed in its last bit; any other as it is."""
-    if array.dtype.kind not in "fc":
-        return array
-    step, array = _rounding(array.dtype), np.array(array, order="C")
-    _scale(array, lambda n: random.choice([1 - step, 1 + step], n))
-    return array
-
-
-def _scale(array, factors):
-    """Multiply an array of floats in place by what `factors` returns for a number of items."""
-    if array.dtype.kind in "fc":
-        flat = array.reshape(-1)
-        for at in range(0, flat.size, _BLOCK):
-            block = flat[at : at + _BLOCK]
-            block *= factors(block.size).astype(array.dtype)
-
-
-def _apart(one, other):
-    """Return the largest difference of two arrays; infinite if they have different shapes."""
-    one, other = np.asarray(one), np.asarray(other)
-    if one.shape != other.shape:
-        return np.inf
-    return np.nan_to_num(_distances(_wide(one), _wide(other)), nan=np.inf).max(initial=0)
-
-
-def _wide(array):
-    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
-
-
-def _distances(one, other):
-    """Return how far the items of two arrays are apart; 0 where both are the same, as NaN."""
-    with np.errstate(all="ignore"):
-        same = (one == other) | ((one != one) & (other != other))
-        return np.abs(np.where(same, 0, one - other))
-
-
-def _largest(array, before):
-    """Return the largest change of an array's items, of those that are finite."""
-    with np.errstate(all="ignore"):
-        return np.nan_to_num(np.abs(array - before), posinf=0).max(initial=0)
-
-
-def _rounding(dtype):
-    return np.finfo(dtype).eps if dtype.kind in "fc" else 0

@@ -64,6 +64,7 @@ NAMES = {
     "without_row_numbers": "Return expressions with inputs in place of row numbers.",
     "compile_number": "Return a function that computes an integer expression in the master.",
     "axes_of_rows": "Return for each output of a compiled function its axes that grow with rows.",
+    "normalizes_rows": "Return whether statistics of all rows change the rows of an output.",
     "sliced_by_inputs": "Return shared variables of which rows are sliced as inputs say.",
     # Sparse matrices, which travel as arrays.
     "sparse_format": "Return the format of a sparse variable, None for any other.",

@@ -14,6 +14,8 @@ has the array, and each call compares the array with what the ranks have.
 """
 
 import functools
+import itertools
+import math
 import pickle
 import weakref
 
@@ -25,7 +27,8 @@ from synkhronos._rank import commands
 from synkhronos._wording import advise
 
 COMPARED_BYTES = 1 << 18  # of an array that the script has too, before each call
-_NOTHING = None, None  # in place of an array and its bytes
+KEPT_BYTES = 1 << 26  # of larger arrays the same items are compared in each call
+_NOTHING = None, None  # in place of an array and its snapshot
 
 
 class Changes:
@@ -36,7 +39,8 @@ class Changes:
     pending : dict
         The keys of variables that have been set in the master since the ranks were told.
     borrowed : dict
-        Key -> an array that the script has too, and its bytes on all ranks.
+        Key -> an array that the script has too, and the Snapshot of what the ranks have; None for
+        a variable that functions update, which is sent before each call.
     """
 
     def __init__(self, session, follow):
@@ -45,6 +49,7 @@ class Changes:
         self.pending, self.borrowed = {}, {}
         self._apart = set()  # keys of variables with a value for each rank, as the script asked
         self._told = set()  # keys of variables that a warning was about
+        self._told_of_items = set()  # likewise, of changes that may have been found late
         self._read = {}  # key -> copy of a value that the script may have borrowed and written to
         self._taken = set()  # keys of variables of which the script has the cell
         self._unconcerned = weakref.WeakSet()  # recipes of those that use nothing that is pending
@@ -126,8 +131,11 @@ class Changes:
         is_own = _host.is_array_variable(variable) and not self._is_in_shared_memory(variable)
         if is_own and _host.borrows(variable):
             value = _host.peek(variable)
-            self.borrowed[key] = value, _bytes_of(value)
+            self.borrowed[key] = value, self._snapshot(variable, value)
             self.pending.setdefault(key, False)
+
+    def _snapshot(self, variable, value):
+        return None if self._is_updated(variable) else Snapshot(value)
 
     def _is_written(self, key):
         """Return whether the script may have written to an array that it shares with a variable."""
@@ -142,7 +150,18 @@ class Changes:
             _host.put(variable, value)  # a collective has moved it
         if _host.borrows(variable, known=1):
             self.borrowed[key] = value, before
-        return is_updated or _bytes_of(value) != before
+        if is_updated or before is None:
+            return True
+        is_changed = before.differs_from(value)
+        if is_changed and key not in self._told_of_items and before.has_equal_part(value):
+            self._told_of_items.add(key)
+            name = variable.name or "variable"
+            advise(
+                f"Some items of the array that {variable} borrows have changed. Each call compares "
+                "another part of it, as it is large: calls before this one may have computed with "
+                f"the old values. Write {name}.set_value(...) after such a change."
+            )
+        return is_changed
 
     def settle(self, function=None, compiled=None) -> None:
         """Broadcast the pending changes, or warn of those that a call would compute with.
@@ -197,7 +216,25 @@ class Changes:
         for key, value in values.items():
             _host.put(variables[key], value)
             if key in self.borrowed:
-                self.borrowed[key] = value, _bytes_of(value)
+                self.borrowed[key] = value, self._snapshot(variables[key], value)
+
+    def undone(self, keys) -> None:
+        """Note that all ranks have the values again that a call has updated, as has the script.
+
+        A serial function that raises updates nothing: its variables borrow what they did before.
+        """
+        arrays = {key: self.borrowed.get(key, _NOTHING)[0] for key in keys}
+        self.equal(keys)
+        for key, array in arrays.items():
+            variable = self._session.worker.variables.get(key)
+            if variable is None or array is None:
+                continue
+            value = _host.peek(variable)
+            if array.shape == value.shape:
+                if not _is_equal(array, value):
+                    array[...] = value
+                _host.put(variable, array)
+                self._note_borrowed(key)
 
     def put_back(self) -> None:
         """Let variables have what they borrow again: a collective has moved their values."""
@@ -281,13 +318,35 @@ def _forget(key, kept):
         each.pop(key, None)
 
 
-def _bytes_of(array):
-    """Return the bytes of an array; of a large one those of some of its items."""
-    while array.nbytes > COMPARED_BYTES:
-        axis = int(np.argmax(array.shape))
-        step = min(-(-array.nbytes // COMPARED_BYTES), array.shape[axis])
-        array = array[(*[slice(None)] * axis, slice(None, None, step))]
-    return array.tobytes()
+class Snapshot:
+    """The bytes of an array at one moment; those of a large one in parts, which take turns.
+
+    Each part has items from everywhere. Of an array beyond KEPT_BYTES there is only the first part.
+    """
+
+    def __init__(self, array):
+        steps, lengths = [1] * array.ndim, list(array.shape)
+        while math.prod(lengths) * array.itemsize > COMPARED_BYTES:
+            axis = lengths.index(max(lengths))
+            step = -(-math.prod(lengths) * array.itemsize // COMPARED_BYTES)
+            steps[axis] *= min(step, lengths[axis])
+            lengths[axis] = -(-array.shape[axis] // steps[axis])
+        begins = itertools.product(*map(range, steps))
+        parts = (tuple(map(slice, begin, array.shape, steps)) for begin in begins)
+        if array.nbytes > KEPT_BYTES:
+            parts = itertools.islice(parts, 1)
+        self._parts = [(part, array[part].tobytes()) for part in parts]
+        self._turn = 0
+
+    def differs_from(self, array):
+        """Return whether the next part of an array of this shape has other bytes."""
+        part, before = self._parts[self._turn]
+        self._turn = (self._turn + 1) % len(self._parts)
+        return array[part].tobytes() != before
+
+    def has_equal_part(self, array):
+        """Return whether a part of an array has the same bytes."""
+        return any(array[part].tobytes() == before for part, before in self._parts)
 
 
 def _has_streams(variable):

@@ -162,14 +162,17 @@ class Session:
                 "handler or a finalizer. Call it after that call has returned."
             )
 
-    def call(self, name: str):
-        """Return a context for a call of that name, which other threads wait for: this session."""
+    def call(self, name: str, settles: bool = True):
+        """Return a context for a call of that name, which other threads wait for: this session.
+
+        Without `settles` what the script has set in the master is not sent to the ranks before.
+        """
         recording = self.recording
         if recording is None:
-            return _Steps(self, self._enter())
-        return _RecordedSteps(self, self._enter_recorded(recording, name))
+            return _Steps(self, self._enter(settles))
+        return _RecordedSteps(self, self._enter_recorded(recording, name, settles))
 
-    def _enter(self):
+    def _enter(self, settles):
         if self.state is not State.OPEN:
             self.require_open()  # before the lock: a call of a closed session may hold it
         with self.lock:
@@ -180,7 +183,7 @@ class Session:
             with self.inside:
                 if self.gate.is_open:
                     self.settle()
-                if self.changes.pending:
+                if settles and self.changes.pending:
                     self.changes.settle()
                 yield self
                 if self.held:
@@ -188,9 +191,9 @@ class Session:
                 if self.changes.borrowed:
                     self.changes.put_back()
 
-    def _enter_recorded(self, recording, name):
+    def _enter_recorded(self, recording, name, settles):
         with self.lock, recording.call(name):
-            yield from self._enter()
+            yield from self._enter(settles)
 
     def let_go(self) -> None:
         """Let the contents of Data go that the call has read, unless workers may still read."""

@@ -15,7 +15,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 import synkhronos as synk
 from synkhronos import PortingWarning
 from synkhronos._calls import check as module
-from synkhronos.extensions import update_rules, updates
+from synkhronos.extensions import train, update_rules, updates
 
 LAYOUTS = [Layout(2), Layout(3, master=1)]
 pytestmark = [pytest.mark.usefixtures("any_time", "ranks"), pytest.mark.one_machine]
@@ -32,7 +32,7 @@ def any_time(monkeypatch, caplog):
 
 
 def made(inputs, outputs=None, **kwargs):
-    return synk.function(inputs, outputs, check="first", **{"name": "f", "mode": MODE, **kwargs})
+    return synk.function(inputs, outputs, **{"check": "first", "name": "f", "mode": MODE, **kwargs})
 
 
 def told_in_calls(f, *args):
@@ -169,15 +169,208 @@ def test_a_gradient_that_is_not_reduced_beside_others_is_told():
     assert [len(each) for each in messages] == [0, 1, 0] and "The update of v" in messages[1][0]
 
 
+@pytest.mark.parametrize("rows", [12, 11])
 @pytest.mark.parametrize("op, cost, advice", [("avg", "sum", "(g, 'sum')"), ("sum", "mean", "(g)")])
-def test_gradients_that_are_reduced_in_the_wrong_way_are_told(op, cost, advice):
+def test_gradients_that_are_reduced_in_the_wrong_way_are_told(op, cost, advice, rows):
     x, w = T.dmatrix("x"), theano.shared(np.ones(2), "w")
     loss = getattr(T.sqr(T.dot(x, w) - 1), cost)()
     grad = synk.ops.all_reduce(T.grad(loss, w), op)
     outputs = (loss, "sum" if cost == "sum" else "avg")
     f = made([x], outputs, updates=update_rules.adam([grad], [w]))
-    first, second, third = told_in_calls(f, X)
+    first, second, third = told_in_calls(f, X[:rows])
     assert (first, third) == ([], []) and f"synk.ops.all_reduce{advice}." in second[0]
+
+
+@pytest.mark.parametrize("reduces_all", [True, False])
+def test_a_penalty_that_is_summed_over_the_ranks_is_told(reduces_all):
+    x, w = T.dmatrix("x"), theano.shared(np.ones(2), "w")
+    loss, penalty = T.sqr(T.dot(x, w) - 1).sum(), 3 * T.sqr(w).sum()
+    grad = T.grad(loss + penalty, w)
+    outputs = [(loss + penalty, "sum")]
+    if not reduces_all:
+        grad = synk.ops.all_reduce(T.grad(loss, w), "sum") + T.grad(penalty, w)
+        outputs = [(loss, "sum"), (penalty, None)]
+    else:
+        grad = synk.ops.all_reduce(grad, "sum")
+    f = made([x], outputs, updates=[(w, w - 0.001 * grad)])
+    first, second, third = told_in_calls(f, X[:11])
+    assert (len(first), len(second), third) == (reduces_all, reduces_all, [])
+    if reduces_all:
+        assert "make it an output of its own, of mode None" in first[0]
+        assert "all_reduce(T.grad(loss, w), 'sum') + T.grad(penalty, w)" in second[0]
+
+
+def correlation(a, b):
+    a, b = a - a.mean(), b - b.mean()
+    return (a * b).mean() / T.sqrt(T.sqr(a).mean() * T.sqr(b).mean())
+
+
+LOSSES = {
+    "masked mean": (lambda e, m, w: (e * m).sum() / m.sum(), True),
+    "root of a mean": (lambda e, m, w: T.sqrt(e.mean()), True),
+    "correlation": (lambda e, m, w: correlation(e, m), True),
+    "mean": (lambda e, m, w: e.mean() + T.sqr(w).sum(), False),
+    "weights over all ranks": (
+        lambda e, m, w: (e * m).mean() / synk.ops.all_reduce(m.mean()),
+        False,
+    ),
+    "root over all ranks": (lambda e, m, w: T.sqrt(synk.ops.all_reduce(e.mean())), False),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("is_made", [True, False])
+def test_losses_that_are_no_means_are_told(name, is_made):
+    x, m, w = T.dmatrix("x"), T.dvector("m"), theano.shared(np.full(2, 0.5), "w")
+    make, is_told = LOSSES[name]
+    loss = make(T.sqr(T.dot(x, w) - 1) + 0 * m, m, w)
+    if is_made:
+        options = {"check": "first", "mode": MODE}
+        f = train.make_train_step([x, m], loss, [w], update_rules.sgd, 0.05, options=options)
+    else:
+        grad = synk.ops.all_reduce(T.grad(loss, w))
+        f = made([x, m], loss, updates=[(w, w - 0.05 * grad)])
+    mask = np.arange(12) > 4 - X[:, 0]
+    first, *others = told_in_calls(f, X, mask * 1.0)
+    assert len(first) == is_told and others == [[], []]
+    if is_told:
+        assert "It is no mean over the rows." in first[0] and "all_reduce(w" in first[0]
+
+
+def over_all(x, gamma):
+    mean = x.mean(axis=(0, 2, 3), keepdims=True)
+    normal = (x - mean) / T.sqrt(T.sqr(x - mean).mean(axis=(0, 2, 3), keepdims=True) + 1e-5)
+    return T.exp(normal * gamma.dimshuffle("x", 0, "x", "x"))
+
+
+NORMALIZED = {
+    "pictures": over_all,
+    "Theano's own": lambda x, gamma: T.exp(
+        T.nnet.bn.batch_normalization_train(x, gamma, gamma, "spatial")[0]
+    ),
+    "columns": lambda x, gamma: T.exp(
+        gamma * (x.mean(axis=(2, 3)) - x.mean(axis=(0, 2, 3))) / x.std(axis=(0, 2, 3))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NORMALIZED)
+def test_batch_normalization_is_not_told(name):
+    x, gamma = T.dtensor4("x"), theano.shared(np.ones(3), "gamma")
+    loss = NORMALIZED[name](x, gamma).mean()
+    f = made([x], loss, updates=[(gamma, gamma - 0.1 * synk.ops.all_reduce(T.grad(loss, gamma)))])
+    for _ in range(3):
+        f(np.random.RandomState(2).randn(12, 3, 2, 2))
+    assert "_run" not in vars(f)
+
+
+@pytest.mark.parametrize("reduce", [lambda e: T.sqr(e.mean(axis=0)).sum(), lambda e: e.var()])
+def test_means_of_columns_are_no_batch_normalization(reduce):
+    x, w = T.dmatrix("x"), theano.shared(np.ones(2), "w")
+    loss = reduce(x * w)
+    f = made([x], loss, updates=[(w, w - 0.1 * synk.ops.all_reduce(T.grad(loss, w)))])
+    assert [len(each) for each in told_in_calls(f, X)] == [1, 0, 0]
+
+
+def test_functions_that_only_count_calls_are_none_of_training():
+    x, n = T.dmatrix("x"), theano.shared(0, "n")
+    first, *others = told_in_calls(made([x], x.std(), updates=[(n, n + 1)]), X)
+    assert "Write (output, None)" in first[0] and others == [[], []]
+
+
+CHANCES = {
+    "largest": (lambda i: i.max(), [3, 0, 1, 3, 0, 3], [], "(output, 'max')"),
+    "any": (lambda i: T.any(i > 2), [3, 0, 1, 3, 0, 3], [], "a sum over"),
+    "rare": (lambda i: T.eq(i, 9).sum(), [3] * 6, [9, 0, 1, 1, 0, 2], "(output, 'sum')"),
+}
+
+
+@pytest.mark.parametrize("name", CHANCES)
+def test_what_agrees_by_chance_is_told(name):
+    i = T.lvector("i")
+    make, rows, later, advice = CHANCES[name]
+    f = made([i], make(i))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for each in (rows, rows, later or rows):
+            f(each)
+    [message] = [str(each.message) for each in told if each.category is PortingWarning]
+    assert advice in message and ("in another order" in message) == (name != "rare")
+
+
+def test_integers_that_are_right_are_not_told(ranks):
+    i, x = T.lvector("i"), T.dmatrix("x")
+    functions = [
+        (
+            made([i], [(i.max(), "max"), (T.eq(i, 9).sum(), "sum"), i.mean(), (i, "gather")]),
+            [3] * 6,
+        ),
+        (made([i], (i.max(), None)), [3] * 6),
+        (made([i], (T.extra_ops.Unique()(i).shape[0], "sum")), range(12)),
+        (made([x], [(T.argmax(x, axis=1), "gather"), T.eq(T.argmax(x, axis=1), 1).mean()]), X),
+        (made([x], (T.neq(T.argmax(T.exp(x), axis=1), 1).sum(), "sum")), X),
+    ]
+    for f, value in functions:
+        for _ in range(3):
+            f(value)
+        assert "_run" not in vars(f)
+
+
+def test_calls_with_slices_are_compared():
+    x, w, n = T.dmatrix("x"), theano.shared(np.ones(2), "w"), theano.shared(0, "n")
+    wrong = [
+        (made([x], x.sum()), "Write (output, 'sum')"),
+        (made([x], [(x, "gather"), x.max()]), "Write (output, 'max')"),
+        (made([x], x.std(), updates=[(n, n + 1, "max")]), "in any mode"),
+    ]
+    right = [
+        made([x], [x.mean(), (x.sum(), "sum"), (x, "gather"), (x.std(), None)]),
+        made([x], x.mean(), updates=[(w, w - 0.1 * T.grad(T.sqr(T.dot(x, w)).mean(), w))]),
+        made([x], (T.dot(x, w) - synk.ops.all_reduce(T.dot(x, w).mean())).mean()),
+    ]
+    for f, advice in wrong:
+        with pytest.warns(PortingWarning) as told:
+            f(X, num_slices=2)
+        assert len(told) == 1 and advice in str(told[0].message)
+        f(X, num_slices=2)
+    for f in right:
+        for _ in range(3):
+            f(X, num_slices=2)
+
+
+def test_the_check_of_a_call_with_slices_computes_some_rows_at_a_time(monkeypatch):
+    seen, x, run = [], T.dmatrix("x"), module.Serial._run
+
+    def watching(self, subset, arrays, values=()):
+        seen.append(len(arrays[0]))
+        return run(self, subset, arrays, values)
+
+    monkeypatch.setattr(module.Serial, "_run", watching)
+    with pytest.warns(PortingWarning, match="'sum'"):
+        made([x], x.sum())(np.ones((1000, 2)), num_slices=10)
+    assert seen and max(seen) <= 100
+
+
+def test_ranks_that_fall_behind_are_told_once(ranks):
+    x, w, n = T.dmatrix("x"), theano.shared(np.ones(2), "w"), theano.shared(0, "n")
+    total, data = theano.shared(0.0, "total"), theano.shared(X, "data")
+    f = made([x], x.mean(), updates=[(n, n + 1), (total, total + x.sum())])
+    f(X)
+    with pytest.warns(PortingWarning) as told:
+        f(X[:1])
+    [message] = [str(each.message) for each in told]
+    assert "n of Function 'f' differs between the ranks" in message
+    assert f"has 1 row for {ranks.n} ranks. Give it at least" in message
+    f(X[:1])
+    index = T.lscalar("index")
+    for right, value in [
+        (made([x], updates=[(total, total + x.sum()), (w, x.sum(axis=0))]), X[:1]),
+        (made([x], updates=[(n, n + 1), (total, synk.ops.all_reduce(x.mean()))]), X[:1]),
+        (made([x], x.mean()), X[:1]),
+        (made([index], updates=[(w, x[0])], givens={x: data[synk.rows(index, 1)]}), 3),
+        (made([x], x.mean(), updates=[(n, n + 1)], check=False), X[:1]),
+    ]:
+        right(value)
 
 
 def test_a_state_that_is_carried_over_rows_is_told_in_training(monkeypatch):
@@ -277,8 +470,8 @@ def test_functions_that_are_left_out(monkeypatch):
     synk.broadcast(s, np.ones((2, 2)))
     f = made([x], (x.sum() + s.sum()))
     f(X[:1])  # fewer rows than ranks
-    f(X, num_slices=2)
     monkeypatch.setattr(module, "SECONDS", 0)  # too long
+    f(X)
     f(X)
     assert "_run" not in vars(f)
 

@@ -6,6 +6,7 @@ import copy
 import gc
 import logging
 import pickle
+import warnings
 from collections import OrderedDict
 
 import numpy as np
@@ -18,11 +19,14 @@ from theano import function as function_of_a_library
 from theano.compile.function_module import Function
 from theano.compile.nanguardmode import NanGuardMode
 from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor.inplace import add_inplace
 from theano.tensor.nnet import conv2d
 from theano.tensor.shared_randomstreams import RandomStreams
 from theano.tensor.signal.pool import pool_2d
 
 import synkhronos as synk
+from synkhronos import PortingWarning
+from synkhronos._master import changes
 from synkhronos.porting import ParallelFunction
 
 pytestmark = pytest.mark.skipif(ON_DEVICES, reason="graphs of the CPU")
@@ -885,3 +889,93 @@ def test_exceptions_have_the_class_that_serial_theano_raises(ranks):
     assert g([1, 2]) == 2
     with pytest.raises(synk.WorkerError, match="IndexError"):
         synk.function([x], x[99])([1, 2, 3])
+
+
+def after_an_error(how):
+    """Return a variable's values around a call that raises, while the script has what it holds."""
+    index, array = T.lvector("index"), np.zeros(4)
+    w = theano.shared(array, "w", borrow=how == "borrowed from the script")
+    mode = theano.Mode("py", "fast_run")  # in which the update is made in place
+    f = theano.function([index], T.eye(4)[index], updates=[(w, w + 1)], mode=mode)
+    good, values = [0, 1, 2, 3, 0, 1], []
+    if how != "borrowed from the script":
+        f(good)
+    if how == "borrowed by the script":
+        array = w.get_value(borrow=True)
+        array[...] = 10
+    elif how == "the cell":
+        w.container.storage[0] = np.full(4, 10.0)
+    for indices in (good, [0, 1, 2, 3, 0, 99], [99, 1, 2, 3, 0, 1], good):
+        with contextlib.suppress(IndexError):
+            f(indices)
+        values.append(w.get_value().tolist())
+    if how != "the cell":
+        array[0] = 50  # serial Theano may have another array by now
+        values.append((w.get_value(borrow=True) is array, array[1:].tolist()))
+    f(good)
+    return [*values, w.get_value().tolist()]
+
+
+@pytest.mark.parametrize("how", ["borrowed from the script", "borrowed by the script", "the cell"])
+def test_no_update_is_applied_to_what_the_script_has_too(ranks, how):
+    expected = after_an_error(how)
+    with synk.parallel(check=False):
+        found = after_an_error(how)
+    assert found == expected
+
+
+@pytest.mark.layouts(Layout(2), Layout(2, master=1))
+@pytest.mark.parametrize("inplace", [False, True])
+def test_functions_that_were_compiled_before_the_block_tell_other_ranks(ranks, inplace):
+    x, w, v = T.dmatrix("x"), theano.shared(np.ones(3), "w"), theano.shared(np.ones(3), "v")
+    new = add_inplace(w, 1) if inplace else w + 1
+    before = theano.function([], updates=[(w, new)], accept_inplace=True)
+    own = synk.function([x], updates=[(v, v + x.sum())])
+    own(np.ones((6, 3)))
+    with synk.parallel():
+        f = theano.function([x], T.dot(x, w))
+    after = theano.function([], updates=[(w, w * 2)])
+    for _ in range(5):
+        f(np.ones((4, 3)))
+    for step, value in ((before, 6), (after, 12)):
+        step()
+        for _ in range(2):
+            assert f(np.ones((4, 3))).tolist() == [value] * 4
+    assert "add" in theano.printing.debugprint(pickle.loads(pickle.dumps(before)), file="str")
+    own(np.ones((6, 3)))  # a rank's own values are left alone
+    assert synk.gather(v, nd_up=1).tolist() == [[19] * 3] * 2
+
+
+@pytest.mark.layouts(Layout(2))
+def test_single_items_of_a_large_borrowed_array_are_seen_after_some_calls(ranks):
+    x, array = T.dmatrix("x"), np.zeros((1000, 100))
+    w = theano.shared(array, "w", borrow=True)
+    with synk.parallel(check=False):
+        f = theano.function([x], T.dot(x, w).sum(axis=1))
+    assert f(np.ones((4, 1000))).tolist() == [0] * 4
+    array += 1  # all parts: not told
+    assert f(np.ones((4, 1000))).tolist() == [1e5] * 4
+    for item in [(5, 7), (998, 3), (321, 99)]:
+        array[item] += 1
+        with pytest.warns(PortingWarning) as told:
+            for _ in range(4):  # as many as there are parts
+                found = f(np.ones((4, 1000)))
+            warnings.warn("the last", PortingWarning, stacklevel=1)  # one is wanted
+        assert found.tolist() == [array.sum()] * 4
+        assert len(told) == 1 + (item == (5, 7))
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (7,), (5, 1, 9), (200, 3), (3, 400), (41, 41)])
+def test_every_item_of_an_array_is_in_a_snapshot(shape, monkeypatch):
+    monkeypatch.setattr(changes, "COMPARED_BYTES", 1000)
+    array = np.zeros(shape)
+    snapshot = changes.Snapshot(array)
+    turns = range(max(1, len(snapshot._parts)))
+    assert not any(snapshot.differs_from(array) for _ in turns)
+    for place in range(array.size):
+        array.flat[place] = 1
+        assert sum(snapshot.differs_from(array) for _ in turns) == 1
+        array.flat[place] = 0
+    monkeypatch.setattr(changes, "KEPT_BYTES", array.nbytes - 1)
+    assert len(changes.Snapshot(array)._parts) == 1
+    assert all(len(before) <= 1000 for _, before in snapshot._parts)

@@ -41,6 +41,7 @@ from synkhronos._host.base.repeating import is_repeatable
 from synkhronos._host.base.rows import (
     axes_of_rows,
     compile_number,
+    normalizes_rows,
     numbers_of_rows,
     row_numbers,
     sliced_by_inputs,

@@ -10,6 +10,7 @@ so do those of other threads.
 import contextlib
 import contextvars
 import copyreg
+import gc
 import inspect
 import sys
 
@@ -31,8 +32,12 @@ def intercept(make):
     """Call ``make(compile_serially, arguments)`` for each ``theano.function`` in a with block.
 
     `arguments` are those of ``theano.function``, by name, with a list of outputs and "is_list";
-    ``compile_serially()`` compiles them as Theano does.
+    ``compile_serially()`` compiles them as Theano does. Such functions, and those that the script
+    has compiled before, tell of the shared variables that they update.
     """
+    for each in gc.get_objects():
+        if type(each) is CompiledFunction:
+            _let_tell(each)
     token = _make.set(make)
     _calls_pfunc.pfunc = _intercepted
     try:
@@ -45,8 +50,10 @@ def _intercepted(*args, **kwargs):
     make = _make.get()
     # This frame's caller is theano.function.
     module = sys._getframe(2).f_globals.get("__name__", "")
-    if make is None or module.split(".")[0] in ("theano", "synkhronos"):
+    if module.split(".")[0] in ("theano", "synkhronos"):
         return pfunc(*args, **kwargs)
+    if make is None:  # after the block, or in another thread
+        return _compile_serially(args, kwargs)
     bound = _PARAMETERS.bind(*args, **kwargs)
     bound.apply_defaults()
     return make(lambda: _compile_serially(args, kwargs), dict(bound.arguments))
@@ -54,6 +61,14 @@ def _intercepted(*args, **kwargs):
 
 def _compile_serially(args, kwargs):
     function = pfunc(*args, **kwargs)
+    _let_tell(function)
+    return function
+
+
+def _let_tell(function):
+    """Let a function tell of what it updates, but for those that this package has compiled."""
+    if getattr(function, "is_of_synkhronos", False):
+        return
     updated = [
         each.variable
         for each in function.maker.inputs
@@ -62,7 +77,6 @@ def _compile_serially(args, kwargs):
     if updated:
         function.synkhronos_updated = updated
         function.__class__ = _Telling
-    return function
 
 
 class _Telling(CompiledFunction):
