@@ -16,7 +16,7 @@ ON_ONE_MACHINE = {
     "comm.reports",
     "_rank.worker",  # in its own process
     "_rank.leader",
-    "tools.relay",  # of mpirun, and of the process that mpirun has started
+    "launch",
     "_host.theano.import_support",
     "parameter_server.engine",  # in its own process
     "parameter_server.stores",  # in its own process
@@ -55,7 +55,7 @@ def test_what_prepares_python_for_theano_imports_nothing_of_the_package():
 
 
 def test_few_modules_follow_references():
-    own = {"comm.shared", "comm.mpi", "rules.machine_sums", "_machine.shared_memory"}
+    own = {"comm.shared", "comm.mpi", "_machine.shared_memory"}
     own |= {"parameter_server.remote"}  # of a script with its mover
     own |= {"extensions.pymc"}  # of a process with workers that it has forked
     for name in [name for name in MODULES if not is_in(name, own)]:

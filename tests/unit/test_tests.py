@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-# The check for machines with GPUs is a program of its own, with its own modules; tests/ported has
+# The check for machines with GPUs and the benchmarks are programs of their own; tests/ported has
 # programs that tests run, and tests/support/on_pytensor has Theano's names for tests on PyTensor.
 FILES = [
     path
     for path in sorted(TESTS.rglob("*.py"))
-    if not {"forging", "gpu", "impatient", "on_pytensor"} & {*path.relative_to(TESTS).parts}
+    if not {"benchmarks", "forging", "gpu", "impatient", "on_pytensor"} & {*path.relative_to(TESTS).parts}
     and not path.name.startswith("serial_")
 ]
 TEST_FILES = [path for path in FILES if path.name.startswith("test_")]
