@@ -203,7 +203,9 @@ class Gossip:
     def _leave_out(self, rank):
         if rank not in self.dead:
             self.dead.add(rank)
-            if not self._is_ending:
+            # One that pushes no more may leave as soon as the first one has its parameters.
+            has_left = rank in self._ended and rank not in self._group.losses
+            if not self._is_ending and not has_left:
                 self._lose(rank)
                 self._spread()
 
