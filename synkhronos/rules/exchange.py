@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Any, Sequence
 
 from synkhronos import _host
-from synkhronos.comm.group import Group
+from synkhronos.comm.group import Group, RankLost
 from synkhronos.rules.variables import Flat
 
 STRATEGIES = ("nccl32", "nccl16", "ar", "asa32", "asa16")
@@ -120,10 +120,11 @@ def swap(group: Group, flat: Flat, partner: int | None) -> None:
         return
     arrays = flat.read()
     group.send(partner, arrays)
-    came = group.receive(group.patience)
-    if came is None or came[1] is None:
-        group.barrier()  # raises what has happened to the other
-        raise RuntimeError(f"rank {partner} has sent nothing")
+    came = None, None
+    while came[0] != partner:  # others may have left by now
+        came = group.receive(group.patience)
+        if came is None or came == (partner, None):
+            raise RankLost(f"rank {partner} has sent nothing", partner)
     for array, other in zip(arrays, came[1][0]):
         array[...] = other
     flat.write()

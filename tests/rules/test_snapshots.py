@@ -12,8 +12,8 @@ import pytest
 import theano
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
+from synkhronos.comm.single_group import SingleGroup
 from synkhronos.rules import snapshots
-from synkhronos.rules.asynchronous import Alone
 from synkhronos.rules.recorder import Recorder
 
 
@@ -65,7 +65,7 @@ def test_a_model_goes_on_as_if_nothing_had_happened(tmp_path):
     recorder, model = Recorder(None, 2, "m", False), Model()
     history = snapshots.History(model)
     train(model)
-    states = snapshots.collect(Alone(None), history.capture(recorder))
+    states = snapshots.collect(SingleGroup(), history.capture(recorder))
     snapshot = snapshots.Snapshot("BSP", 3, 7, 20, {"total": 9}, states * 2)
     path = snapshots.write(str(tmp_path), snapshot)
     assert path == str(tmp_path / "snapshot_0003_000007.npz")
@@ -75,7 +75,7 @@ def test_a_model_goes_on_as_if_nothing_had_happened(tmp_path):
 
     other = Model()
     kept = snapshots.History(other)
-    read = snapshots.distribute(Alone(None), snapshots.find(True, str(tmp_path)))
+    read = snapshots.distribute(SingleGroup(), snapshots.find(True, str(tmp_path)))
     assert (read.epoch, read.batch, read.count, read.more) == (3, 7, 20, {"total": 9})
     kept.restore(read.state_of(0), recorder, {})
     assert (train(other), float(other.step())) == draws
@@ -87,7 +87,7 @@ def test_a_model_goes_on_as_if_nothing_had_happened(tmp_path):
 def test_a_file_of_before_there_was_one_format_is_read(tmp_path):
     old = Path(__file__).parents[1] / "support" / "old_files" / "snapshot.npz"
     shutil.copy(old, tmp_path / "snapshot_0003_000007.npz")
-    read = snapshots.distribute(Alone(None), snapshots.find(True, str(tmp_path)))
+    read = snapshots.distribute(SingleGroup(), snapshots.find(True, str(tmp_path)))
     assert (read.rule, read.epoch, read.batch, read.count) == ("BSP", 3, 7, 20)
     assert (read.more, read.state_of(1).plain["rule"]) == ({"total": 9}, {"turn": 5})
     assert read.state_of(1).arrays["variable/0"].tolist() == [2, 2, 2]
@@ -160,7 +160,7 @@ def written(tmp_path_factory):
         about = json.loads(str(arrays.pop("about")))
         change(about, about["ranks"][0]["plain"], arrays)
         np.savez(path, about=json.dumps(about), **arrays)
-        return snapshots.distribute(Alone(None), snapshots.find(path, ""))
+        return snapshots.distribute(SingleGroup(), snapshots.find(path, ""))
 
     return model, history, read
 
@@ -271,7 +271,7 @@ def test_the_files_of_theano_mpi_are_read(tmp_path):
         Layer(),
         Layer(W0=np.zeros(2, "f4")),
     ]
-    read = snapshots.distribute(Alone(None), snapshots.find(str(tmp_path), ""))
+    read = snapshots.distribute(SingleGroup(), snapshots.find(str(tmp_path), ""))
     assert (read.rule, read.epoch) == (None, 11)
     snapshots.restore_old(model, read)
     assert model.layers[0].W.val.get_value().tolist() == [[10] * 3] * 2

@@ -222,7 +222,9 @@ UNPICKLED = {
     ("comm.mpi.leader_gate", "next_command"): "commands of another machine",
     ("comm.reports", "raised_by_rank"): "answers",
     ("comm.channel", "receive"): "messages on a socket",
-    ("comm.mpi.sealed", "recv"): "messages of rules",
+    ("comm.mpi.sealed", "recv"): "messages of a group",
+    ("comm.shared.group", "_read"): "messages of a group",
+    ("comm.shared.parcels", "unpack"): "messages of a group",
     ("comm.mpi.carrier", "_serve_machines"): "messages of another machine",
     ("_rank.commands", "run"): "random states",
     ("_host.base.pickles", "load_with"): "functions",
@@ -231,7 +233,6 @@ UNPICKLED = {
     ("checkpoints", "_values"): "random states",
     ("_master.changes", "_differs"): "sparse values",
     ("rules.plain_pickles", "load"): "files of recorders",
-    ("parameter_server.remote.protocol", "receive"): "messages of movers",
     ("parameter_server.remote.keeping", "on_updater"): "updaters",
 }
 

@@ -10,10 +10,11 @@ import pytest
 TESTS = Path(__file__).parents[1]
 # The check for machines with GPUs and the benchmarks are programs of their own; tests/ported has
 # programs that tests run, and tests/support/on_pytensor has Theano's names for tests on PyTensor.
+OTHER_PROGRAMS = {"benchmarks", "forging", "gpu", "impatient", "on_pytensor"}
 FILES = [
     path
     for path in sorted(TESTS.rglob("*.py"))
-    if not {"benchmarks", "forging", "gpu", "impatient", "on_pytensor"} & {*path.relative_to(TESTS).parts}
+    if OTHER_PROGRAMS.isdisjoint(path.relative_to(TESTS).parts)
     and not path.name.startswith("serial_")
 ]
 TEST_FILES = [path for path in FILES if path.name.startswith("test_")]
