@@ -232,6 +232,18 @@ class Segments:
             segment = self._attached[ref] = self.open(ref)
         return segment
 
+    def adopt(self, ref: SegmentRef, descriptor: int) -> Segment:
+        """Map the segment whose descriptor has come with a message; kept until `forget`."""
+        try:
+            segment = self._attached.get(ref) or self._own.get(ref)
+            if segment is None:
+                with _lack_of_descriptors_or_addresses_explained():
+                    memory = mmap.mmap(descriptor, ref.nbytes)
+                segment = self._attached[ref] = Segment(ref, memory)
+            return segment
+        finally:
+            os.close(descriptor)
+
     def open(self, ref: SegmentRef) -> Segment:
         """Map the segment of another rank. It is not cached here: the caller keeps it alive."""
         try:

@@ -1,15 +1,30 @@
-"""Messages between two processes of one machine, over a Unix socket: any object that pickles."""
+"""Messages between two processes of one machine, over a Unix socket: any object that pickles.
 
+Descriptors can go with a message: what they stand for lasts until the other end has them, also if
+the sender ends before.
+"""
+
+import array
+import collections
 import os
 import pickle
 import select
 import socket
 import struct
+from typing import Any, List, NamedTuple
 
 from synkhronos._machine.interrupts import raised_here
 
-_HEADER = struct.Struct("Q")
+_HEADER = struct.Struct("QQ")  # bytes that follow, descriptors
+_MOST_DESCRIPTORS = 64  # of one message
 _AT_ONCE = 1 << 20  # bytes
+
+
+class WithDescriptors(NamedTuple):
+    """A message that came with descriptors, which are the receiver's now."""
+
+    message: Any
+    descriptors: List[int]
 
 
 class Closed(Exception):
@@ -29,6 +44,10 @@ class Channel:
         self._socket = connection
         self._received = bytearray()
         self._unsent = bytearray()
+        self._n_sent = 0  # bytes, ever
+        # (position in all bytes of this end, descriptors that go with the byte there)
+        self._beside = collections.deque()
+        self._descriptors = []  # that have come
         connection.setblocking(False)
 
     def fileno(self) -> int:
@@ -53,10 +72,15 @@ class Channel:
             _wait_for(self._socket, select.POLLOUT, None)
             self.flush()
 
-    def post(self, message) -> None:
-        """Send what there is room for now; `flush` sends the rest."""
+    def post(self, message, descriptors=()) -> None:
+        """Send what there is room for now; `flush` sends the rest.
+
+        The descriptors must stay open until all is sent.
+        """
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        self._unsent += _HEADER.pack(len(data)) + data
+        if descriptors:
+            self._beside.append((self._n_sent + len(self._unsent), descriptors))
+        self._unsent += _HEADER.pack(len(data), len(descriptors)) + data
         self.flush()
 
     @property
@@ -68,19 +92,42 @@ class Channel:
         """Send what there is room for."""
         try:
             while self._unsent:
-                sent = self._socket.send(memoryview(self._unsent)[:_AT_ONCE])
+                sent = self._send_some()
                 del self._unsent[:sent]
+                self._n_sent += sent
         except BlockingIOError:
             pass
         except raised_here(OSError) as error:
             raise Closed from error
+
+    def _send_some(self):
+        unsent = memoryview(self._unsent)
+        try:
+            if not self._beside:
+                return self._socket.send(unsent[:_AT_ONCE])
+            before = self._beside[0][0] - self._n_sent
+            if before:
+                return self._socket.send(unsent[: min(before, _AT_ONCE)])
+            numbers = array.array("i", self._beside[0][1])
+            beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)]
+            end = self._beside[1][0] - self._n_sent if len(self._beside) > 1 else len(unsent)
+            sent = self._socket.sendmsg([unsent[: min(end, _AT_ONCE)]], beside)
+            self._beside.popleft()
+            return sent
+        finally:
+            unsent.release()
+
+    def discard(self) -> None:
+        """Drop what was not sent."""
+        self._unsent.clear()
+        self._beside.clear()
 
     def receive(self):
         """Return a list of the messages that have come since."""
         ended = False
         try:
             while True:
-                data = self._socket.recv(_AT_ONCE)
+                data = self._receive_some()
                 if not data:
                     ended = True
                     break
@@ -93,16 +140,30 @@ class Channel:
             ended = True
         messages, at, buffer = [], 0, self._received
         while len(buffer) - at >= _HEADER.size:
-            [length] = _HEADER.unpack_from(buffer, at)
+            length, n_descriptors = _HEADER.unpack_from(buffer, at)
             if len(buffer) - at - _HEADER.size < length:
                 break
             at += _HEADER.size
-            messages.append(pickle.loads(memoryview(buffer)[at : at + length]))
+            message = pickle.loads(memoryview(buffer)[at : at + length])
+            if n_descriptors:
+                beside = [self._descriptors.pop(0) for _ in range(n_descriptors)]
+                message = WithDescriptors(message, beside)
+            messages.append(message)
             at += length
         del buffer[:at]
         if ended and not messages:
             raise Closed
         return messages
+
+    def _receive_some(self):
+        room = socket.CMSG_SPACE(4 * _MOST_DESCRIPTORS)
+        data, beside, _, _ = self._socket.recvmsg(_AT_ONCE, room, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, content in beside:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                numbers = array.array("i")
+                numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
+                self._descriptors += numbers
+        return data
 
     def wait(self, seconds=None) -> bool:
         """Wait until something can be received, at most so long; return whether it can."""
@@ -111,6 +172,9 @@ class Channel:
     def close(self) -> None:
         """Close this end."""
         self._socket.close()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors.clear()
 
 
 def _wait_for(connection, event, seconds):

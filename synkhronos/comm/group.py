@@ -8,7 +8,7 @@
 ``shared``      processes of one machine: shared memory, and a socket for each pair; no MPI, no port
 ==============  ==================================================================================
 
-A rank that dies, or is cut off, is in `losses` of the others. Collectives raise RankLost then;
+A rank that dies is in `losses` of the others. Collectives raise RankLost then;
 `receive` tells of it once, after all messages of that rank, and the others can go on.
 """
 
@@ -30,6 +30,12 @@ class RankLost(RuntimeError):
 
 class WaitedTooLong(RuntimeError):
     """Other ranks did not come within `patience` seconds."""
+
+    def __init__(self, seconds: float, what: str) -> None:
+        super().__init__(
+            f"waited {seconds:.0f} s for {what}: is one of them stopped? The option patience lets "
+            "a run wait longer."
+        )
 
 
 class Group(ABC):
@@ -59,12 +65,18 @@ class Group(ABC):
         Raises
         ------
         RankLost
-            If a rank was lost, also a while before.
+            If a rank was lost, also a while before, or has left.
         Aborted
             If a rank has aborted the group.
         WaitedTooLong
             After `patience` seconds.
         """
+
+    def _raise_loss(self) -> None:
+        """Raise RankLost if a rank was lost."""
+        if self.losses:
+            rank = min(self.losses)
+            raise RankLost(f"rank {rank} {self.losses[rank]}", rank)
 
     @abstractmethod
     def all_gather(self, value: Any) -> list[Any]:
@@ -95,7 +107,7 @@ class Group(ABC):
         ValueError
             On all ranks, if the arguments differ.
         SharedMemoryFull
-            If the machine has no room for it.
+            On all ranks, if one has no room for it.
         """
 
     @abstractmethod
@@ -107,11 +119,17 @@ class Group(ABC):
         Parameters
         ----------
         array : numpy.ndarray
+            The same on all ranks: that of their first `allocate`, or of their second, and so on.
         op : str
             See `synkhronos._arithmetic.operations`.
         sixteen_bits : bool
             Whether each contribution is rounded to float16, with a scale of its own. Between
             machines it travels so. Of floats only.
+
+        Raises
+        ------
+        ValueError
+            If it is no array of `allocate`; on all ranks, if it is another one on some.
         """
 
     @abstractmethod
@@ -124,7 +142,7 @@ class Group(ABC):
 
     @abstractmethod
     def under_way(self, rank: int) -> int:
-        """Return how many messages to a rank, of those with large arrays, it has not taken."""
+        """Return how many messages to a rank it has not taken, of those with large arrays."""
 
     @abstractmethod
     def receive(self, seconds: float | None = None) -> tuple[int, tuple | None] | None:

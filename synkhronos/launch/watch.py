@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import os
 import re
+import resource
 import selectors
 import signal
 import socket
@@ -26,7 +28,7 @@ from pathlib import Path
 from typing import Any, Mapping, Sequence
 
 from synkhronos import _wording
-from synkhronos._machine.processes import end_with_parent
+from synkhronos._machine.processes import end_with_parent, life_of
 from synkhronos.comm.shared import group
 from synkhronos.launch import FOLLOWS, INTERRUPTED
 from synkhronos.launch.signals import signals_of
@@ -255,8 +257,6 @@ class Watch:
 
     def _show(self, stream, rank, text):
         """Print what a rank has written, and put it into its log file."""
-        if not text.endswith(b"\n"):  # the rank has ended without a newline
-            text += b"\n"
         self._write(stream, text)
         self._log(rank, text)
         kept = self.ranks[rank].last_lines
@@ -291,6 +291,8 @@ class Watch:
 
     def _write(self, fd, data):
         stream = sys.stdout if fd == 1 else sys.stderr
+        if stream is None:  # it was closed before the start
+            return
         try:
             stream.flush()
             while data:
@@ -310,13 +312,18 @@ class Lines:
         self._tail = bytearray()
 
     def take(self, data: bytes, is_end: bool = False) -> list[bytes]:
-        """Return the lines that are complete now."""
+        """Return the lines that are complete now, and pieces of a very long one.
+
+        At the end the last one gets a newline, if it has none.
+        """
         tail = self._tail
         tail += data
-        end = len(tail) if is_end or len(tail) > _MOST else tail.rfind(b"\n") + 1
-        lines = bytes(tail[:end])
+        if is_end and tail and not tail.endswith(b"\n"):
+            tail += b"\n"
+        end = len(tail) if len(tail) > _MOST else tail.rfind(b"\n") + 1
+        lines = io.BytesIO(tail[:end]).readlines()
         del tail[:end]
-        return lines.splitlines(keepends=True)
+        return lines
 
 
 class Children(Watch):
@@ -340,6 +347,8 @@ class Children(Watch):
         **more: Any,
     ) -> None:
         super().__init__(names, **more)
+        self._limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        group.allow_descriptors(len(commands))
         self._commands, self._environment = commands, environment
         self._processes: list[subprocess.Popen] = []
         self._streams: dict[int, tuple[int, int, Lines]] = {}  # fd -> rank, stream, lines
@@ -360,7 +369,7 @@ class Children(Watch):
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     pass_fds=descriptors,
-                    preexec_fn=functools.partial(_begin, os.getpid()),
+                    preexec_fn=functools.partial(_prepare_child, os.getpid(), self._limits),
                 )
                 self._processes.append(process)
                 known = self.ranks[rank]
@@ -383,10 +392,18 @@ class Children(Watch):
             del self._streams[fd]
 
     def _look(self):
-        """Note the ranks that have ended."""
+        """Note the ranks that have ended. They are reaped at the end, with their groups."""
+        left = []
         for rank, process in enumerate(self._processes):
-            if self.ranks[rank].status is None and process.poll() is not None:
-                self._note_end(rank, process.returncode)
+            if self.ranks[rank].status is None:
+                found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if found is None:
+                    left.append(process)
+                else:
+                    is_exit = found.si_code == os.CLD_EXITED
+                    self._note_end(rank, found.si_status if is_exit else -found.si_status)
+        if self.failed and left and all(life_of(each.pid) == "stopped" for each in left):
+            self._end_after(_AFTER_FAILURE)  # nobody may continue them
 
     def _is_over(self):
         self._look()
@@ -407,27 +424,29 @@ class Children(Watch):
 
     def _send(self, number):
         for rank, process in enumerate(self._processes):
-            if self.ranks[rank].status is None:
-                process.send_signal(number)
+            if self.ranks[rank].status is None:  # so it was not reaped
+                os.kill(process.pid, number)
 
     def _end_all(self):
         for fd in list(self._streams):
             rank, number, lines = self._streams[fd]
             for line in lines.take(b"", is_end=True):
                 self._show(number, rank, line)
+        self._look()
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # with what it has started
         for rank, process in enumerate(self._processes):
-            if process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # with what it has started
-                process.wait()
+            process.wait()
             if self.ranks[rank].status is None:
                 self._note_end(rank, process.returncode)
             process.stdout.close()
             process.stderr.close()
 
 
-def _begin(parent):
+def _prepare_child(parent, limits):
     """Prepare the process that becomes a rank, which ends when this command is killed."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     os.setpgid(0, 0)  # a Ctrl-C in the terminal is for the command
     end_with_parent(parent, signal.SIGKILL)
 

@@ -139,10 +139,7 @@ class Gossip:
         while not is_ready():
             left = end - time.monotonic()
             if left <= 0:
-                raise WaitedTooLong(
-                    f"waited {self._group.patience:.0f} s for {what}: is one of them stopped? The "
-                    "option patience lets a run wait longer."
-                )
+                raise WaitedTooLong(self._group.patience, what)
             self.take(min(left, 1.0))
 
     def _on_counts(self, rank, counts):

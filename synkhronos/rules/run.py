@@ -17,7 +17,6 @@ from synkhronos.rules.recorder import Recorder
 from synkhronos.rules.variables import variables_of
 
 _NONE = object()  # differs from all settings
-INTERRUPTED = 130  # the exit status of a run that a Ctrl-C has ended
 
 
 class Interrupted(Exception):

@@ -112,10 +112,7 @@ class Server:
         patience = self._group.patience * (1 if trains else 10)
         came = self._group.receive(patience)
         if came is None:
-            raise WaitedTooLong(
-                f"waited {patience:.0f} s for a message of a worker: is one of them stopped? The "
-                "option patience lets a run wait longer."
-            )
+            raise WaitedTooLong(patience, "a message of a worker")
         return came
 
     @property
@@ -336,10 +333,7 @@ class Client:
         while True:
             came = self._group.receive(max(0.0, end - time.monotonic()))
             if came is None:
-                raise WaitedTooLong(
-                    f"waited {self._group.patience:.0f} s for the server: is it stopped? The "
-                    "option patience lets a run wait longer."
-                )
+                raise WaitedTooLong(self._group.patience, "the server")
             rank, answer = came
             if rank == 0 and answer is None:
                 raise RankLost("rank 0 has died", 0)

@@ -8,10 +8,8 @@ flags when it is imported, and a process that fails must be in the group, so tha
 
 from __future__ import annotations
 
-import atexit
 import configparser
 import importlib
-import json
 import os
 import signal
 import sys
@@ -19,8 +17,8 @@ import traceback
 from pathlib import Path
 from typing import Sequence
 
-from synkhronos._machine.processes import tell_guard_of_mpi
-from synkhronos.launch import FOLLOWS
+from synkhronos.comm import membership
+from synkhronos.launch import FOLLOWS, INTERRUPTED
 from synkhronos.rules.job import Job
 from synkhronos.rules.options import SERVED
 
@@ -34,13 +32,13 @@ def main(argv: Sequence[str]) -> int:
     interrupted = _Flag(signal.SIGUSR1)
     rank, n_here = _place()
     _set_environment(job, rank, n_here)
-    group = _group(job)
+    group = membership.join(finalizes=job.rule == "BSP")
     if group.size != len(job.devices):
         sys.stderr.write(f"{group.size} processes were started for {len(job.devices)} ranks\n")
         return 1
     group.patience = job.options["patience"]
     _prepare(job, rank)
-    from synkhronos.rules.run import INTERRUPTED, Interrupted
+    from synkhronos.rules.run import Interrupted
 
     try:
         status = _train(job, group, interrupted)
@@ -61,37 +59,11 @@ def main(argv: Sequence[str]) -> int:
 
 def _place():
     """Return this process's rank, and the number of ranks on its machine."""
-    told = os.environ.get("SYNKHRONOS_GROUP")
-    if told is not None:
-        found = json.loads(told)
-        return found["rank"], found["size"]
+    found = membership.place_of(os.environ)
+    if found is not None:
+        return found
     rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0"))
     return int(rank), int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
-
-
-def _group(job):
-    """Return the group of this process: of those that the launcher or mpirun has started."""
-    from synkhronos.comm.shared import group
-
-    if group.VARIABLE in os.environ:
-        return group.join()
-    from synkhronos.comm.mpi import folders, secret
-
-    given = secret.take()  # not for the model, and what it starts
-    from synkhronos.comm.mpi.group import MpiGroup
-    from synkhronos.comm.mpi.library import MPI
-
-    with folders.of_segment():
-        MPI.Init()
-    if job.rule == "BSP":
-        atexit.register(MPI.Finalize)
-    tell_guard_of_mpi()
-    try:
-        return MpiGroup(secret.checked(MPI.COMM_WORLD, given))
-    except secret.NoSecret as error:
-        sys.stderr.write(f"{MPI.Get_processor_name()}: {error}\n")
-        MPI.COMM_WORLD.Abort(1)
-        raise
 
 
 class _Flag:

@@ -141,16 +141,15 @@ def main(options: argparse.Namespace) -> int:
         if options.dry_run:
             print(shlex.join(line))
             return 0
-        if not is_here:
+        nodes: _Nodes
+        if is_here:
+            nodes = NodesHere(job, {**os.environ, **_threads(options)})
+        else:
             launch.check_mpirun()
+            nodes = NodesOfMpirun(line, job)
     except (launch.CannotLaunch, ValueError) as error:
         print(f"can't launch: {error}", file=sys.stderr)
         return 2
-    nodes: _Nodes
-    if is_here:
-        nodes = NodesHere(job, {**os.environ, **_threads(options)})
-    else:
-        nodes = NodesOfMpirun(line, job)
     status = nodes.run()
     if not status:
         return 0

@@ -163,7 +163,8 @@ class Ranks(Watch):
             text = self._without_page(rank, text)
             if not text:
                 return
-        self._show(stream, rank, text)
+        # A rank may end without a newline.
+        self._show(stream, rank, text if text.endswith(b"\n") else text + b"\n")
 
     def _without_page(self, rank, line):
         """Return a line of errors, or nothing if it is of the page that MPI_Abort prints."""

@@ -216,20 +216,20 @@ def start(
             print(shlex.join(line))
             return 0
         folder = _new_folder(Path(asked.log_path))
+        devices = [place.device for place in asked.ranks]
+        settings = {
+            "folder": folder,
+            "is_served": asked.is_served,
+            "outlives": asked.outlives_ranks,
+            "ends_with_stdin": ends_with_stdin,
+        }
+        run: watch.Watch
+        if needs_mpirun:
+            run = ranks.Ranks(line, os.environ, token, devices, **settings)
+        else:
+            run = watch.Children([line] * len(devices), devices, _environment(), **settings)
     except (launch.CannotLaunch, ValueError, OSError) as error:
         return refuse(error, refused, report)
-    devices = [place.device for place in asked.ranks]
-    settings = {
-        "folder": folder,
-        "is_served": asked.is_served,
-        "outlives": asked.outlives_ranks,
-        "ends_with_stdin": ends_with_stdin,
-    }
-    run: watch.Watch
-    if needs_mpirun:
-        run = ranks.Ranks(line, os.environ, token, devices, **settings)
-    else:
-        run = watch.Children([line] * len(devices), devices, _environment(), **settings)
     print(banner(asked, folder), flush=True)
     began = time.time()
     status = run.run()

@@ -248,6 +248,101 @@ def test_memory_of_messages_is_used_again(size):
     assert all(more <= 25 for more in run(size, talk))
 
 
+@several
+@pytest.mark.parametrize("leaves", [True, False])
+def test_large_messages_outlive_their_sender(size, leaves):
+    def work(group):
+        if group.rank == 1:
+            group.send(0, np.full(100_000, 7.0))
+            group.send(0, "last word")
+            if leaves:
+                group.close(0.0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if group.rank:
+            return None
+        time.sleep(0.3)
+        for _ in range(3):
+            group.send(1, "too late")  # what came before is not lost
+        found = []
+        while not found or found[-1] is not None:
+            rank, message = group.receive(10.0)
+            found += [message] * (rank == 1)
+        (array,), word, _ = found
+        assert word == ("last word",)
+        return array.shape, group.losses
+
+    with Crew(size, work) as crew:
+        assert crew.results()[0] == ((100_000,), {} if leaves else {1: "has died"})
+
+
+@several
+def test_a_value_that_is_gathered_outlives_its_sender(size):
+    def work(group):
+        found = group.gather(np.full(1_000_000, group.rank))
+        return found if found is None else [int(each[-1]) for each in found]
+
+    assert run(size, work) == [[*range(size)]] + [None] * (size - 1)
+
+
+@several
+def test_what_does_not_fit_into_a_socket_goes_on_in_a_barrier(size):
+    def work(group):
+        others = [rank for rank in range(size) if rank != group.rank]
+        for rank in others:
+            group.send(rank, b"x" * 5_000_000)  # in the message itself, as it is no array
+        if group.rank == 0:
+            group.barrier()
+        came = [len(_next_message(group)[0]) for _ in others]
+        if group.rank:
+            group.barrier()
+        return came
+
+    assert run(size, work) == [[5_000_000] * (size - 1)] * size
+
+
+@several
+def test_another_array_on_other_ranks_is_refused_on_all(size):
+    def work(group):
+        one, other = group.allocate(3, "float64"), group.allocate(3, "float64")
+        with pytest.raises(ValueError, match="another array on other ranks"):
+            group.all_reduce(one if group.rank else other)
+        one[...] = 1
+        group.all_reduce(one)
+        return one.tolist(), other.tolist()
+
+    assert run(size, work) == [([size] * 3, [0] * 3)] * size
+
+
+@all_sizes
+def test_misuse_is_told(size):
+    def work(group):
+        array = group.allocate(4, "float32")
+        if size > 1:
+            with pytest.raises(ValueError, match=r"arrays of allocate\(\), not views"):
+                group.all_reduce(array[:2])
+        group.send(group.rank, array)
+        array[...] = 5
+        assert not group.receive(5.0)[1][0].any()  # a copy
+        group.close()
+        group.close()
+        if size > 1:
+            for call in (group.barrier, lambda: group.send(0, 1), lambda: group.receive(0)):
+                with pytest.raises(RuntimeError, match="the group is closed"):
+                    call()
+
+    run(size, work)
+
+
+@several
+def test_a_rank_that_has_left_comes_to_no_barrier(size):
+    def work(group):
+        if group.rank != 1:
+            with pytest.raises(RankLost, match="rank 1 has left"):
+                group.barrier()
+
+    run(size, work)
+
+
 def _next_message(group):
     """Return the next message of a rank; others may leave before."""
     while True:

@@ -14,9 +14,9 @@ from synkhronos.launch import FOLLOWS
 
 def rank(job):
     """Run as one rank of a job; `does` of its settings says what."""
-    from synkhronos.rules import worker
+    from synkhronos.comm import membership
 
-    group = worker._group(job)
+    group = membership.join()
     number, last = group.rank, group.size - 1
     does = job.settings.get("does", "ends")
     asked = []

@@ -11,6 +11,7 @@ the others go on; elsewhere mpirun ends all.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import pickle
 import socket
@@ -20,7 +21,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from synkhronos._arithmetic.operations import rounded_to_16_bits
-from synkhronos.comm.group import Group, RankLost, WaitedTooLong
+from synkhronos.comm.group import Group, WaitedTooLong
 from synkhronos.comm.mpi.library import MPI
 from synkhronos.comm.mpi.machine_sums import MachineSums
 from synkhronos.comm.mpi.messages import complete, dead_ranks, is_death, wait_until
@@ -29,7 +30,7 @@ from synkhronos.comm.mpi.waiting import Waiting
 _TAG = 700
 _SMALL = 1 << 15  # bytes of a message that does not count as under way
 _FIND_SECONDS = 0.25  # between two looks for sockets that MPI has opened
-_LEFT = ()  # the message of a rank that leaves
+_LEFT = ("synkhronos: a rank leaves",)
 
 
 class MpiGroup(Group):
@@ -55,9 +56,7 @@ class MpiGroup(Group):
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
-        if self.losses:
-            rank = min(self.losses)
-            raise RankLost(f"rank {rank} {self.losses[rank]}", rank)
+        self._raise_loss()
         complete(self._comm.Ibarrier(), "the other ranks", self.patience)
 
     def all_gather(self, value: Any) -> list[Any]:
@@ -116,7 +115,7 @@ class MpiGroup(Group):
     def send(self, rank: int, *message: Any) -> None:
         """Send a message; don't wait for its receiver."""
         if rank == self.rank:
-            self._own.append(message)
+            self._own.append(copy.deepcopy(message))
         elif rank not in self.losses and rank not in self._has_left:
             self._post(rank, message)
 

@@ -38,10 +38,7 @@ def wait_until(is_ready: Callable[[], bool], waits_for: str, patience: float) ->
     while not is_ready():
         waited = time.monotonic() - begun
         if waited > patience:
-            raise WaitedTooLong(
-                f"waited {patience:.0f} s for {waits_for}: is one of them stopped? The option "
-                "patience lets a run wait longer."
-            )
+            raise WaitedTooLong(patience, waits_for)
         if waited > warn_at:
             log.warning("has waited %.0f s for %s", waited, waits_for)
             warn_at *= 2

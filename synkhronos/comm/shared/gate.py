@@ -56,7 +56,8 @@ class SharedGate(Meetings, Gate):
     it has ended.
     """
 
-    host = ""  # with several machines: the name of this one, for messages
+    # With several machines: the first of this one's ranks, and its name, for messages.
+    first_rank, host = 0, ""
 
     def __init__(self, n_ranks: int, master_rank: int, spin: bool):
         Gate.__init__(self, n_ranks, master_rank)
@@ -84,6 +85,14 @@ class SharedGate(Meetings, Gate):
         if fd == self._life_pipes[self.rank][0]:
             os._exit(1)  # the master is gone: no process is left to report to
         self.check_alive()
+
+    def _raise_left(self, rank):
+        raise SessionError(
+            f"Rank {self.first_rank + rank} has left a call in which rank "
+            f"{self.first_rank + self.rank} still waits "
+            "to reduce with it. All ranks must compute the same all_reduces, so they can't be "
+            "in a branch that only some of them take."
+        )
 
     def _warn(self, patience, kind, value):
         if self.rank != self.master_rank:

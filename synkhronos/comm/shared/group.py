@@ -12,12 +12,15 @@ socket is the death of its rank, unless the rank has left.
 from __future__ import annotations
 
 import collections
+import copy
 import json
 import os
 import pickle
+import resource
 import select
 import socket
 import time
+import weakref
 from typing import Any, MutableMapping, Sequence
 
 import numpy as np
@@ -27,14 +30,15 @@ from synkhronos._arithmetic.operations import round_to_16_bits
 from synkhronos._machine.devices import usable_cores
 from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm import Aborted
-from synkhronos.comm.channel import Channel, Closed
+from synkhronos.comm.channel import Channel, Closed, WithDescriptors
 from synkhronos.comm.group import Group, RankLost, WaitedTooLong
+from synkhronos.comm.membership import VARIABLE
 from synkhronos.comm.reports import Patience
 from synkhronos.comm.shared.gate_memory import DONE, MET, SEQUENCE, Memory, make_pipes
 from synkhronos.comm.shared.meetings import HEARTBEAT_MS, Meetings
 from synkhronos.comm.shared.parcels import Parcels
+from synkhronos.errors import SharedMemoryFull
 
-VARIABLE = "SYNKHRONOS_GROUP"  # what a rank is told of its group
 _WARN_SECONDS = 30.0
 _HEADER = 8  # bytes before a value on a board, with its length
 
@@ -48,6 +52,7 @@ class Founding:
 
     def __init__(self, size: int, host: str = ""):
         self._size, self._host = size, host or socket.gethostname()
+        allow_descriptors(size)
         self._memory = os.memfd_create("synkhronos", os.MFD_CLOEXEC)
         os.ftruncate(self._memory, Memory.nbytes(size))
         Memory(size, self._memory).cells[SEQUENCE] = 1  # the one call that all collectives are in
@@ -83,6 +88,20 @@ class Founding:
                 end.close()
 
 
+def allow_descriptors(size: int) -> None:
+    """Let this process have the descriptors that `Founding` takes; ValueError if it can't."""
+    needed = size * (size + 1) + 100
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if needed <= soft or soft == resource.RLIM_INFINITY:
+        return
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise ValueError(
+            f"{size} processes take some {needed:,} descriptors of the one that starts them, but "
+            f"it may have {hard:,}: raise the limit (ulimit -n), or start fewer."
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
 def join(environment: MutableMapping[str, str] = os.environ) -> SharedGroup:
     """Return the group that this process was started for; the variable is removed."""
     told = json.loads(environment.pop(VARIABLE))
@@ -114,23 +133,21 @@ class SharedGroup(Meetings, Group):
         self.losses = {}
         self._channels = {other: Channel(each) for other, each in peers.items()}
         self._ranks = {channel.fileno(): other for other, channel in self._channels.items()}
-        self._has_left: set[int] = set()
         self._ended: collections.deque[int] = collections.deque()  # ranks to tell of in `receive`
-        self._came: collections.deque[tuple[int, tuple]] = collections.deque()
+        self._came: collections.deque[tuple[int, Any]] = collections.deque()
         self._segments = Segments()
         self._parcels = Parcels(self._segments)
-        self._arrays: dict[int, list[np.ndarray]] = {}  # id of an own one -> those of all ranks
+        # id of an own array -> its number, those of all ranks
+        self._arrays: dict[int, tuple[int, list[np.ndarray]]] = {}
+        self._boards: dict[int, Any] = {}  # segments of values that are too large for a board
+        self._is_closed = False
         self._plans: dict[tuple[int, str], list] = {}
         self._n_gathered = 0
         self._waiting_since = 0.0
         Meetings.__init__(self, memory, pipes, rank, size, spin=size <= usable_cores())
         # A process that this one forks must not hide its end.
-        os.register_at_fork(after_in_child=self._leave_to_parent)
-
-    def _leave_to_parent(self):
-        for channel in self._channels.values():
-            channel.close()
-        self._channels.clear()
+        channels = weakref.WeakSet(self._channels.values())
+        os.register_at_fork(after_in_child=lambda: [each.close() for each in channels])
 
     def _take_place(self):
         super()._take_place()
@@ -139,29 +156,31 @@ class SharedGroup(Meetings, Group):
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
-        if self.losses:
-            self._raise_loss()
+        self._check_open()
+        self._raise_loss()
         if self.is_aborted:
             raise Aborted
         self._waiting_since = time.monotonic()
         self._meet()
 
-    def _on_end(self, fd):
-        self._take(self._ranks[fd])
-        if self.losses:
-            self._raise_loss()
+    def _check_open(self):
+        if self._is_closed:
+            raise RuntimeError("the group is closed.")
 
-    def _raise_loss(self):
-        rank = min(self.losses)
-        raise RankLost(f"rank {rank} {self.losses[rank]}", rank)
+    def _sleep(self):
+        happened = self._look(HEARTBEAT_MS / 1000)
+        self._raise_loss()
+        if happened and time.monotonic() - self._waiting_since > self.patience:
+            return False  # messages come, but not the rank
+        return happened
+
+    def _raise_left(self, rank):
+        raise RankLost(f"rank {rank} has left the group", rank)
 
     def _warn(self, patience, kind, value):
         waited, everyone = time.monotonic() - self._waiting_since, range(self.size)
         if waited > self.patience:
-            raise WaitedTooLong(
-                f"waited {self.patience:.0f} s for {_named(self.hindmost(everyone, MET, value))}: "
-                "is one of them stopped? The option patience lets a run wait longer."
-            )
+            raise WaitedTooLong(self.patience, _named(self.hindmost(everyone, MET, value)))
         if patience is None:
             patience = Patience(_WARN_SECONDS, HEARTBEAT_MS / 1000)
         patience.wait_for_others(_named(self.hindmost(everyone, MET, value)))
@@ -169,17 +188,15 @@ class SharedGroup(Meetings, Group):
 
     def all_gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in rank order."""
-        self._post(value)
-        return [value if rank == self.rank else self._read(rank) for rank in range(self.size)]
+        self._put_on_board(value)
+        return self._read_boards(value)
 
     def gather(self, value: Any, root: int = 0) -> list[Any] | None:
         """Return the values of all ranks on rank `root`, and None on the others."""
-        self._post(value if self.rank != root else None)
-        if self.rank != root:
-            return None
-        return [value if rank == self.rank else self._read(rank) for rank in range(self.size)]
+        self._put_on_board(value if self.rank != root else None)
+        return self._read_boards(value, self.rank == root)
 
-    def _post(self, value):
+    def _put_on_board(self, value):
         """Put a value on this rank's board, and wait until all have done so."""
         data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
         # In turns: a rank that is ahead writes one half, while others still read the other.
@@ -187,53 +204,79 @@ class SharedGroup(Meetings, Group):
         board = _half(self.boards[self.rank], self._n_gathered)
         length = len(data)
         if length > len(board) - _HEADER:
-            kept = self._parcels.keep(data, self._n_gathered % 2)
-            data, length = pickle.dumps(kept, pickle.HIGHEST_PROTOCOL), -length
+            segment = self._boards[self._n_gathered % 2] = self._segments.create(length)
+            segment.array(np.uint8, (length,))[...] = np.frombuffer(data, np.uint8)
+            data, length = pickle.dumps(segment.ref, pickle.HIGHEST_PROTOCOL), -length
         board[:_HEADER] = length.to_bytes(_HEADER, "little", signed=True)
         board[_HEADER : _HEADER + len(data)] = data
         self.barrier()
 
-    def _read(self, rank):
-        board = _half(self.boards[rank], self._n_gathered)
-        length = int.from_bytes(board[:_HEADER], "little", signed=True)
+    def _read_boards(self, own, is_reader=True):
+        boards = [_half(board, self._n_gathered) for board in self.boards]
+        lengths = [int.from_bytes(board[:_HEADER], "little", signed=True) for board in boards]
+        values = None
+        if is_reader:
+            pairs = enumerate(zip(boards, lengths))
+            values = [own if rank == self.rank else self._read(*each) for rank, each in pairs]
+        if min(lengths) < 0:
+            self.barrier()  # until then the memory beside the boards is read
+        return values
+
+    def _read(self, board, length):
         if length >= 0:
             return pickle.loads(board[_HEADER : _HEADER + length])
-        reference = pickle.loads(board[_HEADER:])
-        segment = self._segments.open(reference)
+        segment = self._segments.open(pickle.loads(board[_HEADER:]))
         return pickle.loads(segment.array(np.uint8, (-length,)))
 
     def allocate(self, size: int, dtype: Any) -> np.ndarray:
         """Return memory for `all_reduce`: a flat array of zeros, the same on all ranks."""
         dtype = np.dtype(dtype)
-        segment = self._segments.create(max(1, size * dtype.itemsize))
-        segment.copy_for_children()  # values of variables may lie there
-        everyone = self.all_gather((segment.ref, size, dtype.str))
+        segment, told = None, None
+        try:
+            segment = self._segments.create(max(1, size * dtype.itemsize))
+            segment.copy_for_children()  # values of variables may lie there
+            told = segment.ref
+        except SharedMemoryFull as error:
+            told = str(error)
+        everyone = self.all_gather((told, size, dtype.str))
         asked = [each[1:] for each in everyone]
         if any(each != asked[0] for each in asked):
             raise ValueError(f"allocate() got other arguments on other ranks: {asked}.")
+        problems = [ref for ref, *_ in everyone if isinstance(ref, str)]
+        if problems:
+            raise SharedMemoryFull(problems[0])
         arrays = [
             (segment if rank == self.rank else self._segments.open(ref)).array(dtype, (size,))
             for rank, (ref, *_) in enumerate(everyone)
         ]
         own = arrays[self.rank]
-        self._arrays[id(own)] = arrays
+        self._arrays[id(own)] = len(self._arrays) + 1, arrays
         self._parcels.note(own, segment.ref)
         self.barrier()  # until all have opened all
         return own
 
     def all_reduce(self, array: np.ndarray, op: str = "sum", sixteen_bits: bool = False) -> None:
         """Replace the values of an array of `allocate` with the reduction over all ranks."""
+        number, arrays = self._arrays.get(id(array), (0, ()))
+        if not number:
+            raise ValueError("all_reduce() takes arrays of allocate(), not views or others.")
         if sixteen_bits:
             round_to_16_bits(array)
         key = id(array), op
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = self._plan(self._arrays[id(array)], op)
-        self.barrier()
+            plan = self._plans[key] = self._plan(arrays, op)
+        if not self.agree(number):
+            self.barrier()  # all have read the numbers
+            raise ValueError("all_reduce() got another array on other ranks.")
         for reduce, out, copies in plan:
             reduce()
-            for copy in copies:
-                copy[...] = out
+            for each in copies:
+                each[...] = out
+        self.barrier()
+
+    def meet(self):
+        """Wait until all ranks are here."""
         self.barrier()
 
     def _plan(self, arrays, op):
@@ -245,15 +288,17 @@ class SharedGroup(Meetings, Group):
 
     def send(self, rank: int, *message: Any) -> None:
         """Send a message; don't wait for its receiver."""
+        self._check_open()
         if rank == self.rank:
-            self._came.append((rank, message))
-            return
-        channel = self._channels.get(rank)
-        if channel is not None:
-            try:
-                channel.post(self._parcels.pack(rank, message))
-            except Closed:
-                self._take(rank)
+            self._came.append((rank, copy.deepcopy(message)))
+        elif rank in self._channels:
+            self._post(rank, *self._parcels.pack(rank, message))
+
+    def _post(self, rank, packed, descriptors=()):
+        try:
+            self._channels[rank].post(packed, descriptors)
+        except Closed:  # what it has sent before is still to be received
+            self._channels[rank].discard()
 
     def under_way(self, rank: int) -> int:
         """Return how many messages with large arrays a rank has not taken."""
@@ -261,12 +306,18 @@ class SharedGroup(Meetings, Group):
 
     def receive(self, seconds: float | None = None) -> tuple[int, tuple | None] | None:
         """Return (rank, message): the next message that has come from any rank."""
+        self._check_open()
         self._give_back()
         end = None if seconds is None else time.monotonic() + seconds
         while True:
             if self._came:
                 rank, packed = self._came.popleft()
-                return rank, packed if rank == self.rank else self._parcels.unpack(rank, packed)
+                if rank == self.rank:
+                    return rank, packed
+                descriptors = ()
+                if isinstance(packed, WithDescriptors):
+                    packed, descriptors = packed
+                return rank, self._parcels.unpack(rank, packed, descriptors)
             if self._ended:
                 return self._ended.popleft(), None
             left = None if end is None else max(0.0, end - time.monotonic())
@@ -281,12 +332,9 @@ class SharedGroup(Meetings, Group):
 
     def _give_back(self):
         """Tell the senders of arrays that this rank needs them no more."""
-        for rank, answer in self._parcels.taken():
+        for rank, answer in self._parcels.give_back():
             if rank in self._channels:
-                try:
-                    self._channels[rank].post(answer)
-                except Closed:
-                    self._take(rank)
+                self._post(rank, answer)
 
     def _look(self, seconds, also=()):
         """Take what has come on sockets within a time; return whether there was something."""
@@ -314,16 +362,19 @@ class SharedGroup(Meetings, Group):
         if channel is None:
             return
         try:
-            channel.flush()
             messages = channel.receive()
         except Closed:
-            self._end(rank, channel)
+            self._note_end(rank, channel)
             return
         for packed in messages:
             if not self._parcels.take_back(packed):
                 self._came.append((rank, packed))
+        try:
+            channel.flush()
+        except Closed:
+            channel.discard()
 
-    def _end(self, rank, channel):
+    def _note_end(self, rank, channel):
         self._poll.unregister(channel)
         del self._channels[rank], self._ranks[channel.fileno()]
         channel.close()
@@ -334,6 +385,8 @@ class SharedGroup(Meetings, Group):
 
     def close(self, seconds: float = 10.0) -> None:
         """Leave the group, when others have taken what was sent to them."""
+        if self._is_closed:
+            return
         self._give_back()
         end = time.monotonic() + seconds
         while self._channels and (left := end - time.monotonic()) > 0:
@@ -343,8 +396,10 @@ class SharedGroup(Meetings, Group):
             ):
                 break
             self._look(left)
+        self._is_closed = True
         self._cells[self._done] = self._cells[SEQUENCE]
         self._wake_all()
+        self._segments.leave()  # others may use what is left
         for channel in self._channels.values():
             channel.close()
         self._channels.clear()

@@ -38,7 +38,6 @@ from synkhronos.comm.shared.gate_memory import (
     make_fence,
 )
 from synkhronos.comm.shared.spinning import Spinning
-from synkhronos.errors import SessionError
 
 HEARTBEAT_MS = 1000  # a sleeper looks again this often, even if no rank wakes it
 
@@ -56,8 +55,6 @@ class Meetings(Notices):
     spin : bool
         Whether each rank has a core of its own.
     """
-
-    first_rank = 0  # with several machines: the first of this one's ranks, for messages
 
     def __init__(self, memory, wake_pipes, rank, n_ranks, spin):
         self.rank, self.n_ranks = rank, n_ranks
@@ -183,12 +180,11 @@ class Meetings(Notices):
         if self._cells[done] >= sequence and self._cells[cell] < value:
             if self._cells[ABORT] == sequence:
                 raise Aborted
-            raise SessionError(
-                f"Rank {self.first_rank + done // LINE - 1} has left a call in which rank "
-                f"{self.first_rank + self.rank} still waits "
-                "to reduce with it. All ranks must compute the same all_reduces, so they can't be "
-                "in a branch that only some of them take."
-            )
+            self._raise_left(done // LINE - 1)
+
+    def _raise_left(self, rank):
+        """Raise what it means that a rank has left without coming to a meeting."""
+        raise NotImplementedError
 
 
 def write(pipe):

@@ -1,18 +1,19 @@
 """Messages with arrays, between ranks of one machine: what is large goes through shared memory.
 
-    sender      pack       small arrays in the message; large ones in a segment, and its place
+    sender      pack       small arrays in the message; large ones in a segment, whose place is sent
     receiver    unpack     views of the segment
-                taken      the answer that the views are not needed any more
+                give_back  the answer that the views are not needed any more
     sender      take_back  the segment can be filled again
 
-An array in memory that its sender has shared already is not copied: its place is sent.
+An array in memory that its sender has shared already is not copied: its place is sent. Descriptors
+of the segments go with the message, so that its arrays outlive a sender that dies.
 """
 
 from __future__ import annotations
 
 import itertools
 import pickle
-from typing import Any, Iterator, NamedTuple
+from typing import Any, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
@@ -48,7 +49,6 @@ class Parcels:
         self._free: list[Any] = []  # segments
         self._shared: list[tuple[int, int, SegmentRef]] = []  # first address, end, segment
         self._held: list[tuple[int, int]] = []  # sender, number of what `unpack` has returned
-        self._kept: dict[int, Any] = {}
 
     def under_way(self, rank: int) -> int:
         """Return how many messages with large arrays a rank has not taken."""
@@ -59,15 +59,8 @@ class Parcels:
         begin = array.__array_interface__["data"][0]
         self._shared.append((begin, begin + array.nbytes, segment))
 
-    def keep(self, data: bytes, slot: int) -> SegmentRef:
-        """Keep bytes in shared memory until the next ones of this slot; return their place."""
-        segment = self._segments.create(len(data))
-        segment.array(np.uint8, (len(data),))[...] = np.frombuffer(data, np.uint8)
-        self._kept[slot] = segment
-        return segment.ref
-
-    def pack(self, rank: int, message: tuple) -> _Packed:
-        """Return what to send to a rank."""
+    def pack(self, rank: int, message: tuple) -> tuple[_Packed, list[int]]:
+        """Return what to send to a rank, and the descriptors that go with it."""
         large: list[np.ndarray] = []
 
         def is_small(buffer):
@@ -79,7 +72,7 @@ class Parcels:
 
         data = pickle.dumps(message, 5, buffer_callback=is_small)
         if not large:
-            return _Packed(data)
+            return _Packed(data), []
         places, copied = [], []
         for array in large:
             place = self._place_of(array)
@@ -92,7 +85,8 @@ class Parcels:
             filled = iter(self._fill(segment, copied))
             places = [place or next(filled) for place in places]
         self._under_way[number] = rank, segment
-        return _Packed(data, number, tuple(places))
+        segments = list(dict.fromkeys(place[0] for place in places))
+        return _Packed(data, number, tuple(places)), [each.fd for each in segments]
 
     def _place_of(self, array):
         begin = array.__array_interface__["data"][0]
@@ -117,21 +111,25 @@ class Parcels:
             yield segment.ref, offset, array.nbytes
             offset += _round_up(array.nbytes)
 
-    def unpack(self, rank: int, packed: _Packed) -> tuple:
-        """Return the message of a rank; its large arrays are views until `taken` is called."""
+    def unpack(self, rank: int, packed: _Packed, descriptors: Sequence[int] = ()) -> tuple:
+        """Return the message of a rank; its large arrays are views until `give_back` is called."""
         views = []
         if packed.number:
             self._held.append((rank, packed.number))
             self._segments.forget_freed()
-            for segment, offset, nbytes in packed.places:
-                views.append(self._segments.attach(segment).array(np.uint8, (nbytes,), offset))
+            segments = dict.fromkeys(place[0] for place in packed.places)
+            mapped = {
+                ref: self._segments.adopt(ref, descriptor)
+                for ref, descriptor in zip(segments, descriptors)
+            }
+            for ref, offset, nbytes in packed.places:
+                views.append(mapped[ref].array(np.uint8, (nbytes,), offset))
         return pickle.loads(packed.data, buffers=views)
 
-    def taken(self) -> Iterator[tuple[int, _Taken]]:
-        """Yield (rank, answer) for each message of which the arrays are not needed any more."""
+    def give_back(self) -> list[tuple[int, _Taken]]:
+        """Return (rank, answer) for each message of which the arrays are not needed any more."""
         held, self._held = self._held, []
-        for rank, number in held:
-            yield rank, _Taken(number)
+        return [(rank, _Taken(number)) for rank, number in held]
 
     def take_back(self, answer: Any) -> bool:
         """Take an answer of a receiver; return False if it is something else."""

@@ -20,6 +20,7 @@ from typing import Any, Callable, Sequence
 from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm.channel import Channel, Closed
 from synkhronos.comm.group import Group
+from synkhronos.launch import INTERRUPTED
 from synkhronos.parameter_server.remote import placement
 from synkhronos.parameter_server.remote.heartbeats import SILENT, Heartbeats
 from synkhronos.parameter_server.remote.memory import Boxes
@@ -27,7 +28,6 @@ from synkhronos.parameter_server.remote.protocol import Post
 from synkhronos.parameter_server.remote.queues import Transfer
 from synkhronos.parameter_server.remote.server import LOOK_SECONDS
 
-INTERRUPTED = 130  # the exit status after a Ctrl-C
 _HELD_SECONDS = 0.0005  # of a reply for which no thread of the script may wait
 _PATIENCE = 10.0  # seconds for the servers to take note of an end
 

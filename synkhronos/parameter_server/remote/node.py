@@ -14,7 +14,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import traceback
@@ -22,10 +21,11 @@ from dataclasses import asdict, dataclass
 from typing import Sequence
 
 from synkhronos._machine.devices import default_threads
-from synkhronos._machine.processes import end_with_parent, tell_guard_of_mpi
-from synkhronos.comm.mpi import folders, secret
+from synkhronos._machine.processes import end_with_parent
+from synkhronos.comm import membership
 
 _OF_MPI = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
+_LEAVE_SECONDS = 2.0  # for others to take what was sent last
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -56,31 +56,17 @@ def main(argv: Sequence[str]) -> int:
     here = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", job.n_servers + job.n_workers)
     for name in _THREADS:
         os.environ.setdefault(name, str(default_threads(int(here))))
-    group = _group()
+    from synkhronos.parameter_server.remote import protocol
+
+    protocol.prepare()
+    group = membership.join(with_threads=True)  # heartbeats have a thread in servers
     if group.size != job.n_servers + job.n_workers:
         wanted = f"{job.n_servers} servers and {job.n_workers} workers"
         sys.stderr.write(f"{group.size} processes were started for {wanted}\n")
         return 1
-    return (_serve if group.rank < job.n_servers else _move)(group, job)
-
-
-def _group():
-    """Return the group of this process: of those that the launcher or mpirun has started."""
-    from synkhronos.comm.shared import group
-
-    if group.VARIABLE in os.environ:
-        return group.join()
-    from synkhronos.parameter_server.remote import protocol
-
-    given = secret.take()  # not for the script
-    protocol.prepare()
-    from synkhronos.comm.mpi.group import MpiGroup
-    from synkhronos.comm.mpi.library import MPI
-
-    with folders.of_segment():
-        MPI.Init_thread(MPI.THREAD_SERIALIZED)  # heartbeats have a thread in servers
-    tell_guard_of_mpi()
-    return MpiGroup(secret.checked(MPI.COMM_WORLD, given))
+    status = (_serve if group.rank < job.n_servers else _move)(group, job)
+    group.close(_LEAVE_SECONDS)
+    return status
 
 
 def _serve(group, job):
@@ -162,9 +148,6 @@ def end(status: int) -> None:
 if __name__ == "__main__":
     try:
         status = main(sys.argv)
-    except secret.NoSecret as error:
-        sys.stderr.write(f"{socket.gethostname()}: {error}\n")
-        status = 1
     except BaseException:
         traceback.print_exc()
         status = 1
