@@ -44,7 +44,7 @@ def join(finalizes: bool = False, with_threads: bool = False) -> Group:
     if VARIABLE in os.environ:
         from synkhronos.comm.shared import group
 
-        return group.join()
+        return group.join(os.environ.pop(VARIABLE))  # not for what this process starts
     from synkhronos.comm.mpi import folders, secret
 
     given = secret.take()  # not for what this process starts

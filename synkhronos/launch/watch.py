@@ -29,6 +29,7 @@ from typing import Any, Mapping, Sequence
 
 from synkhronos import _wording
 from synkhronos._machine.processes import end_with_parent, life_of
+from synkhronos.comm import membership
 from synkhronos.comm.shared import group
 from synkhronos.launch import FOLLOWS, INTERRUPTED
 from synkhronos.launch.signals import signals_of
@@ -332,7 +333,7 @@ class Children(Watch):
     Parameters
     ----------
     commands : list of list of str
-        The command of each rank, which finds its group with `synkhronos.comm.shared.group.join`.
+        The command of each rank, which finds its group with `synkhronos.comm.membership.join`.
     names : list of str
     environment : dict
     **more
@@ -364,7 +365,7 @@ class Children(Watch):
                 value, descriptors = founding.place(rank)
                 process = subprocess.Popen(
                     command,
-                    env={**environment, group.VARIABLE: value},
+                    env={**environment, membership.VARIABLE: value},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,

@@ -312,7 +312,7 @@ def test_mpi4py_that_does_not_import(monkeypatch, tmp_path):
 def test_a_ctrl_c_before_the_start_prints_nothing(empty, module, whom, status):
     """While the launcher imports, and while it asks which MPI there is."""
     (empty / f"{module}.py").write_text(f"import os, signal\nos.kill(os.{whom}(), signal.SIGINT)")
-    given = ("--servers", "1", "--workers", "1", "empty.py")
+    given = ("--mpirun-args=--verbose", "--servers", "1", "--workers", "1", "empty.py")
     found = run(*given, folder=empty, PYTHONPATH=str(empty))
     assert found == (status, "", "")
 

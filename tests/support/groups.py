@@ -6,7 +6,6 @@ import signal
 import time
 import traceback
 
-from synkhronos.comm.membership import VARIABLE
 from synkhronos.comm.shared import group as shared
 from synkhronos.comm.single_group import SingleGroup
 
@@ -47,7 +46,7 @@ class Crew:
                         os.close(descriptor)
             for reader in self._ends:
                 os.close(reader)
-            group = shared.join({VARIABLE: value})
+            group = shared.join(value)
             try:
                 found = function(group)
             except BaseException as error:

@@ -72,7 +72,7 @@ def _let_tell(function):
     updated = [
         each.variable
         for each in function.maker.inputs
-        if each.implicit and each.update is not None and not is_random_state(each.variable)
+        if each.shared and each.update is not None and not is_random_state(each.variable)
     ]
     if updated:
         function.synkhronos_updated = updated

@@ -21,7 +21,7 @@ import select
 import socket
 import time
 import weakref
-from typing import Any, MutableMapping, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -32,7 +32,6 @@ from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm import Aborted
 from synkhronos.comm.channel import Channel, Closed, WithDescriptors
 from synkhronos.comm.group import Group, RankLost, WaitedTooLong
-from synkhronos.comm.membership import VARIABLE
 from synkhronos.comm.reports import Patience
 from synkhronos.comm.shared.gate_memory import DONE, MET, SEQUENCE, Memory, make_pipes
 from synkhronos.comm.shared.meetings import HEARTBEAT_MS, Meetings
@@ -65,7 +64,7 @@ class Founding:
                 self._sockets[rank][other], self._sockets[other][rank] = socket.socketpair()
 
     def place(self, rank: int) -> tuple[str, list[int]]:
-        """Return the value of `VARIABLE` for a rank, and the descriptors that it inherits."""
+        """Return what to tell a rank, as JSON, and the descriptors that it inherits."""
         peers = {other: each.fileno() for other, each in self._sockets[rank].items()}
         told = {
             "rank": rank,
@@ -102,9 +101,9 @@ def allow_descriptors(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def join(environment: MutableMapping[str, str] = os.environ) -> SharedGroup:
-    """Return the group that this process was started for; the variable is removed."""
-    told = json.loads(environment.pop(VARIABLE))
+def join(place: str) -> SharedGroup:
+    """Return the group that this process was started for, told its `Founding.place`."""
+    told = json.loads(place)
     rank, size = told["rank"], told["size"]
     memory = Memory(size, told["memory"])
     os.close(told["memory"])
