@@ -20,13 +20,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from typing import Sequence
 
 from synkhronos._machine.devices import module_command
 from synkhronos._machine.processes import STARTED, end_with_parent
-from synkhronos.launch import INTERRUPTED
+from synkhronos.launch import FOLLOWS, INTERRUPTED
 
-_SECONDS = 2.0  # between two looks
+_SECONDS = 2.0  # between two looks; what the first failure has to be told of
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -68,6 +69,8 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if is_tolerant:
         os.kill(os.getpid(), signal.SIGKILL)
+    if status == FOLLOWS:  # mpirun would end the one that has failed before this could tell of it
+        time.sleep(_SECONDS)
     return status if status > 0 else 128 - status
 
 
