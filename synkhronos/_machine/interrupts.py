@@ -73,11 +73,12 @@ class interrupts_held:
         try:
             for number in previous:
                 _signal(number, answer)
-        except BaseException:  # of a signal that came before its handler was replaced
+            held = self._held = {}
+            return held
+        except BaseException:  # of a handler that is not replaced yet, or was set a moment ago
+            self._held = None
             self._restore()
             raise
-        held = self._held = {}  # from here on nothing is raised
-        return held
 
     def _answer(self, number, frame):
         """Record a signal in the block; before and after it, do what the script's handler does."""

@@ -7,6 +7,7 @@ import signal
 import threading
 
 import pytest
+from support.interrupts import signal_at_line
 
 from synkhronos._machine import interrupts
 from synkhronos._machine.interrupts import (
@@ -166,6 +167,25 @@ def test_an_exception_while_handlers_are_replaced_or_set_again(came, monkeypatch
         send(signal.SIGUSR1)
     assert came == ([signal.SIGUSR1] if at >= len(NUMBERS) else [])
     assert handlers() == before
+
+
+def test_a_handler_that_was_set_a_moment_ago_leaves_no_signal_held(came, monkeypatch):
+    """Its signal is not delayed yet: before each line of the block's begin it raises at once."""
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    interrupts._handled.numbers()
+    monkeypatch.setattr(interrupts._handled, "_until", float("inf"))
+    signal.signal(signal.SIGUSR1, stop)
+    before, line, came_to_it = handlers(), 0, True
+    while came_to_it:
+        block = interrupts_held()
+        try:
+            came_to_it = signal_at_line(line, block.__enter__, signal.SIGUSR1)
+        except Stop:
+            assert handlers() == before
+        else:
+            block.__exit__(None, None, None)
+        line += 1
+    assert line > 15
 
 
 def test_handlers_that_run_at_once_and_raise_later(came):
