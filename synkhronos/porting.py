@@ -230,7 +230,7 @@ class ParallelFunction:
         return results if self._is_list else results[0]
 
     def _undo_updates(self, rank):
-        """Give all ranks the values of one that raised: it has updated nothing, others may have."""
+        """Give all ranks the values of one that raised: others may have applied updates."""
         arrays = [each for each in self._updated if _host.is_array_variable(each)]
         # Without settling: the master's values, which it would send, may be updated ones.
         with self._session.call("broadcast", settles=False) as session:
