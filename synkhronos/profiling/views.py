@@ -1,4 +1,4 @@
-"""What profiles show: a table as text, a trace, a picture, and their files.
+"""Views of profiles: a table as text, a trace, a picture, and their files.
 
 A view of a session or a store has spans as boxes in tracks:
 

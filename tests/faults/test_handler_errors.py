@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import threading
 
 import numpy as np
 import pytest
@@ -18,29 +17,13 @@ from support.faults import (
     signal_once_held,
 )
 from support.helpers import Call, function
-from support.interrupts import handler_that_raises
+from support.interrupts import OutOfTime, Preempted, Timeout, handler_that_raises
 
 import synkhronos as synk
 from synkhronos import WorkerError
 from synkhronos._machine import shared_memory
 
 pytestmark = pytest.mark.faults
-
-
-class Timeout(Exception):
-    """An exception that can't be pickled, or made of a message alone."""
-
-    def __init__(self, message, seconds=None):
-        super().__init__(message)
-        self.lock = threading.Lock()
-
-
-class OutOfTime(TimeoutError):
-    """An error as the system's."""
-
-
-class Preempted(BaseException):
-    """No Exception, as KeyboardInterrupt."""
 
 
 KINDS = [Timeout, OutOfTime, Preempted]

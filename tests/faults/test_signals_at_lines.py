@@ -5,7 +5,6 @@ resizes at every line is in test_resized_data.py.
 """
 
 import signal
-import threading
 
 import numpy as np
 import pytest
@@ -13,6 +12,9 @@ import theano
 from support import faults
 from support.faults import CALLS, pids_by_rank
 from support.interrupts import (
+    OutOfTime,
+    Preempted,
+    Timeout,
     handler_that_raises,
     interrupt_at_line,
     raise_at_line,
@@ -24,22 +26,6 @@ import synkhronos as synk
 from synkhronos import session
 
 pytestmark = pytest.mark.faults
-
-
-class Timeout(Exception):
-    """An exception that can't be pickled, or made of a message alone."""
-
-    def __init__(self, message, seconds=None):
-        super().__init__(message)
-        self.lock = threading.Lock()
-
-
-class OutOfTime(TimeoutError):
-    """An error as the system's."""
-
-
-class Preempted(BaseException):
-    """No Exception, as KeyboardInterrupt."""
 
 
 KINDS = [KeyboardInterrupt, Timeout, OutOfTime, Preempted]

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import weakref
 
 import pytest
@@ -14,6 +15,23 @@ from synkhronos._machine import interrupts, processes, shared_memory
 from synkhronos._master import current, registry
 from synkhronos._master import session as _master
 from synkhronos.comm.shared import gate, meetings, storage, variables
+
+
+class Timeout(Exception):
+    """An exception that can't be pickled, or made of a message alone."""
+
+    def __init__(self, message, seconds=None):
+        super().__init__(message)
+        self.lock = threading.Lock()
+
+
+class OutOfTime(TimeoutError):
+    """An error as the system's."""
+
+
+class Preempted(BaseException):
+    """No Exception, as KeyboardInterrupt."""
+
 
 FILES = {
     module.__file__
@@ -122,6 +140,7 @@ def handler_that_raises(kind):
         raise raised[-1]
 
     previous = signal.signal(signal.SIGUSR1, stop)
+    interrupts._handled._until = 0.0  # so that it is known at once
     try:
         yield raised
     finally:

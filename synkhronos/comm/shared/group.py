@@ -43,7 +43,7 @@ _HEADER = 8  # bytes before a value on a board, with its length
 
 
 class Founding:
-    """What the processes of a new group inherit: memory, pipes, a socket for each pair.
+    """Memory, pipes, and a socket for each pair, which the processes of a new group inherit.
 
     The process that makes it starts each rank with the descriptors and the variable that `place`
     returns, and closes it when all are started.

@@ -1,4 +1,4 @@
-"""What all benchmarks share: their command line, their output, and their tables.
+"""The frame of all benchmarks: their command line, their output, and their tables.
 
 A benchmark is a module with a docstring that explains its figures, and
 
@@ -112,7 +112,7 @@ def _check_folder(option, file):
 
 
 class Report:
-    """What a benchmark has found, and where it goes.
+    """The figures of a benchmark, and where they go.
 
     Attributes
     ----------
