@@ -247,10 +247,10 @@ REFUSED = {
 }
 
 
-def of_integers(dtype, expression):
+def of_integers(dtype, expression, values=(100, 90, 100, 7, 80)):
     """Return an input, an expression of it, and values whose sums don't fit into their dtype."""
     b = T.TensorType(dtype, (False,))("b")
-    return b, expression(b), np.array([100, 90, 100, 7, 80], dtype)
+    return b, expression(b), np.array(values, dtype)
 
 
 def of_floats(expression, dtype="float64", factor=1):
@@ -323,6 +323,9 @@ UNUSUAL = {
     "small products, added up": lambda: of_integers("int8", lambda b: T.outer(b.dot(b), b).sum()),
     "a large sum, divided": lambda: of_integers("int64", lambda b: (b * 2**56).sum() / 2.0),
     "a large mean": lambda: of_integers("int64", lambda b: (b * 2**56).sum(dtype="float64")),
+    "a whole mean, whose parts are rounded": lambda: of_integers(
+        "int8", lambda b: T.cast(b.mean(), "int8"), (-9, -9, -8, -8, 1, 9)
+    ),
     "single sums": lambda: of_single_floats(
         lambda x: T.stack([x.sum(), x.mean(), x.sum() - x.mean() / 2])
     ),

@@ -257,6 +257,9 @@ def _assert_close(found, expected, tolerance, what):
         found, expected = found.astype("float64"), expected.astype("float64")
         np.testing.assert_allclose(found, expected, tolerance, tolerance, err_msg=what)
     else:
+        if expected.dtype in (np.int32, np.int64):
+            # What C leaves undefined, and processors of this kind have for a float out of range.
+            found = np.where(expected == np.iinfo(expected.dtype).min, expected, found)
         np.testing.assert_array_equal(found, expected, what)
 
 
@@ -330,6 +333,8 @@ def extreme(g, rng):
     """Return a maximum or the like."""
     a = g.pick()
     how = [T.max, T.min, T.argmax, T.any, T.all, T.argmin][rng.randint(6)]
+    if a.ndim == 0 and how in (T.argmax, T.argmin):
+        raise ValueError("Theano itself fails in Python")
     return how(a, axis=_axis(a, rng))
 
 

@@ -99,7 +99,9 @@ def _is_linear(op, node, values):
         factors = [each for each, part in zip(node.inputs, parts) if not part]
         return sum(parts) == 1 and all(map(_is_safe_factor, factors))
     if isinstance(op, scalar.TrueDiv):
-        return parts == [True, False] and _is_divisor(*node.inputs)
+        # Quotients of integers are rounded: their sum may be another number than that of all.
+        is_rounded = np.dtype(values[0].variable.dtype).kind not in "fc"
+        return parts == [True, False] and not is_rounded and _is_divisor(*node.inputs)
     if isinstance(op, scalar.Second):
         return parts == [False, True]
     return False
