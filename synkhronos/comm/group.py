@@ -65,7 +65,7 @@ class Group(ABC):
         Raises
         ------
         RankLost
-            If a rank was lost, also a while before, or has left.
+            If a rank was lost, also a while before, or has left, before it came to this barrier.
         Aborted
             If a rank has aborted the group.
         WaitedTooLong

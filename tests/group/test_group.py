@@ -5,8 +5,10 @@ import signal
 import time
 
 import numpy as np
+import psutil
 import pytest
 from support.groups import Crew, run
+from support.waiting import wait_until
 
 from synkhronos.comm import Aborted
 from synkhronos.comm.group import RankLost, WaitedTooLong
@@ -180,6 +182,28 @@ def test_a_death_ends_collectives_and_is_told_after_the_last_message(size):
         return group.losses
 
     with Crew(size, work) as crew:
+        assert crew.results() == [{size - 1: "has died"}] * (size - 1) + [None]
+
+
+@several
+def test_a_barrier_to_which_all_have_come_ends_well_although_one_dies_then(size):
+    def work(group):
+        pids = group.all_gather(os.getpid())
+        if group.rank == size - 1:
+            time.sleep(0.2)  # until rank 0 sleeps in the barrier
+            stopped = psutil.Process(pids[0])
+            stopped.suspend()
+            wait_until(lambda: stopped.status() == psutil.STATUS_STOPPED)
+            group.barrier()
+            os._exit(0)
+        group.barrier()
+        while not group.losses:
+            group.receive(10.0)
+        return group.losses
+
+    with Crew(size, work) as crew:
+        os.waitid(os.P_PID, crew.pids[-1], os.WEXITED | os.WNOWAIT)
+        os.kill(crew.pids[0], signal.SIGCONT)
         assert crew.results() == [{size - 1: "has died"}] * (size - 1) + [None]
 
 

@@ -166,9 +166,13 @@ class SharedGroup(Meetings, Group):
         if self._is_closed:
             raise RuntimeError("the group is closed.")
 
+    def _check_not_left(self, cell, value, abort):
+        # Only here: a rank that dies after it has come to a barrier does not fail the barrier.
+        self._raise_loss()
+        super()._check_not_left(cell, value, abort)
+
     def _sleep(self):
         happened = self._look(HEARTBEAT_MS / 1000)
-        self._raise_loss()
         if happened and time.monotonic() - self._waiting_since > self.patience:
             return False  # messages come, but not the rank
         return happened
