@@ -335,7 +335,7 @@ NEWER = """
 import contextlib, platform, shutil, sys
 
 with contextlib.suppress(ImportError):
-    import packaging.version  # before: by this number it chooses regular expressions
+    import packaging.requirements  # before: it asks for the version when it is imported
 
 class Version(tuple):
     major, minor, micro = (property(lambda self, n=n: self[n]) for n in range(3))
