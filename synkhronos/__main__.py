@@ -18,6 +18,7 @@ from synkhronos._host import choice
 from synkhronos._host.theano import import_support
 
 try:
+    from synkhronos.launch import INTERRUPTED
     from synkhronos.tools import launch, rule, run
 except ModuleNotFoundError as error:  # all need NumPy, which comes with the host library
     if error.name != "numpy":
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return arguments.run(arguments)
     except KeyboardInterrupt:  # a script's own is printed with its traceback
-        return run.INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:
         # A reader such as `head` has closed the pipe. Without this Python complains at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

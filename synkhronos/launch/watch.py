@@ -6,41 +6,30 @@
     stderr      ◀───── stderr
     rank_0.log  ◀───── the lines of rank 0: of both streams, in the order in which they came
 
-`Children` are processes of this machine that the command starts itself, without mpirun.
+Derived classes say how the processes are started: `children.Children`, `through.Ranks`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import io
 import os
 import re
-import resource
 import selectors
 import signal
-import socket
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import AbstractSet, Any, Mapping, Sequence
 
 from synkhronos import _wording
-from synkhronos._machine.processes import end_with_parent, life_of
-from synkhronos.comm import membership
-from synkhronos.comm.shared import group
 from synkhronos.launch import FOLLOWS, INTERRUPTED
 from synkhronos.launch.signals import signals_of
+from synkhronos.launch.streams import SIZE
 
 PATIENCE = 30.0  # seconds for the ranks to write a snapshot and end, after a Ctrl-C
-_AFTER_FAILURE = 10.0  # seconds for the others to end
-LAST = 5.0  # seconds between SIGTERM and SIGKILL
-SIZE = 1 << 16
-_MOST = 1 << 20  # bytes of a line that are kept until its end
+AFTER_FAILURE = 10.0  # seconds for the others to end
 _LAST_LINES = 20
-_HEARD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
 
 
 @dataclass
@@ -57,6 +46,12 @@ class Rank:
     def has_failed(self) -> bool:
         """Whether it has ended, and not as it should."""
         return self.status not in (None, 0, INTERRUPTED)
+
+    @property
+    def exit_status(self) -> int:
+        """Its exit status as shells have it: 128 and the number of a signal that has killed it."""
+        assert self.status is not None
+        return self.status if self.status >= 0 else 128 - self.status
 
     @property
     def end(self) -> str:
@@ -82,6 +77,8 @@ class Watch:
     ----------
     names : list of str
         The device of each rank.
+    environment : dict
+        Of the processes.
     folder : Path, optional
         Of the log files, one for each rank; None for no log files.
     is_served : bool, optional
@@ -98,11 +95,13 @@ class Watch:
 
     title = "synkhronos rule"
     request = "the ranks have {:g} s to write a snapshot"
-    own_words = ""  # what the program that starts them says by itself
+    heard: AbstractSet[int] = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    before_kill = 5.0  # seconds between SIGTERM and SIGKILL
 
     def __init__(
         self,
         names: Sequence[str],
+        environment: Mapping[str, str],
         folder: Path | None = None,
         is_served: bool = False,
         outlives: bool = False,
@@ -111,17 +110,21 @@ class Watch:
         token: str = "",
     ) -> None:
         # What processes tell of themselves in their standard errors; see `_take_mark`.
-        self._mark = re.compile(
-            rb"\x00" + token.encode() + rb" (\d+) (start|status|lost|follows) ([^\x00]*)\x00\n?"
-        )
+        self._mark = re.compile(rb"\x00" + token.encode() + rb" (\d+) ([a-z]+) ([^\x00]*)\x00\n?")
         self.ranks = [Rank(name) for name in names]
         self.failed: list[int] = []  # in the order in which they ended
         self.interrupted_by = 0
         self.interrupted_at = 0.0  # seconds since the epoch
-        self._folder = folder
+        self._environment, self._folder = environment, folder
+        self._streams: dict[int, Any] = {}  # open descriptors, and what `_take` calls them
         self._is_served, self._outlives = is_served, outlives
         self._ends_with_stdin, self._patience = ends_with_stdin, patience
         self._deadline, self._ending = float("inf"), [signal.SIGTERM, signal.SIGKILL]
+
+    @property
+    def own_words(self) -> str:
+        """What the program that starts them says by itself."""
+        return ""
 
     @property
     def has_started(self) -> bool:
@@ -137,31 +140,32 @@ class Watch:
 
     def run(self) -> int:
         """Run all to their end, with all that they have started; return an exit status."""
-        self._selector = selectors.PollSelector()
         for rank in range(len(self.ranks)):
             self._log(rank, b"")
-        with signals_of(_HEARD) as signals, self._surroundings() as environment:
-            self._selector.register(signals, selectors.EVENT_READ, lambda _: self._hear(signals))
+        heard = {*self.heard, signal.SIGCHLD}
+        with signals_of(heard) as signals, selectors.PollSelector() as self._selector:
+            self._selector.register(signals, selectors.EVENT_READ, self._hear)
             if self._ends_with_stdin:
                 self._selector.register(0, selectors.EVENT_READ, self._read_stdin)
-            try:
-                self._begin(environment)
-                self._serve()
-            finally:
-                self._end_all()
-                self._selector.close()
+            with self._begun():
+                try:
+                    self._serve()
+                finally:
+                    for stream in self._streams.values():
+                        self._take(stream, b"", is_end=True)
+                    self._end_all()
         return self._status()
 
-    def _surroundings(self) -> contextlib.AbstractContextManager[Mapping[str, str]]:
-        """Give the environment in which the processes start, for as long as they run."""
+    def _begun(self) -> contextlib.AbstractContextManager[None]:
+        """Start all, and listen to their streams; what they need stays until the end."""
         raise NotImplementedError
 
-    def _begin(self, environment: Mapping[str, str]) -> None:
-        """Start all, and register their streams."""
+    def _take(self, stream: Any, data: bytes, is_end: bool = False) -> None:
+        """Take a piece of what a stream has brought."""
         raise NotImplementedError
 
-    def _has_ended(self) -> bool:
-        """Return whether nothing is left to wait for."""
+    def _is_over(self) -> bool:
+        """Return whether all processes have ended."""
         raise NotImplementedError
 
     def _ask_to_end(self) -> None:
@@ -187,22 +191,36 @@ class Watch:
             for key, _ in self._selector.select(min(left, 1.0)):
                 key.data(key.fd)
 
-    def _is_over(self):
-        """Return whether only streams are open: a child of a rank may keep them so."""
-        return False
+    def _has_ended(self):
+        """Return whether nothing is left to wait for."""
+        if not self._is_over():
+            return False
+        if self._streams:  # a process that was started by one of these may keep them open
+            self._end_after(1.0)
+        return not self._streams
+
+    def _listen(self, fd, stream):
+        self._streams[fd] = stream
+        self._selector.register(fd, selectors.EVENT_READ, self._read)
+
+    def _read(self, fd):
+        data = os.read(fd, SIZE)
+        self._take(self._streams[fd], data, is_end=not data)
+        if not data:
+            self._selector.unregister(fd)
+            del self._streams[fd]
 
     def _end_next(self):
         """Take the next step in ending what runs."""
         number = self._ending.pop(0) if len(self._ending) > 1 else self._ending[0]
-        self._deadline = time.monotonic() + LAST
+        self._deadline = time.monotonic() + self.before_kill
         self._end(number)
 
     def _status(self):
         if self.interrupted_by:
             return 128 + self.interrupted_by
         if self.cause is not None:
-            status = self.ranks[self.cause].status
-            return status if status > 0 else 128 - status
+            return self.ranks[self.cause].exit_status
         if not self.has_started or any(rank.status is None for rank in self.ranks):
             return 1
         statuses = [rank.status for rank in self.ranks]
@@ -224,7 +242,7 @@ class Watch:
         is_first, self.interrupted_by = not self.interrupted_by, self.interrupted_by or number
         if is_first and self.has_started:
             asked = self.request.format(self._patience)
-            self._say(f"stopping; {asked}. A second Ctrl-C ends them at once.")
+            self.say(f"stopping; {asked}. A second Ctrl-C ends them at once.")
             self._ask_to_end()
             self._end_after(self._patience)
         else:
@@ -240,9 +258,9 @@ class Watch:
         if known.has_failed:
             self.failed.append(rank)
             if not self._outlives:
-                self._end_after(_AFTER_FAILURE)
+                self._end_after(AFTER_FAILURE)
             elif not self.interrupted_by:
-                self._say(self.end_of(rank))
+                self.say(self.end_of(rank))
 
     def _without_marks(self, text):
         """Take the marks in a line of errors; return what is left of it."""
@@ -267,7 +285,7 @@ class Watch:
     def name(self, rank: int) -> str:
         """Return a rank with its device and its host, in words.
 
-        >>> Watch(["cpu"]).name(0)
+        >>> Watch(["cpu"], {}).name(0)
         'rank 0 (cpu)'
         """
         known = self.ranks[rank]
@@ -287,7 +305,29 @@ class Watch:
         with open(self._folder / f"rank_{rank}.log", "ab") as log:
             log.write(text)
 
-    def _say(self, sentence):
+    def failure_summary(self) -> list[str]:
+        """Return sentences about a run that has not ended well."""
+        if self.interrupted_by:
+            return []
+        if self.cause is None:
+            lost = [at for at, rank in enumerate(self.ranks) if rank.status is None]
+            return [f"{self.name(at)} {self.ranks[at].end}." for at in lost]
+        return self._about_cause(self.cause)
+
+    def _about_cause(self, rank):
+        """Return sentences about the rank of which the end has ended the run."""
+        known = self.ranks[rank]
+        said = [f"{self.name(rank)} {known.end}, which has ended the run."]
+        n_ended = sum(each.status == 0 for each in self.ranks)
+        if n_ended:
+            others = _wording.count(n_ended, "other rank")
+            said = [f"{self.name(rank)} {known.end}; {others} ended as they should."]
+        if known.last_lines:
+            said.append(f"Its output is in {self._folder}/rank_{rank}.log.")
+        return said
+
+    def say(self, sentence: str) -> None:
+        """Print a sentence of this command."""
         self._write(2, f"{self.title}: {sentence}\n".encode())
 
     def _write(self, fd, data):
@@ -302,171 +342,8 @@ class Watch:
                 except BlockingIOError:  # the other end has set it so
                     time.sleep(0.01)
         except (OSError, ValueError):  # nothing reads there any more, as with `| head`
-            if not self.interrupted_by:
-                self._interrupt(signal.SIGTERM)
+            self._take_lost_reader()
 
-
-class Lines:
-    """Lines of a stream, of which the end may not have come."""
-
-    def __init__(self):
-        self._tail = bytearray()
-
-    def take(self, data: bytes, is_end: bool = False) -> list[bytes]:
-        """Return the lines that are complete now, and pieces of a very long one.
-
-        At the end the last one gets a newline, if it has none.
-        """
-        tail = self._tail
-        tail += data
-        if is_end and tail and not tail.endswith(b"\n"):
-            tail += b"\n"
-        end = len(tail) if len(tail) > _MOST else tail.rfind(b"\n") + 1
-        lines = io.BytesIO(tail[:end]).readlines()
-        del tail[:end]
-        return lines
-
-
-class Children(Watch):
-    """Ranks of a group on this machine, which this process starts.
-
-    Parameters
-    ----------
-    commands : list of list of str
-        The command of each rank, which finds its group with `synkhronos.comm.membership.join`.
-    names : list of str
-    environment : dict
-    **more
-        See `Watch`.
-    """
-
-    def __init__(
-        self,
-        commands: Sequence[Sequence[str]],
-        names: Sequence[str],
-        environment: Mapping[str, str],
-        **more: Any,
-    ) -> None:
-        super().__init__(names, **more)
-        self._limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        group.allow_descriptors(len(commands))
-        self._commands, self._environment = commands, environment
-        self._processes: list[subprocess.Popen] = []
-        self._streams: dict[int, tuple[int, int, Lines]] = {}  # fd -> rank, stream, lines
-
-    @contextlib.contextmanager
-    def _surroundings(self):
-        yield self._environment
-
-    def _begin(self, environment):
-        founding = group.Founding(len(self._commands))
-        try:
-            for rank, command in enumerate(self._commands):
-                value, descriptors = founding.place(rank)
-                process = subprocess.Popen(
-                    command,
-                    env={**environment, membership.VARIABLE: value},
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    pass_fds=descriptors,
-                    preexec_fn=functools.partial(_prepare_child, os.getpid(), self._limits),
-                )
-                self._processes.append(process)
-                known = self.ranks[rank]
-                known.pid, known.host = process.pid, socket.gethostname()
-                for number, stream in ((1, process.stdout), (2, process.stderr)):
-                    self._streams[stream.fileno()] = rank, number, Lines()
-                    self._selector.register(stream, selectors.EVENT_READ, self._read)
-        finally:
-            founding.close()
-
-    def _read(self, fd):
-        rank, number, lines = self._streams[fd]
-        data = os.read(fd, SIZE)
-        for line in lines.take(data, is_end=not data):
-            text = self._without_marks(line) if number == 2 else line
-            if text:
-                self._show(number, rank, text)
-        if not data:
-            self._selector.unregister(fd)
-            del self._streams[fd]
-
-    def _look(self):
-        """Note the ranks that have ended. They are reaped at the end, with their groups."""
-        left = []
-        for rank, process in enumerate(self._processes):
-            if self.ranks[rank].status is None:
-                found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-                if found is None:
-                    left.append(process)
-                else:
-                    is_exit = found.si_code == os.CLD_EXITED
-                    self._note_end(rank, found.si_status if is_exit else -found.si_status)
-        if self.failed and left and all(life_of(each.pid) == "stopped" for each in left):
-            self._end_after(_AFTER_FAILURE)  # nobody may continue them
-
-    def _is_over(self):
-        self._look()
-        return all(rank.status is not None for rank in self.ranks)
-
-    def _has_ended(self):
-        if not self._is_over():
-            return False
-        if self._streams:  # a process that a rank has started may keep them open
-            self._end_after(1.0)
-        return not self._streams
-
-    def _ask_to_end(self):
-        self._send(signal.SIGUSR1)
-
-    def _end(self, number):
-        self._send(number)
-
-    def _send(self, number):
-        for rank, process in enumerate(self._processes):
-            if self.ranks[rank].status is None:  # so it was not reaped
-                os.kill(process.pid, number)
-
-    def _end_all(self):
-        for fd in list(self._streams):
-            rank, number, lines = self._streams[fd]
-            for line in lines.take(b"", is_end=True):
-                self._show(number, rank, line)
-        self._look()
-        for process in self._processes:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)  # with what it has started
-        for rank, process in enumerate(self._processes):
-            process.wait()
-            if self.ranks[rank].status is None:
-                self._note_end(rank, process.returncode)
-            process.stdout.close()
-            process.stderr.close()
-
-
-def _prepare_child(parent, limits):
-    """Prepare the process that becomes a rank, which ends when this command is killed."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    os.setpgid(0, 0)  # a Ctrl-C in the terminal is for the command
-    end_with_parent(parent, signal.SIGKILL)
-
-
-def story(ranks: Watch, folder: Path) -> list[str]:
-    """Return sentences about a run that has not ended well."""
-    if ranks.interrupted_by:
-        return []
-    if not ranks.failed:
-        lost = [at for at, rank in enumerate(ranks.ranks) if rank.status is None]
-        return [f"{ranks.name(at)} {ranks.ranks[at].end}." for at in lost]
-    cause = ranks.cause
-    assert cause is not None
-    said = [f"{ranks.name(cause)} {ranks.ranks[cause].end}, which has ended the run."]
-    ended = [at for at, rank in enumerate(ranks.ranks) if rank.status == 0]
-    if ended:
-        others = _wording.count(len(ended), "other rank")
-        said = [f"{ranks.name(cause)} {ranks.ranks[cause].end}; {others} ended as they should."]
-    log = folder / f"rank_{cause}.log"
-    if ranks.ranks[cause].last_lines:
-        said.append(f"Its output is in {log}.")
-    return said
+    def _take_lost_reader(self):
+        if not self.interrupted_by:
+            self._interrupt(signal.SIGTERM)

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, Mapping
 
 from synkhronos import _wording
+from synkhronos.launch.where import NO_DEVICE, Place, by_host, find_places
 from synkhronos.rules import modelfile as _modelfile
 from synkhronos.rules import options as _options
-from synkhronos.rules import places as _places
 from synkhronos.rules.job import Job
-from synkhronos.rules.places import NO_DEVICE, Place
 
 _OF_LAUNCHER = ("log_path", "bind")
 
@@ -72,7 +71,7 @@ class Request:
     def arguments(self, **changed: Any) -> list[str]:
         """Return the arguments of ``synkhronos rule`` for this request, with changed options."""
         line = [self.rule]
-        for host, devices in _places.by_host(self.places).items():
+        for host, devices in by_host(self.places).items():
             line += ["--devices", f"{host}:{','.join(devices)}" if host else ",".join(devices)]
         line += [self.modelfile, self.modelclass]
         known = _options.of_rule(self.rule)
@@ -106,7 +105,7 @@ def make(
     ----------
     rule : str
     devices : str or list of str
-        As `places.parse` takes them.
+        As `find_places` takes them.
     modelfile, modelclass : str
         The file is looked for, and the class in it.
     settings : dict, optional
@@ -130,7 +129,7 @@ def make(
     own = {name: given.pop(name) for name in _OF_LAUNCHER if name in given}
     options = _options.check(rule, **given)
     of_launcher = _options.check_launcher(**own)
-    places = _places.parse(devices)
+    places = find_places(devices)
     _check_together(rule, options, places)
     if settings is not None and not isinstance(settings, dict):
         raise TypeError(

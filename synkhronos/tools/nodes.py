@@ -13,24 +13,22 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import shlex
 import signal
 import sys
-from typing import Mapping, Sequence
+from typing import Any
 
 from synkhronos import _wording
 from synkhronos._machine.devices import module_command, usable_cores
-from synkhronos.launch import INTERRUPTED, watch
+from synkhronos.launch import INTERRUPTED, children, mpirun, through, watch, where
 from synkhronos.parameter_server.remote.heartbeats import SILENT
 from synkhronos.parameter_server.remote.node import Job
-from synkhronos.tools import guard, launch, ranks
+from synkhronos.tools import launch
 
 PATIENCE = 10.0  # seconds for the scripts to end, after a Ctrl-C
 _KEEPALIVE = 8 * 3600  # seconds until mpirun ends all because a host is cut off: others may go on
 _AFTER_LOST = 1.0  # seconds for mpirun after all processes that can be reached have ended
 _AFTER_HOST = 10.0  # if others on the host of a lost one have not been missed
-_EXPORTED = ("PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH")
 
 
 class _Nodes(watch.Watch):
@@ -38,14 +36,14 @@ class _Nodes(watch.Watch):
 
     title = "synkhronos launch"
     request = "the workers have {:g} s to end"
-    _job: Job
 
-    def _take_job(self, job):
-        """Note what runs; return the names of the processes."""
+    def __init__(self, job: Job, *args: Any, **more: Any) -> None:
+        names = [*["server"] * job.n_servers, *["worker"] * job.n_workers]
+        given = {"token": job.token, "outlives": True, "patience": PATIENCE}
+        super().__init__(*args, names=names, **given, **more)
         self._job = job
         self.lost: list[int] = []  # processes of which nothing is heard
         self._following: set[int] = set()  # those that fail because others have died
-        return [*["server"] * job.n_servers, *["worker"] * job.n_workers]
 
     @property
     def cause(self) -> int | None:
@@ -71,7 +69,7 @@ class _Nodes(watch.Watch):
             super()._take_mark(rank, kind, text)
         elif int(text) not in self.lost and self.ranks[int(text)].status is None:
             self.lost.append(int(text))
-            self._say(f"{self.name(int(text))} {SILENT}.")
+            self.say(f"{self.name(int(text))} {SILENT}.")
         if self.lost:
             self._end_without_lost()
 
@@ -87,44 +85,32 @@ class _Nodes(watch.Watch):
         status = super()._status()
         return 1 if self.lost and not self.interrupted_by else status
 
-    def story(self) -> list[str]:
+    def failure_summary(self) -> list[str]:
         """Return sentences about a run that has not ended well."""
-        if self.interrupted_by:
-            return []
-        if self.lost:
+        if self.lost and not self.interrupted_by:
             lost = " and ".join(self.name(at) for at in self.lost)
             return [f"{lost} can't be reached any more, which has ended the run."]
-        if self.cause is None or self.cause in self._following:
-            # A killed guard reports no end, and no other process has failed by itself.
-            lost = [at for at, rank in enumerate(self.ranks) if rank.status is None]
-            if lost or self.cause is None:
-                return [f"{self.name(at)} {self.ranks[at].end}." for at in lost]
-        cause = self.ranks[self.cause]
-        said = [f"{self.name(self.cause)} {cause.end}, as the first that has failed."]
-        if cause.last_lines:
-            shown = "".join(f"\n    {line}" for line in cause.last_lines[-5:])
+        return super().failure_summary()
+
+    def _about_cause(self, rank):
+        # A killed guard reports no end, and no other process has failed by itself.
+        lost = [at for at, known in enumerate(self.ranks) if known.status is None]
+        if lost and rank in self._following:
+            return [f"{self.name(at)} {self.ranks[at].end}." for at in lost]
+        known = self.ranks[rank]
+        said = [f"{self.name(rank)} {known.end}, as the first that has failed."]
+        if known.last_lines:
+            shown = "".join(f"\n    {line}" for line in known.last_lines[-5:])
             said.append(f"Its last lines:{shown}")
         return said
 
 
-class NodesOfMpirun(_Nodes, ranks.Ranks):
+class NodesOfMpirun(_Nodes, through.Ranks):
     """Servers and workers that mpirun starts."""
 
-    def __init__(self, line: Sequence[str], job: Job) -> None:
-        super().__init__(
-            line, os.environ, job.token, self._take_job(job), None, outlives=True, patience=PATIENCE
-        )
 
-
-class NodesHere(_Nodes, watch.Children):
+class NodesHere(_Nodes, children.Children):
     """Servers and workers that the launcher starts itself, without MPI."""
-
-    def __init__(self, job: Job, environment: Mapping[str, str]) -> None:
-        names = self._take_job(job)
-        commands = [_node(job)] * len(names)
-        super().__init__(
-            commands, names, environment, outlives=True, patience=PATIENCE, token=job.token
-        )
 
 
 def main(options: argparse.Namespace) -> int:
@@ -133,39 +119,32 @@ def main(options: argparse.Namespace) -> int:
     It is 0 if all workers have ended with 0, else that of the first process that has failed.
     """
     try:
-        token = secrets.token_hex(16)
-        job = _job(options, token)
-        hosts, counts = _places(launch.find_hosts(options), job)
-        is_here = not options.mpirun_args and all(launch.is_here(host.name) for host in hosts)
-        line = _node(job) if is_here else _mpirun_line(hosts, counts, options, job, token)
+        job = _job(options)
+        hosts, counts = _places(where.find_hosts(options), job)
+        is_here = not options.mpirun_args and all(where.is_here(host.name) for host in hosts)
+        line = _node(job) if is_here else _mpirun_line(hosts, counts, options, job)
         if options.dry_run:
             print(shlex.join(line))
             return 0
         nodes: _Nodes
         if is_here:
-            nodes = NodesHere(job, {**os.environ, **_threads(options)})
+            environment = {**os.environ, **_threads(options)}
+            nodes = NodesHere(job, [line] * sum(counts), environment=environment)
         else:
-            launch.check_mpirun()
-            nodes = NodesOfMpirun(line, job)
-    except (launch.CannotLaunch, ValueError) as error:
+            mpirun.check()
+            nodes = NodesOfMpirun(job, line, hosts, options.agent, environment=os.environ)
+    except ValueError as error:
         print(f"can't launch: {error}", file=sys.stderr)
         return 2
     status = nodes.run()
-    if not status:
-        return 0
-    said = nodes.story()
-    if not nodes.has_started and not nodes.interrupted_by:
-        said = [launch.why_not_started(nodes.own_words, hosts, options.agent)]
-    elif nodes.own_words.strip("\n \0") and not nodes.interrupted_by and nodes.cause is None:
-        said.append(f"mpirun says:\n{nodes.own_words.strip()}")
-    for sentence in said:
-        print(f"synkhronos launch: {sentence}", file=sys.stderr)
+    for sentence in nodes.failure_summary() if status else ():
+        nodes.say(sentence)
     if status == 128 + signal.SIGINT and nodes.interrupted_by == signal.SIGINT:
         return INTERRUPTED
     return status
 
 
-def _job(options, token):
+def _job(options):
     """Return what is asked for, checked."""
     if options.workers is None:
         raise ValueError(
@@ -193,7 +172,7 @@ def _job(options, token):
         raise ValueError("--workers can't read the script from standard input: name a file.")
     launch.check_script(options.script)
     script = [sys.executable, "-u", os.path.abspath(options.script), *options.arguments]
-    return Job(n_servers, options.workers, script, token)
+    return Job(n_servers, options.workers, script, mpirun.new_token())
 
 
 def _places(hosts, job):
@@ -203,7 +182,7 @@ def _places(hosts, job):
         f"{_wording.count(job.n_servers, 'server')} and {_wording.count(job.n_workers, 'worker')}"
     )
     if hosts is None:
-        return [launch.Host("localhost")], [n]
+        return [where.Host("localhost")], [n]
     given = [host.ranks for host in hosts]
     if None not in given:
         if sum(given) != n:
@@ -233,12 +212,15 @@ def _threads(options):
     return {"OMP_NUM_THREADS": str(options.threads_per_rank)}
 
 
-def _mpirun_line(hosts, counts, options, job: Job, token) -> Sequence[str]:
-    own = ["--output", "tag", "--with-ft", "ulfm"]
-    if max(counts) > usable_cores():
-        own += ["--mca", "mpi_yield_when_idle", "1"]
-    variables = _threads(options)
-    if [host.name for host in hosts] != ["localhost"]:
-        variables.update({name: os.environ[name] for name in _EXPORTED if name in os.environ})
-    command = [*own, *guard.command(token, True, _node(job))]
-    return launch.mpirun_line(hosts, options, command, variables, counts, _KEEPALIVE)
+def _mpirun_line(hosts, counts, options, job):
+    return mpirun.line_of_group(
+        hosts,
+        options,
+        _node(job),
+        _threads(options),
+        counts,
+        job.token,
+        is_tolerant=True,
+        yields=max(counts) > usable_cores(),
+        keepalive=_KEEPALIVE,
+    )

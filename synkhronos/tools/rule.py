@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import re
-import secrets
 import shlex
 import subprocess
 import sys
@@ -19,15 +18,12 @@ from typing import Any, Sequence
 
 from synkhronos import _wording
 from synkhronos._machine.devices import module_command, usable_cores
-from synkhronos.launch import watch
+from synkhronos.launch import CannotLaunch, children, cores, mpirun, through, watch, where
 from synkhronos.rules import options as _options
-from synkhronos.rules import places as _places
 from synkhronos.rules import request as _request
 from synkhronos.rules.request import Request
-from synkhronos.tools import guard, launch, mpirun, ranks
+from synkhronos.tools import launch
 
-# Beside what `synkhronos launch` exports: compilers and CUDA of other hosts need them.
-_EXPORTED = ("PATH", "LIBRARY_PATH", "LD_LIBRARY_PATH", "CPATH")
 _OF_DEVICES = re.compile(r"(device|contexts|init_gpu_device)\s*=")
 _SECONDS = 120  # for another host to list its cores
 
@@ -204,20 +200,21 @@ def start(
     """
     # mpirun only where a rank is elsewhere, or the user has more to tell it.
     needs_mpirun = bool(asked.mpirun_args or not all(_is_here(p.host) for p in asked.ranks))
-    token = secrets.token_hex(16)
+    token = mpirun.new_token()
     try:
         if needs_mpirun and not dry_run:
-            launch.check_mpirun()
-        cores = _cores(asked) if asked.bind else []
-        line = worker_command(asked, cores)
+            mpirun.check()
+        bound = _cores(asked) if asked.bind else []
+        line = worker_command(asked, bound)
         if needs_mpirun:
-            line = mpirun_line(asked, cores, token)
+            line = mpirun_line(asked, bound, token)
         if dry_run:
             print(shlex.join(line))
             return 0
         folder = _new_folder(Path(asked.log_path))
-        devices = [place.device for place in asked.ranks]
         settings = {
+            "names": [place.device for place in asked.ranks],
+            "token": token,
             "folder": folder,
             "is_served": asked.is_served,
             "outlives": asked.outlives_ranks,
@@ -225,17 +222,20 @@ def start(
         }
         run: watch.Watch
         if needs_mpirun:
-            run = ranks.Ranks(line, os.environ, token, devices, **settings)
+            run = through.Ranks(
+                line, _hosts(asked), asked.agent, environment=os.environ, **settings
+            )
         else:
-            run = watch.Children([line] * len(devices), devices, _environment(), **settings)
-    except (launch.CannotLaunch, ValueError, OSError) as error:
+            environment = {**os.environ, **_flags()}
+            run = children.Children([line] * len(asked.ranks), environment=environment, **settings)
+    except (ValueError, OSError) as error:
         return refuse(error, refused, report)
     print(banner(asked, folder), flush=True)
     began = time.time()
     status = run.run()
-    said = _ending(asked, run, folder, status, began, resume_line)
+    said = _ending(asked, run, status, began, resume_line)
     for sentence in said:
-        print(f"synkhronos rule: {sentence}", file=sys.stderr)
+        run.say(sentence)
     cause = run.cause
     lines = run.ranks[cause].last_lines if cause is not None else run.own_words.splitlines()[-20:]
     _report(report, status, " ".join(said), lines)
@@ -250,31 +250,22 @@ def worker_command(asked: Request, cores: list[list[int] | None]) -> list[str]:
 
 def mpirun_line(asked: Request, cores: list[list[int] | None], token: str) -> list[str]:
     """Return the command line of mpirun that runs all ranks."""
-    places = asked.ranks
-    counts = {host: len(devices) for host, devices in _places.by_host(places).items()}
-    hosts = [launch.Host(host or "localhost") for host in counts]
-    own = ["--output", "tag"]
-    if asked.outlives_ranks:
-        own += ["--with-ft", "ulfm"]
-    if sum(n for host, n in counts.items() if _is_here(host)) > usable_cores():
-        own += ["--mca", "mpi_yield_when_idle", "1"]
-    variables = {}
-    if list(counts) != [None]:
-        variables = {name: os.environ[name] for name in _EXPORTED if name in os.environ}
-    variables.update(_flags())
-    command = guard.command(token, asked.outlives_ranks, worker_command(asked, cores))
-    return launch.mpirun_line(
-        hosts,
-        argparse.Namespace(agent=asked.agent, mpirun_args=asked.mpirun_args),
-        [*own, *command],
-        variables,
+    counts = {host: len(devices) for host, devices in where.by_host(asked.ranks).items()}
+    n_here = sum(n for host, n in counts.items() if _is_here(host))
+    return mpirun.line_of_group(
+        _hosts(asked),
+        asked,
+        worker_command(asked, cores),
+        _flags(),
         list(counts.values()),
+        token,
+        is_tolerant=asked.outlives_ranks,
+        yields=n_here > usable_cores(),
     )
 
 
-def _environment():
-    """Return the environment of ranks of this machine."""
-    return {**os.environ, **_flags()}
+def _hosts(asked):
+    return [where.Host(host or "localhost") for host in where.by_host(asked.ranks)]
 
 
 def _flags():
@@ -300,32 +291,31 @@ def without_devices(flags: str) -> str:
 
 
 def _is_here(host):
-    return host is None or launch.is_here(host)
+    return host is None or where.is_here(host)
 
 
 def _cores(asked):
     """Return the cores of each rank; None for a server without a device."""
     found: list[list[int] | None] = []
-    for host, devices in _places.by_host(asked.places).items():
+    for host, devices in where.by_host(asked.places).items():
         if _is_here(host):
-            found += _places.cores_here(devices)
+            found += cores.cores_here(devices)
         else:
             found += _cores_of(host, devices, asked)
     return [None] * (len(asked.ranks) - len(found)) + found
 
 
 def _cores_of(host, devices, asked):
-    command = module_command("synkhronos.rules.places", ",".join(devices))
-    options = argparse.Namespace(agent=asked.agent, mpirun_args=asked.mpirun_args)
-    line = launch.mpirun_line([launch.Host(host)], options, command, {})
+    command = module_command("synkhronos.launch.cores", ",".join(devices))
+    hosts = [where.Host(host)]
     try:
-        done = mpirun.ask(line, _SECONDS)
+        done = mpirun.ask(mpirun.line(hosts, asked, command, {}), _SECONDS)
         return json.loads(done.stdout.strip().splitlines()[-1])
     except subprocess.TimeoutExpired:
-        raise launch.CannotLaunch(f"{host} gives no answer within {_SECONDS} s.") from None
-    except (IndexError, ValueError):
-        why = launch.why_not_started(done.stderr, [launch.Host(host)], asked.agent)
-        raise launch.CannotLaunch(f"{host} does not tell its cores, for --bind: {why}") from None
+        raise CannotLaunch(f"{host} gives no answer within {_SECONDS} s.") from None
+    except (IndexError, json.JSONDecodeError):
+        why = mpirun.why_not_started(done.stderr, hosts, asked.agent)
+        raise CannotLaunch(f"{host} does not tell its cores, for --bind: {why}") from None
 
 
 def _new_folder(parent):
@@ -338,7 +328,7 @@ def _new_folder(parent):
             return folder
         except FileExistsError:
             continue
-    raise launch.CannotLaunch(f"can't make a folder for log files in {parent}.")
+    raise CannotLaunch(f"can't make a folder for log files in {parent}.")
 
 
 def banner(asked: Request, folder: Path) -> str:
@@ -354,19 +344,13 @@ def banner(asked: Request, folder: Path) -> str:
     return f"{asked.rule}({', '.join(kinds)}): {workers}{server} on {devices}; logs in {folder}"
 
 
-def _ending(asked, run, folder, status, began, resume_line):
+def _ending(asked, run, status, began, resume_line):
     """Return what to say at the end of a run."""
     if status == 0:
         return []
+    said = run.failure_summary()
     if not run.has_started:
-        if run.interrupted_by:
-            return []
-        hosts = [launch.Host(host or "localhost") for host in _places.by_host(asked.places)]
-        why = launch.why_not_started(run.own_words, hosts, asked.agent)
-        return [why.replace("the script", "the ranks")]
-    said = watch.story(run, folder)
-    if run.own_words.strip() and not run.interrupted_by and run.cause is None:
-        said.append(f"mpirun says:\n{run.own_words.strip()}")
+        return [each.replace("the script", "the ranks") for each in said]
     newest = _newest(asked.options["snapshot_path"], began)
     if run.interrupted_by and (newest is None or newest.stat().st_mtime < run.interrupted_at - 1):
         said.append("The ranks have ended before they wrote a snapshot for this interrupt.")

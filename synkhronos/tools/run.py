@@ -19,11 +19,9 @@ from synkhronos._machine.devices import undo_binding
 from synkhronos._machine.log import name_host
 from synkhronos._master.current import Current
 from synkhronos._rank import leader
-from synkhronos.comm.mpi import job, secret
+from synkhronos.comm.mpi import secret
 from synkhronos.comm.mpi.link import Link
-from synkhronos.tools import relay
-
-INTERRUPTED = 130  # the exit status of shells for a process that a Ctrl-C has ended
+from synkhronos.launch import INTERRUPTED, guard, where
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,9 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Fork, run the script, and return the exit status."""
     undo_binding()
-    if relay.is_launched() and not relay.guard():
+    if not guard.goes_on():
         return 0  # another process has run the script, and its status has been told
-    if job.n_processes() > 1:
+    if where.n_processes() > 1:
         try:
             link = start_link()
         except synk.WorkerDied:
@@ -76,7 +74,7 @@ def main(options: argparse.Namespace) -> int:
             return 2
         if link.n_machines == 1:
             link.end()
-            print(f"can't start the ranks: {job.refusal(options.script)}", file=sys.stderr)
+            print(f"can't start the ranks: {where.refusal(options.script)}", file=sys.stderr)
             return 2
         if link.machine:
             sys.path.insert(0, os.path.dirname(os.path.realpath(options.script)))

@@ -31,9 +31,9 @@ from dataclasses import dataclass, field
 from typing import Any, Sequence
 
 from synkhronos import _wording
+from synkhronos.launch import where
 from synkhronos.rules import cfg
 from synkhronos.rules import options as _options
-from synkhronos.rules import places as _places
 from synkhronos.rules import request as _request
 from synkhronos.tools import rule as _rule
 
@@ -143,7 +143,7 @@ def _take_word(answers, word):
 
 
 def _take_entry(answers, path, key, entry):
-    """Let an assignment of the file replace an option of the command line, as it always did."""
+    """Let an assignment of the file replace an option of the command line, as in Theano-MPI."""
     known = cfg.KEYS[key]
     value = entry.value
     if known == "set":
@@ -172,7 +172,7 @@ def _asked(answers):
         else:
             given[name] = known[name].parse(told.value, told.source)
     devices = answers.get("devices")
-    count = len(_places.parse(devices, answers.told["devices"].source))
+    count = len(where.find_places(devices, answers.told["devices"].source))
     size = answers.get("size")
     if size is not None and size != str(count):
         named = _wording.count(count, "device")

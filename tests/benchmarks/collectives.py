@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks import groups
 from synkhronos.comm.mpi import folders
-from synkhronos.tools import launch
+from synkhronos.launch import CannotLaunch, mpirun
 from synkhronos.tools.bench import collectives, frame, options, programs, turns
 
 _MANY = 1000  # small variables
@@ -75,8 +75,8 @@ class _Peer:
 def _open_mpi(args):
     groups.find("mpi4py", [])
     try:
-        line = [launch.find_mpirun(), *["--allow-run-as-root"] * (os.geteuid() == 0)]
-    except launch.CannotLaunch as error:
+        line = [mpirun.find(), *["--allow-run-as-root"] * (os.geteuid() == 0)]
+    except CannotLaunch as error:
         raise frame.Failed(str(error)) from None
     line += ["--oversubscribe", "-n", str(args.ranks)]
     line += programs.interpreter("from benchmarks.programs import open_mpi; open_mpi.main()")

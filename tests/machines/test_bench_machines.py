@@ -19,11 +19,11 @@ from support.waiting import wait_until
 import synkhronos as synk
 from synkhronos.__main__ import main
 from synkhronos.extensions import update_rules
-from synkhronos.tools import launch
+from synkhronos.launch import mpirun, where
+from synkhronos.launch.where import Host
 from synkhronos.tools.bench import frame, machines, networks, programs, turns
 from synkhronos.tools.bench.machines import session
 from synkhronos.tools.bench.programs import Program
-from synkhronos.tools.launch import Host
 
 
 def options(*given):
@@ -45,7 +45,7 @@ def test_without_machines_it_says_what_it_needs(monkeypatch, capsys):
 
 def test_the_machines_of_an_allocation_are_found(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-3]")
-    found = launch.find_hosts(options(), os.environ)
+    found = where.find_hosts(options(), os.environ)
     assert machines.layouts(found, None) == [
         [Host("node1", 1), Host("node2", 1), Host("node3", 1)],
         [Host("node1"), Host("node2"), Host("node3")],
@@ -232,7 +232,7 @@ def test_each_layout_is_measured_printed_and_written(fakes, monkeypatch, tmp_pat
 
     monkeypatch.setattr(machines, "measure_layout", measured)
     monkeypatch.setattr(turns, "busy_cores", lambda: 0.0)
-    monkeypatch.setattr(launch, "check_mpirun", lambda: None)
+    monkeypatch.setattr(mpirun, "check", lambda: None)
     file = tmp_path / "figures.json"
     assert main(["bench", "machines", *ARGUMENTS, "--json", str(file)]) == 0
     counts = [each["counts"] for each in json.loads(file.read_text())["layouts"]]

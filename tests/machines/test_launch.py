@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,8 @@ from support.waiting import wait_until
 from synkhronos._machine import devices
 from synkhronos._machine.devices import module_command
 from synkhronos.comm.mpi import folders
-from synkhronos.tools import launch, mpirun
-from synkhronos.tools.launch import Host
+from synkhronos.launch import CannotLaunch, mpirun
+from synkhronos.launch.where import Host
 
 LAUNCH = [sys.executable, "-m", "synkhronos", "launch"]
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -45,98 +44,10 @@ def run(*arguments, folder=None, **variables):
     return done.returncode, done.stdout, done.stderr
 
 
-def options(**given):
-    return Namespace(**{"hosts": None, "hostfile": None, **given})
-
-
 @pytest.fixture
 def empty(tmp_path):
     (tmp_path / "empty.py").write_text("")
     return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("a", [Host("a")]),
-        ("a,b:2", [Host("a"), Host("b", 2)]),
-        (" a , 10.0.0.1:12", [Host("a"), Host("10.0.0.1", 12)]),
-        ("me@node-1.cluster", [Host("me@node-1.cluster")]),
-    ],
-)
-def test_hosts_by_name(text, expected):
-    assert launch.find_hosts(options(hosts=text)) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "'' is not a machine: write names"),
-        ("a,,b", "'' is not a machine"),
-        ("a b", "'a b' is not a machine"),
-        ("-x", "'-x' is not a machine"),
-        ("-Fx@y", "'-Fx@y' is not a machine"),  # ssh would read its settings from a file
-        ("a:", "a number of ranks of at least 1 behind the colon, such as a:2"),
-        ("a:0", "at least 1"),
-        ("a:two", "at least 1"),
-        ("a:1:1", "at least 1"),
-        ("a,b,a:2", "names a twice: a:2 gives it two ranks"),
-    ],
-)
-def test_hosts_that_are_refused(text, message):
-    with pytest.raises(ValueError, match=message):
-        launch.find_hosts(options(hosts=text))
-
-
-def test_a_hostfile(tmp_path):
-    path = tmp_path / "hosts"
-    path.write_text("# the cluster\na slots=2 max_slots=4\n\nb:3  # a comment\nc\n")
-    expected = [Host("a", 2), Host("b", 3), Host("c")]
-    assert launch.find_hosts(options(hostfile=str(path))) == expected
-    for text, message in [
-        ("a\nb cores=2\n", "line 2: 'cores=2' is not known; there is slots=2"),
-        ("a slots=none\n", "line 1: 'a:none' must have a number of ranks"),
-        ("# nothing\n", "names no machine"),
-        ("a\na\n", "names a twice"),
-    ]:
-        path.write_text(text)
-        with pytest.raises(ValueError, match=message):
-            launch.find_hosts(options(hostfile=str(path)))
-    with pytest.raises(launch.CannotLaunch, match="No such file"):
-        launch.find_hosts(options(hostfile=str(tmp_path / "none")))
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("node1", ["node1"]),
-        ("node[1-3]", ["node1", "node2", "node3"]),
-        ("node[01-03,7],gpu-a", ["node01", "node02", "node03", "node7", "gpu-a"]),
-        ("n[098-101]", ["n098", "n099", "n100", "n101"]),
-        ("r[1-2]n[3,5]-ib", ["r1n3-ib", "r1n5-ib", "r2n3-ib", "r2n5-ib"]),
-    ],
-)
-def test_lists_of_slurm(text, names):
-    assert launch.expand_nodes(text) == names
-    found = launch.find_hosts(options(), {"SLURM_JOB_NODELIST": text})
-    assert found == [Host(name) for name in names]
-
-
-@pytest.mark.parametrize("text", ["node[1-", "node[a-b]", "[]", ",", "node[1-2", "a b"])
-def test_lists_of_slurm_that_cannot_be_read(text):
-    with pytest.raises(ValueError, match="can't be read: name them with --hosts"):
-        launch.expand_nodes(text)
-
-
-def test_an_allocation_of_pbs_and_none(tmp_path):
-    (tmp_path / "nodes").write_text("a\na\nb\nb\n")
-    variables = {"PBS_NODEFILE": str(tmp_path / "nodes")}
-    assert launch.find_hosts(options(), variables) == [Host("a"), Host("b")]
-    assert launch.find_hosts(options(hosts="c"), variables) == [Host("c")]
-    assert launch.find_hosts(options(), {}) is None
-    assert launch.find_hosts(options(), {"SLURM_JOB_NODELIST": socket.gethostname()}) is None
-    with pytest.raises(launch.CannotLaunch, match="name the machines with --hosts"):
-        launch.find_hosts(options(), {"PBS_NODEFILE": str(tmp_path / "none")})
 
 
 @needs_mpirun
@@ -271,8 +182,8 @@ def test_open_mpi_refuses_root(empty):
 def test_no_mpirun(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(launch.CannotLaunch, match=r"no mpirun: pip install '\.\[mpi\]' in the"):
-        launch.find_mpirun()
+    with pytest.raises(CannotLaunch, match=r"no mpirun: pip install '\.\[mpi\]' in the"):
+        mpirun.find()
 
 
 @pytest.mark.parametrize(
@@ -284,25 +195,25 @@ def test_no_mpirun(monkeypatch, tmp_path):
     ],
 )
 def test_an_mpirun_of_another_mpi(monkeypatch, tmp_path, version, message):
-    mpirun = tmp_path / "mpirun"
-    mpirun.write_text(f"#!/bin/sh\ncat <<END\n{version}\nEND\n")
-    mpirun.chmod(0o755)
+    program = tmp_path / "mpirun"
+    program.write_text(f"#!/bin/sh\ncat <<END\n{version}\nEND\n")
+    program.chmod(0o755)
     loaded = "print('Open MPI v5.0.11, package: Open MPI user@localhost')"
-    monkeypatch.setattr(launch, "find_mpirun", lambda: str(mpirun))
-    monkeypatch.setattr(launch, "python_command", lambda code: [sys.executable, "-c", loaded])
-    with pytest.raises(launch.CannotLaunch, match=message):
-        launch.check_mpirun()
+    monkeypatch.setattr(mpirun, "find", lambda: str(program))
+    monkeypatch.setattr(mpirun, "python_command", lambda code: [sys.executable, "-c", loaded])
+    with pytest.raises(CannotLaunch, match=message):
+        mpirun.check()
 
 
 def test_mpi4py_that_does_not_import(monkeypatch, tmp_path):
-    mpirun = tmp_path / "mpirun"
-    mpirun.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0'\n")
-    mpirun.chmod(0o755)
-    monkeypatch.setattr(launch, "find_mpirun", lambda: str(mpirun))
+    program = tmp_path / "mpirun"
+    program.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0'\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(mpirun, "find", lambda: str(program))
     wrong = "raise ImportError('libmpi.so.40: no such file')"
-    monkeypatch.setattr(launch, "python_command", lambda code: [sys.executable, "-c", wrong])
-    with pytest.raises(launch.CannotLaunch, match=r"libmpi.so.40: no such file.*'\.\[mpi\]'"):
-        launch.check_mpirun()
+    monkeypatch.setattr(mpirun, "python_command", lambda code: [sys.executable, "-c", wrong])
+    with pytest.raises(CannotLaunch, match=r"libmpi.so.40: no such file.*'\.\[mpi\]'"):
+        mpirun.check()
 
 
 @pytest.mark.parametrize(
@@ -327,14 +238,14 @@ def test_a_machine_without_the_daemon_is_named(tmp_path):
     )
     agent.chmod(0o755)
     page = "A daemon failed to report back after being spawned.\n  Remote host:   a\n"
-    said = launch.why_not_started(page, [Host("a"), Host("b"), Host("c")], str(agent))
+    said = mpirun.why_not_started(page, [Host("a"), Host("b"), Host("c")], str(agent))
     assert said.startswith("can't launch: b (") and "/none" in said.partition(")")[0]
     assert "can be reached, but mpirun's daemon can't start there" in said
 
 
 @needs_mpirun
 def test_the_mpirun_of_this_environment_fits():
-    launch.check_mpirun()
+    mpirun.check()
 
 
 def test_the_ranks_that_launch_gives_a_machine(monkeypatch):

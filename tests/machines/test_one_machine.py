@@ -17,7 +17,6 @@ from support.layouts import Layout
 import synkhronos as synk
 from synkhronos._host.theano import overlapping
 from synkhronos._master.current import Current
-from synkhronos.comm.mpi import job
 from synkhronos.comm.mpi.all_reduce import CHUNK
 from synkhronos.comm.mpi.transfers import SMALL
 
@@ -146,19 +145,3 @@ def test_processes_that_mpi_does_not_know_are_refused(tmp_path):
     assert done.stderr.count("\n") == 1 and "2 processes were started" in done.stderr
     assert "`srun --mpi=pmix python -m synkhronos run script.py`" in done.stderr
     assert "`synkhronos launch script.py`" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("changes", "number"),
-    [
-        ({}, 2),
-        ({"SLURM_STEP_NUM_TASKS": "1"}, 1),  # srun --pty bash
-        ({"SLURM_STEP_ID": None, "SLURM_STEP_NUM_TASKS": None}, 1),  # a script of sbatch
-        ({"SLURM_STEP_ID": str(0xFFFFFFFB)}, 1),  # the step of such a script
-        ({"SLURM_STEP_ID": str(0xFFFFFFFA)}, 1),  # the shell of salloc
-        ({"OMPI_COMM_WORLD_SIZE": "1"}, 1),
-        ({"PMI_SIZE": "3"}, 3),
-    ],
-)
-def test_the_number_of_processes(changes, number):
-    assert job.n_processes({k: v for k, v in {**OF_SRUN, **changes}.items() if v}) == number

@@ -74,8 +74,8 @@ def test_a_script_must_be_a_file(capsys):
 
 
 def test_names_of_processes():
-    found = nodes.NodesOfMpirun([], node.Job(2, 2, []))
-    found.ranks[3].host = "node1"
+    found = nodes.NodesOfMpirun(node.Job(2, 2, []), [], environment={})
+    found.ranks[3].host, found.ranks[3].pid = "node1", 77
     assert [found.name(rank) for rank in range(4)] == [
         "server 0",
         "server 1",
@@ -84,37 +84,40 @@ def test_names_of_processes():
     ]
     found._take_mark(3, b"status", "5")
     found.ranks[3].last_lines.append("ValueError: a reason")
-    assert found.story() == [
+    assert found.failure_summary() == [
         "worker 1 on node1 has ended with exit status 5, as the first that has failed.",
         "Its last lines:\n    ValueError: a reason",
     ]
 
 
 def test_the_cause_is_not_a_worker_that_fails_because_another_has_died():
-    found = nodes.NodesOfMpirun([], node.Job(1, 2, []))
+    found = nodes.NodesOfMpirun(node.Job(1, 2, []), [], environment={})
+    found.ranks[2].pid = 77
     found._take_mark(1, b"follows", "1")
     found._take_mark(1, b"status", "7")
     assert found.cause == 1
     found._take_mark(2, b"status", "-9")  # its word comes later
-    assert found.cause == 2 and found.story()[0].startswith("worker 1 was killed by SIGKILL")
+    assert found.cause == 2 and found.failure_summary()[0].startswith(
+        "worker 1 was killed by SIGKILL"
+    )
 
 
 def test_a_process_of_which_the_guard_was_killed_is_named_before_those_that_follow():
-    found = nodes.NodesOfMpirun([], node.Job(1, 2, []))
+    found = nodes.NodesOfMpirun(node.Job(1, 2, []), [], environment={})
     for rank in range(3):
         found._take_mark(rank, b"start", f"77 node{rank}")
     for rank in (1, 2):
         found._take_mark(rank, b"follows", str(rank))
         found._take_mark(rank, b"status", "1")
-    assert found.story() == ["server 0 on node0 is lost: its end was not reported."]
-    found = nodes.NodesOfMpirun([], node.Job(1, 2, []))
+    assert found.failure_summary() == ["server 0 on node0 is lost: its end was not reported."]
+    found = nodes.NodesOfMpirun(node.Job(1, 2, []), [], environment={})
     found._take_mark(2, b"status", "-15")  # a SIGTERM to a worker's script is no end by others
     found._take_mark(1, b"status", "1")
     assert found.cause == 2
 
 
 def test_a_process_that_is_silent_is_named():
-    found = nodes.NodesOfMpirun([], node.Job(1, 2, []))
+    found = nodes.NodesOfMpirun(node.Job(1, 2, []), [], environment={})
     for rank in range(3):
         found._take_mark(rank, b"start", f"77 node{rank}")
     found._take_mark(0, b"lost", "2")
@@ -122,7 +125,7 @@ def test_a_process_that_is_silent_is_named():
     assert found._deadline == float("inf")  # the server has not ended
     found._take_mark(0, b"status", "0")
     assert found._deadline < float("inf")
-    [sentence] = found.story()
+    [sentence] = found.failure_summary()
     assert sentence == "worker 1 on node2 can't be reached any more, which has ended the run."
 
 

@@ -17,10 +17,10 @@ from support.waiting import LONG, wait_until
 
 from synkhronos.__main__ import main
 from synkhronos._machine.devices import module_command
-from synkhronos._machine.processes import end_with_parent
-from synkhronos.launch import watch
+from synkhronos.launch import mpirun
+from synkhronos.launch.where import Place, parse_devices
 from synkhronos.rules import options, request
-from synkhronos.tools import guard, launch, ranks, rule
+from synkhronos.tools import rule
 
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 needs_mpirun = pytest.mark.skipif(
@@ -143,12 +143,12 @@ def test_the_line_of_mpirun(dry_run):
     assert job["settings"] == {"n_epochs": 3, "data.n_batch_train": 10}
     assert job["options"]["sync_type"] == "avg" and job["options"]["resume"] is True
     assert job["options"]["scale_lr"] is False and job["options"]["seed"] == 23455
-    at = line.index("synkhronos.tools.guard")
+    at = line.index("synkhronos.launch.guard")
     assert line[at + 2] == "strict" and len(line[at + 1]) == 32
 
 
 def test_the_ranks_run_the_worker():
-    asked = request.Request("BSP", [request.Place(None, "cpu")], "m", "M")
+    asked = request.Request("BSP", [Place(None, "cpu")], "m", "M")
     line = rule.worker_command(asked, [])
     assert line[:-1] == module_command("synkhronos.rules.worker", unbuffered=True)
     assert json.loads(line[-1])["modelclass"] == "M"
@@ -157,8 +157,8 @@ def test_the_ranks_run_the_worker():
 @needs_mpirun
 @pytest.mark.parametrize("name", ["EASGD", "GOSGD", "ASGD"])
 def test_asynchronous_rules_tolerate_faults(name, monkeypatch):
-    monkeypatch.setattr(launch, "_check_root", lambda arguments: None)
-    given = (name, request._places.parse("cpu,cpu"), "m", "M")
+    monkeypatch.setattr(mpirun, "_check_root", lambda arguments: None)
+    given = (name, parse_devices("cpu,cpu"), "m", "M")
     line = rule.mpirun_line(request.Request(*given), [], "token")
     assert line[line.index("--with-ft") + 1] == "ulfm" and "tolerant" in line
 
@@ -180,10 +180,10 @@ def test_ranks_are_bound_without_a_gpu_or_ssh(dry_run):
 
 @needs_mpirun
 def test_more_ranks_than_cores_yield(monkeypatch):
-    monkeypatch.setattr(launch, "_check_root", lambda arguments: None)
+    monkeypatch.setattr(mpirun, "_check_root", lambda arguments: None)
     monkeypatch.setattr(rule, "usable_cores", lambda: 2)
     for devices, yields in (("cpu,cpu", False), ("cpu,cpu,cpu", True), ("a:cpu,cpu,cpu", False)):
-        asked = request.Request("BSP", request._places.parse(devices), "m", "M")
+        asked = request.Request("BSP", parse_devices(devices), "m", "M")
         assert ("mpi_yield_when_idle" in rule.mpirun_line(asked, [], "token")) == yields
 
 
@@ -388,72 +388,10 @@ def test_a_host_that_cannot_be_reached(two_hosts, folder):
     assert f"10.{two_hosts.net}.0.9 (Cannot open network namespace" in done.stderr
 
 
-class FakeRanks(ranks.Ranks):
-    """Ranks of which the output is given by hand."""
-
-    def __init__(self, folder, **more):
-        super().__init__([], {}, "61ab", ["cpu", "cuda0"], Path(folder), **more)
-        self.written = {1: b"", 2: b""}
-
-    def _write(self, fd, data):
-        self.written[fd] += data
-
-
-def test_output_is_taken_apart_in_pieces_of_any_size(tmp_path):
-    out = b"[1,0]<stdout>: a\n[1,1]<stdout>: \xff b\nof mpirun\n[1,1]<stdout>: c[1,0]<stdout>: d"
-    for size in (1, 3, 1000):
-        fake = FakeRanks(tmp_path / str(size))
-        for at in range(0, len(out), size):
-            fake._take(1, out[at : at + size])
-        fake._take(1, b"", is_end=True)
-        assert fake.written[1] == b"a\n\xff b\nc\nd\n"
-        assert fake.own_words == "of mpirun\n"
-        assert (tmp_path / str(size) / "rank_1.log").read_bytes() == b"\xff b\nc\n"
-        assert fake.ranks[0].last_lines == ["a", "d"]
-
-
-def test_marks_are_taken_out_of_errors(tmp_path):
-    """A token that begins with a digit would be read as an octal escape of a pattern."""
-    fake = FakeRanks(tmp_path)
-    fake._take(
-        2, b"[1,1]<stderr>: \x0061ab 1 start 77 node1\0\n[1,1]<stderr>: half\x0061ab 1 status"
-    )
-    fake._take(2, b" -9\0\n[1,0]<stderr>: \x0000 1 status 3\0\n")
-    assert (fake.ranks[1].pid, fake.ranks[1].host, fake.ranks[1].status) == (77, "node1", -9)
-    assert fake.written[2] == b"half\n\x0000 1 status 3\0\n"
-    assert fake.failed == [1] and fake.cause == 1
-    assert watch.story(fake, tmp_path)[0] == (
-        "rank 1 (cuda0 on node1) was killed by SIGKILL (signal 9), which has ended the run."
-    )
-
-
-def test_the_page_of_an_abort_is_left_out(tmp_path):
-    edge = b"[1,0]<stderr>: " + b"-" * 74 + b"\n"
-    fake = FakeRanks(tmp_path)
-    lines = [b"MPI_ABORT was invoked on rank 0", b"  Errorcode: 1", b"", b"NOTE: more"]
-    page = edge + b"".join(b"[1,0]<stderr>: " + line + b"\n" for line in lines) + edge
-    fake._take(2, b"[1,0]<stderr>: ValueError: a\n" + page + b"[1,1]<stderr>: b\n")
-    fake._take(2, edge + b"[1,0]<stderr>: of the model\n" + edge + edge)
-    drawn = b"-" * 74 + b"\n"
-    assert fake.written[2] == b"ValueError: a\nb\n" + drawn + b"of the model\n" + drawn
-    assert fake.ranks[1].last_lines == ["b"]
-
-
-def test_the_cause_is_not_a_rank_that_mpirun_has_ended(tmp_path):
-    fake = FakeRanks(tmp_path, is_served=True)
-    fake._take_mark(1, b"status", "-15")
-    assert fake.cause == 1
-    fake.ranks.append(watch.Rank("cpu"))
-    fake._take_mark(2, b"status", "14")  # its word comes first: the one that died is elsewhere
-    assert fake.cause == 1
-    fake._take_mark(0, b"status", "1")
-    assert fake.cause == 0 and fake.name(0) == "rank 0 (the server, cpu)"
-
-
 def test_the_banner_counts_workers():
     """Theirs counted EASGD's server among the workers."""
     given = ("models.none", "Model", {"exch_strategy": "ar", "server": "first"})
-    places = request._places.parse("a:cpu,cuda0;b:cuda0")
+    places = parse_devices("a:cpu,cuda0;b:cuda0")
     asked = request.Request("EASGD", places, *given)
     assert rule.banner(asked, Path("logs/1")) == (
         "EASGD(ar): 2 workers and a server on a:cpu, a:cuda0, b:cuda0; logs in logs/1"
@@ -477,64 +415,3 @@ def test_flags_name_no_device(flags, expected, capsys):
 
 def test_log_folders_are_of_one_run(tmp_path):
     assert len({rule._new_folder(tmp_path / "logs") for _ in range(3)}) == 3
-
-
-@pytest.mark.parametrize(
-    ("code", "tolerance", "status"),
-    [("0", "strict", 0), ("130", "strict", 0), ("3", "strict", 3), ("3", "tolerant", -9)],
-)
-@pytest.mark.parametrize("has_mpi", [True, False])
-def test_the_guard_ends_as_others_need_it(code, tolerance, status, has_mpi):
-    tell = "eval printf x '>&'$SYNKHRONOS_STARTED; " if has_mpi else ""
-    line = guard.command("token", tolerance == "tolerant", ["bash", "-c", f"{tell}exit {code}"])
-    done = subprocess.run(line, capture_output=True, text=True, timeout=300)
-    assert done.returncode == status
-    early = " early" if tolerance == "tolerant" and not has_mpi else ""
-    assert done.stderr.endswith(f"\0token 0 status {code}{early}\0\n")
-
-
-def test_no_signal_kills_a_guard_while_python_shuts_down(tmp_path):
-    """Its timer went off then, each 2 s, and a run that had succeeded was ended by SIGTERM."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os, signal\n"
-        "class Last:\n"
-        "    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGALRM):\n"
-        "        kill(pid, number)\n"  # as late as the timer may
-        "last = Last()\n"
-    )
-    line = guard.command("token", False, ["true"])
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
-    assert subprocess.run(line, env=environment, timeout=300).returncode == 0
-
-
-@pytest.mark.slow("waits for processes to end")
-def test_a_guard_ends_its_rank_without_the_daemon_of_mpirun():
-    """If launcher and mpirun are killed at once, no other process would end the ranks."""
-    line = guard.command("token", False, ["sleep", "600"])
-    code = f"import subprocess, time; print(subprocess.Popen({line!r}).pid, flush=True)"
-    daemon = subprocess.Popen(
-        [sys.executable, "-c", f"{code}; time.sleep(600)"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    process = psutil.Process(int(daemon.stdout.readline()))
-    assert daemon.stderr.readline().startswith("\0token 0 start ")
-    [sleeping] = process.children()
-    daemon.kill()
-    daemon.communicate(timeout=300)
-    wait_until(lambda: not sleeping.is_running() and not process.is_running())
-
-
-def test_mpirun_does_not_begin_without_its_launcher(monkeypatch):
-    """A launcher that was killed before mpirun could ask for a signal left mpirun and its ranks."""
-    monkeypatch.setattr(os, "_exit", lambda status: (_ for _ in ()).throw(SystemExit(status)))
-    child = os.fork()
-    if child == 0:
-        try:
-            end_with_parent(os.getppid())  # the parent is there
-            end_with_parent(1 << 30)
-        except SystemExit as error:
-            os.kill(os.getpid(), signal.SIGKILL if error.code == 1 else signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL

@@ -30,8 +30,10 @@ from support.watched import WATCHED
 import synkhronos as synk
 from synkhronos.__main__ import main
 from synkhronos._machine import devices, shared_memory
+from synkhronos.launch import guard
+from synkhronos.launch.where import Place
 from synkhronos.rules import loading, plain_pickles, request, session
-from synkhronos.tools import guard, info, launch, rule
+from synkhronos.tools import info, launch, rule
 from synkhronos.tools.bench import scaling
 from synkhronos.tools.info import cuda_libraries
 
@@ -471,7 +473,7 @@ def test_modules_in_the_working_folder_are_not_run(tmp_path, monkeypatch):
 
 def _commands():
     """Return commands of this package that start Python in the working folder of the user."""
-    asked = request.Request("BSP", [request.Place(None, "cpu")], "m", "M")
+    asked = request.Request("BSP", [Place(None, "cpu")], "m", "M")
     options = argparse.ArgumentParser()
     launch.add_arguments(options)
     nothing = [sys.executable, "-I", "-c", ""]
@@ -479,7 +481,7 @@ def _commands():
         "loader": loading.COMMAND,
         "rule": [*session._LAUNCHER, "--help"],
         "rank of a rule": [*rule.worker_command(asked, [])[:-1], "{"],
-        "run": launch._run_line(options.parse_args(["none.py"])),
+        "run": launch.run_line(options.parse_args(["none.py"])),
         "guard": guard.command("token", False, nothing),
     }
 
@@ -538,7 +540,7 @@ def test_a_ucx_conf_in_the_working_folder_is_not_read(tmp_path, load):
     code = {
         "library": "import os\nbefore = os.getcwd()\nimport synkhronos.comm.mpi.library\n"
         "assert os.getcwd() == before",
-        "check": "from synkhronos.tools.launch import check_mpirun\ncheck_mpirun()",
+        "check": "from synkhronos.launch import mpirun\nmpirun.check()",
     }
     done = subprocess.run(
         devices.python_command(code[load]), cwd=tmp_path, capture_output=True, text=True

@@ -18,7 +18,7 @@ _NAMES = {
     "prted": "mpirun",
     "prterun": "mpirun",
     "comm.mpi.carrier": "carrier",
-    "synkhronos.tools.guard": "guard",
+    "synkhronos.launch.guard": "guard",
     "synkhronos.rules.worker": "rank",
     "parameter_server.remote.node": "rank",
 }

@@ -95,7 +95,7 @@ class Launched:
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 line = process.cmdline()
-                if self.module in line and "synkhronos.tools.guard" not in line:
+                if self.module in line and "synkhronos.launch.guard" not in line:
                     variables = process.environ()
                     environment = {"=".join(each) for each in variables.items()}
                     told = json.loads(variables.get("SYNKHRONOS_GROUP", "{}"))

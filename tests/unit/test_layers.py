@@ -24,7 +24,6 @@ ON_ONE_MACHINE = {
     "parameter_server.remote.node",
     "profiling.status",
     "rules.loading",  # of a rank with its loader
-    "rules.places",
     "rules.session",  # of a script with its launcher
     "rules.worker",  # in its own process
     "session",

@@ -2,9 +2,7 @@
 
 import functools
 import hashlib
-import os
 import platform
-import shlex
 import socket
 from dataclasses import dataclass
 from importlib import metadata
@@ -16,9 +14,6 @@ import numpy as np
 from synkhronos._host import choice, pythons
 from synkhronos.errors import SessionError
 
-# Each names the number of processes of a job: Open MPI, MPICH and Intel MPI, Slurm's steps.
-_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-_SCRIPTS = 0xFFFFFFF0  # Slurm's steps from this one on run a batch script, or a shell
 _LIBRARY = "library"
 COLUMNS = ("host", "Synkhronos", "files", _LIBRARY, "NumPy", "Python")  # of the facts
 
@@ -86,41 +81,6 @@ class Plan:
     def layout(self, machine):
         """Return the layout as one machine sees it."""
         return Layout(self.counts, self.hosts, machine)
-
-
-def n_processes(environment=os.environ) -> int:
-    """Return the number of processes that mpirun or srun has started; 1 without them.
-
-    >>> n_processes({"OMPI_COMM_WORLD_SIZE": "2"}), n_processes({})
-    (2, 1)
-    """
-    for name in _SIZES:
-        if environment.get(name, "").isdigit() and not _is_of_script(name, environment):
-            return int(environment[name])
-    return 1
-
-
-def _is_of_script(name, environment):
-    """Return whether a variable is that of Slurm's step for a batch script, not of srun."""
-    step = environment.get("SLURM_STEP_ID", "")
-    return name.startswith("SLURM") and not (step.isdigit() and int(step) < _SCRIPTS)
-
-
-def refusal(script: str, environment=os.environ) -> str:
-    """Return the sentence for processes that MPI does not know to be one job."""
-    n = n_processes(environment)
-    line = f"python -m synkhronos run {shlex.quote(script)}"
-    launch = f"`synkhronos launch {shlex.quote(script)}`"
-    if "SLURM_STEP_ID" in environment:
-        advice = (
-            f"write {launch} in the batch script, or `srun --mpi=pmix {line}`, for an MPI with PMIx"
-        )
-    else:
-        advice = f"start them with the mpiexec of that MPI, or write {launch} with --hosts"
-    return (
-        f"{n} processes were started, but for the MPI that mpi4py loads each is alone, and would "
-        f"run the whole script: {advice}."
-    )
 
 
 def facts() -> Tuple[str, ...]:

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from synkhronos._machine import devices
 from synkhronos.comm.mpi import job
-from synkhronos.tools import launch, mpirun
+from synkhronos.launch import mpirun, where
 
 _SECONDS = 120
 _MARK = "synkhronos-machine "
@@ -27,10 +27,10 @@ _VERSIONS = slice(2, 7)  # of a row: what must be the same everywhere
 def main(options: argparse.Namespace) -> int:
     """Print a table of the machines; return 1 if they disagree or one gives no answer."""
     try:
-        hosts = launch.find_hosts(options)
-        launch.check_mpirun()
+        hosts = where.find_hosts(options)
+        mpirun.check()
         lines = [_line(host, options) for host in hosts]
-    except (launch.CannotLaunch, ValueError) as error:
+    except ValueError as error:
         print(f"can't ask the machines: {error}", file=sys.stderr)
         return 2
     with ThreadPoolExecutor(8) as pool:
@@ -57,7 +57,7 @@ def main(options: argparse.Namespace) -> int:
 
 def _line(host, options):
     command = devices.module_command("synkhronos.tools.info.machines")
-    return launch.mpirun_line([host], options, command, {})
+    return mpirun.line([host], options, command, {})
 
 
 def _ask(host, line, agent):
@@ -76,7 +76,7 @@ def _ask(host, line, agent):
             f"{host.name} can be reached, but does not run Synkhronos ({last[0]}): is this "
             f"environment at the same path there? {shlex.quote(sys.executable)}"
         )
-    return None, launch.why_not_started(printed, [host], agent).replace("can't launch: ", "")
+    return None, mpirun.why_not_started(printed, [host], agent).replace("can't launch: ", "")
 
 
 def agree(rows: list[list[str]]) -> bool:

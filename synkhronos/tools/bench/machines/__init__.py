@@ -22,6 +22,7 @@ from pathlib import Path
 from synkhronos._machine.devices import python_command
 from synkhronos._wording import count
 from synkhronos.comm.mpi import folders
+from synkhronos.launch import CannotLaunch, mpirun, where
 from synkhronos.tools import launch
 from synkhronos.tools.bench import frame, options, turns
 from synkhronos.tools.bench.programs import Program
@@ -68,7 +69,7 @@ def measure(args, report):
     """Measure each layout, and show its tables."""
     try:
         hosts = _hosts(args)
-        launch.check_mpirun()
+        mpirun.check()
         report.look_at_machine()
         found = report.results["layouts"] = []
         for layout in layouts(hosts, args.ranks):
@@ -77,19 +78,19 @@ def measure(args, report):
             if figures is not None:
                 found.append(figures)
                 report.show(text(figures))
-    except (launch.CannotLaunch, ValueError) as error:
+    except ValueError as error:
         raise frame.Refused(f"can't measure machines: {error}") from None
 
 
 def _hosts(args):
-    hosts = launch.find_hosts(args)
+    hosts = where.find_hosts(args)
     if hosts is None:
-        raise launch.CannotLaunch(
+        raise CannotLaunch(
             "there is no allocation of Slurm or PBS with several machines: name them with --hosts "
             "node0:2,node1:2, or a --hostfile."
         )
     if len(hosts) < 2:
-        raise launch.CannotLaunch(
+        raise CannotLaunch(
             f"{hosts[0].name} is one machine alone, and nothing crosses a network: name two or "
             "more, such as --hosts node0:2,node1:2."
         )
@@ -99,11 +100,11 @@ def _hosts(args):
 def layouts(hosts, ranks):
     """Return lists of hosts, one for each layout.
 
-    >>> layouts([launch.Host("a", 2), launch.Host("b", 1)], None)
+    >>> layouts([where.Host("a", 2), where.Host("b", 1)], None)
     [[Host(name='a', ranks=1), Host(name='b', ranks=1)], \
 [Host(name='a', ranks=2), Host(name='b', ranks=1)]]
     """
-    found = [[launch.Host(host.name, number) for host in hosts] for number in ranks or (1,)]
+    found = [[where.Host(host.name, number) for host in hosts] for number in ranks or (1,)]
     if ranks is None and hosts not in found:
         found.append(hosts)
     return found
@@ -122,7 +123,7 @@ def start_session(hosts, args):
 def start_mpi(hosts, counts, args):
     """Return the program that measures MPI, with so many processes on each machine."""
     code = "from synkhronos.tools.bench.machines.processes import main; main()"
-    line = launch.mpirun_line(hosts, args, python_command(code), {}, counts)
+    line = mpirun.line(hosts, args, python_command(code), {}, counts)
     return _started_by_mpirun("MPI", line)
 
 

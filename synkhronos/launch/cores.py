@@ -1,123 +1,19 @@
-"""Places of ranks: lists of devices with hosts, and the cores that each rank is bound to."""
+"""The cores that each rank of a host is bound to: near its device, or an even share."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Sequence
 
-from synkhronos import _wording
-from synkhronos._machine.devices import DEVICE_NAME, HOST_NAME, kind
+from synkhronos._machine.devices import kind
 
-NO_DEVICE = "none"  # of a server with a process of its own
-_EXAMPLES = "such as cpu,cpu or node0:cuda0,cuda1"
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
 _NODES = Path("/sys/devices/system/node")
 _CPUS = Path("/sys/devices/system/cpu")
 _PCI = Path("/sys/bus/pci/devices")
-
-
-@dataclass(frozen=True)
-class Place:
-    """The device of one rank, and its host: None for this one."""
-
-    host: str | None
-    device: str
-
-
-def parse(devices: Any, source: str = "devices") -> list[Place]:
-    """Return the place of each rank, in the order of the ranks.
-
-    Parameters
-    ----------
-    devices : str or list of str
-        Names with commas, a host before the first one; of several hosts as a list, or with a
-        semicolon between them. A list of names without hosts is of this host.
-    source : str, optional
-        Names the argument in errors.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For anything but names of devices.
-
-    Examples
-    --------
-    >>> parse("cpu,cpu")
-    [Place(host=None, device='cpu'), Place(host=None, device='cpu')]
-    >>> parse(["node0:cuda0", "node1:cuda0,opencl0:1"])[1:]
-    [Place(host='node1', device='cuda0'), Place(host='node1', device='opencl0:1')]
-    """
-    if isinstance(devices, str):
-        parts = devices.split(";")
-    elif isinstance(devices, (list, tuple)):
-        parts = list(devices)
-    else:
-        raise TypeError(
-            f"{source} must be a list of names, {_EXAMPLES}, got {_wording.shown(devices)}."
-        )
-    for part in parts:
-        if not isinstance(part, str):
-            raise TypeError(f"{source} must hold names, {_EXAMPLES}, got {_wording.shown(part)}.")
-    parts = [part for part in (part.strip() for part in parts) if part]
-    if not parts:
-        raise ValueError(f"{source} is empty: name a device for each rank, {_EXAMPLES}.")
-    places = [place for part in parts for place in _parse_part(part, source)]
-    _check_hosts(places, source)
-    return places
-
-
-def _parse_part(text, source):
-    names = [name.strip() for name in text.split(",")]
-    host, colon, first = names[0].partition(":")
-    if not colon or re.fullmatch(r"opencl\d+", host):
-        host = None
-    else:
-        names[0] = first.strip()
-        if not HOST_NAME.fullmatch(host):
-            raise ValueError(f"{source}: {host!r} is not the name of a host, as in {_EXAMPLES}.")
-    for name in names:
-        if not DEVICE_NAME.fullmatch(name):
-            raise ValueError(
-                f"{source}: {name!r} in {text!r} is not the name of a device: it must be one such "
-                "as cpu, cuda0 or opencl0:0, with the host before the first of a list, such as "
-                "node0:cuda0,cuda1."
-            )
-    return [Place(host, name) for name in names]
-
-
-def _check_hosts(places, source):
-    hosts = [place.host for place in places]
-    if None in hosts and len({*hosts}) > 1:
-        named = next(place for place in places if place.host)
-        bare = next(place for place in places if not place.host)
-        raise ValueError(
-            f"{source}: {named.host}:{named.device} has a host, but {bare.device} has none: name "
-            "the host of each list."
-        )
-    runs = [host for at, host in enumerate(hosts) if at == 0 or hosts[at - 1] != host]
-    for host in runs:
-        if runs.count(host) > 1:
-            raise ValueError(
-                f"{source} names {host} again after another host: put the devices of a host "
-                "together, because ranks are numbered host by host."
-            )
-
-
-def by_host(places: Sequence[Place]) -> dict[str | None, list[str]]:
-    """Return the devices of each host, in the order of the ranks.
-
-    >>> by_host(parse("node0:cpu,cpu;node1:cpu"))
-    {'node0': ['cpu', 'cpu'], 'node1': ['cpu']}
-    """
-    found: dict[str | None, list[str]] = {}
-    for place in places:
-        found.setdefault(place.host, []).append(place.device)
-    return found
 
 
 def parse_range(text: str) -> list[int]:

@@ -1,0 +1,116 @@
+"""Processes of a group on this machine, which a command starts itself, without mpirun."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import resource
+import signal
+import socket
+import subprocess
+from typing import Any, Sequence
+
+from synkhronos._machine.processes import end_with_parent, life_of
+from synkhronos.comm import membership
+from synkhronos.comm.shared import group
+from synkhronos.launch.streams import Lines
+from synkhronos.launch.watch import AFTER_FAILURE, Watch
+
+
+class Children(Watch):
+    """Ranks of a group on this machine, which this process starts.
+
+    Parameters
+    ----------
+    commands : list of list of str
+        The command of each rank, which finds its group with `synkhronos.comm.membership.join`.
+    **more
+        See `Watch`.
+    """
+
+    def __init__(self, commands: Sequence[Sequence[str]], **more: Any) -> None:
+        super().__init__(**more)
+        self._limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        group.allow_descriptors(len(commands))
+        self._commands = commands
+        self._processes: list[subprocess.Popen] = []
+
+    @contextlib.contextmanager
+    def _begun(self):
+        founding = group.Founding(len(self._commands))
+        try:
+            for rank, command in enumerate(self._commands):
+                value, descriptors = founding.place(rank)
+                process = subprocess.Popen(
+                    command,
+                    env={**self._environment, membership.VARIABLE: value},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    pass_fds=descriptors,
+                    preexec_fn=functools.partial(_prepare_child, os.getpid(), self._limits),
+                )
+                self._processes.append(process)
+                known = self.ranks[rank]
+                known.pid, known.host = process.pid, socket.gethostname()
+                self._listen(process.stdout.fileno(), (rank, 1, Lines()))
+                self._listen(process.stderr.fileno(), (rank, 2, Lines()))
+        except BaseException:
+            self._end_all()
+            raise
+        finally:
+            founding.close()
+        yield
+
+    def _take(self, stream, data, is_end=False):
+        rank, number, lines = stream
+        for line in lines.take(data, is_end):
+            text = self._without_marks(line) if number == 2 else line
+            if text:
+                self._show(number, rank, text)
+
+    def _look(self):
+        """Note the ranks that have ended. They are reaped at the end, with their groups."""
+        left = []
+        for rank, process in enumerate(self._processes):
+            if self.ranks[rank].status is None:
+                found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if found is None:
+                    left.append(process)
+                else:
+                    is_exit = found.si_code == os.CLD_EXITED
+                    self._note_end(rank, found.si_status if is_exit else -found.si_status)
+        if self.failed and left and all(life_of(each.pid) == "stopped" for each in left):
+            self._end_after(AFTER_FAILURE)  # nobody may continue them
+
+    def _is_over(self):
+        self._look()
+        return all(rank.status is not None for rank in self.ranks)
+
+    def _ask_to_end(self):
+        self._end(signal.SIGUSR1)
+
+    def _end(self, number):
+        for rank, process in enumerate(self._processes):
+            if self.ranks[rank].status is None:  # so it was not reaped
+                os.kill(process.pid, number)
+
+    def _end_all(self):
+        self._look()
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # with what it has started
+        for rank, process in enumerate(self._processes):
+            process.wait()
+            if self.ranks[rank].status is None:
+                self._note_end(rank, process.returncode)
+            process.stdout.close()
+            process.stderr.close()
+
+
+def _prepare_child(parent, limits):
+    """Prepare the process that becomes a rank, which ends when this command is killed."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    os.setpgid(0, 0)  # a Ctrl-C in the terminal is for the command
+    end_with_parent(parent, signal.SIGKILL)

@@ -1,0 +1,236 @@
+"""mpirun: its command line, whether it fits mpi4py, and why it has not started a run."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shlex
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Mapping, Sequence
+
+from synkhronos._host import pythons
+from synkhronos._machine.devices import python_command
+from synkhronos.comm.mpi import folders
+from synkhronos.launch import CannotLaunch, guard
+from synkhronos.launch.where import Host, is_here
+
+_EXPORTED = {"THEANO_FLAGS", "PYTENSOR_FLAGS", "PYTHONPATH", "OMP_NUM_THREADS"}
+# Beside them, for processes without a script of ours: compilers and CUDA of other hosts need them.
+_OF_COMPILERS = ("PATH", "LIBRARY_PATH", "LD_LIBRARY_PATH", "CPATH")
+_ROOT = "ALLOW_RUN_AS_ROOT"
+# Of runs that mpirun is to end, in 6 to 14 seconds, when a machine is cut off.
+_KEEPALIVE = {"time": 8, "intvl": 2, "probes": 3}
+_PROBE_SECONDS = 10
+_INSTALL = pythons.install("mpi")
+
+
+def find() -> str:
+    """Return the path of mpirun: the one of this environment, or else the first on the PATH."""
+    own = Path(sys.executable).parent / "mpirun"
+    found = str(own) if os.access(own, os.X_OK) else shutil.which("mpirun")
+    if found is None:
+        raise CannotLaunch(f"there is no mpirun: {_INSTALL}, or load the MPI of this cluster.")
+    return found
+
+
+def line(
+    hosts: Sequence[Host],
+    options: Any,
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    counts: Sequence[int] | None = None,
+    keepalive: int | None = _KEEPALIVE["time"],
+) -> list[str]:
+    """Return the command line that runs a command on each machine: once, or `counts` times.
+
+    `options` has what ``--agent`` and ``--mpirun-args`` say. After `keepalive` seconds of silence
+    mpirun and its daemons ask whether the other side is there, and end all if not. With None they
+    do as PRRTE does by default, 3 to 8 minutes after a cut.
+    """
+    each = [1] * len(hosts) if counts is None else counts
+    arguments = _split_arguments(options.mpirun_args)
+    _check_root(arguments)
+    line = [find()]
+    line += ["--host", ",".join(f"{host.name}:{count}" for host, count in zip(hosts, each))]
+    mapping = "ppr:1:node" if counts is None else "slot"
+    line += ["-n", str(sum(each)), "--map-by", mapping, "--bind-to", "none"]
+    if options.agent:
+        line += ["--mca", "plm", "ssh", "--mca", "plm_rsh_agent", options.agent]
+    for name, value in {**_KEEPALIVE, "time": keepalive}.items() if keepalive else ():
+        line += ["--prtemca", f"oob_tcp_keepalive_{name}", str(value)]
+    line += folders.daemon_arguments(Path(line[0]).with_name("prted"))
+    for name in sorted(os.environ):
+        is_own = name.startswith("SYNKHRONOS_") and name != guard.VARIABLE
+        if (name in _EXPORTED or is_own) and name not in variables:
+            line += ["-x", name]
+    for name, value in variables.items():
+        line += ["-x", f"{name}={value}"]
+    return [*line, *arguments, *command]
+
+
+def line_of_group(
+    hosts: Sequence[Host],
+    options: Any,
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    counts: Sequence[int],
+    token: str,
+    is_tolerant: bool,
+    yields: bool,
+    keepalive: int | None = _KEEPALIVE["time"],
+) -> list[str]:
+    """Return the command line that runs the processes of a group, each under a guard.
+
+    Others go on after one has died if it `is_tolerant`; one that waits leaves its core to others if
+    it `yields`. The rest is as in `line`; `token` begins the marks of guards.
+    """
+    own = ["--output", "tag"]
+    own += ["--with-ft", "ulfm"] * is_tolerant
+    own += ["--mca", "mpi_yield_when_idle", "1"] * yields
+    if [host.name for host in hosts] != ["localhost"]:
+        found = {name: os.environ[name] for name in _OF_COMPILERS if name in os.environ}
+        variables = {**found, **variables}
+    guarded = guard.command(token, is_tolerant, command)
+    return line(hosts, options, [*own, *guarded], variables, counts, keepalive)
+
+
+def new_token() -> str:
+    """Return what begins the marks of a run's processes, which nothing else can print."""
+    return secrets.token_hex(16)
+
+
+def _split_arguments(text):
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"--mpirun-args {text!r} can't be taken apart: {error}.") from None
+
+
+def _check_root(arguments):
+    if os.geteuid() or "--allow-run-as-root" in arguments:
+        return
+    for name in ("OMPI", "PRTE"):
+        if f"{name}_{_ROOT}" in os.environ and f"{name}_{_ROOT}_CONFIRM" in os.environ:
+            return
+    raise CannotLaunch(
+        "Open MPI refuses to run as root: run as another user, or set "
+        f"OMPI_{_ROOT}=1 and OMPI_{_ROOT}_CONFIRM=1."
+    )
+
+
+def check() -> None:
+    """Raise unless mpirun belongs to the MPI that mpi4py loads."""
+    path = find()
+    code = (
+        "import os, mpi4py; mpi4py.rc.initialize = False; os.chdir('/')\n"  # as settings.away()
+        "from mpi4py import MPI; print(MPI.Get_library_version())"
+    )
+    with ThreadPoolExecutor(2) as pool:
+        own, loaded = pool.map(_run, ([path, "--version"], python_command(code)))
+    if loaded.returncode:
+        lines = loaded.stderr.strip().splitlines() or [f"exit status {loaded.returncode}"]
+        raise CannotLaunch(f"mpi4py can't be imported ({lines[-1]}): {_INSTALL}.")
+    one, other = _kind(own.stdout + own.stderr), _kind(loaded.stdout)
+    if one != other:
+        raise CannotLaunch(
+            f"{path} belongs to {_shown(one)}, but mpi4py loads {_shown(other)}: put the mpirun of "
+            f"that MPI first on the PATH, or {_INSTALL}."
+        )
+    if one[0] != "Open MPI":
+        raise CannotLaunch(
+            f"{path} belongs to {_shown(one)}, of which the options are not known here. Write the "
+            "line by hand: one process of `python -m synkhronos run SCRIPT` on each machine."
+        )
+
+
+def _kind(text) -> tuple[str, str]:
+    r"""Return the name of an MPI and its first number.
+
+    >>> _kind("mpirun (Open MPI) 5.0.11"), _kind("HYDRA build details:\\nVersion: 4.1")
+    (('Open MPI', '5'), ('MPICH', '4'))
+    """
+    names = ("Open MPI", "Open MPI"), ("Intel", "Intel MPI"), ("MPICH", "MPICH"), ("HYDRA", "MPICH")
+    for mark, name in names:
+        if mark.lower() in text.lower():
+            number = re.search(r"(\d+)\.\d", text)
+            return name, number[1] if number else ""
+    return text.strip().split("\n")[0][:60] or "an unknown MPI", ""
+
+
+def _shown(kind):
+    return " ".join(filter(None, kind))
+
+
+def ask(line: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run a command line of mpirun to its end; raise TimeoutExpired if that does not come."""
+    with folders.of_mpirun(os.environ) as environment:
+        return _run(line, env=environment, timeout=seconds, start_new_session=True)
+
+
+def _run(line, **more):
+    return subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, **more)
+
+
+def why_not_started(printed: str, hosts: Sequence[Host], agent: str | None) -> str:
+    """Return a sentence about an mpirun that has ended before the script began."""
+    details = "\n".join(f"    {line}" for line in printed.strip().splitlines()[-25:])
+    if re.search(r"daemon|unable to reliably start|ORTE was unable|ssh:", printed, re.IGNORECASE):
+        lost = _probe_all(hosts, agent, "true")
+        if lost:
+            return (
+                f"can't launch: {_listed(lost)} can't be reached. Try: "
+                f"{agent or 'ssh'} {next(iter(lost))} true"
+            )
+        # PRRTE may name another machine than the one without its daemon.
+        without = _probe_all(hosts, agent, f"ls -d {shlex.join(_needed_there())}")
+        if without:
+            return (
+                f"can't launch: {_listed(without)} can be reached, but mpirun's daemon can't start "
+                "there: is this environment at the same path there?"
+            )
+        return (
+            "can't launch: all machines can be reached, but mpirun's daemon does not answer from "
+            "one: is this environment at the same path there, and do the machines reach this one?\n"
+            + details
+        )
+    return f"can't launch: mpirun has ended before the script began. It printed:\n{details}"
+
+
+def _listed(problems):
+    return " and ".join(f"{name} ({problem})" for name, problem in problems.items())
+
+
+def _needed_there():
+    """Return the paths of the programs that must be on each machine."""
+    daemon = Path(find()).parent / "prted"
+    return [sys.executable, *([str(daemon)] if daemon.exists() else [])]
+
+
+def _probe_all(hosts, agent, command):
+    """Run a command on each machine; return what is in the way: the machine's name -> why."""
+    with ThreadPoolExecutor(16) as pool:
+        problems = pool.map(lambda host: _probe(host.name, agent, command), hosts)
+        return {host.name: each for host, each in zip(hosts, problems) if each}
+
+
+def _probe(name, agent, command):
+    """Return why a command fails on a machine, or an empty string."""
+    if is_here(name):
+        return ""
+    options = [] if agent else ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_PROBE_SECONDS}"]
+    try:
+        line = [*shlex.split(agent or "ssh"), *options, name, command]
+        done = _run(line, timeout=2 * _PROBE_SECONDS)
+    except FileNotFoundError as error:
+        return f"there is no {error.filename}"
+    except OSError as error:
+        return str(error)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {2 * _PROBE_SECONDS} s"
+    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+    return lines[-1] if done.returncode else ""

@@ -1,0 +1,84 @@
+"""Pieces of streams: lines that come in parts, and writes to what may be full for a while."""
+
+from __future__ import annotations
+
+import io
+import os
+import selectors
+
+SIZE = 1 << 16  # bytes that are read or written at once
+_MOST = 1 << 20  # bytes of a line that are kept until its end
+
+
+class Lines:
+    """Lines of a stream, of which the end may not have come."""
+
+    def __init__(self):
+        self._tail = bytearray()
+
+    def take(self, data: bytes, is_end: bool = False) -> list[bytes]:
+        """Return the lines that are complete now, and pieces of a very long one.
+
+        At the end the last one gets a newline, if it has none.
+        """
+        tail = self._tail
+        tail += data
+        if is_end and tail and not tail.endswith(b"\n"):
+            tail += b"\n"
+        end = len(tail) if len(tail) > _MOST else tail.rfind(b"\n") + 1
+        lines = io.BytesIO(tail[:end]).readlines()
+        del tail[:end]
+        return lines
+
+
+class Writer:
+    """Writes to a descriptor that may be full for a while, which it closes at the end.
+
+    Parameters
+    ----------
+    fd : int
+    selector : selectors.BaseSelector
+        Calls the data of its keys with their descriptor.
+    """
+
+    def __init__(self, fd: int, selector: selectors.BaseSelector) -> None:
+        os.set_blocking(fd, False)
+        self._fd: int | None = fd
+        self._selector, self._waiting = selector, bytearray()
+        self._is_registered = self._ends = False
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether much is waiting."""
+        return len(self._waiting) > 1 << 20
+
+    def write(self, data: bytes) -> None:
+        """Write what can be written now, and the rest later."""
+        self._waiting += data
+        self._flush()
+
+    def end(self) -> None:
+        """Close the descriptor after all has been written."""
+        self._ends = True
+        self._flush()
+
+    def _flush(self, *_):
+        if self._fd is None:
+            return
+        try:
+            while self._waiting:
+                del self._waiting[: os.write(self._fd, self._waiting[:SIZE])]
+        except BlockingIOError:
+            pass
+        except OSError:  # nothing reads there any more
+            self._waiting.clear()
+            self._ends = True
+        if bool(self._waiting) != self._is_registered:
+            self._is_registered = not self._is_registered
+            if self._is_registered:
+                self._selector.register(self._fd, selectors.EVENT_WRITE, self._flush)
+            else:
+                self._selector.unregister(self._fd)
+        if self._ends and not self._waiting:
+            os.close(self._fd)
+            self._fd = None

@@ -1,0 +1,355 @@
+"""Processes that a command starts through mpirun, on several machines.
+
+    launcher             mpirun                         guard               rank
+    SIGUSR1     ───────▶ SIGUSR1 ─────────────────────▶ SIGUSR1 ──────────▶ writes a snapshot, ends
+    stdout      ◀─────── stdout, a tag before each line ◀──────────────────  stdout
+    stderr      ◀─────── stderr, a tag before each line ◀── start, status ── stderr
+
+                                                  guard of the first machine       script
+    stdin, signals ── frames ──▶ stdin ── frames ──▶ takes them apart ── stdin, signals ──▶
+    stdout         ◀──────────────────────────────────────────────────────────────── stdout
+    stderr         ◀── without marks ── stderr with marks ◀── start, more, status ── stderr
+
+`Ranks` are all alike, and their output is taken apart into lines. A `Script` runs once, as the
+first of its processes, and its streams are those of the command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import selectors
+import signal
+import subprocess
+import time
+from typing import Any, Mapping, Sequence
+
+from synkhronos._machine.processes import end_with_parent
+from synkhronos.comm.mpi import folders, secret
+from synkhronos.launch import guard, mpirun
+from synkhronos.launch.streams import Lines, Writer
+from synkhronos.launch.watch import Watch
+from synkhronos.launch.where import Host
+
+# A race in PRRTE, of no consequence.
+_NOISE = re.compile(rb"^\[[^\]\n]*\] plm:ssh: Warning: setpgid[^\n]*\n", re.MULTILINE)
+# The page about a process that was killed or has failed: exit statuses say it.
+_PAGE = re.compile(rb"-{60,}\n(?:(?!-{60,}\n).)*prterun.*?-{60,}\n", re.DOTALL)
+_TAG = re.compile(rb"\[\d+,(\d+)\]<std(?:out|err)>: ?")
+_EDGE = re.compile(rb"-{60,}\n?")
+_AFTER_EARLY = 3.0  # seconds for what others still print: mpirun would not end them
+_KILLING = 2.0  # seconds in which killed processes end
+_PATIENCE = 10.0  # seconds for a script to end after a Ctrl-C
+_FRAME = 2048  # bytes of input; PRRTE drops input above 4096 bytes a message
+
+
+class Mpirun(Watch):
+    """A run of mpirun, which ends with its launcher.
+
+    Parameters
+    ----------
+    line : list of str
+        The command line of mpirun.
+    hosts : list of Host
+        Those that are looked at if nothing starts.
+    agent : str, optional
+        What stands in for ssh.
+    **more
+        See `Watch`.
+    """
+
+    after_all = 10.0  # seconds for mpirun to end after all ranks
+    _stdin = subprocess.DEVNULL
+
+    def __init__(
+        self,
+        line: Sequence[str],
+        hosts: Sequence[Host] = (),
+        agent: str | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(**more)
+        self._line, self._hosts, self._agent = line, hosts, agent
+
+    @contextlib.contextmanager
+    def _begun(self):
+        with folders.of_mpirun(self._environment) as environment:
+            line, environment = with_secret(self._line, environment)
+            self._mpirun = subprocess.Popen(
+                line,
+                env=environment,
+                stdin=self._stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # a Ctrl-C in the terminal is for the launcher
+                preexec_fn=functools.partial(end_with_parent, os.getpid()),
+            )
+            self._listen(self._mpirun.stdout.fileno(), 1)
+            self._listen(self._mpirun.stderr.fileno(), 2)
+            yield
+
+    def _is_over(self):
+        return self._mpirun.poll() is not None
+
+    def _ask_to_end(self):
+        self._mpirun.send_signal(signal.SIGUSR1)
+
+    def _end(self, number):
+        if number == signal.SIGKILL:
+            _kill_session(self._mpirun.pid)
+        else:
+            self._mpirun.send_signal(number)
+
+    def _end_all(self):
+        _kill_session(self._mpirun.pid)
+        self._mpirun.wait()
+        self._mpirun.stdout.close()
+        self._mpirun.stderr.close()
+
+    def _take_mark(self, rank, kind, text):
+        known = self.ranks[rank]
+        if kind == b"start":
+            pid, known.host = text.split(" ", 1)
+            known.pid = int(pid)
+        elif kind == b"status":
+            status, _, early = text.partition(" ")
+            self._note_end(rank, int(status))
+            if early:
+                self._end_after(_AFTER_EARLY)
+            if all(each.status is not None for each in self.ranks):
+                self._end_after(self.after_all)
+
+    def _status(self):
+        if self.interrupted_by or self.cause is not None or not self.has_started:
+            return super()._status()
+        code = self._mpirun.returncode
+        if any(rank.status is None for rank in self.ranks):
+            return max(code, 1)
+        if code:
+            self.say(f"mpirun has ended with status {code}, after all ranks.")
+        return super()._status()
+
+    def failure_summary(self) -> list[str]:
+        """Return sentences about a run that has not ended well."""
+        if not self.has_started and not self.interrupted_by:
+            return [mpirun.why_not_started(self.own_words, self._hosts, self._agent)]
+        said = super().failure_summary()
+        if self.own_words.strip("\n \0") and self.cause is None and not self.interrupted_by:
+            said.append(f"mpirun says:\n{self.own_words.strip()}")
+        return said
+
+
+class Ranks(Mpirun):
+    """All ranks of a run, of which mpirun tags each line of output."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._lines = {1: Lines(), 2: Lines()}  # of mpirun's streams
+        self._speaker: dict[int, int | None] = {1: None, 2: None}  # the rank of half a line
+        self._edges: dict[int, bytes] = {}  # lines of dashes, by rank
+        self._pages: set[int] = set()  # ranks in the midst of a page
+        self._own = bytearray()  # what mpirun says by itself
+
+    @property
+    def own_words(self) -> str:
+        """The lines that mpirun has printed by itself, but for those about ranks that failed."""
+        text = _NOISE.sub(b"", bytes(self._own))
+        return (_PAGE.sub(b"", text) if self.has_started else text).decode(errors="replace")
+
+    def _take(self, stream, data, is_end=False):
+        for line in self._lines[stream].take(data, is_end):
+            self._take_line(stream, line)
+        if stream == 2 and is_end:
+            for rank, edge in self._edges.items():
+                self._show(2, rank, edge)
+
+    def _take_line(self, stream, line):
+        """Pass a line on: the parts with the tag of a rank, and what mpirun says by itself."""
+        at, rank = 0, self._speaker[stream]
+        for tag in [*_TAG.finditer(line), None]:
+            text = line[at : tag.start() if tag else len(line)]
+            if text:
+                self._take_text(stream, rank, text)
+            if tag:
+                at, rank = tag.end(), int(tag[1])
+        self._speaker[stream] = None if line.endswith(b"\n") else rank
+
+    def _take_text(self, stream, rank, text):
+        if rank is None or rank >= len(self.ranks):
+            self._own += text
+            return
+        if stream == 2:
+            text = self._without_marks(text)
+            text = self._without_page(rank, text) if text else text
+        if text:  # a rank may end without a newline
+            self._show(stream, rank, text if text.endswith(b"\n") else text + b"\n")
+
+    def _without_page(self, rank, line):
+        """Return a line of errors, or nothing if it is of the page that MPI_Abort prints."""
+        is_edge = _EDGE.fullmatch(line)
+        if rank in self._pages:
+            if is_edge:
+                self._pages.discard(rank)
+            return b""
+        edge = self._edges.pop(rank, b"")
+        if edge and line.startswith(b"MPI_ABORT was invoked"):
+            self._pages.add(rank)
+            return b""
+        if is_edge:
+            self._edges[rank] = line  # until the next line says whether it begins the page
+            return edge
+        return edge + line
+
+
+class Script(Mpirun):
+    """A script on several machines: its streams and signals are those of this command.
+
+    What mpirun prints before the guard's first mark is about mpirun.
+    """
+
+    heard = guard.FORWARDED
+    before_kill = 2.0
+    after_all = 3.0
+    _stdin = subprocess.PIPE
+
+    def __init__(self, line: Sequence[str], hosts: Sequence[Host], agent: str | None) -> None:
+        token = mpirun.new_token()
+        environment = {**os.environ, guard.VARIABLE: token}
+        names = ["the script"]
+        super().__init__(line, hosts, agent, names=names, environment=environment, token=token)
+        self._mark = re.compile(self._mark.pattern[:-1])  # with its newline, which may come later
+        self._beginning = f"\0{token} ".encode()  # of a mark
+        self._tail = bytearray()  # of stderr: may be the beginning of a mark
+        self._held = {1: bytearray(), 2: bytearray()}  # before the script has started
+        self._late = bytearray()  # stderr after the script has ended
+        self._was_asked = False
+
+    @property
+    def own_words(self) -> str:
+        """What mpirun has printed before the script has started."""
+        return _NOISE.sub(b"", bytes(self._held[2] + self._held[1])).decode(errors="replace")
+
+    @contextlib.contextmanager
+    def _begun(self):
+        with super()._begun():
+            self._input = Writer(os.dup(self._mpirun.stdin.fileno()), self._selector)
+            self._mpirun.stdin.close()
+            yield
+
+    def _interrupt(self, number):
+        """Pass a signal on to the script; the second Ctrl-C ends it."""
+        is_end = number in (signal.SIGINT, signal.SIGTERM)
+        if is_end and (self._was_asked or not self.has_started):
+            if self.ranks[0].status is None:
+                self.interrupted_by = self.interrupted_by or number
+            self._end_next()
+            return
+        self._input.write(guard.HEADER.pack(guard.SIGNAL, number))
+        if is_end:
+            self._was_asked = True
+            self._end_after(_PATIENCE)
+
+    def _take_lost_reader(self):
+        self._end_after(self.after_all)
+
+    def _take(self, stream, data, is_end=False):
+        """Pass output on, but for marks, of which the end may not have come yet."""
+        if stream == 1:
+            self._pass(1, data)
+            return
+        self._tail += data
+        while mark := self._mark.search(self._tail):
+            rank, kind, text = mark.groups()
+            before = self._tail[: mark.start()]
+            del self._tail[: mark.end()]
+            self._pass(2, before)
+            self._take_mark(int(rank), bytes(kind), text.decode())
+        at = self._tail.find(b"\0")
+        while at >= 0 and not self._begins_mark(self._tail[at:]):
+            at = self._tail.find(b"\0", at + 1)
+        end = len(self._tail) if at < 0 else at
+        self._pass(2, self._tail[:end])
+        del self._tail[:end]
+        if is_end:
+            self._write(2, _PAGE.sub(b"", bytes(self._late)))
+
+    def _begins_mark(self, text):
+        return text.startswith(self._beginning) or self._beginning.startswith(text)
+
+    def _pass(self, stream, data):
+        if not self.has_started:
+            self._held[stream] += data
+        elif stream == 2 and self.ranks[0].status is not None:
+            self._late += data
+        else:
+            self._write(stream, bytes(data))
+
+    def _take_mark(self, rank, kind, text):
+        super()._take_mark(rank, kind, text)
+        if kind == b"start":
+            self._write(2, _NOISE.sub(b"", bytes(self._held[2])))
+            self._write(1, bytes(self._held[1]))
+        if kind in (b"start", b"more"):
+            self._wait_for_stdin()
+
+    def _wait_for_stdin(self):
+        """Take the next piece of input, unless a terminal would stop this process for it."""
+        try:
+            if not os.isatty(0) or os.tcgetpgrp(0) == os.getpgrp():
+                os.fstat(0)
+                self._selector.register(0, selectors.EVENT_READ, self._read_stdin)
+        except OSError:  # closed
+            self._input.write(guard.HEADER.pack(guard.DATA, 0))
+
+    def _read_stdin(self, fd):
+        self._selector.unregister(fd)
+        data = os.read(fd, _FRAME)
+        self._input.write(guard.HEADER.pack(guard.DATA, len(data)) + data)
+
+    def _status(self):
+        is_known = self.ranks[0].status is not None and not self.interrupted_by
+        return self.ranks[0].exit_status if is_known else super()._status()
+
+    def failure_summary(self) -> list[str]:
+        """Return a sentence if the script has not started, or its end was not told."""
+        if not self.has_started or self.interrupted_by:
+            return super().failure_summary()
+        return [] if self.ranks[0].status is not None else ["mpirun has ended before the script."]
+
+
+def with_secret(
+    line: Sequence[str], environment: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """Return mpirun's command line and environment, with a secret for the processes of the job.
+
+    The line has the name of the variable alone, because all users of a machine can read it.
+
+    >>> line, environment = with_secret(["mpirun", "program"], {})
+    >>> line, len(environment["SYNKHRONOS_SECRET"])
+    (['mpirun', '-x', 'SYNKHRONOS_SECRET', 'program'], 64)
+    """
+    if secret.VARIABLE in environment:  # of the user: `launch` has exported it
+        return list(line), dict(environment)
+    return [line[0], *secret.EXPORTED, *line[1:]], {**environment, secret.VARIABLE: secret.new()}
+
+
+def _kill_session(number):
+    """Kill all processes of a session: mpirun, its agents, and the ranks of this machine."""
+    end = time.monotonic() + _KILLING
+    while (left := _alive_in_session(number)) and time.monotonic() < end:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _alive_in_session(number):
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as stat:
+            state, _, _, session, *_ = stat.read().rpartition(")")[2].split()
+            if int(session) == number and state not in "ZX":
+                found.append(int(name))
+    return found

@@ -1,0 +1,68 @@
+"""What is read from mpirun: lines with tags, marks of guards, pages of mpirun's own."""
+
+from pathlib import Path
+
+from synkhronos.launch import through, watch
+
+
+class FakeRanks(through.Ranks):
+    """Ranks of which the output is given by hand."""
+
+    def __init__(self, folder, **more):
+        more.update(names=["cpu", "cuda0"], environment={}, token="61ab", folder=Path(folder))
+        super().__init__([], **more)
+        self.written = {1: b"", 2: b""}
+
+    def _write(self, fd, data):
+        self.written[fd] += data
+
+
+def test_output_is_taken_apart_in_pieces_of_any_size(tmp_path):
+    out = b"[1,0]<stdout>: a\n[1,1]<stdout>: \xff b\nof mpirun\n[1,1]<stdout>: c[1,0]<stdout>: d"
+    for size in (1, 3, 1000):
+        fake = FakeRanks(tmp_path / str(size))
+        for at in range(0, len(out), size):
+            fake._take(1, out[at : at + size])
+        fake._take(1, b"", is_end=True)
+        assert fake.written[1] == b"a\n\xff b\nc\nd\n"
+        assert fake.own_words == "of mpirun\n"
+        assert (tmp_path / str(size) / "rank_1.log").read_bytes() == b"\xff b\nc\n"
+        assert fake.ranks[0].last_lines == ["a", "d"]
+
+
+def test_marks_are_taken_out_of_errors(tmp_path):
+    """A token that begins with a digit would be read as an octal escape of a pattern."""
+    fake = FakeRanks(tmp_path)
+    fake._take(
+        2, b"[1,1]<stderr>: \x0061ab 1 start 77 node1\0\n[1,1]<stderr>: half\x0061ab 1 status"
+    )
+    fake._take(2, b" -9\0\n[1,0]<stderr>: \x0000 1 status 3\0\n")
+    assert (fake.ranks[1].pid, fake.ranks[1].host, fake.ranks[1].status) == (77, "node1", -9)
+    assert fake.written[2] == b"half\n\x0000 1 status 3\0\n"
+    assert fake.failed == [1] and fake.cause == 1
+    assert fake.failure_summary()[0] == (
+        "rank 1 (cuda0 on node1) was killed by SIGKILL (signal 9), which has ended the run."
+    )
+
+
+def test_the_page_of_an_abort_is_left_out(tmp_path):
+    edge = b"[1,0]<stderr>: " + b"-" * 74 + b"\n"
+    fake = FakeRanks(tmp_path)
+    lines = [b"MPI_ABORT was invoked on rank 0", b"  Errorcode: 1", b"", b"NOTE: more"]
+    page = edge + b"".join(b"[1,0]<stderr>: " + line + b"\n" for line in lines) + edge
+    fake._take(2, b"[1,0]<stderr>: ValueError: a\n" + page + b"[1,1]<stderr>: b\n")
+    fake._take(2, edge + b"[1,0]<stderr>: of the model\n" + edge + edge)
+    drawn = b"-" * 74 + b"\n"
+    assert fake.written[2] == b"ValueError: a\nb\n" + drawn + b"of the model\n" + drawn
+    assert fake.ranks[1].last_lines == ["b"]
+
+
+def test_the_cause_is_not_a_rank_that_mpirun_has_ended(tmp_path):
+    fake = FakeRanks(tmp_path, is_served=True)
+    fake._take_mark(1, b"status", "-15")
+    assert fake.cause == 1
+    fake.ranks.append(watch.Rank("cpu"))
+    fake._take_mark(2, b"status", "14")  # its word comes first: the one that died is elsewhere
+    assert fake.cause == 1
+    fake._take_mark(0, b"status", "1")
+    assert fake.cause == 0 and fake.name(0) == "rank 0 (the server, cpu)"
