@@ -104,7 +104,7 @@ class Launched:
         """Kill the process of a host that has a text in its command line, and no guard of it."""
         found = []
         for pid, line in self.hosts.programs(host).items():
-            if part in line and not re.search(r"synkhronos\.tools\.guard|mpirun| launch ", line):
+            if part in line and not re.search(r"synkhronos\.launch\.guard|mpirun| launch ", line):
                 variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
                 if rank is None or f"OMPI_COMM_WORLD_RANK={rank}" in variables:
                     found.append(pid)
