@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Sequence
 
 from synkhronos._machine.devices import kind, module_command
-from synkhronos.launch import CannotLaunch, mpirun
+from synkhronos.launch import mpirun
 from synkhronos.launch.where import NO_DEVICE, Host, Place, by_host, is_here
 
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
 _NODES = Path("/sys/devices/system/node")
 _CPUS = Path("/sys/devices/system/cpu")
 _PCI = Path("/sys/bus/pci/devices")
-_SECONDS = 120  # for another host to list its cores
 
 
 def of_ranks(places: Sequence[Place], options: Any) -> list[list[int] | None]:
@@ -28,21 +25,13 @@ def of_ranks(places: Sequence[Place], options: Any) -> list[list[int] | None]:
     devices = [place for place in places if place.device != NO_DEVICE]
     found: list[list[int] | None] = [None] * (len(places) - len(devices))
     for host, names in by_host(devices).items():
-        found += cores_here(names) if is_here(host) else _ask(host, names, options)
+        if is_here(host):
+            found += cores_here(names)
+        else:
+            command = module_command("synkhronos.launch.cores", ",".join(names))
+            line = mpirun.line([Host(host)], options, command, {})
+            found += mpirun.answer(line, Host(host), options.agent)
     return found
-
-
-def _ask(host, devices, options):
-    command = module_command("synkhronos.launch.cores", ",".join(devices))
-    hosts = [Host(host)]
-    try:
-        done = mpirun.ask(mpirun.line(hosts, options, command, {}), _SECONDS)
-        return json.loads(done.stdout.strip().splitlines()[-1])
-    except subprocess.TimeoutExpired:
-        raise CannotLaunch(f"{host} gives no answer within {_SECONDS} s.") from None
-    except (IndexError, json.JSONDecodeError):
-        why = mpirun.why_not_started(done.stderr, hosts, options.agent)
-        raise CannotLaunch(f"{host} does not tell its cores, for --bind: {why}") from None
 
 
 def parse_range(text: str) -> list[int]:
@@ -148,5 +137,4 @@ def _read(path):
 
 
 if __name__ == "__main__":
-    # On another host, for the launcher.
-    sys.stdout.write(json.dumps(cores_here(sys.argv[1].split(","))) + "\n")
+    mpirun.tell(cores_here(sys.argv[1].split(",")))

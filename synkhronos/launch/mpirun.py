@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -26,6 +27,8 @@ _ROOT = "ALLOW_RUN_AS_ROOT"
 # Of runs that mpirun is to end, in 6 to 14 seconds, when a machine is cut off.
 _KEEPALIVE = {"time": 8, "intvl": 2, "probes": 3}
 _PROBE_SECONDS = 10
+_ANSWER = "synkhronos-answer "  # begins the line with what a host tells
+_ANSWER_SECONDS = 120
 _INSTALL = pythons.install("mpi")
 
 
@@ -78,7 +81,6 @@ def line_of_group(
     options: Any,
     command: Sequence[str],
     variables: Mapping[str, str],
-    counts: Sequence[int],
     token: str,
     is_tolerant: bool,
     yields: bool,
@@ -96,6 +98,7 @@ def line_of_group(
         found = {name: os.environ[name] for name in _OF_COMPILERS if name in os.environ}
         variables = {**found, **variables}
     guarded = guard.command(token, is_tolerant, command)
+    counts = [host.ranks or 0 for host in hosts]
     return line(hosts, options, [*own, *guarded], variables, counts, keepalive)
 
 
@@ -176,6 +179,30 @@ def _run(line, **more):
     return subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, **more)
 
 
+def answer(line: Sequence[str], host: Host, agent: str | None) -> Any:
+    """Return what a command line of mpirun has let a host `tell`; raise CannotLaunch otherwise."""
+    try:
+        done = ask(line, _ANSWER_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise CannotLaunch(f"{host.name} gives no answer within {_ANSWER_SECONDS} s.") from None
+    for text in done.stdout.splitlines():
+        if text.startswith(_ANSWER):
+            return json.loads(text[len(_ANSWER) :])
+    printed = done.stderr + done.stdout
+    if "Traceback" in printed or "can't open" in printed or "No module" in printed:
+        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise CannotLaunch(
+            f"{host.name} can be reached, but does not run Synkhronos ({last[0]}): is this "
+            f"environment at the same path there? {shlex.quote(sys.executable)}"
+        )
+    raise CannotLaunch(why_not_started(printed, [host], agent))
+
+
+def tell(found: Any) -> None:
+    """Print what another host has asked for, in one write: the output of several may mix."""
+    os.write(1, f"\n{_ANSWER}{json.dumps(found)}\n".encode())
+
+
 def why_not_started(printed: str, hosts: Sequence[Host], agent: str | None) -> str:
     """Return a sentence about an mpirun that has ended before the script began."""
     details = "\n".join(f"    {line}" for line in printed.strip().splitlines()[-25:])
@@ -183,22 +210,21 @@ def why_not_started(printed: str, hosts: Sequence[Host], agent: str | None) -> s
         lost = _probe_all(hosts, agent, "true")
         if lost:
             return (
-                f"can't launch: {_listed(lost)} can't be reached. Try: "
-                f"{agent or 'ssh'} {next(iter(lost))} true"
+                f"{_listed(lost)} can't be reached. Try: {agent or 'ssh'} {next(iter(lost))} true"
             )
         # PRRTE may name another machine than the one without its daemon.
         without = _probe_all(hosts, agent, f"ls -d {shlex.join(_needed_there())}")
         if without:
             return (
-                f"can't launch: {_listed(without)} can be reached, but mpirun's daemon can't start "
+                f"{_listed(without)} can be reached, but mpirun's daemon can't start "
                 "there: is this environment at the same path there?"
             )
         return (
-            "can't launch: all machines can be reached, but mpirun's daemon does not answer from "
+            "all machines can be reached, but mpirun's daemon does not answer from "
             "one: is this environment at the same path there, and do the machines reach this one?\n"
             + details
         )
-    return f"can't launch: mpirun has ended before the script began. It printed:\n{details}"
+    return f"mpirun has ended before the script began. It printed:\n{details}"
 
 
 def _listed(problems):

@@ -138,7 +138,8 @@ class Mpirun(Watch):
     def failure_summary(self) -> list[str]:
         """Return sentences about a run that has not ended well."""
         if not self.has_started and not self.interrupted_by:
-            return [mpirun.why_not_started(self.own_words, self._hosts, self._agent)]
+            why = mpirun.why_not_started(self.own_words, self._hosts, self._agent)
+            return [f"can't launch: {why}"]
         said = super().failure_summary()
         if self.own_words.strip("\n \0") and self.cause is None and not self.interrupted_by:
             said.append(f"mpirun says:\n{self.own_words.strip()}")

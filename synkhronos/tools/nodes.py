@@ -120,16 +120,16 @@ def main(options: argparse.Namespace) -> int:
     """
     try:
         job = _job(options)
-        hosts, counts = _places(where.find_hosts(options), job)
+        hosts = _filled(where.find_hosts(options), job)
         is_here = not options.mpirun_args and all(where.is_here(host.name) for host in hosts)
-        line = _node(job) if is_here else _mpirun_line(hosts, counts, options, job)
+        line = _node(job) if is_here else _mpirun_line(hosts, options, job)
         if options.dry_run:
             print(shlex.join(line))
             return 0
         nodes: _Nodes
         if is_here:
-            environment = {**os.environ, **_threads(options)}
-            nodes = NodesHere(job, [line] * sum(counts), environment=environment)
+            lines = [line for host in hosts for _ in range(host.ranks)]
+            nodes = NodesHere(job, lines, environment={**os.environ, **_threads(options)})
         else:
             mpirun.check()
             nodes = NodesOfMpirun(job, line, hosts, options.agent, environment=os.environ)
@@ -173,14 +173,14 @@ def _job(options):
     return Job(n_servers, options.workers, script, mpirun.new_token())
 
 
-def _places(hosts, job):
-    """Return the hosts, and the number of processes on each."""
+def _filled(hosts, job):
+    """Return the hosts, each with its number of processes."""
     n = job.n_servers + job.n_workers
     wanted = (
         f"{_wording.count(job.n_servers, 'server')} and {_wording.count(job.n_workers, 'worker')}"
     )
     if hosts is None:
-        return [where.Host("localhost")], [n]
+        return [where.Host("localhost", n)]
     given = [host.ranks for host in hosts]
     if None not in given:
         if sum(given) != n:
@@ -189,13 +189,14 @@ def _places(hosts, job):
                 f"{wanted} are {n} processes, but the hosts {listed} have {sum(given)}: change "
                 "the numbers behind the colons, or leave them out."
             )
-        return hosts, given
+        return hosts
     if set(given) != {None}:
         bare = next(host.name for host in hosts if host.ranks is None)
         raise ValueError(f"{bare} has no number of processes, but others have: give all or none.")
     hosts = hosts[:n]
     bounds = [-(-n * i // len(hosts)) for i in range(len(hosts) + 1)]
-    return hosts, [end - begin for begin, end in zip(bounds, bounds[1:])]
+    spans = zip(hosts, bounds, bounds[1:])
+    return [where.Host(host.name, end - begin) for host, begin, end in spans]
 
 
 def _node(job):
@@ -210,15 +211,14 @@ def _threads(options):
     return {"OMP_NUM_THREADS": str(options.threads_per_rank)}
 
 
-def _mpirun_line(hosts, counts, options, job):
+def _mpirun_line(hosts, options, job):
     return mpirun.line_of_group(
         hosts,
         options,
         _node(job),
         _threads(options),
-        counts,
         job.token,
         is_tolerant=True,
-        yields=max(counts) > usable_cores(),
+        yields=max(host.ranks for host in hosts) > usable_cores(),
         keepalive=_KEEPALIVE,
     )

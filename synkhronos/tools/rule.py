@@ -241,22 +241,22 @@ def worker_command(asked: Request, cores: list[list[int] | None]) -> list[str]:
 
 def mpirun_line(asked: Request, cores: list[list[int] | None], token: str) -> list[str]:
     """Return the command line of mpirun that runs all ranks."""
-    counts = {host: len(devices) for host, devices in where.by_host(asked.ranks).items()}
-    n_here = sum(n for host, n in counts.items() if where.is_here(host))
+    hosts = _hosts(asked)
     return mpirun.line_of_group(
-        _hosts(asked),
+        hosts,
         asked,
         worker_command(asked, cores),
         _flags(),
-        list(counts.values()),
         token,
         is_tolerant=asked.outlives_ranks,
-        yields=n_here > usable_cores(),
+        yields=sum(h.ranks for h in hosts if where.is_here(h.name)) > usable_cores(),
     )
 
 
 def _hosts(asked):
-    return [where.Host(host or "localhost") for host in where.by_host(asked.ranks)]
+    """Return the hosts of a request, each with its number of ranks."""
+    by_host = where.by_host(asked.ranks)
+    return [where.Host(name or "localhost", len(devices)) for name, devices in by_host.items()]
 
 
 def _flags():

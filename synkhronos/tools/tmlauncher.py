@@ -74,6 +74,12 @@ class _Answers:
         """Return a value, or None."""
         return self.told[name].value if name in self.told else None
 
+    def take(self, name, value, source, key):
+        """Take a value in place of an earlier one; settings are added to earlier ones."""
+        if name == "set":
+            value = [*(self.get("set") or []), *([value] if isinstance(value, str) else value)]
+        self.told[name] = _Told(value, source, key)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train a model as the command line and the file say; return the exit status."""
@@ -117,7 +123,7 @@ def _read(line):
             "--help lists all options."
         )
     if "devices" not in answers.told and os.environ.get("DEVICES"):
-        answers.told["devices"] = _Told(os.environ["DEVICES"], "the variable DEVICES", "DEVICES")
+        answers.take("devices", os.environ["DEVICES"], "the variable DEVICES", "DEVICES")
     for name, (key, example) in _NEEDED.items():
         if not answers.get(name):
             raise ValueError(
@@ -134,26 +140,18 @@ def _take_word(answers, word):
         raise ValueError(f"unknown option {word!r}.{meant} tmlauncher --help lists all.")
     if not equals and key not in _FLAGS:
         raise ValueError(f"{word!r} needs a value in the same word, such as -{name}=VALUE.")
-    known = _NAMES[key]
-    if known == "set":
-        value = [*(answers.get("set") or []), value]
-    elif not equals:
-        value = "True"
-    answers.told[known] = _Told(value, word, key)
+    answers.take(_NAMES[key], value if equals else "True", word, key)
 
 
 def _take_entry(answers, path, key, entry):
     """Let an assignment of the file replace an option of the command line, as in Theano-MPI."""
     known = cfg.KEYS[key]
-    value = entry.value
-    if known == "set":
-        value = [*(answers.get("set") or []), *([value] if isinstance(value, str) else value)]
-    elif known in answers.told and answers.get(known) != value:
+    if known != "set" and known in answers.told and answers.get(known) != entry.value:
         answers.notes.append(
             f"{path}, line {entry.line}: {key} is taken, and not {answers.told[known].source}, as "
             "a file comes before the command line."
         )
-    answers.told[known] = _Told(value, f"{path}, line {entry.line}: {key}", key)
+    answers.take(known, entry.value, f"{path}, line {entry.line}: {key}", key)
 
 
 def _asked(answers):

@@ -7,19 +7,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shlex
-import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from synkhronos._machine import devices
 from synkhronos.comm.mpi import job
-from synkhronos.launch import mpirun, where
+from synkhronos.launch import CannotLaunch, mpirun, where
 
-_SECONDS = 120
-_MARK = "synkhronos-machine "
 _COLUMNS = ("machine", *job.COLUMNS, "cores", "devices")
 _VERSIONS = slice(2, 7)  # of a row: what must be the same everywhere
 
@@ -63,20 +58,9 @@ def _line(host, options):
 def _ask(host, line, agent):
     """Return the row of a machine, and a sentence if there is none."""
     try:
-        done = mpirun.ask(line, _SECONDS)
-    except subprocess.TimeoutExpired:
-        return None, f"{host.name} gives no answer within {_SECONDS} s."
-    for text in done.stdout.splitlines():
-        if text.startswith(_MARK):
-            return [host.name, *json.loads(text[len(_MARK) :])], None
-    printed = done.stderr + done.stdout
-    if "Traceback" in printed or "can't open" in printed or "No module" in printed:
-        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        return None, (
-            f"{host.name} can be reached, but does not run Synkhronos ({last[0]}): is this "
-            f"environment at the same path there? {shlex.quote(sys.executable)}"
-        )
-    return None, mpirun.why_not_started(printed, [host], agent).replace("can't launch: ", "")
+        return [host.name, *mpirun.answer(line, host, agent)], None
+    except CannotLaunch as error:
+        return None, str(error)
 
 
 def agree(rows: list[list[str]]) -> bool:
@@ -120,5 +104,4 @@ def own_row() -> list[str]:
 
 
 if __name__ == "__main__":
-    # In one write, because the output of several machines may come together.
-    os.write(1, f"\n{_MARK}{json.dumps(own_row())}\n".encode())
+    mpirun.tell(own_row())
