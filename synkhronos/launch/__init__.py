@@ -1,12 +1,14 @@
 """The only code that starts processes of a run, and watches them to their end.
 
-tools: launch, rule, tmlauncher, nodes, run     options, and what to say at the end
-│
-├──▶ where      hosts and devices, of options, files, Slurm, PBS
-├──▶ children   how on this machine: child processes
-├──▶ through    how on several: mpirun, of which `mpirun` has the command line, and a
-│               `guard` beside each process
-└──▶ watch      streams, log files, signals, deaths and exit statuses, in both
+    tools: launch, nodes, rule, tmlauncher, run     options, and what to say at the end
+      │
+      ├──▶ where, cores   hosts and devices, of options, files, Slurm, PBS; cores to bind to
+      ├──▶ children       how on this machine: child processes
+      ├──▶ through        how on several: mpirun, whose command line is in `mpirun`, with a
+      │                   `guard` beside each process
+      └──▶ watch          streams, log files, signals, deaths and exit statuses, of both
+
+What a command prints about a run that fails is made here, once for all commands.
 """
 
 INTERRUPTED = 130  # the exit status of ranks that have agreed to stop
