@@ -66,3 +66,43 @@ def test_the_cause_is_not_a_rank_that_mpirun_has_ended(tmp_path):
     assert fake.cause == 1
     fake._take_mark(0, b"status", "1")
     assert fake.cause == 0 and fake.name(0) == "rank 0 (the server, cpu)"
+
+
+class FakeScript(through.Script):
+    """A script of which the output is given by hand."""
+
+    def __init__(self):
+        super().__init__([], [], None)
+        self.written, self.n_asked = {1: b"", 2: b""}, 0
+
+    def _write(self, fd, data):
+        self.written[fd] += data
+
+    def _wait_for_stdin(self):
+        self.n_asked += 1
+
+
+def test_marks_of_a_script_are_taken_out_in_pieces_of_any_size():
+    for size in (1, 3, 1000):
+        fake = FakeScript()
+        begin = fake._beginning
+        page = b"-" * 74 + b"\nprterun has noticed\n" + b"-" * 74 + b"\n"
+        err = b"of mpirun\n" + begin + b"0 start 77 node1\0\na\0b" + begin + b"0 more \0\nc"
+        err += begin + b"0 status -9\0\n" + page + begin[:5]
+        fake._take(1, b"out")
+        assert fake.written == {1: b"", 2: b""} and fake.own_words == "out"
+        for at in range(0, len(err), size):
+            fake._take(2, err[at : at + size])
+        fake._take(2, b"", is_end=True)
+        assert fake.written == {1: b"out", 2: b"of mpirun\na\0bc"}
+        assert (fake._status(), fake.n_asked) == (137, 2) and fake.failure_summary() == []
+
+
+def test_a_script_of_which_no_end_was_told():
+    fake = FakeScript()
+    fake._take_mark(0, b"start", "77 node1")
+    assert fake.failure_summary() == ["mpirun has ended before the script."]
+    fake._was_asked = True
+    fake._end_next = lambda: None
+    fake._interrupt(15)
+    assert fake._status() == 143 and fake.failure_summary() == []
