@@ -19,14 +19,9 @@ from synkhronos.launch.watch import AFTER_FAILURE, Watch
 
 
 class Children(Watch):
-    """Ranks of a group on this machine, which this process starts.
+    """Ranks of a group on this machine, which this process starts: one for each of `commands`.
 
-    Parameters
-    ----------
-    commands : list of list of str
-        The command of each rank, which finds its group with `synkhronos.comm.membership.join`.
-    **more
-        See `Watch`.
+    A rank finds its group with `synkhronos.comm.membership.join`.
     """
 
     def __init__(self, commands: Sequence[Sequence[str]], **more: Any) -> None:

@@ -53,15 +53,9 @@ def share(nodes: Sequence[Sequence[Sequence[int]]], near: Sequence[int | None]) 
     The ranks of a NUMA node share its cores evenly, and a rank gets all threads of a core. Where
     there are more ranks than cores, ranks take turns on a core.
 
-    Parameters
-    ----------
-    nodes : list
-        For each NUMA node its cores, each a list of the numbers of its threads.
-    near : list
-        For each rank the node of its device; None if it has none, as a CPU has.
+    For each NUMA node `nodes` has its cores, each a list of the numbers of its threads, and `near`
+    has for each rank the node of its device; None if it has none, as a CPU has.
 
-    Examples
-    --------
     >>> share([[[0, 4], [1, 5]], [[2, 6], [3, 7]]], [None, None])
     [[0, 1, 4, 5], [2, 3, 6, 7]]
     >>> share([[[0], [1]], [[2], [3]]], [1, 1, None])

@@ -46,18 +46,9 @@ _FRAME = 2048  # bytes of input; PRRTE drops input above 4096 bytes a message
 
 
 class Mpirun(Watch):
-    """A run of mpirun, which ends with its launcher.
+    """A run of mpirun's command `line`, which ends with its launcher.
 
-    Parameters
-    ----------
-    line : list of str
-        The command line of mpirun.
-    hosts : list of Host
-        Those that are looked at if nothing starts.
-    agent : str, optional
-        What stands in for ssh.
-    **more
-        See `Watch`.
+    If nothing starts, `hosts` are asked why, by `agent` or ssh. The rest is as in `Watch`.
     """
 
     after_all = 10.0  # seconds for mpirun to end after all ranks

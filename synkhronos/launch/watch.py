@@ -62,29 +62,13 @@ class Rank:
 
 
 class Watch:
-    """All ranks of a run.
+    """All ranks of a run; `names` are their devices.
 
-    Derived classes start them, in `_begun`, and replace `title`, `request` and `name` for other
-    processes than ranks of a rule.
-
-    Parameters
-    ----------
-    names : list of str
-        The device of each rank.
-    environment : dict
-        Of the processes.
-    folder : Path, optional
-        Of the log files, one for each rank; None for no log files.
-    is_served : bool, optional
-        Whether rank 0 is a server.
-    outlives : bool, optional
-        Whether others go on after a rank has died.
-    ends_with_stdin : bool, optional
-        Whether an end of standard input ends the run, as a Ctrl-C does.
-    patience : float, optional
-        Seconds between a first Ctrl-C and the end of ranks that don't end.
-    token : str, optional
-        Begins the marks that processes write.
+    Derived classes start them with `environment`, in `_begun`, and replace `title`, `request` and
+    `name` for other processes than ranks of a rule. In `folder` there is a log file for each. Rank
+    0 is a server if the run `is_served`; the others go on after one has died if it `outlives`.
+    After a first Ctrl-C, or the end of standard input if it `ends_with_stdin`, ranks have
+    `patience`, in seconds. `token` begins the marks that processes write into standard error.
     """
 
     title = "synkhronos rule"

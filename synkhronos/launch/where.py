@@ -202,21 +202,10 @@ def find_places(
 def parse_devices(devices: Any, source: str = "devices") -> list[Place]:
     """Return the place of each rank, in the order of the ranks.
 
-    Parameters
-    ----------
-    devices : str or list of str
-        Names with commas, a host before the first one; of several hosts as a list, or with a
-        semicolon between them. A list of names without hosts is of one host.
-    source : str, optional
-        Names the argument in errors.
+    `devices` are names with commas, a host before the first one; of several hosts a list, or with a
+    semicolon between them. A list of names without hosts is of one host. Anything else raises
+    TypeError or ValueError; `source` names the argument there.
 
-    Raises
-    ------
-    TypeError, ValueError
-        For anything but names of devices.
-
-    Examples
-    --------
     >>> parse_devices("cpu,cpu")
     [Place(host=None, device='cpu'), Place(host=None, device='cpu')]
     >>> parse_devices(["node0:cuda0", "node1:cuda0,opencl0:1"])[1:]

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 from support import hosts, launching
 from support.launching import FOR_ROOT, needs_mpirun
@@ -359,16 +360,11 @@ def test_a_killed_mpirun_or_launcher_leaves_nothing(two_hosts, tmp_path, which):
     (tmp_path / "script.py").write_text("import time; print('begun', flush=True); time.sleep(600)")
     launched = Launched(two_hosts, tmp_path, "-n", "1", "script.py")
     assert launched.process.stdout.readline() == "begun\n"
-    [child] = child_processes(launched.process.pid)
-    os.kill(child if which == "mpirun" else launched.process.pid, signal.SIGKILL)
+    [child] = psutil.Process(launched.process.pid).children()
+    os.kill(child.pid if which == "mpirun" else launched.process.pid, signal.SIGKILL)
     status, _, err = launched.wait()
     assert status == (1 if which == "mpirun" else -signal.SIGKILL)
     assert ("mpirun has ended before the script" in err) == (which == "mpirun")
-
-
-def child_processes(pid):
-    with open(f"/proc/{pid}/task/{pid}/children") as children:
-        return [int(child) for child in children.read().split()]
 
 
 @pytest.mark.parametrize("why", ["no host", "no agent"])
