@@ -21,8 +21,8 @@ from typing import Mapping, Sequence
 
 from synkhronos import _wording
 from synkhronos._machine.devices import module_command, usable_cores
+from synkhronos.comm.heartbeats import SILENT
 from synkhronos.launch import INTERRUPTED, watch
-from synkhronos.parameter_server.remote.heartbeats import SILENT
 from synkhronos.parameter_server.remote.node import Job
 from synkhronos.tools import guard, launch, ranks
 

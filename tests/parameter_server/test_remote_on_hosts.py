@@ -83,7 +83,7 @@ class Launched:
             self.process = subprocess.Popen(
                 line,
                 cwd=folder,
-                env=these.environment(PYTHONPATH=hosts.impatient()),
+                env=these.environment(**hosts.IMPATIENT),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -2,7 +2,8 @@
 
     script                                  mover
     init_key, push, request, set_updater ──▶
-    ask: join, barrier, states, close    ──▶ ── answer ──▶
+    ask: join, barrier, states; close    ──▶
+                                         ◀── answer       of servers
                                          ◀── sent         an array of `outgoing` may change again
                                          ◀── arrived      an array of `incoming` is there
                                          ◀── lost         a worker or a server has died
@@ -37,7 +38,7 @@ from synkhronos.parameter_server.errors import (
     StoreClosed,
     WorkerLost,
 )
-from synkhronos.parameter_server.remote.memory import Boxes
+from synkhronos.parameter_server.remote.memory import Buffers
 
 VARIABLE = "SYNKHRONOS_PARAMETER_SERVER"
 _ERRORS: dict[str, type[Exception]] = {
@@ -78,7 +79,7 @@ class Link:
         self._channel = Channel(self._socket)
         self._segments = Segments()
         self._segments.leave()  # the mover may send what is there after this process has ended
-        self._boxes: dict[int, Boxes] = {}
+        self._buffers: dict[int, Buffers] = {}
         self._sent: dict[int, int] = {}  # the last version that the mover has sent
         self._arrived: list[tuple[int, int | None, Exception | None]] = []
         self._questions = itertools.count()
@@ -119,7 +120,8 @@ class Link:
             )
         link = cls(told, mode)
         cls._has_been_made = True
-        link._ask("join", mode)
+        link._ask_servers("join", {0: (mode,)})
+        link._tell("tell", "mode", mode)
         return link
 
     def init_key(
@@ -147,11 +149,11 @@ class Link:
         weight : numpy.ndarray, optional
             The first value, flat. That of worker 0 counts.
         """
-        boxes = self._boxes[number] = Boxes.create(self._segments, dtype, size)
+        buffers = self._buffers[number] = Buffers.create(self._segments, dtype, size)
         is_given = weight is not None and self.rank == 0
         if is_given:
-            boxes.outgoing(0)[...] = weight
-        self._tell("key", number, name, boxes.place, op, is_given)
+            buffers.outgoing(0)[...] = weight
+        self._tell("key", number, name, buffers.place, op, is_given)
         with self._made:
             self._sent.setdefault(number, -1 if is_given else 0)
             self._made.notify_all()
@@ -160,7 +162,7 @@ class Link:
         """Return the array for a push; wait until the push before the last one has been sent."""
         self._wait_for_key(number)
         self._wait(lambda: self._sent[number] >= version - 2, None)
-        return self._boxes[number].outgoing(version)
+        return self._buffers[number].outgoing(version)
 
     def is_free(self, number: int, version: int) -> bool:
         """Return whether `outgoing` would return at once."""
@@ -177,7 +179,7 @@ class Link:
 
     def incoming(self, number: int, version: int) -> np.ndarray:
         """Return the array into which a requested value comes."""
-        return self._boxes[number].incoming(version)
+        return self._buffers[number].incoming(version)
 
     def next(self, timeout: float | None = None) -> list[tuple[int, int | None, Exception | None]]:
         """Wait for values that were requested; return (number, version, error) of each.
@@ -199,20 +201,20 @@ class Link:
         parameters : dict, optional
             For its ``init_updater``.
         """
-        self._tell("updater", blob if self.rank == 0 else b"", parameters or {})
+        self._tell("tell", "updater", blob if self.rank == 0 else b"", parameters or {})
 
     def barrier(self, timeout: float | None = None) -> None:
         """Wait until all workers are here."""
-        self._ask("barrier", timeout=timeout)
+        self._ask_servers("barrier", {0: ()}, timeout)
 
     def missing(self, name: int | str, version: int, timeout: float | None = None) -> list[int]:
         """Return the workers that have not pushed a key in a round."""
-        answers = self._ask("missing", name, version, timeout=timeout)
+        answers = self._ask_servers("missing", self._all(name, version), timeout)
         return sorted({worker for answer in answers for worker in answer or ()})
 
     def states(self, timeout: float | None = None) -> list[bytes]:
         """Return the state of the updater of each server."""
-        return self._ask("states", timeout=timeout)
+        return self._ask_servers("states", self._all(), timeout)
 
     def set_states(self, states: list[bytes], timeout: float | None = None) -> None:
         """Set the state of the updater of each server."""
@@ -221,7 +223,8 @@ class Link:
                 f"there are states of {len(states)} servers, but this run has {self.num_servers}: "
                 "use as many servers as the run that has saved them."
             )
-        self._ask("set_states", states, timeout=timeout)
+        arguments = {server: (state,) for server, state in enumerate(states)}
+        self._ask_servers("set_states", arguments, timeout)
 
     def record(self, is_on: bool) -> None:
         """Let the mover begin or stop to keep when it sends and receives."""
@@ -279,9 +282,10 @@ class Link:
         question = next(self._questions)
         self._asked.add(question)
         try:
-            self._tell("ask", question, name, *rest)
+            self._tell(name, question, *rest)
             if not self._wait(lambda: question in self._answers, timeout):
-                raise RoundTimeout(f"no answer of the servers to {name} within {timeout:g} s.")
+                asked = rest[0] if rest else name
+                raise RoundTimeout(f"no answer of the servers to {asked} within {timeout:g} s.")
         except BaseException:
             self._withdraw(question)
             raise
@@ -299,6 +303,13 @@ class Link:
         if self._failure is None:
             with contextlib.suppress(ParameterServerError):  # the mover has ended
                 self._tell("withdraw", question)
+
+    def _ask_servers(self, name, arguments, timeout=None):
+        """Ask each server with its own arguments; return the answers of all, None of the others."""
+        return self._ask("ask", name, arguments, timeout=timeout)
+
+    def _all(self, *arguments):
+        return dict.fromkeys(range(self.num_servers), arguments)
 
     def _wait(self, is_ready, timeout, raises=lambda: True):
         """Wait until a condition holds; return whether it does. One thread reads for all."""
