@@ -24,9 +24,9 @@ from typing import Any, Callable, Sequence
 
 import numpy as np
 
+from synkhronos._arithmetic.blocks import reduce_block
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log
-from synkhronos.parameter_server import ending
 from synkhronos.parameter_server.backends import Backend
 from synkhronos.parameter_server.errors import (
     CallbackFailed,
@@ -37,7 +37,7 @@ from synkhronos.parameter_server.errors import (
 from synkhronos.parameter_server.lanes import DOZE, DOZES, Lanes
 from synkhronos.parameter_server.parameters import Parameters
 from synkhronos.parameter_server.pulls import Pulls
-from synkhronos.parameter_server.reductions import Reduction, reduce_arrays
+from synkhronos.parameter_server.reductions import Reduction
 from synkhronos.parameter_server.rounds import Buffer, Future, Key, Pull, Round, Slot, devices_have
 
 WARN_AFTER = 10.0  # seconds of a wait
@@ -46,15 +46,7 @@ _MAIN = threading.main_thread()
 
 
 class Engine:
-    """Runs the rounds of all keys of one store.
-
-    Parameters
-    ----------
-    parameters : Parameters
-    n_devices : int
-    backend : Backend
-        What becomes of the reduction of a round.
-    """
+    """Runs the rounds of all keys of one store; the backend says what becomes of a reduction."""
 
     def __init__(self, parameters: Parameters, n_devices: int, backend: Backend) -> None:
         self.backend = backend
@@ -75,11 +67,6 @@ class Engine:
         """Add a device's array to the open round of a key.
 
         With `now` the last device of a round reduces it in this call, however large it is.
-
-        Raises
-        ------
-        OutOfTurn
-            If the device has pushed in this round already.
         """
         key = slot.key
         with self.lock:
@@ -106,13 +93,7 @@ class Engine:
         return opened
 
     def push_all(self, pairs: Sequence[tuple[Key, Sequence[Any]]], priority: int) -> list[Round]:
-        """Make a whole round of each key from arrays of one caller, or of none.
-
-        Raises
-        ------
-        OutOfTurn
-            If a device has pushed one of the keys in this round already.
-        """
+        """Make a whole round of each key from arrays of one caller, or of none."""
         with self.lock:
             self._refuse_open(pairs)
             return [self._push_all(key, arrays, priority) for key, arrays in pairs]
@@ -143,16 +124,20 @@ class Engine:
         priority: int,
         callback: Callable[[], Any] | None = None,
     ) -> Pull:
-        """Ask for the result of the last round of a device, or of all closed ones without a slot.
-
-        Raises
-        ------
-        OutOfTurn
-            If the device's last pull of this key has not come yet.
-        """
+        """Ask for the result of a device's last round, or without a slot of all closed ones."""
         with self.lock:
             self._check(key)
-            pull = self._pulls.make(self, key, slot, arrays, priority, callback)
+            if slot is None:
+                pull = self._pull_of_caller(key, arrays, key.n_closed, priority)
+            else:
+                if slot.pull is not None and not slot.pull.is_done:
+                    raise OutOfTurn(
+                        f"device {slot.device} waits for a pull of key {key.name!r} already: call "
+                        "pull_wait before the next pull_req."
+                    )
+                lane = self._lanes.pull[slot.position % len(self._lanes.pull)]
+                pull = Pull(self, key, slot, lane, arrays, slot.rounds, priority, callback)
+                slot.pull = pull
             is_wanted = self._begin_pull(pull)
         if is_wanted:
             self.backend.request(key, pull.needed, priority)
@@ -170,8 +155,7 @@ class Engine:
             self._refuse_open(pairs)
             pulls = []
             for (key, arrays), own in zip(pairs, into):
-                pull = self._pulls.make(self, key, None, own, priority, None)
-                pull.needed = key.n_closed + 1
+                pull = self._pull_of_caller(key, own, key.n_closed + 1, priority)
                 key.waiting.append(pull)
                 self._push_all(key, arrays, priority)
                 if self.backend.is_remote and not pull.is_done:
@@ -180,6 +164,9 @@ class Engine:
         for pull in wanted:
             self.backend.request(pull.key, pull.needed, priority)
         return pulls
+
+    def _pull_of_caller(self, key, arrays, needed, priority):
+        return Pull(self, key, None, self._lanes.pull[0], arrays, needed, priority, None)
 
     def _begin_pull(self, pull):
         """Queue a pull, or let it wait for its round; return whether the backend is to be asked."""
@@ -197,15 +184,7 @@ class Engine:
         return self.backend.is_remote
 
     def wait(self, future: Future, timeout: float | None = None) -> None:
-        """Wait until a future is done, and run tasks until then.
-
-        Raises
-        ------
-        RoundTimeout
-            After `timeout` seconds.
-        OutOfTurn
-            In a callback, for a pull that waits for the end of this callback; in an updater.
-        """
+        """Wait until a future is done, and run tasks until then."""
         if future.is_done:
             return
         lane = getattr(future, "lane", None)
@@ -299,7 +278,8 @@ class Engine:
         key = closed.key
         try:
             buffer = key.free_buffer()
-            reduce_arrays(key.op, _arrays(closed, key.shape), buffer.shaped)
+            parts = _arrays(closed, key.shape)
+            reduce_block(key.op, parts, buffer.shaped, len(parts))
         except Exception as error:
             self._end_round(closed, None, error)
         else:
@@ -366,9 +346,7 @@ class Engine:
         closed.finish(error)
         if error is not None:
             key.failures[closed.version] = error
-            for pull in [each for each in key.waiting if each.needed <= closed.version]:
-                key.waiting.remove(pull)
-                pull.finish(error)
+            key.fail_pulls(error, last=closed.version)
         elif buffer is not None:
             self._publish(key, closed.version, buffer)
         set_aside, key.set_aside = key.set_aside, []
@@ -404,7 +382,7 @@ class Engine:
         with self.lock:
             if version is not None:
                 key.failures[version] = error
-            key.fail_pulls(error, version)
+            key.fail_pulls(error, version or 0, version)
 
     def _runs_users_code(self, task):
         if isinstance(task, Pull):
@@ -449,30 +427,41 @@ class Engine:
             if key.round is not None:
                 key.round.finish(error)
 
-    def drain(self, keys: Sequence[Key]) -> None:
-        """Wait as `ending.drain` does."""
-        ending.drain(self.lock, self.wait, keys)
+    def drain(self, keys: Sequence[Key], end: float | None = None) -> None:
+        """Wait until all rounds that are closed are reduced, and all pulls done that are ready.
+
+        Raises RoundTimeout if something is left at `end`, a time of ``time.monotonic()``.
+        """
+        for key in keys:
+            while True:
+                with self.lock:
+                    left = [each for each in (*key.queue, *key.queued) if not each.is_done]
+                if not left:
+                    break
+                try:
+                    self.wait(left[0], None if end is None else max(0.0, end - time.monotonic()))
+                except OutOfTurn:  # in a callback or an updater
+                    break
 
     def close(self, keys: Sequence[Key], drain: bool, timeout: float) -> None:
         """Finish what can be finished, or drop it; fail the rest, and end all threads.
 
-        Raises
-        ------
-        RoundTimeout
-            If a callback or an updater has not returned within `timeout` seconds.
+        A callback or an updater that runs can't be stopped: RoundTimeout after `timeout` seconds.
         """
         end = time.monotonic() + timeout
         with self.lock:
             self._is_closing = True
-        late = None
+        late, dropped = None, StoreClosed("the store was closed before this was done.")
         try:
             if drain:
-                ending.drain(self.lock, self.wait, keys, end)
+                self.drain(keys, end)
         except RoundTimeout as error:
             late = error
         finally:
             with self.held(), self.lock:
-                ending.cancel(self._lanes, keys)
+                self._lanes.cancel(dropped)
+                for key in keys:
+                    key.cancel(dropped)
         if not self._lanes.stop(lambda: max(0.0, end - time.monotonic())) and late is None:
             late = RoundTimeout(
                 f"a callback or an updater has not returned {timeout:g} s after close()."

@@ -237,6 +237,13 @@ class Lanes:
             lane.sleeper.wake()
             lane.sleeper = None
 
+    def cancel(self, error: BaseException) -> None:
+        """Fail all tasks that have not begun."""
+        for lane in self.all:
+            for _, _, task in lane.heap:
+                task.finish(error)
+            lane.heap = []
+
     def stop(self, seconds: Callable[[], float]) -> bool:
         """End all threads; return whether all tasks have ended in the time `seconds` returns."""
         with self.lock:

@@ -16,8 +16,7 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._host.choice import is_imported
 from synkhronos._wording import shown
-
-_NUMBERS = "iufc"  # a sum of bools would be no bool
+from synkhronos.parameter_server.reductions import NUMBERS
 
 
 class Operand:
@@ -104,7 +103,7 @@ def _array(value, name, writes):
 
 
 def _numbers(value, name):
-    if value.dtype.kind not in _NUMBERS:
+    if value.dtype.kind not in NUMBERS:
         raise TypeError(f"{name} must hold numbers, got an array of dtype {value.dtype}.")
     return value
 

@@ -3,57 +3,21 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Sequence
+from typing import Callable
 
 import numpy as np
 
 from synkhronos._machine.log import log
-from synkhronos.parameter_server.errors import CallbackFailed, OutOfTurn
+from synkhronos.parameter_server.errors import CallbackFailed
 from synkhronos.parameter_server.lanes import Lane, Lanes
-from synkhronos.parameter_server.rounds import Buffer, Key, Pull, Slot
+from synkhronos.parameter_server.rounds import Buffer, Pull
 
 
 class Pulls:
-    """The pulls of all keys of one store.
-
-    Parameters
-    ----------
-    lanes : Lanes
-    """
+    """The pulls of all keys of one store."""
 
     def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
-
-    def make(
-        self,
-        engine: Any,
-        key: Key,
-        slot: Slot | None,
-        arrays: Sequence[Any],
-        priority: int,
-        callback: Callable[[], Any] | None,
-    ) -> Pull:
-        """Return a new pull; under the lock.
-
-        Raises
-        ------
-        OutOfTurn
-            If the device's last pull of this key is not done.
-        """
-        if slot is None:
-            return Pull(
-                engine, key, None, self._lanes.pull[0], arrays, key.n_closed, priority, None
-            )
-        before = slot.pull
-        if before is not None and not before.is_done:
-            raise OutOfTurn(
-                f"device {slot.device} waits for a pull of key {key.name!r} already: call "
-                "pull_wait before the next pull_req."
-            )
-        lane = self._lanes.pull[slot.position % len(self._lanes.pull)]
-        pull = Pull(engine, key, slot, lane, arrays, slot.rounds, priority, callback)
-        slot.pull = pull
-        return pull
 
     def make_ready(self, pull: Pull, buffer: Buffer) -> None:
         """Finish a pull whose result is there at once if it is small, or else queue it.

@@ -18,6 +18,7 @@ from typing import Any, Callable, Sequence
 import numpy as np
 
 from synkhronos._wording import seconds
+from synkhronos.parameter_server.errors import StoreClosed
 from synkhronos.parameter_server.reductions import may_copy
 
 SMALL = 4096  # elements that are reduced and copied at once, in less time than a thread is woken
@@ -213,14 +214,29 @@ class Key:
         parts = self.round.parts
         return [slot.device for slot, part in zip(self.slots, parts) if part is None]
 
-    def fail_pulls(self, error: BaseException, version: int | None = None) -> None:
-        """Fail the pulls that wait; with a version, those that need that round."""
+    def fail_pulls(self, error: BaseException, first: int = 0, last: int | None = None) -> None:
+        """Fail the pulls that wait, and need one of these rounds."""
         waiting, self.waiting = self.waiting, []
         for pull in waiting:
-            if version is None or pull.needed == version:
+            if first <= pull.needed and (last is None or pull.needed <= last):
                 pull.finish(error)
             else:
                 self.waiting.append(pull)
+
+    def cancel(self, dropped: BaseException) -> None:
+        """Fail all that has not begun, as the store is closed."""
+        begun = [self.queue[0]] if self.is_reducing else []
+        for closed in list(self.queue)[len(begun) :]:
+            closed.finish(dropped)
+        self.queue = collections.deque(begun)
+        self.set_aside = []
+        missing = self.missing()
+        why = f"{devices_have(missing)} not pushed" if missing else "its round was not closed"
+        error = StoreClosed(f"the store was closed; key {self.name!r}: {why}.")
+        # The round that runs finishes its own pulls.
+        self.fail_pulls(error, begun[0].version + 1 if begun else 0)
+        if self.round is not None:
+            self.round.finish(error)
 
 
 class Round(Future):

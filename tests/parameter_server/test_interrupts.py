@@ -10,7 +10,6 @@ from support.parameter_server import SECONDS
 
 from synkhronos import parameter_server as ps
 from synkhronos.parameter_server import (
-    ending,
     engine,
     lanes,
     one_caller,
@@ -20,7 +19,7 @@ from synkhronos.parameter_server import (
     stores,
 )
 
-MODULES = [ending, engine, lanes, one_caller, pulls, reductions, rounds, stores]
+MODULES = [engine, lanes, one_caller, pulls, reductions, rounds, stores]
 FILES = {each.__file__ for each in MODULES}
 
 
