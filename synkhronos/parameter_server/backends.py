@@ -84,11 +84,7 @@ class LocalBackend(Backend):
 class UpdatingBackend(Backend):
     """Gives the reduction to an updater, which changes the weight in place.
 
-    Parameters
-    ----------
-    updater : Updater
-    is_test : bool
-        Whether a pull still returns the reduction (``test_on_server``).
+    With `is_test` a pull still returns the reduction (``test_on_server``).
     """
 
     runs_users_code = True
@@ -167,12 +163,7 @@ class UpdatingBackend(Backend):
 
 
 class RemoteBackend(Backend):
-    """Gives reductions to the servers of an MPI job, and gets results from them.
-
-    Parameters
-    ----------
-    link : Link
-    """
+    """Gives reductions to the servers, and gets results from them."""
 
     is_remote = True
 

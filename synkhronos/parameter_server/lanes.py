@@ -66,19 +66,9 @@ class Sleeper:
 class Lanes:
     """The lanes of a store, for pushes and for pulls.
 
-    Parameters
-    ----------
-    n_push, n_pull : int
-    run : callable
-        A method that runs a task: ``run((lane, ...))``. It calls `release` for the lane.
-    runs_users_code : callable
-        Returns whether a task calls functions of the user.
-
-    Attributes
-    ----------
-    lock : threading.Lock
-        Of all that changes here, and in the engine. Methods are called under it, but for `stop`
-        and `running`.
+    The method `run` runs a task, ``run((lane, ...))``, and calls `release` for the lane;
+    `runs_users_code` returns whether a task calls functions of the user. `lock` is that of all that
+    changes here, and in the engine: methods are called under it, but for `stop` and `running`.
     """
 
     def __init__(

@@ -20,13 +20,7 @@ from synkhronos.parameter_server.reductions import NUMBERS
 
 
 class Operand:
-    """An array that a round reads from or writes to.
-
-    Attributes
-    ----------
-    shape : tuple of int
-    dtype : numpy.dtype
-    """
+    """An array that a round reads from or writes to."""
 
     __slots__ = ()
     shape: tuple
@@ -42,26 +36,11 @@ class Operand:
 
 
 def operand_of(value: Any, name: str, writes: bool = False) -> Operand:
-    """Return the operand of a user's array.
+    """Return the operand of a user's array: of NumPy, a shared variable, or a GpuArray.
 
-    Parameters
-    ----------
-    value : numpy.ndarray, shared variable of Theano, or pygpu.gpuarray.GpuArray
-        A shared variable may be on the host or on a device.
-    name : str
-        The name of the argument, for messages.
-    writes : bool
-        Whether results are written into it.
+    Raise TypeError, with the name of the argument, for anything else, such as lists and numbers,
+    and for items that are no numbers; ValueError if a result can't be written where it `writes`.
 
-    Raises
-    ------
-    TypeError
-        For anything else, such as lists and numbers, and for items that are no numbers.
-    ValueError
-        If results are to be written into a read-only array.
-
-    Examples
-    --------
     >>> import numpy as np, theano
     >>> weight = theano.shared(np.zeros(2), "weight")
     >>> operand = operand_of(weight, "array", writes=True)

@@ -33,19 +33,10 @@ def refuse_dtype(op: str, dtype: np.dtype, name: str) -> None:
 
 
 class Reduction:
-    """A reduction of large arrays, whose blocks any number of threads take.
+    """A reduction of large flat arrays, of which at most `n_threads` threads take blocks.
 
-    Parameters
-    ----------
-    op : {"sum", "mean", "max", "gather"}
-    parts : list of flat arrays
-    result : flat array
-        As long as a part; for "gather" as long as all parts.
-    copies : list of flat arrays, optional
-        They get the result too, block by block. One of them may be a part itself, but not another
-        piece of its memory: see `may_copy`.
-    n_threads : int, optional
-        The most threads that take blocks.
+    For "gather" `result` is as long as all parts. `copies` get the result too, block by block. One
+    of them may be a part itself, but not another piece of its memory: see `may_copy`.
     """
 
     def __init__(

@@ -152,18 +152,9 @@ class Slot:
 
 
 class Key:
-    """A key: its arrays' shape and dtype, its rounds and the newest result.
+    """A key: the shape and dtype of pushed arrays, its rounds and the newest result.
 
-    Parameters
-    ----------
-    name : int or str
-    number : int
-        Counted from 0 in the order in which keys were made.
-    shape : tuple of int
-        Of a pushed array.
-    dtype : numpy.dtype
-    op : str
-    devices : list of int
+    `number` counts keys from 0 in the order in which they were made.
     """
 
     def __init__(

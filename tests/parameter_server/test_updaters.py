@@ -13,6 +13,7 @@ from support.compiling import IN_PYTHON
 from theano.tensor.raw_random import normal
 
 from synkhronos import _host
+from synkhronos import parameter_server as ps
 from synkhronos.extensions import update_rules
 from synkhronos.parameter_server.updaters import (
     Updater,
@@ -410,8 +411,13 @@ def test_what_an_updater_may_be():
 
 def test_an_updater_that_can_not_be_sent_says_so():
     updater = Counter(threading.Lock())
-    with pytest.raises(TypeError, match=r"Counter can't be sent to the servers: .*lock.*init_upd"):
-        updater.pickled()
+    with ps.create("local") as store:
+        store._link = object()  # of a store of several processes
+        with pytest.raises(
+            TypeError, match=r"Counter can't be sent to the servers: .*lock.*init_up"
+        ):
+            store.set_updater(updater)
+        store._link = None
     assert isinstance(pickle.loads(rule_updater(update_rules.adam).pickled()), Updater)
 
 

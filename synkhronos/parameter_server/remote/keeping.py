@@ -99,16 +99,10 @@ class _Key:
 class Keeper:
     """The keys of one server.
 
-    Parameters
-    ----------
-    server, n_servers, n_workers : int
-    send : callable
-        ``send(worker, number, version, begin, array, priority)`` answers a pull.
-    fail : callable
-        ``fail(worker, number, version, error)`` refuses a pull, or with version None a key.
-        `error` is a tuple: the name of an exception, its text, and its attributes.
-    elsewhere : callable
-        Returns a context in which an updater is called, which may take long.
+    ``send(worker, number, version, begin, array, priority)`` answers a pull, and ``fail(worker,
+    number, version, error)`` refuses one, or with version None a key: `error` is the name of an
+    exception, its text, and its attributes. An updater, which may take long, is called in a context
+    that `elsewhere` returns.
     """
 
     def __init__(

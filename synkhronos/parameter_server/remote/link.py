@@ -57,13 +57,7 @@ _ERRORS: dict[str, type[Exception]] = {
 class Link:
     """The connection of this process with its mover; made by `connect`.
 
-    Attributes
-    ----------
-    rank, num_workers, num_servers : int
-    mode : str
-        "dist_async" or "dist_sync".
-    hosts, server_hosts : list of str
-        Of the workers and of the servers.
+    `mode` is "dist_async" or "dist_sync"; `hosts` are those of the workers.
     """
 
     _has_been_made = False
@@ -88,7 +82,6 @@ class Link:
         self._failure: Exception | None = None
         self._changed = threading.Condition()
         self._is_reading = self._is_shut = False
-        self._made = threading.Condition()  # notified of each key
         self._writing = threading.Lock()
 
     @staticmethod
@@ -100,12 +93,8 @@ class Link:
     def connect(cls, mode: str) -> Link:
         """Connect this process with its mover, for a store of a mode.
 
-        Raises
-        ------
-        ParameterServerError
-            If this process is not a worker, or has had its store already.
-        ValueError
-            If another worker has made a store of another mode.
+        Raise ParameterServerError if this process is not a worker, or has had its store already,
+        and ValueError if another worker has made a store of another mode.
         """
         if not cls.is_available():
             raise ParameterServerError(
@@ -135,28 +124,17 @@ class Link:
     ) -> None:
         """Tell the servers of a key; return at once.
 
-        Parameters
-        ----------
-        number : int
-            This worker's own number for it, in all other calls.
-        name : int or str
-            The name by which all workers know it.
-        size : int
-            Elements.
-        dtype : numpy.dtype
-        op : str
-            "sum", "mean" or "max": the reduction over workers, in dist_sync.
-        weight : numpy.ndarray, optional
-            The first value, flat. That of worker 0 counts.
+        `number` is this worker's own for it, in all other calls; all workers know it by its `name`.
+        `op` reduces over workers, in dist_sync. The first value is flat; that of worker 0 counts.
         """
         buffers = self._buffers[number] = Buffers.create(self._segments, dtype, size)
         is_given = weight is not None and self.rank == 0
         if is_given:
             buffers.outgoing(0)[...] = weight
         self._tell("key", number, name, buffers.place, op, is_given)
-        with self._made:
+        with self._changed:
             self._sent.setdefault(number, -1 if is_given else 0)
-            self._made.notify_all()
+            self._changed.notify_all()
 
     def outgoing(self, number: int, version: int) -> np.ndarray:
         """Return the array for a push; wait until the push before the last one has been sent."""
@@ -193,13 +171,9 @@ class Link:
         return found
 
     def set_updater(self, blob: bytes, parameters: dict[str, str] | None = None) -> None:
-        """Send an updater, as cloudpickle has pickled it, to the servers; that of worker 0 counts.
+        """Send a pickled updater, and parameters for its ``init_updater``, to the servers.
 
-        Parameters
-        ----------
-        blob : bytes
-        parameters : dict, optional
-            For its ``init_updater``.
+        That of worker 0 counts.
         """
         self._tell("tell", "updater", blob if self.rank == 0 else b"", parameters or {})
 
@@ -248,15 +222,13 @@ class Link:
             with self._changed:
                 self._failure = StoreClosed("the store is closed.")
                 self._changed.notify_all()
-            with self._made:
-                self._made.notify_all()
             self._shut()
 
     def _wait_for_key(self, number):
         """Wait until another thread has told of a key: the mover must know it first."""
         if number not in self._sent:
-            with self._made:
-                self._made.wait_for(lambda: number in self._sent or self._failure is not None)
+            with self._changed:
+                self._changed.wait_for(lambda: number in self._sent or self._failure is not None)
 
     def _shut(self):
         """Close the socket; a thread that waits for it wakes, and closes it then."""

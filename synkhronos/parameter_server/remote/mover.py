@@ -68,20 +68,11 @@ class _Question:
 
 
 class Mover:
-    """The loop of a mover.
+    """The loop of a mover, in a group of the servers and then the movers.
 
-    Parameters
-    ----------
-    group : Group
-        Of the servers, and then the movers.
-    n_servers : int
-    hosts : list of str
-        Of all processes.
-    start : callable
-        ``start(socket)`` starts the script with this end of a connection; returns its Popen.
-    mark : callable
-        ``mark("lost", rank)`` tells the launcher of a process that is silent, and
-        ``mark("follows", rank)`` that this one fails because others have died.
+    ``start(socket)`` starts the script with this end of a connection, and returns its Popen.
+    ``mark("lost", rank)`` tells the launcher of a process that is silent, and ``mark("follows",
+    rank)`` that this one fails because others have died.
     """
 
     def __init__(

@@ -32,12 +32,7 @@ def prepare() -> None:
 
 
 class Post:
-    """All messages and transfers of one process.
-
-    Parameters
-    ----------
-    group : Group
-    """
+    """All messages and transfers of one process."""
 
     def __init__(self, group: Group) -> None:
         self._group = group

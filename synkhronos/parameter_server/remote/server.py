@@ -23,17 +23,9 @@ LOOK_SECONDS = 0.25  # between looks for processes that have died
 
 
 class Server:
-    """The loop of a server.
+    """The loop of a server, in a group of the servers and then the movers.
 
-    Parameters
-    ----------
-    group : Group
-        Of the servers, and then the movers.
-    n_servers : int
-    hosts : list of str
-        Of all processes.
-    mark : callable
-        ``mark("lost", rank)`` tells the launcher of a process that is silent.
+    ``mark("lost", rank)`` tells the launcher of a process that is silent.
     """
 
     def __init__(
