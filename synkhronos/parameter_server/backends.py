@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos.parameter_server import saving
+from synkhronos.parameter_server import saving, updaters
 from synkhronos.parameter_server.errors import OutOfTurn, ParameterServerError
 from synkhronos.parameter_server.rounds import Buffer, Future, Key, Pull, Round
-from synkhronos.parameter_server.updaters import refuse_other_memory
 
 _QUESTION_SECONDS = 1.0
 _COPIED = (-1, 0)  # in the place of a request whose result is being copied
@@ -103,10 +102,7 @@ class UpdatingBackend(Backend):
             raise OutOfTurn(f"an updater can't make key {key.name!r} of its own store.")
         kept = np.zeros(key.shape, key.dtype) if weight is None else weight.copy()
         with self._alone():
-            if weight is None:
-                self.updater.init_model(key.name, kept)
-            else:
-                self.updater.adopt(key.name, kept)
+            updaters.introduce(self.updater, key.name, kept, weight is not None)
             self.weights[key.name] = kept
         if not self._is_test:
             publish_copy(self.engine, key, 0, kept)
@@ -138,8 +134,7 @@ class UpdatingBackend(Backend):
         key, target = closed.key, closed.buffer
         assert target is not None
         with self._alone():
-            self.updater.update(key.name, target.shaped)
-            refuse_other_memory(self.updater, key.name, self.weights[key.name])
+            updaters.update(self.updater, key.name, target.shaped, self.weights[key.name])
             if self._is_test:
                 return target
             # A copy: pulls of this round may still read it when the next one is updated.

@@ -9,15 +9,15 @@ import numpy as np
 
 from synkhronos._machine.log import log
 from synkhronos.parameter_server.errors import CallbackFailed
-from synkhronos.parameter_server.lanes import Lane, Lanes
 from synkhronos.parameter_server.rounds import Buffer, Pull
+from synkhronos.parameter_server.task_queues import TaskQueue, TaskQueues
 
 
 class Pulls:
     """The pulls of all keys of one store."""
 
-    def __init__(self, lanes: Lanes) -> None:
-        self._lanes = lanes
+    def __init__(self, queues: TaskQueues) -> None:
+        self._queues = queues
 
     def make_ready(self, pull: Pull, buffer: Buffer) -> None:
         """Finish a pull whose result is there at once if it is small, or else queue it.
@@ -30,18 +30,18 @@ class Pulls:
         if pull.callback is None:
             if pull.is_copied:
                 return pull.finish()
-            if pull.key.is_small and pull.lane.is_idle:
+            if pull.key.is_small and pull.queue.is_idle:
                 try:
                     _write(pull)
                 except Exception as error:
                     return pull.finish(error)
                 return pull.finish()
         buffer.users += 1
-        pull.key.queued.append(pull)
-        return self._lanes.schedule(pull.lane, pull)
+        pull.key.ready.append(pull)
+        return self._queues.schedule(pull.queue, pull)
 
-    def run(self, pull: Pull, lane: Lane, record: Callable[..., None] | None) -> None:
-        """Copy the result, call the callback, and give the lane back."""
+    def run(self, pull: Pull, queue: TaskQueue, record: Callable[..., None] | None) -> None:
+        """Copy the result, call the callback, and release the queue."""
         error, begun = None, time.monotonic()
         try:
             if not pull.is_copied:
@@ -49,24 +49,24 @@ class Pulls:
         except Exception as caught:
             error = caught
         copied = time.monotonic()
-        with self._lanes.lock:
+        with self._queues.lock:
             pull.source.users -= 1
         callback = pull.callback
         if error is None and callback is not None:
-            error = self._call(pull, callback, lane)
+            error = self._call(pull, callback, queue)
         if record is not None:
             record("copy", pull.key, begun, copied)
             if callback is not None:
                 record("callback", pull.key, copied, time.monotonic())
-        with self._lanes.lock:
-            pull.key.queued.remove(pull)
+        with self._queues.lock:
+            pull.key.ready.remove(pull)
             pull.finish(error)
-            self._lanes.release(lane)
+            self._queues.release(queue)
 
-    def _call(self, pull, callback, lane):
+    def _call(self, pull, callback, queue):
         """Call a callback; return its exception, as the one that the pull's waits raise."""
         try:
-            with self._lanes.running(lane):
+            with self._queues.running(queue):
                 callback()
         except BaseException as caught:
             error = CallbackFailed(

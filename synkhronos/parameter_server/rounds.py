@@ -178,14 +178,14 @@ class Key:
         self.round: Round | None = None  # the one that is open
         self.error: BaseException | None = None  # why it can't be used
         self.n_closed = 0  # rounds
-        self.queue: collections.deque[Round] = collections.deque()  # closed, not yet reduced
+        self.closed: collections.deque[Round] = collections.deque()  # closed, not yet reduced
         self.is_reducing = False  # the first of them
-        self.set_aside: list[tuple[Any, Any]] = []  # lanes, and entries of their heaps
+        self.set_aside: list[tuple[Any, Any]] = []  # queues, and entries of their heaps
         self.version = -1  # the round of `source`; 0 is the initial weight
         self.source: Buffer | None = None
         self.failures: dict[int, BaseException] = {}  # rounds without a result
         self.waiting: list[Pull] = []  # pulls that need a round that is not there yet
-        self.queued: list[Pull] = []  # pulls in their lane
+        self.ready: list[Pull] = []  # pulls in their queue
         self.buffers: list[Buffer] = []
 
     def free_buffer(self) -> Buffer:
@@ -216,10 +216,10 @@ class Key:
 
     def cancel(self, dropped: BaseException) -> None:
         """Fail all that has not begun, as the store is closed."""
-        begun = [self.queue[0]] if self.is_reducing else []
-        for closed in list(self.queue)[len(begun) :]:
+        begun = [self.closed[0]] if self.is_reducing else []
+        for closed in list(self.closed)[len(begun) :]:
             closed.finish(dropped)
-        self.queue = collections.deque(begun)
+        self.closed = collections.deque(begun)
         self.set_aside = []
         missing = self.missing()
         why = f"{devices_have(missing)} not pushed" if missing else "its round was not closed"
@@ -272,19 +272,19 @@ class Round(Future):
                 arrays += own
         return found, arrays
 
-    def start(self, lane: Any, entry: Any) -> Round | None:
+    def start(self, queue: Any, entry: Any) -> Round | None:
         """Return the round of the key that is next, which may be another one.
 
         Rounds of a key are reduced in order, and one at a time: meanwhile the entry is set aside.
         """
         key = self.key
         if key.is_reducing:
-            key.set_aside.append((lane, entry))
+            key.set_aside.append((queue, entry))
             return None
-        if not key.queue:
+        if not key.closed:
             return None
         key.is_reducing = True
-        return key.queue[0]
+        return key.closed[0]
 
 
 class Pull(Future):
@@ -295,9 +295,9 @@ class Pull(Future):
         "callback",
         "is_copied",
         "key",
-        "lane",
         "needed",
         "priority",
+        "queue",
         "slot",
         "source",
     )
@@ -307,14 +307,14 @@ class Pull(Future):
         engine: Any,
         key: Key,
         slot: Slot | None,
-        lane: Any,
+        queue: Any,
         arrays: Sequence[Any],
         needed: int,
         priority: int,
         callback: Callable[[], Any] | None,
     ) -> None:
         super().__init__(engine)
-        self.key, self.slot, self.lane, self.arrays = key, slot, lane, arrays
+        self.key, self.slot, self.queue, self.arrays = key, slot, queue, arrays
         self.needed, self.priority, self.callback = needed, priority, callback
         self.source: Buffer | None = None
         self.is_copied = False
@@ -323,7 +323,7 @@ class Pull(Future):
         of = "" if self.slot is None else f" of device {self.slot.device}"
         return f"the pull{of} of key {self.key.name!r}, round {max(self.needed, 1)}"
 
-    def start(self, lane: Any, entry: Any) -> Pull:
+    def start(self, queue: Any, entry: Any) -> Pull:
         """Return this pull, which can always start."""
         return self
 

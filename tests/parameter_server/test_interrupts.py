@@ -11,15 +11,15 @@ from support.parameter_server import SECONDS
 from synkhronos import parameter_server as ps
 from synkhronos.parameter_server import (
     engine,
-    lanes,
     one_caller,
     pulls,
     reductions,
     rounds,
     stores,
+    task_queues,
 )
 
-MODULES = [engine, lanes, one_caller, pulls, reductions, rounds, stores]
+MODULES = [engine, task_queues, one_caller, pulls, reductions, rounds, stores]
 FILES = {each.__file__ for each in MODULES}
 
 

@@ -33,7 +33,7 @@ import numpy as np
 
 from synkhronos._arithmetic.operations import OPERATIONS, divide, wide
 from synkhronos._machine.log import log
-from synkhronos.parameter_server import saving
+from synkhronos.parameter_server import saving, updaters
 from synkhronos.parameter_server.remote import placement
 
 
@@ -298,7 +298,7 @@ class Keeper:
         key.is_known_to_updater = True
         try:
             with self._elsewhere():
-                self._updater.init_model(key.name, key.weight)
+                updaters.introduce(self._updater, key.name, key.weight, key.given is not None)
         except Exception as error:
             key.failed = 0, self._reason(error, f"init_model of key {key.name!r}")
         key.snapshot = None
@@ -366,7 +366,7 @@ class Keeper:
         key.snapshot = None
         try:
             with self._elsewhere():
-                self._updater.update(key.name, gradient)
+                updaters.update(self._updater, key.name, gradient, key.weight)
         except Exception as error:
             return self._reason(error, f"update of key {key.name!r} ({source})")
         return None
