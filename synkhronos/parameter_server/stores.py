@@ -139,7 +139,6 @@ class Store(OneCaller):
         self._is_closed = False
         self._closing = threading.Lock()
         self._process = os.getpid()
-        self._checked: dict[Any, np.ndarray] = {}
         self._link = None
         if kind != "local":
             from synkhronos.parameter_server.remote.link import Link
