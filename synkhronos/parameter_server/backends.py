@@ -68,6 +68,13 @@ class Backend:
     def leave(self, timeout: float) -> None:
         """End all that this has started."""
 
+    def publish_copy(self, key: Key, version: int, value: np.ndarray) -> None:
+        """Make a copy of an array the result of a round."""
+        with self.engine.lock:
+            buffer = key.free_buffer()
+        np.copyto(buffer.flat, value.reshape(-1))
+        self.engine.publish(key, version, buffer)
+
 
 class LocalBackend(Backend):
     """Keeps the reduction, as the result."""
@@ -77,7 +84,7 @@ class LocalBackend(Backend):
     def init_key(self, key: Key, weight: np.ndarray | None) -> None:
         """Make an initial weight the result of round 0; what is gathered has none."""
         if weight is not None and key.op != "gather":
-            publish_copy(self.engine, key, 0, weight)
+            self.publish_copy(key, 0, weight)
 
 
 class UpdatingBackend(Backend):
@@ -105,7 +112,7 @@ class UpdatingBackend(Backend):
             updaters.introduce(self.updater, key.name, kept, weight is not None)
             self.weights[key.name] = kept
         if not self._is_test:
-            publish_copy(self.engine, key, 0, kept)
+            self.publish_copy(key, 0, kept)
 
     def _is_at_work(self):
         return getattr(self._owner, "is_at_work", False)
@@ -138,7 +145,7 @@ class UpdatingBackend(Backend):
             if self._is_test:
                 return target
             # A copy: pulls of this round may still read it when the next one is updated.
-            publish_copy(self.engine, key, closed.version, self.weights[key.name])
+            self.publish_copy(key, closed.version, self.weights[key.name])
         return None
 
     def dump_states(self) -> list[bytes]:
@@ -229,7 +236,7 @@ class RemoteBackend(Backend):
             if asked:
                 asked[0] = _COPIED
         if error is None:
-            publish_copy(self.engine, key, version, self._link.incoming(key.number, version))
+            self.publish_copy(key, version, self._link.incoming(key.number, version))
         else:
             self.engine.fail_round(key, version, error)
         with self._lock:
@@ -272,11 +279,3 @@ class RemoteBackend(Backend):
         self._link.close(timeout)
         if self._receiver.is_alive() and self._receiver is not threading.current_thread():
             self._receiver.join(timeout)
-
-
-def publish_copy(engine: Any, key: Key, version: int, value: np.ndarray) -> None:
-    """Make a copy of an array the result of a round."""
-    with engine.lock:
-        buffer = key.free_buffer()
-    np.copyto(buffer.flat, value.reshape(-1))
-    engine.publish(key, version, buffer)
