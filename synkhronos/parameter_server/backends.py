@@ -17,7 +17,8 @@ import numpy as np
 
 from synkhronos.parameter_server import saving, updaters
 from synkhronos.parameter_server.errors import OutOfTurn, ParameterServerError
-from synkhronos.parameter_server.rounds import Buffer, Future, Key, Pull, Round
+from synkhronos.parameter_server.pulls import Pull
+from synkhronos.parameter_server.rounds import Buffer, Future, Key, Round
 
 _QUESTION_SECONDS = 1.0
 _COPIED = (-1, 0)  # in the place of a request whose result is being copied

@@ -35,9 +35,9 @@ from synkhronos.parameter_server.errors import (
     StoreClosed,
 )
 from synkhronos.parameter_server.parameters import Parameters
-from synkhronos.parameter_server.pulls import Pulls
+from synkhronos.parameter_server.pulls import Pull
 from synkhronos.parameter_server.reductions import Reduction
-from synkhronos.parameter_server.rounds import Buffer, Future, Key, Pull, Round, Slot, devices_have
+from synkhronos.parameter_server.rounds import Buffer, Future, Key, Round, Slot, devices_have
 from synkhronos.parameter_server.task_queues import DOZE, DOZES, TaskQueues
 
 WARN_AFTER = 10.0  # seconds of a wait
@@ -57,7 +57,6 @@ class Engine:
         n_push = n_devices if parameters["push_thread"] == "ndev" else 1
         n_pull = n_devices if parameters["pull_thread"] == "ndev" else 1
         self._queues = TaskQueues(n_push, n_pull, self._run, self._runs_users_code)
-        self._pulls = Pulls(self._queues)
         self.lock = self._queues.lock
         self._bound = parameters["bigarray_bound"]
         cores = len(os.sched_getaffinity(0))
@@ -178,7 +177,7 @@ class Engine:
             key.waiting.append(pull)
             return True
         if key.version >= pull.needed and key.source is not None:
-            self._pulls.make_ready(pull, key.source)
+            pull.make_ready(self._queues, key.source)
             return False
         key.waiting.append(pull)
         return self.backend.is_remote
@@ -366,7 +365,7 @@ class Engine:
         waiting, key.waiting = key.waiting, []
         for pull in waiting:
             if pull.needed <= version:
-                self._pulls.make_ready(pull, buffer)
+                pull.make_ready(self._queues, buffer)
             else:
                 key.waiting.append(pull)
 
@@ -395,7 +394,7 @@ class Engine:
             if reduction.run():
                 self._conclude(closed, queue, reduction.error)
         elif isinstance(task[1], Pull):
-            self._pulls.run(task[1], task[0], self.record)
+            task[1].run(self._queues, self.record)
         else:
             self._run_round(task[1], task[0])
 

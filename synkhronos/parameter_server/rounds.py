@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import collections
 import time
-from typing import Any, Callable, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -147,7 +147,7 @@ class Slot:
     def __init__(self, key: Key, position: int, device: int) -> None:
         self.key, self.position, self.device = key, position, device
         self.rounds = 0  # in which it has pushed
-        self.pull: Pull | None = None  # the last one
+        self.pull: Any = None  # the last `Pull`
         self.pulled = -1  # the round whose result it got last
 
 
@@ -184,8 +184,8 @@ class Key:
         self.version = -1  # the round of `source`; 0 is the initial weight
         self.source: Buffer | None = None
         self.failures: dict[int, BaseException] = {}  # rounds without a result
-        self.waiting: list[Pull] = []  # pulls that need a round that is not there yet
-        self.ready: list[Pull] = []  # pulls in their queue
+        self.waiting: list[Any] = []  # pulls that need a round that is not there yet
+        self.ready: list[Any] = []  # pulls in their queue
         self.buffers: list[Buffer] = []
 
     def free_buffer(self) -> Buffer:
@@ -251,12 +251,12 @@ class Round(Future):
         """Return the devices that have not pushed."""
         return self.key.missing() if self.key.round is self else []
 
-    def copies(self, parts: Sequence[np.ndarray]) -> tuple[list[Pull], list[np.ndarray]]:
+    def copies(self, parts: Sequence[np.ndarray]) -> tuple[list[Any], list[np.ndarray]]:
         """Return pulls that can get the result while it is reduced, block by block; their arrays.
 
         A gathered result comes in other blocks.
         """
-        found: list[Pull] = []
+        found: list[Any] = []
         arrays: list[np.ndarray] = []
         waiting = () if self.key.op == "gather" else self.key.waiting
         for pull in waiting:
@@ -285,59 +285,6 @@ class Round(Future):
             return None
         key.is_reducing = True
         return key.closed[0]
-
-
-class Pull(Future):
-    """A request for the result of a round: its arrays are written, then its callback is called."""
-
-    __slots__ = (
-        "arrays",
-        "callback",
-        "is_copied",
-        "key",
-        "needed",
-        "priority",
-        "queue",
-        "slot",
-        "source",
-    )
-
-    def __init__(
-        self,
-        engine: Any,
-        key: Key,
-        slot: Slot | None,
-        queue: Any,
-        arrays: Sequence[Any],
-        needed: int,
-        priority: int,
-        callback: Callable[[], Any] | None,
-    ) -> None:
-        super().__init__(engine)
-        self.key, self.slot, self.queue, self.arrays = key, slot, queue, arrays
-        self.needed, self.priority, self.callback = needed, priority, callback
-        self.source: Buffer | None = None
-        self.is_copied = False
-
-    def __str__(self) -> str:
-        of = "" if self.slot is None else f" of device {self.slot.device}"
-        return f"the pull{of} of key {self.key.name!r}, round {max(self.needed, 1)}"
-
-    def start(self, queue: Any, entry: Any) -> Pull:
-        """Return this pull, which can always start."""
-        return self
-
-    def finish(self, error: BaseException | None = None) -> None:
-        """Finish, and let go of the arrays, which are the caller's."""
-        super().finish(error)
-        self.arrays, self.callback = (), None
-
-    def missing(self) -> list[int]:
-        """Return the devices that have not pushed in the round that it needs."""
-        key, needed = self.key, max(self.needed, 1)
-        if self.source is not None or key.version >= self.needed or key.n_closed >= needed:
-            return []
-        return key.missing() if key.round is not None else [slot.device for slot in key.slots]
 
 
 def plane(shape: tuple[int, ...]) -> tuple[int, int]:
