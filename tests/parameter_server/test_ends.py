@@ -9,7 +9,7 @@ import weakref
 
 import numpy as np
 import pytest
-from support.parameter_server import SECONDS, Held, blocked, init_keys, updating
+from support.parameter_server import SECONDS, Held, blocked, init_keys, pull, updating
 
 from synkhronos import parameter_server as ps
 
@@ -90,8 +90,7 @@ def test_close_waits_for_an_update_in_a_thread_that_waits():
     def train():
         array = np.ones(2, np.float32)
         store.push(array, 0, 0)
-        store.pull_req(array, 0, 0)
-        store.pull_wait(0, 0)
+        pull(store, array, 0, 0)
 
     thread = threading.Thread(target=train)
     thread.start()

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from support.parameter_server import SECONDS, Held, blocked, init_keys, on_threads, updating
+from support.parameter_server import SECONDS, Held, blocked, init_keys, on_threads, pull, updating
 
 from synkhronos import parameter_server as ps
 from synkhronos.parameter_server import engine, task_queues
@@ -160,8 +160,7 @@ def test_a_callback_that_raises_is_raised_by_the_wait_and_the_store_goes_on(capl
         assert future.exception() is caught.value
         assert "ZeroDivisionError" in caplog.text
         store.push(array, 0, 0)
-        store.pull_req(array, 0, 0)
-        store.pull_wait(0, 0, SECONDS)
+        pull(store, array, 0, 0)
 
 
 def test_an_updater_that_raises_is_raised_by_the_wait_and_the_next_round_goes_on():
@@ -182,6 +181,5 @@ def test_an_updater_that_raises_is_raised_by_the_wait_and_the_next_round_goes_on
             store.pull_wait(0, 0, SECONDS)
         array[:] = 5
         store.push(array, 0, 0)
-        store.pull_req(array, 0, 0)
-        store.pull_wait(0, 0, SECONDS)
+        pull(store, array, 0, 0)
         assert array[0] == 5

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from support.parameter_server import SECONDS, init_keys, on_threads, updating
+from support.parameter_server import SECONDS, init_keys, on_threads, pull, updating
 
 from synkhronos import parameter_server as ps
 
@@ -33,9 +33,7 @@ def test_the_first_pull_returns_the_initial_weight_without_any_push():
     updater = Adds()
     with updating(updater, [0, 1], update_on_server="1") as store:
         init_keys(store, [(2,)])
-        out = np.zeros(2, np.float32)
-        store.pull_req(out, 0, 0)
-        store.pull_wait(0, 0, SECONDS)
+        out = pull(store, np.zeros(2, np.float32), 0, 0)
         assert (out == 100).all()
         assert updater.parameters == {"update_on_server": "1"}
 
@@ -100,8 +98,7 @@ def test_a_pull_returns_the_weight_after_exactly_one_update_a_round(size):
             for _ in range(5):
                 array[:] = device + 1
                 store.push(array, 0, device)
-                store.pull_req(array, 0, device)
-                store.pull_wait(0, device, SECONDS)
+                pull(store, array, 0, device)
                 assert (array == array[0]).all()
                 seen.append(array[0])
             return seen
@@ -115,9 +112,7 @@ def test_an_initial_weight_of_the_first_device_counts():
     with ps.create("local", devices=[0, 1]) as store:
         for device in (0, 1):
             store.init_key((2,), 0, device, weight=np.full(2, device + 5, np.float32))
-        out = np.zeros(2, np.float32)
-        store.pull_req(out, 0, 1)
-        store.pull_wait(0, 1, SECONDS)
+        out = pull(store, np.zeros(2, np.float32), 0, 1)
         assert (out == 5).all()
         with pytest.raises(ValueError, match="weight of key 1 must have shape"):
             store.init_key((3,), 1, 0, weight=np.zeros(2, np.float32))
@@ -131,8 +126,7 @@ def test_test_on_server_returns_sums_and_compares_weights():
         array = np.ones(3, np.float32)
         store.push(array, 0, 0)
         store.push(array.copy(), 0, 1)
-        store.pull_req(array, 0, 0)
-        store.pull_wait(0, 0, SECONDS)
+        pull(store, array, 0, 0)
         assert (array == 2).all()
         mine += array
         assert store.check_weight(mine, 0, 0) == 0

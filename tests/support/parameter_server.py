@@ -65,6 +65,13 @@ def init_keys(store, shapes, dtype=np.float32):
             store.init_key(shape, key, device, dtype=dtype)
 
 
+def pull(store, array, key, device):
+    """Return an array into which a device has pulled."""
+    store.pull_req(array, key, device)
+    store.pull_wait(key, device, SECONDS)
+    return array
+
+
 @contextlib.contextmanager
 def blocked(store, key, device):
     """Hold up the pulls of a device by a callback, until the end of the block."""
