@@ -71,7 +71,7 @@ class _Key:
     weight: np.ndarray
     numbers: dict[int, int] = field(default_factory=dict)  # of the key, by worker
     given: np.ndarray | None = None  # the weight of worker 0, while it arrives
-    waits_for_weight: bool = False
+    is_given_weight: bool = False
     is_ready: bool = False  # has its first value
     is_known_to_updater: bool = False
     arriving: dict[tuple[int, int], list] = field(default_factory=dict)  # array, elements missing
@@ -157,7 +157,7 @@ class Keeper:
         self._numbered[worker, number] = key
         key.numbers[worker] = number
         if worker == 0:
-            key.waits_for_weight = has_weight
+            key.is_given_weight = has_weight
             self._initialize(key)
 
     def place(
@@ -280,7 +280,7 @@ class Keeper:
         """Give a key its first value, if it is known."""
         if key.is_ready or 0 not in key.numbers:
             return
-        if key.waits_for_weight:
+        if key.is_given_weight:
             if key.given is None:
                 return
             key.weight[...] = key.given
@@ -298,7 +298,7 @@ class Keeper:
         key.is_known_to_updater = True
         try:
             with self._elsewhere():
-                updaters.introduce(self._updater, key.name, key.weight, key.given is not None)
+                updaters.introduce(self._updater, key.name, key.weight, key.is_given_weight)
         except Exception as error:
             key.failed = 0, self._reason(error, f"init_model of key {key.name!r}")
         key.snapshot = None
@@ -420,7 +420,7 @@ class Keeper:
         return None
 
     def _will_be_ready(self, key):
-        return 0 in key.numbers and not key.waits_for_weight and self._updater is not None
+        return 0 in key.numbers and not key.is_given_weight and self._updater is not None
 
     def _lost(self, gone, what):
         attributes = {"rank": gone.worker, "host": gone.host, "reason": gone.how}
