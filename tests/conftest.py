@@ -40,9 +40,8 @@ COMPILE_MUCH = {"calls", "collectives", "docs", "faster", "ported", "stress", "t
 # How `make test` begins to say which tests it leaves out: all others have further layouts.
 QUICK = "not (slow or thorough"
 # The first imports theanompi, which only ranks have; the second is Theano only on PyTensor; the
-# last two change any process that imports them.
-collect_ignore = ["support/rule_model.py", "support/on_pytensor"]
-collect_ignore += ["support/impatient", "support/forging"]
+# last one changes any process that imports it.
+collect_ignore = ["support/rule_model.py", "support/on_pytensor", "support/forging"]
 collect_ignore.append("benchmarks/programs")  # some import libraries that are not here
 if importlib.util.find_spec("pymc") is None:
     collect_ignore.append("support/pymc_models.py")

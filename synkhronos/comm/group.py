@@ -14,8 +14,9 @@ A rank that dies is in `losses` of the others. Collectives raise RankLost then;
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from typing import Any, Sequence
+from typing import Any, ContextManager, Iterable, Sequence
 
 import numpy as np
 
@@ -165,6 +166,20 @@ class Group(ABC):
     @abstractmethod
     def wait(self, seconds: float, also: Sequence[int] = ()) -> None:
         """Wait until `receive` has something, or a descriptor can be read, at most so long."""
+
+    def watch(self, ranks: Iterable[int]) -> None:  # noqa: B027 - where a death is always told
+        """Count these ranks as lost when their hosts are silent, and tell them that this one lives.
+
+        Both ranks of a pair call it, and then `wait` or `receive` at least each second. See
+        `heartbeats`.
+        """
+
+    def elsewhere(self) -> ContextManager[None]:
+        """Return a context of a block that may take long, and does not use the group.
+
+        A rank in it lives on for those that `watch` it.
+        """
+        return contextlib.nullcontext()
 
     @abstractmethod
     def abort(self) -> None:

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos.parameter_server import saving
+from synkhronos.parameter_server import saving, updaters
 from synkhronos.parameter_server.errors import OutOfTurn, ParameterServerError
-from synkhronos.parameter_server.rounds import Buffer, Future, Key, Pull, Round
-from synkhronos.parameter_server.updaters import refuse_other_memory
+from synkhronos.parameter_server.pulls import Pull
+from synkhronos.parameter_server.rounds import Buffer, Future, Key, Round
 
 _QUESTION_SECONDS = 1.0
 _COPIED = (-1, 0)  # in the place of a request whose result is being copied
@@ -69,6 +69,13 @@ class Backend:
     def leave(self, timeout: float) -> None:
         """End all that this has started."""
 
+    def publish_copy(self, key: Key, version: int, value: np.ndarray) -> None:
+        """Make a copy of an array the result of a round."""
+        with self.engine.lock:
+            buffer = key.free_buffer()
+        np.copyto(buffer.flat, value.reshape(-1))
+        self.engine.publish(key, version, buffer)
+
 
 class LocalBackend(Backend):
     """Keeps the reduction, as the result."""
@@ -78,17 +85,13 @@ class LocalBackend(Backend):
     def init_key(self, key: Key, weight: np.ndarray | None) -> None:
         """Make an initial weight the result of round 0; what is gathered has none."""
         if weight is not None and key.op != "gather":
-            publish_copy(self.engine, key, 0, weight)
+            self.publish_copy(key, 0, weight)
 
 
 class UpdatingBackend(Backend):
     """Gives the reduction to an updater, which changes the weight in place.
 
-    Parameters
-    ----------
-    updater : Updater
-    is_test : bool
-        Whether a pull still returns the reduction (``test_on_server``).
+    With `is_test` a pull still returns the reduction (``test_on_server``).
     """
 
     runs_users_code = True
@@ -107,13 +110,10 @@ class UpdatingBackend(Backend):
             raise OutOfTurn(f"an updater can't make key {key.name!r} of its own store.")
         kept = np.zeros(key.shape, key.dtype) if weight is None else weight.copy()
         with self._alone():
-            if weight is None:
-                self.updater.init_model(key.name, kept)
-            else:
-                self.updater.adopt(key.name, kept)
+            updaters.introduce(self.updater, key.name, kept, weight is not None)
             self.weights[key.name] = kept
         if not self._is_test:
-            publish_copy(self.engine, key, 0, kept)
+            self.publish_copy(key, 0, kept)
 
     def _is_at_work(self):
         return getattr(self._owner, "is_at_work", False)
@@ -142,12 +142,11 @@ class UpdatingBackend(Backend):
         key, target = closed.key, closed.buffer
         assert target is not None
         with self._alone():
-            self.updater.update(key.name, target.shaped)
-            refuse_other_memory(self.updater, key.name, self.weights[key.name])
+            updaters.update(self.updater, key.name, target.shaped, self.weights[key.name])
             if self._is_test:
                 return target
             # A copy: pulls of this round may still read it when the next one is updated.
-            publish_copy(self.engine, key, closed.version, self.weights[key.name])
+            self.publish_copy(key, closed.version, self.weights[key.name])
         return None
 
     def dump_states(self) -> list[bytes]:
@@ -167,12 +166,7 @@ class UpdatingBackend(Backend):
 
 
 class RemoteBackend(Backend):
-    """Gives reductions to the servers of an MPI job, and gets results from them.
-
-    Parameters
-    ----------
-    link : Link
-    """
+    """Gives reductions to the servers, and gets results from them."""
 
     is_remote = True
 
@@ -243,7 +237,7 @@ class RemoteBackend(Backend):
             if asked:
                 asked[0] = _COPIED
         if error is None:
-            publish_copy(self.engine, key, version, self._link.incoming(key.number, version))
+            self.publish_copy(key, version, self._link.incoming(key.number, version))
         else:
             self.engine.fail_round(key, version, error)
         with self._lock:
@@ -286,11 +280,3 @@ class RemoteBackend(Backend):
         self._link.close(timeout)
         if self._receiver.is_alive() and self._receiver is not threading.current_thread():
             self._receiver.join(timeout)
-
-
-def publish_copy(engine: Any, key: Key, version: int, value: np.ndarray) -> None:
-    """Make a copy of an array the result of a round."""
-    with engine.lock:
-        buffer = key.free_buffer()
-    np.copyto(buffer.flat, value.reshape(-1))
-    engine.publish(key, version, buffer)

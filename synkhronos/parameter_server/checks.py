@@ -9,6 +9,7 @@ import numpy as np
 
 from synkhronos import _wording
 from synkhronos.parameter_server.operands import operand_of
+from synkhronos.parameter_server.reductions import NUMBERS
 from synkhronos.parameter_server.rounds import Key, plane
 
 
@@ -75,18 +76,24 @@ def refuse_array(call: str, array: Any, key: Key, shape: tuple, device: int | No
         )
 
 
-def same_length(name: str, values: Any, keys: Sequence[Any]) -> None:
-    """Raise unless an argument is a list with an entry for each key."""
-    if not isinstance(values, (list, tuple)):
-        raise TypeError(
-            f"{name} must be a list, with an entry for each of the "
-            f"{_wording.count(len(keys), 'key')}, got {_wording.shown(values)}."
-        )
-    if len(values) != len(keys):
-        raise ValueError(
-            f"{name} must have an entry for each of the {_wording.count(len(keys), 'key')}, got "
-            f"{len(values)}."
-        )
+def by_key(key: Any, **arguments: Any) -> list[Sequence[Any]]:
+    """Return a key, or a list of keys, as a list, and arguments as lists with an entry for each."""
+    names = names_of(key)
+    found: list[Sequence[Any]] = [names]
+    for name, value in arguments.items():
+        values = value if isinstance(key, (list, tuple)) else [value]
+        if not isinstance(values, (list, tuple)):
+            raise TypeError(
+                f"{name} must be a list, with an entry for each of the "
+                f"{_wording.count(len(names), 'key')}, got {_wording.shown(values)}."
+            )
+        if len(values) != len(names):
+            raise ValueError(
+                f"{name} must have an entry for each of the {_wording.count(len(names), 'key')}, "
+                f"got {len(values)}."
+            )
+        found.append(values)
+    return found
 
 
 def dtype_of(dtype: Any) -> np.dtype:
@@ -95,7 +102,7 @@ def dtype_of(dtype: Any) -> np.dtype:
         made = np.dtype(dtype)
     except TypeError:
         raise TypeError(f"dtype must be a dtype, got {_wording.shown(dtype)}.") from None
-    if made.kind not in "iufc":
+    if made.kind not in NUMBERS:
         raise TypeError(f"dtype must be one of numbers, got {made}.")
     return made
 

@@ -1,9 +1,9 @@
 """The engine of a store: it closes rounds, reduces them, and copies results to pulls.
 
-    push ──▶ Round, closed by its last push ──▶ push lane ──▶ reduction ──▶ backend ──▶ publish
-    pull ──▶ Pull, ready when published     ──▶ pull lane ──▶ copy ──▶ callback ──▶ done
+    push ──▶ Round, closed by its last push ──▶ push queue ──▶ reduction ──▶ backend ──▶ publish
+    pull ──▶ Pull, ready when published     ──▶ pull queue ──▶ copy ──▶ callback ──▶ done
 
-Each device has a lane for pushes and one for pulls. Small arrays are reduced and copied at once by
+Each device has a queue for pushes and one for pulls. Small arrays are reduced and copied at once by
 the call that completes them, if nothing waits before them.
 
 Arrays are not copied when they are pushed: they are read when the round is closed.
@@ -24,9 +24,9 @@ from typing import Any, Callable, Sequence
 
 import numpy as np
 
+from synkhronos._arithmetic.blocks import reduce_block
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log
-from synkhronos.parameter_server import ending
 from synkhronos.parameter_server.backends import Backend
 from synkhronos.parameter_server.errors import (
     CallbackFailed,
@@ -34,11 +34,11 @@ from synkhronos.parameter_server.errors import (
     RoundTimeout,
     StoreClosed,
 )
-from synkhronos.parameter_server.lanes import DOZE, DOZES, Lanes
 from synkhronos.parameter_server.parameters import Parameters
-from synkhronos.parameter_server.pulls import Pulls
-from synkhronos.parameter_server.reductions import Reduction, reduce_arrays
-from synkhronos.parameter_server.rounds import Buffer, Future, Key, Pull, Round, Slot, devices_have
+from synkhronos.parameter_server.pulls import Pull
+from synkhronos.parameter_server.reductions import Reduction
+from synkhronos.parameter_server.rounds import Buffer, Future, Key, Round, Slot, devices_have
+from synkhronos.parameter_server.task_queues import DOZE, DOZES, TaskQueues
 
 WARN_AFTER = 10.0  # seconds of a wait
 _AT_ONCE = nullcontext()
@@ -46,15 +46,7 @@ _MAIN = threading.main_thread()
 
 
 class Engine:
-    """Runs the rounds of all keys of one store.
-
-    Parameters
-    ----------
-    parameters : Parameters
-    n_devices : int
-    backend : Backend
-        What becomes of the reduction of a round.
-    """
+    """Runs the rounds of all keys of one store; the backend says what becomes of a reduction."""
 
     def __init__(self, parameters: Parameters, n_devices: int, backend: Backend) -> None:
         self.backend = backend
@@ -64,9 +56,8 @@ class Engine:
         self.record: Callable[..., None] | None = None  # (name, key, start, end), for a profile
         n_push = n_devices if parameters["push_thread"] == "ndev" else 1
         n_pull = n_devices if parameters["pull_thread"] == "ndev" else 1
-        self._lanes = Lanes(n_push, n_pull, self._run, self._runs_users_code)
-        self._pulls = Pulls(self._lanes)
-        self.lock = self._lanes.lock
+        self._queues = TaskQueues(n_push, n_pull, self._run, self._runs_users_code)
+        self.lock = self._queues.lock
         self._bound = parameters["bigarray_bound"]
         cores = len(os.sched_getaffinity(0))
         self._n_threads = max(1, min(parameters["reduce_thread"], cores))
@@ -75,11 +66,6 @@ class Engine:
         """Add a device's array to the open round of a key.
 
         With `now` the last device of a round reduces it in this call, however large it is.
-
-        Raises
-        ------
-        OutOfTurn
-            If the device has pushed in this round already.
         """
         key = slot.key
         with self.lock:
@@ -106,13 +92,7 @@ class Engine:
         return opened
 
     def push_all(self, pairs: Sequence[tuple[Key, Sequence[Any]]], priority: int) -> list[Round]:
-        """Make a whole round of each key from arrays of one caller, or of none.
-
-        Raises
-        ------
-        OutOfTurn
-            If a device has pushed one of the keys in this round already.
-        """
+        """Make a whole round of each key from arrays of one caller, or of none."""
         with self.lock:
             self._refuse_open(pairs)
             return [self._push_all(key, arrays, priority) for key, arrays in pairs]
@@ -143,16 +123,20 @@ class Engine:
         priority: int,
         callback: Callable[[], Any] | None = None,
     ) -> Pull:
-        """Ask for the result of the last round of a device, or of all closed ones without a slot.
-
-        Raises
-        ------
-        OutOfTurn
-            If the device's last pull of this key has not come yet.
-        """
+        """Ask for the result of a device's last round, or without a slot of all closed ones."""
         with self.lock:
             self._check(key)
-            pull = self._pulls.make(self, key, slot, arrays, priority, callback)
+            if slot is None:
+                pull = self._pull_of_caller(key, arrays, key.n_closed, priority)
+            else:
+                if slot.pull is not None and not slot.pull.is_done:
+                    raise OutOfTurn(
+                        f"device {slot.device} waits for a pull of key {key.name!r} already: call "
+                        "pull_wait before the next pull_req."
+                    )
+                queue = self._queues.pull[slot.position % len(self._queues.pull)]
+                pull = Pull(self, key, slot, queue, arrays, slot.rounds, priority, callback)
+                slot.pull = pull
             is_wanted = self._begin_pull(pull)
         if is_wanted:
             self.backend.request(key, pull.needed, priority)
@@ -170,8 +154,7 @@ class Engine:
             self._refuse_open(pairs)
             pulls = []
             for (key, arrays), own in zip(pairs, into):
-                pull = self._pulls.make(self, key, None, own, priority, None)
-                pull.needed = key.n_closed + 1
+                pull = self._pull_of_caller(key, own, key.n_closed + 1, priority)
                 key.waiting.append(pull)
                 self._push_all(key, arrays, priority)
                 if self.backend.is_remote and not pull.is_done:
@@ -180,6 +163,9 @@ class Engine:
         for pull in wanted:
             self.backend.request(pull.key, pull.needed, priority)
         return pulls
+
+    def _pull_of_caller(self, key, arrays, needed, priority):
+        return Pull(self, key, None, self._queues.pull[0], arrays, needed, priority, None)
 
     def _begin_pull(self, pull):
         """Queue a pull, or let it wait for its round; return whether the backend is to be asked."""
@@ -191,39 +177,31 @@ class Engine:
             key.waiting.append(pull)
             return True
         if key.version >= pull.needed and key.source is not None:
-            self._pulls.make_ready(pull, key.source)
+            pull.make_ready(self._queues, key.source)
             return False
         key.waiting.append(pull)
         return self.backend.is_remote
 
     def wait(self, future: Future, timeout: float | None = None) -> None:
-        """Wait until a future is done, and run tasks until then.
-
-        Raises
-        ------
-        RoundTimeout
-            After `timeout` seconds.
-        OutOfTurn
-            In a callback, for a pull that waits for the end of this callback; in an updater.
-        """
+        """Wait until a future is done, and run tasks until then."""
         if future.is_done:
             return
-        lane = getattr(future, "lane", None)
-        self._refuse_in_users_code(future, lane)
+        queue = getattr(future, "queue", None)
+        self._refuse_in_users_code(future, queue)
         begun = time.monotonic()
         is_main = get_ident() == _MAIN.ident
         # Users' code may take longer than the timeout, and a Ctrl-C is held while it runs here.
         is_brief = is_main or timeout is not None
-        lanes = self._lanes.push if lane is None else [*self._lanes.push, lane]
+        queues = self._queues.push if queue is None else [*self._queues.push, queue]
         warn_at, dozes = WARN_AFTER, DOZES
         while not future.is_done:
             with self.held():
                 with self.lock:
                     if future.is_done:
                         break
-                    task = self._lanes.take(lanes, is_brief)
+                    task = self._queues.take(queues, is_brief)
                     if task is None:
-                        sleeper = self._lanes.lie_down(lanes, is_brief, dozes > 0)
+                        sleeper = self._queues.add_sleeper(queues, is_brief, dozes > 0)
                         if future.waiters is None:
                             future.waiters = []
                         future.waiters.append(sleeper)
@@ -237,7 +215,7 @@ class Engine:
                 dozes = max(0, dozes - 1)
             finally:
                 with self.lock:
-                    self._lanes.rise(sleeper)
+                    self._queues.remove_sleeper(sleeper)
                     if future.waiters is not None:
                         future.waiters.remove(sleeper)
             waited = time.monotonic() - begun
@@ -253,15 +231,15 @@ class Engine:
         if self.record is not None:
             self.record("wait", getattr(future, "key", None), begun, time.monotonic())
 
-    def _refuse_in_users_code(self, future, lane):
+    def _refuse_in_users_code(self, future, queue):
         """Raise for a wait, in a callback or an updater, that would wait for its own end."""
-        running = getattr(self._lanes.users, "lanes", ())
-        if lane is not None and lane in running:
+        running = getattr(self._queues.users, "queues", ())
+        if queue is not None and queue in running:
             raise OutOfTurn(
                 f"a callback can't wait for {future}: both are of one device, and the pull is "
                 "finished after this callback."
             )
-        if any(each in self._lanes.push for each in running):
+        if any(each in self._queues.push for each in running):
             raise OutOfTurn(f"an updater can't wait for {future} of its own store.")
 
     def _waits_for(self, future):
@@ -278,20 +256,20 @@ class Engine:
         return f"{future}: {why}."
 
     def _close(self, closed, position, now):
-        """Queue a round whose last push has come; return it with its lane if it is to run now."""
+        """Queue a round whose last push has come; return it with its queue if it is to run now."""
         key = closed.key
         key.round = None
         key.n_closed = closed.version
-        key.queue.append(closed)
-        lane = self._lanes.push[position % len(self._lanes.push)]
-        is_free = len(key.queue) == 1 and lane.is_idle
+        key.closed.append(closed)
+        queue = self._queues.push[position % len(self._queues.push)]
+        is_free = len(key.closed) == 1 and queue.is_idle
         if is_free and key.is_small and self.backend.is_plain:
             self._reduce_small(closed)
         elif is_free and now and self.backend.is_quick(closed):
-            lane.is_busy = key.is_reducing = True
-            return lane, closed
+            queue.is_busy = key.is_reducing = True
+            return queue, closed
         else:
-            self._lanes.schedule(lane, closed)
+            self._queues.schedule(queue, closed)
         return None
 
     def _reduce_small(self, closed):
@@ -299,14 +277,15 @@ class Engine:
         key = closed.key
         try:
             buffer = key.free_buffer()
-            reduce_arrays(key.op, _arrays(closed, key.shape), buffer.shaped)
+            parts = _arrays(closed, key.shape)
+            reduce_block(key.op, parts, buffer.shaped, len(parts))
         except Exception as error:
             self._end_round(closed, None, error)
         else:
             self._end_round(closed, buffer, None)
 
-    def _run_round(self, closed, lane):
-        """Reduce a round of any size; the thread that finishes it gives the lane back."""
+    def _run_round(self, closed, queue):
+        """Reduce a round of any size; the thread that finishes it releases the queue."""
         key, begun = closed.key, time.monotonic()
         error = None
         try:
@@ -322,28 +301,28 @@ class Engine:
         except BaseException as caught:
             error = caught
         if error is not None:
-            return self._conclude(closed, lane, error)
+            return self._conclude(closed, queue, error)
         for pull in pulls:
             pull.is_copied = True
         if reduction.has_blocks and n_threads > 1:
             with self.lock:
-                self._lanes.share(lane, closed, reduction)
+                self._queues.share(queue, closed, reduction)
             is_last = reduction.run()
             with self.lock:
-                self._lanes.unshare(reduction)
+                self._queues.unshare(reduction)
         else:
             is_last = reduction.run()
         if self.record is not None:
             self.record("reduce", key, begun, time.monotonic())
         if is_last:
-            self._conclude(closed, lane, reduction.error)
+            self._conclude(closed, queue, reduction.error)
 
-    def _conclude(self, closed, lane, error):
-        """Give the reduction to the backend, end the round, and give the lane back."""
+    def _conclude(self, closed, queue, error):
+        """Give the reduction to the backend, end the round, and release the queue."""
         buffer = None
         if error is None:
             try:
-                with self._lanes.running(lane):
+                with self._queues.running(queue):
                     buffer = self.backend.accept(closed)
             except BaseException as caught:
                 error = caught
@@ -356,24 +335,22 @@ class Engine:
                     error = failed
         with self.lock:
             self._end_round(closed, buffer, error)
-            self._lanes.release(lane)
+            self._queues.release(queue)
 
     def _end_round(self, closed, buffer, error):
         key = closed.key
-        key.queue.popleft()
+        key.closed.popleft()
         key.is_reducing = False
         closed.parts = [None] * len(closed.parts)  # they are the caller's
         closed.finish(error)
         if error is not None:
             key.failures[closed.version] = error
-            for pull in [each for each in key.waiting if each.needed <= closed.version]:
-                key.waiting.remove(pull)
-                pull.finish(error)
+            key.fail_pulls(error, last=closed.version)
         elif buffer is not None:
             self._publish(key, closed.version, buffer)
         set_aside, key.set_aside = key.set_aside, []
-        for lane, entry in set_aside:
-            self._lanes.put_back(lane, entry)
+        for queue, entry in set_aside:
+            self._queues.put_back(queue, entry)
 
     def publish(self, key: Key, version: int, buffer: Buffer) -> None:
         """Make a buffer the result of a round, and of all before it."""
@@ -388,7 +365,7 @@ class Engine:
         waiting, key.waiting = key.waiting, []
         for pull in waiting:
             if pull.needed <= version:
-                self._pulls.make_ready(pull, buffer)
+                pull.make_ready(self._queues, buffer)
             else:
                 key.waiting.append(pull)
 
@@ -404,7 +381,7 @@ class Engine:
         with self.lock:
             if version is not None:
                 key.failures[version] = error
-            key.fail_pulls(error, version)
+            key.fail_pulls(error, version or 0, version)
 
     def _runs_users_code(self, task):
         if isinstance(task, Pull):
@@ -413,11 +390,11 @@ class Engine:
 
     def _run(self, task):
         if len(task) == 3:
-            lane, closed, reduction = task
+            queue, closed, reduction = task
             if reduction.run():
-                self._conclude(closed, lane, reduction.error)
+                self._conclude(closed, queue, reduction.error)
         elif isinstance(task[1], Pull):
-            self._pulls.run(task[1], task[0], self.record)
+            task[1].run(self._queues, self.record)
         else:
             self._run_round(task[1], task[0])
 
@@ -449,31 +426,42 @@ class Engine:
             if key.round is not None:
                 key.round.finish(error)
 
-    def drain(self, keys: Sequence[Key]) -> None:
-        """Wait as `ending.drain` does."""
-        ending.drain(self.lock, self.wait, keys)
+    def drain(self, keys: Sequence[Key], end: float | None = None) -> None:
+        """Wait until all rounds that are closed are reduced, and all pulls done that are ready.
+
+        Raises RoundTimeout if something is left at `end`, a time of ``time.monotonic()``.
+        """
+        for key in keys:
+            while True:
+                with self.lock:
+                    left = [each for each in (*key.closed, *key.ready) if not each.is_done]
+                if not left:
+                    break
+                try:
+                    self.wait(left[0], None if end is None else max(0.0, end - time.monotonic()))
+                except OutOfTurn:  # in a callback or an updater
+                    break
 
     def close(self, keys: Sequence[Key], drain: bool, timeout: float) -> None:
         """Finish what can be finished, or drop it; fail the rest, and end all threads.
 
-        Raises
-        ------
-        RoundTimeout
-            If a callback or an updater has not returned within `timeout` seconds.
+        A callback or an updater that runs can't be stopped: RoundTimeout after `timeout` seconds.
         """
         end = time.monotonic() + timeout
         with self.lock:
             self._is_closing = True
-        late = None
+        late, dropped = None, StoreClosed("the store was closed before this was done.")
         try:
             if drain:
-                ending.drain(self.lock, self.wait, keys, end)
+                self.drain(keys, end)
         except RoundTimeout as error:
             late = error
         finally:
             with self.held(), self.lock:
-                ending.cancel(self._lanes, keys)
-        if not self._lanes.stop(lambda: max(0.0, end - time.monotonic())) and late is None:
+                self._queues.cancel(dropped)
+                for key in keys:
+                    key.cancel(dropped)
+        if not self._queues.stop(lambda: max(0.0, end - time.monotonic())) and late is None:
             late = RoundTimeout(
                 f"a callback or an updater has not returned {timeout:g} s after close()."
             )

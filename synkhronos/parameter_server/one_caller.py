@@ -13,12 +13,10 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-import cloudpickle
-
 from synkhronos import _wording
 from synkhronos.parameter_server import saving
 from synkhronos.parameter_server.backends import Backend, LocalBackend, UpdatingBackend
-from synkhronos.parameter_server.checks import fitting, names_of, same_length
+from synkhronos.parameter_server.checks import by_key, fitting, names_of
 from synkhronos.parameter_server.errors import OutOfTurn
 from synkhronos.parameter_server.operands import operand_of
 from synkhronos.parameter_server.parameters import Parameters
@@ -125,12 +123,7 @@ class OneCaller:
         All arguments are checked before a key is made.
         """
         priority = _wording.whole_number("priority", priority, LOWEST)
-        names = names_of(key)
-        values = value if isinstance(key, (list, tuple)) else [value]
-        outs = out if isinstance(key, (list, tuple)) else [out]
-        same_length("value", values, names)
-        same_length("out", outs, names)
-        for name, given, arrays in zip(names, values, outs):
+        for name, given, arrays in zip(*by_key(key, value=value, out=out)):
             given = operand_of(given, "value")
             for each in arrays if isinstance(arrays, (list, tuple)) else [arrays]:
                 into = operand_of(each, "out", writes=True)
@@ -229,7 +222,7 @@ class OneCaller:
         if any(key.n_closed or key.round is not None for key in keys):
             raise OutOfTurn("set_updater() and set_optimizer() must come before the first push.")
         if self._link is not None:
-            self._link.set_updater(cloudpickle.dumps(made), dict(self._parameters.given))
+            self._link.set_updater(made.pickled(), dict(self._parameters.given))
             self._updater = made
             return
         if made.is_taken:
@@ -281,11 +274,8 @@ class OneCaller:
 
     def _values(self, key, value):
         """Return pairs of a key and the arrays of its devices."""
-        names = names_of(key)
-        values = value if isinstance(key, (list, tuple)) else [value]
-        same_length("value", values, names)
         pairs = []
-        for each, arrays in zip(names, values):
+        for each, arrays in zip(*by_key(key, value=value)):
             known = self._known(each)
             if not isinstance(arrays, (list, tuple)):
                 arrays = [arrays]
@@ -300,13 +290,10 @@ class OneCaller:
         return pairs
 
     def _targets(self, key, out):
-        names = names_of(key)
         if out is None:
-            return [(self._known(name), ()) for name in names]
-        outs = out if isinstance(key, (list, tuple)) else [out]
-        same_length("out", outs, names)
+            return [(self._known(name), ()) for name in names_of(key)]
         pairs = []
-        for each, arrays in zip(names, outs):
+        for each, arrays in zip(*by_key(key, out=out)):
             known = self._known(each)
             arrays = arrays if isinstance(arrays, (list, tuple)) else [arrays]
             own = [fitting(x, known, known.result_shape, "out", writes=True) for x in arrays]

@@ -16,18 +16,11 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._host.choice import is_imported
 from synkhronos._wording import shown
-
-_NUMBERS = "iufc"  # a sum of bools would be no bool
+from synkhronos.parameter_server.reductions import NUMBERS
 
 
 class Operand:
-    """An array that a round reads from or writes to.
-
-    Attributes
-    ----------
-    shape : tuple of int
-    dtype : numpy.dtype
-    """
+    """An array that a round reads from or writes to."""
 
     __slots__ = ()
     shape: tuple
@@ -43,26 +36,11 @@ class Operand:
 
 
 def operand_of(value: Any, name: str, writes: bool = False) -> Operand:
-    """Return the operand of a user's array.
+    """Return the operand of a user's array: of NumPy, a shared variable, or a GpuArray.
 
-    Parameters
-    ----------
-    value : numpy.ndarray, shared variable of Theano, or pygpu.gpuarray.GpuArray
-        A shared variable may be on the host or on a device.
-    name : str
-        The name of the argument, for messages.
-    writes : bool
-        Whether results are written into it.
+    Raise TypeError, with the name of the argument, for anything else, such as lists and numbers,
+    and for items that are no numbers; ValueError if a result can't be written where it `writes`.
 
-    Raises
-    ------
-    TypeError
-        For anything else, such as lists and numbers, and for items that are no numbers.
-    ValueError
-        If results are to be written into a read-only array.
-
-    Examples
-    --------
     >>> import numpy as np, theano
     >>> weight = theano.shared(np.zeros(2), "weight")
     >>> operand = operand_of(weight, "array", writes=True)
@@ -104,7 +82,7 @@ def _array(value, name, writes):
 
 
 def _numbers(value, name):
-    if value.dtype.kind not in _NUMBERS:
+    if value.dtype.kind not in NUMBERS:
         raise TypeError(f"{name} must hold numbers, got an array of dtype {value.dtype}.")
     return value
 

@@ -9,25 +9,15 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
 from synkhronos import _wording
-from synkhronos.parameter_server.reductions import OPS
+from synkhronos.parameter_server.reductions import KINDS
 
 _FLAGS = {"0": False, "1": True, "False": False, "True": True}
 _PUSH_OP = re.compile(r"push_op\[(.+)\]")
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A parameter: its default, a sentence, and the function that reads a value."""
-
-    default: Any
-    meaning: str
-    read: Callable[[str, Any], Any]
 
 
 def _flag(name, value):
@@ -51,28 +41,14 @@ def _threads(name, value):
     raise ValueError(f'{name} must be "ndev" or "one", got {_wording.shown(value)}.')
 
 
-PARAMETERS = {
-    "update_on_server": Parameter(
-        False, "keep the weights in the store: a pull returns the updated weight", _flag
-    ),
-    "test_on_server": Parameter(
-        False, "update in the store too, to compare: a pull still returns the reduction", _flag
-    ),
-    "bigarray_bound": Parameter(
-        1_000_000, "elements from which several threads reduce an array", _at_least(1)
-    ),
-    "reduce_thread": Parameter(
-        8, "the most threads that reduce one array; 0 or 1: only one", _at_least(0)
-    ),
-    "use_pin_memory": Parameter(
-        True, "page-locked host memory; pygpu has none: taken, and of no effect", _flag
-    ),
-    "push_thread": Parameter(
-        "ndev", "one thread for each device's pushes, or one for all", _threads
-    ),
-    "pull_thread": Parameter(
-        "ndev", "one thread for each device's pulls, or one for all", _threads
-    ),
+PARAMETERS = {  # the default, and the function that reads a value
+    "update_on_server": (False, _flag),  # a pull returns the weight that the store has updated
+    "test_on_server": (False, _flag),  # the store updates too; a pull still returns the reduction
+    "bigarray_bound": (1_000_000, _at_least(1)),  # elements that several threads reduce
+    "reduce_thread": (8, _at_least(0)),  # the most of these threads
+    "use_pin_memory": (True, _flag),  # of no effect: pygpu has no page-locked memory
+    "push_thread": ("ndev", _threads),  # one for the pushes of each device, or one for all
+    "pull_thread": ("ndev", _threads),
 }
 
 
@@ -80,7 +56,7 @@ class Parameters:
     """The parameters of one store."""
 
     def __init__(self) -> None:
-        self._values = {name: each.default for name, each in PARAMETERS.items()}
+        self._values = {name: default for name, (default, _) in PARAMETERS.items()}
         self._ops: dict[str, str] = {}
         self.given: dict[str, str] = {}  # for updaters: those that the user has set, as text
 
@@ -106,13 +82,14 @@ class Parameters:
             raise TypeError(f"the name of a parameter must be a str, got {_wording.shown(name)}.")
         found = _PUSH_OP.fullmatch(name)
         if found:
-            if not isinstance(value, str) or value not in OPS:
+            if not isinstance(value, str) or value not in KINDS:
                 raise ValueError(
-                    f"{name} must be one of {', '.join(OPS)}, got {_wording.shown(value)}."
+                    f"{name} must be one of {', '.join(KINDS)}, got {_wording.shown(value)}."
                 )
             self._ops[found[1]] = value
         elif name in PARAMETERS:
-            self._values[name] = PARAMETERS[name].read(name, value)
+            _, read = PARAMETERS[name]
+            self._values[name] = read(name, value)
             self.given[name] = str(value)
         else:
             close = difflib.get_close_matches(name, [*PARAMETERS, "push_op[0]"], 1)

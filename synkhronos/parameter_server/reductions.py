@@ -20,43 +20,23 @@ import numpy as np
 
 from synkhronos._arithmetic.blocks import reduce_block
 
-OPS = ("sum", "mean", "max", "gather")
+NUMBERS = "iufc"  # kinds of dtypes: a sum of bools would be no bool
+KINDS = {"sum": NUMBERS, "mean": "fc", "max": "iuf", "gather": NUMBERS}  # that each reduction takes
 _BLOCK_BYTES = 1 << 18
 
 
 def refuse_dtype(op: str, dtype: np.dtype, name: str) -> None:
     """Raise TypeError if arrays of a dtype can't be reduced so."""
-    kinds = {"sum": "iufc", "mean": "fc", "max": "iuf", "gather": "iufc"}[op]
-    if dtype.kind not in kinds:
+    if dtype.kind not in KINDS[op]:
         advice = " The mean is not of this dtype: use sum." if op == "mean" else ""
         raise TypeError(f"{name}: arrays of {dtype} can't be reduced by {op}.{advice}")
 
 
-def reduce_arrays(op: str, parts: Sequence[np.ndarray], result: np.ndarray) -> None:
-    """Reduce arrays of one shape into `result`.
-
-    >>> result = np.zeros(2)
-    >>> reduce_arrays("mean", [np.array([1.0, 2.0]), np.array([3.0, 4.0])], result)
-    >>> result
-    array([2., 3.])
-    """
-    reduce_block(op, parts, result, len(parts))
-
-
 class Reduction:
-    """A reduction of large arrays, whose blocks any number of threads take.
+    """A reduction of large flat arrays, of which at most `n_threads` threads take blocks.
 
-    Parameters
-    ----------
-    op : {"sum", "mean", "max", "gather"}
-    parts : list of flat arrays
-    result : flat array
-        As long as a part; for "gather" as long as all parts.
-    copies : list of flat arrays, optional
-        They get the result too, block by block. One of them may be a part itself, but not another
-        piece of its memory: see `may_copy`.
-    n_threads : int, optional
-        The most threads that take blocks.
+    For "gather" `result` is as long as all parts. `copies` get the result too, block by block. One
+    of them may be a part itself, but not another piece of its memory: see `may_copy`.
     """
 
     def __init__(
@@ -68,15 +48,14 @@ class Reduction:
         n_threads: int = 1,
     ) -> None:
         self._op, self._result, self._copies = op, result, copies
+        pieces = [(parts, 0)]
         if op == "gather":
-            self._pieces = [([part], at * part.size) for at, part in enumerate(parts)]
+            pieces = [([part], at * part.size) for at, part in enumerate(parts)]
             self._op = "sum"  # of one part: a copy
-        else:
-            self._pieces = [(parts, 0)]
         size = max(1, _BLOCK_BYTES // result.itemsize)
         self._blocks = [
-            (piece, start, min(start + size, piece[0][0].size))
-            for piece in self._pieces
+            (*piece, start, min(start + size, piece[0][0].size))
+            for piece in pieces
             for start in range(0, piece[0][0].size, size)
         ]
         self._next = itertools.count()  # atomic, as Python has it
@@ -105,10 +84,9 @@ class Reduction:
                 self._left -= 1
                 is_last = self._left == 0
 
-    def _reduce(self, piece, start, stop):
-        parts, offset = piece
+    def _reduce(self, parts, offset, start, stop):
         result = self._result[offset + start : offset + stop]
-        reduce_arrays(self._op, [part[start:stop] for part in parts], result)
+        reduce_block(self._op, [part[start:stop] for part in parts], result, len(parts))
         for copy in self._copies:
             copy[offset + start : offset + stop] = result
 

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import collections
 import time
-from typing import Any, Callable, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
 from synkhronos._wording import seconds
+from synkhronos.parameter_server.errors import StoreClosed
 from synkhronos.parameter_server.reductions import may_copy
 
 SMALL = 4096  # elements that are reduced and copied at once, in less time than a thread is woken
@@ -146,23 +147,14 @@ class Slot:
     def __init__(self, key: Key, position: int, device: int) -> None:
         self.key, self.position, self.device = key, position, device
         self.rounds = 0  # in which it has pushed
-        self.pull: Pull | None = None  # the last one
+        self.pull: Any = None  # the last `Pull`
         self.pulled = -1  # the round whose result it got last
 
 
 class Key:
-    """A key: its arrays' shape and dtype, its rounds and the newest result.
+    """A key: the shape and dtype of pushed arrays, its rounds and the newest result.
 
-    Parameters
-    ----------
-    name : int or str
-    number : int
-        Counted from 0 in the order in which keys were made.
-    shape : tuple of int
-        Of a pushed array.
-    dtype : numpy.dtype
-    op : str
-    devices : list of int
+    `number` counts keys from 0 in the order in which they were made.
     """
 
     def __init__(
@@ -186,14 +178,14 @@ class Key:
         self.round: Round | None = None  # the one that is open
         self.error: BaseException | None = None  # why it can't be used
         self.n_closed = 0  # rounds
-        self.queue: collections.deque[Round] = collections.deque()  # closed, not yet reduced
+        self.closed: collections.deque[Round] = collections.deque()  # closed, not yet reduced
         self.is_reducing = False  # the first of them
-        self.set_aside: list[tuple[Any, Any]] = []  # lanes, and entries of their heaps
+        self.set_aside: list[tuple[Any, Any]] = []  # queues, and entries of their heaps
         self.version = -1  # the round of `source`; 0 is the initial weight
         self.source: Buffer | None = None
         self.failures: dict[int, BaseException] = {}  # rounds without a result
-        self.waiting: list[Pull] = []  # pulls that need a round that is not there yet
-        self.queued: list[Pull] = []  # pulls in their lane
+        self.waiting: list[Any] = []  # pulls that need a round that is not there yet
+        self.ready: list[Any] = []  # pulls in their queue
         self.buffers: list[Buffer] = []
 
     def free_buffer(self) -> Buffer:
@@ -213,14 +205,29 @@ class Key:
         parts = self.round.parts
         return [slot.device for slot, part in zip(self.slots, parts) if part is None]
 
-    def fail_pulls(self, error: BaseException, version: int | None = None) -> None:
-        """Fail the pulls that wait; with a version, those that need that round."""
+    def fail_pulls(self, error: BaseException, first: int = 0, last: int | None = None) -> None:
+        """Fail the pulls that wait, and need one of these rounds."""
         waiting, self.waiting = self.waiting, []
         for pull in waiting:
-            if version is None or pull.needed == version:
+            if first <= pull.needed and (last is None or pull.needed <= last):
                 pull.finish(error)
             else:
                 self.waiting.append(pull)
+
+    def cancel(self, dropped: BaseException) -> None:
+        """Fail all that has not begun, as the store is closed."""
+        begun = [self.closed[0]] if self.is_reducing else []
+        for closed in list(self.closed)[len(begun) :]:
+            closed.finish(dropped)
+        self.closed = collections.deque(begun)
+        self.set_aside = []
+        missing = self.missing()
+        why = f"{devices_have(missing)} not pushed" if missing else "its round was not closed"
+        error = StoreClosed(f"the store was closed; key {self.name!r}: {why}.")
+        # The round that runs finishes its own pulls.
+        self.fail_pulls(error, begun[0].version + 1 if begun else 0)
+        if self.round is not None:
+            self.round.finish(error)
 
 
 class Round(Future):
@@ -244,12 +251,12 @@ class Round(Future):
         """Return the devices that have not pushed."""
         return self.key.missing() if self.key.round is self else []
 
-    def copies(self, parts: Sequence[np.ndarray]) -> tuple[list[Pull], list[np.ndarray]]:
+    def copies(self, parts: Sequence[np.ndarray]) -> tuple[list[Any], list[np.ndarray]]:
         """Return pulls that can get the result while it is reduced, block by block; their arrays.
 
         A gathered result comes in other blocks.
         """
-        found: list[Pull] = []
+        found: list[Any] = []
         arrays: list[np.ndarray] = []
         waiting = () if self.key.op == "gather" else self.key.waiting
         for pull in waiting:
@@ -265,72 +272,19 @@ class Round(Future):
                 arrays += own
         return found, arrays
 
-    def start(self, lane: Any, entry: Any) -> Round | None:
+    def start(self, queue: Any, entry: Any) -> Round | None:
         """Return the round of the key that is next, which may be another one.
 
         Rounds of a key are reduced in order, and one at a time: meanwhile the entry is set aside.
         """
         key = self.key
         if key.is_reducing:
-            key.set_aside.append((lane, entry))
+            key.set_aside.append((queue, entry))
             return None
-        if not key.queue:
+        if not key.closed:
             return None
         key.is_reducing = True
-        return key.queue[0]
-
-
-class Pull(Future):
-    """A request for the result of a round: its arrays are written, then its callback is called."""
-
-    __slots__ = (
-        "arrays",
-        "callback",
-        "is_copied",
-        "key",
-        "lane",
-        "needed",
-        "priority",
-        "slot",
-        "source",
-    )
-
-    def __init__(
-        self,
-        engine: Any,
-        key: Key,
-        slot: Slot | None,
-        lane: Any,
-        arrays: Sequence[Any],
-        needed: int,
-        priority: int,
-        callback: Callable[[], Any] | None,
-    ) -> None:
-        super().__init__(engine)
-        self.key, self.slot, self.lane, self.arrays = key, slot, lane, arrays
-        self.needed, self.priority, self.callback = needed, priority, callback
-        self.source: Buffer | None = None
-        self.is_copied = False
-
-    def __str__(self) -> str:
-        of = "" if self.slot is None else f" of device {self.slot.device}"
-        return f"the pull{of} of key {self.key.name!r}, round {max(self.needed, 1)}"
-
-    def start(self, lane: Any, entry: Any) -> Pull:
-        """Return this pull, which can always start."""
-        return self
-
-    def finish(self, error: BaseException | None = None) -> None:
-        """Finish, and let go of the arrays, which are the caller's."""
-        super().finish(error)
-        self.arrays, self.callback = (), None
-
-    def missing(self) -> list[int]:
-        """Return the devices that have not pushed in the round that it needs."""
-        key, needed = self.key, max(self.needed, 1)
-        if self.source is not None or key.version >= self.needed or key.n_closed >= needed:
-            return []
-        return key.missing() if key.round is not None else [slot.device for slot in key.slots]
+        return key.closed[0]
 
 
 def plane(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -26,13 +26,12 @@ from synkhronos.parameter_server.backends import (
     UpdatingBackend,
 )
 from synkhronos.parameter_server.checks import (
+    by_key,
     callback_of,
     devices_of,
     dtype_of,
     name_of,
-    names_of,
     refuse_array,
-    same_length,
 )
 from synkhronos.parameter_server.engine import Engine
 from synkhronos.parameter_server.errors import (
@@ -140,7 +139,6 @@ class Store(OneCaller):
         self._is_closed = False
         self._closing = threading.Lock()
         self._process = os.getpid()
-        self._checked: dict[Any, np.ndarray] = {}
         self._link = None
         if kind != "local":
             from synkhronos.parameter_server.remote.link import Link
@@ -218,19 +216,16 @@ class Store(OneCaller):
         if (devices is None) == (key is None) or value is None:
             raise TypeError("init() takes devices, or a key and its value.")
         key = devices if key is None else key
-        names = names_of(key)
-        values = value if isinstance(key, (list, tuple)) else [value]
-        same_length("value", values, names)
+        names, values = by_key(key, value=value)
         for name in names:
             if name in self._keys:
                 raise ValueError(f"key {name!r} is there already: push to it, or take another key.")
         arrays = [operand_of(each, f"value of key {n!r}").read() for n, each in zip(names, values)]
         self._refuse_closed()
         self._start_alone()
-        for name, array in zip(names, arrays):
-            self._refuse_key(name, dtype_of(array.dtype))
-        for name, array in zip(names, arrays):
-            self._make_key(name, array.shape, array.dtype, array)
+        ops = [self._refuse_key(n, dtype_of(each.dtype)) for n, each in zip(names, arrays)]
+        for name, op, array in zip(names, ops, arrays):
+            self._make_key(name, array.shape, array.dtype, op, array)
 
     def _init_devices(self, devices):
         self._refuse_closed()
@@ -301,7 +296,8 @@ class Store(OneCaller):
         position = self._position(devid)
         made = self._keys.get(name)
         if made is None:
-            made = self._make_key(name, lengths, dtype, weight, is_shared=True)
+            op = self._refuse_key(name, dtype)
+            made = self._make_key(name, lengths, dtype, op, weight, is_shared=True)
         if plane(made.shape) != plane(lengths) or made.dtype != dtype:
             raise ValueError(
                 f"key {name!r} has shape {made.shape} and {made.dtype}, but device {devid} gives "
@@ -309,10 +305,7 @@ class Store(OneCaller):
             )
         self._slots[name, self._devices[position]] = made.slots[position]
 
-    def _make_key(self, name, shape, dtype, value, is_shared=False):
-        self._refuse_closed()
-        self._start_alone()
-        op = self._refuse_key(name, dtype)
+    def _make_key(self, name, shape, dtype, op, value, is_shared=False):
         with self._lock:
             if name in self._keys:  # another device came first
                 if is_shared:
@@ -554,8 +547,7 @@ class Store(OneCaller):
                 'there is no weight to compare with: set_param("test_on_server", 1) before init().'
             )
         operand = operand_of(array, "array")
-        if operand.shape != known.shape or operand.dtype != known.dtype:
-            refuse_array(call, operand, known, known.shape, devid)
+        refuse_array(call, operand, known, known.shape, devid)
         assert isinstance(self._backend, UpdatingBackend)
         if known.name not in self._backend.weights:
             raise OutOfTurn(f"key {known.name!r} is being made by another device.")

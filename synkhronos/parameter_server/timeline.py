@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from synkhronos._wording import count, one_line
 from synkhronos.parameter_server.errors import OutOfTurn
 from synkhronos.profiling.spans import Span, covered, gaps, own_times
-from synkhronos.profiling.views import Box, View, table
+from synkhronos.profiling.views import Bar, View, table
 
 _CALLS = ("push", "push_all", "push_pull", "pull")  # of the engine
 _TRACKS = {"send": "sending", "receive": "receiving"}
@@ -216,15 +216,15 @@ class Profile(View):
     def _process(self):
         return 1 + self._store.rank, f"worker {self._store.rank}", {}
 
-    def _boxes(self):
-        return {track: [_box(span) for span in own] for track, own in self._tracks().items()}
+    def _bars(self):
+        return {track: [_bar(span) for span in own] for track, own in self._tracks().items()}
 
     def __repr__(self) -> str:
         state = "ended" if self._ended else "being recorded" if self._began else "not begun"
         return f"<Profile of {count(len(self._recorded), 'call')}, {state}>"
 
 
-def _box(span):
+def _bar(span):
     label = span.name if span.key is None else f"{span.name} {span.key}"
     begin, end = round(1e9 * span.begin), round(1e9 * span.end)
-    return Box(span.name, begin, end, label, span.name, {"key": span.key, "bytes": span.nbytes})
+    return Bar(span.name, begin, end, label, span.name, {"key": span.key, "bytes": span.nbytes})

@@ -165,10 +165,15 @@ def as_updater(updater: Updater | Callable) -> Updater:
     return function_updater(updater)
 
 
-def refuse_other_memory(updater: Updater, key: int | str, weight: np.ndarray) -> None:
-    """Raise if an updater has put another array in the place of a key's memory."""
-    own = updater.weights.get(key, weight)
-    if own is not weight:
+def introduce(updater: Updater, key: int | str, weight: np.ndarray, is_given: bool) -> None:
+    """Let an updater remember the memory of a key, and fill it if the key was given no value."""
+    (updater.adopt if is_given else updater.init_model)(key, weight)
+
+
+def update(updater: Updater, key: int | str, gradient: np.ndarray, weight: np.ndarray) -> None:
+    """Let an updater change a weight; raise if it has put another array in the memory's place."""
+    updater.update(key, gradient)
+    if updater.weights.get(key, weight) is not weight:
         updater.weights[key] = weight
         raise TypeError(
             f"the updater has assigned self.weights[{key!r}], which leaves the store's memory as "

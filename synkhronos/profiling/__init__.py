@@ -248,8 +248,8 @@ class Profile(View):
     def _process(self):
         return 1, "synkhronos", {"dropped": self.dropped}
 
-    def _boxes(self):
-        return dict(zip(self._rank_names(), self._read().boxes))
+    def _bars(self):
+        return dict(zip(self._rank_names(), self._read().bars))
 
     def plot(self, file: Optional[Union[str, os.PathLike]] = None, last: int = 5) -> "Figure":
         """Draw the parts of the last calls of each rank along an axis of time.
@@ -300,8 +300,8 @@ class Profile(View):
             label = one_line(call.label)[:room] if room > 3 else ""  # else names would overlap
             marked.append(call._replace(label=label))
         drawn = {
-            rank: [box for box in boxes if begin <= box.begin < end]
-            for rank, boxes in self._boxes().items()
+            rank: [bar for bar in bars if begin <= bar.begin < end]
+            for rank, bars in self._bars().items()
         }
         return drawn, marked
 

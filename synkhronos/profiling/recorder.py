@@ -28,7 +28,7 @@ clock = time.monotonic_ns
 
 
 class Recorder:
-    """Writes the spans of one rank; `span(part)` returns the `Span` to put around a part of a call.
+    """Writes the spans of one rank; `span(part)` returns a context for a part of a call.
 
     `memory` has this rank's rows, shape (1 + spans of a rank, 5), int64, all zero. The first row
     counts the spans that were dropped. A span's command is the gate's `sequence` at its end.
@@ -37,7 +37,7 @@ class Recorder:
     def __init__(self, gate, memory):
         self._gate = gate
         self.write = _writer(memory)  # takes the fields of SPAN
-        self.span = functools.partial(Span, self.write, gate)
+        self.span = functools.partial(RunningSpan, self.write, gate)
 
     def mark(self, part: str) -> None:
         """Record that a part of a call begins and ends now."""
@@ -45,7 +45,7 @@ class Recorder:
         self.write(NUMBERS[part], now, now, 0, self._gate.sequence)
 
 
-class Span:
+class RunningSpan:
     """A part of a call, from its begin to its end: a context, recorded also when it raises."""
 
     __slots__ = ("_begin", "_gate", "_nbytes", "_part", "_write")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from synkhronos.profiling.spans import Span, nested
-from synkhronos.profiling.views import Box
+from synkhronos.profiling.views import Bar
 
 
 class Part(enum.IntEnum):
@@ -48,7 +48,7 @@ class _Call(NamedTuple):
 
 
 class Timeline:
-    """The calls and their parts on all ranks; `boxes` has those of each rank, by their begin.
+    """The calls and their parts on all ranks; `bars` has those of each rank, by their begin.
 
     `recorded` are the spans of each rank, arrays of dtype SPAN in rank order, and `names` those of
     functions and collectives, by number.
@@ -57,7 +57,7 @@ class Timeline:
     def __init__(self, recorded, names, master_rank):
         self._names = names
         self._took = {}  # (number of a call, rank) -> {part: nanoseconds, "bytes": number}
-        self.boxes = [[] for _ in recorded]
+        self.bars = [[] for _ in recorded]
         spans = recorded[master_rank].tolist()
         calls = sorted((s for s in spans if s[0] <= Part.RAISED), key=lambda s: (s[1], -s[2]))
         self._calls = [_Call(value, *when, part == Part.RAISED) for part, *when, value, _ in calls]
@@ -122,7 +122,7 @@ class Timeline:
             took = self._took.setdefault((number, rank), dict.fromkeys((*NAMES, "bytes"), 0))
             took[name] += each.own
             took["bytes"] += span.nbytes
-            self.boxes[rank].append(Box(name, span.begin, span.end, label, category, details))
+            self.bars[rank].append(Bar(name, span.begin, span.end, label, category, details))
         return found
 
     def table(self) -> np.ndarray:
@@ -140,9 +140,9 @@ class Timeline:
         return np.array(rows, fields)
 
     def outer_calls(self, rank) -> list:
-        """Return the boxes of a rank's calls that are not inside another call."""
+        """Return the bars of a rank's calls that are not inside another call."""
         found = []
-        for box in self.boxes[rank]:
-            if box.kind == REST and not (found and box.begin < found[-1].end):
-                found.append(box)
+        for bar in self.bars[rank]:
+            if bar.kind == REST and not (found and bar.begin < found[-1].end):
+                found.append(bar)
         return found

@@ -1,10 +1,10 @@
 """Views of profiles: a table as text, a trace, a picture, and their files.
 
-A view of a session or a store has spans as boxes in tracks:
+A view of a session or a store has spans as bars in tracks:
 
     View ── summary() ──▶ table         ──▶ .txt
-         ── boxes     ──▶ trace_events  ──▶ .json
-         ── boxes     ──▶ plot()        ──▶ .png, .svg, ...
+         ── bars     ──▶ trace_events  ──▶ .json
+         ── bars     ──▶ plot()        ──▶ .png, .svg, ...
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SUFFIXES = (".json", ".txt")
 KINDS = ".json (a trace) or .txt (the summary)"
 
 
-class Box(NamedTuple):
+class Bar(NamedTuple):
     """A span as traces and pictures show it; `kind` says its colour, and times are nanoseconds."""
 
     kind: str
@@ -41,7 +41,7 @@ class View:
     A derived class has also::
 
         summary()   tables, as text
-        _boxes()    a dict of tracks: the boxes of each, by the time of their begin
+        _bars()    a dict of tracks: the bars of each, by the time of their begin
         _process()  for traces: the number of the process, its name, and a dict about it
     """
 
@@ -71,7 +71,7 @@ class View:
             text = self.summary() + "\n"
         else:
             number, name, others = self._process()
-            events = trace_events(number, name, self._boxes())
+            events = trace_events(number, name, self._bars())
             trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": others}
             text = json.dumps(trace)
         with new_file(path) as out:
@@ -101,8 +101,8 @@ class View:
         return self._draw(file)
 
     def _chosen(self, choice):
-        """Return the boxes to draw, and those whose begin and label are marked."""
-        return self._boxes(), []
+        """Return the bars to draw, and those whose begin and label are marked."""
+        return self._bars(), []
 
     def _draw(self, file: Any, choice: Any = None) -> Figure:
         try:
@@ -116,17 +116,17 @@ class View:
             suffixes = [f".{name}" for name in figure.canvas.get_supported_filetypes()]
             file = check_file("file", file, suffixes, f"one of {', '.join(sorted(suffixes))}")
         tracks, marked = self._chosen(choice)
-        begin = min((box.begin for boxes in tracks.values() for box in boxes), default=0)
+        begin = min((bar.begin for bars in tracks.values() for bar in bars), default=0)
         figure.set_size_inches(10, 1.8 + self._inches * len(tracks))
         axes = figure.subplots()
-        for row, boxes in enumerate(tracks.values()):
-            for box in boxes:
-                left, width = 1e-6 * (box.begin - begin), 1e-6 * (box.end - box.begin)
-                axes.barh(row, width, 0.8, left, color=self._colours[box.kind])
-        for box in marked:
-            left = 1e-6 * (box.begin - begin)
+        for row, bars in enumerate(tracks.values()):
+            for bar in bars:
+                left, width = 1e-6 * (bar.begin - begin), 1e-6 * (bar.end - bar.begin)
+                axes.barh(row, width, 0.8, left, color=self._colours[bar.kind])
+        for bar in marked:
+            left = 1e-6 * (bar.begin - begin)
             axes.axvline(left, color="0.3", linewidth=0.8)
-            axes.annotate(box.label, (left, -0.5), fontsize="small", parse_math=False)
+            axes.annotate(bar.label, (left, -0.5), fontsize="small", parse_math=False)
         axes.set_yticks(range(len(tracks)), list(map(one_line, tracks)), parse_math=False)
         axes.set_ylim(max(1, len(tracks)) - 0.5, -0.9 if marked else -0.5)
         axes.set_xlabel("ms")
@@ -139,8 +139,8 @@ class View:
         return figure
 
 
-def trace_events(number: int, process: str, tracks: dict[str, list[Box]]) -> list[dict[str, Any]]:
-    """Return the boxes of a process as events of the trace-event format.
+def trace_events(number: int, process: str, tracks: dict[str, list[Bar]]) -> list[dict[str, Any]]:
+    """Return the bars of a process as events of the trace-event format.
 
     References
     ----------
@@ -151,13 +151,13 @@ def trace_events(number: int, process: str, tracks: dict[str, list[Box]]) -> lis
         return {"name": what, "ph": "M", "pid": number, "tid": thread, "args": details}
 
     events = [named("process_name", 1, name=process)]
-    for thread, (track, boxes) in enumerate(tracks.items(), start=1):  # 0 is the kernel's
+    for thread, (track, bars) in enumerate(tracks.items(), start=1):  # 0 is the kernel's
         events.append(named("thread_name", thread, name=track))
         events.append(named("thread_sort_index", thread, sort_index=thread - 1))
-        for box in boxes:
-            begin = _microseconds(box.begin)
-            event = {"name": box.label, "cat": box.category, "ph": "X", "pid": number}
-            event.update(tid=thread, ts=begin, dur=_microseconds(box.end) - begin, args=box.details)
+        for bar in bars:
+            begin = _microseconds(bar.begin)
+            event = {"name": bar.label, "cat": bar.category, "ph": "X", "pid": number}
+            event.update(tid=thread, ts=begin, dur=_microseconds(bar.end) - begin, args=bar.details)
             events.append(event)
     return events
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from synkhronos import _wording
 from synkhronos._machine.devices import module_command, usable_cores
+from synkhronos.comm.heartbeats import SILENT
 from synkhronos.launch import children, mpirun, through, watch, where
-from synkhronos.parameter_server.remote.heartbeats import SILENT
 from synkhronos.parameter_server.remote.node import Job
 from synkhronos.tools import launch
 

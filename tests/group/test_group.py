@@ -104,6 +104,20 @@ def test_arrays_of_different_sizes_are_refused(size):
 
 
 @all_sizes
+def test_ranks_that_watch_one_another_talk_as_others_do(size):
+    def talk(group):
+        group.watch(rank for rank in range(size) if rank != group.rank)
+        with group.elsewhere():
+            pass
+        group.send((group.rank + 1) % size, "word")
+        came = group.receive(30.0)
+        group.barrier()  # none leaves before
+        return came
+
+    assert run(size, talk) == [((rank - 1) % size, ("word",)) for rank in range(size)]
+
+
+@all_sizes
 def test_messages_come_in_order_and_once(size):
     """Each rank sends to all, itself too, small and large arrays, and all kinds of objects."""
     count = 30

@@ -410,8 +410,7 @@ def test_a_cable_that_is_cut(two_hosts, tmp_path):
         "finally:\n"
         "    print('ended', flush=True)\n"
     )
-    path = hosts.impatient()
-    launched = Launched(two_hosts, tmp_path, "-n", "1", "script.py", PYTHONPATH=path)
+    launched = Launched(two_hosts, tmp_path, "-n", "1", "script.py", **hosts.IMPATIENT)
     assert launched.process.stdout.readline() == "begun\n"
     two_hosts.cut(2)
     try:

@@ -9,47 +9,24 @@ import weakref
 
 import numpy as np
 import pytest
-from support.parameter_server import SECONDS, blocked, init_keys
+from support.parameter_server import SECONDS, Held, blocked, init_keys, pull, updating
 
 from synkhronos import parameter_server as ps
 
 
-class SlowUpdater:
-    """An updater whose first update is under way until a test lets it end."""
-
-    def __init__(self):
-        self.begun, self.may_end, self.calls = threading.Event(), threading.Event(), []
-
-    def __call__(self, key, gradient, weight):
-        self.begun.set()
-        assert self.may_end.wait(SECONDS)
-        weight += gradient
-        self.calls.append(key)
-
-    def end_soon(self):
-        threading.Timer(0.2, self.may_end.set).start()
-
-
-def updating(updater, devices=(0,)):
-    store = ps.create("local")
-    store.set_updater(updater)
-    store.init(list(devices))
-    return store
-
-
 def test_close_in_the_main_thread_runs_callbacks_of_rounds_that_are_still_updated():
-    updater = SlowUpdater()
+    updater = Held()
     store = updating(updater)
     init_keys(store, [(2,)])
     came, array = [], np.ones(2, np.float32)
-    updater.may_end.set()
+    updater.may_go.set()
     for number in (1, 2):
         store.push(array, 0, 0)
         future = store.pull_req(array, 0, 0, callback=lambda number=number: came.append(number))
         if number == 1:
             store.pull_wait(0, 0)
-            updater.may_end.clear()
-    updater.end_soon()
+            updater.may_go.clear()
+    updater.go_soon()
     store.close()
     assert came == [1, 2] and future.exception() is None
 
@@ -89,12 +66,12 @@ def test_an_interrupted_close_has_closed_the_store():
 
 
 def test_close_without_draining_drops_rounds_for_good():
-    updater = SlowUpdater()
+    updater = Held()
     store = updating(updater)
     init_keys(store, [(2,)])
     futures = [store.push(np.ones(2, np.float32), 0, 0) for _ in range(3)]
-    assert updater.begun.wait(SECONDS)
-    updater.end_soon()
+    assert updater.is_there.wait(SECONDS)
+    updater.go_soon()
     store.close(drain=False)
     time.sleep(0.1)
     assert [type(future.exception()) for future in futures] == [
@@ -102,26 +79,25 @@ def test_close_without_draining_drops_rounds_for_good():
         ps.StoreClosed,
         ps.StoreClosed,
     ]
-    assert updater.calls == [0]
+    assert updater.order == [0]
 
 
 def test_close_waits_for_an_update_in_a_thread_that_waits():
-    updater = SlowUpdater()
+    updater = Held()
     store = updating(updater)
     init_keys(store, [(2,)])
 
     def train():
         array = np.ones(2, np.float32)
         store.push(array, 0, 0)
-        store.pull_req(array, 0, 0)
-        store.pull_wait(0, 0)
+        pull(store, array, 0, 0)
 
     thread = threading.Thread(target=train)
     thread.start()
-    assert updater.begun.wait(SECONDS)
-    updater.end_soon()
+    assert updater.is_there.wait(SECONDS)
+    updater.go_soon()
     store.close()
-    assert updater.calls == [0]
+    assert updater.order == [0]
     thread.join(SECONDS)
 
 

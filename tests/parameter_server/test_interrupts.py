@@ -10,17 +10,16 @@ from support.parameter_server import SECONDS
 
 from synkhronos import parameter_server as ps
 from synkhronos.parameter_server import (
-    ending,
     engine,
-    lanes,
     one_caller,
     pulls,
     reductions,
     rounds,
     stores,
+    task_queues,
 )
 
-MODULES = [ending, engine, lanes, one_caller, pulls, reductions, rounds, stores]
+MODULES = [engine, task_queues, one_caller, pulls, reductions, rounds, stores]
 FILES = {each.__file__ for each in MODULES}
 
 

@@ -21,8 +21,7 @@ class Adds(Updater):
     def init_model(self, key, weight):
         super().init_model(key, weight)
         self.calls.append(("model", key))
-        if not weight.any():
-            weight[...] = self.first
+        weight[...] = self.first
 
     def update(self, key, gradient):
         if np.isnan(gradient).any():
@@ -270,6 +269,17 @@ def test_an_updater_that_raises_is_told_and_the_server_goes_on(mode):
         assert kept.pull(0, 1) == [(0, 1, [0, 0])]
     kept.push(0, 2, [1, 1])
     assert kept.pull(0, 2) == [(0, 2, [1, 1])]
+
+
+def test_an_updater_that_puts_another_array_in_place_of_the_weight_is_told():
+    class Assigns(Adds):
+        def update(self, key, gradient):
+            self.weights[key] = self.weights[key] + gradient
+
+    kept = Kept("dist_async", 1, updater=Assigns())
+    kept.push(0, 1, [1, 1])
+    assert kept.pull(0, 1) == [(0, 1, "CallbackFailed")]
+    assert "has assigned self.weights['w']" in kept.error[1]
 
 
 def test_an_updater_that_can_not_be_made_is_told():

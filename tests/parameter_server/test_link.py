@@ -14,7 +14,7 @@ from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm.channel import Channel
 from synkhronos.parameter_server import errors
 from synkhronos.parameter_server.remote import link as links
-from synkhronos.parameter_server.remote.memory import Boxes
+from synkhronos.parameter_server.remote.memory import Buffers
 
 
 class Mover:
@@ -80,13 +80,13 @@ def test_arrays_are_shared_with_the_mover(mover):
     link.init_key(0, "w", 5, "float64", "sum", np.arange(5.0))
     [(name, number, key, place, op, has_weight)] = mover.get()
     assert (name, number, key, op, has_weight) == ("key", 0, "w", "sum", True)
-    boxes = Boxes.open(Segments(), place)
-    assert boxes.outgoing(0).tolist() == [0, 1, 2, 3, 4]
-    boxes.incoming(1)[...] = 7
+    buffers = Buffers(Segments().open(place.segment), place)
+    assert buffers.outgoing(0).tolist() == [0, 1, 2, 3, 4]
+    buffers.incoming(1)[...] = 7
     assert link.incoming(0, 1).tolist() == [7] * 5
     link.outgoing(0, 1)[...] = 3
-    assert boxes.outgoing(1).tolist() == [3] * 5 and boxes.outgoing(0)[1] == 1
-    assert all(boxes.outgoing(v).ctypes.data % 64 == 0 for v in (0, 1))
+    assert buffers.outgoing(1).tolist() == [3] * 5 and buffers.outgoing(0)[1] == 1
+    assert all(buffers.outgoing(v).ctypes.data % 64 == 0 for v in (0, 1))
 
 
 def test_an_array_is_given_again_when_it_was_sent(mover):
@@ -117,7 +117,7 @@ def test_values_arrive_in_order_and_with_errors(mover):
 def test_threads_wait_at_the_same_time_and_one_reads_for_all(mover):
     link = mover.link
     waits = [in_thread(lambda: link.next(20)), in_thread(link.barrier), in_thread(link.states)]
-    questions = {name: number for _, number, name in mover.get(2)}
+    questions = {name: number for _, number, name, _ in mover.get(2)}
     mover.reply("answer", questions["states"], [b"state"], None)
     assert waits[2]() == [b"state"]
     mover.reply("answer", questions["barrier"], [None], None)
@@ -131,13 +131,13 @@ def test_a_timeout_ends_a_wait(mover):
     with pytest.raises(errors.RoundTimeout, match=r"no answer of the servers to barrier within"):
         mover.link.barrier(0.05)
     assert time.monotonic() - began < 10
-    [(_, question, _), withdrawn] = mover.get(2)
+    [(_, question, *_), withdrawn] = mover.get(2)
     assert withdrawn == ("withdraw", question)
     mover.reply("answer", question, [None], None)  # too late
     mover.reply("arrived", 0, 1, None)
     assert mover.link.next(20) == [(0, 1, None)]
     wait = in_thread(mover.link.barrier)
-    [(_, second, _)] = mover.get()
+    [(_, second, *_)] = mover.get()
     mover.reply("answer", second, [None], None)
     assert wait() is None and not mover.link._answers
 
@@ -194,10 +194,9 @@ def test_close_ends_other_waits(mover):
     """In mshadow-ps a store that was deleted while a thread waited hung both."""
     link = mover.link
     waits = [in_thread(link.next), in_thread(link.barrier), in_thread(lambda: link.request(5, 1))]
-    [(_, _, name)] = mover.get()
-    assert name == "barrier"
+    assert mover.get() == [("ask", 0, "barrier", {0: ()})]
     closing = in_thread(link.close)
-    [(_, question, name)] = mover.get()
+    [(name, question)] = mover.get()
     assert name == "close"
     mover.reply("answer", question, [None], None)
     closing()

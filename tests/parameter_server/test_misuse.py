@@ -298,26 +298,26 @@ def test_close_lets_all_waits_end():
     store.close()  # a second time does nothing
 
 
+@pytest.mark.parametrize("face", ["a device", "one caller"])
 @pytest.mark.parametrize("drain", [True, False])
-def test_close_drains_or_cancels_what_is_queued(drain):
+def test_close_drains_or_cancels_what_is_queued(drain, face):
     """In mshadow-ps queued tasks were dropped, silently."""
     store = ps.create("local", devices=[0])
     init_keys(store, [(20_000,)] * 4)
     arrays = [np.ones(20_000, np.float32) for _ in range(4)]
-    came, closing = [], threading.Event()
-    try:
-        with blocked(store, 99, 0):
-            pulls = []
-            for key in range(4):
-                store.push(arrays[key], key, 0).wait(SECONDS)
+    came, pulls, closing = [], [], threading.Event()
+    with contextlib.suppress(ps.StoreClosed), blocked(store, 99, 0):
+        for key in range(4):
+            store.push(arrays[key], key, 0).wait(SECONDS)
+            if face == "a device":
                 pulls.append(store.pull_req(arrays[key], key, 0, callback=lambda: came.append(1)))
-            closer = threading.Thread(target=lambda: (store.close(drain), closing.set()))
-            closer.start()
-            assert not closing.wait(0.1)
-    except ps.StoreClosed:
-        pass
+            else:
+                pulls.append(store.pull(key))
+        closer = threading.Thread(target=lambda: (store.close(drain), closing.set()))
+        closer.start()
+        assert not closing.wait(0.1)
     assert closing.wait(SECONDS)
-    assert len(came) == (4 if drain else 0)
+    assert len(came) == (4 if drain and face == "a device" else 0)
     for pull in pulls:
         assert isinstance(pull.exception(1), type(None) if drain else ps.StoreClosed)
 
@@ -357,21 +357,6 @@ def test_threads_end_with_the_store():
         on_threads([0, 1], step)
         assert set(threading.enumerate()) - before
     assert not set(threading.enumerate()) - before
-
-
-@pytest.mark.parametrize("drain", [True, False])
-def test_close_drains_or_cancels_pulls_of_one_caller(drain):
-    store = ps.create("local", devices=[0])
-    store.init("w", np.ones(20_000, np.float32))
-    closing = threading.Event()
-    with contextlib.suppress(ps.StoreClosed), blocked(store, 99, 0):
-        pulls = [store.pull("w") for _ in range(3)]
-        closer = threading.Thread(target=lambda: (store.close(drain), closing.set()))
-        closer.start()
-        assert not closing.wait(0.1)
-    assert closing.wait(SECONDS)
-    for pull in pulls:
-        assert isinstance(pull.exception(1), type(None) if drain else ps.StoreClosed)
 
 
 def test_a_wait_that_ends_by_its_timeout_leaves_no_task_behind(store):

@@ -85,7 +85,7 @@ def test_a_replica_that_fails_ends_the_others(demo, monkeypatch):
         demo.main(["0", "1", *SMALL])
 
 
-@pytest.mark.slow("starts jobs of mpirun")
+@pytest.mark.slow("starts several processes")
 @pytest.mark.parametrize(
     ("workers", "devices", "ways"),
     [

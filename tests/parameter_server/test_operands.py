@@ -16,18 +16,10 @@ from synkhronos.parameter_server.operands import operand_of
 VALUES = np.arange(6, dtype="float32").reshape(2, 3)
 
 
-def test_an_array_is_read_and_written_without_a_copy():
-    array = VALUES.copy()
-    operand = operand_of(array, "array", writes=True)
-    assert (operand.shape, operand.dtype) == ((2, 3), np.dtype("float32"))
-    assert operand.read() is array
-    operand.write(VALUES + 1)
-    np.testing.assert_array_equal(array, VALUES + 1)
-
-
 @pytest.mark.parametrize(
     "view",
     [
+        lambda a: a,
         lambda a: a.T,
         lambda a: a[:, ::2],
         lambda a: a[::-1],
@@ -35,16 +27,17 @@ def test_an_array_is_read_and_written_without_a_copy():
         lambda a: a[0, 0, np.newaxis][()],
         lambda a: a[:0],
     ],
-    ids=["transposed", "steps", "backwards", "fortran", "row", "empty"],
+    ids=["itself", "transposed", "steps", "backwards", "fortran", "row", "empty"],
 )
 def test_an_array_of_any_layout_is_written_where_it_is(view):
     array = view(VALUES.copy())
     operand = operand_of(array, "array", writes=True)
+    assert (operand.shape, operand.dtype) == (array.shape, array.dtype)
+    assert operand.read() is array
     new = np.random.RandomState(0).rand(*array.shape).astype("float32")
     operand.write(new)
     np.testing.assert_array_equal(array, new)
     np.testing.assert_array_equal(operand.read(), new)
-    assert operand.read().size == 0 or np.shares_memory(operand.read(), array)
 
 
 def test_a_shared_variable_is_its_own_array():

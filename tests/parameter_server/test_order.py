@@ -4,88 +4,58 @@ import threading
 
 import numpy as np
 import pytest
-from support.parameter_server import SECONDS, blocked, init_keys, on_threads
+from support.parameter_server import SECONDS, Held, blocked, init_keys, on_threads, pull, updating
 
 from synkhronos import parameter_server as ps
-from synkhronos.parameter_server import engine, lanes
+from synkhronos.parameter_server import engine, task_queues
 
 PRIORITIES = [1, 2, 3, 4, 5, 6]
 
 
-def pulled_in_order(store, priorities):
-    """Pull keys 0, 1, ... while the device is held up; return the keys as callbacks came."""
-    init_keys(store, [(1,)] * len(priorities))
-    came = []
-    with blocked(store, 99, 0):
-        for key, priority in enumerate(priorities):
-            array = np.ones(1, np.float32)
-            store.push(array, key, 0)
-            store.pull_req(array, key, 0, priority, callback=lambda key=key: came.append(key))
-    for key in range(len(priorities)):
-        store.pull_wait(key, 0, SECONDS)
-    return came
-
-
-def test_the_priorities_of_pulls_are_honoured():
-    """In mshadow-ps they were stored, and never used."""
+@pytest.mark.parametrize("size", [1, 10_000])
+@pytest.mark.parametrize(
+    "priorities, order",
+    [(PRIORITIES, [5, 4, 3, 2, 1, 0]), ([7] * 6, range(6))],
+    ids=["rising", "equal"],
+)
+def test_the_priorities_of_pulls_are_honoured(priorities, order, size):
+    """In mshadow-ps they were stored, and never used; equal ones came as 1, 3, 5, 2, 4."""
     with ps.create("local", devices=[0]) as store:
-        assert pulled_in_order(store, PRIORITIES) == [5, 4, 3, 2, 1, 0]
-
-
-def test_pulls_of_equal_priority_come_in_order():
-    """In mshadow-ps they came as 1, 3, 5, 2, 4."""
-    with ps.create("local", devices=[0]) as store:
-        assert pulled_in_order(store, [7] * 6) == [0, 1, 2, 3, 4, 5]
-
-
-def test_large_pulls_are_in_order_too():
-    with ps.create("local", devices=[0]) as store:
-        init_keys(store, [(10_000,)] * 6)
-        came = []
+        init_keys(store, [(size,)] * 6)
+        came, outs = [], [np.zeros(size, np.float32) for _ in priorities]
         with blocked(store, 99, 0):
-            arrays = [np.ones(10_000, np.float32) for _ in range(6)]
-            for key in range(6):
-                store.push(arrays[key], key, 0).wait(SECONDS)
-                call = lambda key=key: came.append((key, arrays[key][-1]))  # noqa: E731
-                store.pull_req(arrays[key], key, 0, key, callback=call)
+            for key, priority in enumerate(priorities):
+                store.push(np.ones(size, np.float32), key, 0).wait(SECONDS)
+                call = lambda key=key: came.append((key, outs[key][-1]))  # noqa: E731
+                store.pull_req(outs[key], key, 0, priority, callback=call)
         for key in range(6):
             store.pull_wait(key, 0, SECONDS)
-        assert came == [(key, 1) for key in (5, 4, 3, 2, 1, 0)]
+        assert came == [(key, 1) for key in order]
 
 
-class _Held(ps.Updater):
-    """Stops in its first update until the test lets it go, and notes the order of updates."""
-
-    def __init__(self):
-        self.order, self.is_there, self.may_go = [], threading.Event(), threading.Event()
-
-    def update(self, key, gradient):
-        if not self.order:
-            self.is_there.set()
-            assert self.may_go.wait(SECONDS)
-        self.order.append(key)
-        self.weights[key] += gradient
-
-
-@pytest.mark.parametrize("priorities, order", [(PRIORITIES, [6, 5, 4, 3, 2, 1]), ([0] * 6, None)])
-def test_the_priorities_of_pushes_are_honoured(priorities, order):
-    updater = _Held()
-    store = ps.create("local")
-    store.set_updater(updater)
-    store.init([0])
-    init_keys(store, [(1,)] * 7)
-    store.push(np.ones(1, np.float32), 0, 0)
-    assert updater.is_there.wait(SECONDS)
-    for key, priority in enumerate(priorities, 1):
-        store.push(np.ones(1, np.float32), key, 0, priority)
-    updater.may_go.set()
-    for key in range(7):
-        out = np.zeros(1, np.float32)
-        store.pull_req(out, key, 0)
-        store.pull_wait(key, 0, SECONDS)
-        assert out[0] == 1
-    assert updater.order == [0, *(order or range(1, 7))]
-    store.close()
+@pytest.mark.parametrize(
+    "pushes, order",
+    [
+        pytest.param(list(enumerate(PRIORITIES, 1)), [6, 5, 4, 3, 2, 1], id="rising"),
+        pytest.param([(key, 0) for key in range(1, 7)], [1, 2, 3, 4, 5, 6], id="equal"),
+        pytest.param([(1, 0), (1, 0), (2, 0)], [1, 1, 2], id="two rounds of one key"),
+        pytest.param([(1, -5), (2, 0), (1, 9)], [1, 2, 1], id="an earlier round goes first"),
+    ],
+)
+def test_the_priorities_of_pushes_are_honoured(pushes, order):
+    """A later round of a high priority lets the earlier ones of its key go first."""
+    updater = Held()
+    with updating(updater) as store:
+        init_keys(store, [(1,)] * 7)
+        ones = np.ones(1, np.float32)
+        store.push(ones, 0, 0)
+        assert updater.is_there.wait(SECONDS)
+        for key, priority in pushes:
+            store.push(ones, key, 0, priority)
+        updater.may_go.set()
+        for key in range(7):
+            assert store.pull(key).wait(SECONDS) == [0, *order].count(key)
+        assert updater.order == [0, *order]
 
 
 @pytest.mark.parametrize("size", [2, 20_000])
@@ -110,7 +80,7 @@ def test_a_wait_covers_the_callback(size):
 
 @pytest.mark.parametrize("caller", ["the main thread", "threads"])
 def test_a_callback_that_a_caller_waits_for_is_not_left_to_a_thread_that_dozes(monkeypatch, caller):
-    for module in (engine, lanes):
+    for module in (engine, task_queues):
         monkeypatch.setattr(module, "DOZE", 10 * SECONDS)  # was 1 ms, for each key of a round
     with ps.create("local", devices=[0, 1]) as store:
         init_keys(store, [(1,)] * 3)
@@ -190,8 +160,7 @@ def test_a_callback_that_raises_is_raised_by_the_wait_and_the_store_goes_on(capl
         assert future.exception() is caught.value
         assert "ZeroDivisionError" in caplog.text
         store.push(array, 0, 0)
-        store.pull_req(array, 0, 0)
-        store.pull_wait(0, 0, SECONDS)
+        pull(store, array, 0, 0)
 
 
 def test_an_updater_that_raises_is_raised_by_the_wait_and_the_next_round_goes_on():
@@ -203,44 +172,14 @@ def test_an_updater_that_raises_is_raised_by_the_wait_and_the_next_round_goes_on
             raise KeyError("no")
         weight += gradient
 
-    store = ps.create("local")
-    store.set_updater(update)
-    store.init([0])
-    init_keys(store, [(1,)])
-    array = np.ones(1, np.float32)
-    store.push(array, 0, 0)
-    store.pull_req(array, 0, 0)
-    with pytest.raises(ps.CallbackFailed, match=r"key 0 in round 1.*KeyError"):
-        store.pull_wait(0, 0, SECONDS)
-    array[:] = 5
-    store.push(array, 0, 0)
-    store.pull_req(array, 0, 0)
-    store.pull_wait(0, 0, SECONDS)
-    assert array[0] == 5
-    store.close()
-
-
-@pytest.mark.parametrize(
-    "pushes, order",
-    [
-        pytest.param([(1, 0), (1, 0), (2, 0)], [0, 1, 1, 2], id="as they came"),
-        pytest.param([(1, -5), (2, 0), (1, 9)], [0, 1, 2, 1], id="an earlier round goes first"),
-    ],
-)
-def test_rounds_of_one_key_keep_their_place_among_others(pushes, order):
-    """A later round of a high priority lets the earlier ones of its key go first."""
-    updater = _Held()
-    store = ps.create("local")
-    store.set_updater(updater)
-    store.init([0])
-    init_keys(store, [(1,)] * 3)
-    ones = np.ones(1, np.float32)
-    store.push(ones, 0, 0)
-    assert updater.is_there.wait(SECONDS)
-    for key, priority in pushes:
-        store.push(ones, key, 0, priority)
-    updater.may_go.set()
-    for key in (1, 2):
-        store.pull(key).wait(SECONDS)
-    assert updater.order == order
-    store.close()
+    with updating(update) as store:
+        init_keys(store, [(1,)])
+        array = np.ones(1, np.float32)
+        store.push(array, 0, 0)
+        store.pull_req(array, 0, 0)
+        with pytest.raises(ps.CallbackFailed, match=r"key 0 in round 1.*KeyError"):
+            store.pull_wait(0, 0, SECONDS)
+        array[:] = 5
+        store.push(array, 0, 0)
+        pull(store, array, 0, 0)
+        assert array[0] == 5

@@ -10,52 +10,6 @@ from support.waiting import LONG, wait_until
 
 from synkhronos._machine import processes
 
-# Worker 1 ends somehow after three rounds; the others go on until there is an error.
-ROUNDS = (
-    nodes.COUNT_WARNINGS
-    + """
-import os, signal, sys, time
-import numpy as np
-from synkhronos import parameter_server as ps
-
-left = 50  # rounds after a warning
-kind, end = sys.argv[1:]
-
-def add(key, gradient, weight):
-    weight += gradient
-
-store = ps.create(kind)
-if kind == "dist_async":
-    store.set_updater(add)
-store.init("w", np.zeros(3, np.float32))
-try:
-    for version in range(1, 10_000):
-        array = np.ones(3, np.float32)
-        store.pushpull("w", array).wait(60)
-        if version == 3:
-            print("begun", store.rank, os.getpid(), os.getppid(), flush=True)
-            if store.rank == 1:
-                if end == "is killed":
-                    os.kill(os.getpid(), signal.SIGKILL)
-                if end == "exits":
-                    sys.exit(3)
-                if end == "raises":
-                    raise ValueError("a reason")
-                if end == "leaves":
-                    break
-        left -= Handler.n_warnings
-        is_last = version == 50 if end == "leaves" else end in ("is killed", "exits") and left <= 0
-        if is_last and kind == "dist_async":
-            break
-        time.sleep(0.01)
-except ps.ProcessLost as error:
-    print("told", store.rank, type(error).__name__, error.rank, error.host, error, flush=True)
-    sys.exit(7)
-store.close()
-print("closed", store.rank, flush=True)
-"""
-)
-
 
 @pytest.mark.parametrize(
     ("end", "how", "status"),
@@ -67,7 +21,7 @@ print("closed", store.rank, flush=True)
 )
 @pytest.mark.slow("starts several processes")
 def test_dist_sync_names_the_worker_that_is_missing(tmp_path, end, how, status):
-    run = nodes.run(tmp_path, ROUNDS, "dist_sync", end, workers=3, status=status)
+    run = nodes.run(tmp_path, nodes.ROUNDS, "dist_sync", end, workers=3, status=status)
     host = os.uname().nodename
     error = f"WorkerLost 1 {host} worker 1 on {host} {how}: round 4 of key 'w' can't be closed."
     assert run.said("told ") == [f"told 0 {error}", f"told 2 {error}"]
@@ -85,7 +39,7 @@ def test_dist_sync_names_the_worker_that_is_missing(tmp_path, end, how, status):
     ],
 )
 def test_dist_async_goes_on_and_warns(tmp_path, end, how, status):
-    run = nodes.run(tmp_path, ROUNDS, "dist_async", end, workers=3, status=status)
+    run = nodes.run(tmp_path, nodes.ROUNDS, "dist_async", end, workers=3, status=status)
     warning = f"log: worker 1 on {os.uname().nodename} {how}; the others go on without it"
     assert run.said("log: worker 1") == ([warning] * 2 if how else [])
     closed = ["closed 0", "closed 1", "closed 2"]
@@ -101,7 +55,7 @@ def begun(launched, n=2):
 @pytest.mark.slow("starts several processes")
 @pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
 def test_a_killed_mover_takes_its_script_along_and_is_told(tmp_path, kind):
-    launched = nodes.Launched(tmp_path, ROUNDS, kind, "goes on", workers=3)
+    launched = nodes.Launched(tmp_path, nodes.ROUNDS, kind, "goes on", workers=3)
     victim, mover = begun(launched, 3)[1]
     os.kill(mover, signal.SIGKILL)
     host, began = os.uname().nodename, time.monotonic()
@@ -119,7 +73,7 @@ def test_a_killed_mover_takes_its_script_along_and_is_told(tmp_path, kind):
 @pytest.mark.slow("starts several processes")
 @pytest.mark.parametrize("kind", ["dist_async", "dist_sync"])
 def test_a_killed_server_is_named_in_all_workers(tmp_path, kind):
-    launched = nodes.Launched(tmp_path, ROUNDS, kind, "goes on", servers=2)
+    launched = nodes.Launched(tmp_path, nodes.ROUNDS, kind, "goes on", servers=2)
     begun(launched)
     began = time.monotonic()
     launched.send(0)
@@ -134,7 +88,7 @@ def test_a_killed_server_is_named_in_all_workers(tmp_path, kind):
 
 @pytest.mark.slow("starts several processes")
 def test_ctrl_c_reaches_the_scripts_and_nothing_is_left(tmp_path):
-    launched = nodes.Launched(tmp_path, ROUNDS, "dist_sync", "goes on")
+    launched = nodes.Launched(tmp_path, nodes.ROUNDS, "dist_sync", "goes on")
     begun(launched)
     launched.interrupt()
     began = time.monotonic()
@@ -164,7 +118,7 @@ time.sleep(600)
 
 @pytest.mark.slow("starts several processes")
 def test_nothing_is_left_of_a_launcher_that_is_killed(tmp_path):
-    launched = nodes.Launched(tmp_path, ROUNDS, "dist_sync", "goes on")
+    launched = nodes.Launched(tmp_path, nodes.ROUNDS, "dist_sync", "goes on")
     begun(launched)
     os.kill(launched.process.pid, signal.SIGKILL)
     assert launched.wait() not in (0, None)
@@ -173,7 +127,7 @@ def test_nothing_is_left_of_a_launcher_that_is_killed(tmp_path):
 
 @pytest.mark.slow("starts several processes")
 def test_a_script_that_raises_is_shown_with_its_last_lines(tmp_path):
-    run = nodes.run(tmp_path, ROUNDS, "dist_sync", "raises", status=1)
+    run = nodes.run(tmp_path, nodes.ROUNDS, "dist_sync", "raises", status=1)
     assert "Its last lines:" in run.output and "ValueError: a reason" in run.output
 
 
@@ -214,7 +168,7 @@ def test_a_process_that_dies_before_it_is_in_the_group(tmp_path, monkeypatch, wh
     paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     if what == "a worker":
-        launched = nodes.run(tmp_path, ROUNDS, "dist_sync", "goes on", status=139)
+        launched = nodes.run(tmp_path, nodes.ROUNDS, "dist_sync", "goes on", status=139)
     else:
         launched = rules.run("EASGD", 3, tmp_path, status=139)
     assert "was killed by SIGSEGV" in launched.output

@@ -36,37 +36,7 @@ store.barrier(60)
 store.close()
 """
 
-GOES_ON = (
-    nodes.COUNT_WARNINGS
-    + """
-import sys, time
-import numpy as np
-from synkhronos import parameter_server as ps
-
-def add(key, gradient, weight):
-    weight += gradient
-
-store = ps.create(sys.argv[1])
-if store.type == "dist_async" or "updates" in sys.argv:
-    store.set_updater(add)
-store.init("w", np.zeros(2000, np.float32))
-left = 50  # rounds after a warning
-try:
-    for version in range(10_000):
-        store.pushpull("w", np.ones(2000, np.float32)).wait(60)
-        if version == 3:
-            print("begun", store.rank, flush=True)
-        left -= Handler.n_warnings
-        if left <= 0:
-            break
-        time.sleep(0.01)
-except ps.ProcessLost as error:
-    print("told", store.rank, type(error).__name__, error, flush=True)
-    sys.exit(7)
-store.close()
-print("closed", store.rank, flush=True)
-"""
-)
+UNTIL_WARNED = "is ended by the test"  # how worker 1 ends
 
 
 class Launched:
@@ -83,7 +53,7 @@ class Launched:
             self.process = subprocess.Popen(
                 line,
                 cwd=folder,
-                env=these.environment(PYTHONPATH=hosts.impatient()),
+                env=these.environment(**hosts.IMPATIENT),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -137,14 +107,14 @@ def test_sums_on_two_hosts(two_hosts, tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
 def test_a_killed_worker_on_another_host(two_hosts, tmp_path, kind):
-    launched = Launched(two_hosts, tmp_path, GOES_ON, kind)
+    launched = Launched(two_hosts, tmp_path, nodes.ROUNDS, kind, UNTIL_WARNED)
     launched.begin()
     host, began = f"synk{two_hosts.net}-2", time.monotonic()
     launched.kill(2, "-u " + str(tmp_path))
     assert launched.wait() == 137, launched.output
     how = f"worker 1 on {host} was killed by SIGKILL (signal 9)"
     if kind == "dist_sync":
-        assert launched.said("told 0 WorkerLost " + how)
+        assert launched.said(f"told 0 WorkerLost 1 {host} {how}")
         assert time.monotonic() - began < LONG
     else:
         assert launched.said("log: ") == [f"log: {how}; the others go on without it"]
@@ -153,56 +123,59 @@ def test_a_killed_worker_on_another_host(two_hosts, tmp_path, kind):
 
 
 def test_a_killed_mover_on_another_host(two_hosts, tmp_path):
-    launched = Launched(two_hosts, tmp_path, GOES_ON, "dist_sync")
+    launched = Launched(two_hosts, tmp_path, nodes.ROUNDS, "dist_sync", UNTIL_WARNED)
     launched.begin()
     launched.kill(2, "remote.node")
     assert launched.wait() == 137, launched.output
     host = f"synk{two_hosts.net}-2"
-    assert launched.said(f"told 0 WorkerLost worker 1 on {host} has died with its mover: round ")
+    how = f"worker 1 on {host} has died with its mover: round "
+    assert launched.said(f"told 0 WorkerLost 1 {host} {how}")
 
 
 def test_a_killed_server(two_hosts, tmp_path):
-    launched = Launched(two_hosts, tmp_path, GOES_ON, "dist_async")
+    launched = Launched(two_hosts, tmp_path, nodes.ROUNDS, "dist_async", UNTIL_WARNED)
     launched.begin()
     launched.kill(1, "remote.node", rank=0)
     assert launched.wait() == 137, launched.output
     host = f"synk{two_hosts.net}-1"
     assert len(launched.said("told ")) == 2
     for line in launched.said("told "):
-        assert f"ServerLost server 0 on {host} has died, and with it the weights" in line
+        assert f"ServerLost 0 {host} server 0 on {host} has died, and with it the weights" in line
 
 
 @pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
 def test_a_worker_whose_cable_is_cut(two_hosts, tmp_path, kind):
-    launched = Launched(two_hosts, tmp_path, GOES_ON, kind)
+    launched = Launched(two_hosts, tmp_path, nodes.ROUNDS, kind, UNTIL_WARNED)
     launched.begin()
     two_hosts.cut(2)
     began = time.monotonic()
     assert launched.wait(cut=2) == 1, launched.output
     assert time.monotonic() - began < LONG
-    how = f"worker 1 on synk{two_hosts.net}-2 has not been heard of for 4 s"
+    host = f"synk{two_hosts.net}-2"
+    how = f"worker 1 on {host} has not been heard of for 4 s"
     if kind == "dist_sync":
-        assert launched.said("told 0 WorkerLost " + how)
+        assert launched.said(f"told 0 WorkerLost 1 {host} {how}")
     else:
         assert launched.said("log: ") == [f"log: {how}; the others go on without it"]
         assert launched.said("closed ") == ["closed 0"]
-    end = f"worker 1 on synk{two_hosts.net}-2 can't be reached any more, which has ended the run"
+    end = f"worker 1 on {host} can't be reached any more, which has ended the run"
     assert end in launched.output
 
 
 def test_a_server_whose_cable_is_cut(two_hosts, tmp_path):
-    launched = Launched(two_hosts, tmp_path, GOES_ON, "dist_sync")
+    launched = Launched(two_hosts, tmp_path, nodes.ROUNDS, "dist_sync", UNTIL_WARNED)
     launched.begin()
     two_hosts.cut(1)
     assert launched.wait(cut=1) == 1, launched.output
     host = f"synk{two_hosts.net}-1"
-    assert launched.said(f"told 1 ServerLost server 0 on {host} has not been heard of for 4 s")
+    how = f"server 0 on {host} has not been heard of for 4 s"
+    assert launched.said(f"told 1 ServerLost 0 {host} {how}")
     assert f"server 0 on {host} can't be reached any more" in launched.output
 
 
 def test_a_server_with_an_updater_that_takes_long_is_not_lost(two_hosts, tmp_path):
-    script = GOES_ON.replace("    weight += gradient", "    time.sleep(6); weight += gradient")
-    script = script.replace("if version == 3", "if version == 0").replace("10_000", "1")
+    script = nodes.ROUNDS.replace("    weight +=", "    time.sleep(6); weight +=")
+    script = script.replace("10_000", "2")  # one round
     launched = Launched(two_hosts, tmp_path, script, "dist_sync", "updates")
     began = time.monotonic()
     assert launched.wait() == 0, launched.output

@@ -7,9 +7,7 @@ from support import nodes
 
 from synkhronos.extensions import update_rules
 
-pytestmark = [
-    pytest.mark.slow("starts mpirun three times"),
-]
+pytestmark = pytest.mark.slow("starts several processes, three times")
 
 SCRIPT = """
 import sys

@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 import pytest
-from support.parameter_server import SECONDS, init_keys, on_threads
+from support.parameter_server import SECONDS, init_keys, on_threads, pull
 
 from synkhronos import parameter_server as ps
 
@@ -41,8 +41,7 @@ def test_all_devices_get_the_same_bits(devices, op, size):
                 out = np.full((len(devices), size), -1, np.float32)
                 out = out if op == "gather" else arrays[device].copy()
                 store.push(arrays[device], 0, device)
-                store.pull_req(out, 0, device)
-                store.pull_wait(0, device, SECONDS)
+                pull(store, out, 0, device)
                 return out
 
             for got in on_threads(devices, step).values():
@@ -57,8 +56,7 @@ def test_sums_are_in_the_dtype_of_the_key(dtype):
         for d, array in arrays.items():
             store.push(array, 0, d)
         for d, array in arrays.items():
-            store.pull_req(array, 0, d)
-            store.pull_wait(0, d)
+            pull(store, array, 0, d)
             np.testing.assert_array_equal(array, np.full((3, 2), 100, dtype) + np.array(101, dtype))
 
 
@@ -70,9 +68,7 @@ def test_the_order_of_summation_is_that_of_the_devices_not_of_the_pushes():
             init_keys(store, [(1,)])
             for d in order:
                 store.push(np.array([values[d]], np.float32), 0, d)
-            out = np.zeros(1, np.float32)
-            store.pull_req(out, 0, 0)
-            store.pull_wait(0, 0)
+            out = pull(store, np.zeros(1, np.float32), 0, 0)
             assert out[0] == expected
 
 
@@ -100,12 +96,9 @@ def test_a_pull_without_a_push_gets_the_newest_round():
             a = np.full(2, number, np.float32)
             store.push(a, 0, 0)
             store.push(a.copy(), 0, 1)
-            store.pull_req(a, 0, 0)
-            store.pull_wait(0, 0)
+            pull(store, a, 0, 0)
         for _ in range(2):
-            out = np.zeros(2, np.float32)
-            store.pull_req(out, 0, 1)
-            store.pull_wait(0, 1, SECONDS)
+            out = pull(store, np.zeros(2, np.float32), 0, 1)
             assert (out == 6).all()
 
 
@@ -149,9 +142,7 @@ def test_a_fast_device_may_push_while_a_slow_one_still_copies(size):
         for number in (1, 2, 3):
             for d in (0, 1):
                 store.push(np.full(size, number, np.float32), 0, d)
-            out = np.zeros(size, np.float32)
-            store.pull_req(out, 0, 0)
-            store.pull_wait(0, 0, SECONDS)
+            out = pull(store, np.zeros(size, np.float32), 0, 0)
             outs.append(out[-1])
             if number == 1:  # queued behind the callback that holds device 1 up
                 store.pull_req(slow, 0, 1)
@@ -166,9 +157,7 @@ def test_arrays_of_another_shape_with_the_same_plane_are_taken():
         init_keys(store, [(2, 3, 4)])
         store.push(np.ones((2, 3, 4), np.float32), 0, 0)
         store.push(np.ones((6, 4), np.float32), 0, 1)
-        out = np.zeros((6, 4), np.float32)
-        store.pull_req(out, 0, 0)
-        store.pull_wait(0, 0)
+        out = pull(store, np.zeros((6, 4), np.float32), 0, 0)
         assert (out == 2).all()
 
 

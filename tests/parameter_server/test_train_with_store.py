@@ -628,7 +628,7 @@ print("found", store.rank, difference, losses[0], losses[-1], flush=True)
 """
 
 
-@pytest.mark.slow("starts jobs of mpirun")
+@pytest.mark.slow("starts several processes")
 @pytest.mark.parametrize(
     ("kind", "way"), [("dist_sync", "rule"), ("dist_sync", "updater"), ("dist_async", "updater")]
 )

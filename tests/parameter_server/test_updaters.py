@@ -3,6 +3,7 @@
 import pickle
 import threading
 from functools import partial
+from types import SimpleNamespace
 
 import cloudpickle
 import numpy as np
@@ -13,6 +14,7 @@ from support.compiling import IN_PYTHON
 from theano.tensor.raw_random import normal
 
 from synkhronos import _host
+from synkhronos import parameter_server as ps
 from synkhronos.extensions import update_rules
 from synkhronos.parameter_server.updaters import (
     Updater,
@@ -410,8 +412,11 @@ def test_what_an_updater_may_be():
 
 def test_an_updater_that_can_not_be_sent_says_so():
     updater = Counter(threading.Lock())
-    with pytest.raises(TypeError, match=r"Counter can't be sent to the servers: .*lock.*init_upd"):
-        updater.pickled()
+    with ps.create("local") as store:
+        store._link = SimpleNamespace(set_updater=None)  # of a store of several processes
+        with pytest.raises(TypeError, match=r"Counter can't be sent to .*: .*lock.*init_updater"):
+            store.set_updater(updater)
+        store._link = None
     assert isinstance(pickle.loads(rule_updater(update_rules.adam).pickled()), Updater)
 
 

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from support.parameter_server import SECONDS, init_keys, on_threads
+from support.parameter_server import SECONDS, init_keys, on_threads, pull, updating
 
 from synkhronos import parameter_server as ps
 
@@ -29,39 +29,26 @@ class Adds(ps.Updater):
         self.weights[key] += gradient
 
 
-def updating(devices, **parameters):
-    store = ps.create("local")
-    updater = Adds()
-    store.set_updater(updater)
-    for name, value in parameters.items():
-        store.set_param(name, value)
-    store.init(devices)
-    return store, updater
-
-
 def test_the_first_pull_returns_the_initial_weight_without_any_push():
-    store, updater = updating([0, 1], update_on_server="1")
-    with store:
+    updater = Adds()
+    with updating(updater, [0, 1], update_on_server="1") as store:
         init_keys(store, [(2,)])
-        out = np.zeros(2, np.float32)
-        store.pull_req(out, 0, 0)
-        store.pull_wait(0, 0, SECONDS)
+        out = pull(store, np.zeros(2, np.float32), 0, 0)
         assert (out == 100).all()
         assert updater.parameters == {"update_on_server": "1"}
 
 
 def test_init_model_is_called_once_for_a_key():
     """In mshadow-ps each device's InitKey called it again."""
-    store, updater = updating([0, 1, 2])
-    with store:
+    updater = Adds()
+    with updating(updater, [0, 1, 2]) as store:
         on_threads([0, 1, 2], lambda device: store.init_key((2,), 0, device))
         assert updater.calls == [("init_updater", 0), ("init_model", 0)]
 
 
 def test_a_late_init_key_does_not_release_a_pull_with_the_old_weight():
     """In mshadow-ps it did: a device got 100 instead of 103."""
-    store, _ = updating([0, 1])
-    with store:
+    with updating(Adds(), [0, 1]) as store:
         store.init_key((1,), 0, 0)
         array = np.ones(1, np.float32)
         store.push(array, 0, 0)
@@ -75,7 +62,8 @@ def test_a_late_init_key_does_not_release_a_pull_with_the_old_weight():
 
 
 def test_init_key_never_waits_for_other_devices():
-    store, updater = updating([0, 1])
+    updater = Adds()
+    store = updating(updater, [0, 1])
     is_there, may_go = threading.Event(), threading.Event()
     fill = updater.init_model
 
@@ -100,8 +88,8 @@ def test_init_key_never_waits_for_other_devices():
 
 @pytest.mark.parametrize("size", [2, 50_000])
 def test_a_pull_returns_the_weight_after_exactly_one_update_a_round(size):
-    store, updater = updating([0, 1, 2], bigarray_bound=1000)
-    with store:
+    updater = Adds()
+    with updating(updater, [0, 1, 2], bigarray_bound=1000) as store:
         init_keys(store, [(size,)])
 
         def train(device):
@@ -110,8 +98,7 @@ def test_a_pull_returns_the_weight_after_exactly_one_update_a_round(size):
             for _ in range(5):
                 array[:] = device + 1
                 store.push(array, 0, device)
-                store.pull_req(array, 0, device)
-                store.pull_wait(0, device, SECONDS)
+                pull(store, array, 0, device)
                 assert (array == array[0]).all()
                 seen.append(array[0])
             return seen
@@ -125,25 +112,21 @@ def test_an_initial_weight_of_the_first_device_counts():
     with ps.create("local", devices=[0, 1]) as store:
         for device in (0, 1):
             store.init_key((2,), 0, device, weight=np.full(2, device + 5, np.float32))
-        out = np.zeros(2, np.float32)
-        store.pull_req(out, 0, 1)
-        store.pull_wait(0, 1, SECONDS)
+        out = pull(store, np.zeros(2, np.float32), 0, 1)
         assert (out == 5).all()
         with pytest.raises(ValueError, match="weight of key 1 must have shape"):
             store.init_key((3,), 1, 0, weight=np.zeros(2, np.float32))
 
 
 def test_test_on_server_returns_sums_and_compares_weights():
-    store, _ = updating([0, 1], test_on_server=1)
-    with store:
+    with updating(Adds(), [0, 1], test_on_server=1) as store:
         init_keys(store, [(3,)])
         mine = np.array([1, 2, 3], np.float32)
         store.set_weight(mine, 0, 0)
         array = np.ones(3, np.float32)
         store.push(array, 0, 0)
         store.push(array.copy(), 0, 1)
-        store.pull_req(array, 0, 0)
-        store.pull_wait(0, 0, SECONDS)
+        pull(store, array, 0, 0)
         assert (array == 2).all()
         mine += array
         assert store.check_weight(mine, 0, 0) == 0
@@ -192,8 +175,7 @@ def test_a_callback_gets_the_array_that_was_given():
 
 
 def test_complex_weights_are_compared():
-    store, _ = updating([0], test_on_server=1)
-    with store:
+    with updating(Adds(), [0], test_on_server=1) as store:
         init_keys(store, [(2,)], np.complex64)
         value = np.array([1 + 2j, 3j], np.complex64)
         store.set_weight(value, 0, 0)

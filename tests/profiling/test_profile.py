@@ -44,9 +44,9 @@ def last_where_zero(wait):
     return Call(work)
 
 
-def boxes(recorded, name):
+def bars(recorded, name):
     """Return the parts of a name, for each rank."""
-    return [[box for box in each if box.label == name] for each in recorded._read().boxes]
+    return [[bar for bar in each if bar.label == name] for each in recorded._read().bars]
 
 
 def test_every_call_is_there_on_every_rank(ranks):
@@ -111,8 +111,8 @@ def test_a_slow_rank_shows_as_compute_there_and_as_waiting_elsewhere(ranks):
     calls = of(recorded, "busy")
     assert calls["compute"][0] > AHEAD
     assert (calls["finish"][1:] > AHEAD).all()
-    computed = [box for [box] in boxes(recorded, "compute")]
-    assert all(box.end < computed[0].end for box in computed[1:])
+    computed = [bar for [bar] in bars(recorded, "compute")]
+    assert all(bar.end < computed[0].end for bar in computed[1:])
 
 
 def test_waiting_inside_a_reduction_is_told_apart(ranks):
@@ -126,10 +126,10 @@ def test_waiting_inside_a_reduction_is_told_apart(ranks):
     calls = of(recorded, "step")
     assert calls["compute"][0] > AHEAD
     assert (calls["meet"][1:] > AHEAD).all()
-    first = [each[0] for each in boxes(recorded, "meet") if each]
-    assert all(box.begin < first[0].begin - 1e9 * AHEAD for box in first[1:])
-    for [around, *_], box in zip(boxes(recorded, "reduce"), first):
-        assert around.begin <= box.begin <= box.end <= around.end
+    first = [each[0] for each in bars(recorded, "meet") if each]
+    assert all(bar.begin < first[0].begin - 1e9 * AHEAD for bar in first[1:])
+    for [around, *_], bar in zip(bars(recorded, "reduce"), first):
+        assert around.begin <= bar.begin <= bar.end <= around.end
 
 
 def test_collectives_are_calls_and_say_what_they_moved(ranks):
@@ -193,22 +193,22 @@ def test_what_a_rank_does_lies_inside_the_call_of_the_master(ranks):
         for _ in range(3):
             f(np.ones((8, 3)))
         synk.all_reduce(shared)
-    tracks = recorded._read().boxes
-    calls = {box.details["call"]: box for box in tracks[ranks.master] if box.category == "call"}
+    tracks = recorded._read().bars
+    calls = {bar.details["call"]: bar for bar in tracks[ranks.master] if bar.category == "call"}
     expected = ["total", "distribute()", "total", "total", "all_reduce()", "distribute()"]
-    assert [box.label for box in calls.values()] == expected
+    assert [bar.label for bar in calls.values()] == expected
     for own in tracks:
-        kinds = [box.kind for box in own]
+        kinds = [bar.kind for bar in own]
         assert kinds.count("compute") == 3 and {*kinds} >= {"start", "rows", "compute", REST}
         # On a worker what comes first begins first.
-        assert sorted(box.label for box in own if box.category == "call") == sorted(expected)
+        assert sorted(bar.label for bar in own if bar.category == "call") == sorted(expected)
         around = []
-        for box in own:  # two of them are apart, or one is inside the other
-            call = calls[box.details["call"]]
-            assert call.begin <= box.begin <= box.end <= call.end
-            around = [end for end in around if end > box.begin]
-            assert all(box.end <= end for end in around)
-            around.append(box.end)
+        for bar in own:  # two of them are apart, or one is inside the other
+            call = calls[bar.details["call"]]
+            assert call.begin <= bar.begin <= bar.end <= call.end
+            around = [end for end in around if end > bar.begin]
+            assert all(bar.end <= end for end in around)
+            around.append(bar.end)
 
 
 def test_waits_of_a_worker_end_with_the_commands_of_the_master():
@@ -230,7 +230,7 @@ def test_waits_of_a_worker_end_with_the_commands_of_the_master():
     timeline = Timeline([np.array(worker, SPAN), np.array(master, SPAN)], ["f"], 1)
     expected = [("f", 0, 100), ("start", 0, 12), ("finish", 15, 40)]
     expected += [("start", 40, 52), ("finish", 55, 100)]
-    assert [(box.label, box.begin, box.end) for box in timeline.boxes[0]] == expected
+    assert [(bar.label, bar.begin, bar.end) for bar in timeline.bars[0]] == expected
     took = timeline.table()
     assert (1e9 * took["start"]).round().tolist() == [24, 20]
     assert (1e9 * took["rest"]).round().tolist() == [6, 30]

@@ -17,7 +17,7 @@ from support.profiles import STRANGE, total
 
 import synkhronos as synk
 from synkhronos import parameter_server as ps
-from synkhronos.profiling.views import Box, trace_events
+from synkhronos.profiling.views import Bar, trace_events
 
 DRAWS = pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs Matplotlib")
 DAY = 86_400 * 10**9  # nanoseconds
@@ -130,16 +130,16 @@ def test_a_trace_has_complete_events_in_a_track_of_each(make, tmp_path):
 @pytest.mark.parametrize("up", [0, DAY, 31 * DAY, 100 * DAY])
 def test_parts_lie_inside_of_their_calls_whatever_the_clock_and_the_rounding(up):
     random = np.random.RandomState(1)
-    boxes, now = [], up
+    bars, now = [], up
     for _ in range(500):
         begin, parts = now, []
         for _ in range(3):
             part = now + int(random.randint(2))
             now = part + int(random.randint(5000))
-            parts.append(Box("compute", part, now, "compute", "part", {}))
-        boxes += [Box("rest", begin, now, "f", "call", {}), *parts]
+            parts.append(Bar("compute", part, now, "compute", "part", {}))
+        bars += [Bar("rest", begin, now, "f", "call", {}), *parts]
         now += int(random.randint(2))
-    events = json.loads(json.dumps(trace_events(1, "test", {"rank 0": boxes})))[3:]
+    events = json.loads(json.dumps(trace_events(1, "test", {"rank 0": bars})))[3:]
     for first in range(0, 2000, 4):
         call, *parts = events[first : first + 4]
         for cut in (lambda us: us, lambda us: int(us * 1000), lambda us: round(us * 1000)):
@@ -177,16 +177,16 @@ def test_a_picture_has_a_row_for_each_track(make, tmp_path):
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [*recorded._colours]
     heights = {round(patch.get_y() + patch.get_height() / 2) for patch in axes.patches}
     assert heights == set(range(len(labels))) and axes.get_xlabel() == "ms"
-    boxes = [box for own in recorded._boxes().values() for box in own]
-    longest = max(box.end - box.begin for box in boxes)
+    bars = [bar for own in recorded._bars().values() for bar in own]
+    longest = max(bar.end - bar.begin for bar in bars)
     widths = [patch.get_width() for patch in axes.patches]
-    assert len(widths) == len(boxes) and max(widths) == pytest.approx(1e-6 * longest)
+    assert len(widths) == len(bars) and max(widths) == pytest.approx(1e-6 * longest)
 
 
 @DRAWS
 def test_a_wrong_file_is_refused_before_anything_is_drawn(make, tmp_path, monkeypatch):
     recorded = make("total")
-    monkeypatch.setattr(recorded, "_boxes", None)  # what is drawn
+    monkeypatch.setattr(recorded, "_bars", None)  # what is drawn
     for file in (3, b"a.png", io.BytesIO()):
         with pytest.raises(TypeError, match="file must be a path, got "):
             recorded.plot(file)

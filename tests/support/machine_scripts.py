@@ -54,9 +54,9 @@ def start(these, script, tmp_path, ranks=1, impatient=False, **variables):
     """
     file = tmp_path / "script.py"
     file.write_text(BEGIN + textwrap.dedent(script))
-    path = hosts.ROOT / "tests"
-    path = hosts.impatient(path) if impatient else str(path)
-    environment = these.environment(RANKS=str(ranks), PYTHONPATH=path)
+    environment = these.environment(RANKS=str(ranks), PYTHONPATH=str(hosts.ROOT / "tests"))
+    if impatient:
+        environment.update(hosts.IMPATIENT)
     return subprocess.Popen(
         these.script("-n", str(ranks), file),
         env={**environment, "PYTHONUNBUFFERED": "1", **variables},

@@ -24,6 +24,53 @@ class Handler(logging.StreamHandler):
 logging.basicConfig(format="log: %(message)s", handlers=[Handler()])
 """
 
+# Worker 1 ends somehow after three rounds, or "goes on". The others go on until there is an error,
+# or in dist_async 50 rounds after a warning, if it does not go on.
+ROUNDS = (
+    COUNT_WARNINGS
+    + """
+import os, signal, sys, time
+import numpy as np
+from synkhronos import parameter_server as ps
+
+left = 50  # rounds after a warning
+kind, end = sys.argv[1:]
+
+def add(key, gradient, weight):
+    weight += gradient
+
+store = ps.create(kind)
+if kind == "dist_async" or end == "updates":
+    store.set_updater(add)
+store.init("w", np.zeros(2000, np.float32))
+try:
+    for version in range(1, 10_000):
+        array = np.ones(2000, np.float32)
+        store.pushpull("w", array).wait(60)
+        if version == 3:
+            print("begun", store.rank, os.getpid(), os.getppid(), flush=True)
+            if store.rank == 1:
+                if end == "is killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if end == "exits":
+                    sys.exit(3)
+                if end == "raises":
+                    raise ValueError("a reason")
+                if end == "leaves":
+                    break
+        left -= Handler.n_warnings
+        is_last = version == 50 if end == "leaves" else end != "goes on" and left <= 0
+        if is_last and kind == "dist_async":
+            break
+        time.sleep(0.01)
+except ps.ProcessLost as error:
+    print("told", store.rank, type(error).__name__, error.rank, error.host, error, flush=True)
+    sys.exit(7)
+store.close()
+print("closed", store.rank, flush=True)
+"""
+)
+
 
 class Launched(rules.Launched):
     """A run of a script, given as text; its output is read while it runs."""

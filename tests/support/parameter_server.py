@@ -1,4 +1,4 @@
-"""Stores in tests: devices as threads, and lanes that a test holds up."""
+"""Stores in tests: devices as threads, and queues that a test holds up."""
 
 import contextlib
 import threading
@@ -6,8 +6,35 @@ import threading
 import numpy as np
 
 from support.waiting import LONG
+from synkhronos import parameter_server as ps
 
 SECONDS = LONG  # of waits that should be short
+
+
+class Held(ps.Updater):
+    """An updater whose updates wait until the test lets them go, and that notes their order."""
+
+    def __init__(self):
+        self.order, self.is_there, self.may_go = [], threading.Event(), threading.Event()
+
+    def update(self, key, gradient):
+        self.is_there.set()
+        assert self.may_go.wait(SECONDS)
+        self.weights[key] += gradient
+        self.order.append(key)
+
+    def go_soon(self):
+        threading.Timer(0.2, self.may_go.set).start()
+
+
+def updating(updater, devices=(0,), **parameters):
+    """Return a store of one process with an updater."""
+    store = ps.create("local")
+    store.set_updater(updater)
+    for name, value in parameters.items():
+        store.set_param(name, value)
+    store.init(list(devices))
+    return store
 
 
 def on_threads(devices, function):
@@ -36,6 +63,13 @@ def init_keys(store, shapes, dtype=np.float32):
     for key, shape in enumerate(shapes):
         for device in store.devices:
             store.init_key(shape, key, device, dtype=dtype)
+
+
+def pull(store, array, key, device):
+    """Return an array into which a device has pulled."""
+    store.pull_req(array, key, device)
+    store.pull_wait(key, device, SECONDS)
+    return array
 
 
 @contextlib.contextmanager

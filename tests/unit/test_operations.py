@@ -74,7 +74,7 @@ def machines(op, arrays):
 
 def local_store(op, arrays):
     small, large = np.empty_like(arrays[0]), np.empty_like(arrays[0])
-    reductions.reduce_arrays(STORES[op], arrays, small)
+    reduce_block(STORES[op], arrays, small, len(arrays))
     reductions.Reduction(STORES[op], arrays, large).run()
     np.testing.assert_array_equal(small, large)
     return large

@@ -10,7 +10,7 @@ import pytest
 TESTS = Path(__file__).parents[1]
 # The check for machines with GPUs and the benchmarks are programs of their own; tests/ported has
 # programs that tests run, and tests/support/on_pytensor has Theano's names for tests on PyTensor.
-OTHER_PROGRAMS = {"benchmarks", "forging", "gpu", "impatient", "on_pytensor"}
+OTHER_PROGRAMS = {"benchmarks", "forging", "gpu", "on_pytensor"}
 FILES = [
     path
     for path in sorted(TESTS.rglob("*.py"))

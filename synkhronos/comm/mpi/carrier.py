@@ -54,14 +54,13 @@ from synkhronos._machine.log import log  # noqa: E402
 from synkhronos._machine.processes import StopWatch  # noqa: E402
 from synkhronos._machine.shared_memory import Segments  # noqa: E402
 from synkhronos.comm.channel import Channel, Closed, is_own  # noqa: E402
+from synkhronos.comm.heartbeats import LOST_SECONDS, SILENT, Heartbeats  # noqa: E402
 from synkhronos.comm.mpi import secret  # noqa: E402
 from synkhronos.comm.mpi.fetches import Fetches, problem_here  # noqa: E402
 from synkhronos.comm.mpi.reductions import Reductions  # noqa: E402
 from synkhronos.comm.mpi.transfers import Spread, bytes_of, parts  # noqa: E402
 from synkhronos.comm.mpi.waiting import Waiting  # noqa: E402
 
-HEARTBEAT_SECONDS = 1.0
-LOST_SECONDS = 8.0  # a machine that has not been heard of for this long is lost
 _REQUESTS = {"fetch", "reduce", "bucket", "spread"}  # of ranks: the answer may be "failed"
 _MESSAGE, _BULK = 1, 2  # tags; all-reduces have others
 _WINDOW = 16  # parts of arrays to one machine that are under way, each of them copied to be checked
@@ -95,8 +94,8 @@ class Carrier:
         self._settling = None  # (channel, id, session, sequence)
         self._settled = 0, 0  # the last call in which the ranks here will begin nothing more
         self._left = 0  # the last session that has ended here
-        self._heard = dict.fromkeys(self._others, time.monotonic())
-        self._beat = time.monotonic()
+        partners = self._others if self.machine == 0 else [0]
+        self._heartbeats = Heartbeats(partners, lambda machine: self.tell(machine, "alive"))
         self._stop_watch = StopWatch()
         self._workers = {}  # rank -> process id, of the present session
         self._session = 0
@@ -111,12 +110,9 @@ class Carrier:
             has_come = self._serve_machines()
             happened |= self._move()
             self._waiting.note(happened, has_come)
-            now = time.monotonic()
-            if now - self._beat > HEARTBEAT_SECONDS:
-                if now - self._beat > LOST_SECONDS / 2:  # this process has been stopped itself
-                    self._heard.update(dict.fromkeys(self._others, now))
-                self._beat = now
-                self._send_heartbeats(now)
+            if self._heartbeats.beat():
+                for machine in self._heartbeats.silent()[:1]:
+                    self._lose(machine)
                 self._waiting.find_sockets()
                 self._segments.forget_freed()
                 if self.machine != 0:
@@ -219,7 +215,7 @@ class Carrier:
             data = bytearray(status.Get_count(MPI.BYTE))
             machine = status.Get_source()
             self._comm.Recv([data, MPI.BYTE], machine, _MESSAGE)
-            self._heard[machine] = time.monotonic()
+            self._heartbeats.note(machine)
             name, *rest = pickle.loads(data)
             self._handler(f"from_machine_{name}")(machine, *rest)
         return happened
@@ -266,18 +262,9 @@ class Carrier:
         """Return whether a session has ended here."""
         return session <= self._left
 
-    def _send_heartbeats(self, now):
-        others = self._others if self.machine == 0 else [0]
-        for machine in others:
-            self.tell(machine, "alive")
-        for machine in self._others:
-            if (0 in (machine, self.machine)) and now - self._heard[machine] > LOST_SECONDS:
-                self._lose(machine)
-                return
-
     def _end_stopped(self):
         """Kill processes of this machine that have been stopped for long, and say so."""
-        where, for_long = f"on {socket.gethostname()}", f"was stopped for {LOST_SECONDS:.0f} s"
+        where, for_long = f"on {socket.gethostname()}", f"was stopped for {LOST_SECONDS:g} s"
         leader = os.getppid()
         if self._stop_watch.seconds(leader) > LOST_SECONDS:
             self.tell_all("end", f"The first process {where} {for_long}")
@@ -295,14 +282,14 @@ class Carrier:
 
     def _lose(self, machine):
         host = self._hosts[machine]
-        self.post(self._leader, "lost", machine, host, now_silent(LOST_SECONDS))
+        self.post(self._leader, "lost", machine, host, f"It {SILENT}")
         for other in self._others:
             if other != machine:
                 self.tell(other, "end", f"Machine {host} is lost")
-        self._heard[machine] = float("inf")
+        self._heartbeats.drop(machine)
         self.has_lost = True
         if machine == 0:
-            reason = f"The first machine, {host}, is lost: {now_silent(LOST_SECONDS)}"
+            reason = f"The first machine, {host}, is lost: It {SILENT}"
             self.post(self._leader, "end", reason, machine)
             self.is_running = False
 
@@ -428,11 +415,6 @@ class Carrier:
         """Return an array of a rank of this machine, where it is."""
         segment, dtype, shape, offset = place
         return self._segments.attach(segment).array(dtype, shape, offset)
-
-
-def now_silent(seconds):
-    """Return the sentence about a machine that is not heard of any more."""
-    return f"It has not been heard of for {seconds:.0f} s"
 
 
 def _wait_at_most(request, seconds):

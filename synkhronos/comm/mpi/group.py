@@ -16,12 +16,13 @@ import os
 import pickle
 import socket
 import time
-from typing import Any, Sequence
+from typing import Any, ContextManager, Iterable, Sequence
 
 import numpy as np
 
 from synkhronos._arithmetic.operations import rounded_to_16_bits
 from synkhronos.comm.group import Group, WaitedTooLong
+from synkhronos.comm.heartbeats import SILENT, Heartbeats
 from synkhronos.comm.mpi.library import MPI
 from synkhronos.comm.mpi.machine_sums import MachineSums
 from synkhronos.comm.mpi.messages import complete, dead_ranks, is_death, wait_until
@@ -31,6 +32,7 @@ _TAG = 700
 _SMALL = 1 << 15  # bytes of a message that does not count as under way
 _FIND_SECONDS = 0.25  # between two looks for sockets that MPI has opened
 _LEFT = ("synkhronos: a rank leaves",)
+_ALIVE = ("synkhronos: a rank is alive",)
 
 
 class MpiGroup(Group):
@@ -53,6 +55,7 @@ class MpiGroup(Group):
         self._spare = os.pipe()  # of which nothing ever comes
         self._has_left: set[int] = set()
         self._untold: list[int] = []  # ranks of which `receive` has not told that they are gone
+        self._heartbeats = Heartbeats((), self._tell_alive)
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
@@ -133,6 +136,7 @@ class MpiGroup(Group):
 
     def receive(self, seconds: float | None = None) -> tuple[int, tuple | None] | None:
         """Return (rank, message): the next message that has come from any rank."""
+        self._look_for_silent()
         found: list[tuple[int, Any]] = []
 
         def has_come():
@@ -145,8 +149,11 @@ class MpiGroup(Group):
                 # Not of any source: what a dead rank has sent can be seen, but not received.
                 for rank in self._others:
                     if self._comm.Iprobe(rank, _TAG, status):
-                        found.append((rank, self._comm.recv(source=rank, tag=_TAG)))
-                        return True
+                        self._heartbeats.note(rank)
+                        message = self._comm.recv(source=rank, tag=_TAG)
+                        if message != _ALIVE:
+                            found.append((rank, message))
+                            return True
             if self._untold:
                 found.append((self._untold.pop(0), None))
             return bool(found)
@@ -156,8 +163,31 @@ class MpiGroup(Group):
         rank, message = found[0]
         if message == _LEFT:
             self._has_left.add(rank)
+            self._heartbeats.drop(rank)
             message = None
         return rank, message
+
+    def watch(self, ranks: Iterable[int]) -> None:
+        """Count these ranks as lost when their hosts are silent, and tell them of this one."""
+        others = [rank for rank in ranks if self.hosts[rank] != self.hosts[self.rank]]
+        self._heartbeats = Heartbeats(others, self._tell_alive)
+
+    def elsewhere(self) -> ContextManager[None]:
+        """Return a context of a block that may take long, and does not use the group."""
+        return self._heartbeats.elsewhere()
+
+    def _tell_alive(self, rank):
+        self.send(rank, *_ALIVE)
+
+    def _look_for_silent(self):
+        if self._heartbeats.beat():
+            for rank in self._heartbeats.silent():
+                self._lose(rank, SILENT)
+
+    def _lose(self, rank, how):
+        self._heartbeats.drop(rank)
+        self.losses[rank] = how
+        self._untold.append(rank)
 
     def wait(self, seconds: float, also: Sequence[int] = ()) -> None:
         """Wait until `receive` has something, or a descriptor can be read."""
@@ -165,6 +195,7 @@ class MpiGroup(Group):
             self._waiting = Waiting()
             self._waiting.add_descriptor(self._spare[0])  # it waits for one at least
             self._found_at = 0.0
+        self._look_for_silent()
         waiting, end = self._waiting, time.monotonic() + seconds
         for descriptor in also:
             waiting.add_descriptor(descriptor)
@@ -224,8 +255,7 @@ class MpiGroup(Group):
             if not is_death(error):
                 raise
             for rank in sorted(dead_ranks(self._comm) - {*self.losses} - self._has_left):
-                self.losses[rank] = "has died"
-                self._untold.append(rank)
+                self._lose(rank, "has died")
 
     def abort(self) -> None:
         """End all ranks: mpirun does."""
@@ -233,6 +263,7 @@ class MpiGroup(Group):
 
     def close(self, seconds: float = 10.0) -> None:
         """Leave the group, when others have begun to take what was sent to them."""
+        self._heartbeats.close()
         for rank in self._others:
             self._post(rank, _LEFT)
         end = time.monotonic() + seconds

@@ -18,12 +18,12 @@ from synkhronos._machine.devices import python_command
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.processes import StopWatch
 from synkhronos.comm.channel import Channel, Closed, is_own, pair
+from synkhronos.comm.heartbeats import LOST_SECONDS
 from synkhronos.comm.mpi import secret
 from synkhronos.errors import SessionError, WorkerDied
 
 _END_SECONDS = 5.0
 _LOOK_SECONDS = 1.0  # a wait for the carrier looks after it so often
-_STOPPED_SECONDS = 8.0  # a carrier that has been stopped for so long is killed
 
 
 class Link:
@@ -112,7 +112,7 @@ class Link:
 
     def look_after_carrier(self):
         """Kill a carrier that has been stopped for long, and raise; to call each second."""
-        if self._stop_watch.seconds(self._carrier.pid) > _STOPPED_SECONDS:
+        if self._stop_watch.seconds(self._carrier.pid) > LOST_SECONDS:
             self._end = f"{_stopped_carrier()} and then killed", self.machine
             self._carrier.kill()
             raise self.lost()
@@ -264,8 +264,7 @@ class _Failure(str):
 
 def _stopped_carrier():
     return (
-        f"The process of {socket.gethostname()} that speaks MPI was stopped for "
-        f"{_STOPPED_SECONDS:.0f} s"
+        f"The process of {socket.gethostname()} that speaks MPI was stopped for {LOST_SECONDS:g} s"
     )
 
 
@@ -347,7 +346,7 @@ class Line:
         return JobEnded(f"The process of {socket.gethostname()} that speaks MPI has ended.")
 
     def _look_after_carrier(self):
-        if self._stop_watch.seconds(self._channel.peer) > _STOPPED_SECONDS:
+        if self._stop_watch.seconds(self._channel.peer) > LOST_SECONDS:
             raise JobEnded(_stopped_carrier())
 
     def close(self):

@@ -9,7 +9,6 @@
 `memory`        the arrays that script and mover share
 `protocol`      messages and transfers between movers and servers
 `queues`        the order of transfers: by priority, then first come, first served
-`heartbeats`    signs of life between hosts
 `placement`     the parts of a key, and the server that keeps each
 ==============  ================================================================================
 """

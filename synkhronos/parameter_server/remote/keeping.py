@@ -33,7 +33,7 @@ import numpy as np
 
 from synkhronos._arithmetic.operations import OPERATIONS, divide, wide
 from synkhronos._machine.log import log
-from synkhronos.parameter_server import saving
+from synkhronos.parameter_server import saving, updaters
 from synkhronos.parameter_server.remote import placement
 
 
@@ -71,7 +71,7 @@ class _Key:
     weight: np.ndarray
     numbers: dict[int, int] = field(default_factory=dict)  # of the key, by worker
     given: np.ndarray | None = None  # the weight of worker 0, while it arrives
-    waits_for_weight: bool = False
+    is_given_weight: bool = False
     is_ready: bool = False  # has its first value
     is_known_to_updater: bool = False
     arriving: dict[tuple[int, int], list] = field(default_factory=dict)  # array, elements missing
@@ -99,16 +99,10 @@ class _Key:
 class Keeper:
     """The keys of one server.
 
-    Parameters
-    ----------
-    server, n_servers, n_workers : int
-    send : callable
-        ``send(worker, number, version, begin, array, priority)`` answers a pull.
-    fail : callable
-        ``fail(worker, number, version, error)`` refuses a pull, or with version None a key.
-        `error` is a tuple: the name of an exception, its text, and its attributes.
-    elsewhere : callable
-        Returns a context in which an updater is called, which may take long.
+    ``send(worker, number, version, begin, array, priority)`` answers a pull, and ``fail(worker,
+    number, version, error)`` refuses one, or with version None a key: `error` is the name of an
+    exception, its text, and its attributes. An updater, which may take long, is called in a context
+    that `elsewhere` returns.
     """
 
     def __init__(
@@ -163,7 +157,7 @@ class Keeper:
         self._numbered[worker, number] = key
         key.numbers[worker] = number
         if worker == 0:
-            key.waits_for_weight = has_weight
+            key.is_given_weight = has_weight
             self._initialize(key)
 
     def place(
@@ -286,7 +280,7 @@ class Keeper:
         """Give a key its first value, if it is known."""
         if key.is_ready or 0 not in key.numbers:
             return
-        if key.waits_for_weight:
+        if key.is_given_weight:
             if key.given is None:
                 return
             key.weight[...] = key.given
@@ -304,7 +298,7 @@ class Keeper:
         key.is_known_to_updater = True
         try:
             with self._elsewhere():
-                self._updater.init_model(key.name, key.weight)
+                updaters.introduce(self._updater, key.name, key.weight, key.is_given_weight)
         except Exception as error:
             key.failed = 0, self._reason(error, f"init_model of key {key.name!r}")
         key.snapshot = None
@@ -372,7 +366,7 @@ class Keeper:
         key.snapshot = None
         try:
             with self._elsewhere():
-                self._updater.update(key.name, gradient)
+                updaters.update(self._updater, key.name, gradient, key.weight)
         except Exception as error:
             return self._reason(error, f"update of key {key.name!r} ({source})")
         return None
@@ -426,7 +420,7 @@ class Keeper:
         return None
 
     def _will_be_ready(self, key):
-        return 0 in key.numbers and not key.waits_for_weight and self._updater is not None
+        return 0 in key.numbers and not key.is_given_weight and self._updater is not None
 
     def _lost(self, gone, what):
         attributes = {"rank": gone.worker, "host": gone.host, "reason": gone.how}

@@ -2,7 +2,8 @@
 
     script                                  mover
     init_key, push, request, set_updater ──▶
-    ask: join, barrier, states, close    ──▶ ── answer ──▶
+    ask: join, barrier, states; close    ──▶
+                                         ◀── answer       of servers
                                          ◀── sent         an array of `outgoing` may change again
                                          ◀── arrived      an array of `incoming` is there
                                          ◀── lost         a worker or a server has died
@@ -37,7 +38,7 @@ from synkhronos.parameter_server.errors import (
     StoreClosed,
     WorkerLost,
 )
-from synkhronos.parameter_server.remote.memory import Boxes
+from synkhronos.parameter_server.remote.memory import Buffers
 
 VARIABLE = "SYNKHRONOS_PARAMETER_SERVER"
 _ERRORS: dict[str, type[Exception]] = {
@@ -56,13 +57,7 @@ _ERRORS: dict[str, type[Exception]] = {
 class Link:
     """The connection of this process with its mover; made by `connect`.
 
-    Attributes
-    ----------
-    rank, num_workers, num_servers : int
-    mode : str
-        "dist_async" or "dist_sync".
-    hosts, server_hosts : list of str
-        Of the workers and of the servers.
+    `mode` is "dist_async" or "dist_sync"; `hosts` are those of the workers.
     """
 
     _has_been_made = False
@@ -78,7 +73,7 @@ class Link:
         self._channel = Channel(self._socket)
         self._segments = Segments()
         self._segments.leave()  # the mover may send what is there after this process has ended
-        self._boxes: dict[int, Boxes] = {}
+        self._buffers: dict[int, Buffers] = {}
         self._sent: dict[int, int] = {}  # the last version that the mover has sent
         self._arrived: list[tuple[int, int | None, Exception | None]] = []
         self._questions = itertools.count()
@@ -87,7 +82,6 @@ class Link:
         self._failure: Exception | None = None
         self._changed = threading.Condition()
         self._is_reading = self._is_shut = False
-        self._made = threading.Condition()  # notified of each key
         self._writing = threading.Lock()
 
     @staticmethod
@@ -99,12 +93,8 @@ class Link:
     def connect(cls, mode: str) -> Link:
         """Connect this process with its mover, for a store of a mode.
 
-        Raises
-        ------
-        ParameterServerError
-            If this process is not a worker, or has had its store already.
-        ValueError
-            If another worker has made a store of another mode.
+        Raise ParameterServerError if this process is not a worker, or has had its store already,
+        and ValueError if another worker has made a store of another mode.
         """
         if not cls.is_available():
             raise ParameterServerError(
@@ -119,7 +109,8 @@ class Link:
             )
         link = cls(told, mode)
         cls._has_been_made = True
-        link._ask("join", mode)
+        link._ask_servers("join", {0: (mode,)})
+        link._tell("tell", "mode", mode)
         return link
 
     def init_key(
@@ -133,34 +124,23 @@ class Link:
     ) -> None:
         """Tell the servers of a key; return at once.
 
-        Parameters
-        ----------
-        number : int
-            This worker's own number for it, in all other calls.
-        name : int or str
-            The name by which all workers know it.
-        size : int
-            Elements.
-        dtype : numpy.dtype
-        op : str
-            "sum", "mean" or "max": the reduction over workers, in dist_sync.
-        weight : numpy.ndarray, optional
-            The first value, flat. That of worker 0 counts.
+        `number` is this worker's own for it, in all other calls; all workers know it by its `name`.
+        `op` reduces over workers, in dist_sync. The first value is flat; that of worker 0 counts.
         """
-        boxes = self._boxes[number] = Boxes.create(self._segments, dtype, size)
+        buffers = self._buffers[number] = Buffers.create(self._segments, dtype, size)
         is_given = weight is not None and self.rank == 0
         if is_given:
-            boxes.outgoing(0)[...] = weight
-        self._tell("key", number, name, boxes.place, op, is_given)
-        with self._made:
+            buffers.outgoing(0)[...] = weight
+        self._tell("key", number, name, buffers.place, op, is_given)
+        with self._changed:
             self._sent.setdefault(number, -1 if is_given else 0)
-            self._made.notify_all()
+            self._changed.notify_all()
 
     def outgoing(self, number: int, version: int) -> np.ndarray:
         """Return the array for a push; wait until the push before the last one has been sent."""
         self._wait_for_key(number)
         self._wait(lambda: self._sent[number] >= version - 2, None)
-        return self._boxes[number].outgoing(version)
+        return self._buffers[number].outgoing(version)
 
     def is_free(self, number: int, version: int) -> bool:
         """Return whether `outgoing` would return at once."""
@@ -177,7 +157,7 @@ class Link:
 
     def incoming(self, number: int, version: int) -> np.ndarray:
         """Return the array into which a requested value comes."""
-        return self._boxes[number].incoming(version)
+        return self._buffers[number].incoming(version)
 
     def next(self, timeout: float | None = None) -> list[tuple[int, int | None, Exception | None]]:
         """Wait for values that were requested; return (number, version, error) of each.
@@ -191,28 +171,24 @@ class Link:
         return found
 
     def set_updater(self, blob: bytes, parameters: dict[str, str] | None = None) -> None:
-        """Send an updater, as cloudpickle has pickled it, to the servers; that of worker 0 counts.
+        """Send a pickled updater, and parameters for its ``init_updater``, to the servers.
 
-        Parameters
-        ----------
-        blob : bytes
-        parameters : dict, optional
-            For its ``init_updater``.
+        That of worker 0 counts.
         """
-        self._tell("updater", blob if self.rank == 0 else b"", parameters or {})
+        self._tell("tell", "updater", blob if self.rank == 0 else b"", parameters or {})
 
     def barrier(self, timeout: float | None = None) -> None:
         """Wait until all workers are here."""
-        self._ask("barrier", timeout=timeout)
+        self._ask_servers("barrier", {0: ()}, timeout)
 
     def missing(self, name: int | str, version: int, timeout: float | None = None) -> list[int]:
         """Return the workers that have not pushed a key in a round."""
-        answers = self._ask("missing", name, version, timeout=timeout)
+        answers = self._ask_servers("missing", self._all(name, version), timeout)
         return sorted({worker for answer in answers for worker in answer or ()})
 
     def states(self, timeout: float | None = None) -> list[bytes]:
         """Return the state of the updater of each server."""
-        return self._ask("states", timeout=timeout)
+        return self._ask_servers("states", self._all(), timeout)
 
     def set_states(self, states: list[bytes], timeout: float | None = None) -> None:
         """Set the state of the updater of each server."""
@@ -221,7 +197,8 @@ class Link:
                 f"there are states of {len(states)} servers, but this run has {self.num_servers}: "
                 "use as many servers as the run that has saved them."
             )
-        self._ask("set_states", states, timeout=timeout)
+        arguments = {server: (state,) for server, state in enumerate(states)}
+        self._ask_servers("set_states", arguments, timeout)
 
     def record(self, is_on: bool) -> None:
         """Let the mover begin or stop to keep when it sends and receives."""
@@ -245,15 +222,13 @@ class Link:
             with self._changed:
                 self._failure = StoreClosed("the store is closed.")
                 self._changed.notify_all()
-            with self._made:
-                self._made.notify_all()
             self._shut()
 
     def _wait_for_key(self, number):
         """Wait until another thread has told of a key: the mover must know it first."""
         if number not in self._sent:
-            with self._made:
-                self._made.wait_for(lambda: number in self._sent or self._failure is not None)
+            with self._changed:
+                self._changed.wait_for(lambda: number in self._sent or self._failure is not None)
 
     def _shut(self):
         """Close the socket; a thread that waits for it wakes, and closes it then."""
@@ -279,9 +254,10 @@ class Link:
         question = next(self._questions)
         self._asked.add(question)
         try:
-            self._tell("ask", question, name, *rest)
+            self._tell(name, question, *rest)
             if not self._wait(lambda: question in self._answers, timeout):
-                raise RoundTimeout(f"no answer of the servers to {name} within {timeout:g} s.")
+                asked = rest[0] if rest else name
+                raise RoundTimeout(f"no answer of the servers to {asked} within {timeout:g} s.")
         except BaseException:
             self._withdraw(question)
             raise
@@ -299,6 +275,13 @@ class Link:
         if self._failure is None:
             with contextlib.suppress(ParameterServerError):  # the mover has ended
                 self._tell("withdraw", question)
+
+    def _ask_servers(self, name, arguments, timeout=None):
+        """Ask each server with its own arguments; return the answers of all, None of the others."""
+        return self._ask("ask", name, arguments, timeout=timeout)
+
+    def _all(self, *arguments):
+        return dict.fromkeys(range(self.num_servers), arguments)
 
     def _wait(self, is_ready, timeout, raises=lambda: True):
         """Wait until a condition holds; return whether it does. One thread reads for all."""

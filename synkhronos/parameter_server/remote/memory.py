@@ -4,47 +4,35 @@
     outgoing(version)  ──────▶  2 arrays, by version % 2  ──▶  sends chunks of them
     incoming(version)  ◀──────  2 arrays, by version % 2  ◀──  receives chunks into them
 
-The script creates the memory and tells the mover its reference. It has no name, and lasts as long
+The script creates the memory and tells the mover its place. It has no name, and lasts as long
 as one of them has it mapped: a mover can send what a script has pushed before it ended.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from synkhronos._machine.shared_memory import SegmentRef, Segments
+from synkhronos._machine.shared_memory import ArrayRef, Segment, Segments
 
 _ALIGNED = 64  # bytes
-_N_BOXES = 4
+_N_ARRAYS = 4
 
 
-class Place(NamedTuple):
-    """Stands for the arrays of a key in messages."""
+class Buffers:
+    """The four arrays of a key, in one segment; `place` stands for the first one in messages."""
 
-    segment: SegmentRef
-    dtype: str
-    size: int
-
-
-class Boxes:
-    """The four arrays of a key, in one segment."""
-
-    def __init__(self, segment, dtype, size):
-        self.place = Place(segment.ref, np.dtype(dtype).str, size)
-        stride = _stride(dtype, size)
-        self._arrays = [segment.array(dtype, (size,), i * stride) for i in range(_N_BOXES)]
+    def __init__(self, segment: Segment, place: ArrayRef) -> None:
+        self.place = place
+        stride = _stride(place.dtype, *place.shape)
+        self._arrays = [
+            segment.array(place.dtype, place.shape, i * stride) for i in range(_N_ARRAYS)
+        ]
 
     @classmethod
-    def create(cls, segments: Segments, dtype, size: int) -> Boxes:
+    def create(cls, segments: Segments, dtype: np.dtype, size: int) -> Buffers:
         """Make the arrays of a key, filled with zeros."""
-        return cls(segments.create(_N_BOXES * _stride(dtype, size)), dtype, size)
-
-    @classmethod
-    def open(cls, segments: Segments, place: Place) -> Boxes:
-        """Map the arrays that another process has made."""
-        return cls(segments.open(place.segment), place.dtype, place.size)
+        segment = segments.create(_N_ARRAYS * _stride(dtype, size))
+        return cls(segment, segment.reference(dtype, (size,)))
 
     def outgoing(self, version: int) -> np.ndarray:
         """Return the array of a push: flat."""

@@ -20,10 +20,10 @@ from typing import Any, Callable, Sequence
 from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm.channel import Channel, Closed
 from synkhronos.comm.group import Group
+from synkhronos.comm.heartbeats import SILENT
 from synkhronos.launch import INTERRUPTED
 from synkhronos.parameter_server.remote import placement
-from synkhronos.parameter_server.remote.heartbeats import SILENT, Heartbeats
-from synkhronos.parameter_server.remote.memory import Boxes
+from synkhronos.parameter_server.remote.memory import Buffers
 from synkhronos.parameter_server.remote.protocol import Post
 from synkhronos.parameter_server.remote.queues import Transfer
 from synkhronos.parameter_server.remote.server import LOOK_SECONDS
@@ -48,7 +48,7 @@ class _Key:
     name: int | str
     size: int
     parts: list[placement.Part]
-    boxes: Boxes
+    buffers: Buffers
     pulls: dict[int, _Pull] = field(default_factory=dict)
     refused: tuple | None = None
 
@@ -65,24 +65,14 @@ class _Question:
     missing: set[int]  # servers
     values: dict[int, Any] = field(default_factory=dict)
     error: tuple | None = None
-    mode: str = ""
 
 
 class Mover:
-    """The loop of a mover.
+    """The loop of a mover, in a group of the servers and then the movers.
 
-    Parameters
-    ----------
-    group : Group
-        Of the servers, and then the movers.
-    n_servers : int
-    hosts : list of str
-        Of all processes.
-    start : callable
-        ``start(socket)`` starts the script with this end of a connection; returns its Popen.
-    mark : callable
-        ``mark("lost", rank)`` tells the launcher of a process that is silent, and
-        ``mark("follows", rank)`` that this one fails because others have died.
+    ``start(socket)`` starts the script with this end of a connection, and returns its Popen.
+    ``mark("lost", rank)`` tells the launcher of a process that is silent, and ``mark("follows",
+    rank)`` that this one fails because others have died.
     """
 
     def __init__(
@@ -94,8 +84,7 @@ class Mover:
         mark: Callable[[str, int], None] = lambda name, rank: None,
     ) -> None:
         self._group, self._post, self._mark = group, Post(group), mark
-        others = [rank for rank in range(n_servers) if hosts[rank] != hosts[group.rank]]
-        self._heartbeats = Heartbeats(self._post, others)
+        group.watch(range(n_servers))
         self._n_servers, self._hosts = n_servers, hosts
         self._worker = group.rank - n_servers
         self._segments = Segments()
@@ -107,8 +96,6 @@ class Mover:
         self._spans: list[tuple] | None = None  # while they are recorded
         self._replies: list[tuple] = []  # to the script, of this step
         self._is_urgent, self._held_since = False, 0.0
-        self._dead_servers: set[int] = set()
-        self._silent: set[int] = set()  # servers
         own, theirs = socket.socketpair()
         signal.signal(signal.SIGUSR1, lambda number, _: self._signals.append(number))
         self._script = start(theirs)
@@ -117,16 +104,13 @@ class Mover:
 
     def run(self) -> int:
         """Serve the script until it has ended; return its exit status, as Popen has it."""
-        looked, was_interrupted = time.monotonic(), False
+        was_interrupted = False
         while self._script.poll() is None:
             while self._signals:
                 self._signals.pop()
                 was_interrupted = True
                 self._script.send_signal(signal.SIGINT)
             self._step()
-            if time.monotonic() - looked > LOOK_SECONDS:
-                looked = time.monotonic()
-                self._look()
         if self._script.returncode and self._has_told_of_death:
             self._mark("follows", self._n_servers + self._worker)
         self._end(self._script.returncode)
@@ -141,8 +125,9 @@ class Mover:
         also = [] if self._channel is None else [self._channel.fileno()]
         self._group.wait(_HELD_SECONDS if is_soon else LOOK_SECONDS, also)
         self._serve_script()
-        for server, (name, *rest) in self._post.receive():
-            getattr(self, f"_from_server_{name}")(server, *rest)
+        for rank, (name, *rest) in self._post.receive():
+            if rank < self._n_servers:  # else another mover has ended
+                getattr(self, f"_from_server_{name}")(rank, *rest)
         self._post.progress()
         self._send_replies()
 
@@ -160,7 +145,6 @@ class Mover:
         end = time.monotonic() + _PATIENCE
         while self._questions and (not status or time.monotonic() < end):
             self._step()
-            self._look()
 
     def _serve_script(self):
         """Do what the script asks; return whether there was something."""
@@ -200,9 +184,10 @@ class Mover:
         self._replies, self._is_urgent = [], False
 
     def _from_script_key(self, number, name, place, op, has_weight):
-        parts = placement.parts(name, place.size, self._n_servers)
+        [size] = place.shape
+        parts = placement.parts(name, size, self._n_servers)
         try:
-            boxes = Boxes.open(self._segments, place)
+            buffers = Buffers(self._segments.open(place.segment), place)
         except OSError:  # the script's files are closed when it ends
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._script.wait(_PATIENCE)
@@ -210,9 +195,9 @@ class Mover:
                 raise
             self._is_cut_off = True
             return
-        self._keys[number] = _Key(name, place.size, parts, boxes)
+        self._keys[number] = _Key(name, size, parts, buffers)
         for part in parts:
-            given = name, place.size, place.dtype, op, has_weight
+            given = name, size, place.dtype, op, has_weight
             self._post.tell(part.server, "key", number, *given)
         if has_weight:
             self._send(number, 0, 0)
@@ -234,12 +219,16 @@ class Mover:
         for part in key.parts:
             self._post.tell(part.server, "pull", number, version, priority)
 
-    def _from_script_updater(self, blob, parameters):
+    def _from_script_tell(self, *message):
+        """Tell all servers something."""
         for server in range(self._n_servers):
-            self._post.tell(server, "updater", blob, parameters)
+            self._post.tell(server, *message)
 
-    def _from_script_ask(self, number, name, *rest):
-        getattr(self, f"_ask_{name}")(number, *rest)
+    def _from_script_ask(self, number, name, arguments):
+        """Ask servers something: `arguments` are those of each."""
+        self._questions[number] = _Question(name, set(arguments))
+        for server, own in arguments.items():
+            self._post.tell(server, name, number, *own)
         self._settle_questions()
 
     def _from_script_withdraw(self, number):
@@ -248,60 +237,35 @@ class Mover:
             del self._questions[number]
             self._post.tell(0, "withdraw", number)
 
-    def _ask_join(self, number, mode):
-        self._questions[number] = _Question("join", {0}, mode=mode)
-        self._post.tell(0, "join", number, mode)
-
-    def _ask_barrier(self, number):
-        self._questions[number] = _Question("barrier", {0})
-        self._post.tell(0, "barrier", number)
-
-    def _ask_missing(self, number, name, version):
-        self._ask_all(number, "missing", name, version)
-
-    def _ask_states(self, number):
-        self._ask_all(number, "states")
-
-    def _ask_set_states(self, number, states):
-        self._questions[number] = _Question("set_states", set(range(self._n_servers)))
-        for server, each in enumerate(states):
-            self._post.tell(server, "set_states", number, each)
-
-    def _ask_close(self, number):
+    def _from_script_close(self, number):
         self._leave(number, "has left", is_dead=False)
 
     def _from_script_record(self, is_on):
         """Begin or stop to keep what was sent and received, and when."""
         self._spans = [] if is_on else None
 
-    def _ask_spans(self, number):
+    def _from_script_spans(self, number):
         spans, self._spans = self._spans, None if self._spans is None else []
         self._reply("answer", number, spans or [], None)
-
-    def _ask_all(self, number, name, *rest):
-        self._questions[number] = _Question(name, set(range(self._n_servers)))
-        for server in range(self._n_servers):
-            self._post.tell(server, name, number, *rest)
 
     def _leave(self, number, how, is_dead):
         """Tell the servers that this worker has left, after all that it has pushed."""
         end = time.monotonic() + _PATIENCE
         while self._post.is_sending and not (is_dead and time.monotonic() > end):
             self._step()
-            self._look()
         self._has_left = True
-        self._ask_all(number, "gone", how, is_dead)
+        everyone = dict.fromkeys(range(self._n_servers), (how, is_dead))
+        self._from_script_ask(number, "gone", everyone)
 
     def _begin(self):
         if not self._has_begun and self._worker == 0:
-            for server in range(self._n_servers):
-                self._post.tell(server, "begun")
+            self._from_script_tell("begun")
         self._has_begun = True
 
     def _send(self, number, version, priority):
         """Queue the array of a push for the servers of its parts."""
         key = self._keys[number]
-        array, left = key.boxes.outgoing(version), [len(key.parts)]
+        array, left = key.buffers.outgoing(version), [len(key.parts)]
         transfers = []
 
         def on_sent():
@@ -324,7 +288,7 @@ class Mover:
         if self._spans is not None and version in key.pulls:
             pull = key.pulls[version]
             pull.begun = pull.begun or time.monotonic()
-        key.boxes.incoming(version)[begin : begin + len(chunk)] = chunk
+        key.buffers.incoming(version)[begin : begin + len(chunk)] = chunk
         self._arrive(number, version, len(chunk) or 1)
 
     def _from_server_failed(self, server, number, version, error):
@@ -348,7 +312,7 @@ class Mover:
         if not pull.missing:
             del key.pulls[version]
             if self._spans is not None and pull.begun:
-                nbytes = key.boxes.incoming(version).nbytes
+                nbytes = key.buffers.incoming(version).nbytes
                 self._spans.append(("receive", key.name, pull.begun, time.monotonic(), nbytes))
             self._reply("arrived", number, version, pull.error)
 
@@ -367,31 +331,22 @@ class Mover:
     def _settle_questions(self):
         """Answer the script where all servers have answered, or have died."""
         for number, question in list(self._questions.items()):
-            question.missing -= self._dead_servers
+            question.missing -= self._post.dead
             if question.missing:
                 continue
             del self._questions[number]
-            if question.name == "join" and question.error is None:
-                for server in range(self._n_servers):
-                    self._post.tell(server, "mode", question.mode)
             values = [question.values.get(server) for server in range(self._n_servers)]
             self._reply("answer", number, values, question.error)
 
-    def _look(self):
-        """Tell the script of servers that have died, or whose host is silent."""
-        self._heartbeats.beat()
-        for server in self._heartbeats.silent():
-            self._post.drop(server)
-            self._silent.add(server)
+    def _from_server_ended(self, server):
+        """Tell the script of a server that has died, or whose host is silent."""
+        is_silent = self._group.losses.get(server) == SILENT
+        if is_silent:
             self._mark("lost", server)
-        dead = {rank for rank in self._post.dead if rank < self._n_servers}
-        # Servers end when all workers have left.
-        if not self._has_left:
-            for server in dead - self._dead_servers:
-                self._has_told_of_death = True
-                how = SILENT if server in self._silent else "has died"
-                self._reply("lost", "server", server, self._hosts[server], how)
-        self._dead_servers |= dead
+        if not self._has_left:  # else servers end
+            self._has_told_of_death = True
+            how = SILENT if is_silent else "has died"
+            self._reply("lost", "server", server, self._hosts[server], how)
         self._settle_questions()
 
 

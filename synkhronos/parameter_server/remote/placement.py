@@ -25,17 +25,8 @@ class Part(NamedTuple):
 
 
 def parts(key: int | str, size: int, n_servers: int) -> list[Part]:
-    """Return the parts of a key, in the order of their elements.
+    """Return the parts of a key of so many elements, in their order.
 
-    Parameters
-    ----------
-    key : int or str
-    size : int
-        Elements of the whole key.
-    n_servers : int
-
-    Examples
-    --------
     >>> parts(3, 10, n_servers=2)
     [Part(server=1, begin=0, end=10)]
     >>> parts("weights", 1001, n_servers=2)

@@ -11,7 +11,6 @@ chunks to each process have not been taken, so that the next one can be chosen l
 from __future__ import annotations
 
 import os
-import time
 from typing import Any, Iterator
 
 from synkhronos.comm.group import Group
@@ -33,18 +32,12 @@ def prepare() -> None:
 
 
 class Post:
-    """All messages and transfers of one process.
-
-    Parameters
-    ----------
-    group : Group
-    """
+    """All messages and transfers of one process."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
         self._queues: dict[int, Queue] = {}
-        self.dead: set[int] = set()  # processes that have ended, or are taken for dead
-        self.heard: dict[int, float] = {}  # time.monotonic() of the last message, by sender
+        self.dead: set[int] = set()  # processes that have ended, or are lost
 
     def tell(self, rank: int, *message: Any) -> None:
         """Send a message to a process; return at once."""
@@ -67,7 +60,8 @@ class Post:
     def receive(self) -> Iterator[tuple[int, tuple]]:
         """Yield the messages that have come, each with the rank of its sender.
 
-        Arrays in a message are valid until the next one.
+        Arrays in a message are valid until the next one. The last one of a process that ends, or is
+        lost, is ``("ended",)``.
         """
         while True:
             came = self._group.receive(0.0)
@@ -75,25 +69,14 @@ class Post:
                 return
             rank, message = came
             if message is None:
-                self.drop(rank)
-                continue
-            self.heard[rank] = time.monotonic()
-            if message[0] != "alive" and rank not in self.dead:
-                yield rank, message
-
-    def drop(self, rank: int) -> None:
-        """Take a process for dead: forget what it was to get."""
-        self.dead.add(rank)
-        if rank in self._queues:
-            self._queues[rank].clear()
+                self.dead.add(rank)
+                self._queues.pop(rank, None)
+            yield rank, message or ("ended",)
 
     @property
     def is_sending(self) -> bool:
         """Whether transfers have not left this process, or chunks have not been taken."""
-        return any(
-            rank not in self.dead and (queue or self._group.under_way(rank))
-            for rank, queue in self._queues.items()
-        )
+        return any(queue or self._group.under_way(rank) for rank, queue in self._queues.items())
 
     def _fill(self, rank):
         """Send chunks of the transfers that are next."""

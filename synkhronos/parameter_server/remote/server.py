@@ -14,7 +14,7 @@ from typing import Callable, Sequence
 
 from synkhronos._machine.log import log
 from synkhronos.comm.group import Group
-from synkhronos.parameter_server.remote.heartbeats import SILENT, Heartbeats
+from synkhronos.comm.heartbeats import SILENT
 from synkhronos.parameter_server.remote.keeping import Gone, Keeper
 from synkhronos.parameter_server.remote.protocol import Post
 from synkhronos.parameter_server.remote.queues import Transfer
@@ -23,17 +23,9 @@ LOOK_SECONDS = 0.25  # between looks for processes that have died
 
 
 class Server:
-    """The loop of a server.
+    """The loop of a server, in a group of the servers and then the movers.
 
-    Parameters
-    ----------
-    group : Group
-        Of the servers, and then the movers.
-    n_servers : int
-    hosts : list of str
-        Of all processes.
-    mark : callable
-        ``mark("lost", rank)`` tells the launcher of a process that is silent.
+    ``mark("lost", rank)`` tells the launcher of a process that is silent.
     """
 
     def __init__(
@@ -47,33 +39,22 @@ class Server:
         self._n_servers, self._n_workers = n_servers, group.size - n_servers
         self._rank, self._hosts = group.rank, hosts
         self._mark = mark
-        others = [r for r in range(n_servers, group.size) if hosts[r] != hosts[group.rank]]
-        self._heartbeats = Heartbeats(self._post, others)
+        group.watch(range(n_servers, group.size))
         self._keeper = Keeper(
-            group.rank,
-            n_servers,
-            self._n_workers,
-            self._send,
-            self._fail,
-            self._heartbeats.elsewhere,
+            group.rank, n_servers, self._n_workers, self._send, self._fail, group.elsewhere
         )
         self._at_barrier: dict[int, int] = {}  # worker -> the number of its question
         self._mode: str | None = None
 
     def run(self) -> int:
         """Serve until all workers have left; return the exit status."""
-        with self._heartbeats.running():
-            self._serve()
-            self._finish()
-        return 0
-
-    def _serve(self):
         while len(self._keeper.gone) < self._n_workers:
             self._group.wait(LOOK_SECONDS)
             for rank, (name, *rest) in self._post.receive():
                 getattr(self, f"_on_{name}")(rank - self._n_servers, *rest)
             self._post.progress()
-            self._look()
+        self._finish()
+        return 0
 
     def _finish(self):
         """Send what is left, in particular to workers that wait for the answer to their end."""
@@ -171,20 +152,15 @@ class Server:
         self._keeper.on_gone(gone)
         self._open_barrier()
 
-    def _look(self):
-        """Count workers out of which the mover has died, or the host is silent."""
-        self._heartbeats.beat()
-        for rank in self._heartbeats.silent():
-            self._post.drop(rank)
-            self._count_dead(rank, SILENT)
-            self._mark("lost", rank)
-        for rank in self._post.dead:
-            self._count_dead(rank, "has died with its mover")
-
-    def _count_dead(self, rank, how):
-        worker = rank - self._n_servers
+    def _on_ended(self, worker):
+        """Count a worker out of which the mover has died, or the host is silent."""
+        rank = worker + self._n_servers
+        is_silent = self._group.losses.get(rank) == SILENT
         if worker >= 0:
+            how = SILENT if is_silent else "has died with its mover"
             self._count_out(Gone(worker, self._hosts[rank], how, True))
+        if is_silent:
+            self._mark("lost", rank)
 
     def _open_barrier(self):
         """Answer the workers at a barrier, if it is complete or can't be."""

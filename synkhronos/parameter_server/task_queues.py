@@ -1,8 +1,8 @@
-"""Lanes: queues whose tasks run one at a time, the threads of lanes, and callers that help them.
+"""Queues whose tasks run one at a time, the threads of queues, and callers that help them.
 
-    schedule ──▶ lane ──▶ its thread, or a caller that waits ──▶ run ──▶ release
+    schedule ──▶ queue ──▶ its thread, or a caller that waits ──▶ run ──▶ release
 
-Of the tasks of a lane those of the highest priority run first, and of equals the one that came
+Of the tasks of a queue those of the highest priority run first, and of equals the one that came
 first. To wake a thread takes longer than most tasks. So callers that wait run tasks themselves, and
 a thread that has run one, or has begun to wait, dozes for a while: it looks for tasks without being
 woken. But while a caller waits, a task that calls functions of the user wakes it at once: such
@@ -25,7 +25,7 @@ DOZE, _SLEEP = 0.001, 5.0  # seconds
 DOZES = 50
 
 
-class Lane:
+class TaskQueue:
     """A queue of tasks that run one at a time, and its thread."""
 
     def __init__(self) -> None:
@@ -43,17 +43,17 @@ class Lane:
 class Sleeper:
     """A thread that sleeps until a task or a result comes."""
 
-    __slots__ = ("_lock", "is_awake", "is_dozing", "lanes")
+    __slots__ = ("_lock", "is_awake", "is_dozing", "queues")
 
-    def __init__(self, lanes: Sequence[Lane], is_dozing: bool = False) -> None:
+    def __init__(self, queues: Sequence[TaskQueue], is_dozing: bool = False) -> None:
         self._lock = threading.Lock()
         self._lock.acquire()
         self.is_awake = False
         self.is_dozing = is_dozing  # whether it will look for tasks soon by itself
-        self.lanes = lanes  # of which it can run tasks
+        self.queues = queues  # of which it can run tasks
 
     def wake(self) -> None:
-        """Wake the thread; to be called under the lock of the lanes."""
+        """Wake the thread; to be called under the lock of the queues."""
         if not self.is_awake:
             self.is_awake = True
             self._lock.release()
@@ -63,22 +63,12 @@ class Sleeper:
         self._lock.acquire(timeout=seconds)
 
 
-class Lanes:
-    """The lanes of a store, for pushes and for pulls.
+class TaskQueues:
+    """The queues of a store, for pushes and for pulls.
 
-    Parameters
-    ----------
-    n_push, n_pull : int
-    run : callable
-        A method that runs a task: ``run((lane, ...))``. It calls `release` for the lane.
-    runs_users_code : callable
-        Returns whether a task calls functions of the user.
-
-    Attributes
-    ----------
-    lock : threading.Lock
-        Of all that changes here, and in the engine. Methods are called under it, but for `stop`
-        and `running`.
+    The method `run` runs a task, ``run((queue, ...))``, and calls `release` for the queue;
+    `runs_users_code` returns whether a task calls functions of the user. `lock` is that of all that
+    changes here, and in the engine: methods are called under it, but for `stop` and `running`.
     """
 
     def __init__(
@@ -89,47 +79,47 @@ class Lanes:
         runs_users_code: Callable[[Any], bool],
     ) -> None:
         self.lock = threading.Lock()
-        self.push = [Lane() for _ in range(n_push)]
-        self.pull = [Lane() for _ in range(n_pull)]
+        self.push = [TaskQueue() for _ in range(n_push)]
+        self.pull = [TaskQueue() for _ in range(n_pull)]
         self.is_ended = False
-        self.users = threading.local()  # `lanes`: those whose users' code this thread runs
+        self.users = threading.local()  # `queues`: those whose users' code this thread runs
         # Weak, so that a store that nothing refers to can end.
         self._run = weakref.WeakMethod(run)
         self._runs_users_code = weakref.WeakMethod(runs_users_code)
         self._order = itertools.count()
-        self._shared: list[tuple[Lane, Any, Any]] = []
+        self._shared: list[tuple[TaskQueue, Any, Any]] = []
         self._sleepers: list[Sleeper] = []
 
     @property
-    def all(self) -> list[Lane]:
-        """The lanes of both kinds."""
+    def all(self) -> list[TaskQueue]:
+        """The queues of both kinds."""
         return [*self.push, *self.pull]
 
-    def schedule(self, lane: Lane, task: Any) -> None:
+    def schedule(self, queue: TaskQueue, task: Any) -> None:
         """Queue a task by its attribute `priority`."""
-        self.put_back(lane, (-task.priority, next(self._order), task))
+        self.put_back(queue, (-task.priority, next(self._order), task))
 
-    def put_back(self, lane: Lane, entry: tuple[int, int, Any]) -> None:
+    def put_back(self, queue: TaskQueue, entry: tuple[int, int, Any]) -> None:
         """Queue a task that `take` has set aside, at its old place."""
-        heapq.heappush(lane.heap, entry)
-        if not lane.is_busy:
-            self.wake(lane)
+        heapq.heappush(queue.heap, entry)
+        if not queue.is_busy:
+            self.wake(queue)
 
-    def release(self, lane: Lane) -> None:
-        """Let the next task of a lane run, after one is done."""
-        lane.is_busy = False
-        if lane.heap:
-            self.wake(lane)
+    def release(self, queue: TaskQueue) -> None:
+        """Let the next task of a queue run, after one is done."""
+        queue.is_busy = False
+        if queue.heap:
+            self.wake(queue)
 
-    def take(self, lanes: Sequence[Lane], is_brief: bool = False) -> Any:
-        """Return what a thread can run now: ``(lane, task)``, which makes the lane busy.
+    def take(self, queues: Sequence[TaskQueue], is_brief: bool = False) -> Any:
+        """Return what a thread can run now: ``(queue, task)``, which makes the queue busy.
 
-        Or ``(lane, task, reduction)``, if `reduction` has blocks to share; or None. With `is_brief`
-        only what runs no code of the user, which may take any time. A task whose method `start`
-        returns another one stands for that one; one that can't start is set aside by it.
+        Or ``(queue, task, reduction)``, if `reduction` has blocks to share; or None. With
+        `is_brief` only what runs no code of the user, which may take any time. A task whose method
+        `start` returns another one stands for that one; one that can't start is set aside by it.
         """
         for at, shared in enumerate(self._shared):
-            lane, task, reduction = shared
+            queue, task, reduction = shared
             if not reduction.has_blocks:
                 del self._shared[at]
                 break
@@ -138,13 +128,13 @@ class Lanes:
                 return shared
         while True:
             best = None
-            for lane in lanes:
-                if lane.heap and not lane.is_busy:
-                    first = lane.heap[0]
+            for queue in queues:
+                if queue.heap and not queue.is_busy:
+                    first = queue.heap[0]
                     if is_brief and self._is_users(first[2]):
                         continue
                     if best is None or first[:2] < best.heap[0][:2]:
-                        best = lane
+                        best = queue
             if best is None:
                 return None
             entry = heapq.heappop(best.heap)
@@ -158,19 +148,19 @@ class Lanes:
         return runs is not None and runs(task)
 
     @contextlib.contextmanager
-    def running(self, lane: Lane) -> Iterator[None]:
-        """Remember, in the block, that this thread runs users' code for a lane."""
-        before = getattr(self.users, "lanes", ())
-        self.users.lanes = (*before, lane)
+    def running(self, queue: TaskQueue) -> Iterator[None]:
+        """Remember, in the block, that this thread runs users' code for a queue."""
+        before = getattr(self.users, "queues", ())
+        self.users.queues = (*before, queue)
         try:
             yield
         finally:
-            self.users.lanes = before
+            self.users.queues = before
 
-    def share(self, lane: Lane, task: Any, reduction: Any) -> None:
+    def share(self, queue: TaskQueue, task: Any, reduction: Any) -> None:
         """Let other threads take blocks of a reduction that this thread begins."""
         reduction.room -= 1
-        self._shared.append((lane, task, reduction))
+        self._shared.append((queue, task, reduction))
         number = reduction.room
         while number and self._sleepers:
             self._sleepers.pop().wake()
@@ -184,17 +174,17 @@ class Lanes:
         """Forget a reduction of which all blocks are taken."""
         self._shared = [shared for shared in self._shared if shared[2] is not reduction]
 
-    def lie_down(self, lanes: Sequence[Lane], is_main: bool, is_dozing: bool) -> Sleeper:
-        """Return a sleeper for a caller that waits, and can run tasks of these lanes."""
+    def add_sleeper(self, queues: Sequence[TaskQueue], is_main: bool, is_dozing: bool) -> Sleeper:
+        """Return a sleeper for a caller that waits, and can run tasks of these queues."""
         # A Ctrl-C may end the main thread's wait: it would take a task with it.
-        sleeper = Sleeper(() if is_main else lanes, is_dozing)
+        sleeper = Sleeper(() if is_main else queues, is_dozing)
         self._sleepers.append(sleeper)
-        for lane in lanes if is_main else ():
-            if lane.heap and not lane.is_busy:
-                self.wake(lane)
+        for queue in queues if is_main else ():
+            if queue.heap and not queue.is_busy:
+                self.wake(queue)
         return sleeper
 
-    def rise(self, sleeper: Sleeper) -> None:
+    def remove_sleeper(self, sleeper: Sleeper) -> None:
         """End a sleep; wake another thread for a task that this one was expected to run.
 
         The caller may wait no more.
@@ -202,75 +192,82 @@ class Lanes:
         sleeper.is_awake = True
         if sleeper in self._sleepers:
             self._sleepers.remove(sleeper)
-        for lane in sleeper.lanes:
-            if lane.heap and not lane.is_busy:
-                self.wake(lane)
+        for queue in sleeper.queues:
+            if queue.heap and not queue.is_busy:
+                self.wake(queue)
 
-    def wake(self, lane: Lane) -> None:
-        """Wake a caller that waits, or the thread of a lane, to run its next task."""
-        is_urgent = bool(self._sleepers) and self._is_users(lane.heap[0][2])
+    def wake(self, queue: TaskQueue) -> None:
+        """Wake a caller that waits, or the thread of a queue, to run its next task."""
+        is_urgent = bool(self._sleepers) and self._is_users(queue.heap[0][2])
         for at in range(len(self._sleepers) - 1, -1, -1):
             sleeper = self._sleepers[at]
-            if lane in sleeper.lanes and not sleeper.is_awake:
+            if queue in sleeper.queues and not sleeper.is_awake:
                 if is_urgent or not sleeper.is_dozing:
                     self._sleepers.pop(at).wake()
                 return
-        if lane.thread is None:
-            self._start(lane)
-        elif lane.sleeper is not None and (is_urgent or not lane.sleeper.is_dozing):
-            self._wake_thread(lane)
+        if queue.thread is None:
+            self._start(queue)
+        elif queue.sleeper is not None and (is_urgent or not queue.sleeper.is_dozing):
+            self._wake_thread(queue)
 
-    def _start(self, lane):
+    def _start(self, queue):
         thread = threading.Thread(
-            target=_serve, args=(self, lane), name="synkhronos-store", daemon=True
+            target=_serve, args=(self, queue), name="synkhronos-store", daemon=True
         )
         try:
             thread.start()
         except RuntimeError as error:  # too many; the next wake tries again
             log.warning("a thread of the store can't start, so waits run its tasks: %s", error)
         else:
-            lane.thread = thread
+            queue.thread = thread
 
     @staticmethod
-    def _wake_thread(lane):
-        if lane.sleeper is not None:
-            lane.sleeper.wake()
-            lane.sleeper = None
+    def _wake_thread(queue):
+        if queue.sleeper is not None:
+            queue.sleeper.wake()
+            queue.sleeper = None
+
+    def cancel(self, error: BaseException) -> None:
+        """Fail all tasks that have not begun."""
+        for queue in self.all:
+            for _, _, task in queue.heap:
+                task.finish(error)
+            queue.heap = []
 
     def stop(self, seconds: Callable[[], float]) -> bool:
         """End all threads; return whether all tasks have ended in the time `seconds` returns."""
         with self.lock:
             self.is_ended = True
-            for lane in self.all:
-                self._wake_thread(lane)
-        own = getattr(self.users, "lanes", ())
-        for lane in self.all:
-            if lane.thread not in (None, threading.current_thread()) and lane not in own:
-                lane.thread.join(seconds())
-        others = [lane for lane in self.all if lane not in own]
-        while any(lane.is_busy for lane in others):  # of callers that wait
+            for queue in self.all:
+                self._wake_thread(queue)
+        own = getattr(self.users, "queues", ())
+        for queue in self.all:
+            if queue.thread not in (None, threading.current_thread()) and queue not in own:
+                queue.thread.join(seconds())
+        others = [queue for queue in self.all if queue not in own]
+        while any(queue.is_busy for queue in others):  # of callers that wait
             if not seconds():
                 return False
             time.sleep(DOZE)
         return True
 
 
-def _serve(lanes, lane):
-    """Run the tasks of a lane in its thread; end with the store."""
+def _serve(queues, queue):
+    """Run the tasks of a queue in its thread; end with the store."""
     dozes = 0
     while True:
-        with lanes.lock:
-            task = lanes.take([lane])
+        with queues.lock:
+            task = queues.take([queue])
             if task is None:
-                if lanes.is_ended or lanes._run() is None:
+                if queues.is_ended or queues._run() is None:
                     return
-                lane.sleeper = sleeper = Sleeper([lane], is_dozing=dozes > 0)
+                queue.sleeper = sleeper = Sleeper([queue], is_dozing=dozes > 0)
         if task is None:
             sleeper.sleep(DOZE if dozes else _SLEEP)
             dozes = max(0, dozes - 1)
             continue
         dozes = DOZES
-        run = lanes._run()
+        run = queues._run()
         if run is not None:
             run(task)
         del task, run

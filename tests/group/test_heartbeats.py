@@ -1,0 +1,48 @@
+"""Signs of life: when they are sent, and when a process that sends none is lost."""
+
+import pytest
+
+from synkhronos.comm import heartbeats
+from synkhronos.comm.heartbeats import LOST_SECONDS, Heartbeats
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(heartbeats.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_silent_process_is_lost(clock):
+    told = []
+    beats = Heartbeats([1, 2], told.append)
+    assert not beats.beat() and told == []
+    for _ in range(int(LOST_SECONDS)):
+        clock[0] += 1.0
+        beats.note(1)
+        assert beats.beat() and not beats.beat()
+    assert told == [1, 2] * int(LOST_SECONDS) and beats.silent() == []
+    clock[0] += 1.0
+    assert beats.beat() and beats.silent() == [2]
+    beats.drop(2)
+    beats.note(2)  # its last message
+    assert beats.silent() == []
+
+
+@pytest.mark.parametrize("how", ["stopped", "elsewhere"])
+def test_a_process_that_has_not_listened_expects_nothing(clock, how):
+    beats = Heartbeats([1], lambda rank: None)
+    if how == "stopped":
+        clock[0] += LOST_SECONDS + 1
+        beats.beat()
+    else:
+        with beats.elsewhere():
+            clock[0] += LOST_SECONDS + 1
+    assert beats.silent() == []
+    beats.close()
+
+
+@pytest.mark.parametrize("given", ["soon", "1", "-5", "nan"])
+def test_a_limit_that_is_none_is_refused(given):
+    with pytest.raises(ValueError, match="SYNKHRONOS_LOST_AFTER must be a number of seconds"):
+        heartbeats._limit(given)
