@@ -1,4 +1,4 @@
-"""Modes of compilation for ranks, and rewrites that the device of a rank brings."""
+"""Modes of compilation for ranks."""
 
 from theano import gof
 from theano.compile.mode import Mode, get_mode
@@ -6,24 +6,6 @@ from theano.compile.mode import Mode, get_mode
 from synkhronos._host.base.rewriting import with_fused_reductions
 from synkhronos._host.theano import devices, lending, overlapping  # noqa: F401 - rewrites
 from synkhronos._host.theano.faster import switch
-from synkhronos._host.theano.graph import AllReduce
-
-
-def open_device(device: str, rank: int, threads: int) -> None:
-    """Open the device of this rank, and let Theano's backend move AllReduces to it."""
-    devices.open_device(device, rank, threads)
-    _lift_all_reduces()
-
-
-def _lift_all_reduces():
-    from theano.gpuarray import opt
-    from theano.gpuarray.basic_ops import as_gpuarray_variable
-
-    @opt.register_opt("fast_compile")
-    @opt.op_lifter([AllReduce])
-    @opt.register_opt2([AllReduce], "fast_compile")
-    def local_gpua_all_reduce(op, context_name, inputs, outputs):
-        return op(*[as_gpuarray_variable(x, context_name) for x in inputs], return_list=True)
 
 
 def mode_for(outputs, mode):
