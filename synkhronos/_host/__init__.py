@@ -44,6 +44,11 @@ MODULES = {
         "same_updates": "Return whether two lists of updates compute the same from their inputs.",
         "is_reusing_memory": "Return whether a function may write to memory of its last results.",
         "swapped": "Return expressions with some of their variables replaced.",
+        "destroyed_inputs": "Return the positions of inputs into which a function writes.",
+        "updated_variables": "Return the shared variables that a compiled function updates.",
+        "default_updates": "Return a compiled function's updates that come from default updates.",
+        "without_default_updates": "Return keyword arguments that leave out some default updates.",
+        "updates_by_default": "Return pairs of variables and their default updates.",
     },
     "base.specifications": {
         "read_input": "Return an input's variable and what else it was given with; or None.",
@@ -55,13 +60,6 @@ MODULES = {
         "compile_function": "Compile a function that takes checked arrays and returns a list.",
         "run": "Call a compiled function; return all outputs, or a subset.",
         "expression_of": "Return a function's expression, for ranks on other kinds of devices.",
-    },
-    "base.updates": {
-        "destroyed_inputs": "Return the positions of inputs into which a function writes.",
-        "updated_variables": "Return the shared variables that a compiled function updates.",
-        "default_updates": "Return a compiled function's updates that come from default updates.",
-        "without_default_updates": "Return keyword arguments that leave out some default updates.",
-        "updates_by_default": "Return pairs of variables and their default updates.",
     },
     "base.repeating": {
         "is_repeatable": "Return whether a function may be run once more without an effect.",

@@ -27,7 +27,15 @@ from synkhronos._host.base.library import (
 _serials = itertools.count()
 
 
-class AllReduce(Operation):
+class RankOperation(Operation):
+    """An operation whose result depends on other ranks: their arrays, or their rows."""
+
+    def do_constant_folding(self, *graph_and_node):
+        """Return False: it is no constant, although it may have no inputs."""
+        return False
+
+
+class AllReduce(RankOperation):
     """Reduces each input over the ranks; outside of a call, the identity.
 
     Each reduction has a serial number, which identifies it on all ranks. The folder of each host
@@ -64,10 +72,6 @@ class AllReduce(Operation):
     def __str__(self):
         return f"AllReduce{{{', '.join(self.ops)}}}"
 
-    def do_constant_folding(self, *graph_and_node):
-        """Return False: a reduction of constants is no constant, it depends on the ranks."""
-        return False
-
     def infer_shape(self, node, shapes):
         """Return the shapes of the inputs."""
         return shapes
@@ -99,14 +103,6 @@ class AllReduce(Operation):
         ]
 
 
-class RankOperation(Operation):
-    """An operation whose result depends on the rank and the rows of all ranks."""
-
-    def do_constant_folding(self, *graph_and_node):
-        """Return False: it is no constant, although it may have no inputs."""
-        return False
-
-
 class RankWeight(RankOperation):
     """The weight of this rank, a number. The mean over the ranks is 1."""
 
@@ -132,7 +128,4 @@ def rank_weight():
 
 def communicates(function) -> bool:
     """Return whether a compiled function reduces over the ranks, or uses the ranks' rows."""
-    return any(
-        isinstance(node.op, (AllReduce, RankOperation))
-        for node in function.maker.fgraph.apply_nodes
-    )
+    return any(isinstance(node.op, RankOperation) for node in function.maker.fgraph.apply_nodes)

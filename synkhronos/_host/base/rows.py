@@ -234,19 +234,24 @@ def sliced_by_inputs(expressions, inputs):
     """
     inputs, found = set(inputs), []
     for variable in ancestors([each for each in expressions if isinstance(each, Variable)]):
-        node = variable.owner
-        if node is None or not isinstance(node.op, Subtensor):
-            continue
-        rows = indices_of(node)[0]
-        bounds = [rows.start, rows.stop] if isinstance(rows, slice) else [None]
-        if not all(isinstance(each, Variable) for each in bounds):
-            continue
-        if not all(inputs.intersection(ancestors([each])) for each in bounds):
-            continue
-        sliced = [each for each in ancestors([node.inputs[0]]) if not isinstance(each, Constant)]
-        if inputs.isdisjoint(sliced):
-            found += [each for each in sliced if isinstance(each, SharedVariable)]
+        if variable.owner is not None and isinstance(variable.owner.op, Subtensor):
+            found += sliced_minibatch(variable.owner, inputs)[1]
     return list(dict.fromkeys(found))
+
+
+def sliced_minibatch(node, inputs):
+    """Return the bounds of a Subtensor that inputs say, and the shared variables that it slices.
+
+    The bounds are None, and there are no variables, unless inputs say both bounds and nothing else.
+    """
+    rows = indices_of(node)[0]
+    bounds = [rows.start, rows.stop] if isinstance(rows, slice) else [None]
+    for each in bounds:
+        if not isinstance(each, Variable) or inputs.isdisjoint(ancestors([each])):
+            return None, []
+    sliced = ancestors([node.inputs[0]])
+    shared = [each for each in sliced if isinstance(each, SharedVariable)]
+    return (bounds, shared) if shared and inputs.isdisjoint(sliced) else (None, [])
 
 
 def normalizes_rows(function, output):

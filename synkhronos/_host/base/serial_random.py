@@ -12,6 +12,7 @@ that differ between ranks, from node to node.
 import numpy as np
 
 from synkhronos._host.base.calls import rows_of_ranks
+from synkhronos._host.base.functions import updates_by_default
 from synkhronos._host.base.graph import RankOperation
 from synkhronos._host.base.library import (
     DRAWS,
@@ -35,7 +36,6 @@ from synkhronos._host.base.library import (
     inner_outputs,
     io_toposort,
 )
-from synkhronos._host.base.updates import updates_by_default
 from synkhronos._machine.deep_recursion import recurses_deep
 
 
