@@ -18,8 +18,10 @@ from synkhronos._host.base.calls import current_weight
 from synkhronos._host.base.library import (
     Apply,
     Operation,
+    ancestors,
     disconnected,
     grad_undefined,
+    inner_outputs,
     is_disconnected,
     tensor,
 )
@@ -124,6 +126,12 @@ class RankWeight(RankOperation):
 def rank_weight():
     """Return a RankWeight's output."""
     return RankWeight()()
+
+
+def has_inside(op, *kinds) -> bool:
+    """Return whether a scan or an OpFromGraph has an operation of some kinds in its graph."""
+    owners = [each.owner for each in ancestors(inner_outputs(op)) if each.owner is not None]
+    return any(isinstance(node.op, kinds) for node in owners)
 
 
 def communicates(function) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, List, NamedTuple
 
 import numpy as np
 
+from synkhronos._host.base.graph import has_inside
 from synkhronos._host.base.library import (
     Apply,
     CAReduce,
@@ -30,7 +31,6 @@ from synkhronos._host.base.library import (
     compile_serially,
     disconnected,
     indices_of,
-    inner_outputs,
     taken_rows,
     tensor,
 )
@@ -110,10 +110,7 @@ def without_row_numbers(expressions, givens, inputs):
         if isinstance(node.op, Rows):
             key = tuple(map(_identity, node.inputs))
             equal.setdefault(key, []).append(node.outputs[0])
-        elif any(
-            each.owner is not None and isinstance(each.owner.op, Rows)
-            for each in ancestors(inner_outputs(node.op))
-        ):
+        elif has_inside(node.op, Rows):
             raise ValueError(
                 f"rows() is inside of {'a scan' if isinstance(node.op, Scan) else node.op}, where "
                 "it can't be divided over the ranks. Call it before, and give what it selects."

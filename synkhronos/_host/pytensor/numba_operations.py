@@ -35,23 +35,11 @@ class AllReduce(graph.AllReduce):
     """The AllReduce of a function that numba compiles."""
 
 
-class RankWeight(base_graph.RankWeight):
-    """The RankWeight of a function that numba compiles."""
-
-
-class Rows(rows.Rows):
-    """The Rows of a function that numba compiles."""
-
-
-class WholeSize(serial_random.WholeSize):
-    """The WholeSize of a function that numba compiles."""
-
-
-class OwnRows(serial_random.OwnRows):
-    """The OwnRows of a function that numba compiles."""
-
-
-_OF_CLASSES = {each.__mro__[1]: each for each in (RankWeight, Rows, WholeSize, OwnRows)}
+_OF_CLASSES = {
+    each: type(each.__name__, (each,), {"__module__": __name__})
+    for each in (base_graph.RankWeight, rows.Rows, serial_random.WholeSize, serial_random.OwnRows)
+}
+RankWeight, Rows, WholeSize, OwnRows = _OF_CLASSES.values()  # pickles find them by these names
 
 
 def for_numba(op):
