@@ -435,7 +435,7 @@ class Function:
     @property  # type: ignore[misc]
     def __class__(self):
         # Theano's tools, such as debugprint, and libraries ask isinstance(f, theano Function).
-        return _host.Function
+        return _host.CompiledFunction
 
     def copy(
         self,

@@ -3,10 +3,10 @@
     from synkhronos import _host
     _host.peek(variable)             # calls the function of the host
 
-A host is a folder beside this file: its module `host` has the names in `NAMES` that `base.host` has
-not, and its module `library` what `base` needs to have the others. Only the modules in these
-folders import Theano or PyTensor, and `extensions.pymc`, which is for PyTensor alone. `extensions`
-and `tools` build graphs with `library` and `tensor`.
+A host is a folder beside this file: its module `library` has what `base` needs of the library, and
+its other modules what differs in more than names. Only the modules in these folders import Theano
+or PyTensor, and `extensions.pymc`, which is for PyTensor alone. `extensions` and `tools` build
+graphs with `library` and `tensor`.
 
 Importing this package imports no host: the first use of a name does, and `choice` says which. From
 then on the process has this host.
@@ -17,132 +17,162 @@ from typing import Any, List
 
 from synkhronos._host.choice import choose
 
-NAMES = {
-    "title": "The name of the host library, for messages.",
-    "tuple_forms": "The forms of tuples that are inputs, for messages; empty if none are.",
-    # Modules and classes.
-    "library": "The host library itself, to build graphs with: shared variables, gradients.",
-    "tensor": "The module of tensor expressions of the host library.",
-    "Variable": "The class of the variables of graphs.",
-    "Constant": "The class of variables that are constants.",
-    "SharedVariable": "The class of shared variables.",
-    "RandomState": "The class of a random state variable's values.",
-    "In": "The class of inputs with a value, an update and so on.",
-    "Out": "The class of outputs with options.",
-    "Function": "The class of compiled functions.",
-    "Mode": "The class of modes of compilation.",
-    # Functions.
-    "float_dtype": "Return the dtype of floats that the user has configured (floatX).",
-    "is_mode": "Return whether a mode of compilation has this name.",
-    "compile_function": "Compile a function that takes checked arrays and returns a list.",
-    "run": "Call a compiled function; return all outputs, or a subset.",
-    "caster": "Return a function that casts values as the host casts those of an input.",
-    "read_input": "Return an input's variable and what else it was given with; or None.",
-    "read_output": "Return an output's variable; None for anything else.",
-    "is_kept": "Return whether an input's value is one that calls may change: a container.",
-    "keeper": "Return a shared variable of an input's type, for a value or a container.",
-    "destroyed_inputs": "Return the positions of inputs into which a function writes.",
-    "shared_variables": "Return the shared variables that a compiled function uses or updates.",
-    "updated_variables": "Return the shared variables that a compiled function updates.",
-    "variables_read": "Return the shared variables whose values a compiled function reads.",
-    "default_updates": "Return a compiled function's updates that come from default updates.",
-    "without_default_updates": "Return keyword arguments that leave out some default updates.",
-    "set_default_update": "Give a shared variable an update in all functions that use it.",
-    "as_update": "Return an update's expression, converted to the type of its shared variable.",
-    "same_updates": "Return whether two lists of updates compute the same from their inputs.",
-    "is_repeatable": "Return whether a function may be run once more without an effect.",
-    "is_reusing_memory": "Return whether a function may write to memory of its last results.",
-    "swapped": "Return expressions with some of their variables replaced.",
-    "divide": "Return the function for ranks that computes what a serial function computes.",
-    "CannotDivide": "The exception for a serial function that can't be divided over ranks.",
-    "intercept": "Make something else of the functions that are compiled in a with block.",
-    "CompiledFunction": "The class of the host's compiled functions.",
-    "expression_of": "Return a function's expression, for ranks on other kinds of devices.",
-    # Rows in graphs.
-    "row_numbers": "Return an expression of the row numbers of a minibatch.",
-    "numbers_of_rows": "Return the row numbers of a minibatch, an array.",
-    "without_row_numbers": "Return expressions with inputs in place of row numbers.",
-    "compile_number": "Return a function that computes an integer expression in the master.",
-    "axes_of_rows": "Return for each output of a compiled function its axes that grow with rows.",
-    "normalizes_rows": "Return whether statistics of all rows change the rows of an output.",
-    "sliced_by_inputs": "Return shared variables of which rows are sliced as inputs say.",
-    # Sparse matrices, which travel as arrays.
-    "sparse_format": "Return the format of a sparse variable, None for any other.",
-    "sparse_parts": "Return variables of a sparse input's parts, and the matrix made of them.",
-    "take_apart": "Return the values of a sparse input's parts.",
-    "decomposed": "Return expressions of a sparse output's parts.",
-    "put_together": "Return the value of a sparse output from its parts.",
-    # Variables and their values.
-    "is_array_variable": "Return whether a variable holds an array.",
-    "is_random_state": "Return whether a shared variable holds a random state.",
-    "lives_on_device": "Return whether the values of a variable are on a device.",
-    "fixed_axes": "Return, for each axis of a variable, whether its length is always 1.",
-    "lengths": "Return, for each axis of a variable, the length that it always has, or None.",
-    "fix_axes": "Return an expression, with the axes fixed that are fixed in a variable.",
-    "shared_on_host": "Return a new shared variable that has an array of the host for its value.",
-    "shared_zeros": "Return a new shared variable of zeros in the shape of another one.",
-    "cast_value": "Return a value as an array of a variable's dtype and number of dimensions.",
-    "peek": "Return a shared variable's own value, not a copy.",
-    "cell": "Return the list whose one item is a shared variable's value.",
-    "put": "Put an object into a shared variable's cell, unchecked; no watcher is told.",
-    "read": "Return a shared variable's own value; those that watch it are told.",
-    "replace": "Set a shared variable to an array; on the host, without a copy.",
-    "replace_object": "Set a shared variable that holds no array to an object.",
-    "watch": "Call functions whenever the script sets, or reads, a shared variable's value.",
-    "borrows": "Return whether others have the array that is a shared variable's value.",
-    "tell": "Call what `watch` was given: a variable's value may be a new one.",
-    "unwatch": "Undo `watch`.",
-    "on_copies": "Let shared variables hold copies of their values inside a with block.",
-    "lend": "Set a shared variable to some of its rows inside a with block.",
-    "on_host": "Return a variable of the same kind whose values are on the host.",
-    "on_device": "Return a variable moved to this rank's device.",
-    # Functions and random states of the ranks.
-    "dump": "Pickle compiled functions; shared variables that workers have become ids.",
-    "load": "Unpickle the result of `dump`.",
-    "spread_random_state": "Move a random state to a rank's own stream.",
-    "keep_state_equal": "Mark a random state that `spread_random_state` is to leave as it is.",
-    "is_state_equal": "Return whether a random state is marked so.",
-    "draws_of_all_rows": "Return a function's arguments with draws of all ranks' random numbers.",
-    # Operations in graphs.
-    "all_reduce": "Return an expression that is reduced over the ranks while a function runs.",
-    "rank_weight": "Return an expression of a rank's weight in an average.",
-    "overlap_reductions": "Say whether functions begin reductions while they still compute.",
-    "communicates": "Return whether ranks reduce while they run a compiled function.",
-    "reducing": "Send a function's reductions through a communicator inside a with block.",
-    # Operations that push to a parameter server, and wait for it.
-    "push": "Return the token of a push through a port, for the outputs of a function.",
-    "awaited": "Return an expression of what a port has pulled, and a token.",
-    "compile_pushing": "Return a function that pushes arrays early, and waits for them late.",
-    "compiling": "The lock of threads that compile functions.",
-    "substituted": "Return expressions with variables replaced, but not in the new parts.",
-    "leaves": "Return the variables that expressions are computed from, constants apart.",
-    "is_computed_from": "Return whether an expression is computed from some variables.",
-    "updates_by_default": "Return pairs of variables and their default updates.",
-    "shared_like": "Return a new shared variable of a variable's type.",
-    # Devices: a host without devices returns that no value is on one.
-    "refuse_open_device": "Raise SessionError if this process has opened a device.",
-    "import_device_backend": "Import the library that opens devices; raise ImportError without it.",
-    "open_device": "Open the device of this rank.",
-    "device_context": "Return the context of the open device, None for none.",
-    "is_on_device": "Return whether a value is an array on a device.",
-    "to_host": "Return a value, copied to the host if it is on a device.",
-    "to_device": "Return a value, copied to this rank's device if it is on the host.",
-    "copy_from_device": "Copy an array from the device into an array of the host.",
-    "copy_to_device": "Copy an array, of the host or on the device, into one on the device.",
-    "empty_on_device": "Return a new array on the device.",
-    "empty_like": "Return a new array like another one, on the device or the host as that one is.",
-    "join_on_device": "Return arrays of the host, joined along axis 0 in an array on the device.",
-    "take_on_device": "Return rows of an array on the device.",
-    "scale_on_device": "Multiply an array on the device by a number.",
+# Module -> the names that it has for others; "{host}" is the folder of the host library.
+MODULES = {
+    "base.library": {
+        "title": "The name of the host library, for messages.",
+        "tuple_forms": "The forms of tuples that are inputs, for messages; empty if none are.",
+        "library": "The host library itself, to build graphs with: shared variables, gradients.",
+        "tensor": "The module of tensor expressions of the host library.",
+        "Variable": "The class of the variables of graphs.",
+        "Constant": "The class of variables that are constants.",
+        "SharedVariable": "The class of shared variables.",
+        "RandomState": "The class of a random state variable's values.",
+        "In": "The class of inputs with a value, an update and so on.",
+        "Out": "The class of outputs with options.",
+        "Mode": "The class of modes of compilation.",
+        "CompiledFunction": "The class of the host's compiled functions.",
+    },
+    "base.functions": {
+        "float_dtype": "Return the dtype of floats that the user has configured (floatX).",
+        "is_mode": "Return whether a mode of compilation has this name.",
+        "caster": "Return a function that casts values as the host casts those of an input.",
+        "shared_variables": "Return the shared variables that a compiled function uses or updates.",
+        "variables_read": "Return the shared variables whose values a compiled function reads.",
+        "set_default_update": "Give a shared variable an update in all functions that use it.",
+        "as_update": "Return an update's expression, converted to the type of its shared variable.",
+        "same_updates": "Return whether two lists of updates compute the same from their inputs.",
+        "is_reusing_memory": "Return whether a function may write to memory of its last results.",
+        "swapped": "Return expressions with some of their variables replaced.",
+        "destroyed_inputs": "Return the positions of inputs into which a function writes.",
+        "updated_variables": "Return the shared variables that a compiled function updates.",
+        "default_updates": "Return a compiled function's updates that come from default updates.",
+        "without_default_updates": "Return keyword arguments that leave out some default updates.",
+        "updates_by_default": "Return pairs of variables and their default updates.",
+    },
+    "base.specifications": {
+        "read_input": "Return an input's variable and what else it was given with; or None.",
+        "read_output": "Return an output's variable; None for anything else.",
+        "is_kept": "Return whether an input's value is one that calls may change: a container.",
+        "keeper": "Return a shared variable of an input's type, for a value or a container.",
+    },
+    "{host}.functions": {
+        "compile_function": "Compile a function that takes checked arrays and returns a list.",
+        "run": "Call a compiled function; return all outputs, or a subset.",
+        "expression_of": "Return a function's expression, for ranks on other kinds of devices.",
+    },
+    "base.repeating": {
+        "is_repeatable": "Return whether a function may be run once more without an effect.",
+    },
+    "{host}.dividing": {
+        "divide": "Return the function for ranks that computes what a serial function computes.",
+        "CannotDivide": "The exception for a serial function that can't be divided over ranks.",
+        "intercept": "Make something else of the functions that are compiled in a with block.",
+    },
+    "base.rows": {
+        "row_numbers": "Return an expression of the row numbers of a minibatch.",
+        "numbers_of_rows": "Return the row numbers of a minibatch, an array.",
+        "without_row_numbers": "Return expressions with inputs in place of row numbers.",
+        "compile_number": "Return a function that computes an integer expression in the master.",
+        "axes_of_rows": "Return for each output of a function its axes that grow with rows.",
+        "normalizes_rows": "Return whether statistics of all rows change the rows of an output.",
+        "sliced_by_inputs": "Return shared variables of which rows are sliced as inputs say.",
+    },
+    "base.sparse": {
+        "sparse_format": "Return the format of a sparse variable, None for any other.",
+        "take_apart": "Return the values of a sparse input's parts.",
+        "put_together": "Return the value of a sparse output from its parts.",
+    },
+    "{host}.sparse": {
+        "sparse_parts": "Return variables of a sparse input's parts, and the matrix made of them.",
+        "decomposed": "Return expressions of a sparse output's parts.",
+    },
+    "{host}.variables": {
+        "is_array_variable": "Return whether a variable holds an array.",
+        "is_random_state": "Return whether a shared variable holds a random state.",
+        "lives_on_device": "Return whether the values of a variable are on a device.",
+        "fixed_axes": "Return, for each axis of a variable, whether its length is always 1.",
+        "lengths": "Return, for each axis of a variable, the length that it always has, or None.",
+        "fix_axes": "Return an expression, with the axes fixed that are fixed in a variable.",
+        "shared_on_host": "Return a new shared variable whose value is the host's array itself.",
+        "shared_zeros": "Return a new shared variable of zeros in the shape of another one.",
+        "cast_value": "Return a value as an array of a variable's dtype and number of dimensions.",
+        "replace": "Set a shared variable to an array; on the host, without a copy.",
+        "on_host": "Return a variable of the same kind whose values are on the host.",
+        "on_device": "Return a variable moved to this rank's device.",
+    },
+    "base.cells": {
+        "peek": "Return a shared variable's own value, not a copy.",
+        "cell": "Return the list whose one item is a shared variable's value.",
+        "put": "Put an object into a shared variable's cell, unchecked; no watcher is told.",
+        "read": "Return a shared variable's own value; those that watch it are told.",
+        "replace_object": "Set a shared variable that holds no array to an object.",
+        "watch": "Call functions whenever the script sets, or reads, a shared variable's value.",
+        "borrows": "Return whether others have the array that is a shared variable's value.",
+        "tell": "Call what `watch` was given: a variable's value may be a new one.",
+        "unwatch": "Undo `watch`.",
+        "on_copies": "Let shared variables hold copies of their values inside a with block.",
+        "lend": "Set a shared variable to some of its rows inside a with block.",
+    },
+    "{host}.pickling": {
+        "dump": "Pickle compiled functions; shared variables that workers have become ids.",
+        "load": "Unpickle the result of `dump`.",
+    },
+    "{host}.random_numbers": {
+        "spread_random_state": "Move a random state to a rank's own stream.",
+    },
+    "base.serial_random": {
+        "keep_state_equal": "Mark a random state that `spread_random_state` is to leave as it is.",
+        "is_state_equal": "Return whether a random state is marked so.",
+        "draws_of_all_rows": "Return a function's arguments with draws of the rows of all ranks.",
+    },
+    "base.graph": {
+        "rank_weight": "Return an expression of a rank's weight in an average.",
+        "communicates": "Return whether ranks reduce while they run a compiled function.",
+    },
+    "{host}.graph": {
+        "all_reduce": "Return an expression that is reduced over the ranks while a function runs.",
+        "overlap_reductions": "Say whether functions begin reductions while they still compute.",
+    },
+    "base.calls": {
+        "reducing": "Send a function's reductions through a communicator inside a with block.",
+    },
+    "base.storing": {
+        "push": "Return the token of a push through a port, for the outputs of a function.",
+        "awaited": "Return an expression of what a port has pulled, and a token.",
+        "compile_pushing": "Return a function that pushes arrays early, and waits for them late.",
+        "compiling": "The lock of threads that compile functions.",
+        "substituted": "Return expressions with variables replaced, but not in the new parts.",
+        "leaves": "Return the variables that expressions are computed from, constants apart.",
+        "is_computed_from": "Return whether an expression is computed from some variables.",
+        "shared_like": "Return a new shared variable of a variable's type.",
+    },
+    "{host}.devices": {
+        "refuse_open_device": "Raise SessionError if this process has opened a device.",
+        "import_device_backend": "Import the library that opens devices, or raise ImportError.",
+        "open_device": "Open the device of this rank.",
+        "device_context": "Return the context of the open device, None for none.",
+        "is_on_device": "Return whether a value is an array on a device.",
+        "to_host": "Return a value, copied to the host if it is on a device.",
+        "to_device": "Return a value, copied to this rank's device if it is on the host.",
+        "copy_from_device": "Copy an array from the device into an array of the host.",
+        "copy_to_device": "Copy an array, of the host or on the device, into one on the device.",
+        "empty_on_device": "Return a new array on the device.",
+        "empty_like": "Return a new array like another one, where that one is: device or host.",
+        "join_on_device": "Return host arrays, joined along axis 0 in an array on the device.",
+        "take_on_device": "Return rows of an array on the device.",
+        "scale_on_device": "Multiply an array on the device by a number.",
+    },
 }
+NAMES = {name: text for names in MODULES.values() for name, text in names.items()}
 
 
 def __getattr__(name: str) -> Any:
     if name not in NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    host = importlib.import_module(f"{__name__}.{choose()}.host")
-    found = {**vars(importlib.import_module(f"{__name__}.base.host")), **vars(host)}
-    globals().update({each: found[each] for each in NAMES})
+    for module, names in MODULES.items():
+        found = importlib.import_module(f"{__name__}.{module.format(host=choose())}")
+        globals().update({each: getattr(found, each) for each in names})
     return globals()[name]
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._hints import SharedVariable, Variable
 from synkhronos._host import tensor as T
+from synkhronos.extensions._precision import wide
 
 
 class Port:
@@ -93,7 +94,7 @@ class Exchange:
         arrays, self._tokens = [], []
         for port, target in zip(self._of_targets, self._targets):
             fixed = _host.fixed_axes(target)
-            array, token = _host.awaited(port, _shape(target), dtype_of(target), fixed)
+            array, token = _host.awaited(port, _shape(target), wide(target), fixed)
             arrays.append(array)
             self._tokens.append(token)
         if self._rows is not None:
@@ -104,7 +105,7 @@ class Exchange:
 
     def pushes(self, values, rows, goes_on):
         """Return the tokens of the pushes of values, one for each target, and of the rows."""
-        values = [T.cast(v, dtype_of(target)) for v, target in zip(values, self._targets)]
+        values = [T.cast(v, wide(target)) for v, target in zip(values, self._targets)]
         if self._rows is not None:
             values.append(T.shape_padleft(T.cast(rows, "float64")))
         before = self._tokens if goes_on else [None] * len(values)
@@ -114,7 +115,7 @@ class Exchange:
         """Make the keys in the store, and set the targets to the values that are there first."""
         store, devid = self._store, self._devid
         for port, target in zip(self._of_targets, self._targets):
-            weight = np.array(target.get_value(), dtype_of(target))
+            weight = np.array(target.get_value(), wide(target))
             store.init_key(weight.shape, port.key, devid, dtype=weight.dtype, weight=weight)
             port.pull(weight)
         if self._rows is not None:
@@ -130,8 +131,3 @@ class Exchange:
 
 def _shape(target):
     return _host.peek(target).shape
-
-
-def dtype_of(target):
-    """Return the dtype in which a target is summed: single precision for half."""
-    return np.result_type("float32", target.dtype).name

@@ -28,7 +28,7 @@ from synkhronos._hints import Rows, Variable
 from synkhronos._host import tensor as T
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._wording import count, whole_number
-from synkhronos.extensions._exchange import Exchange, dtype_of
+from synkhronos.extensions._exchange import Exchange
 from synkhronos.extensions._gradients import (
     check_loss,
     check_params,
@@ -39,6 +39,7 @@ from synkhronos.extensions._gradients import (
     derive,
     rule_updates,
 )
+from synkhronos.extensions._precision import wide
 
 
 class _Behind:
@@ -313,10 +314,8 @@ class StoredStep:
         inputs = list(inputs)
         rows = {}
         for position in self._with_rows:
-            name, value = (
-                self._inputs[position],
-                _as_array(self._inputs[position], inputs[position]),
-            )
+            name = self._inputs[position]
+            value = _as_array(name, inputs[position])
             if value.ndim == 0:
                 raise ValueError(f"Input {name} must have rows, got {inputs[position]!r}.")
             if batch is not None:
@@ -352,19 +351,11 @@ def _as_array(name, given):
     return value
 
 
-def make(*arguments, **options):
-    """Return a `StoredStep`; see ``make_train_step``.
-
-    One thread at a time makes one: Theano's rules, random numbers and compiler are not for several.
-    """
-    with _host.compiling:
-        return _make(*arguments, **options)
-
-
-def _make(
+def make(
     inputs, loss, params, update_rule, args, kwargs, *, max_norm, outputs, averages, options,
     store, devid, keys, batch_rows,
 ):  # fmt: skip
+    """Return a `StoredStep`; see ``make_train_step``."""
     params, inputs = check_params(params), check_variables("inputs", inputs)
     averages = check_updates("averages", {} if averages is None else averages)
     options = dict(options or {})
@@ -431,9 +422,7 @@ def _shares(loss, params, averages, share):
         values = [T.cast(grad, "float32") * factor for grad in derive(loss, params)]
     else:  # it costs nothing here, where it scales a few numbers at the end of a network
         values = derive(loss * T.cast(share, loss.dtype), params)
-    return values + [
-        T.cast(value, dtype_of(v)) * T.cast(share, dtype_of(v)) for v, value in averages
-    ]
+    return values + [T.cast(value, wide(v)) * T.cast(share, wide(v)) for v, value in averages]
 
 
 def _applied(updates, deferred):

@@ -12,7 +12,7 @@ from theano.ifelse import ifelse
 import synkhronos as synk
 from synkhronos import _host
 from synkhronos._host.base.graph import AllReduce
-from synkhronos._host.theano import modes, overlapping
+from synkhronos._host.theano import functions, overlapping
 from synkhronos._host.theano.overlapping import Begin, End
 
 RANDOM = np.random.RandomState(0)
@@ -40,7 +40,9 @@ def network(make, reduce, sizes=(3, 20, 20, 2), rule=lambda p, g: p - 0.1 * g, *
 
 def compiled(inputs, outputs, updates, mode=IN_PYTHON):
     everything = [outputs, *[new for _, new in updates]]
-    return theano.function(inputs, outputs, updates=updates, mode=modes.mode_for(everything, mode))
+    return theano.function(
+        inputs, outputs, updates=updates, mode=functions.mode_for(everything, mode)
+    )
 
 
 def order(f):

@@ -15,7 +15,7 @@ import theano
 import theano.tensor as T
 from theano.gof import cc, cmodule, compilelock
 
-from synkhronos._host.theano import host  # it mends the cache
+from synkhronos._host.theano import pickling  # it mends the cache
 from synkhronos._host.theano.faster import compile_cache
 
 COMPILE = """
@@ -24,7 +24,7 @@ import theano
 import theano.tensor as T
 from theano.gof import cmodule
 
-import synkhronos._host.theano.host
+import synkhronos._host.theano.functions
 
 compiled = []
 compile_str = cmodule.GCC_compiler.compile_str
@@ -170,7 +170,7 @@ def test_a_function_that_is_sent_takes_the_modules_that_it_has(keys_asked, monke
     def sent():
         del keys_asked[:]
         variables = {}
-        functions, _ = host.load(host.dump({"f": (function, None)}, {}, {0: w}), variables)
+        functions, _ = pickling.load(pickling.dump({"f": (function, None)}, {}, {0: w}), variables)
         made = functions["f"][0]
         assert made(np.arange(3, dtype="float32")) == 6
         assert variables[0].get_value().tolist() == [1, 2, 3]

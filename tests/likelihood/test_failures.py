@@ -25,8 +25,7 @@ pytestmark = [
 
 
 def test_a_worker_that_dies():
-    model = models.make(models.logistic)
-    [point] = models.points(model, 1)
+    model, point = models.logistic_at_a_point()
     expected = model.compile_logp()(point)
     with parallel.likelihood(model, ranks=3) as ours:
         function = model.compile_logp()
@@ -78,8 +77,7 @@ def in_thread_of_others(function):
 
 def test_blocks_in_threads_that_python_did_not_start():
     """As in nutpie's; threadpoolctl raised RuntimeError in workers of the second one."""
-    model = models.make(models.logistic)
-    [point] = models.points(model, 1)
+    model, point = models.logistic_at_a_point()
     expected = model.compile_logp()(point)
     with contextlib.ExitStack() as threads:
         for _ in range(3):
@@ -90,8 +88,7 @@ def test_blocks_in_threads_that_python_did_not_start():
 
 
 def test_a_death_that_a_sampler_takes_no_notice_of_ends_the_block():
-    model = models.make(models.logistic)
-    [point] = models.points(model, 1)
+    model, point = models.logistic_at_a_point()
     killed = pytest.raises(WorkerDied, match="rank 1")
     with killed, parallel.likelihood(model, ranks=2) as ours:
         function = model.compile_logp()
@@ -104,8 +101,7 @@ def test_a_death_that_a_sampler_takes_no_notice_of_ends_the_block():
 
 
 def test_interrupted():
-    model = models.make(models.logistic)
-    [point] = models.points(model, 1)
+    model, point = models.logistic_at_a_point()
     with parallel.likelihood(model, ranks=2) as ours:
         function = model.compile_logp()
         expected, pids = function(point), ours.worker_pids
@@ -121,8 +117,7 @@ def test_interrupted():
 
 
 def test_an_error_on_a_rank(monkeypatch):
-    model = models.make(models.logistic)
-    [point] = models.points(model, 1)
+    model, point = models.logistic_at_a_point()
     with parallel.likelihood(model, ranks=2) as ours:
         evaluator, original = ours._evaluator, type(ours._evaluator).compute
 
@@ -160,8 +155,7 @@ def test_an_evaluation_in_the_middle_of_another_is_refused(monkeypatch):
 
 def test_closed_in_the_middle_of_an_evaluation(monkeypatch):
     """As by a finalizer of the block's context."""
-    model = models.make(models.logistic)
-    [point] = models.points(model, 1)
+    model, point = models.logistic_at_a_point()
     with parallel.likelihood(model, ranks=2) as ours:
         function = model.compile_logp()
         expected, original = function(point), type(ours._evaluator).compute

@@ -21,34 +21,24 @@ pytestmark = [
 @pytest.mark.parametrize("name", models.DIVIDED)
 def test_equal_to_the_plain_model(name):
     model = models.make(models.DIVIDED[name])
-    points = models.points(model)
-    expected = models.evaluate(model, points)
-    with parallel.likelihood(model, ranks=2) as ours:
-        assert "y" in ours.divided
-        models.assert_equal(models.evaluate(model, points), expected)
-        assert len(ours.worker_pids) == 1
+    with models.equal_on_ranks(model) as ours:
+        assert "y" in ours.divided and len(ours.worker_pids) == 1
     assert "logp" not in vars(model)
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 4])
 def test_numbers_of_ranks(ranks):
-    model = models.make(models.two_lengths)
-    points = models.points(model)
-    expected = models.evaluate(model, points)
-    with parallel.likelihood(model, ranks=ranks) as ours:
+    with models.equal_on_ranks(models.make(models.two_lengths), ranks) as ours:
         assert ours.ranks == ranks
         assert ours.divided == ["y", "counts"]
-        models.assert_equal(models.evaluate(model, points), expected)
         assert len(ours.worker_pids) == ranks - 1
 
 
 def test_more_ranks_than_rows():
     with pm.Model() as model:
         pm.Normal("y", pm.Normal("mu"), 1.0, observed=[1.0, 2.0, 4.0])
-    points = models.points(model)
-    expected = models.evaluate(model, points)
-    with parallel.likelihood(model, ranks=4):
-        models.assert_equal(models.evaluate(model, points), expected)
+    with models.equal_on_ranks(model, 4):
+        pass
 
 
 def test_a_value_that_is_rounded_where_python_runs_the_operations():
@@ -81,12 +71,9 @@ def test_numbers_of_groups_are_small_where_none_is_negative(begin, dtype):
     with pm.Model() as model:
         a = pm.Normal("a", shape=models.GROUPS)
         pm.Normal("y", a[models.GROUP + begin], 1.0, observed=models.Y)
-    points = models.points(model)
-    expected = models.evaluate(model, points)
-    with parallel.likelihood(model, ranks=2) as ours:
+    with models.equal_on_ranks(model) as ours:
         [term] = ours._evaluator.terms
         assert sorted(each.variable.dtype for each in term.rows) == sorted([dtype, "float64"])
-        models.assert_equal(models.evaluate(model, points), expected)
 
 
 def test_only_the_likelihood_of_rows_is_divided(caplog):
@@ -184,8 +171,7 @@ def test_data_of_unequal_lengths():
 
 
 def test_functions_of_the_block_refuse_after_it():
-    model = models.make(models.logistic)
-    [point] = models.points(model, 1)
+    model, point = models.logistic_at_a_point()
     with parallel.likelihood(model, ranks=2):
         function = model.compile_logp()
         function(point)

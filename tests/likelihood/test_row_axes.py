@@ -149,12 +149,8 @@ ROW_BY_ROW = [
 
 @pytest.mark.parametrize("definition", ROW_BY_ROW, ids=lambda each: each.__name__)
 def test_divided(definition):
-    model = models.make(definition)
-    points = models.points(model)
-    expected = models.evaluate(model, points)
-    with parallel.likelihood(model, ranks=3) as divided:
+    with models.equal_on_ranks(models.make(definition), 3) as divided:
         assert divided.divided == ["y"]
-        models.assert_equal(models.evaluate(model, points), expected)
 
 
 def test_functions_of_the_data_alone_are_data():

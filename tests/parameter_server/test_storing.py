@@ -7,7 +7,7 @@ import theano.tensor as T
 from support import compiling
 
 from synkhronos._host.base import storing
-from synkhronos._host.base.updates import updates_by_default
+from synkhronos._host.base.functions import updates_by_default
 
 NO_OPTIMIZER = theano.Mode(theano.gof.vm.VM_Linker(use_cloop=False, c_thunks=False), None)
 MODES = [compiling.IN_PYTHON, "FAST_COMPILE", NO_OPTIMIZER]

@@ -1,8 +1,12 @@
 """PyMC models with little data, by name; and evaluations of their log-probability."""
 
+import contextlib
+
 import numpy as np
 import pymc as pm
 from pymc.blocking import DictToArrayBijection
+
+from synkhronos.extensions import pymc as parallel
 
 ROWS, GROUPS = 90, 5
 
@@ -245,6 +249,12 @@ def points(model, count=2):
     ]
 
 
+def logistic_at_a_point():
+    """Return a logistic regression, and a point at which its log-probability is finite."""
+    model = make(logistic)
+    return model, points(model, 1)[0]
+
+
 def evaluate(model, points):
     """Return the log-probability and its gradients at some points."""
     function = model.logp_dlogp_function(ravel_inputs=True)
@@ -263,3 +273,13 @@ def assert_equal(results, expected, rtol=1e-10):
         np.testing.assert_allclose(logp, right, rtol=rtol)
         scale = np.abs(right_gradients).max()
         np.testing.assert_allclose(gradients / scale, right_gradients / scale, rtol=0, atol=rtol)
+
+
+@contextlib.contextmanager
+def equal_on_ranks(model, ranks=2):
+    """Check that a model's likelihood on ranks is that of the plain model, inside of its block."""
+    at = points(model)
+    expected = evaluate(model, at)
+    with parallel.likelihood(model, ranks=ranks) as ours:
+        assert_equal(evaluate(model, at), expected)
+        yield ours

@@ -132,9 +132,23 @@ def assert_close(one, other, rtol=1e-5):
     )
 
 
+def assert_agree(serial, parallel, method, *args, rtol=1e-5, **kwargs):
+    """Both models return the same."""
+    expected, found = (getattr(each, method)(*args, **kwargs) for each in (serial, parallel))
+    assert_close(found, expected, rtol)
+
+
 def assert_same_history(one, other):
     for (name, values), (_, expected) in zip(one.history.items(), other.history.items()):
         np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def fit_both(serial, parallel, *args, **kwargs):
+    """Train both models; check that their histories are the same, and return it."""
+    models = serial, parallel
+    expected, found = (each.fit(*args, shuffle=False, verbose=0, **kwargs) for each in models)
+    assert_same_history(found, expected)
+    return found.history
 
 
 # Training.
@@ -147,25 +161,13 @@ def test_fit_is_that_of_one_process(ranks, twins, keras):
         metrics=lambda: ["accuracy", "mae", keras.metrics.AUC(num_thresholds=20)],
         weighted_metrics=["mse"],
     )
-    histories = [
-        model.fit(
-            X,
-            Y,
-            batch_size=8,
-            epochs=3,
-            shuffle=False,
-            verbose=0,
-            sample_weight=WEIGHTS,
-            validation_data=(X[::2], Y[::2]),
-        )
-        for model in (serial, parallel)
-    ]
-    assert_same_history(*histories)
-    assert histories[1].history["loss"][-1] < histories[1].history["loss"][0]
+    some = X[::2], Y[::2]
+    options = {"batch_size": 8, "epochs": 3, "sample_weight": WEIGHTS, "validation_data": some}
+    losses = fit_both(serial, parallel, X, Y, **options)["loss"]
+    assert losses[-1] < losses[0]
     assert_same(serial, parallel)
     for rows in (slice(None), slice(1), slice(2)):  # also fewer rows than there are ranks
-        expected = serial.evaluate(X[rows], Y[rows], batch_size=9, verbose=0)
-        assert_close(parallel.evaluate(X[rows], Y[rows], batch_size=9, verbose=0), expected)
+        assert_agree(serial, parallel, "evaluate", X[rows], Y[rows], batch_size=9, verbose=0)
         assert_close(parallel.predict(X[rows], batch_size=9), serial.predict(X[rows]))
 
 
@@ -186,11 +188,7 @@ def test_a_model_of_several_inputs_and_outputs(two_ranks, twins):
         metrics=lambda: {"b": "mae"},
     )
     x, y = [X, X[::-1]], [LABELS, X[:, :1]]
-    histories = [
-        model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
-        for model in (serial, parallel)
-    ]
-    assert_same_history(*histories)
+    fit_both(serial, parallel, x, y, batch_size=8, epochs=2)
     assert_same(serial, parallel)
     for own, other in zip(parallel.predict(x), serial.predict(x)):
         assert_close(own, other)
@@ -209,37 +207,26 @@ def test_metrics_of_minibatches_are_averaged(ranks, twins, keras):
         return model
 
     serial, parallel = twins(build, metrics=lambda: [largest_is_sure])
-    histories = [
-        model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
-        for model in (serial, parallel)
-    ]
-    assert {"each", "all", "largest_is_sure"} < set(histories[1].history)
-    assert_same_history(*histories)
+    history = fit_both(serial, parallel, X, Y, batch_size=8, epochs=2)
+    assert {"each", "all", "largest_is_sure"} < set(history)
 
 
 def test_minibatches_one_by_one_and_from_a_generator(ranks, twins):
     serial, parallel = twins(linear, metrics=lambda: ["accuracy"])
     for n in (7, 2, 1):  # 2 is less than 3 ranks, 1 less than 2
-        expected = serial.train_on_batch(X[:n], Y[:n], class_weight={0: 2.0, 1: 1.0, 2: 0.5})
-        found = parallel.train_on_batch(X[:n], Y[:n], class_weight={0: 2.0, 1: 1.0, 2: 0.5})
-        assert_close(found, expected)
-        assert_close(parallel.test_on_batch(X[:n], Y[:n]), serial.test_on_batch(X[:n], Y[:n]))
-        assert_close(parallel.predict_on_batch(X[:n]), serial.predict_on_batch(X[:n]))
+        assert_agree(
+            serial, parallel, "train_on_batch", X[:n], Y[:n], class_weight={0: 2.0, 1: 1.0, 2: 0.5}
+        )
+        assert_agree(serial, parallel, "test_on_batch", X[:n], Y[:n])
+        assert_agree(serial, parallel, "predict_on_batch", X[:n])
     assert_same(serial, parallel)
 
     def minibatches():
         return ((X[:n], Y[:n]) for n in itertools.cycle((8, 5, 1)))
 
+    options = {"epochs": 2, "verbose": 0, "workers": 0, "validation_steps": 3}
     histories = [
-        model.fit_generator(
-            minibatches(),
-            3,
-            epochs=2,
-            verbose=0,
-            workers=0,
-            validation_data=minibatches(),
-            validation_steps=3,
-        )
+        model.fit_generator(minibatches(), 3, validation_data=minibatches(), **options)
         for model in (serial, parallel)
     ]
     assert_same_history(*histories)
@@ -267,8 +254,7 @@ def test_optimizers_step_as_in_one_process(two_ranks, twins, keras, name, option
 
     serial, parallel = twins(linear, optimizer)
     for n in (9, 5, 1, 8):
-        expected = serial.train_on_batch(X[:n], Y[:n])
-        assert_close(parallel.train_on_batch(X[:n], Y[:n]), expected)
+        assert_agree(serial, parallel, "train_on_batch", X[:n], Y[:n])
     assert_same(serial, parallel)
 
     # The same for a loss and variables that were not made with Keras.
@@ -317,16 +303,14 @@ def test_batch_normalization_is_over_the_rows_of_all_ranks(ranks, twins, keras):
         normalizing, lambda: keras.optimizers.SGD(0.1, momentum=0.9), metrics=lambda: ["accuracy"]
     )
     for n in (9, 23, 5, 2):  # with 2 rows, a rank of three has none
-        expected = serial.train_on_batch(X[:n], Y[:n])
-        assert_close(parallel.train_on_batch(X[:n], Y[:n]), expected)
+        assert_agree(serial, parallel, "train_on_batch", X[:n], Y[:n])
     assert_same(serial, parallel, rtol=1e-4)
     for model in (serial, parallel):
         history = model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
         assert len(history.history["loss"]) == 2
     assert_same(serial, parallel, rtol=1e-3)
-    expected = serial.evaluate(X, Y, verbose=0)
-    assert_close(parallel.evaluate(X, Y, verbose=0), expected, rtol=1e-3)
-    assert_close(parallel.predict(X), serial.predict(X), rtol=1e-3)
+    assert_agree(serial, parallel, "evaluate", X, Y, verbose=0, rtol=1e-3)
+    assert_agree(serial, parallel, "predict", X, rtol=1e-3)
 
 
 @pytest.mark.slow("compiles two models")
@@ -341,8 +325,7 @@ def test_a_batch_normalization_on_inputs_and_one_that_two_inputs_share(ranks, tw
     serial, parallel = twins(build)
     for n in (23, 8):
         given = [X[:n], 3 * X[:n] ** 2]
-        expected = serial.train_on_batch(given, Y[:n])
-        assert_close(parallel.train_on_batch(given, Y[:n]), expected)
+        assert_agree(serial, parallel, "train_on_batch", given, Y[:n])
     assert_same(serial, parallel, rtol=1e-4)
 
 
@@ -365,8 +348,8 @@ def test_batch_normalization_of_each_ranks_rows(ranks, twins, keras):
     average = np.average(of_ranks, axis=0, weights=[len(part) for part in parts])
     assert_close(variance, 0.5 + 0.5 * average, rtol=1e-4)
     serial.set_weights(parallel.get_weights())
-    assert_close(parallel.evaluate(X, Y, verbose=0), serial.evaluate(X, Y, verbose=0))
-    assert_close(parallel.predict(X), serial.predict(X))
+    assert_agree(serial, parallel, "evaluate", X, Y, verbose=0)
+    assert_agree(serial, parallel, "predict", X)
 
 
 def test_dropout_is_of_each_rank_and_in_training_only(two_ranks, twins, keras):
@@ -378,7 +361,7 @@ def test_dropout_is_of_each_rank_and_in_training_only(two_ranks, twins, keras):
     parallel.fit(X, Y, batch_size=8, verbose=0)
     assert_in_step(parallel)
     serial.set_weights(parallel.get_weights())
-    assert_close(parallel.evaluate(X, Y, verbose=0), serial.evaluate(X, Y, verbose=0))
+    assert_agree(serial, parallel, "evaluate", X, Y, verbose=0)
     state = [v for v in parallel.train_function._compiled.get_shared() if v.dtype == "int32"]
     assert len(state) == 1 and not np.array_equal(*synk.gather(state[0]))
 
@@ -399,13 +382,11 @@ def test_dropout_masks_can_be_those_of_one_process(ranks, twins, keras):
 
     serial, parallel = twins(build)
     parallelize(parallel, serial_random=True)
-    for model in (serial, parallel):
-        model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    fit_both(serial, parallel, X, Y, batch_size=8, epochs=2)
     assert_same(serial, parallel, rtol=1e-4)
     for n in (2, 9):
-        expected = serial.train_on_batch(X[:n], Y[:n])
-        assert_close(parallel.train_on_batch(X[:n], Y[:n]), expected)
-        assert_close(parallel.predict(X[:n]), serial.predict(X[:n]))
+        assert_agree(serial, parallel, "train_on_batch", X[:n], Y[:n])
+        assert_agree(serial, parallel, "predict", X[:n])
     assert_same(serial, parallel, rtol=1e-4)
 
 
@@ -414,16 +395,8 @@ def test_dropout_masks_can_be_those_of_one_process(ranks, twins, keras):
 
 def test_a_callback_sets_the_learning_rate_of_all_ranks(two_ranks, twins, keras):
     serial, parallel = twins(linear)
-    for model in (serial, parallel):
-        model.fit(
-            X,
-            Y,
-            batch_size=8,
-            epochs=3,
-            shuffle=False,
-            verbose=0,
-            callbacks=[keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 / (1 + epoch))],
-        )
+    schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 / (1 + epoch))
+    fit_both(serial, parallel, X, Y, batch_size=8, epochs=3, callbacks=[schedule])
     assert_same(serial, parallel)
     assert synk.get_value(1, parallel.optimizer.lr) == np.float32(0.5 / 3)
 
@@ -434,8 +407,8 @@ def test_weights_that_the_script_sets_reach_all_ranks(two_ranks, twins):
     weights = [value + 1 for value in serial.get_weights()]
     for model in (serial, parallel):
         model.set_weights(weights)
-    assert_close(parallel.predict(X), serial.predict(X))
-    assert_close(parallel.evaluate(X, Y, verbose=0), serial.evaluate(X, Y, verbose=0))
+    assert_agree(serial, parallel, "predict", X)
+    assert_agree(serial, parallel, "evaluate", X, Y, verbose=0)
     # The state of the optimizer as well.
     serial.train_on_batch(X[::-1], Y)
     parallel.set_weights(serial.get_weights())
@@ -493,7 +466,7 @@ def test_a_saved_model_goes_on_with_its_optimizer(two_ranks, twins):
     # As load_model() does, which can't read the files of h5py 3: Keras trains once more, serially.
     parallel = parallelize(pickle.loads(pickle.dumps(serial)))
     for _ in range(2):
-        assert_close(parallel.train_on_batch(X, Y), serial.train_on_batch(X, Y))
+        assert_agree(serial, parallel, "train_on_batch", X, Y)
     assert_same(serial, parallel)
     assert parallel.optimizer.get_weights()[0] == 3  # iterations
     again = pickle.loads(pickle.dumps(parallel))
@@ -539,7 +512,7 @@ def test_it_goes_on_in_the_next_session(no_session, twins):
         if n_ranks:
             synk.fork(n_ranks)
     restore(parallel)
-    assert_close(parallel.predict(X), serial.predict(X))
+    assert_agree(serial, parallel, "predict", X)
 
 
 def test_a_model_whose_inputs_are_not_known_yet(two_ranks, keras):
@@ -558,7 +531,7 @@ def test_a_model_with_nothing_to_train_is_evaluated(two_ranks, twins, keras):
         return model
 
     serial, parallel = twins(build)
-    assert_close(parallel.train_on_batch(X, Y), serial.train_on_batch(X, Y))
+    assert_agree(serial, parallel, "train_on_batch", X, Y)
     assert_same(serial, parallel)
 
 

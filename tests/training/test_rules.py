@@ -310,7 +310,7 @@ def test_a_learning_rate_is_a_number_or_a_scalar(rate):
         rules.sgd(V**2, [V], rate)
 
 
-X = T.dvector("x")
+X, N = T.dvector("x"), theano.shared(3, "n")
 TWICE = [(V, V + 1), (V, V + 2)]
 
 
@@ -339,6 +339,7 @@ TWICE = [(V, V + 1), (V, V + 2)]
             "returned OrderedDict. Rules of one step are for make_train_step",
         ),
         (lambda: updates.sgd(V**2, [V]), TypeError, r"sgd\(\): missing .*'learning_rate'"),
+        (lambda: updates.sgd(V**2, [N], 0.1), TypeError, "params must be of floats, got n of type"),
         (lambda: updates.adadelta(X.sum(), [V]), ValueError, r"no derivative by \['v'\]"),
         (lambda: rules.apply_momentum([], [V]), ValueError, "updates; v is not"),
         (lambda: rules.apply_momentum(5), TypeError, "updates must be pairs .*, got 5"),

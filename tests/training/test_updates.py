@@ -91,22 +91,3 @@ def test_nonflat_grads():
     assert [s.type for s in shareds] == [p.type for p in params]
     assert [s.name for s in shareds] == ["w_grad_s", "b_grad_s", "s_grad_s"]
     assert [g.ndim for g in grads] == [2, 2, 0]
-
-
-@pytest.mark.usefixtures("quickly_compiled")
-def test_flatten_without_a_place():
-    x = T.dmatrix("x")
-    assert updates.flatten_vars([x, x.sum()]).eval({x: [[1, 2]]}).tolist() == [1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("params", "kind", "message"),
-    [
-        ([], ValueError, "nothing to train"),
-        ([T.dscalar("x")], TypeError, "params must be a list of shared variables, got x"),
-        ([theano.shared(3, "i")], TypeError, "params must be of floats, got i of type"),
-    ],
-)
-def test_bad_params(params, kind, message):
-    with pytest.raises(kind, match=message):
-        updates.sgd(T.dscalar() * 2, params, 0.1)

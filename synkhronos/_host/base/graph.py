@@ -18,8 +18,10 @@ from synkhronos._host.base.calls import current_weight
 from synkhronos._host.base.library import (
     Apply,
     Operation,
+    ancestors,
     disconnected,
     grad_undefined,
+    inner_outputs,
     is_disconnected,
     tensor,
 )
@@ -27,7 +29,15 @@ from synkhronos._host.base.library import (
 _serials = itertools.count()
 
 
-class AllReduce(Operation):
+class RankOperation(Operation):
+    """An operation whose result depends on other ranks: their arrays, or their rows."""
+
+    def do_constant_folding(self, *graph_and_node):
+        """Return False: it is no constant, although it may have no inputs."""
+        return False
+
+
+class AllReduce(RankOperation):
     """Reduces each input over the ranks; outside of a call, the identity.
 
     Each reduction has a serial number, which identifies it on all ranks. The folder of each host
@@ -64,10 +74,6 @@ class AllReduce(Operation):
     def __str__(self):
         return f"AllReduce{{{', '.join(self.ops)}}}"
 
-    def do_constant_folding(self, *graph_and_node):
-        """Return False: a reduction of constants is no constant, it depends on the ranks."""
-        return False
-
     def infer_shape(self, node, shapes):
         """Return the shapes of the inputs."""
         return shapes
@@ -99,14 +105,6 @@ class AllReduce(Operation):
         ]
 
 
-class RankOperation(Operation):
-    """An operation whose result depends on the rank and the rows of all ranks."""
-
-    def do_constant_folding(self, *graph_and_node):
-        """Return False: it is no constant, although it may have no inputs."""
-        return False
-
-
 class RankWeight(RankOperation):
     """The weight of this rank, a number. The mean over the ranks is 1."""
 
@@ -130,9 +128,12 @@ def rank_weight():
     return RankWeight()()
 
 
+def has_inside(op, *kinds) -> bool:
+    """Return whether a scan or an OpFromGraph has an operation of some kinds in its graph."""
+    owners = [each.owner for each in ancestors(inner_outputs(op)) if each.owner is not None]
+    return any(isinstance(node.op, kinds) for node in owners)
+
+
 def communicates(function) -> bool:
     """Return whether a compiled function reduces over the ranks, or uses the ranks' rows."""
-    return any(
-        isinstance(node.op, (AllReduce, RankOperation))
-        for node in function.maker.fgraph.apply_nodes
-    )
+    return any(isinstance(node.op, RankOperation) for node in function.maker.fgraph.apply_nodes)

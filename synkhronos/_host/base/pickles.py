@@ -110,11 +110,11 @@ def dump_with(pickler, settings, functions, known, new, values=None) -> bytes:
 
 
 @recurses_deep
-def load_with(set_settings, make, finish, data, variables):
+def load_with(set_settings, finish, data, variables, make=lambda sent, variables: sent):
     """Undo `dump_with`: add the new variables to `variables`; return the functions and their ids.
 
-    ``make(value, variables)`` returns the variable of a value, ``finish(function)`` the function
-    that is to be called.
+    ``finish(function)`` returns the function that is to be called, ``make(value, variables)`` the
+    variable of a value that was sent in its place.
     """
     file = io.BytesIO(data)
     set_settings(pickle.load(file))

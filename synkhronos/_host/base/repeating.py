@@ -1,5 +1,7 @@
 """Say which compiled functions may be run once more without an effect."""
 
+from synkhronos._host.base.library import inner_outputs
+
 # Others show what they compute, or check it, at each run.
 _LINKERS = {
     "CLinker",
@@ -44,14 +46,5 @@ def is_repeatable(function) -> bool:
         package = type(node.op).__module__.partition(".")[0]
         if package not in _PACKAGES or type(node.op).__name__ in _SEEN:
             return False
-        left += [*node.inputs, *_outputs_inside(node.op)]
+        left += [*node.inputs, *inner_outputs(node.op)]
     return True
-
-
-def _outputs_inside(op):
-    """Return the outputs of the graph of a scan, of an OpFromGraph, or of several scalars."""
-    for name in ("inner_outputs", "local_outputs", "outputs"):
-        outputs = getattr(op, name, None)
-        if isinstance(outputs, (list, tuple)):
-            return [each for each in outputs if hasattr(each, "owner")]
-    return []

@@ -10,6 +10,7 @@ from typing import Any, List, NamedTuple
 
 import numpy as np
 
+from synkhronos._host.base.graph import has_inside
 from synkhronos._host.base.library import (
     Apply,
     CAReduce,
@@ -30,7 +31,6 @@ from synkhronos._host.base.library import (
     compile_serially,
     disconnected,
     indices_of,
-    inner_outputs,
     taken_rows,
     tensor,
 )
@@ -110,10 +110,7 @@ def without_row_numbers(expressions, givens, inputs):
         if isinstance(node.op, Rows):
             key = tuple(map(_identity, node.inputs))
             equal.setdefault(key, []).append(node.outputs[0])
-        elif any(
-            each.owner is not None and isinstance(each.owner.op, Rows)
-            for each in ancestors(inner_outputs(node.op))
-        ):
+        elif has_inside(node.op, Rows):
             raise ValueError(
                 f"rows() is inside of {'a scan' if isinstance(node.op, Scan) else node.op}, where "
                 "it can't be divided over the ranks. Call it before, and give what it selects."
@@ -234,19 +231,24 @@ def sliced_by_inputs(expressions, inputs):
     """
     inputs, found = set(inputs), []
     for variable in ancestors([each for each in expressions if isinstance(each, Variable)]):
-        node = variable.owner
-        if node is None or not isinstance(node.op, Subtensor):
-            continue
-        rows = indices_of(node)[0]
-        bounds = [rows.start, rows.stop] if isinstance(rows, slice) else [None]
-        if not all(isinstance(each, Variable) for each in bounds):
-            continue
-        if not all(inputs.intersection(ancestors([each])) for each in bounds):
-            continue
-        sliced = [each for each in ancestors([node.inputs[0]]) if not isinstance(each, Constant)]
-        if inputs.isdisjoint(sliced):
-            found += [each for each in sliced if isinstance(each, SharedVariable)]
+        if variable.owner is not None and isinstance(variable.owner.op, Subtensor):
+            found += sliced_minibatch(variable.owner, inputs)[1]
     return list(dict.fromkeys(found))
+
+
+def sliced_minibatch(node, inputs):
+    """Return the bounds of a Subtensor that inputs say, and the shared variables that it slices.
+
+    The bounds are None, and there are no variables, unless inputs say both bounds and nothing else.
+    """
+    rows = indices_of(node)[0]
+    bounds = [rows.start, rows.stop] if isinstance(rows, slice) else [None]
+    for each in bounds:
+        if not isinstance(each, Variable) or inputs.isdisjoint(ancestors([each])):
+            return None, []
+    sliced = ancestors([node.inputs[0]])
+    shared = [each for each in sliced if isinstance(each, SharedVariable)]
+    return (bounds, shared) if shared and inputs.isdisjoint(sliced) else (None, [])
 
 
 def normalizes_rows(function, output):

@@ -12,7 +12,8 @@ that differ between ranks, from node to node.
 import numpy as np
 
 from synkhronos._host.base.calls import rows_of_ranks
-from synkhronos._host.base.graph import RankOperation
+from synkhronos._host.base.functions import updates_by_default
+from synkhronos._host.base.graph import RankOperation, has_inside
 from synkhronos._host.base.library import (
     DRAWS,
     SIZES,
@@ -32,10 +33,8 @@ from synkhronos._host.base.library import (
     clone_replace,
     constant_number,
     indices_of,
-    inner_outputs,
     io_toposort,
 )
-from synkhronos._host.base.updates import updates_by_default
 from synkhronos._machine.deep_recursion import recurses_deep
 
 
@@ -169,12 +168,11 @@ def _rebuilt(expressions, scattered):
 
 def _refuse_draws_inside(node):
     """Raise ValueError for random numbers that are drawn inside of a scan or OpFromGraph."""
-    for variable in ancestors(inner_outputs(node.op)):
-        if variable.owner is not None and isinstance(variable.owner.op, DRAWS):
-            raise ValueError(
-                f"serial_random: random numbers are drawn inside of {node.op}, where ranks can't "
-                "take their rows. Draw them before it, and give them to it as a sequence."
-            )
+    if has_inside(node.op, *DRAWS):
+        raise ValueError(
+            f"serial_random: random numbers are drawn inside of {node.op}, where ranks can't "
+            "take their rows. Draw them before it, and give them to it as a sequence."
+        )
 
 
 class _OwnVariables:

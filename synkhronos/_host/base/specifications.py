@@ -7,6 +7,7 @@ from synkhronos._host.base.library import (
     SymbolicInput,
     TensorSharedVariable,
     Variable,
+    without_tuple,
 )
 
 
@@ -16,6 +17,7 @@ def read_input(given):
     `mutable` and `borrow` are left out: they permit a function to reuse the memory of an input,
     which here the ranks share.
     """
+    given = without_tuple(given)
     if isinstance(given, Variable):
         return given, {}
     if not isinstance(given, SymbolicInput):

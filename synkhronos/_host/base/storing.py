@@ -1,7 +1,25 @@
 """Operations that push to a parameter server and wait for it, while a function computes.
 
-`node_order` shows the order in which they are computed, and says what their ports are. A token is a
-number that means nothing.
+    Await 0 ──▶ new W0 ──▶ layer 0 ─┐                         ┌─▶ gradient of W0 ──▶ Push 0
+                     Await 1 ──▶ new W1 ──▶ layer 1 ──▶ loss ─┴─▶ gradient of W1 ──▶ Push 1
+    ─────────────────────────────────── time ───────────────────────────────────▶
+      wait 0, layer 0, wait 1, layer 1, loss, gradient 1, push 1, gradient 0, push 0, the rest
+
+An Await waits for what the Push of the call before has asked for. A host library's own order of
+nodes would wait for everything at the beginning, and compute many gradients late. Each push comes
+as early as possible here, each wait as late.
+
+A token, a number that means nothing, orders an operation among the others. An operation reaches the
+parameter server through a port, an object with these attributes:
+
+    position      the place of its array in the order of first use: 0 is used first
+    push(array)   begin to send the array, and ask for the result, which may land in the array
+    wait()        return the result of the last push
+
+References
+----------
+Zhang et al., "Poseidon: An Efficient Communication Architecture for Distributed Deep Learning on
+GPU Clusters", USENIX ATC 2017, section 3.1: wait-free backpropagation.
 """
 
 import threading
@@ -9,6 +27,7 @@ import threading
 import numpy as np
 
 from synkhronos._host.base.deep_graphs import compiling_deep
+from synkhronos._host.base.functions import updates_by_default
 from synkhronos._host.base.library import (
     Apply,
     Constant,
@@ -28,9 +47,8 @@ from synkhronos._host.base.library import (
     tensor,
     tensor_type,
 )
-from synkhronos._host.base.node_order import InOrder, in_push_order
+from synkhronos._host.base.node_order import InOrder, n_needed
 from synkhronos._host.base.rewriting import including
-from synkhronos._host.base.updates import updates_by_default
 
 # Two threads can't compile at once: Theano switches a cache of constants off meanwhile.
 compiling = threading.RLock()
@@ -229,8 +247,32 @@ class _PushOrder(InOrder):
     """Each push as early as possible, each wait as late."""
 
     def arranged(self, nodes, before):
-        """Return the nodes in the order of pushes."""
-        return in_push_order(nodes, before, Push, Await)
+        """Return the nodes in the order of the picture."""
+        place = {node: number for number, node in enumerate(nodes)}
+        count, last_wait = n_needed(nodes, before), {}
+        for node in nodes:
+            own = node.op.port.position if isinstance(node.op, Await) else -np.inf
+            last_wait[node] = max([own, *(last_wait[each] for each in before(node))])
+        # What needs the fewest operations can be pushed first: in a network, the last layers.
+        pushes = [node for node in nodes if isinstance(node.op, Push)]
+        pushes.sort(key=lambda node: (count[node], place[node]))
+        arranged = {}  # as a set that keeps its order
+        for push_node in pushes:
+            stack = [(push_node, False)]
+            while stack:
+                node, is_ready = stack.pop()
+                if node in arranged:
+                    continue
+                if is_ready:
+                    arranged[node] = True
+                    continue
+                stack.append((node, True))
+                # What waits for the last array is computed last, so it is the first to stack.
+                token = node.inputs[-1].owner if isinstance(node.op, Push) else None
+                new = [each for each in before(node) if each not in arranged]
+                new.sort(key=lambda x: (x is token, last_wait[x], place[x]), reverse=True)
+                stack += [(each, False) for each in new]
+        return [*arranged, *(node for node in nodes if node not in arranged)]
 
 
 # In place after elementwise operations, as the AllReduce; in order when the graph is complete.

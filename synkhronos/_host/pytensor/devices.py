@@ -27,17 +27,12 @@ def device_context():
 
 
 def is_on_device(value) -> bool:
-    """Return False: no value is on a device."""
+    """Return False: no value is on a device, and no variable has values there."""
     return False
 
 
 def to_host(value):
-    """Return the value, which is on the host."""
-    return value
-
-
-def to_device(value):
-    """Return the value: it stays on the host."""
+    """Return the value, or the variable: it is on the host, and stays there."""
     return value
 
 
@@ -51,5 +46,6 @@ def _on_no_device(*arguments):
     raise RuntimeError("PyTensor has no values on devices; this is a mistake of Synkhronos.")
 
 
+to_device = to_host
 copy_from_device = copy_to_device = empty_on_device = join_on_device = _on_no_device
 scale_on_device = take_on_device = _on_no_device

@@ -1,8 +1,11 @@
 """PyTensor for `_host/base`: its classes and functions, and Theano's where they differ in more."""
 
+import pytensor as library
+from numpy.random import Generator as RandomState
 from pytensor import config, tensor
 from pytensor import function as compile_serially
-from pytensor.compile import Function, SharedVariable
+from pytensor.compile import Function as CompiledFunction
+from pytensor.compile import SharedVariable
 from pytensor.compile.io import In, Out, SymbolicInput
 from pytensor.compile.mode import Mode, get_mode, optdb
 from pytensor.compile.ops import DeepCopyOp, ViewOp
@@ -32,6 +35,8 @@ from pytensor.tensor.shape import Reshape, Shape, Shape_i
 from pytensor.tensor.sharedvar import TensorSharedVariable
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
 
+title = "PyTensor"
+tuple_forms = ""
 CONVERTS_UPDATES = True  # whether `function` converts updates to the types of their variables
 # Operations that draw random numbers: their first two inputs are a state and a size.
 DRAWS = (RandomVariable,)
@@ -63,6 +68,11 @@ def inner_outputs(op):
     """Return the outputs of the graph inside of a scan or an OpFromGraph; none of any other."""
     op = getattr(op, "core_op", op)
     return op.inner_outputs if isinstance(op, HasInnerGraph) else []
+
+
+def without_tuple(given):
+    """Return an input as it is: PyTensor takes no tuples for inputs."""
+    return given
 
 
 def machine_of(function):

@@ -35,23 +35,11 @@ class AllReduce(graph.AllReduce):
     """The AllReduce of a function that numba compiles."""
 
 
-class RankWeight(base_graph.RankWeight):
-    """The RankWeight of a function that numba compiles."""
-
-
-class Rows(rows.Rows):
-    """The Rows of a function that numba compiles."""
-
-
-class WholeSize(serial_random.WholeSize):
-    """The WholeSize of a function that numba compiles."""
-
-
-class OwnRows(serial_random.OwnRows):
-    """The OwnRows of a function that numba compiles."""
-
-
-_OF_CLASSES = {each.__mro__[1]: each for each in (RankWeight, Rows, WholeSize, OwnRows)}
+_OF_CLASSES = {
+    each: type(each.__name__, (each,), {"__module__": __name__})
+    for each in (base_graph.RankWeight, rows.Rows, serial_random.WholeSize, serial_random.OwnRows)
+}
+RankWeight, Rows, WholeSize, OwnRows = _OF_CLASSES.values()  # pickles find them by these names
 
 
 def for_numba(op):
@@ -73,7 +61,7 @@ def _all_reduce(op, node, **kwargs):
         f"        reduce_in_place({op.ops!r}, {arguments})\n"
         f"    return {arguments}\n"
     )
-    return _compiled("all_reduce", source, graph.reduce_in_place)
+    return calling_python("all_reduce", source, graph.reduce_in_place)
 
 
 @register_funcify_and_cache_key(RankWeight)
@@ -84,7 +72,7 @@ def _rank_weight(op, node, **kwargs):
         "        weight = current_weight()\n"
         "    return np.asarray(weight)\n"
     )
-    return _compiled("rank_weight", source, current_weight)
+    return calling_python("rank_weight", source, current_weight)
 
 
 @register_funcify_and_cache_key(Rows)
@@ -96,7 +84,7 @@ def _rows(op, node, **kwargs):
         f"        found = numbers_of_rows({', '.join(f'int({name})' for name in names)})\n"
         "    return found\n"
     )
-    return _compiled("numbers", source, numbers_of_rows)
+    return calling_python("numbers", source, numbers_of_rows)
 
 
 @register_funcify_and_cache_key(WholeSize)
@@ -109,7 +97,7 @@ def _whole_size(op, node, **kwargs):
         "    whole[0] = length\n"
         "    return whole\n"
     )
-    return _compiled("whole_size", source, drawn_rows)
+    return calling_python("whole_size", source, drawn_rows)
 
 
 @register_funcify_and_cache_key(OwnRows)
@@ -120,7 +108,7 @@ def _own_rows(op, node, **kwargs):
         "        _, begin, end = map(int, drawn_rows(size))\n"
         "    return numbers[begin:end]\n"
     )
-    return _compiled("own_rows", source, drawn_rows)
+    return calling_python("own_rows", source, drawn_rows)
 
 
 @register_funcify_and_cache_key(storing.Push)
@@ -153,8 +141,11 @@ def _await(op, node, **kwargs):
     return await_array, None
 
 
-def _compiled(name, source, callee):
-    """Return numba's function of a source that calls a Python function, and its key on disk."""
+def calling_python(name, source, callee):
+    """Return numba's function of a source that calls a Python function, and its key on disk.
+
+    The source names the function, ``np`` and ``objmode``.
+    """
     # Code that numba has read from disk looks the function up in the module of this __name__.
     names = {"__name__": callee.__module__, "np": np, "objmode": numba.objmode}
     names[callee.__name__] = callee

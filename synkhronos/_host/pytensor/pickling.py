@@ -80,11 +80,7 @@ def _set_config(values):
 
 def load(data, variables):
     """Undo `dump`: add the new variables to `variables`, and return the functions and their ids."""
-    return load_with(_set_config, _as_sent, _compiled, data, variables)
-
-
-def _as_sent(variable, variables):
-    return variable
+    return load_with(_set_config, _compiled, data, variables)
 
 
 def _compiled(function):

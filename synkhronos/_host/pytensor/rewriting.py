@@ -10,12 +10,12 @@ import importlib
 from pytensor.compile.mode import optdb
 from pytensor.graph.rewriting.basic import WalkingGraphRewriter, node_rewriter
 
-from synkhronos._host.base.graph import AllReduce, RankOperation
+from synkhronos._host.base.graph import RankOperation
 from synkhronos._host.base.rows import Rows
 from synkhronos._host.base.storing import Await, Push
 
 
-@node_rewriter([AllReduce, RankOperation, Rows, Push, Await])
+@node_rewriter([RankOperation, Rows, Push, Await])
 def _for_numba(fgraph, node):
     # Imported here: that imports numba, which takes a second, and a C mode needs no numba.
     numba_operations = importlib.import_module("synkhronos._host.pytensor.numba_operations")

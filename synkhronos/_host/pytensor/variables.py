@@ -6,6 +6,10 @@ from pytensor import tensor
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.type import DenseTensorType, TensorType
 
+from synkhronos._host.pytensor.devices import is_on_device, to_host
+
+lives_on_device, on_host, on_device = is_on_device, to_host, to_host
+
 
 def replace(variable, value) -> None:
     """Make `value` the value of a shared variable, cast to its dtype, with no copy."""
@@ -55,21 +59,6 @@ def cast_value(variable, value):
 def is_array_variable(variable) -> bool:
     """Return whether a variable holds an array of NumPy."""
     return isinstance(variable.type, DenseTensorType)
-
-
-def lives_on_device(variable) -> bool:
-    """Return False: all values are on the host."""
-    return False
-
-
-def on_host(variable):
-    """Return the variable, whose values are on the host."""
-    return variable
-
-
-def on_device(variable):
-    """Return the variable: this host has no devices."""
-    return variable
 
 
 def is_random_state(variable) -> bool:

@@ -23,6 +23,7 @@ _NOT_ON_OPENCL = (
     "local_gpua_crossentropysoftmax1hotwithbiasdx",
 )
 
+_when_open = []  # functions to call when this process has opened a device
 # The devices that this process has tried to open. An attempt can't be undone: even one that fails
 # starts threads, so the process must not fork afterwards.
 _tried = set()
@@ -60,6 +61,12 @@ def import_device_backend():
     return theano.gpuarray
 
 
+def when_open(function):
+    """Call a function when this process has opened a device; a decorator."""
+    _when_open.append(function)
+    return function
+
+
 def open_device(device: str, rank: int, threads: int) -> None:
     """Open the device of this rank: shared variables and computations move to it from now on."""
     if device.startswith("opencl"):
@@ -80,6 +87,8 @@ def open_device(device: str, rank: int, threads: int) -> None:
         _work_around_opencl()
     else:
         _let_reductions_be_cached()
+    for function in _when_open:
+        function()
 
 
 def _prepare_pocl(rank, threads):

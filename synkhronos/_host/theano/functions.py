@@ -1,11 +1,13 @@
 """Compile and call Theano functions."""
 
 import theano
+from theano import gof
+from theano.compile.mode import Mode, get_mode
 
 from synkhronos._host.base.deep_graphs import compiling_deep
-from synkhronos._host.base.functions import computed_by, release_arguments
-from synkhronos._host.base.updates import default_updates
-from synkhronos._host.theano import modes, portable, printing
+from synkhronos._host.base.functions import computed_by, default_updates, release_arguments
+from synkhronos._host.base.rewriting import with_fused_reductions
+from synkhronos._host.theano import devices, lending, overlapping, portable, printing  # noqa: F401
 from synkhronos._host.theano.faster import switch
 from synkhronos._machine.deep_recursion import recurses_deep
 
@@ -16,10 +18,26 @@ printing.put_ranks_in_front()
 def compile_function(inputs, outputs, **kwargs):
     """Return a compiled Theano function that takes checked arrays and returns a list."""
     computed = computed_by(outputs, **kwargs)
-    kwargs["mode"] = modes.mode_for(computed, kwargs.get("mode"))
+    kwargs["mode"] = mode_for(computed, kwargs.get("mode"))
     function = compiling_deep(theano.function, computed)(inputs, outputs, **kwargs)
     function.trust_input = function.is_of_synkhronos = True
     return function
+
+
+def mode_for(outputs, mode):
+    """Return the mode to compile for ranks with.
+
+    It has the rewrites for CPUs if it compiles C code, and fuses all-reduces if there are any.
+
+    Raises ``TypeError`` for an AllReduce inside a scan: it can't be part of the chain.
+    """
+    mode = get_mode(mode)
+    if devices.device_kind() == "cpu":
+        mode = switch.for_cpus(mode)
+    elif type(mode.linker) is gof.PerformLinker or not getattr(mode.linker, "c_thunks", True):
+        # A mode such as FAST_COMPILE runs Python code only; operations on devices have none.
+        mode = Mode("vm", mode.provided_optimizer)
+    return with_fused_reductions(mode, outputs)
 
 
 @recurses_deep

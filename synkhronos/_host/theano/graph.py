@@ -50,3 +50,27 @@ class AllReduce(graph.AllReduce):
 
 
 all_reduce = AllReduce.of
+
+
+@devices.when_open
+def _lift_all_reduces():
+    """Let Theano's backend move AllReduces to the device."""
+    from theano.gpuarray import opt
+    from theano.gpuarray.basic_ops import as_gpuarray_variable
+
+    @opt.register_opt("fast_compile")
+    @opt.op_lifter([AllReduce])
+    @opt.register_opt2([AllReduce], "fast_compile")
+    def local_gpua_all_reduce(op, context_name, inputs, outputs):
+        return op(*[as_gpuarray_variable(x, context_name) for x in inputs], return_list=True)
+
+
+class Overlap:
+    """Whether functions that are compiled from now on begin reductions early: see `overlapping`."""
+
+    is_on = False
+
+
+def overlap_reductions(overlaps: bool) -> None:
+    """Say whether functions that are compiled from now on begin reductions early."""
+    Overlap.is_on = overlaps

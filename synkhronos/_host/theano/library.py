@@ -1,10 +1,15 @@
 """Theano for `_host/base`: its classes and functions, under names that PyTensor's have too."""
 
+import copy
+
+import theano as library
 import theano.tensor as tensor
+from numpy.random import RandomState
 from theano import clone as clone_replace
 from theano import config, gof
 from theano import function as compile_serially
-from theano.compile.function_module import Function
+from theano.compile.function_module import Function as CompiledFunction
+from theano.compile.function_module import convert_function_input
 from theano.compile.io import In, Out, SymbolicInput
 from theano.compile.mode import Mode, get_mode, optdb
 from theano.compile.ops import DeepCopyOp, Shape, Shape_i, ViewOp
@@ -27,6 +32,10 @@ from theano.tensor.raw_random import RandomFunction
 from theano.tensor.sharedvar import TensorSharedVariable
 from theano.tensor.subtensor import AdvancedSubtensor1, Subtensor, get_idx_list
 
+title = "Theano"
+tuple_forms = (
+    "(variable, value), (name, variable, value), (name, variable) or ((variable, update), value)"
+)
 CONVERTS_UPDATES = False  # whether `function` converts updates to the types of their variables
 # Operations that draw random numbers: their first two inputs are a state and a size.
 DRAWS = mrg_uniform_base, RandomFunction
@@ -76,6 +85,21 @@ def inner_outputs(op):
     """Return the outputs of the graph inside of a scan or an OpFromGraph; none of any other."""
     inner = getattr(op, "outputs", None) or getattr(op, "local_outputs", None) or ()
     return [each for each in inner if isinstance(each, Variable)]
+
+
+def without_tuple(given):
+    """Return the variable or In that an input means which is a tuple; None if Theano refuses it.
+
+    Any other input is returned as it is.
+    """
+    if not isinstance(given, (list, tuple)):
+        return given
+    # Theano sets the value of an In that stands in a tuple.
+    parts = [copy.copy(part) if isinstance(part, SymbolicInput) else part for part in given]
+    try:
+        return convert_function_input(tuple(parts))
+    except Exception:  # of any kind: making the message fails as well
+        return None
 
 
 def machine_of(function):

@@ -27,21 +27,12 @@ from theano.tensor.elemwise import Elemwise
 
 from synkhronos._host.base.calls import current_call
 from synkhronos._host.base.node_order import InOrder, n_needed, owners
-from synkhronos._host.theano.graph import AllReduce
+from synkhronos._host.theano.graph import AllReduce, Overlap
 from synkhronos._host.theano.lending import land, may_be_lent
 
 BUCKET_BYTES = 1 << 20
 _UNKNOWN_BYTES = 1 << 20  # of a matrix whose size is not known before it is computed
 _DEPTH = 4  # elementwise operations between a gradient and its parameter, at most
-
-
-class _State:
-    overlaps = False
-
-
-def overlap_reductions(overlaps: bool) -> None:
-    """Say whether functions that are compiled from now on begin reductions early."""
-    _State.overlaps = overlaps
 
 
 class Begin(gof.Op):
@@ -92,7 +83,7 @@ class _Overlap(gof.Optimizer):
         fgraph.attach_feature(gof.toolbox.ReplaceValidate())
 
     def apply(self, fgraph):
-        if not _State.overlaps:
+        if not Overlap.is_on:
             return
         nodes = [node for node in fgraph.apply_nodes if isinstance(node.op, AllReduce)]
         # With an IfElse, Theano computes what is needed, in an order that it finds as it goes on.

@@ -153,7 +153,7 @@ def _set_config(values):
 
 def load(data, variables):
     """Undo `dump`: add the new variables to `variables`, and return the functions and their ids."""
-    return load_with(_set_config, _made, _compiled, data, variables)
+    return load_with(_set_config, _compiled, data, variables, _made)
 
 
 def _made(sent, variables):

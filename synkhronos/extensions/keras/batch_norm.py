@@ -23,22 +23,12 @@ class Synchronized:
 
     def expression(self, variable):
         """Return an expression; its parts without a batch normalization are the same variables."""
-        pending = [variable]
-        while pending:  # not recursive: a deep network has thousands of levels
-            node = pending[-1].owner
-            lacking = [v for v in node.inputs if v not in self._new] if node else []
-            if lacking and pending[-1] not in self._new:
-                pending += lacking
-                continue
-            last = pending.pop()
-            if node is None:
-                self._new[last] = last
-            elif last not in self._new:
-                self._new.update(zip(node.outputs, self._outputs(node)))
-        return self._new[variable]
+        for node in library.gof.graph.io_toposort(self._new, [variable]):
+            self._new.update(zip(node.outputs, self._outputs(node)))
+        return self._new.get(variable, variable)
 
     def _outputs(self, node):
-        inputs = [self._new[v] for v in node.inputs]
+        inputs = [self._new.get(v, v) for v in node.inputs]
         if self._is_on and _normalizes_rows(node):
             outputs = _normalized(node, *inputs)
             self._row_counts[node.inputs[0]] = ops.all_reduce(inputs[0].shape[0], "sum")
@@ -68,7 +58,7 @@ class Synchronized:
             elif _is_shape_of(node, self._row_counts):
                 # The length of axis 0 differs between ranks, the others are equal.
                 count = self._row_counts[node.inputs[0]]
-                own = self._new[node.inputs[0]].shape
+                own = self._new.get(node.inputs[0], node.inputs[0]).shape
                 new[last] = T.set_subtensor(own[0], T.cast(count, own.dtype))
             else:
                 lacking = [v for v in node.inputs if v not in new]

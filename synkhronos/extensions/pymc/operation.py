@@ -12,9 +12,6 @@ machine code that calls `evaluate` for all processes, and finds it by the graph.
 
 from __future__ import annotations
 
-import hashlib
-
-import numba
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.compile.mode import optdb
@@ -22,9 +19,9 @@ from pytensor.gradient import DisconnectedType
 from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
-from pytensor.link.numba.cache import compile_numba_function_src
-from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
+from pytensor.link.numba.dispatch.basic import register_funcify_and_cache_key
 
+from synkhronos._host.pytensor.numba_operations import calling_python
 from synkhronos.extensions.pymc.evaluator import Evaluator, evaluate
 from synkhronos.extensions.pymc.terms import is_float
 
@@ -129,12 +126,8 @@ def _likelihood_in_numba(op, node, **kwargs):
     returned = "np.asarray(vector[0])" + (", vector[1:]" if op.gradients else "")
     lines += [
         "    which = number.item()",
-        "    with numba.objmode(vector='float64[::1]'):",
+        "    with objmode(vector='float64[::1]'):",
         f"        vector = evaluate(which, {op.gradients}, flat)",
         f"    return {returned}",
     ]
-    source = "\n".join(lines)
-    # numba looks for the name of the module in which the function was defined.
-    environment = {"numba": numba, "np": np, "evaluate": evaluate, "__name__": __name__}
-    function = compile_numba_function_src(source, "likelihood", environment)
-    return numba_njit(function), hashlib.sha256(source.encode()).hexdigest()
+    return calling_python("likelihood", "\n".join(lines), evaluate)

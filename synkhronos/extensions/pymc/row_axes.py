@@ -4,8 +4,8 @@
 
 Each variable that depends on rows has a state: the axis of its rows, or that it is a sum over them.
 An operation that would compute something from several rows is refused, such as a mean over rows, a
-cumulative sum or a number of rows; and so is any operation without a rule here. Numbers can't show
-that: two rows may come together for some parameters only, or for other data.
+cumulative sum or a number of rows; and so is any operation without a rule here or in `row_states`.
+Numbers can't show that: two rows may come together for some parameters only, or for other data.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.sort import ArgSortOp, SortOp
 from pytensor.tensor.special import LogSoftmax, Softmax
 
-from synkhronos.extensions.pymc import row_shapes  # noqa: F401 - its rules
 from synkhronos.extensions.pymc.row_states import (
     ALL,
     COUNTED,
@@ -37,6 +36,7 @@ from synkhronos.extensions.pymc.row_states import (
     constant,
     mixed,
     only,
+    refuse_length,
     rule,
 )
 
@@ -109,8 +109,8 @@ def _elemwise(op, node, states):
         raise mixed(node)
     [axis] = axes
     for each, state in zip(node.inputs, states, strict=True):
-        if state is None and not each.type.broadcastable[axis]:
-            raise Mixed("an array that is no data has as many elements as there are rows")
+        if state is None:
+            refuse_length(each, axis)
     return Along(axis)
 
 
@@ -223,18 +223,13 @@ def _blockwise(op, node, states):
         if len(axes) != 1:
             raise mixed(node)
         [axis] = axes
-        _refuse_fixed(node, states, n_cores, n_batch, axis)
+        for each, n, state in zip(node.inputs, n_cores, states, strict=True):
+            if state is None:
+                refuse_length(each, axis - (n_batch - (each.ndim - n)))
         return Along(axis)
     if axes or n_batch or not isinstance(op.core_op, math.Dot):
         return _columns(op, node, states, n_batch)
     return _product(node, [each.ndim for each in node.inputs], states)
-
-
-def _refuse_fixed(node, states, n_cores, n_batch, axis):
-    for each, n, state in zip(node.inputs, n_cores, states, strict=True):
-        own = axis - (n_batch - (each.ndim - n))
-        if state is None and 0 <= own < each.ndim - n and not each.type.broadcastable[own]:
-            raise Mixed("an array that is no data has as many elements as there are rows")
 
 
 def _columns(op, node, states, n_batch):

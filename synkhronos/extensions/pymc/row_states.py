@@ -1,7 +1,10 @@
-"""States of the variables that depend on rows, in the graph of a log-likelihood.
+"""States of variables that depend on rows; rules for lengths, shapes and indices: see `row_axes`.
 
-The rules in `row_axes` and `row_shapes` find the state of an operation's outputs from the states of
-its inputs. A variable that does not depend on rows has None.
+A rule finds the states of an operation's outputs from the states of its inputs. A variable that
+does not depend on rows has None.
+
+The number of rows may give an array its length, and the numbers of rows may pick an element of each
+row; nothing else may be computed from them.
 """
 
 from __future__ import annotations
@@ -11,8 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from pytensor.compile.ops import ViewOp
 from pytensor.graph.basic import Constant
+from pytensor.tensor import basic, subtensor
 from pytensor.tensor.elemwise import DimShuffle
+from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+from pytensor.tensor.type_other import NoneTypeT
 
 
 class Mixed(ValueError):
@@ -65,6 +73,12 @@ def rule(*kinds):
     return register
 
 
+def refuse_length(variable, axis):
+    """Raise Mixed for an array that is no data and has any length along an axis of rows but 1."""
+    if axis >= 0 and not variable.type.broadcastable[axis]:
+        raise Mixed("an array that is no data has as many elements as there are rows")
+
+
 def only(states, *allowed) -> bool:
     """Return whether all inputs that depend on rows have one of these states."""
     return all(state is None or state in allowed for state in states)
@@ -82,3 +96,227 @@ def constant(variable):
     return (
         variable.data.item() if isinstance(variable, Constant) and variable.data.size == 1 else None
     )
+
+
+@rule(Shape)
+def _shape(op, node, states):
+    [state] = states
+    if isinstance(state, Along):
+        return Lengths(tuple(axis == state.axis for axis in range(node.inputs[0].ndim)))
+    return None
+
+
+@rule(Shape_i)
+def _shape_i(op, node, states):
+    [state] = states
+    return Lengths((True,)) if isinstance(state, Along) and state.axis == op.i else None
+
+
+@rule(basic.ScalarFromTensor, basic.TensorFromScalar, ViewOp)
+def _same(op, node, states):
+    return states[0]
+
+
+@rule(basic.MakeVector)
+def _make_vector(op, node, states):
+    if are_lengths(states):
+        return _lengths(states, [1] * len(states))
+    if only(states, ALL):
+        return ALL
+    if only(states, TOTAL) and None not in states:
+        return TOTAL
+    raise mixed(node)
+
+
+def _lengths(states, sizes):
+    if COUNTED in states:
+        return COUNTED
+    flags = [
+        flag
+        for state, size in zip(states, sizes, strict=True)
+        for flag in (state.flags if state else [False] * size)
+    ]
+    return Lengths(tuple(flags))
+
+
+@rule(basic.Join)
+def _join(op, node, states):
+    if are_lengths(states):
+        sizes = [each.type.shape[0] if each.ndim == 1 else None for each in node.inputs]
+        return COUNTED if None in sizes else _lengths(states, sizes)
+    if only(states, ALL):
+        return ALL
+    if all(state is TOTAL for state in states):
+        return TOTAL
+    [first, *_] = states
+    if not isinstance(first, Along) or set(states) != {first} or first.is_number:
+        raise mixed(node)
+    if first.axis == op.axis % node.inputs[0].ndim:
+        raise mixed(node)
+    return first
+
+
+def _rows_of_shape(node, sizes):
+    """Return the axis that has the number of rows, of those whose lengths have these states."""
+    found = [axis for axis, state in enumerate(sizes) if state is not None]
+    if len(found) > 1 or any(sizes[axis] != Lengths((True,)) for axis in found):
+        raise mixed(node, "its log-likelihood computes with the number of rows")
+    return found[0] if found else None
+
+
+@rule(basic.Alloc)
+def _alloc(op, node, states):
+    value, *sizes = states
+    if value is ALL or value is TOTAL:
+        if only(sizes):
+            return value
+        raise mixed(node)
+    axis = _rows_of_shape(node, sizes)
+    if value is None:
+        refuse_length(node.inputs[0], axis - (len(sizes) - node.inputs[0].ndim))
+        return Along(axis)
+    if not isinstance(value, Along) or value.is_number:
+        raise mixed(node)
+    own = value.axis + len(sizes) - node.inputs[0].ndim
+    if axis not in (None, own):
+        raise mixed(node)
+    return Along(own)
+
+
+@rule(basic.ARange)
+def _arange(op, node, states):
+    begin, _, step = node.inputs
+    is_count = states[:1] + states[2:] == [None, None] and states[1] == Lengths((True,))
+    if is_count and constant(begin) == 0 and constant(step) == 1:
+        return Along(0, is_number=True)
+    raise mixed(node, "its log-likelihood computes with the numbers of rows")
+
+
+@rule(Reshape)
+def _reshape(op, node, states):
+    state, lengths = states
+    value, new = node.inputs
+    if lengths is None and state in (TOTAL, ALL):
+        return state
+    if not isinstance(state, Along) or lengths is COUNTED:
+        raise mixed(node)
+    if isinstance(lengths, Lengths):  # rows stay the first axis, and the rest is as large
+        if state.axis == 0 and lengths.flags == (True, *[False] * (op.ndim - 1)):
+            return state
+        raise mixed(node)
+    sizes = new.data.tolist() if isinstance(new, Constant) else []
+    rest = [n for axis, n in enumerate(value.type.shape) if axis != state.axis]
+    if len(sizes) == op.ndim and None not in rest and sizes.count(-1) == 1:
+        at, size = sizes.index(-1), int(np.prod(rest))
+        is_alone = int(np.prod([n for n in sizes if n != -1])) == size
+        if is_alone and (size == 1 or (state.axis == 0 and at == 0)):
+            return Along(at, state.is_number)
+    raise mixed(node)
+
+
+@rule(SpecifyShape)
+def _specify_shape(op, node, states):
+    state, *sizes = states
+    if isinstance(state, Along) and not isinstance(node.inputs[1 + state.axis].type, NoneTypeT):
+        raise mixed(node)
+    return state if only(sizes) else COUNTED
+
+
+@rule(subtensor.Subtensor)
+def _subtensor(op, node, states):
+    state, *others = states
+    indices = subtensor.indices_from_subtensor(node.inputs[1:], op.idx_list)
+    if isinstance(state, Lengths):
+        return _part_of_lengths(state, indices)
+    if not only(others):
+        raise mixed(node)
+    if state in (TOTAL, ALL, COUNTED):
+        return state
+    if state.axis < len(indices) and not _is_whole(indices[state.axis]):
+        raise mixed(node)
+    gone = sum(not isinstance(each, slice) for each in indices[: state.axis])
+    return Along(state.axis - gone, state.is_number)
+
+
+def _is_whole(index):
+    return isinstance(index, slice) and all(
+        part is None or isinstance(getattr(part, "type", None), NoneTypeT)
+        for part in (index.start, index.stop, index.step)
+    )
+
+
+def _part_of_lengths(state, indices):
+    def number(part):
+        return None if part is None or isinstance(part.type, NoneTypeT) else _fixed(part)
+
+    [index] = indices
+    try:
+        if isinstance(index, slice):
+            parts = slice(number(index.start), number(index.stop), number(index.step))
+            return Lengths(state.flags[parts])
+        return Lengths((state.flags[_fixed(index)],)) if state.flags[_fixed(index)] else None
+    except _NotFixed:
+        return COUNTED
+
+
+class _NotFixed(Exception):
+    """An index is no constant."""
+
+
+def _fixed(variable):
+    while variable.owner and isinstance(
+        variable.owner.op, (basic.ScalarFromTensor, basic.TensorFromScalar)
+    ):
+        [variable] = variable.owner.inputs
+    if not isinstance(variable, Constant):
+        raise _NotFixed
+    return int(variable.data)
+
+
+@rule(subtensor.AdvancedSubtensor)
+def _advanced_subtensor(op, node, states):
+    """Follow indices with rows: ``a[group]``, and ``p[numbers of rows, class]``."""
+    value, *given = node.inputs
+    state = states[0]
+    state_of = dict(zip(given, states[1:], strict=True))
+    indices = list(subtensor.indices_from_subtensor(given, op.idx_list))
+    indices += [slice(None)] * (value.ndim - len(indices))
+    arrays = {at: each for at, each in enumerate(indices) if not isinstance(each, slice)}
+    slices = [each for each in indices if isinstance(each, slice)]
+    bounds = [part for each in slices for part in (each.start, each.stop, each.step)]
+    if any(part is not None and state_of.get(part) is not None for part in bounds):
+        raise mixed(node)
+    n_new = max(each.ndim for each in arrays.values())
+    places = set()  # of the rows, in the axes that the arrays of indices make
+    for each in arrays.values():
+        index = state_of.get(each)
+        if index is not None and not isinstance(index, Along):
+            raise mixed(node)
+        if index is not None:
+            places.add(index.axis + n_new - each.ndim)
+    for each in arrays.values():
+        if state_of.get(each) is None and places:
+            [own] = [place - (n_new - each.ndim) for place in places][:1]
+            if own >= 0 and not each.type.broadcastable[own]:
+                raise mixed(node)
+    at = min(arrays)
+    are_adjacent = max(arrays) - at + 1 == len(arrays)
+    first = at if are_adjacent else 0
+    numbered = {at for at, each in arrays.items() if getattr(state_of.get(each), "is_number", 0)}
+    if len(places) > 1:
+        raise mixed(node)
+    if state is None:
+        if numbered:
+            raise mixed(node, "its log-likelihood computes with the numbers of rows")
+        return Along(first + places.pop())
+    if not isinstance(state, Along) or state.is_number:
+        raise mixed(node)
+    if places:  # row i of the indices picks from row i of the value, and from no other
+        if numbered != {state.axis}:
+            raise mixed(node)
+        return Along(first + places.pop())
+    if state.axis in arrays or not _is_whole(indices[state.axis]):
+        raise mixed(node)
+    before = [axis for axis in range(value.ndim) if axis not in arrays and axis < state.axis]
+    is_behind = not are_adjacent or state.axis > at
+    return Along(len(before) + (n_new if is_behind else 0))

@@ -2,5 +2,6 @@
 
 from synkhronos._host.theano.dividing import elementwise, indices, networks, shapes
 from synkhronos._host.theano.dividing.division import CannotDivide, divide
+from synkhronos._host.theano.dividing.intercepting import intercept
 
-__all__ = ["CannotDivide", "divide", "elementwise", "indices", "networks", "shapes"]
+__all__ = ["CannotDivide", "divide", "elementwise", "indices", "intercept", "networks", "shapes"]

@@ -11,7 +11,7 @@ what is the same on all ranks, and can't take rows: then the function can't be d
 from typing import Any, List, NamedTuple, Optional, Tuple
 
 import numpy as np
-from theano import scalar
+from theano import gof, scalar
 from theano.compile.ops import Shape_i
 from theano.compile.pfunc import rebuild_collect_shared
 from theano.gof import Constant, Variable
@@ -20,9 +20,10 @@ from theano.scan_module.scan_utils import equal_computations
 from theano.tensor import basic
 from theano.tensor.elemwise import CAReduce
 
-from synkhronos._host.base.graph import AllReduce, RankOperation
+from synkhronos._arithmetic import partition
+from synkhronos._host.base.calls import rows_of_ranks
+from synkhronos._host.base.graph import RankOperation
 from synkhronos._host.base.rows import Rows
-from synkhronos._host.theano.dividing.operations import rows_of_rank, total_rows
 from synkhronos._host.theano.graph import all_reduce
 from synkhronos._host.theano.variables import is_array_variable, is_random_state
 from synkhronos._machine.deep_recursion import recurses_deep
@@ -67,6 +68,61 @@ class Divided(NamedTuple):
     totals: List[Any]  # expressions of the numbers of rows that are sliced from shared variables
     remainders: List[Any]  # numbers that must be 0 in a call, or ranks can't reshape their rows
     n_rows: Optional[int]  # the number of rows that a call must have; None for any
+
+
+class TotalRows(RankOperation):
+    """The number of rows of all ranks, where each rank has the number of its own."""
+
+    __props__ = ()
+
+    def make_node(self, mine):
+        """Return the node, for this rank's number of rows."""
+        return gof.Apply(self, [basic.as_tensor_variable(mine)], [basic.lscalar()])
+
+    def perform(self, node, inputs, output_storage):
+        """Store the number of all rows of the running call; outside of a call, all are here."""
+        counts, _ = rows_of_ranks()
+        n_rows = inputs[0] if counts is None else sum(counts)
+        output_storage[0][0] = np.asarray(n_rows, np.int64)
+
+    def infer_shape(self, node, shapes):
+        """Return an empty shape: it has no axes."""
+        return [()]
+
+    def connection_pattern(self, node):
+        """Return that a number of rows has no gradient."""
+        return [[False]]
+
+
+class RowsOfRank(RankOperation):
+    """The slice of an array that is this rank's part of a slice, and the number of all its rows."""
+
+    __props__ = ()
+
+    def make_node(self, start, stop, length):
+        """Return the node, for the bounds of the slice and the length of the array."""
+        inputs = [basic.as_tensor_variable(each) for each in (start, stop, length)]
+        return gof.Apply(self, inputs, [basic.lscalar(), basic.lscalar(), basic.lscalar()])
+
+    def perform(self, node, inputs, output_storage):
+        """Store the bounds of the running call's rank; outside of a call, those of the slice."""
+        start, stop, length = map(int, inputs)
+        start, stop, _ = slice(start, stop).indices(length)
+        n_rows = max(0, stop - start)
+        first, end = 0, n_rows
+        counts, rank = rows_of_ranks()
+        if counts is not None:
+            first, end = partition.share(n_rows, len(counts), rank)
+        for storage, result in zip(output_storage, (start + first, start + end, n_rows)):
+            storage[0] = np.asarray(result, np.int64)
+
+    def infer_shape(self, node, shapes):
+        """Return empty shapes: the outputs have no axes."""
+        return [(), (), ()]
+
+    def connection_pattern(self, node):
+        """Return that numbers of rows have no gradients."""
+        return [[False] * 3 for _ in node.inputs]
 
 
 @recurses_deep
@@ -158,7 +214,7 @@ class _Division:
         )
 
     def _apply(self, node):
-        if isinstance(node.op, (AllReduce, RankOperation, Rows)):
+        if isinstance(node.op, (RankOperation, Rows)):
             raise CannotDivide(f"has {_name(node)}, which says by itself what ranks do")
         for kind in type(node.op).__mro__:
             if kind in _RULES:
@@ -217,12 +273,14 @@ class _Division:
         if axis >= 0 and not variable.broadcastable[axis]:
             self.refuse(node, f"rows and {variable}, which has a fixed number of rows")
 
-    def length(self, variable, axis, exact):
-        """Return the number of rows of a variable with rows: the rank's, and that of all ranks."""
-        mine = Shape_i(axis)(variable)
+    def length(self, value):
+        """Return the number of rows of a value with rows: the rank's, and that of all ranks."""
+        mine, exact = Shape_i(value.axis)(value.variable), value.exact or value.kind == POSITIONS
         if not exact:
-            return mine, all_reduce(mine, "sum")
-        return mine, self.totals[0] if self.totals else total_rows(mine)
+            total = all_reduce(mine, "sum")
+        else:
+            total = self.totals[0] if self.totals else TotalRows()(mine)
+        return Value(mine, LENGTH, exact=exact, total=total)
 
     def require(self, n_rows):
         """Let only calls with this number of rows be divided."""
@@ -255,7 +313,7 @@ class _Division:
         elif not all(map(_equal, (start, stop), self.bounds)):
             raise CannotDivide("slices its shared variables in several ways")
         new = [self.same(each) if isinstance(each, Variable) else each for each in (start, stop)]
-        begin, end, total = rows_of_rank(*new, Shape_i(0)(variable))
+        begin, end, total = RowsOfRank()(*new, Shape_i(0)(variable))
         self.totals.append(total)
         return begin, end
 

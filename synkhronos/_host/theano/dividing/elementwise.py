@@ -44,16 +44,14 @@ def _elemwise(division, node):
     if kinds & {LENGTH, SHAPE} and _is_proportional(op, node, values):
         return of_length(division, node, values)
     if PART in kinds and _is_linear(op, node, values):
-        new = [v.variable if v.kind == PART else division.same(i) for i, v in _pairs(node, values)]
+        new = [
+            v.variable if v.kind == PART else division.same(i) for i, v in zip(node.inputs, values)
+        ]
         if isinstance(op, scalar.Cast) and _is_wider(new[0].dtype, node.outputs[0].dtype):
             return [Value(new[0], PART)]
         return division.apply(node, new, PART)
-    new = [v.variable if v.kind == SAME else division.same(i) for i, v in _pairs(node, values)]
+    new = [v.variable if v.kind == SAME else division.same(i) for i, v in zip(node.inputs, values)]
     return division.apply(node, new)
-
-
-def _pairs(node, values):
-    return list(zip(node.inputs, values))
 
 
 def _elemwise_of_rows(division, node, values):
@@ -63,7 +61,7 @@ def _elemwise_of_rows(division, node, values):
     [axis] = axes
     exact = any(value.exact for value in values if value.kind == ROWS)
     new = []
-    for each, value in _pairs(node, values):
+    for each, value in zip(node.inputs, values):
         if value.kind != ROWS:
             division.refuse_length(node, each, axis)
         new.append(value.variable if value.kind in (ROWS, SAME) else division.same(each))

@@ -1,11 +1,10 @@
 """Rules of indexing: rows are selected from what all ranks have, and never by their number."""
 
 from theano import scalar, tensor
-from theano.compile.sharedvalue import SharedVariable
 from theano.gof import Variable
-from theano.gof.graph import ancestors
 from theano.tensor import subtensor
 
+from synkhronos._host.base.rows import sliced_minibatch
 from synkhronos._host.theano.dividing.division import (
     LENGTH,
     PART,
@@ -51,19 +50,9 @@ def _subtensor(division, node):
 def _bounds_of_minibatch(division, node):
     """Return the bounds of ``data[i * n : (i + 1) * n]``, for shared data and an input i."""
     first, *others = subtensor.get_idx_list(node.inputs, node.op.idx_list)
-    if not isinstance(first, slice) or first.step is not None:
-        return None
-    bounds = [first.start, first.stop]
-    if not all(isinstance(each, Variable) for each in bounds):
-        return None
-    inputs = set(division.inputs)
-    if any(inputs.isdisjoint(ancestors([each])) for each in bounds):
-        return None
-    sliced = ancestors([node.inputs[0]])
-    is_shared = any(isinstance(each, SharedVariable) for each in sliced)
-    if not is_shared or not inputs.isdisjoint(sliced):
-        return None
-    return bounds if all(each == slice(None) for each in others) else None
+    bounds, _ = sliced_minibatch(node, set(division.inputs))
+    is_plain = bounds and first.step is None and all(each == slice(None) for each in others)
+    return bounds if is_plain else None
 
 
 def _subtensor_of_shape(division, node, value):

@@ -46,84 +46,59 @@ def _by_row(*shared):
     return by_row
 
 
-for _op in (nnet.Softmax, nnet.LogSoftmax, nnet.SoftmaxGrad):
-    rule(_op)(_by_row())
-for _op in (nnet.SoftmaxWithBias, nnet.CrossentropySoftmaxArgmax1HotWithBias):
-    rule(_op)(_by_row(1))
-for _op in (
+rule(
+    nnet.Softmax,
+    nnet.LogSoftmax,
+    nnet.SoftmaxGrad,
     nnet.CrossentropySoftmax1HotWithBiasDx,
     nnet.CrossentropyCategorical1Hot,
     nnet.CrossentropyCategorical1HotGrad,
-):
-    rule(_op)(_by_row())
+)(_by_row())
+rule(nnet.SoftmaxWithBias, nnet.CrossentropySoftmaxArgmax1HotWithBias)(_by_row(1))
+
+
+def _of_images(*positions, kind=ROWS):
+    """Return a rule: the inputs at these positions are images in rows, each treated alone.
+
+    A part is a sum over all images.
+    """
+
+    def of_images(division, node):
+        values = [division.of(node.inputs[position]) for position in positions]
+        if all(value.kind != ROWS for value in values):
+            return division.unruled(node)
+        [axis, *others] = {value.axis for value in values}
+        n_free = node.inputs[0].ndim - node.op.ndim if hasattr(node.op, "ndim") else 1
+        if any(value.kind != ROWS for value in values) or others or axis >= n_free:
+            division.refuse(node)
+        new = [
+            division.of(each).variable if position in positions else division.same(each)
+            for position, each in enumerate(node.inputs)
+        ]
+        if kind == PART:
+            return division.apply(_without_batch_size(node), new, PART)
+        exact = any(value.exact for value in values)
+        return division.apply(_without_batch_size(node), new, ROWS, axis, exact)
+
+    return of_images
 
 
 def _without_batch_size(node):
     """Return a node whose operation takes images in any number."""
     op = node.op
-    if op.imshp is None or op.imshp[0] is None:
+    if getattr(op, "imshp", None) is None or op.imshp[0] is None:
         return node
     op = copy.copy(op)
     op.imshp = (None, *op.imshp[1:])
     return op.make_node(*node.inputs)
 
 
-@rule(abstract_conv.AbstractConv)
-def _convolution(division, node):
-    return _of_images(division, node, 0)
-
-
-@rule(abstract_conv.AbstractConv_gradInputs)
-def _gradient_of_images(division, node):
-    return _of_images(division, node, 1)
-
-
-def _of_images(division, node, position):
-    """Apply an operation that treats each image of one input alone."""
-    images = division.of(node.inputs[position])
-    if images.kind != ROWS:
-        return division.unruled(node)
-    new = [
-        images.variable if i == position else division.same(each)
-        for i, each in enumerate(node.inputs)
-    ]
-    if images.axis:
-        division.refuse(node)
-    return division.apply(_without_batch_size(node), new, ROWS, 0, images.exact)
-
-
-@rule(abstract_conv.AbstractConv_gradWeights)
-def _gradient_of_filters(division, node):
-    images, gradient = map(division.of, node.inputs[:2])
-    if ROWS not in (images.kind, gradient.kind):
-        return division.unruled(node)
-    if (images.kind, gradient.kind, images.axis, gradient.axis) != (ROWS, ROWS, 0, 0):
-        division.refuse(node)
-    rest = [division.same(each) for each in node.inputs[2:]]
-    return division.apply(
-        _without_batch_size(node), [images.variable, gradient.variable, *rest], PART
-    )
-
-
-# The inputs with images come first: these, or one, their pooled images, and gradients.
-_N_IMAGES = {pool.Pool: 1, pool.AveragePoolGrad: 2}
-
-
-@rule(pool.Pool, pool.PoolGrad, pool.DownsampleFactorMaxGradGrad)
-def _pool(division, node):
-    n_images = _N_IMAGES.get(type(node.op), 3)
-    images = [division.of(each) for each in node.inputs[:n_images]]
-    if all(value.kind != ROWS for value in images):
-        return division.unruled(node)
-    axes = {value.axis for value in images}
-    if any(value.kind != ROWS for value in images) or len(axes) > 1:
-        division.refuse(node)
-    [axis] = axes
-    if axis >= node.inputs[0].ndim - node.op.ndim:
-        division.refuse(node)
-    rest = [division.same(each) for each in node.inputs[n_images:]]
-    exact = any(value.exact for value in images)
-    return division.apply(node, [*(v.variable for v in images), *rest], ROWS, axis, exact)
+rule(abstract_conv.AbstractConv, pool.Pool)(_of_images(0))
+rule(abstract_conv.AbstractConv_gradInputs)(_of_images(1))
+rule(abstract_conv.AbstractConv_gradWeights)(_of_images(0, 1, kind=PART))
+# Images, their pooled images but for averages, and gradients.
+rule(pool.AveragePoolGrad)(_of_images(0, 1))
+rule(pool.PoolGrad, pool.DownsampleFactorMaxGradGrad)(_of_images(0, 1, 2))
 
 
 @rule(raw_random.RandomFunction, mrg_uniform_base)

@@ -28,11 +28,9 @@ def _shape(division, node):
     if value.kind not in (ROWS, POSITIONS):
         return division.apply(node, [_any_value(division, node)])
     [mine] = division.apply(node, [value.variable])
-    axis = value.axis
-    _, total = division.length(value.variable, axis, value.exact or value.kind == POSITIONS)
-    items = [total if i == axis else mine.variable[i] for i in range(node.inputs[0].ndim)]
-    exact = value.exact or value.kind == POSITIONS
-    return [Value(mine.variable, SHAPE, axis, exact, opt.MakeVector("int64")(*items))]
+    length, axis = division.length(value), value.axis
+    items = [length.total if i == axis else mine.variable[i] for i in range(node.inputs[0].ndim)]
+    return [Value(mine.variable, SHAPE, axis, length.exact, opt.MakeVector("int64")(*items))]
 
 
 @rule(Shape_i)
@@ -40,9 +38,7 @@ def _length(division, node):
     value = division.of(node.inputs[0])
     if value.kind not in (ROWS, POSITIONS) or node.op.i != value.axis:
         return division.apply(node, [_any_value(division, node)])
-    exact = value.exact or value.kind == POSITIONS
-    mine, total = division.length(value.variable, value.axis, exact)
-    return [Value(mine, LENGTH, exact=exact, total=total)]
+    return [division.length(value)]
 
 
 def _any_value(division, node):
@@ -109,9 +105,9 @@ def _alloc(division, node):
     first = 1 if isinstance(node.op, basic.Alloc) else 0
     values = [division.of(each) for each in node.inputs]
     at = [i for i, value in enumerate(values[first:]) if value.kind == LENGTH]
-    if len(at) != 1 or any(value.kind == ROWS for value in values):
-        if any(value.kind == ROWS for value in values):
-            return _alloc_rows(division, node, values, at)
+    if any(value.kind == ROWS for value in values):
+        return _alloc_rows(division, node, values, at)
+    if len(at) != 1:
         return division.unruled(node)
     new = [division.same(each) for each in node.inputs[:first]]
     for filling in new:
@@ -146,7 +142,7 @@ def _join(division, node):
     values = [division.of(each) for each in arrays]
     kinds = {value.kind for value in values}
     join = node.inputs[0]
-    if SHAPE in kinds and kinds <= {SHAPE, SAME} and len(values) - _count(values, SAME) == 1:
+    if SHAPE in kinds and kinds <= {SHAPE, SAME} and [v.kind for v in values].count(SHAPE) == 1:
         return [_join_shapes(division, node, values)]
     dtype = node.outputs[0].dtype
     if kinds == {PART} and all(keeps_sums(value.variable, dtype) for value in values):
@@ -160,10 +156,6 @@ def _join(division, node):
         division.refuse(node, "rows, one after the other")
     exact = any(value.exact for value in values)
     return division.apply(node, [join, *(v.variable for v in values)], ROWS, axes.pop(), exact)
-
-
-def _count(values, kind):
-    return sum(value.kind == kind for value in values)
 
 
 def _join_shapes(division, node, values):
