@@ -77,14 +77,12 @@ def gossip_merge(own: np.ndarray, weight: float, other: np.ndarray, other_weight
     (0.5, array([1., 4.]))
     """
     total = weight + other_weight
-    share = other_weight / total
-    for own_part, part in _blocks(own, other):
-        own_part += own_part.dtype.type(share) * (part - own_part)
+    elastic_step(own, other, other_weight / total)
     return total
 
 
 def apply_update(
-    center: np.ndarray, delta: np.ndarray, squares: np.ndarray | None, gamma: float
+    center: np.ndarray, delta: np.ndarray, squares: np.ndarray | None, gamma: float | None
 ) -> None:
     r"""Apply a worker's accumulated update to the server's parameters, in place.
 
@@ -125,15 +123,7 @@ def pairs_of(order: Sequence[int]) -> dict[int, int]:
     return partners
 
 
-def epochs_entered(done: float, batches_of_epoch: float, before: int) -> range:
-    """Return the numbers of the epochs that have begun since epoch `before`.
-
-    >>> list(epochs_entered(25, 10, 0)), list(epochs_entered(9, 10, 0))
-    ([1, 2], [])
-    """
-    return range(before + 1, int(done // batches_of_epoch) + 1)
-
-
 def _blocks(*arrays):
+    flat = [array.reshape(-1) for array in arrays]
     for begin in range(0, arrays[0].size, _BLOCK):
-        yield [array[begin : begin + _BLOCK] for array in arrays]
+        yield [array[begin : begin + _BLOCK] for array in flat]

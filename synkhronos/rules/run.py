@@ -173,6 +173,10 @@ class Run:
             self.say(f"nothing is left to train: n_epochs is {self.model.n_epochs}")
         return {"total": snapshot.count, **snapshot.more}
 
+    def report(self) -> None:
+        """Print from now on: the rank that has done so is gone."""
+        self.verbose = self.recorder.verbose = True
+
     def say(self, text: str) -> None:
         """Print a line, on the rank that reports."""
         if self.verbose:
