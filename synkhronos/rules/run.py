@@ -35,7 +35,7 @@ class Run:
         As `contract` says.
     recorder : Recorder
     strategy : str
-        Of `exchange`.
+        Of `bsp`.
     interrupt : callable
         Returns whether a signal has asked this process to end.
     """
@@ -211,7 +211,7 @@ def build(
     sync_type : str
         ``cdd``, ``avg`` or ``swap``: for ``compile_iter_fns``.
     strategy : str
-        Of `exchange`.
+        Of `bsp`.
     interrupt : callable
         Returns whether a signal has asked this process to end.
     shares_validation : bool

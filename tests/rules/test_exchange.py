@@ -7,7 +7,7 @@ import pytest
 import theano
 from support.groups import run
 
-from synkhronos.rules.exchange import Exchanger, swap
+from synkhronos.rules.bsp import Sums, swap
 from synkhronos.rules.variables import Flat
 
 
@@ -17,7 +17,7 @@ def halves(group):
     for strategy in ("ar", "asa32"):
         w = theano.shared(np.float16([1 if group.rank else 2048, 7]), "w")
         v = theano.shared(np.full(2, group.rank, np.float32), "v")
-        Exchanger(group, strategy, [w, v], [w, v]).sum(1)
+        Sums(group, strategy, [w, v], [w, v]).compute(1)
         found.append((w.get_value().dtype.name, w.get_value().tolist(), v.get_value().tolist()))
     return found
 
