@@ -15,7 +15,6 @@ from synkhronos.comm.group import Group
 from synkhronos.comm.single_group import SingleGroup
 from synkhronos.rules.job import Job
 from synkhronos.rules.run import Run, build
-from synkhronos.rules.validation import validate
 from synkhronos.rules.variables import Flat
 
 
@@ -132,7 +131,7 @@ class Worker(ABC):
     ) -> None:
         """Validate after an epoch, record it, and write a snapshot if one is due."""
         run = self.run
-        validate(run, count)
+        run.validate(count)
         run.recorder.end_epoch(count, epoch)
         run.record(count)
         if run.snapshot_is_due(epoch, is_last):

@@ -36,7 +36,6 @@ from synkhronos.rules import contract
 from synkhronos.rules.arithmetic import pairs_of, row_weights, warm_up_factor
 from synkhronos.rules.job import Job
 from synkhronos.rules.run import Interrupted, Run, build
-from synkhronos.rules.validation import validate
 from synkhronos.rules.variables import Flat
 
 
@@ -65,13 +64,7 @@ def run(job: Job, group: Group, interrupt: Callable[[], bool]) -> int:
 
 
 class BSP:
-    """One rank's part of a run.
-
-    Parameters
-    ----------
-    run : Run
-        The model, the options, the other ranks.
-    """
+    """One rank's part of a run."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._model, self._group = run, run.model, run.group
@@ -134,7 +127,7 @@ class BSP:
             model.reset_iter("train")
             self._average_statistics()
             count = run.count_before + n_batches * self._size
-            stop = validate(run, count, shares=True)
+            stop = run.validate(count, shares=True)
             model.adjust_hyperp(epoch)
             contract.print_info(model, run.recorder, run.verbose)
             run.recorder.end_epoch(count, epoch)

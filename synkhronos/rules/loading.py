@@ -39,7 +39,7 @@ import numpy as np
 from synkhronos._machine.devices import module_command
 from synkhronos._wording import shown, whole_number
 from synkhronos.rules import array_files
-from synkhronos.rules.preprocessing import MODES, Preprocess
+from synkhronos.rules.preprocessing import Preprocess, check_mode
 
 HALVES = 2
 SECONDS_TO_END = 5.0
@@ -140,8 +140,7 @@ class Loader:
         start : int, optional
             The position in `order` of the first batch to read: where a resumed run goes on.
         """
-        if mode not in MODES:
-            raise ValueError(f"mode must be 'train' or 'val', got {mode!r}.")
+        check_mode(mode)
         order = [whole_number("order", each, 0, len(self.names) - 1) for each in order]
         seed = [int(each) % 2**32 for each in np.atleast_1d(np.asarray(seed))]
         self._position = whole_number("start", start, 0, len(order))

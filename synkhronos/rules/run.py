@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 import random
 import sys
+from types import SimpleNamespace
 from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
@@ -24,20 +26,9 @@ class Interrupted(Exception):
 
 
 class Run:
-    """The parts that all rules use.
+    """The parts that all rules use: a rank's model, its recorder, the job and the other ranks.
 
-    Parameters
-    ----------
-    job : Job
-    group : Group
-        All ranks of the run.
-    model : object
-        As `contract` says.
-    recorder : Recorder
-    strategy : str
-        Of `bsp`.
-    interrupt : callable
-        Returns whether a signal has asked this process to end.
+    `strategy` is one of `bsp`; `interrupt` returns whether a signal has asked this process to end.
     """
 
     def __init__(
@@ -83,6 +74,32 @@ class Run:
         every = self.job.options["snapshot_freq"]
         return is_last or bool(every and epoch % every == 0)
 
+    def validate(self, count: int, shares: bool = False) -> bool:
+        """Validate after `count` batches of all ranks; return whether the model asks to stop.
+
+        `shares` says whether each rank validates a part of the data; else this one validates all.
+        ``val_iter`` returns None to go on with the next sub-batch, a number to go on with that
+        batch, or ``'stop'``.
+        """
+        model, recorder = self.model, self.recorder
+        stop, batch = False, 0
+        while batch < int(model.data.n_batch_val):
+            following = batch + 1
+            for _ in range(int(model.n_subb)):
+                returned = model.val_iter(count, recorder)
+                if isinstance(returned, str) and returned == "stop":
+                    stop = True
+                elif isinstance(returned, numbers.Real) and not isinstance(returned, bool):
+                    following = int(returned)
+                    break
+            batch = following
+        model.reset_iter("val")
+        if shares:
+            recorder.gather_val_info()
+        recorder.print_val_info(count)
+        model.current_info = recorder.get_latest_val_info()
+        return stop
+
     def record(self, count: float) -> None:
         """Write the recorder's file, with the present learning rate."""
         if self.verbose:
@@ -99,16 +116,7 @@ class Run:
     ) -> None:
         """Write a snapshot from which a run goes on with a batch of an epoch.
 
-        Parameters
-        ----------
-        epoch, batch : int
-            Of the next step.
-        group : Group, optional
-            The ranks that take part: by default all.
-        arrays : list of ndarray
-            Arrays of the rule to keep.
-        **more
-            Numbers of the rule to keep.
+        Of all ranks, or those of `group`, with arrays and numbers that the rule keeps.
         """
         group = self.group if group is None else group
         state = self._history.capture(self.recorder)
@@ -184,13 +192,6 @@ class Run:
             sys.stdout.flush()
 
 
-class _Gathering:
-    """The method of mpi4py's communicators that the recorder uses, as model files know it."""
-
-    def __init__(self, group):
-        self.rank, self.size, self.allgather = group.rank, group.size, group.all_gather
-
-
 def build(
     job: Job,
     group: Group,
@@ -202,20 +203,8 @@ def build(
 ) -> Run:
     """Import the model, construct, check and compile it; return the run.
 
-    Parameters
-    ----------
-    job : Job
-    group : Group
-    config : dict
-        What the model's constructor is told: ``verbose``, ``rank``, ``size``.
-    sync_type : str
-        ``cdd``, ``avg`` or ``swap``: for ``compile_iter_fns``.
-    strategy : str
-        Of `bsp`.
-    interrupt : callable
-        Returns whether a signal has asked this process to end.
-    shares_validation : bool
-        Whether each rank validates with a part of the data, so that the results are gathered.
+    `config` is what the model's constructor is told: ``verbose``, ``rank``, ``size``. With
+    `shares_validation` each rank validates with a part of the data, and the results are gathered.
     """
     for name in ("snapshot_path", "inforec_path"):
         folder = snapshots.folder_of(job.options[name])
@@ -235,8 +224,10 @@ def build(
             _host.spread_random_state(variable, group.rank)
     np.random.seed((job.options["seed"] + 1 + group.rank) % 2**32)
     random.seed(job.options["seed"] + 1 + group.rank)
+    # With a method of mpi4py's communicators, as model files know it.
+    comm = SimpleNamespace(rank=group.rank, size=group.size, allgather=group.all_gather)
     recorder = Recorder(
-        _Gathering(group) if shares_validation else None,
+        comm if shares_validation else None,
         job.options["print_freq"],
         job.modelclass,
         bool(config["verbose"]),

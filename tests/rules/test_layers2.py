@@ -45,7 +45,7 @@ NAMES = [
 def switched_on():
     yield
     for each in (layers2.Dropout, layers2.Crop, layers2.BatchNormal):
-        each.switch.set(True)
+        each.switch.set_on()
 
 
 @pytest.fixture
