@@ -15,7 +15,7 @@ import numpy as np
 from synkhronos.comm.group import Group
 from synkhronos.parameter_server.updaters import Updater
 from synkhronos.rules import served
-from synkhronos.rules.arithmetic import apply_update
+from synkhronos.rules.arithmetic import blocks
 from synkhronos.rules.job import Job
 
 
@@ -60,7 +60,15 @@ class Downpour(Updater):
 
     def update(self, key: int | str, gradient: np.ndarray) -> None:
         """Apply a worker's update of a key."""
-        apply_update(self.weights[key], gradient, self._squares.get(key), self.gamma)
+        weight = self.weights[key]
+        if self.gamma is None:
+            weight += gradient
+            return
+        smallest = np.finfo(weight.dtype).tiny
+        for part, change, square in blocks(weight, gradient, self._squares[key]):
+            square += change * change
+            # An element without any update is 0 / 0.
+            part += part.dtype.type(self.gamma) * change / np.sqrt(np.maximum(square, smallest))
 
     def states(self) -> dict[int | str, dict[str, np.ndarray]]:
         """Return copies of the sums of squares."""
