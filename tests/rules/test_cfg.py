@@ -95,6 +95,7 @@ def test_bash_assigns_the_same(text, expected, tmp_path):
         ("\nDEVICES=(a\nb", 2, "has no closing parenthesis"),
         ("DEVICES=(a)b", 1, "'b' after the value of DEVICES"),
         ("DEVICES=((a))", 1, "begins a command"),
+        ("DEVICES=(a\nb;c)", 2, "begins a command"),  # it was read for ever
         ("RULE=BSP)", 1, "')' after the value of RULE"),
         ("if true; then\nRULE=BSP\nfi", 1, "is not an assignment"),
         ("RUEL=BSP", 1, "there is no key RUEL. Perhaps you meant RULE."),
