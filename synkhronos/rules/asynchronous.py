@@ -12,7 +12,6 @@ import numpy as np
 
 from synkhronos._machine.log import log
 from synkhronos.comm.group import Group
-from synkhronos.comm.single_group import SingleGroup
 from synkhronos.rules.job import Job
 from synkhronos.rules.run import Run, build
 from synkhronos.rules.variables import Flat
@@ -50,12 +49,9 @@ class Worker(ABC):
     def work(self) -> int:
         """Train to the end; return the exit status."""
         try:
-            # To the model each worker is alone: it sees all data, in an order of its own.
-            config = {"verbose": self.register(), "rank": 0, "size": 1}
-            run = self.run = build(
-                self.job, self.group, config, "avg", "ar", self._interrupt, shares_validation=False
-            )
-            kept = run.resume(SingleGroup())
+            verbose = self.register()
+            run = self.run = build(self.job, self.group, verbose, self._interrupt, is_alone=True)
+            kept = run.resume()
             self.epoch = kept.get("adjusted", run.first_epoch - 1)
             self.flat = Flat(run.model.params)
             self.begin(kept)
@@ -141,4 +137,4 @@ class Worker(ABC):
     def save(self, count: int, epoch: int, arrays: Sequence[np.ndarray] = ()) -> None:
         """Write a snapshot of the present parameters, with arrays that the rule keeps."""
         self.run.count_before = count
-        self.run.save(epoch, 0, SingleGroup(), arrays, adjusted=self.epoch)
+        self.run.save(epoch, 0, arrays, adjusted=self.epoch)

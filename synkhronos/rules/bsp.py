@@ -43,19 +43,17 @@ def run(job: Job, group: Group, interrupt: Callable[[], bool]) -> int:
     """Train the model of this rank together with all other ranks; return the exit status."""
     group.barrier()
     strategy, note = strategy_for(job.options["exch_strategy"], job.devices, group.hosts)
-    is_first = group.rank == 0
     if job.options["sync_type"] == "avg" and strategy == "asa16":
         raise ValueError(
             f"exch_strategy {job.options['exch_strategy']!r} sends 16 bits, which is too few for "
             "the parameters that sync_type 'avg' sends: small steps would be lost. Take 'ar' or "
             "'asa32'."
         )
-    config = {"verbose": is_first, "rank": group.rank, "size": group.size}
-    made = build(job, group, config, job.options["sync_type"], strategy, interrupt)
+    made = build(job, group, group.rank == 0, interrupt)
     if note and group.size > 1:
         made.say(note)
     try:
-        BSP(made).train()
+        BSP(made, strategy).train()
     except Interrupted:
         made.model.cleanup()
         raise
@@ -66,7 +64,7 @@ def run(job: Job, group: Group, interrupt: Callable[[], bool]) -> int:
 class BSP:
     """One rank's part of a run."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, strategy: str) -> None:
         self._run, self._model, self._group = run, run.model, run.group
         self._options = run.job.options
         self._size = run.group.size
@@ -78,13 +76,12 @@ class BSP:
         )
         if self._scales:
             contract.scale_learning_rate(self._model, 1.0)  # refuse a model without a rate now
-        self._exchange = self._make_exchange() if self._size > 1 else None
+        self._exchange = self._make_exchange(strategy) if self._size > 1 else None
         if self._size > 1 and run.statistics:
             self._statistics = Sums(self._group, "ar", run.statistics, run.statistics)
 
-    def _make_exchange(self):
-        sync_type, strategy = self._options["sync_type"], self._run.strategy
-        model, group = self._model, self._group
+    def _make_exchange(self, strategy):
+        sync_type, model, group = self._options["sync_type"], self._model, self._group
         if sync_type == "cdd":
             contract.check_exchanged_velocities(model)
             sums = Sums(group, strategy, model.vels, model.vels2)

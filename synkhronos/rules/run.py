@@ -7,12 +7,13 @@ import os
 import random
 import sys
 from types import SimpleNamespace
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
 from synkhronos import _host
 from synkhronos.comm.group import Group
+from synkhronos.comm.single_group import SingleGroup
 from synkhronos.rules import contract, snapshots
 from synkhronos.rules.job import Job
 from synkhronos.rules.recorder import Recorder
@@ -28,20 +29,14 @@ class Interrupted(Exception):
 class Run:
     """The parts that all rules use: a rank's model, its recorder, the job and the other ranks.
 
-    `strategy` is one of `bsp`; `interrupt` returns whether a signal has asked this process to end.
+    `group` has the ranks that step together: all, or this one alone. `interrupt` returns whether a
+    signal has asked this process to end.
     """
 
     def __init__(
-        self,
-        job: Job,
-        group: Group,
-        model: Any,
-        recorder: Any,
-        strategy: str,
-        interrupt: Callable[[], bool],
+        self, job: Job, group: Group, model: Any, recorder: Any, interrupt: Callable[[], bool]
     ) -> None:
         self.job, self.group, self.model, self.recorder = job, group, model, recorder
-        self.strategy = strategy
         self.verbose = bool(recorder.verbose)
         self.statistics = contract.statistics_of(model)
         self._interrupt = interrupt
@@ -106,23 +101,15 @@ class Run:
             rate = contract.learning_rate(self.model)
             self.recorder.save(count, rate, self.job.options["inforec_path"])
 
-    def save(
-        self,
-        epoch: int,
-        batch: int,
-        group: Group | None = None,
-        arrays: Sequence[np.ndarray] = (),
-        **more: Any,
-    ) -> None:
+    def save(self, epoch: int, batch: int, arrays: Sequence[np.ndarray] = (), **more: Any) -> None:
         """Write a snapshot from which a run goes on with a batch of an epoch.
 
-        Of all ranks, or those of `group`, with arrays and numbers that the rule keeps.
+        With arrays and numbers that the rule keeps.
         """
-        group = self.group if group is None else group
         state = self._history.capture(self.recorder)
         state.plain["rule"] = dict(self.own)
         state.arrays.update({f"rule/{number}": array for number, array in enumerate(arrays)})
-        states = snapshots.collect(group, state)
+        states = snapshots.collect(self.group, state)
         if states is None:
             return
         settings = self.job.settings
@@ -137,12 +124,11 @@ class Run:
             save(snapshots.folder_of(self.job.options["snapshot_path"]))
         self.say(f"snapshot {path}")
 
-    def resume(self, group: Group | None = None) -> dict[str, Any]:
+    def resume(self) -> dict[str, Any]:
         """Go on from a snapshot, if the job says so; return the numbers that the rule has kept."""
         if not self.job.options["resume"]:
             return {}
-        group = self.group if group is None else group
-        found = None
+        group, found = self.group, None
         if group.rank == 0:
             found = snapshots.find(self.job.options["resume"], self.job.options["snapshot_path"])
         snapshot = snapshots.distribute(group, found)
@@ -161,7 +147,7 @@ class Run:
                 before = snapshot.more.get("settings", {})
                 new = {k: v for k, v in self.job.settings.items() if before.get(k, _NONE) != v}
                 # Of asynchronous workers one has written the file: others draw other numbers.
-                is_own = group.rank < n_states and (group is self.group or self.verbose)
+                is_own = self.verbose if group.size == 1 else group.rank < n_states
                 self._history.restore(state, self.recorder, new, is_own)
             else:
                 self._history.restore_parameters(state)
@@ -193,19 +179,13 @@ class Run:
 
 
 def build(
-    job: Job,
-    group: Group,
-    config: Mapping[str, Any],
-    sync_type: str,
-    strategy: str,
-    interrupt: Callable[[], bool],
-    shares_validation: bool = True,
+    job: Job, group: Group, verbose: bool, interrupt: Callable[[], bool], is_alone: bool = False
 ) -> Run:
     """Import the model, construct, check and compile it; return the run.
 
-    `config` is what the model's constructor is told: ``verbose``, ``rank``, ``size``. With
-    `shares_validation` each rank validates with a part of the data, and the results are gathered.
+    To a model that is alone it is the only rank: it sees all data, in an order of its own.
     """
+    own = SingleGroup() if is_alone else group
     for name in ("snapshot_path", "inforec_path"):
         folder = snapshots.folder_of(job.options[name])
         if not os.access(folder, os.W_OK):
@@ -214,11 +194,12 @@ def build(
     layers2 = sys.modules.get("theanompi.models.layers2")
     if layers2 is not None:
         layers2.set_seed(job.options["seed"])
-    config = {**config, "mname": job.modelclass}
+    config = {"verbose": verbose, "rank": own.rank, "size": own.size, "mname": job.modelclass}
     model, _ = contract.make_model(modelclass, config, job.settings)
     contract.check(model)
     # A swap exchanges parameters, so each rank takes steps of its own, as with avg.
-    contract.compile_functions(model, "cdd" if sync_type == "cdd" else "avg")
+    sync_type = "cdd" if job.options.get("sync_type") == "cdd" else "avg"
+    contract.compile_functions(model, sync_type)
     for variable in variables_of(model):
         if _host.is_random_state(variable):
             _host.spread_random_state(variable, group.rank)
@@ -227,10 +208,10 @@ def build(
     # With a method of mpi4py's communicators, as model files know it.
     comm = SimpleNamespace(rank=group.rank, size=group.size, allgather=group.all_gather)
     recorder = Recorder(
-        comm if shares_validation else None,
+        None if is_alone else comm,
         job.options["print_freq"],
         job.modelclass,
-        bool(config["verbose"]),
+        verbose,
     )
     recorder.batch_size = getattr(model, "file_batch_size", getattr(model, "batch_size", None))
-    return Run(job, group, model, recorder, strategy, interrupt)
+    return Run(job, own, model, recorder, interrupt)
