@@ -1,6 +1,7 @@
 """Exchanges between the ranks of a rule."""
 
 import os
+from types import SimpleNamespace
 
 import cloudpickle
 import numpy as np
@@ -8,6 +9,8 @@ import pytest
 import theano
 from support.groups import run
 
+from synkhronos import _host
+from synkhronos.comm import nccl
 from synkhronos.parameter_server import saving
 from synkhronos.parameter_server.remote.keeping import Keeper
 from synkhronos.rules.asgd import Downpour
@@ -29,6 +32,30 @@ def halves(group):
 
 def test_float16_is_summed_in_float32_and_rounded_once():
     assert run(3, halves) == [[("float16", [2050.0, 21.0], [3.0, 3.0])] * 2] * 3
+
+
+def device_sums(group):
+    """Return sums of a rank's arrays as NCCL computes them, with arrays of NumPy for devices."""
+
+    class Member:
+        def all_reduce(self, value, op, out):
+            assert op == "+" and value.dtype == out.dtype
+            out[...] = sum(group.all_gather(value))
+
+    nccl._clique = lambda number=b"new": SimpleNamespace(comm_id=bytearray(number))
+    nccl._member = lambda clique, size, rank: Member() if clique.comm_id == b"new" else None
+    _host.empty_like, _host.to_device = np.empty_like, np.asarray
+    _host.scale_on_device = lambda value, weight: np.multiply(value, weight, out=value)
+    own = np.float32([1e5 * (1 + group.rank), 0.5, 0])
+    found = [nccl.GroupSums(group, is_half)(own, 0.5).tolist() for is_half in (False, True)]
+    return found, own.tolist()
+
+
+def test_sums_of_devices():
+    """In 16 bits they are scaled so that none overflows."""
+    for rank, ((exact, rounded), own) in enumerate(run(3, device_sums)):
+        assert exact == [3e5, 0.75, 0] and own == [1e5 * (1 + rank), 0.5, 0]
+        assert rounded[0] == pytest.approx(3e5, rel=1e-3) and rounded[2] == 0
 
 
 @pytest.mark.parametrize("size", [2, 4])
