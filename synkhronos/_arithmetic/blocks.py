@@ -118,3 +118,23 @@ def cut(values, n_ranks, rank):
     sizes = [(each[0].size, each[0].itemsize) for each in flat]
     for position, begin, end in shares(sizes, n_ranks, rank):
         yield position, [array[begin:end] for array in flat[position]]
+
+
+def reductions(op, arrays, rank):
+    """Return (function, result, copies) for each block of one rank's share of equal flat arrays.
+
+    The function reduces the block of all arrays into that of the first one, the result, which is
+    then to be copied to those of the others.
+
+    Parameters
+    ----------
+    op : str
+    arrays : list of numpy.ndarray
+        One for each rank.
+    rank : int
+    """
+    found = []
+    for _, blocks in cut([arrays], len(arrays), rank):
+        result, *copies = blocks
+        found.append((reduction(op, blocks, result, len(arrays)), result, copies))
+    return found

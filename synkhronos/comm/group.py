@@ -15,6 +15,7 @@ A rank that dies is in `losses` of the others. Collectives raise RankLost then;
 from __future__ import annotations
 
 import contextlib
+import time
 from abc import ABC, abstractmethod
 from typing import Any, ContextManager, Iterable, Sequence
 
@@ -162,6 +163,26 @@ class Group(ABC):
             Without a message the rank has left the group, or is in `losses`. None if nothing has
             come.
         """
+
+    def receive_from(self, rank: int, what: str = "") -> tuple:
+        """Return the next message of a rank; nothing is kept that comes from others before it.
+
+        Raises
+        ------
+        RankLost
+            If the rank has died, or has left.
+        WaitedTooLong
+            After `patience` seconds: for `what`, or the rank.
+        """
+        end = time.monotonic() + self.patience
+        while True:
+            came = self.receive(max(0.0, end - time.monotonic()))
+            if came is None:
+                raise WaitedTooLong(self.patience, what or f"rank {rank}")
+            if came[0] == rank and came[1] is None:
+                raise RankLost(f"rank {rank} has died", rank)
+            if came[0] == rank:
+                return came[1]
 
     @abstractmethod
     def wait(self, seconds: float, also: Sequence[int] = ()) -> None:

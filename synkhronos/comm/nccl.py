@@ -50,12 +50,9 @@ class _Clique:
 
     def join(self, clique_id):
         """Become a member; return when all ranks are members."""
-        from pygpu.collectives import GpuComm, GpuCommCliqueId
-
-        # GpuCommCliqueId takes writable buffers only.
-        clique = GpuCommCliqueId(_host.device_context(), comm_id=bytearray(clique_id))
+        clique = _clique(clique_id)
         self._gate.meet()
-        self.comm = GpuComm(clique, self._worker.n_ranks, self._worker.rank)
+        self.comm = _member(clique, self._worker.n_ranks, self._worker.rank)
 
     def abort(self):
         """End the kernels of this rank's device that wait for ranks that are gone."""
@@ -111,6 +108,62 @@ class _Clique:
             for array in arrays:
                 array.sync()
         self._gate.meet()
+
+
+def _clique(number=None):
+    """Return the clique with a number, or a new one; raise without NCCL."""
+    from pygpu.collectives import GpuCommCliqueId
+
+    # GpuCommCliqueId takes writable buffers only.
+    given = {} if number is None else {"comm_id": bytearray(number)}
+    return GpuCommCliqueId(_host.device_context(), **given)
+
+
+def _member(clique, size, rank):
+    from pygpu.collectives import GpuComm
+
+    return GpuComm(clique, size, rank)
+
+
+class GroupSums:
+    """Sums of arrays on the devices of a group's ranks, each of which has one of one machine.
+
+    Not tested where there is no machine with several GPUs: docs/rules.rst says how to test it.
+
+    Parameters
+    ----------
+    group : Group
+    sixteen_bits : bool
+        Whether to sum in float16, scaled so that no sum overflows.
+    """
+
+    def __init__(self, group, sixteen_bits):
+        self._group, self._sixteen_bits = group, sixteen_bits
+        number = group.broadcast(bytes(_clique().comm_id))
+        self._comm = _member(_clique(number), group.size, group.rank)
+
+    def __call__(self, value, weight):
+        """Return the sum over ranks of each rank's array, times its weight."""
+        if weight != 1:
+            value = value.copy()
+            _host.scale_on_device(value, weight)
+        if self._sixteen_bits:
+            return self._sum_in_16_bits(value)
+        return self._sum(value)
+
+    def _sum(self, value):
+        out = _host.empty_like(value)
+        self._comm.all_reduce(value, "+", out)
+        return out
+
+    def _sum_in_16_bits(self, value):
+        # NCCL sums in the dtype that it sends: the largest sum must fit, so the scale is shared.
+        host = np.asarray(value)
+        largest = float(np.abs(host).max(initial=0.0)) * self._group.size
+        largest = max(self._group.all_gather(largest))
+        scale = np.float32(2.0 ** np.ceil(np.log2(largest / 2**15))) if largest else np.float32(1)
+        half = _host.to_device((host / scale).astype(np.float16))
+        return np.asarray(self._sum(half)).astype(host.dtype) * scale
 
 
 class NcclVariables(VariablesOver):
@@ -266,9 +319,7 @@ class NcclCommunicator(Communicator):
 
     def introduction(self):
         """Return the id of a new clique, which all ranks must join with; raise without NCCL."""
-        from pygpu.collectives import GpuCommCliqueId
-
-        return bytes(GpuCommCliqueId(_host.device_context()).comm_id)
+        return bytes(_clique().comm_id)
 
     def join(self, introduction):
         """Become a member of the clique; return when all ranks are members."""

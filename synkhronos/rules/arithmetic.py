@@ -8,13 +8,11 @@ Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", arXiv:141
 (`elastic_step`).
 
 Blot, Picard, Cord, Thome, "Gossip training for deep learning", arXiv:1611.09726 (`gossip_merge`).
-
-Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012 (`apply_update`).
 """
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Iterator, Sequence
 
 import numpy as np
 
@@ -62,7 +60,7 @@ def elastic_step(own: np.ndarray, other: np.ndarray, alpha: float) -> None:
     >>> worker, center
     (array([1., 7.]), array([3., 5.]))
     """
-    for own_part, part in _blocks(own, other):
+    for own_part, part in blocks(own, other):
         own_part += own_part.dtype.type(alpha) * (part - own_part)
 
 
@@ -77,36 +75,8 @@ def gossip_merge(own: np.ndarray, weight: float, other: np.ndarray, other_weight
     (0.5, array([1., 4.]))
     """
     total = weight + other_weight
-    share = other_weight / total
-    for own_part, part in _blocks(own, other):
-        own_part += own_part.dtype.type(share) * (part - own_part)
+    elastic_step(own, other, other_weight / total)
     return total
-
-
-def apply_update(
-    center: np.ndarray, delta: np.ndarray, squares: np.ndarray | None, gamma: float
-) -> None:
-    r"""Apply a worker's accumulated update to the server's parameters, in place.
-
-    Without `squares` the update is added. With it, each element has a learning rate of its own
-    that falls with what it has received (Adagrad, as the server of Downpour SGD has it):
-
-    .. math:: s \leftarrow s + \Delta^2, \quad p \leftarrow p + \gamma \Delta / \sqrt{s}
-
-    >>> p, s = np.zeros(2), np.zeros(2)
-    >>> apply_update(p, np.array([3.0, 0.0]), s, 0.1)
-    >>> apply_update(p, np.array([4.0, 0.0]), s, 0.1)
-    >>> p.round(2), s
-    (array([0.18, 0.  ]), array([25.,  0.]))
-    """
-    if squares is None:
-        center += delta
-        return
-    smallest = np.finfo(center.dtype).tiny
-    for part, change, square in _blocks(center, delta, squares):
-        square += change * change
-        # An element without any update is 0 / 0.
-        part += part.dtype.type(gamma) * change / np.sqrt(np.maximum(square, smallest))
 
 
 def pairs_of(order: Sequence[int]) -> dict[int, int]:
@@ -125,15 +95,8 @@ def pairs_of(order: Sequence[int]) -> dict[int, int]:
     return partners
 
 
-def epochs_entered(done: float, batches_of_epoch: float, before: int) -> range:
-    """Return the numbers of the epochs that have begun since epoch `before`.
-
-    >>> list(epochs_entered(25, 10, 0)), list(epochs_entered(9, 10, 0))
-    ([1, 2], [])
-    """
-    return range(before + 1, int(done // batches_of_epoch) + 1)
-
-
-def _blocks(*arrays):
+def blocks(*arrays: np.ndarray) -> Iterator[list[np.ndarray]]:
+    """Yield the same elements of arrays of one size: views, if the arrays are contiguous."""
+    flat = [array.reshape(-1) for array in arrays]
     for begin in range(0, arrays[0].size, _BLOCK):
-        yield [array[begin : begin + _BLOCK] for array in arrays]
+        yield [array[begin : begin + _BLOCK] for array in flat]

@@ -1,59 +1,111 @@
-r"""ASGD, asynchronous SGD with a server, as Downpour SGD: workers push updates and take parameters.
+"""ASGD, asynchronous SGD with a server, as Downpour SGD: workers push updates and take parameters.
 
 A worker takes `tau` steps from the parameters that it took from the server, and sends by how much
-they have changed, :math:`\Delta`. The server applies it at once, and the worker goes on from the
-server's parameters, which hold the updates of all other workers too. The server gives each element
-a learning rate that falls with the updates that it has had, as Downpour's does, or adds the update:
-
-.. math:: s \leftarrow s + \Delta^2, \; p \leftarrow p + \gamma \Delta / \sqrt{s}
-          \quad\text{or}\quad p \leftarrow p + \Delta
-
-References
-----------
-Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, section 4.1.
+they have changed. The server applies it at once, and the worker goes on from the server's
+parameters, which hold the updates of all other workers too. `synkhronos.rules.ASGD` has the
+formulas.
 """
 
 from __future__ import annotations
 
-from typing import Callable
+from typing import Any, Callable, Mapping
 
 import numpy as np
 
 from synkhronos.comm.group import Group
-from synkhronos.rules.arithmetic import apply_update
-from synkhronos.rules.asynchronous import Worker
+from synkhronos.parameter_server.updaters import Updater
+from synkhronos.rules import served
+from synkhronos.rules.arithmetic import blocks
 from synkhronos.rules.job import Job
-from synkhronos.rules.serving import Server
+
+
+class Downpour(Updater):
+    r"""An updater that applies by how much a worker has moved in some steps, :math:`\Delta`.
+
+    .. math:: s \leftarrow s + \Delta^2, \quad p \leftarrow p + \gamma \Delta / \sqrt{s}
+
+    Each element has a learning rate of its own, which falls with what it has received (Adagrad).
+
+    Parameters
+    ----------
+    gamma : float or None
+        The learning rate. With None updates are added, :math:`p \leftarrow p + \Delta`.
+
+    References
+    ----------
+    Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, section 4.1.
+
+    Examples
+    --------
+    >>> from synkhronos import parameter_server
+    >>> weight = np.zeros(2)
+    >>> with parameter_server.create("local") as store:
+    ...     store.set_updater(Downpour(gamma=0.1))
+    ...     store.init("w", weight)
+    ...     for moved in ([3.0, 0.0], [4.0, 0.0]):
+    ...         _ = store.pushpull("w", [np.array(moved)], [weight]).wait()
+    >>> weight.round(2)
+    array([0.18, 0.  ])
+    """
+
+    def __init__(self, gamma: float | None = 0.01) -> None:
+        self.gamma = gamma
+        self._squares: dict[int | str, np.ndarray] = {}
+
+    def init_model(self, key: int | str, weight: np.ndarray) -> None:
+        """Remember the memory of a key's weight."""
+        super().init_model(key, weight)
+        if self.gamma is not None:
+            self._squares[key] = np.zeros_like(weight)
+
+    def update(self, key: int | str, gradient: np.ndarray) -> None:
+        """Apply a worker's update of a key."""
+        weight = self.weights[key]
+        if self.gamma is None:
+            weight += gradient
+            return
+        smallest = np.finfo(weight.dtype).tiny
+        for part, change, square in blocks(weight, gradient, self._squares[key]):
+            square += change * change
+            # An element without any update is 0 / 0.
+            part += part.dtype.type(self.gamma) * change / np.sqrt(np.maximum(square, smallest))
+
+    def states(self) -> dict[int | str, dict[str, np.ndarray]]:
+        """Return copies of the sums of squares."""
+        return {key: {"squares": each.copy()} for key, each in self._squares.items()}
+
+    def set_states(self, states: Mapping[int | str, Mapping[str, Any]]) -> None:
+        """Set what `states` has returned; raise ValueError, with nothing set, if it doesn't fit."""
+        shapes = {key: {"squares": each.shape} for key, each in self._squares.items()}
+        given = {
+            key: {name: np.shape(v) for name, v in each.items()} for key, each in states.items()
+        }
+        if given != shapes:
+            raise ValueError(f"the states must be of the shapes {shapes}, got {given}.")
+        for key, square in self._squares.items():
+            square[...] = states[key]["squares"]
 
 
 def run(job: Job, group: Group, interrupt: Callable[[], bool]) -> int:
     """Serve or train, as the rank says; return the exit status."""
-    is_adaptive, gamma = job.options["learning_rate_rule"] == "adagrad", job.options["gamma"]
-
-    def merge(center, received, state):
-        if is_adaptive and not state:
-            state.extend(np.zeros_like(array) for array in center)
-        squares = state if is_adaptive else [None] * len(center)
-        for array, delta, square in zip(center, received, squares):
-            apply_update(array, delta, square, gamma)
-
-    if group.rank == 0:
-        return Server(job, group, merge, interrupt).serve()
-    return _Worker(job, group, interrupt).run()
+    if group.rank:
+        return _Worker(job, group, interrupt).work()
+    is_adaptive = job.options["learning_rate_rule"] == "adagrad"
+    updater = Downpour(job.options["gamma"] if is_adaptive else None)
+    return served.Server(job, group, updater, interrupt).serve()
 
 
-class _Worker(Worker):
+class _Worker(served.Worker):
     """A worker that goes on from the server's parameters."""
 
-    def begun(self) -> None:
-        """Keep the parameters from which the next update counts."""
+    def begin(self, kept: dict[str, Any]) -> None:
+        """Take the server's parameters, from which the next update counts."""
+        super().begin(kept)
         self._before = [array.copy() for array in self.flat.read()]
 
-    def exchange(self, done: int) -> None:
+    def meet(self) -> None:
         """Send by how much the parameters have changed; take the server's."""
-        own = self.flat.read()
-        delta = [array - before for array, before in zip(own, self._before)]
-        self.orders = self.client.exchange(delta, own, done, self.made.n_batch_train())
-        self.flat.write()
-        for array, before in zip(own, self._before):
-            np.copyto(before, array)
+        moved = [own - before for own, before in zip(self.flat.read(), self._before)]
+        self.set_parameters(self.push(moved))
+        for own, before in zip(self.flat.arrays, self._before):
+            np.copyto(before, own)

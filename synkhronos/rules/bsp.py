@@ -5,30 +5,37 @@
 
 `cdd` sums the velocities or gradients that a model leaves in `vels`; every rank then takes the same
 step. `avg` averages the parameters after each rank's own step. `swap` exchanges the parameters of
-random pairs of ranks.
+random pairs of ranks, as in Im et al., "Generative Adversarial Parallelization", arXiv:1612.04021.
+
+    shared variables ──▶ Flat, in memory of the group ──▶ Group.all_reduce   ar, asa32, asa16
+    on CUDA devices of one machine ──▶ NCCL (comm.nccl)                       nccl32, nccl16
+
+All strategies leave the same bits on all ranks. Sums of float16 are computed in float32, except by
+NCCL, and rounded once. `ar` and `asa32` are one exchange here: each rank sums its share in the
+order of ranks, and all get all shares; so is `asa16`, with contributions that were rounded to 16
+bits before. `nccl32` and `nccl16` are NCCL's where every rank has a CUDA device of its own on one
+machine; elsewhere they are `ar` and `asa16`.
 
 References
 ----------
 Valiant, "A bridging model for parallel computation", CACM 33 (1990).
 
-Ma, Mao, Taylor, "Theano-MPI", arXiv:1605.08325.
-
-Im et al., "Generative Adversarial Parallelization", arXiv:1612.04021 (`swap`).
+Ma, Mao, Taylor, "Theano-MPI: a Theano-based Distributed Training Framework", arXiv:1605.08325
+(`asa`: all-to-all, sum, all-gather).
 """
 
 from __future__ import annotations
 
-from typing import Callable
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
+from synkhronos import _host
 from synkhronos.comm.group import Group
 from synkhronos.rules import contract
 from synkhronos.rules.arithmetic import pairs_of, row_weights, warm_up_factor
-from synkhronos.rules.exchange import Exchanger, broadcast, strategy_for, swap
 from synkhronos.rules.job import Job
 from synkhronos.rules.run import Interrupted, Run, build
-from synkhronos.rules.validation import validate
 from synkhronos.rules.variables import Flat
 
 
@@ -36,24 +43,17 @@ def run(job: Job, group: Group, interrupt: Callable[[], bool]) -> int:
     """Train the model of this rank together with all other ranks; return the exit status."""
     group.barrier()
     strategy, note = strategy_for(job.options["exch_strategy"], job.devices, group.hosts)
-    is_first = group.rank == 0
-    if job.options["sync_type"] == "cdd" and job.options["exchange_freq"] != 1:
-        raise ValueError(
-            "exchange_freq must be 1 with sync_type 'cdd', which sums the velocities of each step; "
-            f"got {job.options['exchange_freq']}. With 'avg' ranks take steps of their own."
-        )
     if job.options["sync_type"] == "avg" and strategy == "asa16":
         raise ValueError(
             f"exch_strategy {job.options['exch_strategy']!r} sends 16 bits, which is too few for "
             "the parameters that sync_type 'avg' sends: small steps would be lost. Take 'ar' or "
             "'asa32'."
         )
-    config = {"verbose": is_first, "rank": group.rank, "size": group.size}
-    made = build(job, group, config, job.options["sync_type"], strategy, interrupt)
+    made = build(job, group, group.rank == 0, interrupt)
     if note and group.size > 1:
         made.say(note)
     try:
-        BSP(made).train()
+        BSP(made, strategy).train()
     except Interrupted:
         made.model.cleanup()
         raise
@@ -62,15 +62,9 @@ def run(job: Job, group: Group, interrupt: Callable[[], bool]) -> int:
 
 
 class BSP:
-    """One rank's part of a run.
+    """One rank's part of a run."""
 
-    Parameters
-    ----------
-    run : Run
-        The model, the options, the other ranks.
-    """
-
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, strategy: str) -> None:
         self._run, self._model, self._group = run, run.model, run.group
         self._options = run.job.options
         self._size = run.group.size
@@ -82,29 +76,28 @@ class BSP:
         )
         if self._scales:
             contract.scale_learning_rate(self._model, 1.0)  # refuse a model without a rate now
-        self._exchange = self._make_exchange() if self._size > 1 else None
+        self._exchange = self._make_exchange(strategy) if self._size > 1 else None
         if self._size > 1 and run.statistics:
-            self._statistics = Exchanger(self._group, "ar", run.statistics, run.statistics)
+            self._statistics = Sums(self._group, "ar", run.statistics, run.statistics)
 
-    def _make_exchange(self):
-        sync_type, strategy = self._options["sync_type"], self._run.strategy
-        model, group = self._model, self._group
+    def _make_exchange(self, strategy):
+        sync_type, model, group = self._options["sync_type"], self._model, self._group
         if sync_type == "cdd":
             contract.check_exchanged_velocities(model)
-            exchanger = Exchanger(group, strategy, model.vels, model.vels2)
+            sums = Sums(group, strategy, model.vels, model.vels2)
 
             def exchange(weight, stepped):
                 if not stepped:  # what the last batch has left would count a second time
                     for variable in model.vels:
                         variable.set_value(np.zeros_like(variable.get_value()))
-                exchanger.sum(weight)
+                sums.compute(weight)
                 contract.finish_step(model, stepped)
 
         elif sync_type == "avg":
-            exchanger = Exchanger(group, strategy, model.params, model.params)
+            sums = Sums(group, strategy, model.params, model.params)
 
             def exchange(weight, stepped):
-                exchanger.sum(weight / group.size)
+                sums.compute(weight / group.size)
 
         else:
             flat = Flat(model.params)
@@ -131,7 +124,7 @@ class BSP:
             model.reset_iter("train")
             self._average_statistics()
             count = run.count_before + n_batches * self._size
-            stop = validate(run, count, shares=True)
+            stop = run.validate(count, shares=True)
             model.adjust_hyperp(epoch)
             contract.print_info(model, run.recorder, run.verbose)
             run.recorder.end_epoch(count, epoch)
@@ -196,4 +189,101 @@ class BSP:
     def _average_statistics(self):
         """Average the running statistics of all ranks, which each rank has of its own rows."""
         if self._size > 1 and self._run.statistics:
-            self._statistics.sum(1.0 / self._size)
+            self._statistics.compute(1.0 / self._size)
+
+
+def strategy_for(name: str, devices: Sequence[str], hosts: Sequence[str]) -> tuple[str, str]:
+    """Return the strategy to take for a name, and a note if it is another one.
+
+    >>> strategy_for("asa32", ["cpu", "cpu"], ["a", "a"])
+    ('asa32', '')
+    >>> strategy_for("nccl32", ["cpu", "cpu"], ["a", "a"])
+    ('ar', 'nccl32 needs CUDA devices: ranks exchange in host memory, with the same sums')
+    >>> strategy_for("nccl16", ["cuda0", "cuda0"], ["a", "b"])[0]
+    'asa16'
+    """
+    if not name.startswith("nccl"):
+        return name, ""
+    if not all(device.startswith("cuda") for device in devices):
+        why = "needs CUDA devices"
+    elif len(set(hosts)) > 1:
+        why = "needs ranks on one machine"
+    elif len(set(devices)) < len(devices):
+        why = "needs a device for each rank"
+    else:
+        return name, ""
+    if name == "nccl16":
+        return "asa16", f"nccl16 {why}: ranks exchange in host memory, in 16 bits"
+    return "ar", f"nccl32 {why}: ranks exchange in host memory, with the same sums"
+
+
+class Sums:
+    """Sums over all ranks, in place, of the values of some shared variables.
+
+    Parameters
+    ----------
+    group : Group
+    strategy : str
+        ``ar``, ``asa32``, ``asa16``, ``nccl32`` or ``nccl16``.
+    sources, targets : list of shared variables
+        Values of `sources` are summed into `targets`; both may be the same variables.
+    """
+
+    def __init__(
+        self, group: Group, strategy: str, sources: Sequence[Any], targets: Sequence[Any]
+    ) -> None:
+        self._group, self._sources, self._targets = group, list(sources), list(targets)
+        self._sixteen_bits, self._nccl = strategy.endswith("16"), None
+        if strategy.startswith("nccl"):
+            from synkhronos.comm.nccl import GroupSums
+
+            self._nccl = GroupSums(group, self._sixteen_bits)
+        else:
+            self._flat = Flat(self._targets, group.allocate, sums=True)
+
+    def compute(self, weight: float) -> None:
+        """Set the targets to the sum over ranks of each rank's sources, times its weight."""
+        if self._nccl is not None:
+            for source, target in zip(self._sources, self._targets):
+                _host.replace(target, self._nccl(_host.peek(source), weight))
+            return
+        for array in self._flat.read(self._sources):
+            if weight != 1:
+                array *= array.dtype.type(weight)
+            self._group.all_reduce(array, "sum", self._sixteen_bits)
+        self._flat.write()
+
+
+def broadcast(group: Group, variables: Sequence[Any], root: int = 0) -> None:
+    """Give all ranks the values of one rank.
+
+    Raises
+    ------
+    ValueError
+        On all ranks, if the variables differ between ranks in number, shape or dtype.
+    """
+    described = [(str(each.dtype), _host.peek(each).shape) for each in variables]
+    for rank, other in enumerate(everyone := group.all_gather(described)):
+        if other != everyone[root]:
+            raise ValueError(
+                f"the parameters of rank {rank} differ from those of rank {root} in number, shape "
+                "or dtype: all ranks must build the same model."
+            )
+    if variables:
+        flat = Flat(variables)
+        arrays = flat.read()
+        for array, value in zip(arrays, group.broadcast(arrays, root)):
+            array[...] = value
+        flat.write()
+        flat.detach()
+
+
+def swap(group: Group, flat: Flat, partner: int | None) -> None:
+    """Exchange all values with another rank; without a partner do nothing."""
+    if partner is not None:
+        arrays = flat.read()
+        group.send(partner, arrays)
+        [others] = group.receive_from(partner)
+        for array, other in zip(arrays, others):
+            array[...] = other
+        flat.write()

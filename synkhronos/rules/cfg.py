@@ -26,6 +26,14 @@ _LISTS = {"DEVICES", "SET"}
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ENDS = " \t\n;"
+# Blanks, comments, and newlines behind a backslash: between assignments, and inside a list.
+_BETWEEN = re.compile(r"(?:[ \t\n;]|#[^\n]*|\\\n)*")
+_INSIDE = re.compile(r"(?:[ \t\n]|#[^\n]*|\\\n)*")
+# Of a word: letters as they are, an escaped one, or text between quotes.
+_PLAIN = re.compile(r"""([^'"\\$`&|<>() \t\n;]+)|'([^']*)'""")
+_ESCAPED = re.compile(r"\\(.?)", re.DOTALL)
+_QUOTED = re.compile(r'"((?:[^"\\$`]|\\.)*)("?)', re.DOTALL)
+_ESCAPE_IN_QUOTES = re.compile(r'\\([\\"$`\n])')
 _REFUSED = {
     "$": "an expansion",
     "`": "a command",
@@ -35,6 +43,7 @@ _REFUSED = {
     ">": "a redirection",
     "(": "a command",
     ")": "a command",
+    ";": "a command",  # inside of a list; elsewhere it ends an assignment
 }
 
 
@@ -93,62 +102,48 @@ class _Parser:
     """Reads a text from its begin to its end."""
 
     def __init__(self, text, name):
-        self._text = text.replace("\r\n", "\n")
-        self._name, self._at, self._line = name, 0, 1
+        self._text, self._name, self._at = text.replace("\r\n", "\n"), name, 0
 
     @property
     def _next(self):
         """The next character; empty at the end."""
         return self._text[self._at : self._at + 1]
 
-    def _take(self):
-        letter = self._next
-        self._at += 1
-        self._line += letter == "\n"
-        return letter
+    def _take(self, pattern):
+        """Return the match of a pattern here, and go on behind it; None if there is none."""
+        match = pattern.match(self._text, self._at)
+        if match:
+            self._at = match.end()
+        return match
 
-    def _error(self, what, line=None):
-        return ValueError(f"{self._name}, line {line or self._line}: {what}")
+    def _line(self, at):
+        return self._text.count("\n", 0, at) + 1
 
-    def _skip(self, blanks):
-        """Skip blanks, comments, and newlines behind a backslash."""
-        while True:
-            if self._next and self._next in blanks:
-                self._take()
-            elif self._next == "#":
-                while self._next not in ("", "\n"):
-                    self._take()
-            elif self._text.startswith("\\\n", self._at):
-                self._take(), self._take()
-            else:
-                return
+    def _error(self, what, at):
+        return ValueError(f"{self._name}, line {self._line(at)}: {what}")
 
     def assignments(self):
         """Yield (key, entry) for each assignment."""
-        while True:
-            self._skip(_ENDS)
-            if not self._next:
-                return
-            line = self._line
-            match = _NAME.match(self._text, self._at)
-            if match is None or self._text[match.end() : match.end() + 1] != "=":
-                raise self._error(self._complaint(match), line)
-            self._at = match.end() + 1
+        while self._take(_BETWEEN) and self._next:
+            begin, match = self._at, self._take(_NAME)
+            if match is None or self._next != "=":
+                raise self._error(self._complaint(begin, match), begin)
+            self._at += 1
             value = self._list() if self._next == "(" else self._word()
             if self._next and self._next not in _ENDS:
-                raise self._error(f"{self._next!r} after the value of {match[0]}.", line)
-            yield match[0], Entry(value, line)
+                raise self._error(f"{self._next!r} after the value of {match[0]}.", begin)
+            yield match[0], Entry(value, self._line(begin))
 
-    def _complaint(self, match):
-        end = self._text.find("\n", self._at)
-        text = self._text[self._at : len(self._text) if end < 0 else end].strip()
-        shown = _wording.shown(text)
-        if match and re.match(r"\s+=", self._text[match.end() :]):
+    def _complaint(self, begin, match):
+        shown = _wording.shown(self._text[begin:].partition("\n")[0].strip())
+        rest = self._text[self._at :]
+        if match and re.match(r"\s+=", rest):
             return f"{shown} has a space before =; write {match[0]}=VALUE without spaces."
-        before = self._text[: self._at].rpartition("\n")[2]
+        before = self._text[:begin].rpartition("\n")[2]
         if re.search(r"=[ \t]+$", before):
-            return f"{before + text!r} has a space after =; write it without spaces."
-        if match and self._text.startswith("+=", match.end()):
+            whole = before + self._text[begin:].partition("\n")[0].strip()
+            return f"{whole!r} has a space after =; write it without spaces."
+        if match and rest.startswith("+="):
             return f"{shown} adds to a value; write the whole value."
         return (
             f"{shown} is not an assignment such as RULE=BSP. The file is read and not executed, so "
@@ -156,53 +151,44 @@ class _Parser:
         )
 
     def _list(self):
-        line = self._line
-        self._take()
-        values = []
-        while True:
-            self._skip(" \t\n")
+        begin, values = self._at, []
+        self._at += 1
+        while self._take(_INSIDE) and self._next != ")":
             if not self._next:
-                raise self._error("the list that begins here has no closing parenthesis.", line)
-            if self._next == ")":
-                self._take()
-                return values
+                raise self._error("the list that begins here has no closing parenthesis.", begin)
+            if self._next == ";":
+                raise self._error(self._refusal(), self._at)
             values.append(self._word())
+        self._at += 1
+        return values
 
     def _word(self):
         """Return a word without its quotes."""
         parts = []
         while self._next and self._next not in _ENDS + ")":
-            letter = self._take()
-            if letter == "'":
-                parts.append(self._quoted("'"))
-            elif letter == '"':
-                parts.append(self._quoted('"'))
-            elif letter == "\\":
-                escaped = self._take()
-                parts.append("" if escaped == "\n" else escaped)
-            elif letter in _REFUSED:
-                raise self._error(self._refusal(letter))
+            if match := self._take(_PLAIN):
+                parts.append(match[1] or match[2])
+            elif match := self._take(_ESCAPED):
+                parts.append(match[1].replace("\n", ""))
+            elif self._next in ("'", '"'):
+                parts.append(self._quoted())
             else:
-                parts.append(letter)
+                raise self._error(self._refusal(), self._at)
         return "".join(parts)
 
-    def _quoted(self, quote):
-        line, parts = self._line, []
-        while self._next != quote:
-            letter = self._take()
-            if not letter:
-                raise self._error(f"the text that begins with {quote} here has no end.", line)
-            if quote == '"' and letter in "$`":
-                raise self._error(self._refusal(letter))
-            if quote == '"' and letter == "\\" and self._next and self._next in '\\"$`\n':
-                letter = self._take().replace("\n", "")
-            parts.append(letter)
-        self._take()
-        return "".join(parts)
+    def _quoted(self):
+        """Return the text between double quotes; raise if a quote has no end."""
+        begin, match = self._at, self._take(_QUOTED)
+        if match and match[2]:
+            return _ESCAPE_IN_QUOTES.sub(lambda each: each[1].replace("\n", ""), match[1])
+        if match and self._next in ("$", "`"):
+            raise self._error(self._refusal(), self._at)
+        quote = self._text[begin]
+        raise self._error(f"the text that begins with {quote} here has no end.", begin)
 
-    def _refusal(self, letter):
-        rest = self._text[self._at : self._at + 1]
-        what = "a command" if letter == "$" and rest == "(" else _REFUSED[letter]
+    def _refusal(self):
+        letter, is_command = self._next, self._text.startswith("$(", self._at)
+        what = "a command" if is_command else _REFUSED[letter]
         return (
             f"{letter!r} begins {what}, and the file is read and not executed: write the value "
             "itself, or put it between single quotes if the character is meant."

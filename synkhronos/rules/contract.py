@@ -246,11 +246,7 @@ def rows_of(model: Any) -> float:
 def finish_step(model: Any, has_stepped: bool) -> None:
     """Take the step for which the velocities of all ranks have been summed.
 
-    Parameters
-    ----------
-    model : object
-    has_stepped : bool
-        Whether this rank had a batch. A rank without one takes the step of the others.
+    A rank that had no batch, and has not stepped, takes the step of the others.
     """
     iteration = getattr(model, "train_iter_fn", None)
     finish = getattr(iteration, "finish", None)

@@ -1,17 +1,9 @@
-r"""EASGD, elastic averaging SGD: workers train on their own, tied to a center by a spring.
+"""EASGD, elastic averaging SGD: workers train on their own, tied to a center by a spring.
 
 Every `tau` batches a worker and the server, which keeps the center, exchange their parameters, and
-each moves towards the other's old value:
-
-.. math:: x \leftarrow x - \alpha (x - \tilde x), \quad
-          \tilde x \leftarrow \tilde x + \alpha (x - \tilde x)
-
-The first worker validates the center whenever all workers together have done an epoch's batches,
-writes snapshots of it, and then goes on with its own parameters.
-
-References
-----------
-Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", NIPS 2015, arXiv:1412.6651.
+each moves towards the other's old value. The first worker validates the center whenever all workers
+together have done an epoch's batches, writes snapshots of it, and then goes on with its own
+parameters. `synkhronos.rules.EASGD` has the formula.
 """
 
 from __future__ import annotations
@@ -21,33 +13,63 @@ from typing import Callable
 import numpy as np
 
 from synkhronos.comm.group import Group
+from synkhronos.parameter_server.updaters import Updater
+from synkhronos.rules import served
 from synkhronos.rules.arithmetic import elastic_step
-from synkhronos.rules.asynchronous import Worker
 from synkhronos.rules.job import Job
-from synkhronos.rules.serving import Server
+
+
+class Center(Updater):
+    r"""An updater that moves a weight, the center, towards what a worker pushes: its parameters.
+
+    .. math:: c \leftarrow c + \alpha (w - c)
+
+    On a ``dist_async`` store a worker pulls the center, pushes its parameters, and then moves
+    towards the center that it has pulled.
+
+    Parameters
+    ----------
+    alpha : float
+
+    References
+    ----------
+    Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", NIPS 2015,
+    arXiv:1412.6651.
+
+    Examples
+    --------
+    >>> from synkhronos import parameter_server
+    >>> center = np.array([4.0, 4.0])
+    >>> with parameter_server.create("local") as store:
+    ...     store.set_updater(Center(alpha=0.25))
+    ...     store.init("w", center)
+    ...     _ = store.pushpull("w", [np.array([0.0, 8.0])], [center]).wait()
+    >>> center
+    array([3., 5.])
+    """
+
+    def __init__(self, alpha: float) -> None:
+        self.alpha = alpha
+
+    def update(self, key: int | str, gradient: np.ndarray) -> None:
+        """Move the center of a key towards the parameters of a worker."""
+        elastic_step(self.weights[key], gradient, self.alpha)
 
 
 def run(job: Job, group: Group, interrupt: Callable[[], bool]) -> int:
     """Serve or train, as the rank says; return the exit status."""
-    alpha = job.options["alpha"]
-
-    def merge(center, received, state):
-        for own, other in zip(center, received):
-            elastic_step(own, other, alpha)
-
-    if group.rank == 0:
-        return Server(job, group, merge, interrupt).serve()
-    return _Worker(job, group, interrupt).run()
+    if group.rank:
+        return _Worker(job, group, interrupt).work()
+    center = Center(job.options["alpha"])
+    return served.Server(job, group, center, interrupt, answers_first=True).serve()
 
 
-class _Worker(Worker):
+class _Worker(served.Worker):
     """A worker whose parameters stay its own."""
 
-    def exchange(self, done: int) -> None:
+    def meet(self) -> None:
         """Move towards the center."""
         own = self.flat.read()
-        center = [np.empty_like(array) for array in own]
-        self.orders = self.client.exchange(own, center, done, self.made.n_batch_train())
-        for array, other in zip(own, center):
-            elastic_step(array, other, self.job.options["alpha"])
+        for array, center in zip(own, self.push(own)):
+            elastic_step(array, center, self.job.options["alpha"])
         self.flat.write()

@@ -1,34 +1,23 @@
-r"""GOSGD, gossip SGD: workers train on their own, and push their parameters to random others.
+"""GOSGD, gossip SGD: workers train on their own, and push their parameters to random others.
 
 After each batch a worker pushes with probability `p`: it halves its weight, and sends the other
-half with its parameters to a random worker, which merges them into its own:
-
-.. math:: x \leftarrow (\alpha x + \alpha_s x_s) / (\alpha + \alpha_s), \quad
-          \alpha \leftarrow \alpha + \alpha_s
-
-The sum of all weights stays 1. No send waits for its receiver, so no circle of pushes can block. At
-the end all workers take what is still on its way, and the first one merges the parameters of all.
-
-References
-----------
-Blot, Picard, Cord, Thome, "Gossip training for deep learning", arXiv:1611.09726.
+half with its parameters to a random worker, which merges them into its own. The sum of all weights
+stays 1. No send waits for its receiver, so no circle of pushes can block. At the end all workers
+take what is still on its way, and the first one merges the parameters of all.
+`synkhronos.rules.GOSGD` has the formula.
 """
 
 from __future__ import annotations
 
-import sys
 import time
-from typing import Callable
+from typing import Any, Callable
 
 import numpy as np
 
 from synkhronos.comm.group import Group, WaitedTooLong
-from synkhronos.comm.single_group import SingleGroup
-from synkhronos.rules.arithmetic import epochs_entered, gossip_merge
+from synkhronos.rules import asynchronous
+from synkhronos.rules.arithmetic import gossip_merge
 from synkhronos.rules.job import Job
-from synkhronos.rules.run import build
-from synkhronos.rules.validation import validate
-from synkhronos.rules.variables import Flat
 
 _MOST_UNDER_WAY = 2  # pushes to one worker: more would only fill memory
 _TELL_EVERY = 10  # batches
@@ -36,25 +25,7 @@ _TELL_EVERY = 10  # batches
 
 def run(job: Job, group: Group, interrupt: Callable[[], bool]) -> int:
     """Train the model of this rank; return the exit status."""
-    config = {"verbose": group.rank == 0, "rank": 0, "size": 1}
-    try:
-        made = build(job, group, config, "avg", "ar", interrupt, shares_validation=False)
-        worker = _Worker(job, group, made)
-        worker.train()
-        made.model.cleanup()
-    except BaseException:
-        leave(group)
-        raise
-    if made.is_interrupted:
-        made.interrupted()
-    return int(worker.has_lost_others)
-
-
-def leave(group: Group) -> None:
-    """Tell all other workers that this one has failed, without waiting for any of them."""
-    for rank in range(group.size):
-        if rank != group.rank:
-            group.send(rank, "failed")
+    return _Worker(job, group, interrupt).work()
 
 
 class Gossip:
@@ -211,101 +182,83 @@ class Gossip:
         self._on_death(rank)
 
 
-class _Worker:
+class _Worker(asynchronous.Worker):
     """One rank's part of a run."""
 
-    def __init__(self, job, group, run):
-        self._job, self._group, self._run = job, group, run
-        kept = run.resume(SingleGroup())
-        self._adjusted = kept.get("adjusted", run.first_epoch - 1)
-        self._flat = Flat(run.model.params)
-        arrays = self._flat.read()
-        self._gossip = Gossip(group, arrays, self._tell_death)
-        self._gossip.begin()
-        self._flat.write()
-        self._gossip.counts[:] = run.count_before / group.size
-        self._draws = np.random.RandomState([job.options["seed"], group.rank])
+    _own = 0  # batches of this worker
 
-    @property
-    def has_lost_others(self) -> bool:
-        """Whether other workers have died or failed."""
-        return bool(self._gossip.lost)
+    def register(self) -> bool:
+        """Return whether this is the first rank."""
+        return self.group.rank == 0
+
+    def begin(self, kept: dict[str, Any]) -> None:
+        """Take the parameters of the first worker."""
+        self._gossip = Gossip(self.group, self.flat.read(), self._tell_death)
+        self._gossip.begin()
+        self.flat.write()
+        self._gossip.counts[:] = self.run.count_before / self.group.size
+        self._draws = np.random.RandomState([self.job.options["seed"], self.group.rank])
 
     def _tell_death(self, rank):
-        gossip, own = self._gossip, self._group.rank
-        if own == min([own, *gossip.others]):
-            self._run.verbose = self._run.recorder.verbose = True
-            device = self._job.devices[rank]
-            sys.stdout.write(
-                f"rank {rank} ({device}) has died or failed: training goes on without it, with "
-                f"{1 + len(gossip.others)} workers\n"
+        self.has_lost_others = True
+        own, others = self.group.rank, self._gossip.others
+        if own == min([own, *others]):
+            self.run.report()
+            self.run.say(
+                f"rank {rank} ({self.job.devices[rank]}) has died or failed: training goes on "
+                f"without it, with {1 + len(others)} workers"
             )
-            sys.stdout.flush()
 
-    def train(self):
-        """Train until all workers together have done the batches of all epochs."""
-        run, model, gossip = self._run, self._run.model, self._gossip
-        recorder, rank = run.recorder, self._group.rank
-        probability = self._job.options["p"]
-        epoch, batch, own = self._adjusted, 0, 0
-        recorder.start_epoch()
-        while True:
-            n_batches = run.n_batch_train()
-            epoch = self._enter_epochs(epoch, n_batches)
-            if gossip.counts.sum() >= n_batches * model.n_epochs or run.is_interrupted:
-                break
-            for _ in range(int(model.n_subb)):
-                model.train_iter(batch, recorder)
-            batch, own = batch + 1, own + 1
-            gossip.counts[rank] += 1
-            recorder.print_train_info(int(gossip.counts.sum()))
-            if batch >= n_batches:
-                model.reset_iter("train")
-                batch = 0
-            recorder.start()
-            self._flat.read()
-            gossip.take()
-            if gossip.others and self._draws.random_sample() < probability:
-                gossip.push(int(self._draws.choice(gossip.others)))
-            if own % _TELL_EVERY == 0:
-                gossip.tell_counts()
-            self._flat.write()
-            recorder.end("comm")
-        self._flat.read()
-        root = gossip.end()
-        self._flat.write()
-        if rank == root:
-            self._finish(epoch)
+    @property
+    def _count(self):
+        """The batches of all workers, as far as this one knows."""
+        return int(self._gossip.counts.sum())
 
-    def _enter_epochs(self, epoch, n_batches):
-        """Adjust the learning rate for each epoch that has begun; validate the one before it."""
-        run = self._run
-        count = int(self._gossip.counts.sum())
-        for entered in epochs_entered(count, n_batches, epoch):
-            if entered >= run.model.n_epochs:
-                break
-            if entered > run.first_epoch and run.verbose:
-                self._validate(count, entered - 1, is_last=False)
-            run.model.epoch = epoch = entered
-            run.model.adjust_hyperp(entered)
-        return epoch
+    def is_over(self) -> bool:
+        """Return whether all workers together have done the batches of all epochs."""
+        n_batches = self.run.n_batch_train()
+        self.enter_epochs(self._count // n_batches, self._validate_before)
+        is_done = self._gossip.counts.sum() >= n_batches * self.run.model.n_epochs
+        return bool(is_done) or self.run.is_interrupted
 
-    def _validate(self, count, epoch, is_last):
-        run = self._run
-        validate(run, count)
-        run.recorder.end_epoch(count, epoch)
-        run.record(count)
-        run.count_before = count
-        if run.snapshot_is_due(epoch, is_last):
-            run.save(epoch + 1, 0, SingleGroup(), adjusted=epoch)
-        run.recorder.start_epoch()
+    def _validate_before(self, epoch):
+        if epoch > self.run.first_epoch and self.run.verbose:
+            self.validate(self._count, epoch - 1)
 
-    def _finish(self, epoch):
-        """Validate the merged parameters, and write a snapshot of them."""
-        run, count = self._run, int(self._gossip.counts.sum())
-        run.say(f"sum of the weights: {self._gossip.weight:.15f}")
-        if run.is_interrupted:
-            run.count_before = count
-            run.save(epoch, 0, SingleGroup(), adjusted=epoch)
+    def count_batch(self) -> int:
+        """Count a batch of this worker."""
+        self._own += 1
+        self._gossip.counts[self.group.rank] += 1
+        return self._count
+
+    def exchange(self) -> None:
+        """Merge what has come, and perhaps push to another worker."""
+        gossip = self._gossip
+        self.run.recorder.start()
+        self.flat.read()
+        gossip.take()
+        if gossip.others and self._draws.random_sample() < self.job.options["p"]:
+            gossip.push(int(self._draws.choice(gossip.others)))
+        if self._own % _TELL_EVERY == 0:
+            gossip.tell_counts()
+        self.flat.write()
+        self.run.recorder.end("comm")
+
+    def end(self) -> None:
+        """Merge the parameters of all workers; the first one validates and saves them."""
+        self.flat.read()
+        root = self._gossip.end()
+        self.flat.write()
+        if self.group.rank != root:
+            return
+        self.run.say(f"sum of the weights: {self._gossip.weight:.15f}")
+        if self.run.is_interrupted:
+            self.save(self._count, self.epoch)
         else:
-            self._validate(count, epoch, is_last=True)
+            self.validate(self._count, self.epoch, is_last=True)
+
+    def fail(self) -> None:
+        """Tell all other workers, without waiting for any of them."""
+        for rank in range(self.group.size):
+            if rank != self.group.rank:
+                self.group.send(rank, "failed")

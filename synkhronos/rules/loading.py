@@ -8,11 +8,10 @@
       computes with half 0                  goes on reading, until both halves are full
     next()                    ── free 0 ─▶  reads order[2] into half 0
                               ◀─ ready 1 ─
-    close(), or its death     ── end of ─▶  ends
-                                 file
+    close(), or its death     ── end ────▶  ends
 
-Both halves lie in one piece of memory without a name, which both processes map. Messages are lines
-of JSON. Each `begin` has a number, so that what an earlier one has asked for is dropped.
+Both halves lie in one piece of memory without a name, which both processes map. Messages go through
+a `Channel`. Each `begin` has a number, so that what an earlier one has asked for is dropped.
 
 A batch is a function of its file and of (seed, position) alone: a run that is resumed at any
 position sees what it would have seen.
@@ -21,12 +20,10 @@ position sees what it would have seen.
 from __future__ import annotations
 
 import collections
-import contextlib
-import json
 import mmap
 import os
-import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -38,8 +35,9 @@ import numpy as np
 
 from synkhronos._machine.devices import module_command
 from synkhronos._wording import shown, whole_number
+from synkhronos.comm.channel import Channel, Closed, pair
 from synkhronos.rules import array_files
-from synkhronos.rules.preprocessing import MODES, Preprocess
+from synkhronos.rules.preprocessing import Preprocess, check_mode
 
 HALVES = 2
 SECONDS_TO_END = 5.0
@@ -100,11 +98,11 @@ class Loader:
         self._ready: dict[int, int] = {}  # position -> the half that has it
         fd, self._halves = _new_memory(self.batch_shape, self.dtype)
         try:
-            self._process, self._commands, self._answers = _started(fd)
+            self._process, self._channel = _started(fd)
         finally:
             os.close(fd)
-        self._end = weakref.finalize(self, _end, self._process, self._commands, self._answers)
-        self._unread = b""
+        self._end = weakref.finalize(self, _end, self._process, self._channel)
+        self._answers: collections.deque[dict] = collections.deque()  # that have come
         self._send(
             "open",
             names=self.names,
@@ -140,8 +138,7 @@ class Loader:
         start : int, optional
             The position in `order` of the first batch to read: where a resumed run goes on.
         """
-        if mode not in MODES:
-            raise ValueError(f"mode must be 'train' or 'val', got {mode!r}.")
+        check_mode(mode)
         order = [whole_number("order", each, 0, len(self.names) - 1) for each in order]
         seed = [int(each) % 2**32 for each in np.atleast_1d(np.asarray(seed))]
         self._position = whole_number("start", start, 0, len(order))
@@ -194,27 +191,23 @@ class Loader:
 
     def _answer(self, deadline):
         """Return the next answer of the loader; raise if it has died, or is late."""
-        while b"\n" not in self._unread:
-            left = deadline - time.monotonic()
-            readable, _, _ = select.select([self._answers], [], [], max(left, 0))
-            if not readable:
+        while not self._answers:
+            if not self._channel.wait(max(deadline - time.monotonic(), 0)):
                 raise TimeoutError(
                     f"The loader has not read {self._file} after {self.timeout:g} seconds."
                 )
-            got = os.read(self._answers.fileno(), 1 << 16)
-            if not got:
-                raise self._death()
-            self._unread += got
-        line, _, self._unread = self._unread.partition(b"\n")
-        return json.loads(line)
+            try:
+                self._answers.extend(self._channel.receive())
+            except Closed:
+                raise self._death() from None
+        return self._answers.popleft()
 
     def _send(self, what, **values):
         if not self._end.alive:
             raise RuntimeError("This loader is closed. Make another one.")
         try:
-            self._commands.write(json.dumps({"what": what, **values}).encode() + b"\n")
-            self._commands.flush()
-        except OSError:
+            self._channel.send((what, values))
+        except Closed:
             raise self._death() from None
 
     def _death(self):
@@ -245,27 +238,22 @@ def _halves(fd, shape, dtype):
 
 
 def _started(memory):
-    """Start the process; return it, the file of commands and that of answers."""
-    answers, for_answers = os.pipe()
-    try:
-        process = subprocess.Popen(
-            [*COMMAND, str(memory), str(for_answers)],
-            stdin=subprocess.PIPE,
-            pass_fds=[memory, for_answers],
-        )
-    except BaseException:
-        os.close(answers)
-        raise
-    finally:
-        os.close(for_answers)
-    return process, process.stdin, os.fdopen(answers, "rb", buffering=0)
+    """Start the process; return it, and the channel to it."""
+    own, its = pair()
+    with its:
+        kept = [memory, its.fileno()]
+        command = [*COMMAND, *map(str, kept)]
+        try:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=kept)
+        except BaseException:
+            own.close()
+            raise
+    return process, Channel(own)
 
 
-def _end(process, commands, answers):
-    """End the process: it ends when its commands do."""
-    with contextlib.suppress(OSError):
-        commands.close()
-    answers.close()
+def _end(process, channel):
+    """End the process: it ends when its channel does."""
+    channel.close()
     try:
         process.wait(SECONDS_TO_END)
     except subprocess.TimeoutExpired:
@@ -276,8 +264,8 @@ def _end(process, commands, answers):
 class _Work:
     """The loader's side: what it still has to read, and the halves that it may write to."""
 
-    def __init__(self, memory: int, answers: int):
-        self._memory, self._answers = memory, answers
+    def __init__(self, memory: int, channel: Channel):
+        self._memory, self._channel = memory, channel
         self._free: collections.deque = collections.deque()
         self._positions: Iterator[int] = iter(())
         self._begun: dict[str, Any] = {"number": 0}
@@ -312,9 +300,9 @@ class _Work:
         except Exception as error:  # the rank raises it, and may begin again
             self._positions = iter(())
             said = "".join(traceback.format_exception_only(type(error), error)).strip()
-            self._say(number=begun["number"], name=name, error=said)
+            self._channel.send({"number": begun["number"], "name": name, "error": said})
         else:
-            self._say(number=begun["number"], position=position, half=half)
+            self._channel.send({"number": begun["number"], "position": position, "half": half})
         return True
 
     def _read(self, name, half, begun, position):
@@ -326,33 +314,29 @@ class _Work:
             raise ValueError(f"a batch must have the shape {half.shape}, got {array.shape}.")
         np.copyto(half, array, casting="unsafe")
 
-    def _say(self, **answer):
-        os.write(self._answers, json.dumps(answer).encode() + b"\n")
 
-
-def _serve(work: _Work, commands: int) -> None:
+def _serve(work: _Work, channel: Channel) -> None:
     """Do what commands say until they end; read batches between them."""
-    unread, is_busy = b"", False
+    is_busy = False
     while True:
-        while is_busy and not select.select([commands], [], [], 0)[0]:
+        while is_busy and not channel.wait(0):
             is_busy = work.step()
-        got = os.read(commands, 1 << 16)
-        if not got:
-            return
-        *lines, unread = (unread + got).split(b"\n")
-        for line in lines:
-            values = json.loads(line)
-            getattr(work, values.pop("what"))(**values)
+        channel.wait()
+        for what, values in channel.receive():
+            getattr(work, what)(**values)
         is_busy = True
 
 
 def main() -> None:
-    """Be a loader: the arguments are descriptors of its memory and for its answers."""
+    """Be a loader: the arguments are descriptors of its memory and of its channel."""
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # the rank ends it
-    memory, answers = (int(text) for text in sys.argv[1:])
-    with contextlib.suppress(BrokenPipeError):
-        _serve(_Work(memory, answers), sys.stdin.fileno())
+    memory, number = (int(text) for text in sys.argv[1:])
+    channel = Channel(socket.socket(fileno=number))
+    try:
+        _serve(_Work(memory, channel), channel)
+    except Closed:
+        channel.close()
 
 
 if __name__ == "__main__":

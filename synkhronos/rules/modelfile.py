@@ -25,11 +25,7 @@ def is_path(modelfile: str) -> bool:
 def find(modelfile: str, modelclass: str) -> Path:
     """Return the file of a model; raise if it isn't there, or has no such class.
 
-    Parameters
-    ----------
-    modelfile : str
-        A dotted name, as in an import, or the path of a file.
-    modelclass : str
+    `modelfile` is a dotted name, as in an import, or the path of a file.
 
     Raises
     ------

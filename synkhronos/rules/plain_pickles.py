@@ -7,6 +7,7 @@ refused. Scalars of NumPy become numbers of Python.
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 from typing import Any
@@ -43,9 +44,7 @@ def load(data: bytes, name: str, lists: bool = False) -> Any:
     """
     try:
         file = io.BytesIO(data)
-        if lists:
-            return _converted(_UnpicklerOfLists(file, encoding="latin1").load())
-        return _converted(_Unpickler(file, encoding="latin1").load())
+        return _converted(_Unpickler(file, f"{KINDS}O" if lists else KINDS).load())
     except _Refused as refused:
         raise ValueError(
             f"{name} is not read: it names {refused}, but only containers, text, numbers and "
@@ -60,36 +59,28 @@ class _Refused(Exception):
 
 
 class _Unpickler(pickle.Unpickler):
+    def __init__(self, file, kinds):
+        super().__init__(file, encoding="latin1")
+        self._kinds = kinds
+
     def find_class(self, module, name):
         made = _MAKERS.get((module.replace("numpy._core", "numpy.core"), name))
         if made is None:
             raise _Refused(one_line(f"{module}.{name}"))
-        return made
-
-
-class _UnpicklerOfLists(_Unpickler):
-    def find_class(self, module, name):
-        made = super().find_class(module, name)
-        return _DtypeOrObject if made is _Dtype else made
+        return functools.partial(_Dtype, self._kinds) if made is _Dtype else made
 
 
 class _Dtype:
     """Stands for a dtype: NumPy's own would take any state from the pickle."""
 
-    kinds = KINDS
-
-    def __init__(self, code, *_):
+    def __init__(self, kinds, code, *_):
         self.dtype = np.dtype(str(code))
-        if self.dtype.kind not in self.kinds:
+        if self.dtype.kind not in kinds:
             raise _Refused(f"an array of {self.dtype}")
 
     def __setstate__(self, state):
         if state[1] in ("<", ">"):
             self.dtype = self.dtype.newbyteorder(state[1])
-
-
-class _DtypeOrObject(_Dtype):
-    kinds = f"{KINDS}O"
 
 
 class _Array:

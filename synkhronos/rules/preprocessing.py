@@ -17,6 +17,13 @@ ORDERS = ("c01b", "bc01")
 MODES = ("train", "val")
 
 
+def check_mode(mode: str) -> str:
+    """Return a mode, "train" or "val"; raise ValueError for another one."""
+    if mode not in MODES:
+        raise ValueError(f"mode must be 'train' or 'val', got {mode!r}.")
+    return mode
+
+
 @dataclass(frozen=True)
 class Preprocess:
     """Makes float32 batches of images: ``(x - mean) / scale / std``, cropped and mirrored.
@@ -128,8 +135,7 @@ def crop_and_mirror(
     >>> crop_and_mirror(np.arange(9).reshape(1, 3, 3, 1), "val", cropsize=1).ravel()
     array([4])
     """
-    if mode not in MODES:
-        raise ValueError(f"mode must be 'train' or 'val', got {mode!r}.")
+    check_mode(mode)
     if order not in ORDERS:
         raise ValueError(f"order must be 'c01b' or 'bc01', got {order!r}.")
     wanted = tuple(cropsize) if isinstance(cropsize, (tuple, list)) else (cropsize, cropsize)

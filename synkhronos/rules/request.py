@@ -16,35 +16,18 @@ _OF_LAUNCHER = ("log_path", "bind")
 
 @dataclass(frozen=True)
 class Request:
-    """All that the launcher needs, as scripts, commands and files ask for it.
-
-    Attributes
-    ----------
-    rule, modelfile, modelclass : str
-    places : list of Place
-        Of the devices that were named: the extra process of a server is not among them.
-    options : dict
-        All options of the rule.
-    settings : dict
-        Of the model and its data.
-    log_path : str
-    bind : bool
-    agent : str or None
-        Stands in for ssh.
-    mpirun_args : str
-        More arguments of mpirun.
-    """
+    """All that the launcher needs, as scripts, commands and files ask for it."""
 
     rule: str
-    places: list[Place]
+    places: list[Place]  # of the devices that were named: not of the extra process of a server
     modelfile: str
     modelclass: str
-    options: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)  # all options of the rule
+    settings: dict[str, Any] = field(default_factory=dict)  # of the model and its data
     log_path: str = "./logs/"
     bind: bool = False
-    agent: str | None = None
-    mpirun_args: str = ""
+    agent: str | None = None  # stands in for ssh
+    mpirun_args: str = ""  # more arguments of mpirun
 
     @property
     def ranks(self) -> list[Place]:
@@ -99,25 +82,14 @@ def make(
     agent: str | None = None,
     mpirun_args: str = "",
 ) -> Request:
-    """Check all that a run is asked with; return the request.
+    """Check all that a run is asked with, before anything is started; return the request.
 
-    Parameters
-    ----------
-    rule : str
-    devices : str or list of str
-        As `find_places` takes them.
-    modelfile, modelclass : str
-        The file is looked for, and the class in it.
-    settings : dict, optional
-        Of the model.
-    given : dict, optional
-        Options of the rule and of the launcher.
-    agent, mpirun_args : str, optional
+    `devices` are as `find_places` takes them, `given` has options of the rule and the launcher.
 
     Raises
     ------
     TypeError, ValueError, FileNotFoundError
-        For what is wrong, before anything is started.
+        For what is wrong. The model's file is looked for, and the class in it.
 
     Examples
     --------

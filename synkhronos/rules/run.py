@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 import random
 import sys
-from typing import Any, Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
 from synkhronos import _host
 from synkhronos.comm.group import Group
+from synkhronos.comm.single_group import SingleGroup
 from synkhronos.rules import contract, snapshots
 from synkhronos.rules.job import Job
 from synkhronos.rules.recorder import Recorder
@@ -24,33 +27,16 @@ class Interrupted(Exception):
 
 
 class Run:
-    """The parts that all rules use.
+    """The parts that all rules use: a rank's model, its recorder, the job and the other ranks.
 
-    Parameters
-    ----------
-    job : Job
-    group : Group
-        All ranks of the run.
-    model : object
-        As `contract` says.
-    recorder : Recorder
-    strategy : str
-        Of `exchange`.
-    interrupt : callable
-        Returns whether a signal has asked this process to end.
+    `group` has the ranks that step together: all, or this one alone. `interrupt` returns whether a
+    signal has asked this process to end.
     """
 
     def __init__(
-        self,
-        job: Job,
-        group: Group,
-        model: Any,
-        recorder: Any,
-        strategy: str,
-        interrupt: Callable[[], bool],
+        self, job: Job, group: Group, model: Any, recorder: Any, interrupt: Callable[[], bool]
     ) -> None:
         self.job, self.group, self.model, self.recorder = job, group, model, recorder
-        self.strategy = strategy
         self.verbose = bool(recorder.verbose)
         self.statistics = contract.statistics_of(model)
         self._interrupt = interrupt
@@ -83,38 +69,47 @@ class Run:
         every = self.job.options["snapshot_freq"]
         return is_last or bool(every and epoch % every == 0)
 
+    def validate(self, count: int, shares: bool = False) -> bool:
+        """Validate after `count` batches of all ranks; return whether the model asks to stop.
+
+        `shares` says whether each rank validates a part of the data; else this one validates all.
+        ``val_iter`` returns None to go on with the next sub-batch, a number to go on with that
+        batch, or ``'stop'``.
+        """
+        model, recorder = self.model, self.recorder
+        stop, batch = False, 0
+        while batch < int(model.data.n_batch_val):
+            following = batch + 1
+            for _ in range(int(model.n_subb)):
+                returned = model.val_iter(count, recorder)
+                if isinstance(returned, str) and returned == "stop":
+                    stop = True
+                elif isinstance(returned, numbers.Real) and not isinstance(returned, bool):
+                    following = int(returned)
+                    break
+            batch = following
+        model.reset_iter("val")
+        if shares:
+            recorder.gather_val_info()
+        recorder.print_val_info(count)
+        model.current_info = recorder.get_latest_val_info()
+        return stop
+
     def record(self, count: float) -> None:
         """Write the recorder's file, with the present learning rate."""
         if self.verbose:
             rate = contract.learning_rate(self.model)
             self.recorder.save(count, rate, self.job.options["inforec_path"])
 
-    def save(
-        self,
-        epoch: int,
-        batch: int,
-        group: Group | None = None,
-        arrays: Sequence[np.ndarray] = (),
-        **more: Any,
-    ) -> None:
+    def save(self, epoch: int, batch: int, arrays: Sequence[np.ndarray] = (), **more: Any) -> None:
         """Write a snapshot from which a run goes on with a batch of an epoch.
 
-        Parameters
-        ----------
-        epoch, batch : int
-            Of the next step.
-        group : Group, optional
-            The ranks that take part: by default all.
-        arrays : list of ndarray
-            Arrays of the rule to keep.
-        **more
-            Numbers of the rule to keep.
+        With arrays and numbers that the rule keeps.
         """
-        group = self.group if group is None else group
         state = self._history.capture(self.recorder)
         state.plain["rule"] = dict(self.own)
         state.arrays.update({f"rule/{number}": array for number, array in enumerate(arrays)})
-        states = snapshots.collect(group, state)
+        states = snapshots.collect(self.group, state)
         if states is None:
             return
         settings = self.job.settings
@@ -129,12 +124,11 @@ class Run:
             save(snapshots.folder_of(self.job.options["snapshot_path"]))
         self.say(f"snapshot {path}")
 
-    def resume(self, group: Group | None = None) -> dict[str, Any]:
+    def resume(self) -> dict[str, Any]:
         """Go on from a snapshot, if the job says so; return the numbers that the rule has kept."""
         if not self.job.options["resume"]:
             return {}
-        group = self.group if group is None else group
-        found = None
+        group, found = self.group, None
         if group.rank == 0:
             found = snapshots.find(self.job.options["resume"], self.job.options["snapshot_path"])
         snapshot = snapshots.distribute(group, found)
@@ -153,7 +147,7 @@ class Run:
                 before = snapshot.more.get("settings", {})
                 new = {k: v for k, v in self.job.settings.items() if before.get(k, _NONE) != v}
                 # Of asynchronous workers one has written the file: others draw other numbers.
-                is_own = group.rank < n_states and (group is self.group or self.verbose)
+                is_own = self.verbose if group.size == 1 else group.rank < n_states
                 self._history.restore(state, self.recorder, new, is_own)
             else:
                 self._history.restore_parameters(state)
@@ -173,6 +167,10 @@ class Run:
             self.say(f"nothing is left to train: n_epochs is {self.model.n_epochs}")
         return {"total": snapshot.count, **snapshot.more}
 
+    def report(self) -> None:
+        """Print from now on: the rank that has done so is gone."""
+        self.verbose = self.recorder.verbose = True
+
     def say(self, text: str) -> None:
         """Print a line, on the rank that reports."""
         if self.verbose:
@@ -180,39 +178,14 @@ class Run:
             sys.stdout.flush()
 
 
-class _Gathering:
-    """The method of mpi4py's communicators that the recorder uses, as model files know it."""
-
-    def __init__(self, group):
-        self.rank, self.size, self.allgather = group.rank, group.size, group.all_gather
-
-
 def build(
-    job: Job,
-    group: Group,
-    config: Mapping[str, Any],
-    sync_type: str,
-    strategy: str,
-    interrupt: Callable[[], bool],
-    shares_validation: bool = True,
+    job: Job, group: Group, verbose: bool, interrupt: Callable[[], bool], is_alone: bool = False
 ) -> Run:
     """Import the model, construct, check and compile it; return the run.
 
-    Parameters
-    ----------
-    job : Job
-    group : Group
-    config : dict
-        What the model's constructor is told: ``verbose``, ``rank``, ``size``.
-    sync_type : str
-        ``cdd``, ``avg`` or ``swap``: for ``compile_iter_fns``.
-    strategy : str
-        Of `exchange`.
-    interrupt : callable
-        Returns whether a signal has asked this process to end.
-    shares_validation : bool
-        Whether each rank validates with a part of the data, so that the results are gathered.
+    To a model that is alone it is the only rank: it sees all data, in an order of its own.
     """
+    own = SingleGroup() if is_alone else group
     for name in ("snapshot_path", "inforec_path"):
         folder = snapshots.folder_of(job.options[name])
         if not os.access(folder, os.W_OK):
@@ -221,21 +194,24 @@ def build(
     layers2 = sys.modules.get("theanompi.models.layers2")
     if layers2 is not None:
         layers2.set_seed(job.options["seed"])
-    config = {**config, "mname": job.modelclass}
+    config = {"verbose": verbose, "rank": own.rank, "size": own.size, "mname": job.modelclass}
     model, _ = contract.make_model(modelclass, config, job.settings)
     contract.check(model)
     # A swap exchanges parameters, so each rank takes steps of its own, as with avg.
-    contract.compile_functions(model, "cdd" if sync_type == "cdd" else "avg")
+    sync_type = "cdd" if job.options.get("sync_type") == "cdd" else "avg"
+    contract.compile_functions(model, sync_type)
     for variable in variables_of(model):
         if _host.is_random_state(variable):
             _host.spread_random_state(variable, group.rank)
     np.random.seed((job.options["seed"] + 1 + group.rank) % 2**32)
     random.seed(job.options["seed"] + 1 + group.rank)
+    # With a method of mpi4py's communicators, as model files know it.
+    comm = SimpleNamespace(rank=group.rank, size=group.size, allgather=group.all_gather)
     recorder = Recorder(
-        _Gathering(group) if shares_validation else None,
+        None if is_alone else comm,
         job.options["print_freq"],
         job.modelclass,
-        bool(config["verbose"]),
+        verbose,
     )
     recorder.batch_size = getattr(model, "file_batch_size", getattr(model, "batch_size", None))
-    return Run(job, group, model, recorder, strategy, interrupt)
+    return Run(job, own, model, recorder, interrupt)

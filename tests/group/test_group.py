@@ -163,6 +163,30 @@ def test_nothing_has_come(size):
     assert run(size, lambda group: (group.receive(0.01), group.barrier())) == [(None, None)] * size
 
 
+@several
+def test_a_message_of_one_rank_is_waited_for(size):
+    """Others may have sent something, or left; a rank that is silent, or has left, is told."""
+
+    def wait(group):
+        if group.rank:
+            group.barrier()
+            group.send(0, "late" if group.rank == size - 1 else "early")
+            return group.receive_from(0)
+        group.patience = 0.1
+        with pytest.raises(WaitedTooLong, match=rf"waited 0 s for the {size - 1}th"):
+            group.receive_from(size - 1, f"the {size - 1}th")
+        group.patience = 30.0
+        group.barrier()
+        found = group.receive_from(size - 1)
+        for rank in range(1, size):
+            group.send(rank, "bye")
+        with pytest.raises(RankLost, match=f"rank {size - 1} has died"):
+            group.receive_from(size - 1)
+        return found
+
+    assert run(size, wait) == [("late",), *[("bye",)] * (size - 1)]
+
+
 @all_sizes
 def test_a_rank_that_leaves_is_told_and_not_lost(size):
     def leave(group):

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
 from support import hosts, rules
 from support.compatible import restored
-from support.rules import needs_mpirun
+from support.rules import Serial, needs_mpirun
 
 from synkhronos.rules import compatible
 
@@ -27,30 +25,6 @@ RULES = ["EASGD", "ASGD", "GOSGD"]
 def model():
     with restored():
         yield compatible.import_model(rules.MODEL)
-
-
-class Serial:
-    """Plain SGD of the model's rows, one batch after another."""
-
-    def __init__(self, model, rate):
-        x, y = T.fmatrix(), T.ivector()
-        self.params = [theano.shared(each) for each in model.first_parameters()]
-        cost, _ = model.expressions(x, y, self.params)
-        grads = T.grad(cost, self.params)
-        rates = [np.float32(rate * (1 if p.ndim > 1 else 2)) for p in self.params]
-        updates = [(p, p - r * g) for p, g, r in zip(self.params, grads, rates)]
-        self.step = theano.function([x, y], cost, updates=updates)
-
-    @property
-    def values(self):
-        return np.concatenate([p.get_value().ravel() for p in self.params])
-
-    def set(self, values):
-        at = 0
-        for p in self.params:
-            size = p.get_value().size
-            p.set_value(values[at : at + size].reshape(p.get_value().shape).astype("float32"))
-            at += size
 
 
 def batches(model, n_rows, n_epochs, tau):
@@ -79,7 +53,7 @@ def test_elastic_steps_of_one_worker(model, tmp_path):
         serial.step(*batch)
         if number % 4 == 0:
             own = serial.values.astype("float64")
-            serial.set(own - 0.25 * (own - center))
+            serial.values = own - 0.25 * (own - center)
             center = center + 0.25 * (own - center)
     # The worker's own parameters: the validation of the center must not have changed them.
     np.testing.assert_allclose(run.params(1), serial.values, atol=2e-5)
@@ -91,15 +65,8 @@ def test_elastic_steps_of_one_worker(model, tmp_path):
 def test_pushed_updates_of_one_worker(model, tmp_path, learning_rate_rule):
     """In Theano-MPI ASGD was a stub."""
     settings = {**SETTINGS, "mu": 0.0, "eta": 0.0}
-    run = rules.run(
-        "ASGD",
-        2,
-        tmp_path,
-        settings=settings,
-        tau=4,
-        learning_rate_rule=learning_rate_rule,
-        gamma=0.02,
-    )
+    given = {"tau": 4, "gamma": 0.02, "learning_rate_rule": learning_rate_rule}
+    run = rules.run("ASGD", 2, tmp_path, settings=settings, **given)
     serial = Serial(model, 0.05)
     center = serial.values.astype("float64")
     squares = np.zeros_like(center)
@@ -111,7 +78,7 @@ def test_pushed_updates_of_one_worker(model, tmp_path, learning_rate_rule):
                 squares += delta**2
                 delta = 0.02 * delta / np.sqrt(np.maximum(squares, 1e-38))
             center = center + delta
-            serial.set(center)
+            serial.values = center
     np.testing.assert_allclose(run.params(1), serial.values, atol=2e-4)
 
 

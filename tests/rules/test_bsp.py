@@ -5,10 +5,9 @@ import signal
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
 from support import rules
 from support.compatible import restored
+from support.rules import Serial
 from support.waiting import wait_until
 
 from synkhronos.rules import compatible
@@ -22,27 +21,6 @@ def model():
     """Return the module of the model, which imports theanompi."""
     with restored():
         yield compatible.import_model(rules.MODEL)
-
-
-class Serial:
-    """Momentum SGD of plain Theano on the same rows; the rates of biases are twice as large."""
-
-    def __init__(self, model, mu=MU, decay=DECAY):
-        x, y = T.fmatrix(), T.ivector()
-        self.params = [theano.shared(each) for each in model.first_parameters()]
-        cost, _ = model.expressions(x, y, self.params)
-        self.rate = theano.shared(np.float32(RATE))
-        updates = []
-        for p, g in zip(self.params, T.grad(cost, self.params)):
-            is_matrix = p.ndim > 1
-            v = theano.shared(np.zeros_like(p.get_value()))
-            moved = np.float32(mu) * v + g + (np.float32(decay) * p if is_matrix else 0)
-            updates += [(v, moved), (p, p - (1 if is_matrix else 2) * self.rate * moved)]
-        self.step = theano.function([x, y], cost, updates=updates)
-
-    @property
-    def values(self):
-        return np.concatenate([p.get_value().ravel() for p in self.params])
 
 
 def train_serially(model, n_ranks, n_rows, n_epochs, serial, warm_up=0):
@@ -88,7 +66,7 @@ def test_cdd_is_momentum_sgd_on_all_rows(model, tmp_path, n_ranks, strategy):
         warm_up_epochs=2,
         seed=1,
     )
-    serial = Serial(model)
+    serial = Serial(model, RATE, MU, DECAY)
     n_steps = train_serially(model, n_ranks, n_rows, 6, serial, warm_up=2)
     assert n_steps > 50
     found = equal_on_all_ranks(run)
@@ -101,7 +79,7 @@ def test_cdd_is_momentum_sgd_on_all_rows(model, tmp_path, n_ranks, strategy):
 def test_16_bits_differ_only_in_rounding(model, tmp_path):
     settings = {"n_rows": 96, "n_epochs": 2, "mu": MU, "eta": DECAY, "lr": RATE}
     run = rules.run("BSP", 2, tmp_path, settings=settings, exch_strategy="asa16", warm_up_epochs=0)
-    serial = Serial(model)
+    serial = Serial(model, RATE, MU, DECAY)
     train_serially(model, 2, 96, 2, serial)
     found = equal_on_all_ranks(run)
     np.testing.assert_allclose(found, serial.values, atol=2e-3)
@@ -113,7 +91,7 @@ def test_avg_of_plain_sgd_is_sgd_on_all_rows(model, tmp_path):
     """In Theano-MPI the parameters of models with lib.opt never moved under avg."""
     settings = {"n_rows": 90, "n_epochs": 2, "mu": 0.0, "eta": 0.0, "lr": RATE}
     run = rules.run("BSP", 2, tmp_path, settings=settings, sync_type="avg", warm_up_epochs=0)
-    serial = Serial(model, mu=0, decay=0)
+    serial = Serial(model, RATE)
     train_serially(model, 2, 90, 2, serial)
     np.testing.assert_allclose(equal_on_all_ranks(run), serial.values, atol=1e-5)
 
@@ -127,9 +105,17 @@ def test_parameters_are_averaged_before_each_validation(tmp_path):
 
 
 @pytest.mark.slow("several processes")
-def test_16_bits_are_too_few_for_parameters(tmp_path):
-    run = rules.run("BSP", 1, tmp_path, sync_type="avg", exch_strategy="asa16", status=1)
-    assert "16 bits, which is too few for the parameters" in run.output
+@pytest.mark.parametrize(
+    ("modelclass", "given", "message"),
+    [
+        ("Model", {"sync_type": "avg", "exch_strategy": "asa16"}, "16 bits, which is too few for"),
+        ("Model", {"settings": {"n_epoch": 3}}, "n_epoch=3: Model has no attribute 'n_epoch'"),
+        ("Descends", {}, "must leave the lists vels and vels2"),
+    ],
+)
+def test_what_can_not_be_trained_is_refused(tmp_path, modelclass, given, message):
+    run = rules.run("BSP", 2, tmp_path, modelclass, status=1, **given)
+    assert message in run.output
 
 
 @pytest.mark.slow("several processes")
@@ -149,7 +135,7 @@ def test_swap_exchanges_the_parameters_of_pairs(model, tmp_path):
     """It read a list of parameters that Theano-MPI had never set."""
     settings = {"n_rows": 40, "n_epochs": 1, "mu": 0.0, "eta": 0.0, "lr": RATE}
     run = rules.run("BSP", 2, tmp_path, settings=settings, sync_type="swap", warm_up_epochs=0)
-    pair = [Serial(model, mu=0, decay=0) for _ in range(2)]
+    pair = [Serial(model, RATE) for _ in range(2)]
     x, y = model.rows(40)
     order = model.order_of_epoch(0, 40)
     for number in range(0, 5, 2):
@@ -233,14 +219,6 @@ def is_alive(pid):
 
 
 @pytest.mark.slow("several processes")
-def test_a_model_without_velocities_is_told_what_to_write(tmp_path):
-    run = rules.run("BSP", 2, tmp_path, "Descends", status=1)
-    assert "must leave the lists vels and vels2" in run.output
+def test_a_model_with_updates_of_its_own_averages_its_parameters(tmp_path):
     # Ranks have six batches in an epoch: two after the last exchange.
     equal_on_all_ranks(rules.run("BSP", 2, tmp_path, "Descends", sync_type="avg", exchange_freq=4))
-
-
-@pytest.mark.slow("several processes")
-def test_a_setting_that_nothing_reads_is_refused(tmp_path):
-    run = rules.run("BSP", 1, tmp_path, settings={"n_epoch": 3}, status=1)
-    assert "n_epoch=3: Model has no attribute 'n_epoch'" in run.output

@@ -4,16 +4,9 @@ import shutil
 import subprocess
 
 import pytest
+from support.rules import README
 
 from synkhronos.rules import cfg
-
-README = """\
-# launch_session.cfg
-RULE=BSP
-MODELFILE=models.modelfile
-MODELCLASS=ModelClass
-DEVICES=cuda0,cuda1
-"""
 
 
 def values(text):
@@ -95,6 +88,7 @@ def test_bash_assigns_the_same(text, expected, tmp_path):
         ("\nDEVICES=(a\nb", 2, "has no closing parenthesis"),
         ("DEVICES=(a)b", 1, "'b' after the value of DEVICES"),
         ("DEVICES=((a))", 1, "begins a command"),
+        ("DEVICES=(a\nb;c)", 2, "begins a command"),  # it was read for ever
         ("RULE=BSP)", 1, "')' after the value of RULE"),
         ("if true; then\nRULE=BSP\nfi", 1, "is not an assignment"),
         ("RUEL=BSP", 1, "there is no key RUEL. Perhaps you meant RULE."),

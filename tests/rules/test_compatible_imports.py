@@ -11,6 +11,7 @@ import pytest
 import theano
 import theano.tensor as T
 from support.compatible import restored
+from support.images import correlated
 from theano.tensor.nnet import conv2d
 
 from synkhronos.rules import array_files, compatible
@@ -233,19 +234,6 @@ def test_sync_of_anything_else_is_called(folder):
 # cuDNN's functions on a CPU rank.
 
 
-def convolved(image, filters, stride, flip):
-    """Return the convolution without a border, in NumPy."""
-    filters = filters[:, :, ::-1, ::-1] if flip else filters
-    (n, _, h, w), (out, _, kh, kw) = image.shape, filters.shape
-    sizes = (h - kh) // stride + 1, (w - kw) // stride + 1
-    found = np.zeros((n, out, *sizes))
-    for i in range(sizes[0]):
-        for j in range(sizes[1]):
-            part = image[:, :, i * stride : i * stride + kh, j * stride : j * stride + kw]
-            found[:, :, i, j] = np.tensordot(part, filters, [(1, 2, 3), (1, 2, 3)])
-    return found
-
-
 @pytest.mark.slow("compiles convolutions")
 @pytest.mark.parametrize("mode", ["conv", "cross"])
 def test_dnn_conv_computes_on_a_cpu(mode):
@@ -258,7 +246,8 @@ def test_dnn_conv_computes_on_a_cpu(mode):
     x, w = T.dtensor4(), T.dtensor4()
     made = dnn_conv(x, w, border_mode=(1, 0), subsample=(2, 2), conv_mode=mode, algo="small")
     padded = np.pad(image, [(0, 0), (0, 0), (1, 1), (0, 0)])
-    expected = convolved(padded, filters, 2, mode == "conv")
+    flipped = filters[:, :, ::-1, ::-1] if mode == "conv" else filters
+    expected = correlated(padded, flipped, stride=2)
     f = theano.function([x, w], made, mode="FAST_RUN")
     np.testing.assert_allclose(f(image, filters), expected)
 

@@ -150,14 +150,7 @@ MADE_BATCHES=8
 
 
 @pytest.mark.slow("trains in several processes")
-@pytest.mark.parametrize(
-    "rule",
-    [
-        "BSP",
-        pytest.param("EASGD", marks=pytest.mark.slow("starts ranks that import Theano")),
-        pytest.param("GOSGD", marks=pytest.mark.slow("starts ranks that import Theano")),
-    ],
-)
+@pytest.mark.parametrize("rule", ["BSP", "EASGD", "GOSGD"])
 def test_a_model_file_trains_as_it_is(tmp_path, rule):
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "modelfile.py").write_text(MODEL)

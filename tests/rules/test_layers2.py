@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support.images import correlated, places
 
 from synkhronos.rules.compatible.models import layers2
 from synkhronos.rules.compatible.models.layers2 import layer as layers
@@ -45,7 +46,7 @@ NAMES = [
 def switched_on():
     yield
     for each in (layers2.Dropout, layers2.Crop, layers2.BatchNormal):
-        each.switch.set(True)
+        each.switch.set_on()
 
 
 @pytest.fixture
@@ -246,29 +247,19 @@ def test_crops_are_parts_of_the_images(bc01, order, flag_batch):
     f = theano.function([bc01], layer.output)
     back = np.argsort(axes)
 
-    def place(image, crop):
-        """Return (row, column, is mirrored) of the part of an image that a crop is."""
-        for mirrored in (False, True):
-            seen = crop[:, :, ::-1] if mirrored else crop
-            for i in range(3):
-                for j in range(3):
-                    if (image[:, i : i + 3, j : j + 4] == seen).all():
-                        return i, j, mirrored
-        raise AssertionError("no part of the image")
+    def found():
+        made = f(x.transpose(axes).astype(theano.config.floatX))
+        assert made.shape == layer.output_shape
+        return places(made.transpose(back), x)
 
-    def places():
-        found = f(x.transpose(axes).astype(theano.config.floatX))
-        assert found.shape == layer.output_shape
-        return [place(*pair) for pair in zip(x, found.transpose(back))]
-
-    drawn = [places() for _ in range(12)]
+    drawn = [found() for _ in range(12)]
     if flag_batch:
         assert all(len(set(each)) == 1 for each in drawn)
     seen = {each for several in drawn for each in several}
     for position, all_there in enumerate([{0, 1, 2}, {0, 1, 2}, {False, True}]):
         assert {each[position] for each in seen} == all_there
     layers2.Crop.SetRandCropOff()
-    assert set(places()) == {(1, 1, False)}
+    assert set(found()) == {(1, 1, False)}
     layers2.Crop.SetRandCropOn()
 
 
@@ -290,19 +281,6 @@ def test_normalization_over_channels(bc01, channels, n, order):
     layer = layers2.LRN(bc01, shape, n=n, layout=order)
     found = computed(layer, bc01, x.transpose(axes))
     np.testing.assert_allclose(found, lrn(x, n=n).transpose(axes), rtol=1e-5)
-
-
-def correlated(x, W, stride, pad):
-    """Return the cross-correlation of images bc01, in NumPy."""
-    x = np.pad(x, [(0, 0), (0, 0), (pad, pad), (pad, pad)])
-    kh, kw = W.shape[2:]
-    rows = range(0, x.shape[2] - kh + 1, stride)
-    columns = range(0, x.shape[3] - kw + 1, stride)
-    found = [
-        [np.tensordot(x[:, :, i : i + kh, j : j + kw], W, [(1, 2, 3), (1, 2, 3)]) for j in columns]
-        for i in rows
-    ]
-    return np.array(found).transpose(2, 3, 0, 1)
 
 
 def pooled(x, size, stride):

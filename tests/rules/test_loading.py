@@ -10,6 +10,7 @@ import time
 import numpy as np
 import psutil
 import pytest
+from support.images import places
 from support.leaks import nothing_left
 from support.waiting import LONG, wait_until
 
@@ -247,22 +248,6 @@ def test_means_and_deviations(order):
     np.testing.assert_array_equal(again.mean, mean)
 
 
-def parts(found, x):
-    """Return (row, column, is mirrored) of each image of `found` in the images `x`, bc01."""
-    places = []
-    for crop, image in zip(found, x):
-        n, m = crop.shape[1:]
-        [place] = [
-            (i, j, mirrored)
-            for i in range(image.shape[1] - n + 1)
-            for j in range(image.shape[2] - m + 1)
-            for mirrored in (False, True)
-            if (image[:, i : i + n, j : j + m] == (crop[..., ::-1] if mirrored else crop)).all()
-        ]
-        places.append(place)
-    return places
-
-
 @pytest.mark.parametrize("flag_batch", [True, False])
 @pytest.mark.parametrize("order", ["c01b", "bc01"])
 def test_crops_and_mirror_images(order, flag_batch):
@@ -274,9 +259,9 @@ def test_crops_and_mirror_images(order, flag_batch):
         found = crop_and_mirror(given, "train", True, flag_batch, (4, 3), random, order)
         found = found.transpose(3, 0, 1, 2) if order == "c01b" else found
         assert found.shape == (30, 2, 4, 3) and found.dtype == x.dtype
-        places = parts(found, x)
-        assert len(set(places)) == 1 or not flag_batch
-        seen |= set(places)
+        there = places(found, x)
+        assert len(set(there)) == 1 or not flag_batch
+        seen |= set(there)
     assert seen == {(i, j, mirrored) for i in range(3) for j in range(3) for mirrored in (0, 1)}
 
 

@@ -97,17 +97,22 @@ def ranks(cuts, number=12, dtype="float32", **attributes):
     return models, x, y
 
 
+def step(models):
+    """Take one step of all ranks; return their costs."""
+    costs = [each.train_iter_fn(0)[0] for each in models]
+    exchange(models)
+    for each in models:
+        each.train_iter_fn.finish()
+    return costs
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("cuts", [[6], [2], [1, 4]], ids=["even", "uneven", "three ranks"])
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_cdd_is_momentum_sgd_on_all_rows(cuts, nesterov, dtype):
     models, x, y = ranks(cuts, dtype=dtype, use_nesterov_momentum=nesterov)
     for _ in range(50):
-        for each in models:
-            each.train_iter_fn(0)
-        exchange(models)
-        for each in models:
-            each.train_iter_fn.finish()
+        step(models)
     for each in models:
         for got, expected in zip(each.values(), serial(x, y, 50, nesterov=nesterov)):
             np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
@@ -133,14 +138,11 @@ def test_no_step_waits_for_the_next_iteration():
 def test_the_learning_rate_is_that_of_its_own_step():
     """A pending step was applied with the learning rate of the next epoch."""
     models, x, y = ranks([6])
-    for step in range(4):
+    for number in range(4):
         for each in models:
-            each.shared_lr.set_value(np.float32(0.1 / (step + 1)))
-            each.train_iter_fn(0)
-        exchange(models)
-        for each in models:
-            each.train_iter_fn.finish()
-    expected = serial(x, y, 4, rate=lambda step: 0.1 / (step + 1))
+            each.shared_lr.set_value(np.float32(0.1 / (number + 1)))
+        step(models)
+    expected = serial(x, y, 4, rate=lambda number: 0.1 / (number + 1))
     np.testing.assert_allclose(models[1].values()[0], expected[0], atol=1e-6)
 
 
@@ -172,10 +174,7 @@ def test_nesterov_descends(nesterov, k):
     models, _, _ = ranks([6] if k == 2 else [], use_nesterov_momentum=nesterov)
     costs = []
     for _ in range(20):
-        costs.append(np.mean([each.train_iter_fn(0)[0] for each in models]))
-        exchange(models)
-        for each in models:
-            each.train_iter_fn.finish()
+        costs.append(np.mean(step(models)))
     assert costs[-1] < costs[5] < costs[1] < costs[0]
 
 
@@ -183,11 +182,7 @@ def test_nesterov_descends(nesterov, k):
 def test_without_momentum_it_is_sgd(k):
     models, x, y = ranks([4] if k == 2 else [], use_momentum=False)
     for _ in range(10):
-        for each in models:
-            each.train_iter_fn(0)
-        exchange(models)
-        for each in models:
-            each.train_iter_fn.finish()
+        step(models)
     for got, expected in zip(models[0].values(), serial(x, y, 10, mu=0)):
         np.testing.assert_allclose(got, expected, atol=1e-5)
     assert models[0].velocities == []
@@ -209,11 +204,7 @@ def test_parameters_of_batch_normalization_do_not_decay_and_are_exchanged(k):
     """gamma and beta were updated locally only, so they drifted apart."""
     models, x, y = ranks([4] if k == 2 else [], names=("gamma", "beta"), weight_types=["W", "W"])
     for _ in range(10):
-        for each in models:
-            each.train_iter_fn(0)
-        exchange(models)
-        for each in models:
-            each.train_iter_fn.finish()
+        step(models)
     expected = serial(x, y, 10, scales=(1, 2), decays=(False, False))
     for each in models:
         for got, wanted in zip(each.values(), expected):

@@ -5,18 +5,11 @@ import shlex
 
 import pytest
 from support.launching import allow_root, needs_mpirun
+from support.rules import README
 
 from synkhronos.launch.where import parse_devices
 from synkhronos.rules import options
 from synkhronos.tools import rule, tmlauncher
-
-README = """\
-# launch_session.cfg
-RULE=BSP
-MODELFILE=models.modelfile
-MODELCLASS=ModelClass
-DEVICES=cuda0,cuda1
-"""
 
 
 @pytest.fixture

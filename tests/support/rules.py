@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import theano
 import theano.tensor as T
 
 from support.compatible import restored
@@ -20,6 +21,13 @@ from support.waiting import LONG, wait_until
 from synkhronos.rules import compatible
 
 MODEL = str(Path(__file__).with_name("rule_model.py"))
+README = """\
+# launch_session.cfg
+RULE=BSP
+MODELFILE=models.modelfile
+MODELCLASS=ModelClass
+DEVICES=cuda0,cuda1
+"""  # of Theano-MPI
 QUICKLY = "cxx=,mode=FAST_COMPILE,floatX=float32"
 
 
@@ -125,6 +133,36 @@ def run(rule, n, folder, *args, status=0, **kwargs):
     launched = Launched(rule, n, folder, *args, **kwargs)
     assert launched.wait() == status, launched.output
     return launched
+
+
+class Serial:
+    """Momentum SGD of plain Theano on rows of a model; the rates of biases are twice as large."""
+
+    def __init__(self, model, rate, mu=0.0, decay=0.0):
+        x, y = T.fmatrix(), T.ivector()
+        self.params = [theano.shared(each) for each in model.first_parameters()]
+        cost, _ = model.expressions(x, y, self.params)
+        self.rate = theano.shared(np.float32(rate))
+        updates = []
+        for p, g in zip(self.params, T.grad(cost, self.params)):
+            is_matrix = p.ndim > 1
+            v = theano.shared(np.zeros_like(p.get_value()))
+            moved = np.float32(mu) * v + g + (np.float32(decay) * p if is_matrix else 0)
+            updates += [(v, moved), (p, p - (1 if is_matrix else 2) * self.rate * moved)]
+        self.step = theano.function([x, y], cost, updates=updates)
+
+    @property
+    def values(self):
+        """All parameters in one vector."""
+        return np.concatenate([p.get_value().ravel() for p in self.params])
+
+    @values.setter
+    def values(self, values):
+        at = 0
+        for p in self.params:
+            shape = p.get_value().shape
+            p.set_value(values[at : at + np.prod(shape)].reshape(shape).astype("float32"))
+            at += np.prod(shape)
 
 
 def untrained_cost():

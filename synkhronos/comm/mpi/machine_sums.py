@@ -14,13 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos._arithmetic.blocks import reduce_block
+from synkhronos._arithmetic.blocks import reductions
 from synkhronos._machine.log import log
 from synkhronos._machine.shared_memory import Segment, Segments
 from synkhronos.comm.mpi.library import MPI
 from synkhronos.comm.mpi.messages import complete
-
-_BLOCK = 1 << 16  # elements: blocks that stay in the cache
 
 
 class MachineSums:
@@ -42,7 +40,8 @@ class MachineSums:
         self._leaders = leaders if n_machines > 1 and leads else None
         self._has_others = n_machines > 1
         self._segments = Segments()
-        self._arrays: dict[int, list[np.ndarray]] = {}  # by the own array's id: of all local ranks
+        # By the id of an own array: it, that of the first local rank, and what is to be reduced.
+        self._plans: dict[int, tuple[np.ndarray, np.ndarray, list] | None] = {}
 
     def allocate(self, size: int, dtype: Any) -> np.ndarray:
         """Return an array for values to sum; all ranks must allocate the same."""
@@ -58,32 +57,33 @@ class MachineSums:
         if any(local.allgather(problem is not None)):
             if problem is not None:
                 log.warning("ranks exchange without shared memory: %s", problem)
-            self._arrays[id(array)] = []
+            self._plans[id(array)] = None
         else:
-            self._arrays[id(array)] = [each.array(dtype, (size,)) for each in attached]
-            self._arrays[id(array)][local.rank] = array
+            arrays = [each.array(dtype, (size,)) for each in attached]
+            arrays[local.rank] = array
+            self._plans[id(array)] = array, arrays[0], reductions("sum", arrays, local.rank)
         return array
 
     def __call__(self, array: np.ndarray) -> None:
         """Set an array, on all ranks, to the sum of those of all ranks."""
-        arrays = self._arrays[id(array)]
-        if not arrays:  # on this machine; all others come to the same all-reduce
+        plan = self._plans[id(array)]
+        if plan is None:  # on this machine; all others come to the same all-reduce
             self._sum_by_messages(array)
             return
+        _, first, blocks = plan
         self._meet()
-        begins = np.linspace(0, array.size, len(arrays) + 1).astype(int)
-        begin, end = begins[self._local.rank : self._local.rank + 2]
-        total = np.empty(min(_BLOCK, end - begin), array.dtype)
-        for at in range(begin, end, _BLOCK):
-            block = slice(at, min(at + _BLOCK, end))
-            out = total[: block.stop - at]
-            reduce_block("sum", [each[block] for each in arrays], out, 1)
-            for each in arrays:
-                each[block] = out
+        for reduce, result, copies in blocks:
+            reduce()
+            for each in copies:
+                each[...] = result
         self._meet()
         if self._leaders is not None:
             self._leaders.Allreduce(MPI.IN_PLACE, array, MPI.SUM)
-        self._spread(arrays)
+        if self._has_others:
+            self._meet()
+            if self._local.rank:
+                array[:] = first
+            self._meet()  # the first rank may write its array again
 
     def _sum_by_messages(self, array):
         total = array.copy()
@@ -92,14 +92,6 @@ class MachineSums:
             self._leaders.Allreduce(MPI.IN_PLACE, total, MPI.SUM)
         self._local.Bcast(total)
         array[:] = total
-
-    def _spread(self, arrays):
-        if not self._has_others:
-            return
-        self._meet()
-        if self._local.rank:
-            arrays[self._local.rank][:] = arrays[0]
-        self._meet()  # the first rank may write its array again
 
     def _meet(self):
         complete(self._local.Ibarrier(), "the other ranks of this machine", self._patience)

@@ -25,7 +25,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from synkhronos._arithmetic.blocks import cut, reduction
+from synkhronos._arithmetic.blocks import reductions
 from synkhronos._arithmetic.operations import round_to_16_bits
 from synkhronos._machine.devices import usable_cores
 from synkhronos._machine.shared_memory import Segments
@@ -268,7 +268,7 @@ class SharedGroup(Meetings, Group):
         key = id(array), op
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = self._plan(arrays, op)
+            plan = self._plans[key] = reductions(op, arrays, self.rank)
         if not self.agree(number):
             self.barrier()  # all have read the numbers
             raise ValueError("all_reduce() got another array on other ranks.")
@@ -281,13 +281,6 @@ class SharedGroup(Meetings, Group):
     def meet(self):
         """Wait until all ranks are here."""
         self.barrier()
-
-    def _plan(self, arrays, op):
-        """Return, for each block of this rank's share: its reduction, target, and copies."""
-        blocks = []
-        for _, (out, *copies) in cut([arrays], self.size, self.rank):
-            blocks.append((reduction(op, [out, *copies], out, self.size), out, copies))
-        return blocks
 
     def send(self, rank: int, *message: Any) -> None:
         """Send a message; don't wait for its receiver."""

@@ -30,6 +30,7 @@ import numpy as np
 import theano
 import theano.tensor as T
 
+from synkhronos import _host
 from synkhronos._wording import shown
 
 SYNC_TYPES = ("cdd", "avg", "swap")
@@ -276,12 +277,7 @@ def _rate(model, parameter, kind):
 
 
 def _zeros(parameter, name):
-    value = parameter.get_value(borrow=True)
-    return theano.shared(
-        np.zeros(value.shape, parameter.dtype),
-        f"{parameter.name or 'parameter'}_{name}",
-        broadcastable=parameter.broadcastable,
-    )
+    return _host.shared_zeros(parameter, parameter.dtype, f"{parameter.name or 'parameter'}_{name}")
 
 
 def fix_update_bcasts(updates: Any) -> Updates:

@@ -12,18 +12,8 @@ class Model:
     """A model whose rule calls `train_iter` and `val_iter`; a subclass computes.
 
     Class attributes are settings: a key of `config` with the same name replaces one. A subclass
-    has these methods, which are called in this order:
-
-    ``make_data()``
-        Return the data set, before it is divided into batches.
-    ``build()``
-        Set ``params``, and all graphs.
-    ``compile_iter_fns(*args, **kwargs)``
-        Compile the functions.
-    ``load(mode, number)``
-        Load a batch of this rank.
-    ``train_batch(part)``, ``val_batch(part)``
-        Compute a sub-batch of it; return cost and error, for validation also the top-5 error.
+    has these methods, which are called in this order: `make_data`, `build`, `compile_iter_fns`,
+    and for each batch `load`, then `train_batch` or `val_batch` for each of its parts.
 
     Attributes
     ----------

@@ -55,15 +55,7 @@ def dnn_conv(
 
     What says by which algorithm cuDNN computes is accepted and changes nothing.
     """
-    return conv2d(
-        img,
-        kerns,
-        border_mode=border_mode,
-        subsample=tuple(subsample),
-        filter_dilation=tuple(dilation),
-        filter_flip=_is_flipped(conv_mode),
-        num_groups=num_groups,
-    )
+    return _convolved(conv2d, img, kerns, border_mode, subsample, dilation, conv_mode, num_groups)
 
 
 @_on_gpus
@@ -80,21 +72,21 @@ def dnn_conv3d(
     num_groups: int = 1,
 ) -> Any:
     """Return the convolution of volumes (b, c, 0, 1, 2) with filters."""
-    return conv3d(
+    return _convolved(conv3d, img, kerns, border_mode, subsample, dilation, conv_mode, num_groups)
+
+
+def _convolved(conv, img, kerns, border_mode, subsample, dilation, conv_mode, num_groups):
+    if conv_mode not in CONV_MODES:
+        raise ValueError(f"conv_mode must be 'conv' or 'cross', got {conv_mode!r}.")
+    return conv(
         img,
         kerns,
         border_mode=border_mode,
         subsample=tuple(subsample),
         filter_dilation=tuple(dilation),
-        filter_flip=_is_flipped(conv_mode),
+        filter_flip=conv_mode == "conv",
         num_groups=num_groups,
     )
-
-
-def _is_flipped(conv_mode):
-    if conv_mode not in CONV_MODES:
-        raise ValueError(f"conv_mode must be 'conv' or 'cross', got {conv_mode!r}.")
-    return conv_mode == "conv"
 
 
 @_on_gpus

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from synkhronos.rules.preprocessing import check_mode
+
 
 class Picked(Sequence):
     """Some items of a list, in an order, without a copy.
@@ -45,6 +47,21 @@ def _data(name: str) -> Any:
         setattr(self._data, name, value)
 
     return property(get, set)
+
+
+def _number(mode: str, purpose: str) -> Any:
+    """Return a property: the number of batches of a rank."""
+
+    def get(self):
+        self._must_be_batched()
+        number, most = len(getattr(self, f"{mode}_shard")), getattr(self, f"_most_{mode}")
+        return min(number, most) if most >= 0 else number
+
+    def set(self, number):
+        setattr(self, f"_most_{mode}", int(number))
+
+    what = f"The number of batches of this rank {purpose}; one that is set is an upper bound."
+    return property(get, set, doc=what)
 
 
 class Batches:
@@ -95,31 +112,8 @@ class Batches:
         """Read the data set into `rawdata`."""
         raise NotImplementedError
 
-    @property
-    def n_batch_train(self) -> int:
-        """The number of batches of this rank to train with.
-
-        A number that is set is an upper bound from then on.
-        """
-        return self._bounded("train", self._most_train)
-
-    @n_batch_train.setter
-    def n_batch_train(self, number: int) -> None:
-        self._most_train = int(number)
-
-    @property
-    def n_batch_val(self) -> int:
-        """The number of batches of this rank to validate with, bounded as `n_batch_train` is."""
-        return self._bounded("val", self._most_val)
-
-    @n_batch_val.setter
-    def n_batch_val(self, number: int) -> None:
-        self._most_val = int(number)
-
-    def _bounded(self, mode: str, most: int) -> int:
-        self._must_be_batched()
-        number = len(getattr(self, f"{mode}_shard"))
-        return min(number, most) if most >= 0 else number
+    n_batch_train = _number("train", "to train with")
+    n_batch_val = _number("val", "to validate with")
 
     def batch_data(self, file_batch_size: int) -> None:
         """Divide the rows into batches; the last one has fewer rows if they don't come out even."""
@@ -170,7 +164,7 @@ class Batches:
         whose workers see all data. Batches for validation keep their order.
         """
         self._must_be_batched()
-        count = len(getattr(self, f"{checked(mode)}_img"))
+        count = len(getattr(self, f"{check_mode(mode)}_img"))
         order = np.arange(count)
         if mode == "train":
             # GOSGD's epoch was no whole number.
@@ -181,7 +175,7 @@ class Batches:
     def shard_data(self, mode: str = "train", rank: int = 0, size: int = 1) -> None:
         """Take every `size`-th batch, beginning with that of this rank."""
         self._must_be_batched()
-        order = getattr(self, f"{checked(mode)}_order")
+        order = getattr(self, f"{check_mode(mode)}_order")
         if not 0 <= rank < size:
             raise ValueError(f"rank must be from 0 to {size - 1} for size={size}, got {rank}.")
         if mode == "train" and len(order) < size:
@@ -198,7 +192,7 @@ class Batches:
 
     def batch(self, mode: str, number: int):
         """Return the images and the labels of a batch of this rank."""
-        shard = getattr(self, f"{checked(mode)}_shard")
+        shard = getattr(self, f"{check_mode(mode)}_shard")
         return (
             self.read(getattr(self, f"{mode}_img")[shard[number]]),
             getattr(self, f"{mode}_labels")[shard[number]],
@@ -214,10 +208,3 @@ class Batches:
                 "The data are not divided into batches yet: call batch_data(file_batch_size) "
                 "before extend_data, shuffle_data, shard_data and n_batch_train."
             )
-
-
-def checked(mode: str) -> str:
-    """Return a mode, "train" or "val"; raise ValueError for another one."""
-    if mode not in ("train", "val"):
-        raise ValueError(f"mode must be 'train' or 'val', got {mode!r}.")
-    return mode

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from synkhronos.rules import plain_pickles
-from synkhronos.rules.compatible.models.data import sources
+from synkhronos.rules.compatible.models.data import sources, utils
 from synkhronos.rules.compatible.models.data.images import ImagesInMemory, scaled
 
 PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -52,11 +51,10 @@ class Cifar10_data(ImagesInMemory):
 def read_batch(file):
     """Return images of bytes, of shape (rows, 3, 32, 32), and labels, of one of its pickles."""
     try:
-        content = plain_pickles.load(file.read_bytes(), str(file))
-        content = {k.decode() if isinstance(k, bytes) else k: v for k, v in content.items()}
+        content = utils.unpickle(file)
         images = np.asarray(content["data"], "uint8").reshape(-1, 3, 32, 32)
         labels = np.asarray(content["labels"], "int64")
-    except (AttributeError, KeyError, ValueError) as error:
+    except (KeyError, ValueError) as error:
         raise ValueError(
             f"{file} is no file of CIFAR-10's python version ({error}). Get it from {PAGE} again."
         ) from error

@@ -22,9 +22,9 @@ import numpy as np
 
 from synkhronos.rules import array_files
 from synkhronos.rules.compatible.models.data import sources
-from synkhronos.rules.compatible.models.data.batches import Batches, checked
+from synkhronos.rules.compatible.models.data.batches import Batches
 from synkhronos.rules.loading import Loader
-from synkhronos.rules.preprocessing import Preprocess
+from synkhronos.rules.preprocessing import Preprocess, check_mode
 
 PAGE = "https://www.image-net.org/download.php (then preprocessed by theano_alexnet)"
 STD = (0.229, 0.224, 0.225)  # of each colour, of numbers from 0 to 1
@@ -165,7 +165,7 @@ class ImageNet_data(Batches):
 
         With a loader, images come from there, and are valid until the next call.
         """
-        labels = getattr(self, f"{checked(mode)}_labels_shard")[number]
+        labels = getattr(self, f"{check_mode(mode)}_labels_shard")[number]
         seed = self.seed, int(epoch), rank, self.stream
         if self._data.loader is not None:
             return self._loaded(mode, number, seed), labels

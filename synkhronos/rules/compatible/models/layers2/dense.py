@@ -164,6 +164,7 @@ class Dropout(Layer):
     """
 
     switch = Switch("dropout_is_on")
+    SetDropoutOn, SetDropoutOff = switch.set_on, switch.set_off
 
     def __init__(
         self,
@@ -180,16 +181,6 @@ class Dropout(Layer):
         keep = np.asarray(1 - prob_drop, dtype)
         mask = new_stream().binomial(self.input.shape, p=1 - prob_drop, dtype=dtype)
         self._finish(self.input * self.switch.choose(mask, keep), self.input_shape)
-
-    @classmethod
-    def SetDropoutOn(cls) -> None:
-        """Drop units: for training."""
-        cls.switch.set(True)
-
-    @classmethod
-    def SetDropoutOff(cls) -> None:
-        """Keep all units: for validation."""
-        cls.switch.set(False)
 
 
 class BatchNormal(Layer):
@@ -224,6 +215,7 @@ class BatchNormal(Layer):
     """
 
     switch = Switch("batch_normal_trains")
+    SetTrainOn, SetTrainOff = switch.set_on, switch.set_off
 
     def __init__(
         self,
@@ -257,13 +249,3 @@ class BatchNormal(Layer):
         )
         made = scale * (self.input - mean) / T.sqrt(variance + np.float32(epsilon)) + shift
         self._finish(made, self.input_shape)
-
-    @classmethod
-    def SetTrainOn(cls) -> None:
-        """Normalize by each batch: for training."""
-        cls.switch.set(True)
-
-    @classmethod
-    def SetTrainOff(cls) -> None:
-        """Normalize by the running mean and variance: for validation."""
-        cls.switch.set(False)

@@ -43,12 +43,20 @@ def _shape_from_bc01(shape, layout):
     return (*shape[1:], shape[0]) if layout == "c01b" else tuple(shape)
 
 
-def _pooled_shape(shape, size, stride, pad):
+def _convolved(x, W, b, pad, stride):
+    """Return x * W + b, for bc01."""
+    options = {"border_mode": _pair(pad), "subsample": _pair(stride)}
+    return dnn_conv(x, W, conv_mode="cross", **options) + b.dimshuffle("x", 0, "x", "x")
+
+
+def _pooled(x, shape, size, stride, pad, mode="max"):
+    """Return the pooled images, bc01, and their shape."""
+    made = dnn_pool(x, _pair(size), _pair(stride), mode, _pair(pad))
     sides = [
         (n + 2 * p - k) // s + 1
         for n, k, s, p in zip(shape[2:], _pair(size), _pair(stride), _pair(pad))
     ]
-    return (*shape[:2], *sides)
+    return made, (*shape[:2], *sides)
 
 
 def normalize_channels(
@@ -109,14 +117,7 @@ class Conv(Layer):
         _check_channels(shape[1], filter_shape[1])
         self.W = as_weight(W, filter_shape, Normal)
         self.b = as_weight(b, filter_shape[:1], Constant)
-        made = dnn_conv(
-            self.input,
-            self.W.val,
-            border_mode=_pair(padsize),
-            subsample=_pair(convstride),
-            conv_mode="cross",
-        )
-        made = made + self.b.val.dimshuffle("x", 0, "x", "x")
+        made = _convolved(self.input, self.W.val, self.b.val, padsize, convstride)
         shape = get_conv_output_shape(shape, self.W.shape, _pair(padsize), _pair(convstride))
         self._finish(made if activation is None else activation(made), shape)
 
@@ -152,8 +153,7 @@ class Pool(Layer):
         super().__init__(input, input_shape, printinfo)
         shape = _shape_bc01(self.input_shape, "bc01")
         poolstride = poolsize if poolstride is None else poolstride
-        made = dnn_pool(self.input, _pair(poolsize), _pair(poolstride), mode, _pair(poolpad))
-        self._finish(made, _pooled_shape(shape, poolsize, poolstride, poolpad))
+        self._finish(*_pooled(self.input, shape, poolsize, poolstride, poolpad, mode))
 
 
 class LRN(Layer):
@@ -233,13 +233,12 @@ class ConvPoolLRN(Layer):
         self.group, self.filter_shape = group, tuple(filter_shape)
         self._make_weights((filters[0] // group, filters[1] // group, *filters[2:]), W, b)
         x, each = _to_bc01(self.input, self.layout), shape[1] // group
-        options = {"border_mode": _pair(padsize), "subsample": _pair(convstride)}
         parts = []
         for i, (weight, bias) in enumerate(self._pairs):
             part = x if group == 1 else x[:, i * each : (i + 1) * each]
             # c01b of filters is (in, 0, 1, out), which shuffles as images do.
-            made = dnn_conv(part, _to_bc01(weight.val, self.layout), conv_mode="cross", **options)
-            parts.append(relu(made + bias.val.dimshuffle("x", 0, "x", "x")))
+            weight = _to_bc01(weight.val, self.layout)
+            parts.append(relu(_convolved(part, weight, bias.val, padsize, convstride)))
         made = parts[0] if group == 1 else T.concatenate(parts, axis=1)
         shape = get_conv_output_shape(
             (shape[0], each, *shape[2:]),
@@ -249,8 +248,7 @@ class ConvPoolLRN(Layer):
         )
         shape = (shape[0], filters[0], *shape[2:])
         if _pair(poolsize) != (1, 1):
-            made = dnn_pool(made, _pair(poolsize), _pair(poolstride), "max", _pair(poolpad))
-            shape = _pooled_shape(shape, poolsize, poolstride, poolpad)
+            made, shape = _pooled(made, shape, poolsize, poolstride, poolpad)
         if lrn:
             made = normalize_channels(made, filters[0])
         self._finish(_from_bc01(made, self.layout), _shape_from_bc01(shape, self.layout))
@@ -318,6 +316,7 @@ class Crop(Layer):
     """
 
     switch = Switch("random_crop_is_on")
+    SetRandCropOn, SetRandCropOff = switch.set_on, switch.set_off
 
     def __init__(
         self,
@@ -361,13 +360,3 @@ class Crop(Layer):
             ]
         shape = (*shape[:2], *wanted)
         self._finish(_from_bc01(made, layout), _shape_from_bc01(shape, layout))
-
-    @classmethod
-    def SetRandCropOn(cls) -> None:
-        """Crop at random, and mirror: for training."""
-        cls.switch.set(True)
-
-    @classmethod
-    def SetRandCropOff(cls) -> None:
-        """Crop the center: for validation."""
-        cls.switch.set(False)

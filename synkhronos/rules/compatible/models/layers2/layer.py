@@ -89,9 +89,13 @@ class Switch:
     def __init__(self, name: str):
         self.value = theano.shared(np.float32(1), name)
 
-    def set(self, is_on: bool) -> None:
-        """Turn it on or off."""
-        self.value.set_value(np.float32(is_on))
+    def set_on(self) -> None:
+        """Set all layers of the class to training."""
+        self.value.set_value(np.float32(1))
+
+    def set_off(self) -> None:
+        """Set all layers of the class to validation."""
+        self.value.set_value(np.float32(0))
 
     def choose(self, on: Any, off: Any) -> Any:
         """Return an expression that is `on` or `off`."""

@@ -104,6 +104,8 @@ class _Scaled(Weight):
         Whether filters are (in, 0, 1, out).
     """
 
+    _is_uniform = False
+
     def __init__(self, shape: Sequence[int], gain: float = 1.0, c01b: bool = False):
         self._gain, self._is_c01b = gain, c01b
         super().__init__(shape)
@@ -123,7 +125,11 @@ class _Scaled(Weight):
         raise NotImplementedError
 
     def _first_values(self):
-        return rng.normal(0.0, self._gain * self._std(), self.shape)
+        std = self._gain * self._std()
+        if not self._is_uniform:
+            return rng.normal(0.0, std, self.shape)
+        limit = std * np.sqrt(3)
+        return rng.uniform(-limit, limit, self.shape)
 
 
 class GlorotNormal(_Scaled):
@@ -140,9 +146,7 @@ class GlorotNormal(_Scaled):
 class GlorotUniform(GlorotNormal):
     """Uniform values of the same standard deviation as `GlorotNormal`."""
 
-    def _first_values(self):
-        limit = self._gain * self._std() * np.sqrt(3)
-        return rng.uniform(-limit, limit, self.shape)
+    _is_uniform = True
 
 
 class HeNormal(_Scaled):
@@ -161,9 +165,7 @@ class HeNormal(_Scaled):
 class HeUniform(HeNormal):
     """Uniform values of the same standard deviation as `HeNormal`."""
 
-    def _first_values(self):
-        limit = self._gain * self._std() * np.sqrt(3)
-        return rng.uniform(-limit, limit, self.shape)
+    _is_uniform = True
 
 
 def as_weight(given: Any, shape: Sequence[int], default: Any) -> Weight:

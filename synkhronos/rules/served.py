@@ -1,0 +1,344 @@
+"""EASGD and ASGD: the server, rank 0, which is a parameter store with an updater, and its workers.
+
+    worker                                      server
+    register ─────────────────────────────────▶ first? so that one worker records and validates
+    begin: shapes, batches of an epoch ───────▶ parameters wanted (of the first), or given
+    exchange: batches done, arrays ───────────▶ updates the weights, the center
+                           ◀─────────────────── orders: epoch, stop, validate; weights
+    center ───────────────────────────────────▶ weights, and the states of the updater
+    finish (the first worker only) ───────────▶ answered when all other workers have left
+    leave ────────────────────────────────────▶ ends when all workers have left
+
+The server keeps the parameters on the host, trains nothing, and sleeps while no message comes.
+Workers may begin at any time. One that dies is left out: the server tells, and goes on. An exchange
+is one message and its answer, so that a worker and the center meet in it, and updates where the
+message lies: a push and a pull of `synkhronos.parameter_server` would copy all parameters twice.
+
+References
+----------
+The design of one server with a message loop is that of Platoon and Theano-MPI.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any, Callable, Iterable
+
+import numpy as np
+
+from synkhronos.comm.group import Group, WaitedTooLong
+from synkhronos.parameter_server.updaters import Updater
+from synkhronos.rules import asynchronous
+from synkhronos.rules.job import Job
+
+_REPORT_EVERY = 40  # batches of all workers
+_DIED, _FAILED = "death", "error"  # why a worker is there no more
+
+
+@dataclass
+class Orders:
+    """Orders of the server, which a worker gets with each exchange."""
+
+    epoch: int  # of all workers' batches together
+    total: int  # batches that all workers have done
+    stop: bool
+    is_first: bool
+    validate: bool = False
+
+
+class Server:
+    """Keeps the weights, which an updater changes by what workers send.
+
+    Parameters
+    ----------
+    job : Job
+    group : Group
+    updater : Updater
+        Its keys are 0, 1, ...: the parameters lie in one flat array for each dtype.
+    interrupt : callable
+        Returns whether a signal has asked this process to end.
+    answers_first : bool
+        Whether a worker gets the weights as they were before its own update.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        group: Group,
+        updater: Updater,
+        interrupt: Callable[[], bool],
+        answers_first: bool = False,
+    ) -> None:
+        self._job, self._group, self._interrupt = job, group, interrupt
+        self._updater, self._answers_first = updater, answers_first
+        self._weights: list[np.ndarray] = []  # none before a worker has sent them
+        self._described: Any = None
+        self._registered: set[int] = set()
+        self._waiting: set[int] = set()  # workers that wait for the end of all others
+        self._gone: dict[int, str] = {}  # workers that have left or died, and why
+        self._n_batches = self._n_epochs = 0.0
+        self._done = 0  # batches of all workers, dead ones too
+        self._epoch = 0
+        self._first: int | None = None
+        self._validated = 0  # the last epoch that the first worker was told to validate
+        self._is_saved = False  # by the first worker, at the end
+        self._reported, self._begun, self._report_begun = 0, time.monotonic(), time.monotonic()
+
+    def serve(self) -> int:
+        """Answer workers until all have left; return the exit status."""
+        while len(self._gone) < self._group.size - 1:
+            rank, message = self._next_message()
+            if rank not in self._gone:
+                name, *content = message or ("leave", _DIED)
+                getattr(self, f"_on_{name}")(rank, *content)
+        self._say(f"total time {(time.monotonic() - self._begun) / 3600:.4f} h")
+        if not self._is_saved:
+            self._say("no worker was left to validate the last parameters, and to write a snapshot")
+        if self._interrupt():
+            return 130
+        return int(not {_DIED, _FAILED}.isdisjoint(self._gone.values()))
+
+    def _next_message(self):
+        # Before workers train they compile, which may take long.
+        patience = self._group.patience * (1 if self._weights else 10)
+        came = self._group.receive(patience)
+        if came is None:
+            raise WaitedTooLong(patience, "a message of a worker")
+        return came
+
+    def _on_register(self, rank):
+        self._registered.add(rank)
+        if self._first is None:
+            self._first = rank
+        self._group.send(rank, self._first == rank)
+
+    def _on_begin(self, rank, described, n_batches, n_epochs):
+        self._n_batches, self._n_epochs = n_batches, n_epochs
+        if self._described not in (None, described):
+            self._group.send(rank, "differs")
+        elif not self._weights:
+            self._group.send(rank, "send")
+        else:
+            self._answer(rank)
+
+    def _on_first(self, rank, described, arrays, states, total):
+        """Take the first parameters, unless those of another worker were faster."""
+        if not self._weights:
+            self._weights = [array.copy() for array in arrays]
+            self._described = described
+            self._updater.init_updater(0, {})
+            for key, weight in enumerate(self._weights):
+                self._updater.init_model(key, weight)
+            kept = self._updater.states()
+            for own, given in zip(_in_order(kept), states):
+                own[...] = given
+            self._updater.set_states(kept)
+            self._done = int(total)
+            self._epoch = self._validated = int(self._done // self._n_batches)
+        self._answer(rank)
+
+    def _on_exchange(self, rank, done, n_batches, arrays):
+        self._n_batches = n_batches
+        self._done += done
+        # Workers that do not know yet that it is over may do some batches more.
+        self._epoch = int(min(self._done // self._n_batches, self._n_epochs))
+        if self._answers_first:  # what is sent is copied at once
+            self._answer(rank)
+        for key, array in enumerate(arrays):
+            self._updater.update(key, array)
+        if not self._answers_first:
+            self._answer(rank)
+        self._report()
+
+    def _answer(self, rank):
+        stop = self._done >= self._n_batches * self._n_epochs or self._interrupt()
+        is_first = rank == self._first
+        validate = is_first and self._epoch > self._validated and not stop
+        if validate:
+            self._validated = self._epoch
+        orders = Orders(self._epoch, self._done, stop, is_first, validate)
+        self._group.send(rank, orders, self._weights)
+
+    def _on_center(self, rank):
+        self._group.send(rank, self._weights, _in_order(self._updater.states()))
+
+    def _on_finish(self, rank):
+        self._waiting.add(rank)
+        self._release()
+
+    def _on_leave(self, rank, why):
+        """Leave a worker out that has ended, or has died and could not say so."""
+        self._gone[rank] = why
+        if why == _DIED:
+            host = f" on {self._group.hosts[rank]}" if rank in self._registered else ""
+            n_left = self._group.size - 1 - [*self._gone.values()].count(_DIED)
+            self._say(
+                f"rank {rank} ({self._job.devices[rank]}){host} has died: training goes on "
+                f"without it, with {n_left} workers"
+            )
+        elif why == _FAILED:
+            self._say(f"rank {rank} has failed: training goes on without it")
+        if rank == self._first:
+            self._is_saved |= why not in (_DIED, _FAILED)
+            self._choose_first()
+        self._release()
+
+    def _release(self):
+        """Answer the first worker when all others wait or are away: the center is complete.
+
+        The others leave when it has saved the center: until then one of them may take its place.
+        """
+        waiting = self._waiting.difference(self._gone)
+        answered: set[int] = set()
+        if self._is_saved:
+            answered = waiting
+        elif len(waiting) + len(self._gone) == self._group.size - 1:
+            answered = waiting & {self._first}
+        for rank in sorted(answered):
+            self._waiting.remove(rank)
+            self._group.send(rank, None if self._is_saved else self._done)
+
+    def _choose_first(self):
+        """Let another worker record, validate and write snapshots."""
+        self._first = min(self._registered.difference(self._gone), default=None)
+        if self._first is not None and not self._is_saved:
+            self._say(f"rank {self._first} validates and writes snapshots from now on")
+
+    def _report(self):
+        if self._done // _REPORT_EVERY > self._reported:
+            self._reported = self._done // _REPORT_EVERY
+            now = time.monotonic()
+            took, self._report_begun = now - self._report_begun, now
+            self._say(f"{self._done} batches, {took:.2f} s since the last report")
+
+    @staticmethod
+    def _say(text):
+        sys.stdout.write(f"server: {text}\n")
+        sys.stdout.flush()
+
+
+def _in_order(states):
+    """Return the arrays of an updater's states."""
+    return [array for of_key in states.values() for array in of_key.values()]
+
+
+class Worker(asynchronous.Worker):
+    """A worker that meets the server after each `tau` batches; `meet` is the rule's own."""
+
+    orders: Orders
+    _done = 0  # batches since the last exchange
+    _has_left = False
+
+    def meet(self) -> None:
+        """Exchange with the server, by `push`."""
+        raise NotImplementedError
+
+    def push(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        """Send arrays to the updater; return the weights, valid until the next message."""
+        n_batches = self.run.n_batch_train()
+        self.orders, weights = self._ask("exchange", self._done, n_batches, arrays)
+        return weights
+
+    def _ask(self, *message) -> Any:
+        """Send a message to the server; return its answer."""
+        self.group.send(0, *message)
+        return self.group.receive_from(0, "the server")
+
+    def register(self) -> bool:
+        """Return whether this is the first worker."""
+        return self._ask("register")[0]
+
+    def begin(self, kept: dict[str, Any]) -> None:
+        """Send the parameters if the server has none yet; take the server's."""
+        arrays, states = self.flat.read(), self.run.kept_arrays
+        described = _described(arrays)
+        if _described(states) != described[: len(states)]:
+            raise ValueError(
+                "the snapshot is damaged: its arrays of the server are of other sizes."
+            )
+        n_epochs = self.run.model.n_epochs
+        answer = self._ask("begin", described, self.run.n_batch_train(), n_epochs)
+        if answer == ("differs",):
+            raise ValueError(
+                "the parameters of this worker differ from those of the server in number, size or "
+                "dtype: all workers must build the same model."
+            )
+        if answer == ("send",):
+            answer = self._ask("first", described, arrays, states, kept.get("total", 0))
+        self.orders, weights = answer
+        self.set_parameters(weights)
+        self._enter_epochs()
+
+    def set_parameters(self, arrays: Iterable[np.ndarray]) -> None:
+        """Give the model other parameters."""
+        for own, array in zip(self.flat.read(), arrays):
+            own[...] = array
+        self.flat.write()
+
+    def is_over(self) -> bool:
+        """Return whether the server has said so; after a Ctrl-C all batches have to be sent."""
+        return self.orders.stop or (self.run.is_interrupted and not self._done)
+
+    def count_batch(self) -> int:
+        """Count a batch of this worker, and those of all workers as far as it knows."""
+        self._done += 1
+        return self.orders.total + self._done
+
+    def exchange(self) -> None:
+        """Meet the server after `tau` batches."""
+        if self._done < self.job.options["tau"] and not self.run.is_interrupted:
+            return
+        self.run.recorder.start()
+        self.meet()
+        self.run.recorder.end("comm")
+        self._done = 0
+        self._enter_epochs()
+        if self.orders.validate:
+            self._validate(is_last=False)
+
+    def _enter_epochs(self):
+        if self.orders.is_first:
+            self.run.report()  # the first worker may have died
+        self.enter_epochs(self.orders.epoch)
+
+    def _validate(self, is_last):
+        """Validate the center; then go on with the own parameters."""
+        own = [array.copy() for array in self.flat.read()]
+        states = self._take_center()
+        self.validate(self.orders.total, self.orders.epoch - 1, is_last, states)
+        self.set_parameters(own)
+
+    def _take_center(self):
+        """Take the server's weights; return copies of the states of its updater."""
+        weights, states = self._ask("center")
+        self.set_parameters(weights)
+        return [array.copy() for array in states]
+
+    def end(self) -> None:
+        """Leave; the first worker waits for all others, validates the center and saves it."""
+        is_interrupted, total = self.run.is_interrupted, None
+        if self.orders.is_first or not is_interrupted:
+            [total] = self._ask("finish")
+        if total is not None:  # else another worker has saved the center
+            self.orders.total, self.orders.is_first = total, True
+            self._enter_epochs()
+            if self.run.is_interrupted:
+                self.save(total, self.orders.epoch, self._take_center())
+            else:
+                self._validate(is_last=True)
+        self._leave("interrupted" if self.run.is_interrupted else "")
+
+    def fail(self) -> None:
+        """Tell the server."""
+        self._leave(_FAILED)
+
+    def _leave(self, why):
+        if not self._has_left:
+            self._has_left = True
+            self.group.send(0, "leave", why)
+
+
+def _described(arrays):
+    return [(str(array.dtype), array.size) for array in arrays]
