@@ -108,9 +108,9 @@ class Session:
         """Connect the ranks' devices with one another, or log once that this is not possible."""
         if set(self.devices) == {"cpu"}:
             return
-        if self.comm.base is not self.comm:
+        if self.comm.devices is not None:
             try:
-                self.run(commands.Join(self.comm.introduction()))
+                self.run(commands.Join(self.comm.devices.introduction()))
                 return
             except raised_here(Exception) as error:
                 log.warning("NCCL can't be used (see `synkhronos info`): %s", error)

@@ -1,13 +1,11 @@
 """One rank's end of the transport of several machines, on top of its machine's shared memory."""
 
-from synkhronos.comm import Communicator
+from synkhronos.comm.communicator import Communicator
 from synkhronos.comm.mpi.arrays import MachinesArrays
 from synkhronos.comm.mpi.memory import MachinesMemory
 from synkhronos.comm.mpi.outputs import MachinesOutputs
 from synkhronos.comm.mpi.variables import MachinesVariables
-from synkhronos.comm.shared import SharedMemory
-from synkhronos.comm.shared.outputs import SharedOutputs
-from synkhronos.comm.shared.storage import Storage
+from synkhronos.comm.storage import Storage
 
 
 class _OfThisMachine:
@@ -32,11 +30,10 @@ class MachinesCommunicator(Communicator):
 
     def __init__(self, worker, on_release):
         here, gate = _OfThisMachine(worker), worker.gate
-        base = SharedMemory(on_release, lambda: gate.check_alive(milliseconds=1000))
-        storage = Storage(here, base)
-        memory = MachinesMemory(base, gate)
-        arrays = MachinesArrays(here, storage, gate, base.open)
-        outputs = MachinesOutputs(SharedOutputs(base), SharedOutputs(base), memory, gate)
+        memory = MachinesMemory(gate, on_release)
+        storage = Storage(here, memory)
+        arrays = MachinesArrays(here, storage, gate, memory.open)
+        outputs = MachinesOutputs(memory, gate)
         variables = MachinesVariables(here, storage, arrays, memory, gate)
         super().__init__(memory, variables, outputs, arrays)
         if gate.layout.machine == 0:
@@ -57,18 +54,7 @@ class MachinesCommunicator(Communicator):
         self.outputs.take(outputs)
         self.variables.take_exposed(places)
 
-    def forget(self, functions, variables):
-        """Drop the memory and the views of functions and shared variables that are no more."""
-        super().forget(functions, variables)
-        if variables:
-            self.arrays.close()
-
     def close(self):
         """Drop all memory and views."""
         super().close()
         self.memory.close()
-
-
-def connect(worker, on_release) -> Communicator:
-    """Return this rank's communicator."""
-    return MachinesCommunicator(worker, on_release)

@@ -13,7 +13,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from synkhronos._arithmetic.reduction import Partial, combine_of_machines
-from synkhronos.comm import Outputs
+from synkhronos.comm.outputs import Outputs
 
 _SMALL = 1 << 15  # bytes of a machine's outputs that go with the message
 
@@ -38,9 +38,10 @@ class MachinesOutputs(Outputs):
 
     combine = staticmethod(combine_of_machines)
 
-    def __init__(self, base, combined, memory, gate):
-        self._base, self._memory, self._gate = base, memory, gate
-        self._combined = combined  # buffers for what a leader has combined
+    def __init__(self, memory, gate):
+        super().__init__(memory)
+        self._gate = gate
+        self._combined = Outputs(memory)  # buffers for what a leader has combined
         self._layouts = {}  # key -> layout of that
         self._deposited = []  # (rank, key) of this call, on a leader
         self._parts = {}  # rank -> parts of a call, on the master
@@ -49,16 +50,16 @@ class MachinesOutputs(Outputs):
 
     def deposit(self, key, parts):
         """Copy the parts into this rank's buffer."""
-        layout = self._base.deposit(key, parts)
+        layout = super().deposit(key, parts)
         return layout if self._gate.layout.machine == 0 else Deposited(key, layout)
 
     def hear(self, rank, answer):
         """Take the answer of a worker of this machine; return whether it came from `deposit`."""
         rank -= self._gate.first
         if not isinstance(answer, Deposited):
-            return self._gate.layout.machine == 0 and self._base.hear(rank, answer)
+            return self._gate.layout.machine == 0 and super().hear(rank, answer)
         if answer.layout is not None:
-            self._base.hear(rank, answer.layout)
+            super().hear(rank, answer.layout)
         self._deposited.append((rank, answer.key))
         return True
 
@@ -76,8 +77,10 @@ class MachinesOutputs(Outputs):
             `Partial` at the first of them, and None at the others.
         """
         first = self._gate.first
-        found = {first + rank: self._base.collect(key, rank) for rank, key in self._deposited}
-        places = {first + rank: self._base.places(key, rank) for rank, key in self._deposited}
+        found, places = {}, {}
+        for rank, key in self._deposited:
+            found[first + rank] = super().collect(key, rank)
+            places[first + rank] = self.places(key, rank)
         combined = found if combine is None else combine(found)
         sent = {rank: list(map(_part, parts)) for rank, parts in combined.items()}
         every = [part for parts in sent.values() for part in parts if part is not None]
@@ -109,7 +112,7 @@ class MachinesOutputs(Outputs):
     def collect(self, key, rank):
         """Return the parts that `rank` deposited in the last call."""
         if rank in self._gate.layout.ranks():
-            return self._base.collect(key, rank)
+            return super().collect(key, rank)
         found = self._collected.get(rank)
         if found is None:
             parts = self._parts[rank]
@@ -120,7 +123,7 @@ class MachinesOutputs(Outputs):
 
     def forget(self, key):
         """Drop the memory and the views that belong to function `key`."""
-        self._base.forget(key)
+        super().forget(key)
         self._combined.forget(key)
         self._layouts.pop(key, None)
 
@@ -129,7 +132,7 @@ class MachinesOutputs(Outputs):
         self._parts.clear()
         self._collected.clear()
         self._layouts.clear()
-        self._base.close()
+        super().close()
         self._combined.close()
 
 

@@ -1,6 +1,6 @@
 """Collectives on the values of shared variables of several machines.
 
-On each machine they go through its shared memory (`synkhronos.comm.shared.variables`); between the
+On each machine they go through its shared memory (`synkhronos.comm.variables`); between the
 machines its leader has them carried.
 """
 
@@ -10,28 +10,25 @@ import numpy as np
 
 from synkhronos import _host
 from synkhronos._arithmetic.operations import wide
+from synkhronos.comm.arrays import reduce_whole
 from synkhronos.comm.mpi.arrays import EQUAL, UNEQUAL, Unequal
-from synkhronos.comm.shared.arrays import reduce_whole
-from synkhronos.comm.shared.variables import (
-    SharedVariables,
-    first_unequal,
-    first_unequal_rows,
-)
+from synkhronos.comm.variables import Variables, first_unequal, first_unequal_rows
 
 
-class MachinesVariables(SharedVariables):
+class MachinesVariables(Variables):
     """Values of shared variables, in regions of the shared memory of each machine."""
 
     def __init__(self, worker, storage, arrays, memory, gate):
         super().__init__(worker, storage)  # `worker` is that of this machine
         self._all, self._arrays, self._memory = gate, arrays, memory
+        self._is_alone = False
         self._exposed = {}  # (rank, key) -> place, on the master
 
     @property
     def _leader(self):
         return self._gate.master_rank
 
-    def broadcast(self, keys, root):
+    def broadcast(self, keys, root, between_devices=True):
         """Replace each variable, on all ranks, with the value on rank `root`."""
         gate, layout = self._all, self._all.layout
         machine = layout.machine_of(root)
@@ -79,15 +76,8 @@ class MachinesVariables(SharedVariables):
         gate.link.spread(id, machine, places)
         gate.wait_for_answer(id)
 
-    def all_reduce(self, keys, op):
-        """Replace each variable, on all ranks, with the reduction over all ranks."""
-        return self._reduce_all(keys, op, None)
-
-    def reduce(self, keys, op, root):
-        """Replace each variable of rank `root` with the reduction over all ranks."""
-        return self._reduce_all(keys, op, root)
-
-    def _reduce_all(self, keys, op, root):
+    def reduce(self, keys, op, root, between_devices=True):
+        """Replace each variable of rank `root`, or of all if it is None, with the reduction."""
         gate = self._all
         values = [_host.peek(self._worker.variables[key]) for key in keys]
         n_ranks = gate.n_ranks
@@ -100,7 +90,7 @@ class MachinesVariables(SharedVariables):
                 self._give(key, result)
         return None
 
-    def all_gather(self, keys):
+    def all_gather(self, keys, between_devices=True):
         """Replace each variable, on all ranks, with the values of all ranks joined on axis 0."""
         gate = self._all
         self._meet(keys)
@@ -187,17 +177,14 @@ class MachinesVariables(SharedVariables):
         """Keep, on the master, the places of values that other machines have exposed."""
         self._exposed.update(places)
 
-    def values(self, key):
-        """Return, on the master, the values that all ranks have exposed, in rank order."""
-        return [self.value_of(rank, key) for rank in range(self._all.n_ranks)]
+    def values_of(self, keys):
+        """Return, on the master, the values of each variable that all ranks have exposed."""
+        ranks = range(self._all.n_ranks)
+        return [[self.value_of(rank, key) for rank in ranks] for key in keys]
 
     def are_little(self, keys):
         """Return False: the master has no access to the values on other machines."""
         return False
-
-    def values_of(self, keys):
-        """Return, on the master, what `values` returns, for each variable."""
-        return [self.values(key) for key in keys]
 
     def reduce_to_new(self, key, op):
         """Return, on the master, the reduction of the values that all ranks have exposed."""

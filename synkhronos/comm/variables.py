@@ -1,4 +1,4 @@
-"""Collectives on the values of shared variables, in shared memory.
+"""Collectives on the values of shared variables, in memory that ranks share.
 
     store, post ──▶ meet ──▶ hear ──▶ reduce or copy        ──▶ finish barrier of the call
     every rank      where    the rank's own share
@@ -16,8 +16,7 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._arithmetic.blocks import BLOCK, cut, reduction
 from synkhronos._arithmetic.partition import take_rows
-from synkhronos.comm import Variables
-from synkhronos.comm.shared.arrays import reduce_whole
+from synkhronos.comm.arrays import reduce_whole
 
 _PLANS = 64  # lists of each kind that are kept
 # So many bytes of a rank the master reduces for all, after the finish barrier: a meeting in the
@@ -25,12 +24,26 @@ _PLANS = 64  # lists of each kind that are kept
 _LITTLE = 1 << 14
 
 
-class SharedVariables(Variables):
-    """Values of shared variables, each in a region of shared memory that all ranks map."""
+class Variables:
+    """One rank's values of shared variables, which are named by their keys.
 
-    def __init__(self, worker, storage):
+    Collectives that need equal shapes on all ranks return None; if shapes differ, they change no
+    value and return the position of the first variable whose shapes differ, with its shape on each
+    rank. With ``between_devices=False`` values on devices go through the memory of the host.
+
+    Parameters
+    ----------
+    worker : Worker
+    storage : Storage
+    devices : Nccl, optional
+        Does collectives between devices, where it can.
+    """
+
+    def __init__(self, worker, storage, devices=None):
         self._worker, self._gate, self._storage = worker, worker.gate, storage
+        self._devices = devices
         self._has_devices = any(device != "cpu" for device in worker.devices)
+        self._is_alone = self._gate.n_ranks == 1  # then values stay where they are
         # Found out once for each version of the storage.
         self._plans = _Kept(storage)  # (keys, operation, root, number of shares) -> blocks
         self._homes = _Kept(storage)  # keys -> where the values are to be, their bytes
@@ -43,7 +56,7 @@ class SharedVariables(Variables):
         self._storage.close()
 
     def forget(self, keys):
-        """Drop the regions of these variables, and all views."""
+        """Drop the memory and the views that belong to these variables."""
         self._drop_views()
         self._storage.forget(keys)
 
@@ -71,7 +84,7 @@ class SharedVariables(Variables):
         return found
 
     def are_little(self, keys):
-        """Return whether the master is to reduce these variables for all ranks, once exposed."""
+        """Return, on the master, whether `all_reduce_exposed` is faster for these variables."""
         if self._has_devices:
             return False  # each rank copies its value back to its device
         homes, nbytes = self._find_homes(keys)
@@ -84,13 +97,17 @@ class SharedVariables(Variables):
 
     def expose(self, keys):
         """Put this rank's values where the master can read them after the finish barrier."""
+        if self._is_alone:
+            return
         self._storage.begin()
         if not self._are_at_home(keys):
             self._storage.store(keys)
         self._storage.post()
 
     def values_of(self, keys):
-        """Return, on the master, the values that all ranks have exposed, for each variable."""
+        """Return, on the master, what `values` returns, for each variable."""
+        if self._is_alone:
+            return [[self.value_of(0, key)] for key in keys]
         self._storage.hear()
         values = self._values.find(keys)
         if values is None:
@@ -98,23 +115,27 @@ class SharedVariables(Variables):
         return values
 
     def values(self, key):
-        """Return, on the master, the values that all ranks have exposed, in rank order: views."""
-        self._storage.hear()
-        return self._storage.values(key)
+        """Return, on the master, the values that all ranks have exposed, in rank order: views.
+
+        They are valid until the next command, which may replace or move the values.
+        """
+        return self.values_of((key,))[0]
 
     def value_of(self, rank, key):
-        """Return, on the master, the value that one rank has exposed: a view."""
+        """Return, on the master, the value that one rank has exposed: a view, see `values`."""
+        if self._is_alone:
+            return _host.to_host(_host.peek(self._worker.variables[key]))
         self._storage.hear()
         return self._storage.value_of(rank, key)
 
     def make_room(self, shapes):
-        """Make memory in one segment for values of these shapes that are assigned next."""
+        """Make memory, in one segment, for values of these shapes, which are assigned next."""
         self._storage.begin()
         self._make_room(shapes)
 
     def _make_room(self, shapes):
         self._storage.make_room(
-            {key: shape for key, shape in shapes.items() if not self._lives_on_device(key)}
+            {key: shape for key, shape in shapes.items() if not self._is_apart(key)}
         )
 
     def assign(self, key, array, rows=None):
@@ -124,8 +145,8 @@ class SharedVariables(Variables):
             self._give(key, array)
         elif rows.__class__ is range and rows.step > 0:
             self._give(key, array[rows.start : rows.stop : rows.step])
-        elif self._lives_on_device(key):
-            _host.replace(self._worker.variables[key], take_rows(array, rows))
+        elif self._is_apart(key):
+            self._give(key, take_rows(array, rows))
         else:
             target = self._storage.new_value(key, (len(rows), *array.shape[1:]))
             take_rows(array, rows, target)
@@ -133,18 +154,21 @@ class SharedVariables(Variables):
     def _lives_on_device(self, key):
         return self._has_devices and _host.lives_on_device(self._worker.variables[key])
 
+    def _is_apart(self, key):
+        """Return whether a variable has memory that no other rank reads."""
+        return self._is_alone or self._lives_on_device(key)
+
     def _meet(self, keys):
         self.expose(keys)
         self._gate.meet()
         self._storage.hear()
 
-    def all_reduce(self, keys, op):
-        """Replace each variable, on all ranks, with the reduction over all ranks."""
-        self._meet(keys)
-        return self._reduce(keys, op, None)
-
-    def reduce(self, keys, op, root):
-        """Replace each variable of rank `root` with the reduction over all ranks."""
+    def reduce(self, keys, op, root, between_devices=True):
+        """Replace each variable of rank `root`, or of all if it is None, with the reduction."""
+        if between_devices and self._devices is not None and self._devices.reduce(keys, op, root):
+            return None
+        if self._is_alone:
+            return None
         self._meet(keys)
         return self._reduce(keys, op, root)
 
@@ -196,11 +220,14 @@ class SharedVariables(Variables):
         if unequal is not None:
             return unequal
         result = np.empty(values[0].shape, values[0].dtype)
-        reduce_whole(op, values, result, len(values))
-        return result
+        return reduce_whole(op, values, result, len(values))
 
-    def broadcast(self, keys, root):
+    def broadcast(self, keys, root, between_devices=True):
         """Replace each variable, on all ranks, with the value on rank `root`."""
+        if between_devices and self._devices is not None and self._devices.broadcast(keys, root):
+            return
+        if self._is_alone:
+            return
         mine = self._worker.rank == root
         if mine:
             self.expose(keys)
@@ -237,11 +264,17 @@ class SharedVariables(Variables):
     def _give(self, key, value):
         if self._lives_on_device(key):
             _host.replace(self._worker.variables[key], value)
+        elif self._is_alone:
+            _host.replace(self._worker.variables[key], np.array(value))
         else:
             self._storage.new_value(key, value.shape)[...] = value
 
-    def all_gather(self, keys):
+    def all_gather(self, keys, between_devices=True):
         """Replace each variable, on all ranks, with the values of all ranks joined on axis 0."""
+        if between_devices and self._devices is not None and self._devices.all_gather(keys):
+            return None
+        if self._is_alone:
+            return None
         self._meet(keys)
         values = [self._storage.values(key) for key in keys]
         unequal = first_unequal_rows([[value.shape for value in each] for each in values])
