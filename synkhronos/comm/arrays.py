@@ -10,6 +10,8 @@ A buffer is valid until the next exchange that uses its region. The exchanges of
 regions in turns: when a rank fills one of them, all ranks have met since it was read.
 """
 
+import functools
+
 import numpy as np
 
 from synkhronos import _host
@@ -76,7 +78,7 @@ class Arrays:
         if between_devices and self._devices is not None:
             return self._exchange_between_devices(arrays, ops, weights, targets)
         if self._is_alone:
-            return [_give(array, target) for array, target in zip(arrays, targets)]
+            return [_give(target, array) for target, array in zip(targets, arrays)]
         weighing, factor, divisor = weigh(weights, self._worker.rank)
         key = self._next_scratch()
         self._exchanges = self._gate.sequence, self._exchanges[1] + 1
@@ -90,13 +92,13 @@ class Arrays:
         self._gate.meet()
         self._storage.hear()
         if in_shares:
-            plan = self._plan_of_shares(key, own, tuple(weighing))
+            plan = self._plan_of_shares(key, own, weighing)
             for position, buffer, blocks, others in plan:
                 reduce_block(ops[position], blocks, buffer, divisor)
                 for other in others:
                     other[...] = buffer
             self._gate.meet()
-            return [_copy(buffer, target) for buffer, target in zip(buffers, targets)]
+            return [into(target, buffer) for buffer, target in zip(buffers, targets)]
         sources = zip(*[self._equal_buffers(key)[rank] for rank in weighing])
         return [
             reduce_whole(op, each, np.empty_like(each[0]) if target is None else target, divisor)
@@ -245,13 +247,14 @@ class Arrays:
         return blocks
 
 
+@functools.lru_cache(maxsize=64)  # most calls have the same weights as one before
 def weigh(weights, rank):
     """Return which ranks have rows, the factor of a rank's arrays in an average, and its divisor.
 
     >>> weigh((3, 3, 0), 0), weigh((3, 2), 1)
-    (([0, 1], 1, 2), ([0, 1], 2, 5))
+    (((0, 1), 1, 2), ((0, 1), 2, 5))
     """
-    weighing = [each for each, weight in enumerate(weights) if weight]
+    weighing = tuple([each for each, weight in enumerate(weights) if weight])
     if len({weights[each] for each in weighing}) == 1:
         return weighing, 1, len(weighing)
     return weighing, weights[rank] or 1, sum(weights)
@@ -289,15 +292,15 @@ def _are_same(arrays, others):
     return all(array is other for array, other in zip(arrays, others))
 
 
-def _copy(array, target):
-    """Return the target, with the values of an array; or the array if there is no target."""
+def into(target, array):
+    """Return the target, with the values of a buffer; or the buffer if there is no target."""
     if target is None or target is array:
         return array
     return reduce_whole("sum", [array], target, 1)
 
 
-def _give(array, target):
-    """Return what `_copy` does of any array, also one that is on a device or not contiguous."""
+def _give(target, array):
+    """Return what `into` does, of any array: it may be on a device, and not contiguous."""
     if target is None or target is array:
         return array
     if _host.is_on_device(target):

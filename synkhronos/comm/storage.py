@@ -137,11 +137,11 @@ class Storage:
                 [array] = self.room_for(key, layout)
                 _host.copy_from_device(_host.peek(variables[key]), array)
 
-    def homes(self, keys):
+    def cells(self, keys):
         """Return (cell of a variable, its region) for each key, or None if not all have both.
 
-        A value is at home if ``cell[0] is region.value``. The pairs are valid as long as `version`
-        stays the same.
+        A value is in its region if ``cell[0] is region.value``. The pairs are valid as long as
+        `version` stays the same.
         """
         variables, own = self._worker.variables, self._own
         for key in keys:

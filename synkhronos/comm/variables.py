@@ -14,7 +14,7 @@ master may read what ranks have exposed until it starts the next command.
 import numpy as np
 
 from synkhronos import _host
-from synkhronos._arithmetic.blocks import BLOCK, cut, reduction
+from synkhronos._arithmetic.blocks import plan
 from synkhronos._arithmetic.partition import take_rows
 from synkhronos.comm.arrays import reduce_whole
 
@@ -46,7 +46,7 @@ class Variables:
         self._is_alone = self._gate.n_ranks == 1  # then values stay where they are
         # Found out once for each version of the storage.
         self._plans = _Kept(storage)  # (keys, operation, root, number of shares) -> blocks
-        self._homes = _Kept(storage)  # keys -> where the values are to be, their bytes
+        self._cells = _Kept(storage)  # keys -> where the values are to be, their bytes
         self._copies = _Kept(storage)  # (keys, root) -> arrays to copy, and from where
         self._values = _Kept(storage)  # keys -> values on all ranks
 
@@ -61,34 +61,34 @@ class Variables:
         self._storage.forget(keys)
 
     def _drop_views(self):
-        for each in self._plans, self._homes, self._copies, self._values:
+        for each in self._plans, self._cells, self._copies, self._values:
             each.clear()
 
-    def _are_at_home(self, keys):
+    def _are_in_place(self, keys):
         """Return whether the values of these variables are in their regions, for sure."""
-        homes, _ = self._find_homes(keys)
-        for cell, region in homes:
+        cells, _ = self._find_cells(keys)
+        for cell, region in cells:
             value = cell[0]
             if value is not region.value or value.shape != region.shape:
                 return False
-        return bool(homes)
+        return bool(cells)
 
-    def _find_homes(self, keys):
-        found = self._homes.find(keys)
+    def _find_cells(self, keys):
+        found = self._cells.find(keys)
         if found is None:
-            homes = self._storage.homes(keys)
-            if homes is None:
+            cells = self._storage.cells(keys)
+            if cells is None:
                 return (), 0
-            nbytes = sum([region.value.nbytes for _, region in homes])
-            found = self._homes.keep(keys, (homes, nbytes))
+            nbytes = sum([region.value.nbytes for _, region in cells])
+            found = self._cells.keep(keys, (cells, nbytes))
         return found
 
     def are_little(self, keys):
         """Return, on the master, whether `all_reduce_exposed` is faster for these variables."""
         if self._has_devices:
             return False  # each rank copies its value back to its device
-        homes, nbytes = self._find_homes(keys)
-        return nbytes <= _LITTLE and bool(homes)
+        cells, nbytes = self._find_cells(keys)
+        return nbytes <= _LITTLE and bool(cells)
 
     def all_reduce_exposed(self, keys, op):
         """Reduce, on the master, what all ranks have exposed, and write it to all ranks."""
@@ -100,7 +100,7 @@ class Variables:
         if self._is_alone:
             return
         self._storage.begin()
-        if not self._are_at_home(keys):
+        if not self._are_in_place(keys):
             self._storage.store(keys)
         self._storage.post()
 
@@ -176,16 +176,16 @@ class Variables:
         """Reduce one share of the values, by default this rank's of those of all ranks."""
         if n_shares is None:
             n_shares, share = self._worker.n_ranks, self._worker.rank
-        plan = self._plans.find((keys, op, root, n_shares))
-        if plan is None:
+        name = keys, op, root, n_shares
+        blocks = self._plans.find(name)
+        if blocks is None:
             values = [self._storage.values(key) for key in keys]
             unequal = first_unequal([[value.shape for value in each] for each in values])
             if unequal is not None:
                 return unequal
             runs = self._storage.runs(keys, range(self._worker.n_ranks))
-            blocks = self._plan(runs, op, root, n_shares, share)
-            plan = self._plans.keep((keys, op, root, n_shares), blocks)
-        for reduce, out, copies in plan:
+            blocks = self._plans.keep(name, plan(op, runs, n_shares, share, root))
+        for reduce, out, copies in blocks:
             reduce()
             for copy in copies:
                 copy[...] = out
@@ -193,25 +193,6 @@ class Variables:
             self._gate.meet()  # until then other ranks write to this rank's regions
             self._storage.copy_back(keys if root in (None, self._worker.rank) else ())
         return None
-
-    def _plan(self, runs, op, root, n_shares, share):
-        """Return, for each block of a share: its reduction, target, and views that get a copy."""
-        buffers = {}
-        blocks = []
-        for _, sources in cut(runs, n_shares, share):
-            if root is None:
-                out, copies = sources[0], sources[1:]
-            elif root == 0:
-                out, copies = sources[0], []
-            else:
-                # `reduction` may write to the first source only, and the root's is a later one:
-                # so it reduces into a buffer, and copies that to the root.
-                dtype = sources[0].dtype
-                if dtype not in buffers:
-                    buffers[dtype] = np.empty(BLOCK, np.uint8).view(dtype)
-                out, copies = buffers[dtype][: sources[0].size], [sources[root]]
-            blocks.append((reduction(op, sources, out, self._worker.n_ranks), out, copies))
-        return blocks
 
     def reduce_to_new(self, key, op):
         """Return, on the master, the reduction of the values that all ranks have exposed."""
@@ -238,7 +219,7 @@ class Variables:
         if mine:
             return
         copies = self._copies.find((keys, root))
-        if self._are_at_home(keys):
+        if self._are_in_place(keys):
             if copies is None:
                 copies = self._copies.keep((keys, root), self._plan_copies(keys, root))
             if copies:
@@ -253,7 +234,7 @@ class Variables:
     def _plan_copies(self, keys, root):
         """Return pairs (array of this rank, array of the root), or () if not all shapes are equal.
 
-        Values at home that keep their shape are overwritten where they are.
+        Values in their regions that keep their shape are overwritten where they are.
         """
         here, there = self._worker.rank, root
         shapes = [

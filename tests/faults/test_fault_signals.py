@@ -211,7 +211,7 @@ def test_ctrl_c_as_a_call_ends_whose_traceback_is_kept(no_session):
 
 TWICE = [
     ("fork", (Gate, "start"), (Session, "release")),
-    ("fork", (Session, "_start_workers"), (Session, "release")),
+    ("fork", (_master, "start_workers"), (Session, "release")),
     ("close", (_master, "join_all"), (session, "_end_current")),
     ("close", (Gate, "start"), (Session, "release")),
     ("function", (_host, "run"), (Gate, "abort")),

@@ -1,8 +1,8 @@
 """Reductions over the ranks of several machines: in shared memory, then between the machines.
 
-    fill buffers ──▶ meet ──▶ reduce a share into rank 0's buffers ──▶ meet ──▶ carriers: all-reduce
-                            of this machine                                 these buffers, in place
-                   ──▶ meet ──▶ every rank copies from rank 0's buffers
+    fill buffers ──▶ meet ──▶ reduce a share into rank 0's  ──▶ meet ──▶ carriers: all-reduce these
+                              buffers, of this machine                   buffers, in place
+                     ──▶ meet ──▶ every rank copies from rank 0's buffers
 
 So a byte crosses the network once for each machine, and not once for each rank. "Rank 0" is the
 first rank of a machine here.
@@ -11,7 +11,7 @@ first rank of a machine here.
 import numpy as np
 
 from synkhronos.comm import Aborted
-from synkhronos.comm.arrays import Arrays, reduce_whole, refuse_shapes, weigh
+from synkhronos.comm.arrays import Arrays, into, refuse_shapes, weigh
 from synkhronos.comm.mpi.buckets import reduce_into_first
 
 EQUAL, UNEQUAL = 1, 2  # verdicts of leaders
@@ -42,7 +42,7 @@ class MachinesArrays(Arrays):
         if isinstance(results, Unequal):
             self._refuse(results.of_ranks)
         return [
-            result.copy() if target is None else _into(target, result)
+            result.copy() if target is None else into(target, result)
             for result, target in zip(results, targets)
         ]
 
@@ -131,7 +131,7 @@ class MachinesArrays(Arrays):
         """
         self.end_all()
         results = self._results(*self._ended[bucket])
-        return [_into(target, result) for result, target in zip(results, targets)]
+        return [into(target, result) for result, target in zip(results, targets)]
 
     def end_all(self):
         """Wait for all buckets that have been begun: the carrier uses their buffers until then."""
@@ -181,11 +181,6 @@ class Unequal:
 
     def __init__(self, of_ranks):
         self.of_ranks = of_ranks
-
-
-def _into(target, result):
-    """Return a result, copied into its target if there is one."""
-    return result if target is None else reduce_whole("sum", [result], target, 1)
 
 
 def _about_dtypes(hosts, dtypes):

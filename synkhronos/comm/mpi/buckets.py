@@ -1,6 +1,6 @@
 """Buckets: reductions that a function begins long before it needs the results.
 
-    rank      fills buffers ── ("bucket", id, buffers) ──▶ carrier                and computes on
+    rank      fills buffers ── ("bucket", id, buffers) ──▶ carrier            and computes on
     carrier   when all ranks of its machine have come: reduces into the buffers of the first rank,
               then between the machines ── ("done", id, places) ──▶ all ranks of its machine
     rank      uses the buffers of the first rank where they are, or copies them

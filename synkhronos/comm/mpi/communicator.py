@@ -40,19 +40,10 @@ class MachinesCommunicator(Communicator):
             gate.on_parts = self._take_parts
         gate.on_over = memory.leave
 
-    def parts_of_machine(self, exposed, combine):
-        """Return what a leader sends with the end of a command: outputs, and places of values.
-
-        `exposed` has the keys of variables that the command has exposed and the rank; or is None.
-        `combine` combines outputs (see `MachinesOutputs.of_machine`); or is None.
-        """
-        places = {} if exposed is None else self.variables.exposed_places(*exposed)
-        return self.outputs.of_machine(combine), places
-
     def _take_parts(self, parts):
-        outputs, places = parts
+        outputs, exposed = parts
         self.outputs.take(outputs)
-        self.variables.take_exposed(places)
+        self.variables.take_exposed(exposed)
 
     def close(self):
         """Drop all memory and views."""

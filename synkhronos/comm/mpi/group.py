@@ -67,7 +67,8 @@ class MpiGroup(Group):
     def gather(self, value: Any, root: int = 0) -> list[Any] | None:
         """Return the values of all ranks on rank `root`, and None on the others."""
         if root:
-            return super().gather(value, root)
+            everyone = self.all_gather(value)
+            return everyone if self.rank == root else None
         self.barrier()
         return self._comm.gather(value)
 

@@ -25,12 +25,6 @@ class LeaderGate(GateOfMachines):
         self.parts = lambda: None  # returns what the master gets of the ranks of this machine
         self.answers = []
         self.has_ended = False
-        self._finished = 0
-
-    @property
-    def is_open(self):
-        """Whether the workers of this machine may still be in a call."""
-        return self.local.is_open
 
     def start(self, command):
         """Start a command on this machine."""

@@ -1,4 +1,4 @@
-"""Reductions and copies between machines, as a carrier keeps track of them."""
+"""Reductions between machines, as a carrier keeps track of them; arrays in parts."""
 
 import numpy as np
 
@@ -8,56 +8,6 @@ GIVEN_UP = "given up"  # the answer about a reduction that not all machines have
 SMALL = 1 << 15  # bytes that travel in the message that announces them
 _PART = 1 << 20  # bytes of an array in one message
 _REDUCE, _TAGS = 1 << 12, 1 << 13  # the first tag of all-reduces, and half their number
-
-
-class Spread:
-    """Arrays that one machine sends to all others, and the places of them here.
-
-    On another machine than the sender's, the arrays or their places may be known first. What comes
-    before the places is received elsewhere, because the next message from that machine must not be
-    taken for it.
-    """
-
-    def __init__(self):
-        self._places = self._received = None
-        self.answer = self.then = None
-        self.left = 0  # parts of arrays that have not come, or have not been sent
-
-    def send(self, places):
-        """Take the places of the arrays on the machine that sends them."""
-        self._places = self._received = places
-        self.answer = lambda: None
-
-    def give(self, places, answer):
-        """Take the places of the arrays, and what to call when they are filled."""
-        self._places, self.answer = places, answer
-
-    def announce(self, sizes):
-        """Return arrays to receive into, of these numbers of bytes."""
-        self._received = self._places
-        if self._places is None:
-            self._received = [np.empty(nbytes, np.uint8) for nbytes in sizes]
-        return self._received
-
-    def one_less(self):
-        """Take note that a part has come."""
-        self.left -= 1
-        self.then()
-
-    @property
-    def is_open(self):
-        """Whether arrays are on their way into memory of the ranks, or from there."""
-        return bool(self.left) and self._received is self._places
-
-    @property
-    def is_complete(self):
-        """Whether all has come and its places are known; then they are filled."""
-        if self._received is None or self._places is None or self.left:
-            return False
-        for place, array in zip(self._places, self._received):
-            if place is not array:
-                bytes_of(place)[...] = bytes_of(array)
-        return True
 
 
 class Round:
@@ -132,7 +82,7 @@ def bytes_of(array):
 
 
 def parts(array):
-    """Yield the bytes of an array in pieces of one message each."""
+    """Yield the bytes of a contiguous array in pieces of one message each."""
     flat = bytes_of(array)
     for begin in range(0, len(flat), _PART):
         yield flat[begin : begin + _PART]
