@@ -16,7 +16,7 @@ from synkhronos._machine.log import log
 from synkhronos._machine.processes import join_all, kill_all
 from synkhronos._machine.shared_memory import check_sharing
 from synkhronos._rank import commands
-from synkhronos._rank.outputs import combine_of_machine
+from synkhronos._rank.outputs import outputs_of_machine
 from synkhronos._rank.worker import Worker, start_workers
 from synkhronos.comm import Aborted
 from synkhronos.comm.mpi import job
@@ -113,7 +113,6 @@ class _Session:
     def _run_command(self):
         gate, worker = self._gate, self._worker
         reply = error = command = None
-        worker.comm.outputs.begin_call()
         try:
             command = worker.next_recorded() if worker.recorder else gate.next_command()
             reply = command.run(worker)
@@ -132,12 +131,11 @@ class _Session:
 
     def _parts(self, command):
         """Return what the master gets of this machine: outputs, and exposed values."""
-        comm, exposed, combine = self._worker.comm, {}, None
         if isinstance(command, commands.Expose):
-            exposed = comm.variables.exposed(command.keys, command.rank)
-        elif isinstance(command, commands.RunFunction):
-            combine = functools.partial(combine_of_machine, self._worker, command)
-        return comm.outputs.of_machine(combine), exposed
+            return (), self._worker.comm.variables.exposed(command.keys, command.rank)
+        if isinstance(command, commands.RunFunction):
+            return outputs_of_machine(self._worker, command), {}
+        return (), {}
 
     def _hear(self, rank, answer):
         if not self._worker.comm.outputs.hear(rank, answer):

@@ -8,7 +8,7 @@ over the machines (`reductions`).
 ==============  ================================================================================
 `carrier`       the process of each machine that speaks MPI, started by its leader
 `fetches`       arrays that ranks get from other machines, as the carriers get and send them
-`reductions`    all-reduces that ranks have begun, `buckets` among them; each is a `transfers.Round`
+`reductions`    all-reduces that ranks have begun, of `buckets` and others
 `all_reduce`    the messages of one of these
 `link`          a rank's connection with the carrier, over a `~synkhronos.comm.channel`
 `gate`          the barriers: `master_gate`, `leader_gate`

@@ -79,10 +79,10 @@ class LeaderGate(GateOfMachines):
             errors[self.rank] = reports.report_on(error)
         if errors:
             self.link.tell(None, ("abort", self.session, self.sequence))
+        parts = None
         if errors or self.local.is_aborted or self._aborted == self.sequence:
             self.settle()
-        parts = None
-        if not errors:
+        else:
             try:
                 parts = self.parts()
             except Exception as problem:  # there may be no shared memory for them

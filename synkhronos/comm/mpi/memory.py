@@ -21,13 +21,12 @@ class MachinesMemory(SharedMemory):
 
     def fetch(self, reference, rows=None, buffer=None, axis=0):
         """Return the array, or some of its rows: a copy, valid until the end of the command."""
-        place = reference.segment, reference.dtype, reference.shape, reference.offset
-        return self._view(*self._gate.line.fetch(self._gate.call_number, 0, place, rows, axis))
+        place, call = tuple(reference), self._gate.call_number
+        return self._view(*self._gate.line.fetch(call, 0, place, rows, axis))
 
     def fetch_from(self, rank, reference):
         """Return, on the master, a copy of an array that a rank has made."""
-        place = reference.segment, reference.dtype, reference.shape, reference.offset
-        [array] = self.fetch_all(rank, [place], in_call=False)
+        [array] = self.fetch_all(rank, [tuple(reference)], in_call=False)
         return array.copy()
 
     def fetch_all(self, rank, places, in_call=True):
