@@ -10,12 +10,11 @@ next call. The worker owns the segment; it drops it when the function is forgott
 by a larger one, and the master drops its map when it hears of that.
 """
 
-from typing import NamedTuple, Tuple
+from typing import Hashable, NamedTuple, Tuple
 
 import numpy as np
 
 from synkhronos._arithmetic import reduction
-from synkhronos._machine.shared_memory import SegmentRef
 from synkhronos.errors import SessionError
 
 _ALIGN = 64
@@ -25,7 +24,7 @@ class Layout(NamedTuple):
     """The places of the parts of one function's outputs in a worker's buffer."""
 
     key: int
-    segment: SegmentRef
+    segment: Hashable  # stands for it in messages
     parts: Tuple[Tuple[str, Tuple[int, ...], int], ...]  # dtype, shape, offset
 
 

@@ -28,12 +28,11 @@ reads it in the next call.
 import pickle
 import sys
 import weakref
-from typing import NamedTuple, Tuple
+from typing import Hashable, NamedTuple, Tuple
 
 import numpy as np
 
 from synkhronos import _host
-from synkhronos._machine.shared_memory import SegmentRef, is_in_a_segment
 
 _ALIGN = 64  # bytes of a cache line: no two ranks write to one of them
 _HEADER = 8  # bytes before each entry of a log, with its length
@@ -42,7 +41,7 @@ _HEADER = 8  # bytes before each entry of a log, with its length
 class Place(NamedTuple):
     """The place of arrays in a segment: the dtype, shape and offset of each."""
 
-    segment: SegmentRef
+    segment: Hashable  # stands for it in messages
     arrays: Tuple[Tuple[str, Tuple[int, ...], int], ...]
 
 
@@ -303,7 +302,7 @@ class Storage:
         self.begin()
         for variable in list(self._worker.variables.values()):
             value = _host.peek(variable)
-            if is_in_a_segment(value):
+            if self._memory.holds(value):
                 _host.replace(variable, value.copy())
         self._own.clear()
         self._spares.clear()
