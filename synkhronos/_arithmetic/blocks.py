@@ -120,21 +120,35 @@ def cut(values, n_ranks, rank):
         yield position, [array[begin:end] for array in flat[position]]
 
 
-def reductions(op, arrays, rank):
-    """Return (function, result, copies) for each block of one rank's share of equal flat arrays.
-
-    The function reduces the block of all arrays into that of the first one, the result, which is
-    then to be copied to those of the others.
+def plan(op, values, n_shares, share, root=None):
+    """Return how one share of the values is reduced, block by block.
 
     Parameters
     ----------
     op : str
-    arrays : list of numpy.ndarray
-        One for each rank.
-    rank : int
+    values : list of list of numpy.ndarray
+        At each position the arrays of all ranks, in rank order: contiguous, of one shape and dtype.
+    n_shares, share : int
+    root : int, optional
+        The rank whose arrays get the results; by default those of all ranks do.
+
+    Returns
+    -------
+    list of (callable, numpy.ndarray, list of numpy.ndarray)
+        For each block a function that reduces it, where the result is, and what gets a copy of it.
     """
-    found = []
-    for _, blocks in cut([arrays], len(arrays), rank):
-        result, *copies = blocks
-        found.append((reduction(op, blocks, result, len(arrays)), result, copies))
-    return found
+    buffers, blocks = {}, []
+    for _, sources in cut(values, n_shares, share):
+        if root is None:
+            out, copies = sources[0], sources[1:]
+        elif root == 0:
+            out, copies = sources[0], []
+        else:
+            # `reduction` may write to the first source only, and the root's is a later one: so it
+            # reduces into a buffer, and copies that to the root.
+            dtype = sources[0].dtype
+            if dtype not in buffers:
+                buffers[dtype] = np.empty(BLOCK, np.uint8).view(dtype)
+            out, copies = buffers[dtype][: sources[0].size], [sources[root]]
+        blocks.append((reduction(op, sources, out, len(sources)), out, copies))
+    return blocks

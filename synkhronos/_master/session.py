@@ -5,7 +5,6 @@ Every command to the workers goes through `Session.run`.
 
 import contextlib
 import enum
-import functools
 import gc
 import inspect
 import sys
@@ -15,13 +14,13 @@ import weakref
 from synkhronos._machine.devices import end_openmp_threads
 from synkhronos._machine.interrupts import interrupts_held, raised_here
 from synkhronos._machine.log import log, name_rank
-from synkhronos._machine.processes import ForkedProcess, join_all, kill_all
+from synkhronos._machine.processes import join_all, kill_all
 from synkhronos._master.changes import Changes
 from synkhronos._master.registry import Garbage, Registry
 from synkhronos._master.repeated import Repeated
 from synkhronos._master.staging import StagedArrays
 from synkhronos._rank import commands
-from synkhronos._rank.worker import Worker, be_worker
+from synkhronos._rank.worker import Worker, start_workers
 from synkhronos.comm.transports import make_gate
 from synkhronos.errors import SessionError, WorkerDied
 
@@ -80,7 +79,8 @@ class Session:
         self.worker.variables = weakref.WeakValueDictionary()
         self.gate.on_answer = self._hear
         try:
-            self._start_workers(threads, profile_workers)
+            ranks = self.gate.ranks_here
+            start_workers(self._processes, self.gate, ranks, devices, threads, profile_workers)
         except BaseException:
             self.end()
             self.release()
@@ -96,21 +96,13 @@ class Session:
         """Return the name of a rank's machine, or None if that is this one."""
         return self.gate.host_of(rank)
 
-    def _start_workers(self, threads, profile):
-        for rank in self.gate.ranks_here:
-            if rank == self.master_rank:
-                continue
-            worker = functools.partial(be_worker, rank, self.gate, self.devices, threads, profile)
-            process = self._processes[rank] = ForkedProcess(worker, self.gate.descriptors)
-            self.gate.watch(rank, process)
-
     def _connect_devices(self):
         """Connect the ranks' devices with one another, or log once that this is not possible."""
         if set(self.devices) == {"cpu"}:
             return
-        if self.comm.base is not self.comm:
+        if self.comm.devices is not None:
             try:
-                self.run(commands.Join(self.comm.introduction()))
+                self.run(commands.Join(self.comm.devices.introduction()))
                 return
             except raised_here(Exception) as error:
                 log.warning("NCCL can't be used (see `synkhronos info`): %s", error)

@@ -33,22 +33,22 @@ class Ready:
 
 @dataclass(frozen=True)
 class Join:
-    """Begin to use a transport that needs an id of the group of ranks."""
+    """Connect the devices of the ranks, which need an id of their group."""
 
     introduction: bytes
 
     def run(self, worker):
-        """Join the other ranks."""
-        worker.comm.join(self.introduction)
+        """Join the other devices."""
+        worker.comm.devices.join(self.introduction)
 
 
 @dataclass(frozen=True)
 class Leave:
-    """Go back to the base of the transport, because a rank could not join."""
+    """Leave the devices unconnected, because one could not join."""
 
     def run(self, worker):
-        """Use the base from now on."""
-        worker.comm.leave()
+        """Use the memory of the host from now on."""
+        worker.comm.devices.leave()
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,7 @@ class Broadcast(_Collective):
 
     def _work(self, worker):
         """Copy the values of the root."""
-        comm = worker.comm if self.between_devices else worker.comm.base
-        comm.variables.broadcast(self.keys, self.root)
+        worker.comm.variables.broadcast(self.keys, self.root, self.between_devices)
 
 
 @dataclass(frozen=True)
@@ -150,11 +149,7 @@ class Reduce(_Collective):
 
     def _work(self, worker):
         """Return, on the master, the mismatch if shapes differ."""
-        comm = worker.comm if self.between_devices else worker.comm.base
-        if self.root is None:
-            unequal = comm.variables.all_reduce(self.keys, self.op)
-        else:
-            unequal = comm.variables.reduce(self.keys, self.op, self.root)
+        unequal = worker.comm.variables.reduce(self.keys, self.op, self.root, self.between_devices)
         return unequal if worker.is_master else None
 
 
@@ -167,8 +162,7 @@ class AllGather(_Collective):
 
     def _work(self, worker):
         """Return, on the master, the mismatch if shapes differ."""
-        comm = worker.comm if self.between_devices else worker.comm.base
-        unequal = comm.variables.all_gather(self.keys)
+        unequal = worker.comm.variables.all_gather(self.keys, self.between_devices)
         return unequal if worker.is_master else None
 
 

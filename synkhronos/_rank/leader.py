@@ -13,11 +13,11 @@ from synkhronos import _host
 from synkhronos._machine.devices import default_threads, end_openmp_threads, resolve
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log
-from synkhronos._machine.processes import ForkedProcess, join_all, kill_all
+from synkhronos._machine.processes import join_all, kill_all
 from synkhronos._machine.shared_memory import check_sharing
 from synkhronos._rank import commands
-from synkhronos._rank.outputs import combine_of_machine
-from synkhronos._rank.worker import Worker, be_worker
+from synkhronos._rank.outputs import outputs_of_machine
+from synkhronos._rank.worker import Worker, start_workers
 from synkhronos.comm import Aborted
 from synkhronos.comm.mpi import job
 from synkhronos.comm.mpi.leader_gate import SessionOver
@@ -71,20 +71,14 @@ class _Session:
         gc.freeze()  # as in workers: the collections of `Forget` are short
         self._link, self._session = link, plan.session
         self._gate = make_gate_of_machines(plan, link)
-        self._processes = []
+        self._processes = {}
         ranks = layout.ranks()
         threads = default_threads(len(ranks)) if plan.threads is None else plan.threads
         if len(ranks) > 1:
             end_openmp_threads(threads)
         with interrupts_held():
-            for rank in ranks[1:]:
-                life = functools.partial(
-                    be_worker, rank, self._gate, plan.devices, threads, plan.profile
-                )
-                process = ForkedProcess(life, self._gate.descriptors)
-                self._processes.append(process)
-                self._gate.watch(rank, process)
-        link.watch(plan.session, dict(zip(ranks[1:], [each.pid for each in self._processes])))
+            start_workers(self._processes, self._gate, ranks, plan.devices, threads, plan.profile)
+        link.watch(plan.session, {rank: each.pid for rank, each in self._processes.items()})
         self._worker = Worker(ranks[0], self._gate, plan.devices, threads)
         self._gate.on_answer = self._hear
 
@@ -104,9 +98,9 @@ class _Session:
             pass
         finally:
             if quits:
-                join_all(self._processes, _END_SECONDS)
-            kill_all(self._processes, _END_SECONDS)
-            for process in self._processes:
+                join_all(self._processes.values(), _END_SECONDS)
+            kill_all(self._processes.values(), _END_SECONDS)
+            for process in self._processes.values():
                 process.close()
             self._worker.unbind()
             self._gate.on_over()
@@ -119,7 +113,6 @@ class _Session:
     def _run_command(self):
         gate, worker = self._gate, self._worker
         reply = error = command = None
-        worker.comm.outputs.begin_call()
         try:
             command = worker.next_recorded() if worker.recorder else gate.next_command()
             reply = command.run(worker)
@@ -131,15 +124,18 @@ class _Session:
             raise
         except BaseException as caught:
             error = caught
-        exposed = combine = None
-        if isinstance(command, commands.Expose):
-            exposed = command.keys, command.rank
-        elif isinstance(command, commands.RunFunction):
-            combine = functools.partial(combine_of_machine, worker, command)
-        gate.parts = functools.partial(worker.comm.parts_of_machine, exposed, combine)
+        gate.parts = functools.partial(self._parts, command)
         if worker.recorder is not None:
             worker.recorder.mark("finish")
         gate.worker_finish(reply, error)
+
+    def _parts(self, command):
+        """Return what the master gets of this machine: outputs, and exposed values."""
+        if isinstance(command, commands.Expose):
+            return (), self._worker.comm.variables.exposed(command.keys, command.rank)
+        if isinstance(command, commands.RunFunction):
+            return outputs_of_machine(self._worker, command), {}
+        return (), {}
 
     def _hear(self, rank, answer):
         if not self._worker.comm.outputs.hear(rank, answer):

@@ -119,40 +119,35 @@ class Results:
         return parts[position if rank == request.source else number]
 
 
-def combine_of_machine(worker, request, found):
-    """Combine, on a leader, what its ranks have deposited for a call: one part for the machine.
+def outputs_of_machine(worker, request):
+    """Return, on a leader, what the master gets of the outputs of its machine's ranks.
+
+    That is one part for the machine, of its first rank, where parts can be combined without the
+    master: see `MachinesOutputs.of_machine`.
 
     Parameters
     ----------
     request : RunFunction
-    found : dict
-        Rank -> its parts.
-
-    Returns
-    -------
-    dict
-        Rank -> parts, where the first rank has a `Partial` and the others None, if the parts can
-        be combined without the master.
     """
-    modes, chosen = (
-        worker.replicas[request.function].description.output_modes,
-        request.output_subset,
-    )
+    outputs, key, chosen = worker.comm.outputs, request.function, request.output_subset
+    modes = worker.replicas[key].description.output_modes
     if chosen is not None:
         modes = [modes[output] for output in chosen]
-    n_parts = len(request.combined)
-    if len(found) < 2 or request.source in found or any(len(e) != n_parts for e in found.values()):
-        return found
-    rows = dict(zip(worker.gate.layout.ranks(), worker.gate.rows()))
-    weights = [rows[rank] for rank in found]
+    found, weights = {}, []
+    for rank, computed in zip(worker.gate.layout.ranks(), worker.gate.rows()):
+        n_parts = len(modes) if rank == request.source else len(request.combined)
+        if computed >= 0 and n_parts:  # as in `hand_over`
+            found[rank] = outputs.collect(key, rank)
+            weights.append(computed)
     combined = {rank: list(parts) for rank, parts in found.items()}
-    for number, position in enumerate(request.combined):
-        parts = [parts[number] for parts in found.values()]
-        partial = reduction.combine_some(modes[position], parts, weights)
-        if partial is not None:
-            for place, each in enumerate(combined.values()):
-                each[number] = None if place else partial
-    return combined
+    if len(found) > 1 and request.source not in found:
+        for number, position in enumerate(request.combined):
+            parts = [parts[number] for parts in found.values()]
+            partial = reduction.combine_some(modes[position], parts, weights)
+            if partial is not None:
+                for place, each in enumerate(combined.values()):
+                    each[number] = None if place else partial
+    return outputs.of_machine(key, combined)
 
 
 def _combined(request, reduced):

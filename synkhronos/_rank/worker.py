@@ -4,6 +4,7 @@ The master has a Worker too, and runs the same commands with it; it doesn't use 
 """
 
 import cProfile
+import functools
 import gc
 import os
 import signal
@@ -13,7 +14,7 @@ from synkhronos._machine.allocator import keep_freed_memory
 from synkhronos._machine.devices import kind, limit_threads
 from synkhronos._machine.files import new_file
 from synkhronos._machine.log import log, name_rank
-from synkhronos._machine.processes import leave_signals_to_parent
+from synkhronos._machine.processes import ForkedProcess, leave_signals_to_parent
 from synkhronos._rank.outputs import Results
 from synkhronos._wording import count, sentence
 from synkhronos.comm import Aborted
@@ -139,7 +140,16 @@ class Worker:
             return self.gate.next_command()
 
 
-def be_worker(rank, gate, devices, threads, profile):
+def start_workers(processes, gate, ranks, devices, threads, profile):
+    """Fork a process for each of the ranks but this one, and note it: rank -> ForkedProcess."""
+    for rank in ranks:
+        if rank != gate.rank:
+            life = functools.partial(_be_worker, rank, gate, devices, threads, profile)
+            processes[rank] = ForkedProcess(life, gate.descriptors)
+            gate.watch(rank, processes[rank])
+
+
+def _be_worker(rank, gate, devices, threads, profile):
     """Run the life of one worker, in its own process."""
     # The collector doesn't touch the master's objects, so their pages stay shared with the master,
     # and the collections of `Forget` are short.

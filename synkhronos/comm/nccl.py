@@ -5,7 +5,7 @@
                  is going to reduce                  in the meeting, where it sees a death
 
 Arrays that all ranks have with the same shape, in a dtype that NCCL knows, stay on the devices. All
-others go through the base; so do all arrays before `join`.
+others go through the memory of the host; so do all arrays before `join`.
 
 NCCL has no way out for a rank if another rank does not come: its kernel spins for ever. Therefore:
 
@@ -15,7 +15,7 @@ NCCL has no way out for a rank if another rank does not come: its kernel spins f
   the workers, whose devices have finished.
 
 If a worker is killed in between, the gate tells the master, which kills the other workers; the
-driver ends their kernels. NCCL ends the master's own kernel when the master aborts the clique.
+driver ends their kernels. NCCL ends the master's own kernel when the master aborts the group.
 
 References
 ----------
@@ -33,30 +33,42 @@ from synkhronos import _host
 from synkhronos._arithmetic.blocks import OPS
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log
-from synkhronos.comm import Communicator
-from synkhronos.comm.composition import ArraysOver, OutputsOver, VariablesOver
+from synkhronos.comm.arrays import weigh
 
 _DTYPES = ("int8", "int32", "int64", "uint64", "float16", "float32", "float64")
 _LARGEST = 2**31 - 1  # elements of an array: libgpuarray counts in C's int
 _ABORT_SECONDS = 10
 
 
-class _Clique:
-    """One rank's membership in NCCL's clique, and the votes on whether to use it."""
+class Nccl:
+    """One rank's membership in the group of devices, which `join` begins and `leave` ends.
+
+    Each method for arrays votes first, and does nothing if not all ranks can do the same on their
+    devices.
+    """
 
     def __init__(self, worker):
         self._gate, self._worker = worker.gate, worker
-        self.comm = None  # NCCL's communicator, between `join` and `leave`
+        self._comm = None  # NCCL's communicator, between `join` and `leave`
 
-    def join(self, clique_id):
+    def introduction(self):
+        """Return the id of a new group, which all ranks must `join` with; raise without NCCL."""
+        return bytes(_id().comm_id)
+
+    def join(self, introduction):
         """Become a member; return when all ranks are members."""
-        clique = _clique(clique_id)
+        number = _id(introduction)
         self._gate.meet()
-        self.comm = _member(clique, self._worker.n_ranks, self._worker.rank)
+        self._comm = _member(number, self._worker.n_ranks, self._worker.rank)
+
+    def leave(self):
+        """Do nothing from now on, because a rank could not join."""
+        # No kernel of the group runs: this follows a `join` that failed on a rank.
+        self._comm = None
 
     def abort(self):
         """End the kernels of this rank's device that wait for ranks that are gone."""
-        comm, self.comm = self.comm, None
+        comm, self._comm = self._comm, None
         if comm is None:
             return
         # Never freed: pygpu would free what the abort frees, and wait for the other ranks before.
@@ -69,227 +81,71 @@ class _Clique:
                 "NCCL does not end its work on %s: restart the process", self._worker.device
             )
 
-    def run(self, rounds, verb):
-        """Reduce, if all ranks are going to reduce the same; return whether this was done."""
-        if not self.agree([each.description for each in rounds], verb):
-            return False
-        with self.enqueuing():
-            for each in rounds:
-                each.enqueue(self.comm)
-        self.wait_for([each.result for each in rounds])
-        for each in rounds:
-            each.finish()
-        return True
-
-    def agree(self, described, verb):
-        """Vote and meet; return whether all ranks describe the same arrays, and at least one."""
-        if self.comm is None:
-            return False
-        ballot = 0
-        if described:
-            text = repr((verb, described))
-            ballot = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
-        return self._gate.agree(ballot) and ballot != 0
-
-    @contextlib.contextmanager
-    def enqueuing(self):
-        """Meet, and hold back a Ctrl-C until everything is enqueued.
-
-        After a Ctrl-C before that, the master does not come to the meeting, so the workers leave
-        the call at the meeting, and no rank enqueues anything.
-        """
-        with interrupts_held():
-            self._gate.meet()
-            yield
-
-    def wait_for(self, arrays):
-        """Wait until the devices of all workers have finished these arrays."""
-        if not self._worker.is_master:
-            for array in arrays:
-                array.sync()
-        self._gate.meet()
-
-
-def _clique(number=None):
-    """Return the clique with a number, or a new one; raise without NCCL."""
-    from pygpu.collectives import GpuCommCliqueId
-
-    # GpuCommCliqueId takes writable buffers only.
-    given = {} if number is None else {"comm_id": bytearray(number)}
-    return GpuCommCliqueId(_host.device_context(), **given)
-
-
-def _member(clique, size, rank):
-    from pygpu.collectives import GpuComm
-
-    return GpuComm(clique, size, rank)
-
-
-class GroupSums:
-    """Sums of arrays on the devices of a group's ranks, each of which has one of one machine.
-
-    Not tested where there is no machine with several GPUs: docs/rules.rst says how to test it.
-
-    Parameters
-    ----------
-    group : Group
-    sixteen_bits : bool
-        Whether to sum in float16, scaled so that no sum overflows.
-    """
-
-    def __init__(self, group, sixteen_bits):
-        self._group, self._sixteen_bits = group, sixteen_bits
-        number = group.broadcast(bytes(_clique().comm_id))
-        self._comm = _member(_clique(number), group.size, group.rank)
-
-    def __call__(self, value, weight):
-        """Return the sum over ranks of each rank's array, times its weight."""
-        if weight != 1:
-            value = value.copy()
-            _host.scale_on_device(value, weight)
-        if self._sixteen_bits:
-            return self._sum_in_16_bits(value)
-        return self._sum(value)
-
-    def _sum(self, value):
-        out = _host.empty_like(value)
-        self._comm.all_reduce(value, "+", out)
-        return out
-
-    def _sum_in_16_bits(self, value):
-        # NCCL sums in the dtype that it sends: the largest sum must fit, so the scale is shared.
-        host = np.asarray(value)
-        largest = float(np.abs(host).max(initial=0.0)) * self._group.size
-        largest = max(self._group.all_gather(largest))
-        scale = np.float32(2.0 ** np.ceil(np.log2(largest / 2**15))) if largest else np.float32(1)
-        half = _host.to_device((host / scale).astype(np.float16))
-        return np.asarray(self._sum(half)).astype(host.dtype) * scale
-
-
-class NcclVariables(VariablesOver):
-    """Values of shared variables: NCCL reduces those that fit, the base all others."""
-
-    def __init__(self, worker, clique, base):
-        super().__init__(base)
-        self._worker, self._clique = worker, clique
-
-    def all_reduce(self, keys, op):
-        """Replace each variable, on all ranks, with the reduction over all ranks."""
-        arrays = self._arrays(keys)
-        rounds = [_Round(array, op, array, 1, self._worker.n_ranks) for array in arrays]
-        if not self._clique.run(rounds, "all_reduce"):
-            return super().all_reduce(keys, op)
-        return None
-
     def reduce(self, keys, op, root):
-        """Replace each variable of rank `root` with the reduction over all ranks."""
+        """Reduce variables as `Variables.reduce`; return whether this was done."""
         # All ranks reduce, because NCCL's own reduce hung between GPUs with a direct link (2017).
-        arrays = self._arrays(keys)
-        targets = [_host.empty_like(array) for array in arrays]
+        arrays = self._values(keys)
+        targets = arrays if root is None else [_host.empty_like(array) for array in arrays]
         rounds = [
             _Round(array, op, target, 1, self._worker.n_ranks)
             for array, target in zip(arrays, targets)
         ]
-        if not self._clique.run(rounds, "reduce"):
-            return super().reduce(keys, op, root)
-        if self._worker.rank == root:
+        is_done = self._run(rounds, "all_reduce" if root is None else "reduce")
+        if is_done and self._worker.rank == root:
             self._replace(keys, targets)
-        return None
+        return is_done
 
     def broadcast(self, keys, root):
-        """Replace each variable, on all ranks, with the value on rank `root`."""
-        arrays = self._arrays(keys)
+        """Broadcast variables as `Variables.broadcast`; return whether this was done."""
+        arrays = self._values(keys)
         source = -1 if self._worker.rank == root else root
-        if not self._clique.agree(_describe(arrays), f"broadcast {root}"):
-            super().broadcast(keys, root)
-            return
-        with self._clique.enqueuing():
+        if not self._agree(_describe(arrays), f"broadcast {root}"):
+            return False
+        with self._enqueuing():
             for array in arrays:
-                self._clique.comm.broadcast(array, source)
-        self._clique.wait_for(arrays)
+                self._comm.broadcast(array, source)
+        self._wait_for(arrays)
+        return True
 
     def all_gather(self, keys):
-        """Replace each variable, on all ranks, with the values of all ranks joined on axis 0."""
-        arrays = self._arrays(keys)
+        """Join variables as `Variables.all_gather`; return whether this was done."""
+        arrays = self._values(keys)
         n_ranks = self._worker.n_ranks
         joined = [_host.empty_on_device((n_ranks * len(a), *a.shape[1:]), a.dtype) for a in arrays]
-        if not self._clique.agree(_describe(arrays), "all_gather"):
-            return super().all_gather(keys)
-        with self._clique.enqueuing():
+        if not self._agree(_describe(arrays), "all_gather"):
+            return False
+        with self._enqueuing():
             for array, target in zip(arrays, joined):
-                self._clique.comm.all_gather(array, target, nd_up=0)
-        self._clique.wait_for(joined)
+                self._comm.all_gather(array, target, nd_up=0)
+        self._wait_for(joined)
         self._replace(keys, joined)
-        return None
-
-    def _arrays(self, keys):
-        """Return the values of variables, or an empty list if NCCL can't take them all."""
-        arrays = [_host.peek(self._worker.variables[key]) for key in keys]
-        return arrays if self._clique.comm is not None and all(map(_fits, arrays)) else []
-
-    def _replace(self, keys, arrays):
-        for key, array in zip(keys, arrays):
-            _host.replace(self._worker.variables[key], array)
-
-
-class NcclArrays(ArraysOver):
-    """Reductions inside of functions: NCCL reduces arrays that fit, the base all others."""
-
-    def __init__(self, worker, clique, base):
-        super().__init__(base)
-        self._worker, self._clique = worker, clique
+        return True
 
     def exchange(self, arrays, ops, weights, targets):
-        """Reduce arrays that every rank has computed, into arrays of its own."""
-        weighing = [weight for weight in weights if weight]
-        equal = len(set(weighing)) == 1
-        divisor = len(weighing) if equal else sum(weights)
-        mine = weights[self._worker.rank]
+        """Reduce what it can as `Arrays.exchange`; return the positions of these arrays."""
         # A rank without rows contributes a neutral element, which is known (zero) for sums only.
-        summed = ("avg", "sum") if len(weighing) < len(weights) else OPS
-        fast = []
-        if self._clique.comm is not None:
-            fast = [i for i, (a, op) in enumerate(zip(arrays, ops)) if _fits(a) and op in summed]
-        rounds = [
-            _Round(arrays[i], ops[i], targets[i], min(mine, 1) if equal else mine, divisor)
-            for i in fast
-        ]
-        if not self._clique.run(rounds, f"exchange {fast}"):
-            fast = []
-        rest = [i for i in range(len(arrays)) if i not in fast]
-        results = list(targets)
-        if rest:
-            chosen = [[each[i] for i in rest] for each in (arrays, ops, targets)]
-            reduced = super().exchange(chosen[0], tuple(chosen[1]), weights, chosen[2])
-            for i, result in zip(rest, reduced):
-                results[i] = result
-        return results
-
-    def landing_place(self, position, shape, dtype, bucket=None):
-        """Return None: positions count all arrays, not only those that go through memory."""
-        return None
-
-
-class NcclOutputs(OutputsOver):
-    """Outputs of functions: NCCL reduces arrays that fit, the master combines all others."""
-
-    def __init__(self, worker, clique, base):
-        super().__init__(base)
-        self._worker, self._gate, self._clique = worker, worker.gate, clique
+        known = OPS if all(weights) else ("avg", "sum")
+        chosen = []
+        if self._comm is not None:
+            chosen = [i for i, (a, op) in enumerate(zip(arrays, ops)) if _fits(a) and op in known]
+        _, factor, divisor = weigh(weights, self._worker.rank)
+        factor = factor if weights[self._worker.rank] else 0
+        rounds = [_Round(arrays[i], ops[i], targets[i], factor, divisor) for i in chosen]
+        return chosen if self._run(rounds, f"exchange {chosen}") else []
 
     def reduces(self, dtype, ndim, mode):
-        """Return whether `reduce` can take outputs of this kind, so that they stay on devices."""
+        """Return whether `reduce_outputs` can take outputs of this kind."""
         return (
-            self._clique.comm is not None
+            self._comm is not None
             and ndim > 0
             and dtype in _DTYPES
             and mode not in (None, "gather")
             and (mode != "avg" or np.dtype(dtype).kind == "f")
         )
 
-    def reduce(self, outputs, modes):
-        """Reduce the outputs that are on devices; the master gets the results."""
-        if self._clique.comm is None:
+    def reduce_outputs(self, outputs, modes):
+        """Reduce the outputs that are on devices; see `Outputs.reduce`."""
+        if self._comm is None:
             return {}
         self._gate.meet()  # after it, the row counts of all ranks can be read
         rows = self._gate.rows()
@@ -303,56 +159,60 @@ class NcclOutputs(OutputsOver):
             _Round(outputs[i], modes[i], target, rows[self._worker.rank], sum(rows))
             for i, target in zip(chosen, targets)
         ]
-        if not self._clique.run(rounds, f"outputs {chosen}"):
+        if not self._run(rounds, f"outputs {chosen}"):
             return {}
         if not self._worker.is_master:
             return dict.fromkeys(chosen)
         return {position: np.asarray(target) for position, target in zip(chosen, targets)}
 
+    def _values(self, keys):
+        """Return the values of variables, or an empty list if NCCL can't take them all."""
+        arrays = [_host.peek(self._worker.variables[key]) for key in keys]
+        return arrays if self._comm is not None and all(map(_fits, arrays)) else []
 
-class NcclCommunicator(Communicator):
-    """One rank's end of a clique, composed with a base."""
+    def _replace(self, keys, arrays):
+        for key, array in zip(keys, arrays):
+            _host.replace(self._worker.variables[key], array)
 
-    def __init__(self, clique, base, **parts):
-        super().__init__(base.memory, base=base, **parts)
-        self._clique = clique
+    def _run(self, rounds, verb):
+        """Reduce, if all ranks are going to reduce the same; return whether this was done."""
+        if not self._agree([each.description for each in rounds], verb):
+            return False
+        with self._enqueuing():
+            for each in rounds:
+                each.enqueue(self._comm)
+        self._wait_for([each.result for each in rounds])
+        for each in rounds:
+            each.finish()
+        return True
 
-    def introduction(self):
-        """Return the id of a new clique, which all ranks must join with; raise without NCCL."""
-        return bytes(_clique().comm_id)
+    def _agree(self, described, verb):
+        """Vote and meet; return whether all ranks describe the same arrays, and at least one."""
+        if self._comm is None:
+            return False
+        vote = 0
+        if described:
+            text = repr((verb, described))
+            vote = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
+        return self._gate.agree(vote) and vote != 0
 
-    def join(self, introduction):
-        """Become a member of the clique; return when all ranks are members."""
-        self._clique.join(introduction)
+    @contextlib.contextmanager
+    def _enqueuing(self):
+        """Meet, and hold back a Ctrl-C until everything is enqueued.
 
-    def leave(self):
-        """Use the base from now on."""
-        # No kernel of the clique runs: this follows a `join` that failed on a rank.
-        self._clique.comm = None
+        After a Ctrl-C before that, the master does not come to the meeting, so the workers leave
+        the call at the meeting, and no rank enqueues anything.
+        """
+        with interrupts_held():
+            self._gate.meet()
+            yield
 
-    def abort(self):
-        """End what the device does in a round, because a rank is gone."""
-        self._clique.abort()
-
-    def forget(self, functions, variables):
-        """Drop the memory and the views of functions and shared variables that are no more."""
-        self.base.forget(functions, variables)
-
-    def close(self):
-        """Drop all memory and views of the base."""
-        self.base.close()
-
-
-def connect(worker, base) -> Communicator:
-    """Return this rank's communicator, composed with `base`."""
-    clique = _Clique(worker)
-    return NcclCommunicator(
-        clique,
-        base,
-        variables=NcclVariables(worker, clique, base.variables),
-        outputs=NcclOutputs(worker, clique, base.outputs),
-        arrays=NcclArrays(worker, clique, base.arrays),
-    )
+    def _wait_for(self, arrays):
+        """Wait until the devices of all workers have finished these arrays."""
+        if not self._worker.is_master:
+            for array in arrays:
+                array.sync()
+        self._gate.meet()
 
 
 def _abort(comm, context):
@@ -411,9 +271,9 @@ class _Round:
             else:
                 self._source[...] = 0
 
-    def enqueue(self, clique):
+    def enqueue(self, comm):
         """Begin the reduction; return before the device has done it."""
-        clique.all_reduce(self._source, "sum" if self._op == "avg" else self._op, self.result)
+        comm.all_reduce(self._source, "sum" if self._op == "avg" else self._op, self.result)
 
     def finish(self):
         """Divide if it is an average, and store the result in the target."""
@@ -436,3 +296,59 @@ def _fits(array):
         and array.flags.c_contiguous
         and array.flags.aligned
     )
+
+
+def _id(number=None):
+    """Return the id of a group with a number, or of a new one; raise without NCCL."""
+    from pygpu.collectives import GpuCommCliqueId
+
+    # GpuCommCliqueId takes writable buffers only.
+    given = {} if number is None else {"comm_id": bytearray(number)}
+    return GpuCommCliqueId(_host.device_context(), **given)
+
+
+def _member(group_id, size, rank):
+    from pygpu.collectives import GpuComm
+
+    return GpuComm(group_id, size, rank)
+
+
+class GroupSums:
+    """Sums of arrays on the devices of a group's ranks, each of which has one of one machine.
+
+    Not tested where there is no machine with several GPUs: docs/rules.rst says how to test it.
+
+    Parameters
+    ----------
+    group : Group
+    sixteen_bits : bool
+        Whether to sum in float16, scaled so that no sum overflows.
+    """
+
+    def __init__(self, group, sixteen_bits):
+        self._group, self._sixteen_bits = group, sixteen_bits
+        number = group.broadcast(bytes(_id().comm_id))
+        self._comm = _member(_id(number), group.size, group.rank)
+
+    def __call__(self, value, weight):
+        """Return the sum over ranks of each rank's array, times its weight."""
+        if weight != 1:
+            value = value.copy()
+            _host.scale_on_device(value, weight)
+        if self._sixteen_bits:
+            return self._sum_in_16_bits(value)
+        return self._sum(value)
+
+    def _sum(self, value):
+        out = _host.empty_like(value)
+        self._comm.all_reduce(value, "+", out)
+        return out
+
+    def _sum_in_16_bits(self, value):
+        # NCCL sums in the dtype that it sends: the largest sum must fit, so the scale is shared.
+        host = np.asarray(value)
+        largest = float(np.abs(host).max(initial=0.0)) * self._group.size
+        largest = max(self._group.all_gather(largest))
+        scale = np.float32(2.0 ** np.ceil(np.log2(largest / 2**15))) if largest else np.float32(1)
+        half = _host.to_device((host / scale).astype(np.float16))
+        return np.asarray(self._sum(half)).astype(host.dtype) * scale

@@ -69,6 +69,15 @@ def add_advice(error: BaseException, advice: str) -> None:
         setattr(error, _ADVICE, advice)
 
 
+def left_early(rank: int, waiting: int) -> SessionError:
+    """Return the exception for a rank that has left a call in which another still waits for it."""
+    return SessionError(
+        f"Rank {rank} has left a call in which rank {waiting} still waits to reduce with it. All "
+        "ranks must compute the same all_reduces, so they can't be in a branch that only some of "
+        "them take."
+    )
+
+
 def describe(error: BaseException, limit: int) -> bytes:
     """Return the report on an exception, pickled, in at most `limit` bytes."""
     return pickle.dumps(report_on(error, limit), pickle.HIGHEST_PROTOCOL)

@@ -40,10 +40,6 @@ class SingleGroup(Group):
         self.barrier()
         return [value]
 
-    def gather(self, value: Any, root: int = 0) -> list[Any] | None:
-        """Return the value, in a list."""
-        return self.all_gather(value)
-
     def allocate(self, size: int, dtype: Any) -> np.ndarray:
         """Return a flat array of zeros."""
         return np.zeros(size, dtype)
@@ -57,10 +53,6 @@ class SingleGroup(Group):
     def send(self, rank: int, *message: Any) -> None:
         """Keep a copy of a message until `receive`."""
         self._came.append(copy.deepcopy(message))
-
-    def under_way(self, rank: int) -> int:
-        """Return 0: a message is a copy."""
-        return 0
 
     def receive(self, seconds: float | None = None) -> tuple[int, tuple | None] | None:
         """Return (0, message), or None: nothing more can come while this rank waits."""

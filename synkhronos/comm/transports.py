@@ -3,18 +3,26 @@
 from typing import Tuple
 
 from synkhronos._machine.devices import usable_cores
-from synkhronos.comm import Communicator, Gate, nccl, shared, single
-from synkhronos.comm.mpi import communicator
+from synkhronos.comm import Gate
+from synkhronos.comm.arrays import Arrays
+from synkhronos.comm.communicator import Communicator
+from synkhronos.comm.mpi.communicator import MachinesCommunicator
 from synkhronos.comm.mpi.gate import GateOfMachines
 from synkhronos.comm.mpi.leader_gate import LeaderGate
 from synkhronos.comm.mpi.master_gate import MasterGate
+from synkhronos.comm.nccl import Nccl
+from synkhronos.comm.outputs import Outputs
 from synkhronos.comm.shared.gate import SharedGate
+from synkhronos.comm.shared.memory import SharedMemory
+from synkhronos.comm.single import SingleGate, SingleMemory
+from synkhronos.comm.storage import Storage
+from synkhronos.comm.variables import Variables
 
 
 def make_gate(n_ranks: int, master_rank: int) -> Gate:
     """Return the gate of a new session, in the master, before it forks."""
     if n_ranks == 1:
-        return single.SingleGate(master_rank)
+        return SingleGate(master_rank)
     return SharedGate(n_ranks, master_rank, spin=n_ranks <= usable_cores())
 
 
@@ -50,7 +58,19 @@ def connect(worker, on_release=None) -> Communicator:
         names the block and a function that frees the memory. By default it is freed at once.
     """
     if isinstance(worker.gate, GateOfMachines):
-        return communicator.connect(worker, on_release)
+        return MachinesCommunicator(worker, on_release)
     kinds = kinds_for(worker.devices)
-    base = single.connect(worker) if kinds[0] == "single" else shared.connect(worker, on_release)
-    return nccl.connect(worker, base) if "nccl" in kinds else base
+    memory = SingleMemory()
+    if kinds[0] == "shared":
+        # A segment can't be opened if its owner has died. The master may learn of the death a
+        # moment later, and waits for that, so that it reports the death and not the failed open.
+        memory = SharedMemory(on_release, lambda: worker.gate.check_alive(milliseconds=1000))
+    storage = Storage(worker, memory)
+    devices = Nccl(worker) if "nccl" in kinds else None
+    return Communicator(
+        memory,
+        Variables(worker, storage, devices),
+        Outputs(memory, devices),
+        Arrays(worker, storage, devices),
+        devices,
+    )

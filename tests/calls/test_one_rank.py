@@ -13,7 +13,6 @@ from support.helpers import function
 
 import synkhronos as synk
 from synkhronos._master.current import Current
-from synkhronos.comm.single import SingleGate
 
 ROWS = 6_000_000  # of float64: 48 MB, which malloc always gives back to the system
 
@@ -78,18 +77,6 @@ def test_more_than_the_machine_has_is_refused(one_rank):
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limit)
     assert one_rank([1, 2]) == 3
-
-
-def test_there_are_no_workers():
-    gate = SingleGate()
-    for call in (
-        lambda: gate.watch(1, None),
-        lambda: gate.become_worker(1),
-        gate.next_command,
-        lambda: gate.worker_finish(reply=1),
-    ):
-        with pytest.raises(NotImplementedError, match="no workers"):
-            call()
 
 
 def test_references_keep_no_memory(one_rank):

@@ -32,8 +32,9 @@ from synkhronos._machine.processes import ForkedProcess
 from synkhronos._master import session as _master
 from synkhronos._master.session import Session
 from synkhronos.comm import reports
-from synkhronos.comm.shared import SharedVariables, gate, meetings
+from synkhronos.comm.shared import gate, meetings
 from synkhronos.comm.shared.gate import SharedGate as Gate
+from synkhronos.comm.variables import Variables
 
 pytestmark = pytest.mark.faults
 
@@ -83,7 +84,7 @@ STOPS = [
     ("failing function", Gate, "abort", "before", "finish its part"),
     ("exchange", Gate, "meet", "before", "come to a reduction"),
     ("exchange", Gate, "meet", "after", ""),  # with four ranks they meet once more
-    ("all_reduce", SharedVariables, "expose", "before", "come to a reduction"),
+    ("all_reduce", Variables, "expose", "before", "come to a reduction"),
     ("all_reduce", Gate, "meet", "after", "finish its part"),
     ("distribute", _host, "load", "before", "finish its part"),
 ]
@@ -210,7 +211,7 @@ def test_ctrl_c_as_a_call_ends_whose_traceback_is_kept(no_session):
 
 TWICE = [
     ("fork", (Gate, "start"), (Session, "release")),
-    ("fork", (Session, "_start_workers"), (Session, "release")),
+    ("fork", (_master, "start_workers"), (Session, "release")),
     ("close", (_master, "join_all"), (session, "_end_current")),
     ("close", (Gate, "start"), (Session, "release")),
     ("function", (_host, "run"), (Gate, "abort")),

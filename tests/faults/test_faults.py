@@ -33,12 +33,13 @@ from synkhronos._machine.processes import ForkedProcess
 from synkhronos._machine.shared_memory import Segment, Segments
 from synkhronos._master.session import Session
 from synkhronos._rank.replica import Replica
-from synkhronos.comm import reports
-from synkhronos.comm.shared import SharedMemory, SharedVariables, arrays
-from synkhronos.comm.shared.arrays import SharedArrays
+from synkhronos.comm import arrays, reports
+from synkhronos.comm.arrays import Arrays
+from synkhronos.comm.outputs import Outputs
 from synkhronos.comm.shared.gate import SharedGate as Gate
-from synkhronos.comm.shared.outputs import SharedOutputs
-from synkhronos.comm.shared.storage import Storage
+from synkhronos.comm.shared.memory import SharedMemory
+from synkhronos.comm.storage import Storage
+from synkhronos.comm.variables import Variables
 
 pytestmark = pytest.mark.faults
 
@@ -49,8 +50,8 @@ POINTS = [
     ("function", SharedMemory, "fetch", "after"),
     ("function", _host, "run", "before"),
     ("function", _host, "run", "after"),
-    ("function", SharedOutputs, "deposit", "before"),
-    ("function", SharedOutputs, "deposit", "after"),
+    ("function", Outputs, "deposit", "before"),
+    ("function", Outputs, "deposit", "after"),
     ("function", Gate, "worker_finish", "before"),
     ("growing outputs", Segments, "create", "after"),
     ("growing outputs", Gate, "_put_reply", "before"),
@@ -58,24 +59,24 @@ POINTS = [
     ("failing function", reports, "describe", "before"),
     ("failing function", Gate, "abort", "before"),
     ("failing function", Gate, "abort", "after"),
-    ("exchange", SharedArrays, "_fill", "before"),
+    ("exchange", Arrays, "_fill", "before"),
     ("exchange", Gate, "meet", "before"),
     ("exchange", Gate, "_wake", "before"),
     ("exchange", Gate, "meet", "after"),
     ("exchange", arrays, "reduce_whole", "before"),
-    ("large exchange", SharedArrays, "_fill", "after"),
-    ("large exchange", SharedArrays, "_plan_of_shares", "before"),
+    ("large exchange", Arrays, "_fill", "after"),
+    ("large exchange", Arrays, "_plan_of_shares", "before"),
     ("large exchange", arrays, "reduce_block", "before"),
     ("large exchange", arrays, "reduce_block", "after"),
-    ("all_reduce", SharedVariables, "expose", "before"),
+    ("all_reduce", Variables, "expose", "before"),
     ("all_reduce", Gate, "meet", "before"),
     ("all_reduce", Gate, "meet", "after"),
-    ("all_reduce", SharedVariables, "_reduce", "after"),
-    ("all_reduce", SharedVariables, "all_reduce", "after"),
+    ("all_reduce", Variables, "_reduce", "after"),
+    ("all_reduce", Variables, "reduce", "after"),
     ("all_gather", Storage, "values", "before"),
     ("all_gather", Storage, "turn", "after"),
     ("broadcast", Gate, "meet", "before"),
-    ("broadcast", SharedVariables, "_give", "before"),
+    ("broadcast", Variables, "_give", "before"),
     ("gather", Storage, "post", "before"),
     ("gather", Storage, "begin", "after"),
     ("distribute", _host, "load", "before"),
@@ -273,7 +274,7 @@ MASTER_POINTS = [
     ("exchange", Gate, "meet", "after"),
     ("large exchange", arrays, "reduce_block", "after"),
     ("all_reduce", Gate, "meet", "before"),
-    ("all_reduce", SharedVariables, "_reduce", "after"),
+    ("all_reduce", Variables, "_reduce", "after"),
     ("distribute", Gate, "_post", "after"),
     ("close", Session, "quit", "before"),
     ("close", Gate, "start", "after"),

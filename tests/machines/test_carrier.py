@@ -22,7 +22,7 @@ from synkhronos.comm.channel import Channel
 ours, theirs = socket.socketpair()
 rank = Channel(ours)
 carrier = Carrier(Channel(theirs), socket.socket(socket.AF_UNIX))
-leader, reductions = carrier._leader, carrier._reductions
+leader, reductions, fetches = carrier._leader, carrier._reductions, carrier._fetches
 carrier.n_machines, carrier._others = 2, [1]  # the other one is this script
 told, under_way = [], []
 carrier.tell = lambda *message: told.append(message)
@@ -52,6 +52,9 @@ large = ("<f8", 100_000)
 
 def reduce(*id):
     reductions.from_rank_reduce(leader, id, [place], ["sum"], 1, large, False)
+
+def copy(number, call):
+    fetches.from_rank_copy(leader, number, call, 1, [place], [place])
 
 def heard():
     return [message for message in rank.receive() if message[0] != "hello"]
@@ -85,23 +88,25 @@ def test_an_aborted_call_leaves_nothing(script):
         script,
         """
 reduce(1, 1, 1)
-carrier.from_rank_spread(leader, (1, 1, 2), 1, [place])
-carrier.from_machine_spreading(1, (1, 1, 3), [800_000])
+copy(1, (1, 1))
+copy(2, (1, 1))
 reductions.from_machine_over(1, 1, 1, 0)
 carrier.from_rank_settle(leader, "settled", 1, 1)
 carrier._move()
 print(heard())
 # What the other machine sent before it heard of that:
-carrier.from_machine_spreading(1, (1, 1, 2), [800_000])
 reductions.from_machine_ready(1, (1, 1, 1), large, None)
+fetches.from_machine_unsent(1, 1, "no room")
+fetches.from_machine_sending(1, 2)
 come()
 print(reductions._rounds, reductions._ready)
-print(carrier._spreads, carrier._receiving, carrier._settling)
-print(sorted(message[0] for message in heard()))
+print(fetches._copies, carrier._receiving, carrier._settling)
+print(heard())
 """,
     )
-    assert lines[0] == "[('done', (1, 1, 1), 'given up'), ('done', 'settled', None)]"
-    assert lines[1:] == ["{} {}", "{} [] None", "[]"]
+    assert lines[0] == "[('done', (1, 1, 1), 'given up')]"
+    assert lines[1:3] == ["{} {}", "{} [] None"]
+    assert lines[3] == "[('failed', 1, 'no room'), ('done', 2, None), ('done', 'settled', None)]"
 
 
 def test_what_all_have_begun_ends_and_all_else_is_given_up(script):
@@ -141,20 +146,19 @@ def test_a_call_is_settled_when_nothing_is_under_way_in_memory_of_ranks(script):
 reduce(1, 1, 1)
 reductions.from_machine_ready(1, (1, 1, 1), large, None)
 carrier._move()
-carrier.from_rank_spread(leader, (1, 1, 2), 0, [place])
-print(heard())
+copy(7, (1, 1))
+fetches.from_machine_sending(1, 7)
 reductions.from_machine_over(1, 1, 1, 2)
 carrier.from_rank_settle(leader, "settled", 1, 1)
 carrier._move()
-print(heard(), len(reductions._rounds), len(carrier._spreads))
+print(heard(), len(reductions._rounds), len(fetches._copies))
 come()
 print(heard())
 """,
     )
-    assert lines[0] == "[('done', (1, 1, 2), None)]"  # the arrays are on their way
-    assert lines[1] == "[] 1 1"
-    assert "('done', 'settled', None)" in lines[2]
-    assert "(1, 1, 1)" in lines[2]
+    assert lines[0] == "[] 1 1"
+    assert "('done', 'settled', None)" in lines[1]
+    assert "('done', 7, None)" in lines[1] and "(1, 1, 1)" in lines[1]
 
 
 def test_what_a_session_leaves_goes_on_in_memory_that_goes_with_it(script):
@@ -165,18 +169,19 @@ reduce(1, 1, 1)
 reductions.from_machine_ready(1, (1, 1, 1), large, None)
 carrier._move()
 reduce(1, 1, 2)
-carrier.from_machine_spreading(1, (1, 1, 3), [800_000])
+copy(1, (1, 1))
+fetches.from_machine_sending(1, 1)
 carrier.from_rank_settle(leader, "settled", 1, 1)
 carrier.from_rank_leave(leader, 1)
 own.leave()
 del segment
-print(list(reductions._rounds), list(carrier._spreads), list(reductions._ready), carrier._settling)
+print(list(reductions._rounds), list(fetches._copies), list(reductions._ready), carrier._settling)
 print(len(carrier._segments._attached), carrier.has_left(1), carrier.has_left(2))
 come()  # reads and writes the memory
-print(list(reductions._rounds), carrier._receiving)
+print(list(reductions._rounds), list(fetches._copies), carrier._receiving)
 """,
     )
-    assert lines == ["[(1, 1, 1)] [] [(1, 1, 1)] None", "0 True False", "[] []"]
+    assert lines == ["[(1, 1, 1)] [1] [(1, 1, 1)] None", "0 True False", "[] [] []"]
 
 
 def test_maps_of_freed_segments_are_dropped(script):
@@ -203,17 +208,17 @@ def no_room(place):
 
 carrier.open = no_room
 rank.post(("reduce", (1, 1, 1), [place], ["sum"], 1, large, False))
-rank.post(("spread", (1, 1, 2), 0, [place]))
+rank.post(("copy", 5, (1, 1), 1, [place], [place]))
 carrier._serve_ranks(carrier._waiting.for_ranks(False))
 [(name, id, problem), (_, other, _)] = heard()
 said = f"{socket.gethostname()} could not do its part, MemoryError: no room"
 print(name, id, other, problem == said)
-print(told, reductions._rounds, carrier._spreads, reductions._begun)
+print(told, reductions._rounds, fetches._copies, reductions._begun)
 carrier.fail("It is over")
 print(told, heard())
 """,
     )
-    assert lines[:2] == ["failed (1, 1, 1) (1, 1, 2) True", "[] {} {} (0, 0, 0)"]
+    assert lines[:2] == ["failed (1, 1, 1) 5 True", "[] {} {} (0, 0, 0)"]
     assert lines[2] == "[(1, 'end', 'It is over')] [('end', 'It is over', 0)]"
 
 

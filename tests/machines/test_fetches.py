@@ -158,3 +158,41 @@ def test_an_array_for_which_there_is_no_room_is_received_and_its_rank_told(carri
     [(channel, name, theirs, problem)] = carrier.posted
     assert (channel, name, theirs) == ("a", "failed", 1)
     assert "could not do its part, SharedMemoryFull: No room" in problem
+
+
+def test_arrays_are_copied_into_the_memory_of_ranks(carrier, fetches):
+    source, target = carrier.segments.create(1 << 22), carrier.segments.create(1 << 22)
+    shapes = [(3,), (0, 5), (200, 1000)]  # the last one in two parts
+    offsets = [0, 64, 64]
+    places, targets = (
+        [(each.ref, "<f8", *where) for where in zip(shapes, offsets)] for each in (source, target)
+    )
+    source.array("f8", (3,))[...] = 7
+    source.array("f8", (200_000,), 64)[...] = np.arange(200_000)
+    fetches.from_rank_copy("leader", 5, (1, 1), 1, places, targets)
+    assert carrier.told == [(1, "send", 5, 1, places)]
+    fetches.from_machine_send(0, 5, 1, places)
+    (_, name, number), *sent = carrier.told[1:]
+    assert (name, number) == ("sending", 5)
+    fetches.from_machine_sending(1, 5)
+    assert fetches.are_copying((1, 1)) and not fetches.are_copying((1, 2))
+    assert len(sent) == len(carrier.receiving) == 3
+    for (_, _, data), (part, then) in zip(sent, carrier.receiving):
+        assert not carrier.posted
+        part[...] = data
+        then()
+    assert carrier.posted == [("leader", "done", 5, None)] and not fetches.are_copying((1, 1))
+    assert target.array("f8", (3,)).tolist() == [7] * 3
+    np.testing.assert_array_equal(target.array("f8", (200_000,), 64), np.arange(200_000))
+
+
+def test_copies_of_a_session_that_has_ended_are_refused(carrier, fetches):
+    segment = carrier.segments.create(80)
+    place = segment.ref, "<f8", (10,), 0
+    fetches.from_machine_send(1, 3, 0, [place])
+    [(machine, name, number, problem)] = carrier.told
+    assert (machine, name, number) == (1, "unsent", 3)
+    fetches.from_rank_copy("leader", 3, (2, 1), 1, [place], [place])
+    fetches.from_machine_unsent(1, 3, problem)
+    assert carrier.posted == [("leader", "failed", 3, problem)]
+    assert "the session is over" in problem and not fetches.are_copying((2, 1))

@@ -230,7 +230,7 @@ UNPICKLED = {
     ("comm.mpi.carrier", "_serve_machines"): "messages of another machine",
     ("_rank.commands", "run"): "random states",
     ("_host.base.pickles", "load_with"): "functions",
-    ("comm.shared.storage", "_read"): "places",
+    ("comm.storage", "_read"): "places",
     ("values", "get_value"): "random states",
     ("checkpoints", "_values"): "random states",
     ("_master.changes", "_differs"): "sparse values",

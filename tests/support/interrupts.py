@@ -14,7 +14,8 @@ from synkhronos._calls import request
 from synkhronos._machine import interrupts, processes, shared_memory
 from synkhronos._master import current, registry
 from synkhronos._master import session as _master
-from synkhronos.comm.shared import gate, meetings, storage, variables
+from synkhronos.comm import storage, variables
+from synkhronos.comm.shared import gate, meetings
 
 
 class Timeout(Exception):

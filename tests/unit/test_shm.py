@@ -13,7 +13,7 @@ from support.leaks import descriptors, names_in_shared_memory, nothing_left
 from synkhronos._machine import shared_memory
 from synkhronos._machine.shared_memory import ArrayRef
 from synkhronos._master.staging import GrowingArray
-from synkhronos.comm.shared import SharedMemory as Segments
+from synkhronos.comm.shared.memory import SharedMemory as Segments
 from synkhronos.errors import SharedMemoryFull
 
 
@@ -103,7 +103,7 @@ def test_another_process_reaches_it_by_the_ref_alone(segments):
     ref = segment.reference("float64", (10, 10))
     code = (
         "from synkhronos._machine.shared_memory import *\n"
-        "from synkhronos.comm.shared import SharedMemory\n"
+        "from synkhronos.comm.shared.memory import SharedMemory\n"
         f"ref = ArrayRef(SegmentRef(*{tuple(ref.segment)}), {ref.dtype!r}, {ref.shape!r})\n"
         "a = SharedMemory().fetch(ref); print(a.sum()); a[0, 0] = -1"
     )

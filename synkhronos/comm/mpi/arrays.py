@@ -1,8 +1,8 @@
 """Reductions over the ranks of several machines: in shared memory, then between the machines.
 
-    fill boxes ──▶ meet ──▶ reduce a share into rank 0's boxes ──▶ meet ──▶ carriers: all-reduce
-                            of this machine                                 these boxes, in place
-                   ──▶ meet ──▶ every rank copies from rank 0's boxes
+    fill buffers ──▶ meet ──▶ reduce a share into rank 0's  ──▶ meet ──▶ carriers: all-reduce these
+                              buffers, of this machine                   buffers, in place
+                     ──▶ meet ──▶ every rank copies from rank 0's buffers
 
 So a byte crosses the network once for each machine, and not once for each rank. "Rank 0" is the
 first rank of a machine here.
@@ -10,38 +10,39 @@ first rank of a machine here.
 
 import numpy as np
 
-from synkhronos._arithmetic.operations import wide
 from synkhronos.comm import Aborted
+from synkhronos.comm.arrays import Arrays, into, refuse_shapes, weigh
 from synkhronos.comm.mpi.buckets import reduce_into_first
-from synkhronos.comm.shared.arrays import SharedArrays, reduce_whole
 
 EQUAL, UNEQUAL = 1, 2  # verdicts of leaders
 _BUCKET_BITS = 16  # of the number of a bucket, beside the number of the run
 
 
-class MachinesArrays(SharedArrays):
+class MachinesArrays(Arrays):
     """One rank's part in reductions over several machines."""
 
     def __init__(self, worker, storage, gate, open_segment):
         super().__init__(worker, storage)  # `worker` is that of this machine
         self._all, self._open = gate, open_segment
+        self._is_alone = False
         self._call, self._runs = 0, {}  # a call, and how often it has begun each bucket
         self._begun = {}  # bucket -> its id, and the key of its region, until it has ended
         self._ended = {}  # bucket -> the key of its region, and the places of the results
-        self._seen = {}  # key -> places, and views of the first rank's boxes there
+        self._seen = {}  # key -> places, and views of the first rank's buffers there
 
     def close(self):
         """Drop the views of other ranks' memory, which keep it mapped."""
         super().close()
         self._seen.clear()
 
-    def exchange(self, arrays, ops, weights, targets):
+    def exchange(self, arrays, ops, weights, targets, between_devices=True):
         """Reduce arrays that every rank has computed, into arrays of its own."""
-        results = self.reduce(arrays, ops, weights, *_weigh(weights, self._all.rank))
+        _, factor, divisor = weigh(weights, self._all.rank)
+        results = self.reduce(arrays, ops, weights, factor, divisor)
         if isinstance(results, Unequal):
             self._refuse(results.of_ranks)
         return [
-            result.copy() if target is None else _into(target, result)
+            result.copy() if target is None else into(target, result)
             for result, target in zip(results, targets)
         ]
 
@@ -49,9 +50,7 @@ class MachinesArrays(SharedArrays):
         """Raise for arrays of these shapes on the ranks, which only leaders know."""
         if shapes is None:
             raise Aborted  # the leader of this machine says why
-        raise ValueError(
-            f"all_reduce got arrays of different shapes on the ranks: in rank order, {shapes}."
-        )
+        refuse_shapes(shapes)
 
     def reduce(self, arrays, ops, weights, factor, divisor):
         """Return views of the reduced arrays, valid until the next exchange; or Unequal."""
@@ -62,14 +61,13 @@ class MachinesArrays(SharedArrays):
         self._exchanges = gate.sequence, self._exchanges[1] + 1
         if self._exchanges[1] == 1:
             self._storage.begin()
-        layout = tuple((wide(a.dtype).str, a.shape) for a in arrays)
-        arrays, boxes = self._boxes_for(key, layout, arrays)
-        self._fill(arrays, ops, boxes, factor, False)
+        arrays, buffers = self._buffers_for(key, arrays)
+        self._fill(arrays, ops, buffers, factor, False)
         self._storage.post()
         gate.meet()
         self._storage.hear()
         everyone = self._storage.arrays(key)
-        shapes = [[box.shape for box in each] for each in everyone]
+        shapes = [[buffer.shape for buffer in each] for each in everyone]
         is_equal = all(each == shapes[0] for each in shapes)
         first = self._all.first
         counting = [r for r in range(worker.n_ranks) if weights[first + r]]
@@ -80,7 +78,7 @@ class MachinesArrays(SharedArrays):
         answer = None
         if self._all.is_leader:
             # Ranks on devices of other kinds may compute in another precision.
-            kinds = [box.dtype.str for box in everyone[0]]
+            kinds = [buffer.dtype.str for buffer in everyone[0]]
             answer = self._reduce_between(key, ops, divisor, is_equal, (kinds, shapes))
         if self._all.verdict(EQUAL if answer is None else UNEQUAL) == UNEQUAL:
             return Unequal(answer)
@@ -98,7 +96,7 @@ class MachinesArrays(SharedArrays):
         return None if layouts is None else self._of_ranks(layouts)
 
     def begin(self, bucket, arrays, ops, weights):
-        """Begin to reduce a bucket: copy the arrays into boxes, and tell the carrier."""
+        """Begin to reduce a bucket: copy the arrays into buffers, and tell the carrier."""
         gate, worker = self._all, self._worker
         if gate.is_leader:
             if not self._begun:
@@ -111,10 +109,10 @@ class MachinesArrays(SharedArrays):
             self._storage.begin()
         run = self._runs.get(bucket, 0)
         key = self._next_key(bucket)
-        factor, divisor = _weigh(weights, gate.rank)
-        layout = tuple((wide(a.dtype).str, a.shape) for a in arrays)
-        arrays, boxes = self._boxes_for(key, layout, arrays)
-        self._fill(arrays, ops, boxes, factor, False)
+        _, factor, divisor = weigh(weights, gate.rank)
+        arrays, buffers = self._buffers_for(key, arrays)
+        self._fill(arrays, ops, buffers, factor, False)
+        layout = self._storage.region_of(key).layout
         # All ranks begin the same buckets in the same order; the carriers count with this number.
         number = run << _BUCKET_BITS | bucket + 1
         id = gate.session, gate.sequence, number
@@ -133,10 +131,10 @@ class MachinesArrays(SharedArrays):
         """
         self.end_all()
         results = self._results(*self._ended[bucket])
-        return [_into(target, result) for result, target in zip(results, targets)]
+        return [into(target, result) for result, target in zip(results, targets)]
 
     def end_all(self):
-        """Wait for all buckets that have been begun: the carrier uses their boxes until then."""
+        """Wait for all buckets that have been begun: the carrier uses their buffers until then."""
         for bucket, (id, key) in sorted(self._begun.items()):
             layouts, places = self._all.wait_for_bucket(id)
             if layouts is not None:
@@ -183,18 +181,6 @@ class Unequal:
 
     def __init__(self, of_ranks):
         self.of_ranks = of_ranks
-
-
-def _weigh(weights, rank):
-    """Return what an average multiplies this rank's arrays with, and divides the sum by."""
-    weighing = [weight for weight in weights if weight]
-    equal = len({*weighing}) == 1
-    return (1, len(weighing)) if equal else (weights[rank] or 1, sum(weights))
-
-
-def _into(target, result):
-    """Return a result, copied into its target if there is one."""
-    return result if target is None else reduce_whole("sum", [result], target, 1)
 
 
 def _about_dtypes(hosts, dtypes):

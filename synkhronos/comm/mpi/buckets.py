@@ -1,9 +1,9 @@
 """Buckets: reductions that a function begins long before it needs the results.
 
-    rank      fills boxes ── ("bucket", id, boxes) ──▶ carrier                and computes on
-    carrier   when all ranks of its machine have come: reduces into the boxes of the first rank,
+    rank      fills buffers ── ("bucket", id, buffers) ──▶ carrier            and computes on
+    carrier   when all ranks of its machine have come: reduces into the buffers of the first rank,
               then between the machines ── ("done", id, places) ──▶ all ranks of its machine
-    rank      uses the boxes of the first rank where they are, or copies them
+    rank      uses the buffers of the first rank where they are, or copies them
 
 No rank waits for another one, or for the carrier, before it needs a result.
 """
@@ -47,23 +47,23 @@ class Bucket:
 
     @property
     def places(self):
-        """The places of the results: the boxes of the first rank."""
+        """The places of the results: the buffers of the first rank."""
         return self._places[0]
 
     def reduce(self, open_place, ops, counting):
-        """Reduce the boxes of some ranks into those of the first; return these."""
-        boxes = [[open_place(place) for place in places] for places in self._places]
-        reduce_into_first(boxes, ops, counting, 1, 0)
-        return boxes[0]
+        """Reduce the buffers of some ranks into those of the first; return these."""
+        buffers = [[open_place(place) for place in places] for places in self._places]
+        reduce_into_first(buffers, ops, counting, 1, 0)
+        return buffers[0]
 
 
 def reduce_into_first(everyone, ops, counting, n_parts, part):
-    """Reduce a part of the boxes of some ranks into those of the first rank.
+    """Reduce a part of the buffers of some ranks into those of the first rank.
 
     Parameters
     ----------
     everyone : list of list of numpy.ndarray
-        The boxes of each rank of this machine.
+        The buffers of each rank of this machine.
     ops : tuple of str
     counting : list of int
         The ranks, counted on this machine, that have rows.
@@ -72,8 +72,8 @@ def reduce_into_first(everyone, ops, counting, n_parts, part):
     """
     if not counting:
         if part == 0:
-            for op, box in zip(ops, everyone[0]):
-                box.fill(OPERATIONS[op].identity(box.dtype))
+            for op, buffer in zip(ops, everyone[0]):
+                buffer.fill(OPERATIONS[op].identity(buffer.dtype))
         return
     if list(counting) == [0]:
         return

@@ -58,10 +58,10 @@ from synkhronos.comm.heartbeats import LOST_SECONDS, SILENT, Heartbeats  # noqa:
 from synkhronos.comm.mpi import secret  # noqa: E402
 from synkhronos.comm.mpi.fetches import Fetches, problem_here  # noqa: E402
 from synkhronos.comm.mpi.reductions import Reductions  # noqa: E402
-from synkhronos.comm.mpi.transfers import Spread, bytes_of, parts  # noqa: E402
+from synkhronos.comm.mpi.transfers import bytes_of  # noqa: E402
 from synkhronos.comm.mpi.waiting import Waiting  # noqa: E402
 
-_REQUESTS = {"fetch", "reduce", "bucket", "spread"}  # of ranks: the answer may be "failed"
+_REQUESTS = {"fetch", "copy", "reduce", "bucket"}  # of ranks: the answer may be "failed"
 _MESSAGE, _BULK = 1, 2  # tags; all-reduces have others
 _WINDOW = 16  # parts of arrays to one machine that are under way, each of them copied to be checked
 
@@ -90,7 +90,6 @@ class Carrier:
         self._n_bulk = collections.Counter()  # by machine: parts that are under way
         self._receiving = []  # (request, buffer, what to do then); also some that is sent
         self._reductions = Reductions(self)
-        self._spreads = {}  # id -> Spread
         self._settling = None  # (channel, id, session, sequence)
         self._settled = 0, 0  # the last call in which the ranks here will begin nothing more
         self._left = 0  # the last session that has ended here
@@ -240,19 +239,13 @@ class Carrier:
         return happened
 
     def _settle(self):
-        """Answer the leader when no reduction of a call that was given up is open any more."""
+        """Answer the leader when nothing of a call that was given up is under way any more."""
         channel, id, *call = self._settling
-        self._drop_spreads()
         call = tuple(call)
-        if not self._reductions.have(call) and not any(key[:2] == call for key in self._spreads):
+        if not self._reductions.have(call) and not self._fetches.are_copying(call):
             self._reductions.drop_announcements(self.is_over)
             self._settling = None
             self.post(channel, "done", id, None)
-
-    def _drop_spreads(self):
-        for key, spread in list(self._spreads.items()):
-            if self.is_over(key) and not spread.is_open:
-                del self._spreads[key]
 
     def is_over(self, id):
         """Return whether the ranks here begin nothing more in the call of a reduction."""
@@ -348,48 +341,13 @@ class Carrier:
         """
         self._left = max(self._left, session)
         self._workers = {}
-        self._drop_spreads()
         self._reductions.leave(self.is_over)
         if self._settling is not None and self._settling[2] <= session:
             self._settling = None
         self._segments.forget_all()
 
-    def from_rank_spread(self, channel, id, root, places):
-        """Copy arrays from the machine `root` to all others; answer when they are there."""
-        arrays = [self.open(place) for place in places]
-        if self.machine == root:
-            spread = self._spreads[id] = Spread()
-            spread.send(arrays)
-            spread.then = lambda: self._end_spread(id, spread)
-            for machine in self._others:
-                self.tell(machine, "spreading", id, [array.nbytes for array in arrays])
-                for part in (part for array in arrays for part in parts(array)):
-                    spread.left += 1
-                    self.send_bulk(machine, part, spread.one_less)
-            self._end_spread(id, spread)  # if there was nothing to send
-            return self.post(channel, "done", id, None)
-        spread = self._spreads.setdefault(id, Spread())
-        spread.give(arrays, lambda: self.post(channel, "done", id, None))
-        return self._end_spread(id, spread)
-
-    def from_machine_spreading(self, machine, id, sizes):
-        """Receive arrays, into their places if the ranks here have named these already."""
-        # Of a call that is over it is received, too: the next array must not be taken for it.
-        spread = Spread() if self.is_over(id) else self._spreads.setdefault(id, Spread())
-        for array in spread.announce(sizes):
-            for part in parts(array):
-                spread.left += 1
-                self.receive_bulk(machine, part, spread.one_less)
-        spread.then = lambda: self._end_spread(id, spread)
-        self._end_spread(id, spread)
-
-    def _end_spread(self, id, spread):
-        if spread.is_complete:
-            self._spreads.pop(id, None)
-            spread.answer()
-
     def from_rank_settle(self, channel, id, session, sequence):
-        """Give up a call; answer when none of its reductions is open."""
+        """Give up a call; answer when nothing of it is under way in memory of the ranks."""
         self._reductions.from_rank_give_up(channel, session, sequence)
         self._settled = max(self._settled, (session, sequence))
         self._settling = channel, id, session, sequence

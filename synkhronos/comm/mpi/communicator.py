@@ -1,13 +1,11 @@
 """One rank's end of the transport of several machines, on top of its machine's shared memory."""
 
-from synkhronos.comm import Communicator
+from synkhronos.comm.communicator import Communicator
 from synkhronos.comm.mpi.arrays import MachinesArrays
 from synkhronos.comm.mpi.memory import MachinesMemory
 from synkhronos.comm.mpi.outputs import MachinesOutputs
 from synkhronos.comm.mpi.variables import MachinesVariables
-from synkhronos.comm.shared import SharedMemory
-from synkhronos.comm.shared.outputs import SharedOutputs
-from synkhronos.comm.shared.storage import Storage
+from synkhronos.comm.storage import Storage
 
 
 class _OfThisMachine:
@@ -32,43 +30,22 @@ class MachinesCommunicator(Communicator):
 
     def __init__(self, worker, on_release):
         here, gate = _OfThisMachine(worker), worker.gate
-        base = SharedMemory(on_release, lambda: gate.check_alive(milliseconds=1000))
-        storage = Storage(here, base)
-        memory = MachinesMemory(base, gate)
-        arrays = MachinesArrays(here, storage, gate, base.open)
-        outputs = MachinesOutputs(SharedOutputs(base), SharedOutputs(base), memory, gate)
+        memory = MachinesMemory(gate, on_release)
+        storage = Storage(here, memory)
+        arrays = MachinesArrays(here, storage, gate, memory.open)
+        outputs = MachinesOutputs(memory, gate)
         variables = MachinesVariables(here, storage, arrays, memory, gate)
         super().__init__(memory, variables, outputs, arrays)
         if gate.layout.machine == 0:
             gate.on_parts = self._take_parts
         gate.on_over = memory.leave
 
-    def parts_of_machine(self, exposed, combine):
-        """Return what a leader sends with the end of a command: outputs, and places of values.
-
-        `exposed` has the keys of variables that the command has exposed and the rank; or is None.
-        `combine` combines outputs (see `MachinesOutputs.of_machine`); or is None.
-        """
-        places = {} if exposed is None else self.variables.exposed_places(*exposed)
-        return self.outputs.of_machine(combine), places
-
     def _take_parts(self, parts):
-        outputs, places = parts
+        outputs, exposed = parts
         self.outputs.take(outputs)
-        self.variables.take_exposed(places)
-
-    def forget(self, functions, variables):
-        """Drop the memory and the views of functions and shared variables that are no more."""
-        super().forget(functions, variables)
-        if variables:
-            self.arrays.close()
+        self.variables.take_exposed(exposed)
 
     def close(self):
         """Drop all memory and views."""
         super().close()
         self.memory.close()
-
-
-def connect(worker, on_release) -> Communicator:
-    """Return this rank's communicator."""
-    return MachinesCommunicator(worker, on_release)

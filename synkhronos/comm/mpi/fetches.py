@@ -1,4 +1,4 @@
-"""Arrays that ranks fetch from other machines: how a carrier asks for them, and sends its own.
+"""Arrays of other machines: how a carrier asks for them, and sends those of its own.
 
     rank ── fetch ──▶ carrier ── want ────────────────▶ carrier of the machine that has the array
                               ◀── here                  a small array: in the message
@@ -6,9 +6,14 @@
          ◀── done ──          the place in the arena
              failed           why it did not come
 
-What comes lies in the carrier's arena until the next call of the session. Each message names its
-call, because ranks have sockets of their own, and the carrier may read a rank's first message of a
-call before the last one of another rank in the call before.
+    leader ── copy ──▶ carrier ── send ──────────────▶ carrier of the machine that has the arrays
+                               ◀── sending             and the parts of all of them
+           ◀── done ──         they are in the memory of ranks that the leader has named
+               failed
+
+What comes for a fetch lies in the carrier's arena until the next call of the session. Each message
+names its call, because ranks have sockets of their own, and the carrier may read a rank's first
+message of a call before the last one of another rank in the call before.
 """
 
 import socket
@@ -48,6 +53,7 @@ class Fetches:
         self._call = 0, 0
         self._under_way = {}  # number -> Fetch
         self._whole = {}  # (machine, place) -> Fetch of this call, for whole arrays
+        self._copies = {}  # number -> (channel of the leader, call, arrays to fill)
         self._numbers = 0
 
     def from_rank_fetch(self, channel, number, call, machine, place, rows, axis):
@@ -91,8 +97,7 @@ class Fetches:
             carrier.tell(machine, "here", number, array.dtype.str, array.shape, array.tobytes())
             return
         carrier.tell(machine, "coming", number, array.dtype.str, array.shape)
-        for part in parts(array):
-            carrier.send_bulk(machine, part)
+        self._send(machine, [array])
 
     def from_machine_failed(self, machine, number, problem):
         """Tell the ranks that their array can't be had."""
@@ -121,25 +126,76 @@ class Fetches:
             answer = "done", (block.ref, dtype, shape, offset)
             block.n_coming += 1
             room = block.bytes_at(offset, nbytes)
-        pending = list(parts(room))
-        left = len(pending)
 
-        def one_less():
-            nonlocal left
-            left -= 1
-            if not left:
-                if block is not None:
-                    block.n_coming -= 1
-                self._answer(number, *answer)
+        def then():
+            if block is not None:
+                block.n_coming -= 1
+            self._answer(number, *answer)
 
-        for part in pending:
-            self._carrier.receive_bulk(machine, part, one_less)
+        self._receive(machine, [room], then)
 
     def _answer(self, number, name, content):
         fetch = self._under_way.pop(number)
         fetch.answer = name, content
         for channel, theirs in fetch.waiting:
             self._carrier.post(channel, name, theirs, content)
+
+    def are_copying(self, call):
+        """Return whether copies of a call, of a session and number, have not ended."""
+        return any(each == call for _, each, _ in self._copies.values())
+
+    def from_rank_copy(self, channel, number, call, machine, places, targets):
+        """Copy arrays of another machine into arrays of ranks here; answer when they are there."""
+        self._copies[number] = channel, call, [self._carrier.open(place) for place in targets]
+        self._carrier.tell(machine, "send", number, call[0], places)
+
+    def from_machine_send(self, machine, number, session, places):
+        """Send arrays of ranks here, which are not written to until the end of the call."""
+        carrier = self._carrier
+        try:
+            if carrier.has_left(session):
+                raise RuntimeError("the session is over")
+            arrays = [carrier.open(place) for place in places]
+        except Exception as error:
+            carrier.tell(machine, "unsent", number, problem_here(error))
+            return
+        carrier.tell(machine, "sending", number)
+        self._send(machine, arrays)
+
+    def from_machine_unsent(self, machine, number, problem):
+        """Tell the leader that its arrays can't be had."""
+        channel, _, _ = self._copies.pop(number)
+        self._carrier.post(channel, "failed", number, problem)
+
+    def from_machine_sending(self, machine, number):
+        """Receive arrays into the memory of ranks: also if these want them no more."""
+        channel, _, arrays = self._copies[number]
+
+        def then():
+            del self._copies[number]
+            self._carrier.post(channel, "done", number, None)
+
+        self._receive(machine, arrays, then)
+
+    def _send(self, machine, arrays):
+        for part in (part for array in arrays for part in parts(array)):
+            self._carrier.send_bulk(machine, part)
+
+    def _receive(self, machine, arrays, then):
+        """Receive arrays in parts, and call `then` when all have come."""
+        pending = [part for array in arrays for part in parts(array)]
+        left = len(pending)
+
+        def one_less():
+            nonlocal left
+            left -= 1
+            if not left:
+                then()
+
+        for part in pending:
+            self._carrier.receive_bulk(machine, part, one_less)
+        if not pending:
+            then()
 
 
 class Arena:

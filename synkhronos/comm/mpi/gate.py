@@ -23,7 +23,6 @@ from synkhronos.comm import Aborted, Gate, reports
 from synkhronos.comm.mpi.link import Line
 from synkhronos.comm.mpi.transfers import GIVEN_UP
 from synkhronos.comm.shared.gate import PATIENCE_SECONDS
-from synkhronos.errors import SessionError
 
 _HEARTBEAT_SECONDS = 1.0
 _LOOK_SECONDS = 0.05  # between two looks at what sends no message: an abort here, a held Ctrl-C
@@ -169,8 +168,13 @@ class GateOfMachines(Gate):
         found = {**self._exchanged.pop(id, {}), self.layout.machine: value}  # {}: one machine
         return [found[machine] for machine in range(len(self.layout.counts))]
 
-    def told_by(self, machine, id):
-        """Wait for what the leader of a machine gives to an exchange; return it."""
+    def tell_all(self, value):
+        """Give a value to the leaders of all other machines, which call `told_by`."""
+        self.link.tell(None, ("exchanged", self.next_id(), value))
+
+    def told_by(self, machine):
+        """Wait for what the leader of a machine gives to all others; return it."""
+        id = self.next_id()
         self.wait(lambda: machine in self._exchanged.get(id, ()))
         return self._exchanged.pop(id)[machine]
 
@@ -260,12 +264,12 @@ class GateOfMachines(Gate):
             self.exchange(None)
         self.local.meet()
 
-    def agree(self, ballot):
-        """Meet, and return whether the ballots of all ranks are the same."""
-        equal = self.local.agree(ballot)
+    def agree(self, vote):
+        """Meet, and return whether the votes of all ranks are the same."""
+        equal = self.local.agree(vote)
         if self.is_leader:
-            values = self.exchange((equal, ballot))
-            equal = all(value == (True, ballot) for value in values)
+            values = self.exchange((equal, vote))
+            equal = all(value == (True, vote) for value in values)
         return bool(self.verdict(int(equal)))
 
     def verdict(self, value=None):
@@ -274,7 +278,7 @@ class GateOfMachines(Gate):
         if self.is_leader:
             self.local.vote(value)
         self.local.meet()
-        return self.local.ballot(leader)
+        return self.local.vote_of(leader)
 
     def wait(self, has_come, in_call=True, may_leave=True, look_seconds=_HEARTBEAT_SECONDS):
         """Take messages until `has_come` returns true; ask it every `look_seconds` at least.
@@ -313,11 +317,7 @@ class GateOfMachines(Gate):
         """Raise if a machine has left the call without the reduction that this one waits for."""
         for machine, begun in self._left.items():
             if begun < self.begun:
-                raise SessionError(
-                    f"Rank {self.layout.first(machine)} has left a call in which rank {self.rank} "
-                    "still waits to reduce with it. All ranks must compute the same all_reduces, "
-                    "so they can't be in a branch that only some of them take."
-                )
+                raise reports.left_early(self.layout.first(machine), self.rank)
 
     @property
     def begun(self):
@@ -337,13 +337,13 @@ class GateOfMachines(Gate):
         self.link.pump()
         while True:
             with interrupts_held():
-                message = self.link.told()
+                message = self.link.next_message()
                 if message is None:
                     return
                 machine, (name, *rest) = message
                 if not getattr(self, f"_on_{name}", self._on_other)(machine, *rest):
                     continue
-            self.link.untell(machine, (name, *rest))
+            self.link.put_back(machine, (name, *rest))
             return
 
     def _on_abort(self, machine, session, sequence):

@@ -25,12 +25,6 @@ class LeaderGate(GateOfMachines):
         self.parts = lambda: None  # returns what the master gets of the ranks of this machine
         self.answers = []
         self.has_ended = False
-        self._finished = 0
-
-    @property
-    def is_open(self):
-        """Whether the workers of this machine may still be in a call."""
-        return self.local.is_open
 
     def start(self, command):
         """Start a command on this machine."""
@@ -85,10 +79,10 @@ class LeaderGate(GateOfMachines):
             errors[self.rank] = reports.report_on(error)
         if errors:
             self.link.tell(None, ("abort", self.session, self.sequence))
+        parts = None
         if errors or self.local.is_aborted or self._aborted == self.sequence:
             self.settle()
-        parts = None
-        if not errors:
+        else:
             try:
                 parts = self.parts()
             except Exception as problem:  # there may be no shared memory for them

@@ -84,11 +84,11 @@ class Link:
         """Send a message to the leader of one machine, or of all others if `machine` is None."""
         self._send("tell", machine, message)
 
-    def told(self):
+    def next_message(self):
         """Return the next message of another leader, with its machine, or None."""
         return self._told.popleft() if self._told else None
 
-    def untell(self, machine, message):
+    def put_back(self, machine, message):
         """Put a message back, as the next one."""
         self._told.appendleft((machine, message))
 
@@ -138,16 +138,12 @@ class Link:
         """Tell the carrier that this rank has begun a bucket; `answer` tells of its end."""
         self._send("bucket", *message)
 
-    def spread(self, id, root, places):
-        """Begin to copy arrays from one machine to all others; `answer` tells of its end."""
-        self._send("spread", id, root, places)
-
     def give_up(self, session, sequence):
         """Give up what not all machines have begun of a call; waiting ranks get an answer."""
         self._send("give_up", session, sequence)
 
     def settle(self, id, session, sequence):
-        """Give up a call; `answer` tells when no reduction of it is open any more."""
+        """Give up a call; `answer` tells when nothing of it is under way any more."""
         self._send("settle", id, session, sequence)
 
     def answer(self, id):
@@ -167,11 +163,18 @@ class Link:
 
     def fetch(self, call, machine, place):
         """Begin to fetch an array of another machine; return the number of its answer."""
+        return self._ask("fetch", call, machine, place, None, 0)
+
+    def copy(self, call, machine, places, targets):
+        """Begin to copy arrays of another machine to places here; return the answer's number."""
+        return self._ask("copy", call, machine, places, targets)
+
+    def _ask(self, name, *content):
         with interrupts_held():
             self._numbers += 1
-            number = "fetch", self._numbers
+            number = name, self._numbers
             self._fetching.add(number)
-            self._send("fetch", number, call, machine, place, None, 0)
+            self._send(name, number, *content)
         return number
 
     def _send(self, *message):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos._arithmetic.blocks import reductions
+from synkhronos._arithmetic.blocks import plan as plan_of
 from synkhronos._machine.log import log
 from synkhronos._machine.shared_memory import Segment, Segments
 from synkhronos.comm.mpi.library import MPI
@@ -61,7 +61,11 @@ class MachineSums:
         else:
             arrays = [each.array(dtype, (size,)) for each in attached]
             arrays[local.rank] = array
-            self._plans[id(array)] = array, arrays[0], reductions("sum", arrays, local.rank)
+            self._plans[id(array)] = (
+                array,
+                arrays[0],
+                plan_of("sum", [arrays], len(arrays), local.rank),
+            )
         return array
 
     def __call__(self, array: np.ndarray) -> None:

@@ -16,7 +16,6 @@ class MasterGate(GateOfMachines):
         super().__init__(*args)
         self.link.first_rank_of = self.layout.first
         self._slots = {}
-        self._finished = 0
         self._holding = None  # while what signals raise is delayed: the context of that
         self._is_dismissed = False
         self._death = None  # of a machine or of another machine's worker: for WorkerDied
@@ -27,7 +26,7 @@ class MasterGate(GateOfMachines):
     @property
     def is_open(self):
         """Whether the workers may still be in a call."""
-        return self.local.is_open or self._finished != self.sequence
+        return self.local.is_open or super().is_open
 
     def start(self, command):
         """Pass the start barriers of all machines."""

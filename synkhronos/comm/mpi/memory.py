@@ -5,36 +5,28 @@ Its ranks map these. Ranks of other machines ask their carrier for the rows that
 these cross the network, and what several ranks of a machine need whole crosses it once.
 """
 
-from synkhronos.comm import Memory
+from synkhronos.comm.shared.memory import SharedMemory
 
 
-class MachinesMemory(Memory):
+class MachinesMemory(SharedMemory):
     """Memory of the ranks of several machines."""
 
-    def __init__(self, base, gate):
-        self._base, self._gate = base, gate
+    def __init__(self, gate, on_release):
+        super().__init__(on_release, lambda: gate.check_alive(milliseconds=1000))
+        self._gate = gate
         self._arena = {}  # the carrier's segments with what this rank has fetched
-        if gate.layout.machine == 0:
-            self.fetch = base.fetch
-
-    @property
-    def is_near(self):
-        """Whether `fetch` returns views of the arrays themselves."""
-        return self._gate.layout.machine == 0
-
-    def create(self, nbytes):
-        """Make a zero-filled block on this machine."""
-        return self._base.create(nbytes)
+        self.is_near = gate.layout.machine == 0
+        if self.is_near:
+            self.fetch = super().fetch
 
     def fetch(self, reference, rows=None, buffer=None, axis=0):
         """Return the array, or some of its rows: a copy, valid until the end of the command."""
-        place = reference.segment, reference.dtype, reference.shape, reference.offset
-        return self._view(*self._gate.line.fetch(self._gate.call_number, 0, place, rows, axis))
+        place, call = tuple(reference), self._gate.call_number
+        return self._view(*self._gate.line.fetch(call, 0, place, rows, axis))
 
     def fetch_from(self, rank, reference):
         """Return, on the master, a copy of an array that a rank has made."""
-        place = reference.segment, reference.dtype, reference.shape, reference.offset
-        [array] = self.fetch_all(rank, [place], in_call=False)
+        [array] = self.fetch_all(rank, [tuple(reference)], in_call=False)
         return array.copy()
 
     def fetch_all(self, rank, places, in_call=True):
@@ -51,27 +43,15 @@ class MachinesMemory(Memory):
         segment = self._arena.get(ref)
         if segment is None:
             self._arena = {ref: each for ref, each in self._arena.items() if not each.is_freed}
-            segment = self._arena[ref] = self._base.open(ref)
+            segment = self._arena[ref] = self.open(ref)
         return segment.array(dtype, shape, offset)
-
-    def forget(self, references):
-        """Drop the maps of segments that the master has released."""
-        self._base.forget(references)
-
-    def holds(self, array):
-        """Return whether an array is a view of a segment."""
-        return self._base.holds(array)
-
-    def mapped_by(self, pid):
-        """Return the bytes of each segment that a process of this machine has mapped."""
-        return self._base.mapped_by(pid)
 
     def leave(self):
         """Leave memory to the carrier, which may be using it, at the end of the session.
 
         The carrier drops its maps when nothing is under way any more.
         """
-        self._base.leave()
+        super().leave()
         self._gate.link.leave(self._gate.session)
 
     def close(self):

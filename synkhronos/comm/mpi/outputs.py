@@ -13,16 +13,9 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from synkhronos._arithmetic.reduction import Partial, combine_of_machines
-from synkhronos.comm import Outputs
+from synkhronos.comm.outputs import Outputs
 
 _SMALL = 1 << 15  # bytes of a machine's outputs that go with the message
-
-
-class Deposited(NamedTuple):
-    """The answer of a worker that has deposited outputs, to the leader of its machine."""
-
-    key: int
-    layout: Optional[tuple]  # if it is a new one
 
 
 class Part(NamedTuple):
@@ -38,63 +31,45 @@ class MachinesOutputs(Outputs):
 
     combine = staticmethod(combine_of_machines)
 
-    def __init__(self, base, combined, memory, gate):
-        self._base, self._memory, self._gate = base, memory, gate
-        self._combined = combined  # buffers for what a leader has combined
+    def __init__(self, memory, gate):
+        super().__init__(memory)
+        self._gate = gate
+        self._combined = Outputs(memory)  # buffers for what a leader has combined
         self._layouts = {}  # key -> layout of that
-        self._deposited = []  # (rank, key) of this call, on a leader
         self._parts = {}  # rank -> parts of a call, on the master
         self._taken = 0  # the number of that call
         self._collected = {}  # rank -> what `collect` returns of it
 
-    def deposit(self, key, parts):
-        """Copy the parts into this rank's buffer."""
-        layout = self._base.deposit(key, parts)
-        return layout if self._gate.layout.machine == 0 else Deposited(key, layout)
-
     def hear(self, rank, answer):
         """Take the answer of a worker of this machine; return whether it came from `deposit`."""
-        rank -= self._gate.first
-        if not isinstance(answer, Deposited):
-            return self._gate.layout.machine == 0 and self._base.hear(rank, answer)
-        if answer.layout is not None:
-            self._base.hear(rank, answer.layout)
-        self._deposited.append((rank, answer.key))
-        return True
+        return super().hear(rank - self._gate.first, answer)
 
-    def begin_call(self):
-        """Forget, on a leader, what the ranks of this machine deposited in the last call."""
-        self._deposited.clear()
-
-    def of_machine(self, combine=None):
+    def of_machine(self, key, combined):
         """Return the outputs of this machine for the master: (rank, list of `Part` or None) each.
 
         Parameters
         ----------
-        combine : callable, optional
-            Takes a dict, rank -> parts; returns one in which some parts of several ranks are one
-            `Partial` at the first of them, and None at the others.
+        key : int
+        combined : dict
+            Rank -> its parts, in which some parts of several ranks may be one `Partial` at the
+            first of them, and None at the others.
         """
-        first = self._gate.first
-        found = {first + rank: self._base.collect(key, rank) for rank, key in self._deposited}
-        places = {first + rank: self._base.places(key, rank) for rank, key in self._deposited}
-        combined = found if combine is None else combine(found)
         sent = {rank: list(map(_part, parts)) for rank, parts in combined.items()}
         every = [part for parts in sent.values() for part in parts if part is not None]
         if sum(part.array.nbytes for part in every) <= _SMALL:
             return [*sent.items()]
         partial = [part for part in every if part.n_parts > 1]
         if partial:
-            key = self._deposited[0][1]
             layout = self._combined.deposit(key, [part.array for part in partial])
             if layout is not None:
                 self._layouts[key] = layout
             layout = self._layouts[key]
             partial = [(layout.segment, *place) for place in layout.parts]
         for rank, parts in sent.items():
+            places = self.places(key, rank - self._gate.first)
             for number, part in enumerate(parts):
                 if part is not None:
-                    place = partial.pop(0) if part.n_parts > 1 else places[rank][number]
+                    place = partial.pop(0) if part.n_parts > 1 else places[number]
                     parts[number] = Part(None, place, part.n_parts)
         return [*sent.items()]
 
@@ -107,9 +82,9 @@ class MachinesOutputs(Outputs):
         self._parts.update(sent)
 
     def collect(self, key, rank):
-        """Return the parts that `rank` deposited in the last call."""
+        """Return the parts that a rank has deposited in the last call; the master, of any rank."""
         if rank in self._gate.layout.ranks():
-            return self._base.collect(key, rank)
+            return super().collect(key, rank - self._gate.first)
         found = self._collected.get(rank)
         if found is None:
             parts = self._parts[rank]
@@ -120,7 +95,7 @@ class MachinesOutputs(Outputs):
 
     def forget(self, key):
         """Drop the memory and the views that belong to function `key`."""
-        self._base.forget(key)
+        super().forget(key)
         self._combined.forget(key)
         self._layouts.pop(key, None)
 
@@ -129,7 +104,7 @@ class MachinesOutputs(Outputs):
         self._parts.clear()
         self._collected.clear()
         self._layouts.clear()
-        self._base.close()
+        super().close()
         self._combined.close()
 
 

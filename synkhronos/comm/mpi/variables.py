@@ -1,7 +1,7 @@
 """Collectives on the values of shared variables of several machines.
 
-On each machine they go through its shared memory (`synkhronos.comm.shared.variables`); between the
-machines its leader has them carried.
+On each machine they go through its shared memory (`synkhronos.comm.variables`). Leaders tell one
+another the places of values, and each has its carrier copy what its machine needs.
 """
 
 import itertools
@@ -10,28 +10,28 @@ import numpy as np
 
 from synkhronos import _host
 from synkhronos._arithmetic.operations import wide
+from synkhronos.comm.arrays import reduce_whole
 from synkhronos.comm.mpi.arrays import EQUAL, UNEQUAL, Unequal
-from synkhronos.comm.shared.arrays import reduce_whole
-from synkhronos.comm.shared.variables import (
-    SharedVariables,
-    first_unequal,
-    first_unequal_rows,
-)
+from synkhronos.comm.variables import Variables, first_unequal, first_unequal_rows
+
+_SMALL = 1 << 17  # bytes of values that a leader sends to all others with their places
 
 
-class MachinesVariables(SharedVariables):
+class MachinesVariables(Variables):
     """Values of shared variables, in regions of the shared memory of each machine."""
 
     def __init__(self, worker, storage, arrays, memory, gate):
         super().__init__(worker, storage)  # `worker` is that of this machine
         self._all, self._arrays, self._memory = gate, arrays, memory
-        self._exposed = {}  # (rank, key) -> place, on the master
+        self._is_alone = False
+        self._exposed = {}  # (rank, key) -> its place, and the value or None, on the master
+        self._taken = 0  # the number of the call that they are of
 
     @property
     def _leader(self):
         return self._gate.master_rank
 
-    def broadcast(self, keys, root):
+    def broadcast(self, keys, root, between_devices=True):
         """Replace each variable, on all ranks, with the value on rank `root`."""
         gate, layout = self._all, self._all.layout
         machine = layout.machine_of(root)
@@ -39,24 +39,51 @@ class MachinesVariables(SharedVariables):
             local = root - gate.first
             super().broadcast(keys, local)
             if gate.is_leader:
-                id = gate.next_id()
                 self._storage.hear()
-                shapes = [value.shape for value in self._values_of(keys, local)]
-                gate.link.tell(None, ("exchanged", id, shapes))
-                self._spread(machine, [self._storage.places(local, key)[0] for key in keys])
-        else:
-            if gate.is_leader:
-                self._storage.begin()
-                shapes = gate.told_by(machine, gate.next_id())
-                targets = [self._new(key, shape) for key, shape in zip(keys, shapes)]
-                self._spread(
-                    machine, [self._storage.places(self._worker.rank, key)[0] for key in keys]
-                )
-                self._give_to_devices(keys, targets)
-            super().broadcast(keys, self._leader)
+                gate.tell_all(self._offered(keys, [local]))
+            return
+        if gate.is_leader:
+            self._storage.begin()
+            offered = [each for [each] in gate.told_by(machine)]
+            arrays = [self._new(key, place[2]) for key, (place, _) in zip(keys, offered)]
+            places = [self._storage.places(self._worker.rank, key)[0] for key in keys]
+            self._copy({machine: zip(offered, arrays, places)})
+            self._give_to_devices(keys, arrays)
+        super().broadcast(keys, self._leader)
 
-    def _values_of(self, keys, rank):
-        return [self._storage.value_of(rank, key) for key in keys]
+    def _offered(self, keys, ranks):
+        """Return what leaders of other machines need of values of ranks here, for each variable.
+
+        For each rank that is the place of its value, and the value if all of them are small.
+        """
+        storage = self._storage
+        values = [[storage.value_of(rank, key) for rank in ranks] for key in keys]
+        is_small = sum(value.nbytes for each in values for value in each) <= _SMALL
+        return [
+            [
+                (storage.places(rank, key)[0], value.copy() if is_small else None)
+                for rank, value in zip(ranks, each)
+            ]
+            for key, each in zip(keys, values)
+        ]
+
+    def _copy(self, pieces):
+        """Copy what other machines have offered into arrays here.
+
+        `pieces` has for each machine triples: what is offered, the array, and its place.
+        """
+        gate, numbers = self._all, []
+        for machine, triples in pieces.items():
+            far = []
+            for (place, value), array, target in triples:
+                if value is None:
+                    far.append((place, target))
+                else:
+                    array[...] = value
+            if far:
+                numbers.append(gate.link.copy(gate.call_number, machine, *zip(*far)))
+        for number in numbers:
+            gate.wait_for_answer(number)
 
     def _new(self, key, shape):
         """Return an array in this rank's region of a variable, which gets it if it is on a CPU."""
@@ -72,22 +99,8 @@ class MachinesVariables(SharedVariables):
             if _host.lives_on_device(variable):
                 _host.replace(variable, array)
 
-    def _spread(self, machine, places):
-        """Copy arrays from one machine to all others; every leader does this in the same order."""
-        gate = self._all
-        id = gate.next_id()
-        gate.link.spread(id, machine, places)
-        gate.wait_for_answer(id)
-
-    def all_reduce(self, keys, op):
-        """Replace each variable, on all ranks, with the reduction over all ranks."""
-        return self._reduce_all(keys, op, None)
-
-    def reduce(self, keys, op, root):
-        """Replace each variable of rank `root` with the reduction over all ranks."""
-        return self._reduce_all(keys, op, root)
-
-    def _reduce_all(self, keys, op, root):
+    def reduce(self, keys, op, root, between_devices=True):
+        """Replace each variable of rank `root`, or of all if it is None, with the reduction."""
         gate = self._all
         values = [_host.peek(self._worker.variables[key]) for key in keys]
         n_ranks = gate.n_ranks
@@ -100,53 +113,47 @@ class MachinesVariables(SharedVariables):
                 self._give(key, result)
         return None
 
-    def all_gather(self, keys):
+    def all_gather(self, keys, between_devices=True):
         """Replace each variable, on all ranks, with the values of all ranks joined on axis 0."""
-        gate = self._all
+        gate, leader = self._all, self._leader
         self._meet(keys)
-        here = [[value.shape for value in self._storage.values(key)] for key in keys]
-        shapes = unequal = None
+        offered = unequal = None
         if gate.is_leader:
-            machines = gate.exchange(here)
-            shapes = [list(itertools.chain(*each)) for each in zip(*machines)]
-            unequal = first_unequal_rows(shapes)
+            machines = gate.exchange(self._offered(keys, range(self._worker.n_ranks)))
+            offered = [list(itertools.chain(*each)) for each in zip(*machines)]
+            unequal = first_unequal_rows([[place[2] for place, _ in each] for each in offered])
         if gate.verdict(EQUAL if unequal is None else UNEQUAL) == UNEQUAL:
             return unequal
         if gate.is_leader:
-            for key, each in zip(keys, shapes):
-                self._gather(key, each)
+            self._join(keys, offered)
         gate.verdict(0)
         self._storage.hear()
-        leader = self._leader
-        if self._worker.rank != leader:
-            for key in keys:
-                joined = self._storage.arrays_of(leader, _gathered(key))[0]
-                self._give_joined(key, joined)
-        else:
-            for key in keys:
-                self._give_joined(key, self._storage.region_of(_gathered(key)).arrays[0])
+        for key in keys:
+            self._give_joined(key, self._storage.arrays_of(leader, _gathered(key))[0])
         return None
 
-    def _gather(self, key, shapes):
-        """Join the values of all machines in a region of this leader."""
-        layout, storage = self._all.layout, self._storage
-        dtype = np.dtype(self._worker.variables[key].dtype).str
-        rows = sum(shape[0] for shape in shapes)
-        name = _gathered(key)
-        [joined] = storage.room_for(name, ((dtype, (rows, *shapes[0][1:])),))
+    def _join(self, keys, offered):
+        """Join the values of all ranks of all machines in regions of this leader."""
+        layout, storage, pieces = self._all.layout, self._storage, {}
+        for key, everyone in zip(keys, offered):
+            dtype = np.dtype(self._worker.variables[key].dtype).str
+            rows = sum(place[2][0] for place, _ in everyone)
+            name, shape = _gathered(key), (rows, *everyone[0][0][2][1:])
+            [joined] = storage.room_for(name, ((dtype, shape),))
+            segment, _, _, begin = storage.places(self._worker.rank, name)[0]
+            first = 0
+            for rank, each in enumerate(everyone):
+                count = each[0][2][0]
+                array = joined[first : first + count]
+                place = segment, dtype, array.shape, begin + first * joined.strides[0]
+                machine = layout.machine_of(rank)
+                if machine == layout.machine:
+                    array[...] = storage.value_of(rank - self._all.first, key)
+                elif array.size:
+                    pieces.setdefault(machine, []).append((each, array, place))
+                first += count
         storage.post()
-        segment, _, _, begin = storage.places(self._worker.rank, name)[0]
-        row = joined.itemsize * int(np.prod(joined.shape[1:], dtype=np.int64))
-        first = 0
-        for machine in range(len(layout.counts)):
-            ranks = layout.ranks(machine)
-            count = sum(shapes[rank][0] for rank in ranks)
-            if machine == layout.machine:
-                np.concatenate(storage.values(key), out=joined[first : first + count])
-            if count and row:
-                shape = (count, *joined.shape[1:])
-                self._spread(machine, [(segment, dtype, shape, begin + first * row)])
-            first += count
+        self._copy(pieces)
 
     def _give_joined(self, key, joined):
         variable = self._worker.variables[key]
@@ -159,45 +166,43 @@ class MachinesVariables(SharedVariables):
     def forget(self, keys):
         """Drop the regions of these variables, and all views."""
         super().forget((*keys, *map(_gathered, keys)))
-        self._exposed = {
-            place: each for place, each in self._exposed.items() if place[1] not in keys
-        }
 
     def value_of(self, rank, key):
         """Return, on the master, the value that one rank has exposed."""
         layout = self._all.layout
         if rank in layout.ranks():
             return super().value_of(rank - self._all.first, key)
-        return self._memory.fetch_all(rank, [self._exposed[rank, key]])[0]
+        place, value = self._exposed[rank, key]
+        return self._memory.fetch_all(rank, [place])[0] if value is None else value
 
-    def exposed_places(self, keys, rank):
-        """Return, on a leader, the places of what its ranks, or one of them, have exposed."""
+    def exposed(self, keys, rank):
+        """Return, on a leader, what its ranks, or one of them, have exposed: see `_offered`."""
         first = self._all.first
         ranks = range(self._worker.n_ranks)
         if rank is not None:
             ranks = [rank - first] if rank - first in ranks else []
         self._storage.hear()
         return {
-            (first + each, key): self._storage.places(each, key)[0]
-            for each in ranks
-            for key in keys
+            (first + each, key): offered
+            for key, everyone in zip(keys, self._offered(keys, ranks))
+            for each, offered in zip(ranks, everyone)
         }
 
-    def take_exposed(self, places):
-        """Keep, on the master, the places of values that other machines have exposed."""
-        self._exposed.update(places)
+    def take_exposed(self, offered):
+        """Keep, on the master, what other machines have exposed, until they expose more."""
+        if offered and self._taken != self._all.sequence:
+            self._exposed.clear()
+            self._taken = self._all.sequence
+        self._exposed.update(offered)
 
-    def values(self, key):
-        """Return, on the master, the values that all ranks have exposed, in rank order."""
-        return [self.value_of(rank, key) for rank in range(self._all.n_ranks)]
+    def values_of(self, keys):
+        """Return, on the master, the values of each variable that all ranks have exposed."""
+        ranks = range(self._all.n_ranks)
+        return [[self.value_of(rank, key) for rank in ranks] for key in keys]
 
     def are_little(self, keys):
         """Return False: the master has no access to the values on other machines."""
         return False
-
-    def values_of(self, keys):
-        """Return, on the master, what `values` returns, for each variable."""
-        return [self.values(key) for key in keys]
 
     def reduce_to_new(self, key, op):
         """Return, on the master, the reduction of the values that all ranks have exposed."""

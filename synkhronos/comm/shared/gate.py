@@ -75,7 +75,6 @@ class SharedGate(Meetings, Gate):
         self._processes = {}  # rank -> process, on the master
         self._slots = {}  # command -> its slot number, for commands that all workers have
         self._last = None, 0  # the last command and its slot: found without hashing the command
-        self._finished = 0  # the number of the last call that all workers have finished
 
     def _take_place(self):
         super()._take_place()
@@ -87,12 +86,7 @@ class SharedGate(Meetings, Gate):
         self.check_alive()
 
     def _raise_left(self, rank):
-        raise SessionError(
-            f"Rank {self.first_rank + rank} has left a call in which rank "
-            f"{self.first_rank + self.rank} still waits "
-            "to reduce with it. All ranks must compute the same all_reduces, so they can't be "
-            "in a branch that only some of them take."
-        )
+        raise reports.left_early(self.first_rank + rank, self.first_rank + self.rank)
 
     def _warn(self, patience, kind, value):
         if self.rank != self.master_rank:

@@ -27,7 +27,7 @@ SEQUENCE, SLOT, LENGTH, ABORT, BEGIN, END, CROWDED, PAUSE = range(8)
 # A rank's cells: the last call that it has finished, the cell that it sleeps for plus one (0 if it
 # is awake), its reply, the rows that it has computed, its last meeting, how far its board is
 # written, and its vote.
-DONE, ASLEEP, REPLY_KIND, REPLY_LENGTH, ROWS, MET, NEWS, BALLOT = range(8)
+DONE, ASLEEP, REPLY_KIND, REPLY_LENGTH, ROWS, MET, NEWS, VOTE = range(8)
 LINE = 8  # cells of a rank, 64 bytes: ranks that write to one cache line slow each other down
 NO_REPLY, ANSWER, ERROR = range(3)
 
@@ -95,23 +95,23 @@ class Notices:
         """Return the numbers that the ranks reported in the last call, in rank order."""
         return self._cells[LINE + ROWS :: LINE].tolist()
 
-    def agree(self, ballot: int) -> bool:
-        """Meet, and return whether the ballots of all ranks are the same.
+    def agree(self, vote: int) -> bool:
+        """Meet, and return whether the votes of all ranks are the same.
 
-        The ranks must meet once more before the next ballot: the first rank to leave this meeting
-        would otherwise overwrite its ballot before the others have read it.
+        The ranks must meet once more before the next vote: the first rank to leave this meeting
+        would otherwise overwrite its vote before the others have read it.
         """
-        self.vote(ballot)
+        self.vote(vote)
         self.meet()
-        return len({self.ballot(rank) for rank in range(self.n_ranks)}) == 1
+        return len({self.vote_of(rank) for rank in range(self.n_ranks)}) == 1
 
-    def vote(self, ballot: int) -> None:
+    def vote(self, vote: int) -> None:
         """Publish a number; the other ranks read it after the next meeting."""
-        self._cells[self._line(self.rank) + BALLOT] = ballot
+        self._cells[self._line(self.rank) + VOTE] = vote
 
-    def ballot(self, rank: int) -> int:
+    def vote_of(self, rank: int) -> int:
         """Return the number that a rank has published."""
-        return self._cells[self._line(rank) + BALLOT]
+        return self._cells[self._line(rank) + VOTE]
 
     def hindmost(self, ranks, kind: int, value: int) -> list:
         """Return those of `ranks` that hold up the others in a wait for cells to reach a value.

@@ -25,7 +25,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from synkhronos._arithmetic.blocks import reductions
+from synkhronos._arithmetic.blocks import plan as plan_of
 from synkhronos._arithmetic.operations import round_to_16_bits
 from synkhronos._machine.devices import usable_cores
 from synkhronos._machine.shared_memory import Segments
@@ -268,7 +268,7 @@ class SharedGroup(Meetings, Group):
         key = id(array), op
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = reductions(op, arrays, self.rank)
+            plan = self._plans[key] = plan_of(op, [arrays], len(arrays), self.rank)
         if not self.agree(number):
             self.barrier()  # all have read the numbers
             raise ValueError("all_reduce() got another array on other ranks.")

@@ -1,4 +1,4 @@
-"""Outputs of functions, copied from the workers to the master through shared memory.
+"""Outputs of functions, copied from the workers to the master through memory that both use.
 
 Each worker has a buffer for each function: a segment of its own, laid out for the dtypes and shapes
 of the last call. While these stay the same, the worker only copies its outputs there. If they
@@ -10,12 +10,11 @@ next call. The worker owns the segment; it drops it when the function is forgott
 by a larger one, and the master drops its map when it hears of that.
 """
 
-from typing import NamedTuple, Tuple
+from typing import Hashable, NamedTuple, Tuple
 
 import numpy as np
 
-from synkhronos._machine.shared_memory import SegmentRef
-from synkhronos.comm import Outputs
+from synkhronos._arithmetic import reduction
 from synkhronos.errors import SessionError
 
 _ALIGN = 64
@@ -25,20 +24,52 @@ class Layout(NamedTuple):
     """The places of the parts of one function's outputs in a worker's buffer."""
 
     key: int
-    segment: SegmentRef
+    segment: Hashable  # stands for it in messages
     parts: Tuple[Tuple[str, Tuple[int, ...], int], ...]  # dtype, shape, offset
 
 
-class SharedOutputs(Outputs):
-    """One rank's buffers for outputs, and on the master views of all other ranks' buffers."""
+class Outputs:
+    """One rank's buffers for outputs, and on the master views of all other ranks' buffers.
 
-    def __init__(self, memory):
-        self._memory = memory
+    Attributes
+    ----------
+    combine : callable
+        Combines what `collect` returns for one output of all ranks, as `reduction.combine` does.
+    """
+
+    combine = staticmethod(reduction.combine)
+
+    def __init__(self, memory, devices=None):
+        self._memory, self._devices = memory, devices
         self._buffers = {}  # key -> (segment, views), of this rank
         self._received = {}  # (key, rank) -> (segment ref, views, places), on the master
 
+    def reduces(self, dtype, ndim, mode):
+        """Return whether `reduce` can take outputs of this kind, so that they stay on devices."""
+        return self._devices is not None and self._devices.reduces(dtype, ndim, mode)
+
+    def reduce(self, outputs, modes):
+        """Reduce over the ranks those outputs that can stay on their devices for it.
+
+        Parameters
+        ----------
+        outputs : list of arrays, or None on a rank that has not run
+        modes : list of str or None
+
+        Returns
+        -------
+        dict
+            Position -> the reduced array on the master, None on workers. The master combines
+            the outputs that are not in it.
+        """
+        return {} if self._devices is None else self._devices.reduce_outputs(outputs, modes)
+
     def deposit(self, key, parts):
-        """Copy the parts into this rank's buffer; return its layout if it is a new one."""
+        """Copy a worker's parts of the outputs of function `key` into its buffer.
+
+        Returns the buffer's layout, which the master must `hear` before it can `collect` them, if
+        it is a new one, or None.
+        """
         parts = [np.asarray(part) for part in parts]
         segment, views = self._buffers.get(key, (None, ()))
         layout = None
@@ -68,7 +99,7 @@ class SharedOutputs(Outputs):
         return layout, segment, _views(segment, layout)
 
     def hear(self, rank, answer):
-        """Keep views, on the master, of a worker's buffer with a new layout."""
+        """Take a worker's answer, on the master; return whether it came from `deposit`."""
         if not isinstance(answer, Layout):
             return False
         old = self._received.get((answer.key, rank))
@@ -80,7 +111,10 @@ class SharedOutputs(Outputs):
         return True
 
     def collect(self, key, rank):
-        """Return the parts that `rank` deposited in the last call: views, valid until the next."""
+        """Return the parts that `rank` deposited in the last call of function `key`.
+
+        They are views, valid until the next call: that overwrites them.
+        """
         try:
             return self._received[key, rank][1]
         except KeyError:
@@ -92,13 +126,13 @@ class SharedOutputs(Outputs):
         return [(segment, *part) for part in parts]
 
     def forget(self, key):
-        """Drop the buffer of function `key`, and views of other ranks' buffers for it."""
+        """Drop the memory and the views that belong to function `key`."""
         self._buffers.pop(key, None)
         for place in [place for place in self._received if place[0] == key]:
             self._memory.forget([self._received.pop(place)[0]])
 
     def close(self):
-        """Drop all buffers and views."""
+        """Drop all memory and views."""
         for key in {*self._buffers, *(key for key, _ in self._received)}:
             self.forget(key)
 

@@ -1,4 +1,4 @@
-"""Collectives on the values of shared variables, in shared memory.
+"""Collectives on the values of shared variables, in memory that ranks share.
 
     store, post ──▶ meet ──▶ hear ──▶ reduce or copy        ──▶ finish barrier of the call
     every rank      where    the rank's own share
@@ -14,10 +14,9 @@ master may read what ranks have exposed until it starts the next command.
 import numpy as np
 
 from synkhronos import _host
-from synkhronos._arithmetic.blocks import BLOCK, cut, reduction
+from synkhronos._arithmetic.blocks import plan
 from synkhronos._arithmetic.partition import take_rows
-from synkhronos.comm import Variables
-from synkhronos.comm.shared.arrays import reduce_whole
+from synkhronos.comm.arrays import reduce_whole
 
 _PLANS = 64  # lists of each kind that are kept
 # So many bytes of a rank the master reduces for all, after the finish barrier: a meeting in the
@@ -25,15 +24,29 @@ _PLANS = 64  # lists of each kind that are kept
 _LITTLE = 1 << 14
 
 
-class SharedVariables(Variables):
-    """Values of shared variables, each in a region of shared memory that all ranks map."""
+class Variables:
+    """One rank's values of shared variables, which are named by their keys.
 
-    def __init__(self, worker, storage):
+    Collectives that need equal shapes on all ranks return None; if shapes differ, they change no
+    value and return the position of the first variable whose shapes differ, with its shape on each
+    rank. With ``between_devices=False`` values on devices go through the memory of the host.
+
+    Parameters
+    ----------
+    worker : Worker
+    storage : Storage
+    devices : Nccl, optional
+        Does collectives between devices, where it can.
+    """
+
+    def __init__(self, worker, storage, devices=None):
         self._worker, self._gate, self._storage = worker, worker.gate, storage
+        self._devices = devices
         self._has_devices = any(device != "cpu" for device in worker.devices)
+        self._is_alone = self._gate.n_ranks == 1  # then values stay where they are
         # Found out once for each version of the storage.
         self._plans = _Kept(storage)  # (keys, operation, root, number of shares) -> blocks
-        self._homes = _Kept(storage)  # keys -> where the values are to be, their bytes
+        self._cells = _Kept(storage)  # keys -> where the values are to be, their bytes
         self._copies = _Kept(storage)  # (keys, root) -> arrays to copy, and from where
         self._values = _Kept(storage)  # keys -> values on all ranks
 
@@ -43,39 +56,39 @@ class SharedVariables(Variables):
         self._storage.close()
 
     def forget(self, keys):
-        """Drop the regions of these variables, and all views."""
+        """Drop the memory and the views that belong to these variables."""
         self._drop_views()
         self._storage.forget(keys)
 
     def _drop_views(self):
-        for each in self._plans, self._homes, self._copies, self._values:
+        for each in self._plans, self._cells, self._copies, self._values:
             each.clear()
 
-    def _are_at_home(self, keys):
+    def _are_in_place(self, keys):
         """Return whether the values of these variables are in their regions, for sure."""
-        homes, _ = self._find_homes(keys)
-        for cell, region in homes:
+        cells, _ = self._find_cells(keys)
+        for cell, region in cells:
             value = cell[0]
             if value is not region.value or value.shape != region.shape:
                 return False
-        return bool(homes)
+        return bool(cells)
 
-    def _find_homes(self, keys):
-        found = self._homes.find(keys)
+    def _find_cells(self, keys):
+        found = self._cells.find(keys)
         if found is None:
-            homes = self._storage.homes(keys)
-            if homes is None:
+            cells = self._storage.cells(keys)
+            if cells is None:
                 return (), 0
-            nbytes = sum([region.value.nbytes for _, region in homes])
-            found = self._homes.keep(keys, (homes, nbytes))
+            nbytes = sum([region.value.nbytes for _, region in cells])
+            found = self._cells.keep(keys, (cells, nbytes))
         return found
 
     def are_little(self, keys):
-        """Return whether the master is to reduce these variables for all ranks, once exposed."""
+        """Return, on the master, whether `all_reduce_exposed` is faster for these variables."""
         if self._has_devices:
             return False  # each rank copies its value back to its device
-        homes, nbytes = self._find_homes(keys)
-        return nbytes <= _LITTLE and bool(homes)
+        cells, nbytes = self._find_cells(keys)
+        return nbytes <= _LITTLE and bool(cells)
 
     def all_reduce_exposed(self, keys, op):
         """Reduce, on the master, what all ranks have exposed, and write it to all ranks."""
@@ -84,13 +97,17 @@ class SharedVariables(Variables):
 
     def expose(self, keys):
         """Put this rank's values where the master can read them after the finish barrier."""
+        if self._is_alone:
+            return
         self._storage.begin()
-        if not self._are_at_home(keys):
+        if not self._are_in_place(keys):
             self._storage.store(keys)
         self._storage.post()
 
     def values_of(self, keys):
-        """Return, on the master, the values that all ranks have exposed, for each variable."""
+        """Return, on the master, what `values` returns, for each variable."""
+        if self._is_alone:
+            return [[self.value_of(0, key)] for key in keys]
         self._storage.hear()
         values = self._values.find(keys)
         if values is None:
@@ -98,23 +115,27 @@ class SharedVariables(Variables):
         return values
 
     def values(self, key):
-        """Return, on the master, the values that all ranks have exposed, in rank order: views."""
-        self._storage.hear()
-        return self._storage.values(key)
+        """Return, on the master, the values that all ranks have exposed, in rank order: views.
+
+        They are valid until the next command, which may replace or move the values.
+        """
+        return self.values_of((key,))[0]
 
     def value_of(self, rank, key):
-        """Return, on the master, the value that one rank has exposed: a view."""
+        """Return, on the master, the value that one rank has exposed: a view, see `values`."""
+        if self._is_alone:
+            return _host.to_host(_host.peek(self._worker.variables[key]))
         self._storage.hear()
         return self._storage.value_of(rank, key)
 
     def make_room(self, shapes):
-        """Make memory in one segment for values of these shapes that are assigned next."""
+        """Make memory, in one segment, for values of these shapes, which are assigned next."""
         self._storage.begin()
         self._make_room(shapes)
 
     def _make_room(self, shapes):
         self._storage.make_room(
-            {key: shape for key, shape in shapes.items() if not self._lives_on_device(key)}
+            {key: shape for key, shape in shapes.items() if not self._is_apart(key)}
         )
 
     def assign(self, key, array, rows=None):
@@ -124,8 +145,8 @@ class SharedVariables(Variables):
             self._give(key, array)
         elif rows.__class__ is range and rows.step > 0:
             self._give(key, array[rows.start : rows.stop : rows.step])
-        elif self._lives_on_device(key):
-            _host.replace(self._worker.variables[key], take_rows(array, rows))
+        elif self._is_apart(key):
+            self._give(key, take_rows(array, rows))
         else:
             target = self._storage.new_value(key, (len(rows), *array.shape[1:]))
             take_rows(array, rows, target)
@@ -133,18 +154,21 @@ class SharedVariables(Variables):
     def _lives_on_device(self, key):
         return self._has_devices and _host.lives_on_device(self._worker.variables[key])
 
+    def _is_apart(self, key):
+        """Return whether a variable has memory that no other rank reads."""
+        return self._is_alone or self._lives_on_device(key)
+
     def _meet(self, keys):
         self.expose(keys)
         self._gate.meet()
         self._storage.hear()
 
-    def all_reduce(self, keys, op):
-        """Replace each variable, on all ranks, with the reduction over all ranks."""
-        self._meet(keys)
-        return self._reduce(keys, op, None)
-
-    def reduce(self, keys, op, root):
-        """Replace each variable of rank `root` with the reduction over all ranks."""
+    def reduce(self, keys, op, root, between_devices=True):
+        """Replace each variable of rank `root`, or of all if it is None, with the reduction."""
+        if between_devices and self._devices is not None and self._devices.reduce(keys, op, root):
+            return None
+        if self._is_alone:
+            return None
         self._meet(keys)
         return self._reduce(keys, op, root)
 
@@ -152,16 +176,16 @@ class SharedVariables(Variables):
         """Reduce one share of the values, by default this rank's of those of all ranks."""
         if n_shares is None:
             n_shares, share = self._worker.n_ranks, self._worker.rank
-        plan = self._plans.find((keys, op, root, n_shares))
-        if plan is None:
+        name = keys, op, root, n_shares
+        blocks = self._plans.find(name)
+        if blocks is None:
             values = [self._storage.values(key) for key in keys]
             unequal = first_unequal([[value.shape for value in each] for each in values])
             if unequal is not None:
                 return unequal
             runs = self._storage.runs(keys, range(self._worker.n_ranks))
-            blocks = self._plan(runs, op, root, n_shares, share)
-            plan = self._plans.keep((keys, op, root, n_shares), blocks)
-        for reduce, out, copies in plan:
+            blocks = self._plans.keep(name, plan(op, runs, n_shares, share, root))
+        for reduce, out, copies in blocks:
             reduce()
             for copy in copies:
                 copy[...] = out
@@ -170,25 +194,6 @@ class SharedVariables(Variables):
             self._storage.copy_back(keys if root in (None, self._worker.rank) else ())
         return None
 
-    def _plan(self, runs, op, root, n_shares, share):
-        """Return, for each block of a share: its reduction, target, and views that get a copy."""
-        buffers = {}
-        blocks = []
-        for _, sources in cut(runs, n_shares, share):
-            if root is None:
-                out, copies = sources[0], sources[1:]
-            elif root == 0:
-                out, copies = sources[0], []
-            else:
-                # `reduction` may write to the first source only, and the root's is a later one:
-                # so it reduces into a buffer, and copies that to the root.
-                dtype = sources[0].dtype
-                if dtype not in buffers:
-                    buffers[dtype] = np.empty(BLOCK, np.uint8).view(dtype)
-                out, copies = buffers[dtype][: sources[0].size], [sources[root]]
-            blocks.append((reduction(op, sources, out, self._worker.n_ranks), out, copies))
-        return blocks
-
     def reduce_to_new(self, key, op):
         """Return, on the master, the reduction of the values that all ranks have exposed."""
         values = self.values(key)
@@ -196,11 +201,14 @@ class SharedVariables(Variables):
         if unequal is not None:
             return unequal
         result = np.empty(values[0].shape, values[0].dtype)
-        reduce_whole(op, values, result, len(values))
-        return result
+        return reduce_whole(op, values, result, len(values))
 
-    def broadcast(self, keys, root):
+    def broadcast(self, keys, root, between_devices=True):
         """Replace each variable, on all ranks, with the value on rank `root`."""
+        if between_devices and self._devices is not None and self._devices.broadcast(keys, root):
+            return
+        if self._is_alone:
+            return
         mine = self._worker.rank == root
         if mine:
             self.expose(keys)
@@ -211,7 +219,7 @@ class SharedVariables(Variables):
         if mine:
             return
         copies = self._copies.find((keys, root))
-        if self._are_at_home(keys):
+        if self._are_in_place(keys):
             if copies is None:
                 copies = self._copies.keep((keys, root), self._plan_copies(keys, root))
             if copies:
@@ -226,7 +234,7 @@ class SharedVariables(Variables):
     def _plan_copies(self, keys, root):
         """Return pairs (array of this rank, array of the root), or () if not all shapes are equal.
 
-        Values at home that keep their shape are overwritten where they are.
+        Values in their regions that keep their shape are overwritten where they are.
         """
         here, there = self._worker.rank, root
         shapes = [
@@ -237,11 +245,17 @@ class SharedVariables(Variables):
     def _give(self, key, value):
         if self._lives_on_device(key):
             _host.replace(self._worker.variables[key], value)
+        elif self._is_alone:
+            _host.replace(self._worker.variables[key], np.array(value))
         else:
             self._storage.new_value(key, value.shape)[...] = value
 
-    def all_gather(self, keys):
+    def all_gather(self, keys, between_devices=True):
         """Replace each variable, on all ranks, with the values of all ranks joined on axis 0."""
+        if between_devices and self._devices is not None and self._devices.all_gather(keys):
+            return None
+        if self._is_alone:
+            return None
         self._meet(keys)
         values = [self._storage.values(key) for key in keys]
         unequal = first_unequal_rows([[value.shape for value in each] for each in values])

@@ -28,12 +28,11 @@ reads it in the next call.
 import pickle
 import sys
 import weakref
-from typing import NamedTuple, Tuple
+from typing import Hashable, NamedTuple, Tuple
 
 import numpy as np
 
 from synkhronos import _host
-from synkhronos._machine.shared_memory import SegmentRef, is_in_a_segment
 
 _ALIGN = 64  # bytes of a cache line: no two ranks write to one of them
 _HEADER = 8  # bytes before each entry of a log, with its length
@@ -42,7 +41,7 @@ _HEADER = 8  # bytes before each entry of a log, with its length
 class Place(NamedTuple):
     """The place of arrays in a segment: the dtype, shape and offset of each."""
 
-    segment: SegmentRef
+    segment: Hashable  # stands for it in messages
     arrays: Tuple[Tuple[str, Tuple[int, ...], int], ...]
 
 
@@ -137,11 +136,11 @@ class Storage:
                 [array] = self.room_for(key, layout)
                 _host.copy_from_device(_host.peek(variables[key]), array)
 
-    def homes(self, keys):
+    def cells(self, keys):
         """Return (cell of a variable, its region) for each key, or None if not all have both.
 
-        A value is at home if ``cell[0] is region.value``. The pairs are valid as long as `version`
-        stays the same.
+        A value is in its region if ``cell[0] is region.value``. The pairs are valid as long as
+        `version` stays the same.
         """
         variables, own = self._worker.variables, self._own
         for key in keys:
@@ -303,7 +302,7 @@ class Storage:
         self.begin()
         for variable in list(self._worker.variables.values()):
             value = _host.peek(variable)
-            if is_in_a_segment(value):
+            if self._memory.holds(value):
                 _host.replace(variable, value.copy())
         self._own.clear()
         self._spares.clear()

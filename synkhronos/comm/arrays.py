@@ -1,0 +1,310 @@
+"""Reductions inside of a function: ranks compute arrays, reduce them, and go on with the results.
+
+    fill buffers, post ──▶ meet ──▶ hear ──▶ little: each rank reduces all arrays for itself
+                                             much: each rank reduces a share, for all ──▶ meet
+
+A buffer is memory for one array of this rank, in a scratch region that all other ranks map. A
+function may compute an array in its buffer, which saves a copy: see `Arrays.landing_place`.
+
+A buffer is valid until the next exchange that uses its region. The exchanges of a call take two
+regions in turns: when a rank fills one of them, all ranks have met since it was read.
+"""
+
+import functools
+
+import numpy as np
+
+from synkhronos import _host
+from synkhronos._arithmetic.blocks import cut, reduce_block
+from synkhronos._arithmetic.operations import wide
+
+# Up to so many ranks and bytes, each rank reads the arrays of all ranks and reduces them for
+# itself. Beyond that the ranks share the work, which takes a second meeting.
+_ALL_READ_ALL = 3
+_LITTLE = 1 << 17
+_PLANS = 64  # lists of views that are kept
+
+
+class Arrays:
+    """One rank's part in reductions inside of functions, of arrays that every rank computes there.
+
+    Parameters
+    ----------
+    worker : Worker
+    storage : Storage
+    devices : Nccl, optional
+        Reduces arrays on devices, where it can.
+    """
+
+    def __init__(self, worker, storage, devices=None):
+        self._worker, self._gate, self._storage = worker, worker.gate, storage
+        self._devices = devices
+        self._is_alone = self._gate.n_ranks == 1
+        # (key of the region, ranks that weigh) -> version of the storage, arrays, plan
+        self._shares = {}
+        self._exchanges = 0, 0  # the number of the call, and of the exchanges in it
+
+    def close(self):
+        """Drop the views of other ranks' memory, which keep it mapped."""
+        self._shares.clear()
+
+    def exchange(self, arrays, ops, weights, targets, between_devices=True):
+        """Reduce arrays that every rank has computed, into arrays of its own.
+
+        Parameters
+        ----------
+        arrays : list of numpy.ndarray or pygpu.gpuarray.GpuArray
+            Contiguous or not.
+        ops : tuple of str
+        weights : tuple of int
+            The number of rows that each rank computed from. The arrays of a rank without rows
+            don't count.
+        targets : list of numpy.ndarray, pygpu.gpuarray.GpuArray or None
+            Where the results go. A target may be the array itself; None stands for any array.
+        between_devices : bool
+            Whether arrays on devices may be reduced there.
+
+        Returns
+        -------
+        list of numpy.ndarray or pygpu.gpuarray.GpuArray
+            The targets; in place of None, arrays that are valid until the next exchange, which
+            may use their memory again.
+
+        Raises
+        ------
+        ValueError
+            On every rank, if shapes differ.
+        """
+        if between_devices and self._devices is not None:
+            return self._exchange_between_devices(arrays, ops, weights, targets)
+        if self._is_alone:
+            return [_give(target, array) for target, array in zip(targets, arrays)]
+        weighing, factor, divisor = weigh(weights, self._worker.rank)
+        key = self._next_scratch()
+        self._exchanges = self._gate.sequence, self._exchanges[1] + 1
+        if self._exchanges[1] == 1:
+            self._storage.begin()  # the last call has ended on all ranks
+        arrays, buffers = self._buffers_for(key, arrays)
+        nbytes = sum(buffer.nbytes for buffer in buffers)
+        in_shares = len(weighing) > _ALL_READ_ALL or nbytes > _LITTLE
+        own = self._fill(arrays, ops, buffers, factor, in_shares)
+        self._storage.post()
+        self._gate.meet()
+        self._storage.hear()
+        if in_shares:
+            plan = self._plan_of_shares(key, own, weighing)
+            for position, buffer, blocks, others in plan:
+                reduce_block(ops[position], blocks, buffer, divisor)
+                for other in others:
+                    other[...] = buffer
+            self._gate.meet()
+            return [into(target, buffer) for buffer, target in zip(buffers, targets)]
+        sources = zip(*[self._equal_buffers(key)[rank] for rank in weighing])
+        return [
+            reduce_whole(op, each, np.empty_like(each[0]) if target is None else target, divisor)
+            for op, each, target in zip(ops, sources, targets)
+        ]
+
+    def _exchange_between_devices(self, arrays, ops, weights, targets):
+        done = self._devices.exchange(arrays, ops, weights, targets)
+        results, rest = list(targets), [i for i in range(len(arrays)) if i not in done]
+        if rest:
+            arrays, ops, targets = ([each[i] for i in rest] for each in (arrays, ops, targets))
+            reduced = self.exchange(arrays, tuple(ops), weights, targets, between_devices=False)
+            for i, result in zip(rest, reduced):
+                results[i] = result
+        return results
+
+    def begin(self, bucket, arrays, ops, weights):
+        """Begin to reduce a bucket: arrays that the function needs reduced later, at `end`.
+
+        The arrays may not be written to until then. On one machine nothing begins before `end`.
+
+        Parameters
+        ----------
+        bucket : int
+            Buckets of a function are numbered from 0, in the order in which all ranks begin them.
+        arrays, ops, weights
+            See `exchange`.
+        """
+
+    def end(self, bucket, arrays, ops, weights, targets):
+        """Return the reduced arrays of a bucket that was begun with the same ones; see `exchange`.
+
+        In place of a target None, an array is valid until the next `begin` of the bucket. Other
+        ranks may have the same array, so the function must not write to it.
+        """
+        results = self.exchange(arrays, ops, weights, targets)
+        return [
+            result.copy() if target is None else result for result, target in zip(results, targets)
+        ]
+
+    def end_all(self):
+        """Wait, when the function has run, for the buckets that it has begun and not ended."""
+
+    def landing_place(self, position, shape, dtype, bucket=None):
+        """Return memory for the array at a position of the next exchange, or bucket, or None.
+
+        A function that computes the array there saves a copy. The memory is valid until that
+        exchange has ended. Only for functions with one exchange: in others the next one might not
+        be that of the array.
+        """
+        if self._devices is not None:
+            return None  # positions count all arrays, not only those that go through memory
+        region = self._storage.region_of(self._next_key(bucket))
+        # A Ctrl-C can leave a region without a layout.
+        if region is None or region.layout is None or position >= len(region.arrays):
+            return None
+        buffer = region.arrays[position]
+        return buffer if buffer.shape == shape and buffer.dtype == dtype else None
+
+    def _next_key(self, bucket):
+        # A bucket may not be the next to be exchanged.
+        return self._next_scratch() if bucket is None else None
+
+    def _next_scratch(self):
+        """Return the key of the next exchange's region; in a new call, begin with the first."""
+        sequence, count = self._exchanges
+        if sequence != self._gate.sequence:
+            self._exchanges = self._gate.sequence, 0
+            count = 0
+        # In turns: a rank that is ahead fills one region while others still read the other.
+        return f"scratch {count % 2}"
+
+    def _buffers_for(self, key, arrays):
+        """Return the arrays, and buffers for them; of arrays in other buffers, copies."""
+        layout = tuple((wide(a.dtype).str, a.shape) for a in arrays)
+        region = self._storage.region_of(key)
+        if region and region.layout != layout:
+            # They have been computed in buffers of the old layout; the new ones take their memory.
+            arrays = [a.copy() if any(a is b for b in region.arrays) else a for a in arrays]
+        return arrays, self._storage.room_for(key, layout)
+
+    def _fill(self, arrays, ops, buffers, factor, in_shares):
+        """Copy arrays into buffers; return, for each, what this rank reads itself: either of both.
+
+        If ranks reduce in shares, only this rank reads its share of its array. So of a large array
+        that share is not copied, but read from the array itself.
+        """
+        own = list(buffers)
+        for position, (array, op, buffer) in enumerate(zip(arrays, ops, buffers)):
+            if _host.is_on_device(array):
+                _host.copy_from_device(array, buffer)
+                array = buffer
+            if op == "avg" and factor != 1:
+                np.multiply(array, buffer.dtype.type(factor), buffer, dtype=buffer.dtype)
+            elif array is buffer:
+                pass  # the function has computed it there
+            elif in_shares and _is_like(buffer, array) and buffer.nbytes > _LITTLE:
+                own[position] = array
+            else:
+                buffer[...] = array
+        if any(array is not buffer for array, buffer in zip(own, buffers)):
+            pairs = list(zip(buffers, own))
+            for rank in range(self._worker.n_ranks):
+                if rank != self._worker.rank:
+                    for position, (buffer, block) in cut(pairs, self._worker.n_ranks, rank):
+                        if own[position] is not buffers[position]:
+                            buffer[...] = block
+        return own
+
+    def _equal_buffers(self, key):
+        """Return the buffers of each rank; raise if their shapes differ."""
+        everyone = self._storage.arrays(key)
+        shapes = [[buffer.shape for buffer in each] for each in everyone]
+        if any(each != shapes[0] for each in shapes):
+            refuse_shapes(shapes)
+        return everyone
+
+    def _plan_of_shares(self, key, own, weighing):
+        """Return the blocks of this rank's share of the reduction.
+
+        For each block: the position of its array, the view of this rank's buffer for the result,
+        the views of the ranks that weigh, and the views of the other ranks' buffers that get a
+        copy. Plans are kept from call to call, to save the time of making the views. A plan is
+        valid until the storage's version changes: its views may be of freed memory after that.
+        """
+        plan = self._shares.get((key, weighing))
+        if plan is not None and plan[0] != self._storage.version:
+            self._shares.clear()  # its views may be of freed memory
+            plan = None
+        if plan is not None and _are_same(own, plan[1]):
+            return plan[2]
+        everyone, me = self._equal_buffers(key), self._worker.rank
+        others = [buffers for rank, buffers in enumerate(everyone) if rank != me]
+        sources = [everyone[rank] for rank in weighing if rank != me]
+        if me in weighing:
+            sources.insert(0, own)  # first: `reduce_block` may write the result to the first only
+        values = list(zip(everyone[me], *others, *sources))
+        blocks = [
+            (position, buffer, rest[len(others) :], rest[: len(others)])
+            for position, (buffer, *rest) in cut(values, self._worker.n_ranks, me)
+        ]
+        if _are_same(own, everyone[me]):  # else `own` has arrays of the function, new in each call
+            if plan or len(self._shares) >= _PLANS:
+                self._shares.clear()
+            self._shares[key, weighing] = self._storage.version, own, blocks
+        return blocks
+
+
+@functools.lru_cache(maxsize=64)  # most calls have the same weights as one before
+def weigh(weights, rank):
+    """Return which ranks have rows, the factor of a rank's arrays in an average, and its divisor.
+
+    >>> weigh((3, 3, 0), 0), weigh((3, 2), 1)
+    (((0, 1), 1, 2), ((0, 1), 2, 5))
+    """
+    weighing = tuple([each for each, weight in enumerate(weights) if weight])
+    if len({weights[each] for each in weighing}) == 1:
+        return weighing, 1, len(weighing)
+    return weighing, weights[rank] or 1, sum(weights)
+
+
+def refuse_shapes(shapes):
+    """Raise for arrays of these shapes on the ranks."""
+    raise ValueError(
+        f"all_reduce got arrays of different shapes on the ranks: in rank order, {shapes}."
+    )
+
+
+def reduce_whole(op, sources, target, divisor):
+    """Reduce arrays into a target of the same shape, on a device or not; return the target."""
+    if _host.is_on_device(target):
+        whole = np.empty(target.shape, sources[0].dtype)
+        reduce_whole(op, sources, whole, divisor)
+        _host.copy_to_device(target, whole.astype(target.dtype, copy=False))
+        return target
+    if not (target.flags.c_contiguous and target.dtype == sources[0].dtype):
+        whole = np.empty(target.shape, sources[0].dtype)
+        reduce_whole(op, sources, whole, divisor)
+        target[...] = whole
+        return target
+    for _, (out, *blocks) in cut([[target, *sources]], 1, 0):
+        reduce_block(op, blocks, out, divisor)
+    return target
+
+
+def _is_like(buffer, array):
+    return array.flags.c_contiguous and array.dtype == buffer.dtype
+
+
+def _are_same(arrays, others):
+    return all(array is other for array, other in zip(arrays, others))
+
+
+def into(target, array):
+    """Return the target, with the values of a buffer; or the buffer if there is no target."""
+    if target is None or target is array:
+        return array
+    return reduce_whole("sum", [array], target, 1)
+
+
+def _give(target, array):
+    """Return what `into` does, of any array: it may be on a device, and not contiguous."""
+    if target is None or target is array:
+        return array
+    if _host.is_on_device(target):
+        _host.copy_to_device(target, array)
+    else:
+        target[...] = array
+    return target
