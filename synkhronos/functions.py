@@ -22,7 +22,7 @@ from synkhronos._calls import parameters, signature
 from synkhronos._calls.advice import Advice
 from synkhronos._calls.arguments import Inputs
 from synkhronos._calls.check import FIRST, Check, FirstCall, number_of_calls
-from synkhronos._calls.optional import Containers, OptionalInputs, Values
+from synkhronos._calls.function_values import Containers, Values
 from synkhronos._calls.recipe import Recipe
 from synkhronos._calls.request import Requests
 from synkhronos._calls.row_numbers import InputsWithRowNumbers, take_out
@@ -93,10 +93,10 @@ class Function:
         self._source = source  # what `copy` makes another function of
         self._outputs = outputs
         self._modes = tuple(outputs.modes)
-        kind = Inputs if all(each.is_plain for each in inputs) else OptionalInputs
-        self._inputs = kind(inputs, str(self))
         if recipe.row_numbers:
-            self._inputs = InputsWithRowNumbers(self._inputs, recipe.row_numbers, str(self))
+            self._inputs = InputsWithRowNumbers(inputs, recipe.row_numbers, str(self))
+        else:
+            self._inputs = Inputs(inputs, str(self))
         self._result_dtypes = [
             reduction.result_dtype(mode, getattr(variable, "dtype", None), _host.float_dtype())
             for mode, variable in zip(self._modes, outputs.variables)
@@ -285,7 +285,7 @@ class Function:
                 self._end_checks()
                 return self._run(args, kwargs, output_subset, batch, batch_s, num_slices)
             with session.call("check"):
-                values = self._inputs.bind_ahead(args, kwargs)
+                values = self._inputs.bind(args, kwargs, ahead=True)
             subset = self._outputs.check_subset(output_subset, self)
             try:
                 return self._check.run(
@@ -331,7 +331,7 @@ class Function:
         TypeError, ValueError
             For wrong arguments, as in a call.
         """
-        values = self._inputs.bind_here(args, kwargs)
+        values = self._inputs.bind(args, kwargs, here=True)
         arrays = list(map(self._inputs.array, range(len(values)), values))
         subset = self._outputs.check_subset(output_subset, self)
         return self._outputs.pack(_host.run(self._compiled, arrays, subset), subset)

@@ -94,7 +94,7 @@ def check_tuples(lists, updates, givens, profile):
 
 def check_kept(inputs, givens):
     """Raise ValueError for givens that would replace an input; Theano finds the other ones."""
-    replaced = dict(givens or ())
+    replaced = dict(givens)
     for each in inputs:
         if each.keeper is not None and each.variable in replaced:
             raise ValueError(f"givens replaces {each.variable}, which is an input of the function.")

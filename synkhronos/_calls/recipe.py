@@ -31,12 +31,9 @@ class Recipe:
         ]
         moved += [(each.variable, each.keeper) for each in kept]
         moved += [(each.variable, each.whole) for each in inputs if each.parts]
-        givens = kwargs.get("givens") or ()
-        if moved:
-            givens = [*(givens.items() if hasattr(givens, "items") else givens), *moved]
         states = [(each.keeper, each.update) for each in kept if each.update is not None]
         updates, update_modes = [*updates, *states], [*update_modes, *("avg" for _ in states)]
-        self._outputs, self._kwargs = outputs, {**kwargs, "givens": givens}
+        self._outputs, self._kwargs = outputs, {**kwargs, "givens": [*kwargs["givens"], *moved]}
         self.updates, self.update_modes = updates, update_modes
         self._default_updates = []
         self.sliceables = []
@@ -61,9 +58,7 @@ class Recipe:
 
     def replaced(self):
         """Return the variables that `givens` replace."""
-        givens = self._kwargs["givens"] or ()
-        pairs = givens.items() if hasattr(givens, "items") else givens
-        return [variable for variable, _ in pairs]
+        return [variable for variable, _ in self._kwargs["givens"]]
 
     def sliced_by_inputs(self):
         """Return the shared variables of which the function slices rows that its inputs name.
@@ -72,10 +67,8 @@ class Recipe:
         """
         if self.sliceables:
             return []
-        givens = self._kwargs["givens"] or ()
-        pairs = givens.items() if hasattr(givens, "items") else givens
-        expressions = [*self._outputs.variables, *(value for _, value in self.updates)]
-        expressions += [value for _, value in pairs]
+        pairs = [*self.updates, *self._kwargs["givens"]]
+        expressions = [*self._outputs.variables, *(value for _, value in pairs)]
         sliced = _host.sliced_by_inputs(expressions, self.inputs)
         return [variable for variable in sliced if variable not in self.updated]
 

@@ -251,7 +251,7 @@ def _is_expression(value):
 
 
 def check_givens(givens):
-    """Return the givens; raise TypeError unless they are pairs (variable, replacement)."""
+    """Return the givens as a list of pairs (variable, replacement)."""
     if givens is not None and not isinstance(givens, (dict, list, tuple)):
         raise TypeError(
             f"givens must be a dict or a list of pairs (variable, replacement), got {givens!r}."
@@ -267,7 +267,7 @@ def check_givens(givens):
                 f"givens must replace variables, got {shown(pair[0])} among them."
                 f"{advice(pair[0], _host.title)}"
             )
-    return givens
+    return list(map(tuple, pairs))
 
 
 def check_mode(mode):
@@ -412,11 +412,13 @@ def swap_variables(source, swap, defaults):
     An update of a variable becomes the same update of the one in its place. `defaults` are the
     updates that the function has because variables have a default update.
     """
+
+    def swapped(pairs):
+        return [target for target, _ in pairs], _host.swapped([new for _, new in pairs], swap)
+
     # It belongs to the variable that is replaced, so it is given explicitly.
     defaults = [pair for pair in defaults if pair[0] in swap]
-    updates = [*source.updates, *defaults]
-    givens = source.keywords["givens"] or ()
-    givens = list(givens.items() if hasattr(givens, "items") else givens)
+    targets, values = swapped([*source.updates, *defaults])
     outputs = copy.copy(source.outputs)
     outputs.variables = _host.swapped(outputs.variables, swap)
     return source._replace(
@@ -427,21 +429,11 @@ def swap_variables(source, swap, defaults):
             for each in source.inputs
         ],
         outputs=outputs,
-        updates=list(
-            zip(
-                [swap.get(target, target) for target, _ in updates],
-                _host.swapped([new for _, new in updates], swap),
-            )
-        ),
+        updates=[(swap.get(target, target), value) for target, value in zip(targets, values)],
         update_modes=[*source.update_modes, *("avg" for _ in defaults)],
         sliceables=[swap.get(each, each) for each in source.sliceables or ()],
         keywords={
             **source.keywords,
-            "givens": list(
-                zip(
-                    [variable for variable, _ in givens],
-                    _host.swapped([new for _, new in givens], swap),
-                )
-            ),
+            "givens": list(zip(*swapped(source.keywords["givens"]))),
         },
     )
