@@ -23,7 +23,7 @@ from synkhronos._calls.advice import Advice
 from synkhronos._calls.arguments import Inputs
 from synkhronos._calls.check import FIRST, Check, FirstCall, number_of_calls
 from synkhronos._calls.function_values import Containers, Values
-from synkhronos._calls.recipe import Recipe
+from synkhronos._calls.recipe import Definition, Recipe
 from synkhronos._calls.request import Requests
 from synkhronos._calls.row_numbers import InputsWithRowNumbers, take_out
 from synkhronos._hints import (
@@ -97,6 +97,7 @@ class Function:
             self._inputs = InputsWithRowNumbers(inputs, recipe.row_numbers, str(self))
         else:
             self._inputs = Inputs(inputs, str(self))
+        self._definition = Definition(compiled, self._inputs, outputs, recipe, str(self))
         self._result_dtypes = [
             reduction.result_dtype(mode, getattr(variable, "dtype", None), _host.float_dtype())
             for mode, variable in zip(self._modes, outputs.variables)
@@ -116,10 +117,7 @@ class Function:
         self._join(session)
         check = source.check
         if check:
-            comparison = FirstCall if check == FIRST else Check
-            self._check = comparison(
-                compiled, self._inputs, outputs, recipe, check, weakref.proxy(self)
-            )
+            self._check = (FirstCall if check == FIRST else Check)(self._definition, check)
             self._check.join(session, self._key, self._advice)
             # In place of the method, while calls are checked. Weak: a cycle would keep the function
             # when the user has dropped it.
@@ -134,12 +132,8 @@ class Function:
         if self._sliced is not None:
             registry.add_variant(key, SLICED, self._sliced)
         self._inputs.join(session)
-        self._advice = Advice(
-            session, self._compiled, self._inputs, self._recipe, self._modes, str(self)
-        )
-        self._requests = Requests(
-            session, key, self._inputs, self._outputs, description, self._advice, str(self)
-        )
+        self._advice = Advice(session, self._definition)
+        self._requests = Requests(session, key, self._definition, description, self._advice)
         if self._check is not None:
             self._check.join(session, key, self._advice)
         self._key = key
@@ -276,28 +270,20 @@ class Function:
             session.let_go()
             raise
 
-    def _run_checked(self, args, kwargs, output_subset, batch, batch_s, num_slices):
+    def _run_checked(self, args, kwargs, *options):
         session = self._session
         if session.state is not State.OPEN:
-            return self._join_and_call(args, kwargs, output_subset, batch, batch_s, num_slices)
+            return self._join_and_call(args, kwargs, *options)
         with session.lock:
             if self._check.left <= 0 or self._check.leaves_out():
                 self._end_checks()
-                return self._run(args, kwargs, output_subset, batch, batch_s, num_slices)
+                return self._run(args, kwargs, *options)
             with session.call("check"):
                 values = self._inputs.bind(args, kwargs, ahead=True)
-            subset = self._outputs.check_subset(output_subset, self)
+            subset = self._outputs.check_subset(options[0], self)
+            call = functools.partial(Function._run, self, args, kwargs, *options)
             try:
-                return self._check.run(
-                    values,
-                    subset,
-                    batch,
-                    batch_s,
-                    num_slices,
-                    lambda: Function._run(
-                        self, args, kwargs, output_subset, batch, batch_s, num_slices
-                    ),
-                )
+                return self._check.run(call, values, subset, *options[1:])
             finally:
                 if self._check.left <= 0:
                     self._end_checks()

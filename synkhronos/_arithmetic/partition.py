@@ -4,7 +4,7 @@ Edges are ``linspace(0, rows, n + 1)`` floored, in rank order, so later ranks ge
 left over, and some ranks have none if there are fewer rows than ranks.
 """
 
-from typing import Optional, Tuple, Union
+from typing import List, Optional, Tuple, Union
 
 import numpy as np
 
@@ -19,10 +19,9 @@ def share(rows: int, parts: int, part: int) -> Tuple[int, int]:
     return rows * part // parts, rows * (part + 1) // parts
 
 
-def ranks_with_rows(rows: int, n_ranks: int) -> Tuple[int, ...]:
-    """Return the ranks whose share is not empty, in rank order."""
-    bounds = edges(rows, n_ranks)
-    return tuple(rank for rank in range(n_ranks) if bounds[rank] < bounds[rank + 1])
+def counts(rows: int, parts: int) -> List[int]:
+    """Return the number of rows of each part."""
+    return [rows * (part + 1) // parts - rows * part // parts for part in range(parts)]
 
 
 def take_rows(

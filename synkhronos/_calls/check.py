@@ -56,18 +56,14 @@ class Check:
 
     Parameters
     ----------
-    compiled, inputs, outputs, recipe
-        Those of the function.
+    definition : Definition
     left : int
         The number of calls to compare.
-    owner : str
-        The function's name, for messages.
     """
 
-    def __init__(self, compiled, inputs, outputs, recipe, left, owner):
-        self._compiled, self._inputs = compiled, inputs
-        self._outputs, self._recipe, self._owner = outputs, recipe, owner
-        self.left = left
+    def __init__(self, definition, left):
+        self._definition, self.left = definition, left
+        self._compiled, self._inputs, self._outputs, self._recipe, self._owner = definition
         self._told = set()
 
     def join(self, session, key, advice):
@@ -75,23 +71,23 @@ class Check:
         self._session, self._key, self._advice = session, key, advice
         advice.tells_of_idle = True
 
-    def run(self, values, subset, batch, batch_s, num_slices, call):
+    def run(self, call, values, subset, batch, batch_s, num_slices):
         """Return the results of a call, after comparing it with serial Theano.
 
         Parameters
         ----------
+        call : callable
+            Calls all ranks, and returns the results as the user gets them.
         values : list
             The value of each input.
         subset : tuple of int or None
             The outputs that the call computes.
         batch, batch_s, num_slices
             Those of the call.
-        call : callable
-            Calls all ranks, and returns the results as the user gets them.
         """
         self.left -= 1
         with self._session.call("check"):
-            serial, problem = self._serial(subset), None
+            serial, problem = Serial(self._session, self._definition, subset), None
             try:
                 serial.select(values, batch)
                 serial.read_variables(batch_s)
@@ -111,11 +107,6 @@ class Check:
         for what, message in told:
             self._tell(what, message)
         return results
-
-    def _serial(self, subset):
-        return Serial(
-            self._session, self._compiled, self._inputs, self._outputs, self._recipe, subset
-        )
 
     def _tell(self, what, message):
         if what not in self._told:
@@ -205,14 +196,14 @@ class FirstCall(Check):
     wrong here is written to the log, and the call is as without it.
     """
 
-    def __init__(self, compiled, inputs, outputs, recipe, left, owner):
-        super().__init__(compiled, inputs, outputs, recipe, _TRIES, owner)
+    def __init__(self, definition, left):
+        super().__init__(definition, _TRIES)
         # Updated variable -> its value before, serially, and in the master, and what to write.
         self._changed = {}
         self._nbytes = 0  # of the inputs of the call that was compared
         self._was_equal = False  # whether all ranks had the same variables before a call
 
-    def run(self, values, subset, batch, batch_s, num_slices, call):
+    def run(self, call, values, subset, batch, batch_s, num_slices):
         """Return the results of a call; compare it, if it is cheap, with serial Theano."""
         self.left -= 1
         serial = self._trying(self._prepared, values, subset, batch, num_slices)
@@ -267,7 +258,7 @@ class FirstCall(Check):
             return None
         if self._session.registry.is_pending(self._key):
             self._session.registry.distribute(self._key)  # not in the time of the call
-        serial = self._serial(subset)
+        serial = Serial(self._session, self._definition, subset)
         serial.select(values, batch)
         inputs, used = serial.nbytes()
         if serial.rows() < self._session.n_ranks or used > max(inputs, NBYTES):

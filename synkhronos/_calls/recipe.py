@@ -1,6 +1,10 @@
 """The variants of a function, compiled from the arguments of `function`."""
 
+from typing import Any, NamedTuple
+
 from synkhronos import _host
+from synkhronos._calls.arguments import Inputs
+from synkhronos._calls.signature import Outputs
 from synkhronos._rank.replica import PLAIN, SLICED
 
 
@@ -102,3 +106,13 @@ class Recipe:
     def expression(self, variant, compiled):
         """Return the expression of a variant, for ranks on another kind of device."""
         return _host.expression_of(compiled, self.inputs, *self._compiled[variant])
+
+
+class Definition(NamedTuple):
+    """The parts of a function, which stay the same in all sessions."""
+
+    compiled: Any  # the plain variant, in the master: as serial Theano would compile it
+    inputs: Inputs
+    outputs: Outputs
+    recipe: Recipe
+    owner: str  # the function's name, for messages

@@ -23,11 +23,10 @@ _LENGTHS = 16  # commands of different numbers of rows that are kept
 class Requests:
     """Make the commands of one function; return the last one again for a call like the last."""
 
-    def __init__(self, session, key, inputs, outputs, description, advice, owner):
+    def __init__(self, session, key, definition, description, advice):
         self._session, self._key = session, key
-        self._inputs, self._outputs, self._description = inputs, outputs, description
-        self._advice = advice
-        self._owner = owner  # the function's name, for error messages
+        _, self._inputs, self._outputs, _, self._owner = definition
+        self._description, self._advice = description, advice
         self._indices = {}  # name of an argument -> StagedInput of the rows that it selects
         # Arguments of the last call (None unless it was plain), contents of its command, command.
         self._last = None, None, None
@@ -66,8 +65,7 @@ class Requests:
         rows, selection, kinds = self._select(values, refs, batch)
         counts = None
         if rows is not None:
-            edges = partition.edges(rows, session.n_ranks)
-            counts = [end - begin for begin, end in zip(edges, edges[1:])]
+            counts = partition.counts(rows, session.n_ranks)
         picked, counts = self._pick(batch_s, counts)
         if self._advice.is_pending:
             self._advice.tell(counts, subset)

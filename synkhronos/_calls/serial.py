@@ -55,8 +55,8 @@ class Serial:
 
     Parameters
     ----------
-    session, compiled, inputs, outputs, recipe
-        Those of the function.
+    session : Session
+    definition : Definition
     subset : tuple of int or None
         The outputs that the call computes.
 
@@ -66,15 +66,15 @@ class Serial:
         The numbers of these outputs, and their modes. A `place` is a position among them.
     """
 
-    def __init__(self, session, compiled, inputs, outputs, recipe, subset):
-        self._session, self._compiled = session, compiled
-        self._inputs, self._recipe, self.subset = inputs, recipe, subset
+    def __init__(self, session, definition, subset):
+        self._session, self.subset = session, subset
+        self._compiled, self._inputs, outputs, self._recipe, _ = definition
         self.outputs = range(len(outputs.modes)) if subset is None else subset
         self.modes = [outputs.modes[output] for output in self.outputs]
-        self._variables = list(_host.shared_variables(compiled))
+        self._variables = list(_host.shared_variables(self._compiled))
         self._lent = {}
         self.apart = set()  # variables that are to differ between ranks
-        self.targets = [v for v in recipe.updated if _host.is_array_variable(v)]
+        self.targets = [v for v in self._recipe.updated if _host.is_array_variable(v)]
         self._results = {}  # of methods
         self._last = None, None  # a case, and its arrays
         self._as_parts = set()  # places of outputs that the ranks compute as the master alone does
@@ -291,14 +291,12 @@ class Serial:
         """
         if not self._scattered or _host.communicates(self._compiled):
             return None
-        first = self._scattered[0]
-        edges = partition.edges(
-            self._arrays[first].shape[self._inputs.axes[first]], self._session.n_ranks
-        )
-        idle = [begin == end for begin, end in zip(edges, edges[1:])]
+        first, n_ranks = self._scattered[0], self._session.n_ranks
+        rows = self._arrays[first].shape[self._inputs.axes[first]]
+        idle = [mine == 0 for mine in partition.counts(rows, n_ranks)]
         if idle != [how is not None for how in differences]:
             return None
-        return about_idle_ranks(edges[-1], self._session.n_ranks)
+        return about_idle_ranks(rows, n_ranks)
 
     def cause_in_mode(self, place):
         """Return a sentence if the parts of the ranks make up what is expected in another way."""
