@@ -100,15 +100,15 @@ class Inputs:
                     raise TypeError(
                         f"{self._owner} needs a value for {self._name(position)}. It takes: {self}."
                     )
-                if given.keeper is not None:
+                if given.storage is not None:
                     continue
                 value = self._next.get(position, given.default)
             elif given.is_implicit:
                 raise TypeError(
                     f"{self._owner} takes no value for {self._name(position)}: it is implicit."
                 )
-            elif given.keeper is not None:
-                kept.append((given.keeper, self._cast_given(position, value)))
+            elif given.storage is not None:
+                kept.append((given.storage, self._cast_given(position, value)))
                 continue
             elif given.parts:
                 value = self._cast_given(position, value)
@@ -148,8 +148,8 @@ class Inputs:
     def get(self, position):
         """Return the value of a given input between calls: None for one that has no default."""
         given = self.given[position]
-        if given.keeper is not None:
-            return given.keeper.get_value()
+        if given.storage is not None:
+            return given.storage.get_value()
         return self._next.get(position, given.default)
 
     def set(self, position, value):
@@ -161,11 +161,11 @@ class Inputs:
                 "it in the call, or make the function with In(variable, value=...)."
             )
         value = self._cast_given(position, value)
-        if given.keeper is None:
+        if given.storage is None:
             self._next[position] = value
             return
         with self._session.call("Function value"):
-            self._keep(given.keeper, value)
+            self._keep(given.storage, value)
 
     def _keep(self, variable, value):
         session = self._session
@@ -177,7 +177,7 @@ class Inputs:
 
     def _cast_given(self, position, value):
         given = self.given[position]
-        alone = Inputs([given._replace(keeper=None, parts=())], self._owner)
+        alone = Inputs([given._replace(storage=None, parts=())], self._owner)
         return alone.cast(0, value) if given.parts else alone.array(0, value)
 
     def _name(self, position):

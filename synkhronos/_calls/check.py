@@ -236,7 +236,7 @@ class FirstCall(Check):
             or recipe.sliceables
             or not any(inputs.is_scattered)
             or not (recipe.updated or any(mode is not None for mode in self._outputs.modes))
-            or any(each.keeper is not None for each in inputs.given)
+            or any(each.storage is not None for each in inputs.given)
             or any(map(_host.is_random_state, variables))
             or not all(map(_host.is_array_variable, variables))
             or not _host.is_repeatable(self._compiled)

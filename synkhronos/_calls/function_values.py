@@ -21,7 +21,7 @@ class Values:
                 f"{variable} is a shared variable of {self._function}: set it on all ranks with "
                 "synkhronos.broadcast(variable, value)."
             )
-        if self._inputs.given[position].keeper is not None:
+        if self._inputs.given[position].storage is not None:
             self._function._require_session()
         self._inputs.set(position, value)
 
@@ -46,9 +46,9 @@ class Values:
             raise TypeError(f"{self._function} has several inputs of the name {item!r}.")
         if found:
             return found[0], None
-        keepers = [each.keeper for each in given]
+        storages = [each.storage for each in given]
         for variable in self._shared:
-            if any(variable is keeper for keeper in keepers):
+            if any(variable is storage for storage in storages):
                 continue
             if item is variable or (isinstance(item, str) and item == variable.name):
                 return None, variable

@@ -17,11 +17,11 @@ class Recipe:
     Parameters
     ----------
     inputs : list of Input
-        Those that ranks keep are replaced by their keepers.
+        Those that ranks keep are replaced by their storages.
     """
 
     def __init__(self, inputs, outputs, updates, update_modes, kwargs, row_numbers=()):
-        kept = [each for each in inputs if each.keeper is not None]
+        kept = [each for each in inputs if each.storage is not None]
         # Inputs come from shared memory, so they are variables on the host. An input on a device
         # is given as its transfer from there.
         self.given = [each._replace(variable=_host.on_host(each.variable)) for each in inputs]
@@ -33,9 +33,9 @@ class Recipe:
             for each, new in zip(inputs, self.given)
             if each.variable is not new.variable
         ]
-        moved += [(each.variable, each.keeper) for each in kept]
+        moved += [(each.variable, each.storage) for each in kept]
         moved += [(each.variable, each.whole) for each in inputs if each.parts]
-        states = [(each.keeper, each.update) for each in kept if each.update is not None]
+        states = [(each.storage, each.update) for each in kept if each.update is not None]
         updates, update_modes = [*updates, *states], [*update_modes, *("avg" for _ in states)]
         self._outputs, self._kwargs = outputs, {**kwargs, "givens": [*kwargs["givens"], *moved]}
         self.updates, self.update_modes = updates, update_modes

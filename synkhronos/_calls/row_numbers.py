@@ -16,7 +16,7 @@ from synkhronos._wording import count, sentence
 def take_out(inputs, outputs, updates, keywords):
     """Replace the row numbers in the expressions of a function by inputs.
 
-    `inputs` is a list of `Input`; the master reads those that ranks keep from its own keepers.
+    `inputs` is a list of `Input`; the master reads those that ranks keep from its own storages.
 
     Returns
     -------
@@ -30,7 +30,7 @@ def take_out(inputs, outputs, updates, keywords):
     """
     pairs = keywords["givens"]
     expressions = [*outputs.variables, *(new for _, new in [*updates, *pairs])]
-    kept = [(each.variable, each.keeper) for each in inputs if each.keeper is not None]
+    kept = [(each.variable, each.storage) for each in inputs if each.storage is not None]
     variables = [each.variable for each in inputs]
     expressions, numbers, are_used = _host.without_row_numbers(
         expressions, [*pairs, *kept], variables

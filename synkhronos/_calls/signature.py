@@ -336,7 +336,7 @@ def check_axes(axes, inputs, outputs, sliceables):
         axis %= variable.ndim
         is_known = outputs.gather_along(variable, axis)
         for each in inputs:
-            if each.variable is variable and each.is_scattered and each.keeper is None:
+            if each.variable is variable and each.is_scattered and each.storage is None:
                 axis_of[variable], is_known = axis, True
         if not is_known:
             raise ValueError(

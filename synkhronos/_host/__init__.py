@@ -40,7 +40,7 @@ NAMES = {
     "read_input": "Return an input's variable and what else it was given with; or None.",
     "read_output": "Return an output's variable; None for anything else.",
     "is_kept": "Return whether an input's value is one that calls may change: a container.",
-    "keeper": "Return a shared variable of an input's type, for a value or a container.",
+    "storage": "Return a shared variable of an input's type, for a value or a container.",
     "destroyed_inputs": "Return the positions of inputs into which a function writes.",
     "shared_variables": "Return the shared variables that a compiled function uses or updates.",
     "updated_variables": "Return the shared variables that a compiled function updates.",

@@ -48,9 +48,13 @@ class _Handled:
         return self._codes
 
     def _look(self):
-        handlers = {number: _getsignal(number) for number in _NUMBERS}
-        self._numbers = [number for number, handler in handlers.items() if callable(handler)]
-        self._codes.update({_code_of(handlers[number]) for number in self._numbers} - {None})
+        self._numbers = sorted(handled())
+        self._codes.update({_code_of(_getsignal(number)) for number in self._numbers} - {None})
+
+
+def handled():
+    """Return the numbers of the signals that have a handler in Python now."""
+    return {number for number in _NUMBERS if callable(_getsignal(number))}
 
 
 _handled = _Handled()

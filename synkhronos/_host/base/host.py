@@ -53,7 +53,7 @@ from synkhronos._host.base.serial_random import (
     keep_state_equal,
 )
 from synkhronos._host.base.sparse import put_together, sparse_format, take_apart
-from synkhronos._host.base.specifications import is_kept, keeper, read_output
+from synkhronos._host.base.specifications import is_kept, read_output, storage
 from synkhronos._host.base.storing import (
     awaited,
     compile_pushing,
