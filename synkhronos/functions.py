@@ -12,7 +12,7 @@ import contextlib
 import copy
 import functools
 import weakref
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -20,12 +20,11 @@ from synkhronos import _host
 from synkhronos._arithmetic import reduction
 from synkhronos._calls import parameters, signature
 from synkhronos._calls.advice import Advice
-from synkhronos._calls.arguments import Inputs
 from synkhronos._calls.check import FIRST, Check, FirstCall, number_of_calls
 from synkhronos._calls.function_values import Containers, Values
-from synkhronos._calls.recipe import Definition, Recipe
+from synkhronos._calls.recipe import Definition, Recipe, Source
 from synkhronos._calls.request import Requests
-from synkhronos._calls.row_numbers import InputsWithRowNumbers, take_out
+from synkhronos._calls.row_numbers import make_inputs, take_out
 from synkhronos._hints import (
     ArrayLike,
     Input,
@@ -85,7 +84,7 @@ class Function:
     >>> synk.close()
     """
 
-    def __init__(self, session, compiled, inputs, outputs, recipe, source):
+    def __init__(self, session, compiled, outputs, recipe, source):
         self.trust_input = False  # as in Theano, but without an effect: arguments are checked
         self._compiled = compiled
         self._sliced = None  # compiled when a call with slices first needs it
@@ -93,10 +92,7 @@ class Function:
         self._source = source  # what `copy` makes another function of
         self._outputs = outputs
         self._modes = tuple(outputs.modes)
-        if recipe.row_numbers:
-            self._inputs = InputsWithRowNumbers(inputs, recipe.row_numbers, str(self))
-        else:
-            self._inputs = Inputs(inputs, str(self))
+        self._inputs = make_inputs(recipe.given, recipe.row_numbers, str(self))
         self._definition = Definition(compiled, self._inputs, outputs, recipe, str(self))
         self._result_dtypes = [
             reduction.result_dtype(mode, getattr(variable, "dtype", None), _host.float_dtype())
@@ -507,20 +503,6 @@ class Function:
         return f"<{self}({self._inputs}) -> [{modes}] on {count(self._session.n_ranks, 'rank')}>"
 
 
-class Source(NamedTuple):
-    """The arguments of `function`, checked, from which a function and its copies are made."""
-
-    inputs: list
-    has_whole: bool  # whether there are bcast_inputs
-    outputs: signature.Outputs
-    updates: list  # pairs (shared variable, expression)
-    update_modes: list
-    sliceables: Any
-    keywords: dict  # of theano.function
-    check: Any  # the number of calls to compare with serial Theano, or "first"
-    draws_all: bool  # whether random numbers are those of serial Theano
-
-
 def function(
     inputs: Sequence[Input],
     outputs: Output | Sequence[Output] | dict[str, Output] | None = None,
@@ -641,30 +623,24 @@ def _make(source):
     """Compile a function from arguments of `function` that were checked."""
     session = current("function()")
     # A copy, because its variables are replaced here: another function may be made of the source.
-    chosen = copy.copy(source.outputs)
-    variables = [each.variable for each in source.inputs]
-    updates, keywords = source.updates, source.keywords
-    updates, keywords, numbers = take_out(source.inputs, chosen, updates, keywords)
-    if source.draws_all:
-        rows = [each.variable for each in source.inputs if each.is_scattered]
+    own, numbers = take_out(source._replace(outputs=copy.copy(source.outputs)))
+    if own.draws_all:
+        rows = [each.variable for each in own.inputs if each.is_scattered]
         rows += [each.variable for each in numbers]
-        rows += source.sliceables if isinstance(source.sliceables, list) else []
-        chosen.variables, updates, keywords = _host.draws_of_all_rows(
-            rows, chosen.variables, updates, keywords
+        rows += own.sliceables if isinstance(own.sliceables, list) else []
+        own.outputs.variables, updates, keywords = _host.draws_of_all_rows(
+            rows, own.outputs.variables, own.updates, own.keywords
         )
-    chosen.keep_on_device(session.comm.outputs.reduces)
-    recipe = Recipe(source.inputs, chosen, updates, source.update_modes, keywords, numbers)
-    recipe.draws_all = source.draws_all
-    recipe.divides_nothing = not (
-        source.has_whole or numbers or any(variable.ndim for variable in variables)
-    )
+        own = own._replace(updates=updates, keywords=keywords)
+    own.outputs.keep_on_device(session.comm.outputs.reduces)
+    recipe = Recipe(own, numbers)
     compiled = recipe.compile_plain()
-    _check_states(session, compiled, source.draws_all)
+    _check_states(session, compiled, own.draws_all)
     parameters.refuse_destroyed(compiled, recipe.inputs)
     recipe.sliceables = signature.check_sliceables(
-        source.sliceables, _host.shared_variables(compiled), recipe.updated
+        own.sliceables, _host.shared_variables(compiled), recipe.updated
     )
-    return Function(session, compiled, recipe.given, chosen, recipe, source)
+    return Function(session, compiled, own.outputs, recipe, source)
 
 
 def _check_states(session, compiled, draws_all):

@@ -8,27 +8,15 @@ from synkhronos._wording import advise, count
 
 
 class Advice:
-    """The warnings of one function, each told once.
-
-    Parameters
-    ----------
-    session : Session
-    definition : Definition
-
-    Attributes
-    ----------
-    told : set of int
-        The outputs that a warning was about.
-    tells_of_idle, told_of_idle : bool
-        Whether to warn of ranks that do not update, because they have no rows; and whether it was
-        done.
-    """
+    """The warnings of one function, each told once."""
 
     def __init__(self, session, definition):
         self._n_ranks = session.n_ranks
         self._compiled, self._inputs, outputs, self._recipe, self._owner = definition
         self._averaged, self._sliced = {}, []
-        self.told, self.tells_of_idle, self.told_of_idle = set(), False, False
+        self.told = set()  # the numbers of outputs that a warning was about
+        # Whether to warn of ranks that do not update, because they have no rows; whether it is done
+        self.tells_of_idle, self.told_of_idle = False, False
         if self._n_ranks > 1:
             self._averaged = self._find_averaged_rows(outputs.modes)
             if self._recipe.divides_nothing and not _host.communicates(self._compiled):

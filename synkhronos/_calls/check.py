@@ -52,14 +52,7 @@ def of_environment():
 
 
 class Check:
-    """The comparison of one function's first calls with serial Theano.
-
-    Parameters
-    ----------
-    definition : Definition
-    left : int
-        The number of calls to compare.
-    """
+    """The comparison of one function's first calls with serial Theano; `left` are to come."""
 
     def __init__(self, definition, left):
         self._definition, self.left = definition, left

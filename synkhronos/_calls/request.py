@@ -35,10 +35,8 @@ class Requests:
     def make(self, make_ready, values, output_subset, batch, batch_s, num_slices):
         """Return the command for a call, after checking all that the master can check.
 
-        Parameters
-        ----------
-        make_ready : callable
-            Takes the number of slices; sends the workers the compiled variant, if they lack it.
+        `make_ready` takes the number of slices; it sends the workers the compiled variant, if they
+        lack it.
         """
         session, inputs, modes = self._session, self._inputs, self._description.output_modes
         if num_slices.__class__ is not int or num_slices != 1:
@@ -296,15 +294,10 @@ class Requests:
 
 
 class _Sliced:
-    """The last commands with ``batch=slice(...)``, which differ in their number of rows only.
-
-    Attributes
-    ----------
-    arguments : tuple or None
-        What else was asked for: references to the inputs, positions of outputs, number of slices.
-    """
+    """The last commands with ``batch=slice(...)``, which differ in their number of rows only."""
 
     def __init__(self):
+        # What else was asked for: references to inputs, positions of outputs, number of slices.
         self.arguments = None
         self._length = 0
         self._commands = {}  # number of rows -> command

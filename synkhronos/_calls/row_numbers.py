@@ -13,50 +13,36 @@ from synkhronos._calls.parameters import Input
 from synkhronos._wording import count, sentence
 
 
-def take_out(inputs, outputs, updates, keywords):
-    """Replace the row numbers in the expressions of a function by inputs.
+def take_out(source):
+    """Return a `Source` with inputs in place of row numbers, and these inputs: none in most.
 
-    `inputs` is a list of `Input`; the master reads those that ranks keep from its own storages.
-
-    Returns
-    -------
-    updates : list of pairs
-    keywords : dict
-        For ``theano.function``, the givens among them.
-    numbers : list of RowNumbers
-        The inputs; empty in most functions.
-
-    The variables of `outputs` are replaced in place.
+    The variables of its outputs are replaced in place. The master reads inputs that ranks keep from
+    its own storages.
     """
-    pairs = keywords["givens"]
-    expressions = [*outputs.variables, *(new for _, new in [*updates, *pairs])]
-    kept = [(each.variable, each.storage) for each in inputs if each.storage is not None]
-    variables = [each.variable for each in inputs]
+    outputs, updates, givens = source.outputs, source.updates, source.keywords["givens"]
+    expressions = [*outputs.variables, *(new for _, new in [*updates, *givens])]
+    kept = [(each.variable, each.storage) for each in source.inputs if each.storage is not None]
     expressions, numbers, are_used = _host.without_row_numbers(
-        expressions, [*pairs, *kept], variables
+        expressions, [*givens, *kept], [each.variable for each in source.inputs]
     )
     if not numbers:
-        return updates, keywords, numbers
-    n_outputs, n_updates = len(outputs.variables), len(updates)
-    outputs.variables = expressions[:n_outputs]
-    new = expressions[n_outputs:]
-    updates = [(target, value) for (target, _), value in zip(updates, new)]
-    pairs = [(variable, value) for (variable, _), value in zip(pairs, new[n_updates:])]
-    keywords = {**keywords, "givens": pairs}
+        return source, numbers
+    new = iter(expressions)
+    outputs.variables = [next(new) for _ in outputs.variables]
+    updates = [(target, next(new)) for target, _ in updates]
+    keywords = {**source.keywords, "givens": [(variable, next(new)) for variable, _ in givens]}
     if are_used:
         keywords["on_unused_input"] = "ignore"  # the index itself is used by the master alone
-    return updates, keywords, numbers
+    return source._replace(updates=updates, keywords=keywords), numbers
+
+
+def make_inputs(given, numbers, owner):
+    """Return the inputs of a function, whose name is `owner`."""
+    return InputsWithRowNumbers(given, numbers, owner) if numbers else Inputs(given, owner)
 
 
 class InputsWithRowNumbers(Inputs):
-    """The inputs of a function, the user's and then those for row numbers.
-
-    Parameters
-    ----------
-    given : list of Input
-        Those of the user.
-    numbers : list of RowNumbers
-    """
+    """The inputs of a function: `given` by the user, and then those for row numbers."""
 
     def __init__(self, given, numbers, owner):
         super().__init__(given, owner, [Input(each.variable, "rows()", True) for each in numbers])

@@ -53,17 +53,8 @@ def _kept(method):
 class Serial:
     """Serial Theano's side of one call, case 0, and of others with numbers made of its rows.
 
-    Parameters
-    ----------
-    session : Session
-    definition : Definition
-    subset : tuple of int or None
-        The outputs that the call computes.
-
-    Attributes
-    ----------
-    outputs, modes : sequence
-        The numbers of these outputs, and their modes. A `place` is a position among them.
+    `outputs` are the numbers of the outputs that the call computes, and `modes` their modes. A
+    `place` is a position among them.
     """
 
     def __init__(self, session, definition, subset):
