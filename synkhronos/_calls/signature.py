@@ -9,7 +9,7 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._arithmetic import reduction
 from synkhronos._host.choice import advice
-from synkhronos._wording import MAX_DIMENSIONS, count, line_of_user, shown, whole_number
+from synkhronos._wording import MAX_DIMENSIONS, count, is_bool, line_of_user, shown, whole_number
 
 
 class Outputs:
@@ -80,25 +80,29 @@ class Outputs:
         """Return the positions of the selected outputs, in ascending order; None for all."""
         if output_subset is None:
             return None
-        subset = self._asked(output_subset, function)
-        if not self._sparse:
-            return subset
-        return tuple(i for each in subset for i in range(*self._first[each : each + 2]))
-
-    def _asked(self, output_subset, function):
-        if self.keys is None:
-            return check_subset(output_subset, len(self.asked_modes), function)
-        if not isinstance(output_subset, (list, tuple)):
-            raise TypeError(
-                f"output_subset must be a list of keys of the outputs, got {output_subset!r}."
-            )
-        for key in output_subset:
-            if key not in self.keys:
+        keys, n_outputs = self.keys, len(self.asked_modes)
+        is_list = isinstance(output_subset, (list, tuple))
+        if is_list and keys is None:
+            is_list = all(isinstance(i, (int, np.integer)) for i in output_subset)
+            is_list = is_list and not any(map(is_bool, output_subset))
+        if not is_list:
+            what = "integers" if keys is None else "keys of the outputs"
+            raise TypeError(f"output_subset must be a list of {what}, got {output_subset!r}.")
+        for each in output_subset:
+            if keys is None and not 0 <= each < n_outputs:
+                raise ValueError(
+                    f"output_subset must hold numbers from 0 to {n_outputs - 1}, the outputs of "
+                    f"{function}, got {output_subset!r}."
+                )
+            if keys is not None and each not in keys:
                 raise ValueError(
                     f"output_subset must hold keys of the outputs of {function}, which are "
-                    f"{', '.join(map(repr, self.keys))}; got {key!r}."
+                    f"{', '.join(map(repr, keys))}; got {each!r}."
                 )
-        return tuple(sorted({self.keys.index(key) for key in output_subset}))
+        subset = sorted({int(i) if keys is None else keys.index(i) for i in output_subset})
+        if self._sparse:
+            subset = [i for each in subset for i in range(*self._first[each : each + 2])]
+        return tuple(subset)
 
     def unpack(self, results, subset=None):
         """Return what `pack` has returned as a list, of the outputs that are computed."""
@@ -291,22 +295,6 @@ def describe_value(value):
     if hasattr(value, "dtype") and getattr(value, "shape", ()):
         return f"a {type(value).__name__} of dtype {value.dtype}, shape {value.shape}"
     return f"{type(value).__name__} {str(value)[:60]}"
-
-
-def check_subset(output_subset, n_outputs, function):
-    """Return the positions of the selected outputs, in ascending order; None for all."""
-    if output_subset is None:
-        return None
-    if not isinstance(output_subset, (list, tuple)) or not all(
-        isinstance(i, (int, np.integer)) and not isinstance(i, bool) for i in output_subset
-    ):
-        raise TypeError(f"output_subset must be a list of integers, got {output_subset!r}.")
-    if any(not 0 <= i < n_outputs for i in output_subset):
-        raise ValueError(
-            f"output_subset must hold numbers from 0 to {n_outputs - 1}, the outputs of {function}"
-            f", got {output_subset!r}."
-        )
-    return tuple(sorted({int(i) for i in output_subset}))
 
 
 def check_axes(axes, inputs, outputs, sliceables):
