@@ -273,3 +273,23 @@ class Inputs:
 
 def _keep_here(variable, value):
     variable.set_value(value)
+
+
+def is_minibatch(value):
+    """Return whether the value of an input holds just the rows that ``batch`` selects."""
+    return getattr(value, "minibatch", False)
+
+
+def rows_there(inputs, values, arrays):
+    """Return the number of rows that ``batch`` selects from, where inputs are scattered.
+
+    `arrays` are those of the values, or references to them.
+    """
+    lengths = [
+        (is_minibatch(values[i]), arrays[i].shape[inputs.axes[i]])
+        for i, split in enumerate(inputs.is_scattered)
+        if split
+    ]
+    # The rows of a minibatch are selected already, unless there is nothing else.
+    others = [length for is_batch, length in lengths if not is_batch]
+    return min(others or [length for _, length in lengths])

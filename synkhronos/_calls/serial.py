@@ -16,6 +16,7 @@ from synkhronos import _host
 from synkhronos._arithmetic import partition, reduction
 from synkhronos._arithmetic.selection import select_each, select_rows
 from synkhronos._calls.advice import about_idle_ranks
+from synkhronos._calls.arguments import is_minibatch, rows_there
 from synkhronos._calls.differences import (
     any_differ,
     change_of,
@@ -73,16 +74,13 @@ class Serial:
     def select(self, values, batch):
         """Select the rows of a call from the value of each input."""
         arrays = list(map(self._inputs.array, range(len(values)), values))
-        scattered = [i for i, split in enumerate(self._inputs.is_scattered) if split]
-        whole = [i for i in scattered if not getattr(values[i], "minibatch", False)]
-        if scattered and batch is not None:
-            axes = self._inputs.axes
-            lengths = [arrays[i].shape[axes[i]] for i in whole or scattered]
-            rows = select_rows("batch", batch, min(lengths))
-            for i in scattered:
-                chosen = rows if i in whole else range(len(rows))
-                arrays[i] = partition.take_rows(arrays[i], chosen, axis=axes[i])
-        self._arrays, self._scattered = arrays, scattered
+        self._scattered = [i for i, split in enumerate(self._inputs.is_scattered) if split]
+        if self._scattered and batch is not None:
+            rows = select_rows("batch", batch, rows_there(self._inputs, values, arrays))
+            for i in self._scattered:
+                chosen = range(len(rows)) if is_minibatch(values[i]) else rows
+                arrays[i] = partition.take_rows(arrays[i], chosen, axis=self._inputs.axes[i])
+        self._arrays = arrays
 
     def read_variables(self, batch_s, are_equal=False):
         """Read the values of the variables before the call; of all ranks, but where `are_equal`."""
@@ -282,8 +280,7 @@ class Serial:
         """
         if not self._scattered or _host.communicates(self._compiled):
             return None
-        first, n_ranks = self._scattered[0], self._session.n_ranks
-        rows = self._arrays[first].shape[self._inputs.axes[first]]
+        rows, n_ranks = self.rows(), self._session.n_ranks
         idle = [mine == 0 for mine in partition.counts(rows, n_ranks)]
         if idle != [how is not None for how in differences]:
             return None
