@@ -109,12 +109,12 @@ class Function:
             any(outputs.on_device),
             self._inputs.axes if any(self._inputs.axes) else (),
         )
-        self._check: Any = None
-        self._join(session)
         check = source.check
+        self._check: Any = None
         if check:
             self._check = (FirstCall if check == FIRST else Check)(self._definition, check)
-            self._check.join(session, self._key, self._advice)
+        self._join(session)
+        if check:
             # In place of the method, while calls are checked. Weak: a cycle would keep the function
             # when the user has dropped it.
             # Not by `__dict__`: an object of which it was read is slower from then on.
