@@ -8,7 +8,7 @@ from synkhronos._arithmetic.conversion import as_array
 from synkhronos._arithmetic.selection import select_rows
 from synkhronos._host.choice import advice
 from synkhronos._machine.interrupts import raised_here
-from synkhronos._master.staging import Contents
+from synkhronos._master.staging import Contents, send_objects
 from synkhronos._rank import commands
 from synkhronos._wording import count, sentence, shown
 from synkhronos.inputs import Data
@@ -165,6 +165,21 @@ def raise_unequal(name, variables, unequal, where=""):
             f"{name}() needs the same shape on all ranks{where}, but {variables[position]} has, "
             f"in rank order, {shapes}."
         )
+
+
+def set_on_rank(session, name, variables, values, batch, rank):
+    """Set variables, also those that hold no arrays, on one rank."""
+    pairs = list(zip(variables, values))
+    arrays = [pair for pair in pairs if _host.is_array_variable(pair[0])]
+    objects = [pair for pair in pairs if not _host.is_array_variable(pair[0])]
+    if objects and batch is not None:
+        raise TypeError(f"{name}() got batch, but {objects[0][0]} has no rows.")
+    if arrays:
+        assign(session, name, *map(list, zip(*arrays)), batch, rank)
+    if objects:
+        keys = session.registry.keys_of([variable for variable, _ in objects])
+        session.changes.apart(keys)
+        send_objects(session, keys, [value for _, value in objects], rank)
 
 
 def assign(session, name, variables, values, batch, rank):
