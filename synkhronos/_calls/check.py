@@ -214,8 +214,8 @@ class FirstCall(Check):
             return results
         left, self.left = self.left, 0
         told = self._trying(self._compared, serial, results, num_slices, left)
-        for message in told or ():
-            advise(message)
+        for what, message in told or ():
+            self._tell(what, message)
         return results
 
     def leaves_out(self):
@@ -267,7 +267,7 @@ class FirstCall(Check):
         return serial
 
     def _compared(self, serial, results, num_slices, left):
-        """Return the messages about outputs; note the updates that differ for the next call.
+        """Return pairs (output, message); note the updates that differ for the next call.
 
         Of a call with slices the ranks' parts of some rows are compared, but no updates.
         """
@@ -290,9 +290,7 @@ class FirstCall(Check):
             self.left, self._nbytes = 1, serial.nbytes()[0]
         elif any(mode in _ADDED and not each.any() for mode, each in zip(serial.modes, expected)):
             self.left = left  # zeros say little, as a count of rare items: the next call, too
-        told = list(self._differing_outputs(serial, found))
-        self._told.update(output for output, _ in told)
-        return [message for _, message in told]
+        return list(self._differing_outputs(serial, found))
 
     def _by_chance(self, serial, place, found):
         # The largest label, say, may be the same in all parts.
