@@ -84,7 +84,7 @@ class Function:
     >>> synk.close()
     """
 
-    def __init__(self, session, compiled, outputs, recipe, source):
+    def __init__(self, session, compiled, inputs, outputs, recipe, source):
         self.trust_input = False  # as in Theano, but without an effect: arguments are checked
         self._compiled = compiled
         self._sliced = None  # compiled when a call with slices first needs it
@@ -92,7 +92,7 @@ class Function:
         self._source = source  # what `copy` makes another function of
         self._outputs = outputs
         self._modes = tuple(outputs.modes)
-        self._inputs = make_inputs(recipe.given, recipe.row_numbers, str(self))
+        self._inputs = make_inputs(inputs, recipe.row_numbers, str(self))
         self._definition = Definition(compiled, self._inputs, outputs, recipe, str(self))
         self._result_dtypes = [
             reduction.result_dtype(mode, getattr(variable, "dtype", None), _host.float_dtype())
@@ -640,7 +640,7 @@ def _make(source):
     recipe.sliceables = signature.check_sliceables(
         own.sliceables, _host.shared_variables(compiled), recipe.updated
     )
-    return Function(session, compiled, own.outputs, recipe, source)
+    return Function(session, compiled, recipe.given, own.outputs, recipe, source)
 
 
 def _check_states(session, compiled, draws_all):
