@@ -30,17 +30,10 @@ def take_rows(
     buffer: Optional[np.ndarray] = None,
     axis: int = 0,
 ) -> np.ndarray:
-    """Return rows of an array: a view of a range that goes forward, else a copy.
+    """Return rows of an array along an axis: a view of a range that goes forward, else a copy.
 
-    Parameters
-    ----------
-    array : numpy.ndarray
-    rows : range or array of integers
-        Within the array: this is not checked.
-    buffer : numpy.ndarray, optional
-        Of as many rows, where a copy goes.
-    axis : int
-        The axis that rows are counted along.
+    That the rows are within the array is not checked. A copy goes to the `buffer`, which has room
+    for as many rows.
     """
     if isinstance(rows, range):
         if rows.step > 0:

@@ -26,16 +26,11 @@ class Inputs:
     """The inputs of one function, and the shared memory that plain arrays are copied into.
 
     The memory belongs to the function and is used again by its next call. It goes with `release`,
-    or with the function. `variables` and all that is numbered are the inputs that a call sends to
-    the ranks: not those that they keep. `given` are those of the user.
+    or with the function.
 
-    Parameters
-    ----------
-    given : list of Input
-    owner : str
-        The function's name, for messages.
-    computed : list of Input
-        Those that the user does not see, and whose values `bind` adds.
+    `given` are the inputs of the user. `computed` are those that the user does not see, and whose
+    values `bind` adds. `variables` and all that is numbered are the inputs that a call sends to the
+    ranks: not those that they keep.
     """
 
     def __init__(self, given, owner, computed=()):
@@ -65,13 +60,8 @@ class Inputs:
     def bind(self, args, kwargs, here=False, ahead=False):
         """Return the arguments of a call, one for each input that is sent; set what ranks keep.
 
-        Parameters
-        ----------
-        here : bool
-            Whether it is a call in the master alone, which keeps values for itself.
-        ahead : bool
-            Whether a call with the same arguments follows: values that were set for the next call
-            are for that one.
+        A call `here`, in the master alone, sets it in the master. With `ahead` a call with the same
+        arguments follows: values that were set for the next call are for that one.
         """
         if len(args) == self._n_plain and not kwargs:
             return args

@@ -67,16 +67,8 @@ class Check:
     def run(self, call, values, subset, batch, batch_s, num_slices):
         """Return the results of a call, after comparing it with serial Theano.
 
-        Parameters
-        ----------
-        call : callable
-            Calls all ranks, and returns the results as the user gets them.
-        values : list
-            The value of each input.
-        subset : tuple of int or None
-            The outputs that the call computes.
-        batch, batch_s, num_slices
-            Those of the call.
+        `call` calls all ranks, and returns the results as the user gets them. The inputs have these
+        values, and the call computes the outputs of the subset.
         """
         self.left -= 1
         with self._session.call("check"):
