@@ -347,26 +347,16 @@ class _Plan:
             (_host.replace if is_array else _host.replace_object)(variable, value)
         keys_of = session.registry.keys_of
         keys_of([*self._everywhere, *self._of_rank[0]])  # which sends new ones at once
-        self._set(None, self._everywhere)
+        arrays = {v: new for v, new in self._everywhere.items() if _host.is_array_variable(v)}
+        objects = {v: new for v, new in self._everywhere.items() if v not in arrays}
+        if arrays:
+            keys = keys_of(list(arrays))
+            commands.assign_all(session.worker, keys, arrays.values(), [None] * len(keys))
+            session.run(commands.Broadcast(keys, session.master_rank))
+        if objects:
+            send_objects(session, keys_of(list(objects)), list(objects.values()))
         session.changes.equal(keys_of(list(self._everywhere)))
         if self._to_spread:
             session.run(commands.Spread(keys_of(self._to_spread)))
-        session.changes.apart(keys_of(list(self._of_rank[0])))
         for rank, own in enumerate(self._of_rank):
-            self._set(rank, own)
-
-    def _set(self, rank, values):
-        """Set variables on one rank, or on all."""
-        session, keys_of = self._session, self._session.registry.keys_of
-        arrays = [variable for variable in values if _host.is_array_variable(variable)]
-        objects = [variable for variable in values if variable not in arrays]
-        if arrays and rank is None:
-            keys, new = keys_of(arrays), [values[variable] for variable in arrays]
-            commands.assign_all(session.worker, keys, new, [None] * len(new))
-            session.run(commands.Broadcast(keys, session.master_rank))
-        elif arrays:
-            new = [values[variable] for variable in arrays]
-            collective.assign(session, "load", arrays, new, None, rank)
-        if objects:
-            new = [values[variable] for variable in objects]
-            send_objects(session, keys_of(objects), new, rank)
+            collective.set_on_rank(session, "load", list(own), list(own.values()), None, rank)

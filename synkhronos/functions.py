@@ -12,7 +12,7 @@ import contextlib
 import copy
 import functools
 import weakref
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -20,12 +20,11 @@ from synkhronos import _host
 from synkhronos._arithmetic import reduction
 from synkhronos._calls import parameters, signature
 from synkhronos._calls.advice import Advice
-from synkhronos._calls.arguments import Inputs
 from synkhronos._calls.check import FIRST, Check, FirstCall, number_of_calls
-from synkhronos._calls.optional import Containers, OptionalInputs, Values
-from synkhronos._calls.recipe import Recipe
+from synkhronos._calls.function_values import Containers, Values
+from synkhronos._calls.recipe import Definition, Recipe, Source
 from synkhronos._calls.request import Requests
-from synkhronos._calls.row_numbers import InputsWithRowNumbers, take_out
+from synkhronos._calls.row_numbers import make_inputs, take_out
 from synkhronos._hints import (
     ArrayLike,
     Input,
@@ -93,10 +92,8 @@ class Function:
         self._source = source  # what `copy` makes another function of
         self._outputs = outputs
         self._modes = tuple(outputs.modes)
-        kind = Inputs if all(each.is_plain for each in inputs) else OptionalInputs
-        self._inputs = kind(inputs, str(self))
-        if recipe.row_numbers:
-            self._inputs = InputsWithRowNumbers(self._inputs, recipe.row_numbers, str(self))
+        self._inputs = make_inputs(inputs, recipe.row_numbers, str(self))
+        self._definition = Definition(compiled, self._inputs, outputs, recipe, str(self))
         self._result_dtypes = [
             reduction.result_dtype(mode, getattr(variable, "dtype", None), _host.float_dtype())
             for mode, variable in zip(self._modes, outputs.variables)
@@ -112,15 +109,12 @@ class Function:
             any(outputs.on_device),
             self._inputs.axes if any(self._inputs.axes) else (),
         )
-        self._check: Any = None
-        self._join(session)
         check = source.check
+        self._check: Any = None
         if check:
-            comparison = FirstCall if check == FIRST else Check
-            self._check = comparison(
-                compiled, self._inputs, outputs, recipe, check, weakref.proxy(self)
-            )
-            self._check.join(session, self._key, self._advice)
+            self._check = (FirstCall if check == FIRST else Check)(self._definition, check)
+        self._join(session)
+        if check:
             # In place of the method, while calls are checked. Weak: a cycle would keep the function
             # when the user has dropped it.
             # Not by `__dict__`: an object of which it was read is slower from then on.
@@ -134,12 +128,8 @@ class Function:
         if self._sliced is not None:
             registry.add_variant(key, SLICED, self._sliced)
         self._inputs.join(session)
-        self._advice = Advice(
-            session, self._compiled, self._inputs, self._recipe, self._modes, str(self)
-        )
-        self._requests = Requests(
-            session, key, self._inputs, self._outputs, description, self._advice, str(self)
-        )
+        self._advice = Advice(session, self._definition)
+        self._requests = Requests(session, key, self._definition, description, self._advice)
         if self._check is not None:
             self._check.join(session, key, self._advice)
         self._key = key
@@ -276,28 +266,20 @@ class Function:
             session.let_go()
             raise
 
-    def _run_checked(self, args, kwargs, output_subset, batch, batch_s, num_slices):
+    def _run_checked(self, args, kwargs, *options):
         session = self._session
         if session.state is not State.OPEN:
-            return self._join_and_call(args, kwargs, output_subset, batch, batch_s, num_slices)
+            return self._join_and_call(args, kwargs, *options)
         with session.lock:
             if self._check.left <= 0 or self._check.leaves_out():
                 self._end_checks()
-                return self._run(args, kwargs, output_subset, batch, batch_s, num_slices)
+                return self._run(args, kwargs, *options)
             with session.call("check"):
-                values = self._inputs.bind_ahead(args, kwargs)
-            subset = self._outputs.check_subset(output_subset, self)
+                values = self._inputs.bind(args, kwargs, ahead=True)
+            subset = self._outputs.check_subset(options[0], self)
+            call = functools.partial(Function._run, self, args, kwargs, *options)
             try:
-                return self._check.run(
-                    values,
-                    subset,
-                    batch,
-                    batch_s,
-                    num_slices,
-                    lambda: Function._run(
-                        self, args, kwargs, output_subset, batch, batch_s, num_slices
-                    ),
-                )
+                return self._check.run(call, values, subset, *options[1:])
             finally:
                 if self._check.left <= 0:
                     self._end_checks()
@@ -331,7 +313,7 @@ class Function:
         TypeError, ValueError
             For wrong arguments, as in a call.
         """
-        values = self._inputs.bind_here(args, kwargs)
+        values = self._inputs.bind(args, kwargs, here=True)
         arrays = list(map(self._inputs.array, range(len(values)), values))
         subset = self._outputs.check_subset(output_subset, self)
         return self._outputs.pack(_host.run(self._compiled, arrays, subset), subset)
@@ -521,20 +503,6 @@ class Function:
         return f"<{self}({self._inputs}) -> [{modes}] on {count(self._session.n_ranks, 'rank')}>"
 
 
-class Source(NamedTuple):
-    """The arguments of `function`, checked, from which a function and its copies are made."""
-
-    inputs: list
-    has_whole: bool  # whether there are bcast_inputs
-    outputs: signature.Outputs
-    updates: list  # pairs (shared variable, expression)
-    update_modes: list
-    sliceables: Any
-    keywords: dict  # of theano.function
-    check: Any  # the number of calls to compare with serial Theano, or "first"
-    draws_all: bool  # whether random numbers are those of serial Theano
-
-
 def function(
     inputs: Sequence[Input],
     outputs: Output | Sequence[Output] | dict[str, Output] | None = None,
@@ -655,30 +623,24 @@ def _make(source):
     """Compile a function from arguments of `function` that were checked."""
     session = current("function()")
     # A copy, because its variables are replaced here: another function may be made of the source.
-    chosen = copy.copy(source.outputs)
-    variables = [each.variable for each in source.inputs]
-    updates, keywords = source.updates, source.keywords
-    updates, keywords, numbers = take_out(source.inputs, chosen, updates, keywords)
-    if source.draws_all:
-        rows = [each.variable for each in source.inputs if each.is_scattered]
+    own, numbers = take_out(source._replace(outputs=copy.copy(source.outputs)))
+    if own.draws_all:
+        rows = [each.variable for each in own.inputs if each.is_scattered]
         rows += [each.variable for each in numbers]
-        rows += source.sliceables if isinstance(source.sliceables, list) else []
-        chosen.variables, updates, keywords = _host.draws_of_all_rows(
-            rows, chosen.variables, updates, keywords
+        rows += own.sliceables if isinstance(own.sliceables, list) else []
+        own.outputs.variables, updates, keywords = _host.draws_of_all_rows(
+            rows, own.outputs.variables, own.updates, own.keywords
         )
-    chosen.keep_on_device(session.comm.outputs.reduces)
-    recipe = Recipe(source.inputs, chosen, updates, source.update_modes, keywords, numbers)
-    recipe.draws_all = source.draws_all
-    recipe.divides_nothing = not (
-        source.has_whole or numbers or any(variable.ndim for variable in variables)
-    )
+        own = own._replace(updates=updates, keywords=keywords)
+    own.outputs.keep_on_device(session.comm.outputs.reduces)
+    recipe = Recipe(own, numbers)
     compiled = recipe.compile_plain()
-    _check_states(session, compiled, source.draws_all)
+    _check_states(session, compiled, own.draws_all)
     parameters.refuse_destroyed(compiled, recipe.inputs)
     recipe.sliceables = signature.check_sliceables(
-        source.sliceables, _host.shared_variables(compiled), recipe.updated
+        own.sliceables, _host.shared_variables(compiled), recipe.updated
     )
-    return Function(session, compiled, recipe.given, chosen, recipe, source)
+    return Function(session, compiled, recipe.given, own.outputs, recipe, source)
 
 
 def _check_states(session, compiled, draws_all):

@@ -14,7 +14,6 @@ from synkhronos import _host
 from synkhronos._calls import collective
 from synkhronos._hints import RandomState, Rows, SharedVariables, Values
 from synkhronos._master.current import call
-from synkhronos._master.staging import send_objects
 from synkhronos._rank import commands
 from synkhronos._wording import whole_number
 
@@ -63,17 +62,7 @@ def set_value(
         given = collective.check_values(
             "set_value", shared_vars, variables, values, rows_may_differ=batch is not None
         )
-        arrays = [i for i, v in enumerate(variables) if _host.is_array_variable(v)]
-        objects = [i for i in range(len(variables)) if i not in arrays]
-        if objects and batch is not None:
-            raise TypeError(f"set_value() got batch, but {variables[objects[0]]} has no rows.")
-        if arrays:
-            chosen = [variables[i] for i in arrays]
-            collective.assign(session, "set_value", chosen, [given[i] for i in arrays], batch, rank)
-        if objects:
-            keys = session.registry.keys_of([variables[i] for i in objects])
-            session.changes.apart(keys)
-            send_objects(session, keys, [given[i] for i in objects], rank)
+        collective.set_on_rank(session, "set_value", variables, given, batch, rank)
 
 
 def get_value(rank: int, shared_vars: SharedVariables) -> Value | tuple[Value, ...]:

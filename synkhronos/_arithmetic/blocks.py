@@ -39,15 +39,8 @@ def parse_op(op):
 def reduce_block(op, sources, out, divisor):
     """Reduce arrays of one shape into `out`, which may be the first array but no other.
 
-    Parameters
-    ----------
-    op : str
-        See `operations`.
-    sources : list of numpy.ndarray
-        One for each rank, in rank order; at least one.
-    out : numpy.ndarray
-    divisor : float
-        For averages: the number to divide by.
+    There is at least one array, and one for each rank, in rank order. Averages are divided by the
+    `divisor`.
     """
     combine, _, divides = OPERATIONS[op]
     if out.dtype.char == HALF:
@@ -88,10 +81,7 @@ def reduction(op, sources, out, divisor):
 def shares(sizes, n_ranks, rank):
     """Yield (position of an array, first element, element after the last) of one rank's blocks.
 
-    Parameters
-    ----------
-    sizes : list of (int, int)
-        For each array the number of elements, and the bytes of an element.
+    `sizes` has for each array the number of elements, and the bytes of an element.
     """
     total = sum(elements * nbytes for elements, nbytes in sizes)
     begin, end = partition.share(total, n_ranks, rank)
@@ -109,10 +99,7 @@ def shares(sizes, n_ranks, rank):
 def cut(values, n_ranks, rank):
     """Yield (position, blocks) for one rank: the same elements of all arrays at that position.
 
-    Parameters
-    ----------
-    values : list of list of numpy.ndarray
-        At each position, contiguous arrays of one shape and dtype.
+    At each position `values` has a list of contiguous arrays of one shape and dtype.
     """
     flat = [[value.reshape(-1) for value in each] for each in values]
     sizes = [(each[0].size, each[0].itemsize) for each in flat]

@@ -4,7 +4,7 @@ Edges are ``linspace(0, rows, n + 1)`` floored, in rank order, so later ranks ge
 left over, and some ranks have none if there are fewer rows than ranks.
 """
 
-from typing import Optional, Tuple, Union
+from typing import List, Optional, Tuple, Union
 
 import numpy as np
 
@@ -19,10 +19,9 @@ def share(rows: int, parts: int, part: int) -> Tuple[int, int]:
     return rows * part // parts, rows * (part + 1) // parts
 
 
-def ranks_with_rows(rows: int, n_ranks: int) -> Tuple[int, ...]:
-    """Return the ranks whose share is not empty, in rank order."""
-    bounds = edges(rows, n_ranks)
-    return tuple(rank for rank in range(n_ranks) if bounds[rank] < bounds[rank + 1])
+def counts(rows: int, parts: int) -> List[int]:
+    """Return the number of rows of each part."""
+    return [rows * (part + 1) // parts - rows * part // parts for part in range(parts)]
 
 
 def take_rows(
@@ -31,17 +30,10 @@ def take_rows(
     buffer: Optional[np.ndarray] = None,
     axis: int = 0,
 ) -> np.ndarray:
-    """Return rows of an array: a view of a range that goes forward, else a copy.
+    """Return rows of an array along an axis: a view of a range that goes forward, else a copy.
 
-    Parameters
-    ----------
-    array : numpy.ndarray
-    rows : range or array of integers
-        Within the array: this is not checked.
-    buffer : numpy.ndarray, optional
-        Of as many rows, where a copy goes.
-    axis : int
-        The axis that rows are counted along.
+    That the rows are within the array is not checked. A copy goes to the `buffer`, which has room
+    for as many rows.
     """
     if isinstance(rows, range):
         if rows.step > 0:

@@ -8,46 +8,29 @@ from synkhronos._wording import advise, count
 
 
 class Advice:
-    """The warnings of one function, each told once.
+    """The warnings of one function, each told once."""
 
-    Parameters
-    ----------
-    session : Session
-    compiled : theano function
-    inputs : Inputs
-    recipe : Recipe
-    modes : sequence of (str or None)
-        The mode of each output.
-    owner : str
-        The function's name, for messages.
-
-    Attributes
-    ----------
-    told : set of int
-        The outputs that a warning was about.
-    tells_of_idle, told_of_idle : bool
-        Whether to warn of ranks that do not update, because they have no rows; and whether it was
-        done.
-    """
-
-    def __init__(self, session, compiled, inputs, recipe, modes, owner):
-        self._n_ranks, self._owner = session.n_ranks, owner
+    def __init__(self, session, definition):
+        self._n_ranks = session.n_ranks
+        self._compiled, self._inputs, outputs, self._recipe, self._owner = definition
         self._averaged, self._sliced = {}, []
-        self.told, self.tells_of_idle, self.told_of_idle = set(), False, False
+        self.told = set()  # the numbers of outputs that a warning was about
+        # Whether to warn of ranks that do not update, because they have no rows; whether it is done
+        self.tells_of_idle, self.told_of_idle = False, False
         if self._n_ranks > 1:
-            self._averaged = self._find_averaged_rows(compiled, inputs, recipe, modes)
-            if recipe.divides_nothing and not _host.communicates(compiled):
-                self._sliced = recipe.sliced_by_inputs()
+            self._averaged = self._find_averaged_rows(outputs.modes)
+            if self._recipe.divides_nothing and not _host.communicates(self._compiled):
+                self._sliced = self._recipe.sliced_by_inputs()
         self.is_pending = bool(self._averaged or self._sliced)
-        self._compiled, self._inputs, self._recipe = compiled, inputs, recipe
 
-    def _find_averaged_rows(self, compiled, inputs, recipe, modes):
+    def _find_averaged_rows(self, modes):
         """Return the outputs of mode "avg" with an item for each row: number -> axis of rows."""
+        inputs = self._inputs
         rows_of = {i: axis for i, axis in enumerate(inputs.axes) if inputs.is_scattered[i]}
-        rows_of.update(dict.fromkeys(recipe.sliceables, 0))
+        rows_of.update(dict.fromkeys(self._recipe.sliceables, 0))
         if "avg" not in modes or not rows_of:
             return {}
-        axes = _host.axes_of_rows(compiled, rows_of)
+        axes = _host.axes_of_rows(self._compiled, rows_of)
         return {
             output: axes[output][0]
             for output, mode in enumerate(modes)

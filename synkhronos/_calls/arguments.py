@@ -1,13 +1,25 @@
-"""From the arguments of a call to arrays in shared memory: bound, checked, cast, staged."""
+"""From the arguments of a call to arrays in shared memory: bound, checked, cast, staged.
+
+An input may be more than one value in each call:
+
+default     In(x, value=1.0)                    the master puts it into the call
+kept        In(x, value=1.0, update=x + 1)      a shared variable of each rank, and its update
+            In(x, value=s.container)            the shared variable itself
+sparse      sparse.csr_matrix("x")              the arrays of its parts are sent
+computed    data[rows(index, size)]             row numbers, which the master computes from others
+"""
 
 import numpy as np
 
 from synkhronos import _host
-from synkhronos._calls import signature
+from synkhronos._calls import collective, signature
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._master.staging import StagedInput
+from synkhronos._rank import commands
 from synkhronos._wording import count, sentence
 from synkhronos.inputs import Data
+
+_MISSING = object()
 
 
 class Inputs:
@@ -15,16 +27,24 @@ class Inputs:
 
     The memory belongs to the function and is used again by its next call. It goes with `release`,
     or with the function.
+
+    `given` are the inputs of the user. `computed` are those that the user does not see, and whose
+    values `bind` adds. `variables` and all that is numbered are the inputs that a call sends to the
+    ranks: not those that they keep.
     """
 
-    def __init__(self, inputs, owner):
-        self._owner = owner  # the function's name, for error messages
-        self.given = self.sent = inputs  # lists of `Input`: of the user, and of those for ranks
-        self.variables = tuple(each.variable for each in inputs)
-        self._names = tuple(each.name for each in inputs)
-        self.is_scattered = tuple(each.is_scattered for each in inputs)
-        self.axes = tuple(each.axis for each in inputs)
-        self._casts = tuple(each.caster() for each in inputs)
+    def __init__(self, given, owner, computed=()):
+        self.given, self._owner = given, owner
+        self._n_plain = len(given) if all(each.is_plain for each in given) else -1
+        self._next = {}  # position of a given input with a default -> its value in the next call
+        sent = [part for each in given for part in each.sent()]
+        self._casts = (*(each.caster() for each in sent), *(np.asarray for _ in computed))
+        self._n_bound = len(sent)
+        sent += computed
+        self.variables = tuple(each.variable for each in sent)
+        self._names = tuple(each.name for each in sent)
+        self.is_scattered = tuple(each.is_scattered for each in sent)
+        self.axes = tuple(each.axis for each in sent)
         self._dtypes = tuple(np.dtype(variable.dtype) for variable in self.variables)
         self._ndims = tuple(variable.ndim for variable in self.variables)
         self._has_fixed = tuple(
@@ -37,46 +57,121 @@ class Inputs:
         self._session = session
         self._staged = {}  # position of an input -> its StagedInput
 
-    def bind(self, args, kwargs):
-        """Return the arguments of a call: one value for each input, in the order of the inputs."""
-        given = len(args) + len(kwargs)
-        if given != len(self.variables):
-            raise TypeError(
-                f"{self._owner} takes {count(len(self.variables), 'input')} ({self}), got {given}."
-            )
-        if not kwargs:
+    def bind(self, args, kwargs, here=False, ahead=False):
+        """Return the arguments of a call, one for each input that is sent; set what ranks keep.
+
+        A call `here`, in the master alone, sets it in the master. With `ahead` a call with the same
+        arguments follows: values that were set for the next call are for that one.
+        """
+        if len(args) == self._n_plain and not kwargs:
             return args
-        values = list(args) + [None] * len(kwargs)
-        positions = {name: i for i, name in enumerate(self._names) if name is not None}
+        bound = self._bind(args, kwargs, _keep_here if here else self._keep)
+        if not ahead:
+            self._next.clear()
+        return bound
+
+    def bind_data(self, args, kwargs):
+        """Return a value for each input, of which Data are made; refuse inputs that have none."""
+        if len(self.given) != self._n_bound:
+            raise TypeError(
+                f"build_inputs() makes no Data for {self._owner}, because some of its inputs are "
+                "sparse, or kept by the ranks. Make others with synkhronos.data()."
+            )
+        return Inputs.bind(self, args, kwargs, here=True, ahead=True)
+
+    def _bind(self, args, kwargs, keep):
+        values = self._values_of(args, kwargs)
+        if self._n_plain >= 0:
+            return values
+        bound, kept = [], []
+        for position, (given, value) in enumerate(zip(self.given, values)):
+            if value is _MISSING:
+                if given.is_required:
+                    raise TypeError(
+                        f"{self._owner} needs a value for {self._name(position)}. It takes: {self}."
+                    )
+                if given.storage is not None:
+                    continue
+                value = self._next.get(position, given.default)
+            elif given.is_implicit:
+                raise TypeError(
+                    f"{self._owner} takes no value for {self._name(position)}: it is implicit."
+                )
+            elif given.storage is not None:
+                kept.append((given.storage, self._cast_given(position, value)))
+                continue
+            elif given.parts:
+                value = self._cast_given(position, value)
+            if given.parts:
+                bound += _host.take_apart(value)
+            else:
+                bound.append(value)
+        # All are cast before one is kept.
+        if kept:
+            for position, value in enumerate(bound):
+                self.array(position, value)
+            for variable, value in kept:
+                keep(variable, value)
+        return bound
+
+    def _values_of(self, args, kwargs):
+        """Return the value of each given input, _MISSING for those that were left out."""
+        n_given, n_args = len(self.given), len(args) + len(kwargs)
+        if self._n_plain >= 0 and n_args != n_given:
+            raise TypeError(
+                f"{self._owner} takes {count(n_given, 'input')} ({self}), got {n_args}."
+            )
+        if len(args) > n_given:
+            raise TypeError(
+                f"{self._owner} takes at most {count(n_given, 'input')} ({self}), got {len(args)}."
+            )
+        values = [*args, *[_MISSING] * (n_given - len(args))]
+        positions = {each.name: i for i, each in enumerate(self.given) if each.name is not None}
         for name, value in kwargs.items():
             if name not in positions:
                 raise ValueError(f"{self._owner} has no input {name!r}. It takes: {self}.")
-            if positions[name] < len(args):
+            if values[positions[name]] is not _MISSING:
                 raise ValueError(f"{self._owner} got input {name!r} twice: by position and name.")
             values[positions[name]] = value
         return values
 
-    def bind_ahead(self, args, kwargs):
-        """Return the arguments of a call that follows."""
-        return self.bind(args, kwargs)
-
-    def bind_here(self, args, kwargs):
-        """Return the arguments of a call in the master alone."""
-        return self.bind(args, kwargs)
-
-    def bind_data(self, args, kwargs):
-        """Return one value for each input, of which Data are made."""
-        return self.bind(args, kwargs)
-
     def get(self, position):
-        """Return the value of an input between calls: None."""
+        """Return the value of a given input between calls: None for one that has no default."""
+        given = self.given[position]
+        if given.storage is not None:
+            return given.storage.get_value()
+        return self._next.get(position, given.default)
 
     def set(self, position, value):
-        """Refuse to set an input without a value of its own."""
-        raise TypeError(
-            f"{self.label(position)} has no value of its own: give it in the call, or make the "
-            "function with In(variable, value=...)."
-        )
+        """Set what ranks keep, on all of them; or the value of an input in the next call."""
+        given = self.given[position]
+        if given.is_required:
+            raise TypeError(
+                f"Input {given.name or position!r} of {self._owner} has no value of its own: give "
+                "it in the call, or make the function with In(variable, value=...)."
+            )
+        value = self._cast_given(position, value)
+        if given.storage is None:
+            self._next[position] = value
+            return
+        with self._session.call("Function value"):
+            self._keep(given.storage, value)
+
+    def _keep(self, variable, value):
+        session = self._session
+        [key] = session.registry.keys_of([variable])
+        [value] = collective.copy_borrowed(session, [value])
+        commands.assign(session.worker, key, value)
+        session.run(commands.Broadcast((key,), session.master_rank))
+        session.changes.equal([key])
+
+    def _cast_given(self, position, value):
+        given = self.given[position]
+        alone = Inputs([given._replace(storage=None, parts=())], self._owner)
+        return alone.cast(0, value) if given.parts else alone.array(0, value)
+
+    def _name(self, position):
+        return f"input {self.given[position].name or position!r}"
 
     def locate(self, position, value):
         """Check the value of one input, copy a plain one to shared memory, return its reference.
@@ -131,17 +226,18 @@ class Inputs:
                 "Data is never cast: make it with data(value, var=variable)."
             )
         if self._has_fixed[position]:
-            self._check_broadcastable(position, array.shape)
+            self._check_lengths(position, array.shape)
 
-    def _check_broadcastable(self, position, shape):
-        pattern = _host.fixed_axes(self.variables[position])
-        if any(fixed and length != 1 for fixed, length in zip(pattern, shape)):
+    def _check_lengths(self, position, shape):
+        lengths = _host.lengths(self.variables[position])
+        wrong = {fixed for fixed, length in zip(lengths, shape) if fixed not in (None, length)}
+        if 1 in wrong:
+            pattern = _host.fixed_axes(self.variables[position])
             raise TypeError(
                 f"{self.label(position)} is broadcastable ({pattern}): it must have length 1 "
                 f"there, got shape {shape}."
             )
-        lengths = _host.lengths(self.variables[position])
-        if any(fixed not in (None, length) for fixed, length in zip(lengths, shape)):
+        if wrong:
             raise TypeError(
                 f"{self.label(position)} has the shape {lengths} by its type, got shape {shape}."
             )
@@ -159,4 +255,31 @@ class Inputs:
         return f"Input {self._names[position] or position!r} of {self._owner}"
 
     def __str__(self):
-        return ", ".join(map(self.name_of, range(len(self.variables))))
+        names = [str(each.name or f"input {i}") for i, each in enumerate(self.given)]
+        return ", ".join(
+            name if each.is_required else f"{name}=..." for name, each in zip(names, self.given)
+        )
+
+
+def _keep_here(variable, value):
+    variable.set_value(value)
+
+
+def is_minibatch(value):
+    """Return whether the value of an input holds just the rows that ``batch`` selects."""
+    return getattr(value, "minibatch", False)
+
+
+def rows_there(inputs, values, arrays):
+    """Return the number of rows that ``batch`` selects from, where inputs are scattered.
+
+    `arrays` are those of the values, or references to them.
+    """
+    lengths = [
+        (is_minibatch(values[i]), arrays[i].shape[inputs.axes[i]])
+        for i, split in enumerate(inputs.is_scattered)
+        if split
+    ]
+    # The rows of a minibatch are selected already, unless there is nothing else.
+    others = [length for is_batch, length in lengths if not is_batch]
+    return min(others or [length for _, length in lengths])

@@ -52,22 +52,11 @@ def of_environment():
 
 
 class Check:
-    """The comparison of one function's first calls with serial Theano.
+    """The comparison of one function's first calls with serial Theano; `left` are to come."""
 
-    Parameters
-    ----------
-    compiled, inputs, outputs, recipe
-        Those of the function.
-    left : int
-        The number of calls to compare.
-    owner : str
-        The function's name, for messages.
-    """
-
-    def __init__(self, compiled, inputs, outputs, recipe, left, owner):
-        self._compiled, self._inputs = compiled, inputs
-        self._outputs, self._recipe, self._owner = outputs, recipe, owner
-        self.left = left
+    def __init__(self, definition, left):
+        self._definition, self.left = definition, left
+        self._compiled, self._inputs, self._outputs, self._recipe, self._owner = definition
         self._told = set()
 
     def join(self, session, key, advice):
@@ -75,100 +64,84 @@ class Check:
         self._session, self._key, self._advice = session, key, advice
         advice.tells_of_idle = True
 
-    def run(self, values, subset, batch, batch_s, num_slices, call):
+    def run(self, call, values, subset, batch, batch_s, num_slices):
         """Return the results of a call, after comparing it with serial Theano.
 
-        Parameters
-        ----------
-        values : list
-            The value of each input.
-        subset : tuple of int or None
-            The outputs that the call computes.
-        batch, batch_s, num_slices
-            Those of the call.
-        call : callable
-            Calls all ranks, and returns the results as the user gets them.
+        `call` calls all ranks, and returns the results as the user gets them. The inputs have these
+        values, and the call computes the outputs of the subset.
         """
         self.left -= 1
         with self._session.call("check"):
-            serial = self._serial()
+            serial, problem = Serial(self._session, self._definition, subset), None
             try:
                 serial.select(values, batch)
                 serial.read_variables(batch_s)
-                expected, updated = serial.whole(0, subset)
+                serial.whole(0)
             except raised_here(Exception) as error:
                 # Wrong arguments raise in the call below too, which the user should see.
-                expected, updated, problem = None, {}, sentence(error)
+                problem = sentence(error)
         results = call()
-        if expected is None:
+        if problem is not None:
             self._tell(
                 "serial", f"{self._owner} was not checked: serial {_host.title} raised {problem}"
             )
             return results
         with self._session.call("check"):
             found = self._outputs.unpack(results, subset)
-            told = [
-                *self._differing_outputs(serial, subset, expected, found),
-                *self._differing_updates(serial, updated),
-            ]
+            told = [*self._differing_outputs(serial, found), *self._differing_updates(serial)]
         for what, message in told:
             self._tell(what, message)
         return results
-
-    def _serial(self):
-        return Serial(self._session, self._compiled, self._inputs, self._recipe)
 
     def _tell(self, what, message):
         if what not in self._told:
             self._told.add(what)
             advise(message)
 
-    def _differing_outputs(self, serial, subset, expected, everything):
-        """Yield, for each output that differs, its position and a message."""
-        modes = self._outputs.modes
-        chosen = range(len(modes)) if subset is None else subset
-        for place, (output, found) in enumerate(zip(chosen, everything)):
+    def _differing_outputs(self, serial, everything):
+        """Yield, for each output that differs, its number and a message."""
+        for place, (output, found) in enumerate(zip(serial.outputs, everything)):
             if output in self._told:
                 continue
-            how = difference(found, expected[place])
+            how = difference(found, serial.whole(0)[0][place])
             if how is None:
-                how = self._by_chance(serial, place, subset, modes[output], found, expected[place])
-            elif not self._is_told(serial, place, subset, modes[output], found, expected[place]):
+                how = self._by_chance(serial, place, found)
+            elif not self._is_told(serial, place, found):
                 continue
             if how is None:
                 continue
             cause = (
                 serial.cause_in_variables()
-                or serial.cause_in_mode(place, subset, modes[output], expected[place])
+                or serial.cause_in_mode(place)
                 or serial.cause_in_random_numbers()
-                or self._cause_in_parts(serial, place, subset, modes[output])
+                or self._cause_in_parts(serial, place)
             )
-            if cause is None:
-                continue
-            yield (
-                output,
-                f"Output {output} of {self._owner}, mode {modes[output]!r}, is not what serial "
-                f"{_host.title} computes: {how}. {cause}",
-            )
+            if cause is not None:
+                yield (
+                    output,
+                    f"Output {output} of {self._owner}, mode {serial.modes[place]!r}, is not what "
+                    f"serial {_host.title} computes: {how}. {cause}",
+                )
 
     def leaves_out(self):
         """Return whether the function is not compared in its session."""
         return False
 
-    def _is_told(self, serial, place, subset, mode, found, expected):
+    def _is_told(self, serial, place, found):
         """Return whether a difference of an output is to be told."""
         return True
 
-    def _by_chance(self, serial, place, subset, mode, found, expected):
+    def _by_chance(self, serial, place, found):
         """Return in words why an output that is right is to be told; None if it is not."""
         return None
 
-    def _cause_in_parts(self, serial, place, subset, mode):
+    def _cause_in_parts(self, serial, place):
         """Return the sentence for an output that no mode makes; None if it is not to be told."""
         return serial.cause_in_parts()
 
-    def _differing_updates(self, serial, updated):
+    def _differing_updates(self, serial):
         """Yield, for each update that differs, its variable and a message."""
+        _, updated = serial.whole(0)
         beside = serial.largest_change(updated)
         for variable, expected in updated.items():
             if variable in serial.apart or not _is_compared(variable):
@@ -208,19 +181,19 @@ class FirstCall(Check):
     wrong here is written to the log, and the call is as without it.
     """
 
-    def __init__(self, compiled, inputs, outputs, recipe, left, owner):
-        super().__init__(compiled, inputs, outputs, recipe, _TRIES, owner)
+    def __init__(self, definition, left):
+        super().__init__(definition, _TRIES)
         # Updated variable -> its value before, serially, and in the master, and what to write.
         self._changed = {}
         self._nbytes = 0  # of the inputs of the call that was compared
         self._was_equal = False  # whether all ranks had the same variables before a call
 
-    def run(self, values, subset, batch, batch_s, num_slices, call):
+    def run(self, call, values, subset, batch, batch_s, num_slices):
         """Return the results of a call; compare it, if it is cheap, with serial Theano."""
         self.left -= 1
-        serial = self._trying(self._prepared, values, batch, num_slices)
+        serial = self._trying(self._prepared, values, subset, batch, num_slices)
         if self._changed:
-            told = serial and num_slices == 1 and self._trying(self._unreduced, serial, subset)
+            told = serial and num_slices == 1 and self._trying(self._unreduced, serial)
             self._changed = {}
             if told:
                 advise(told)
@@ -232,9 +205,9 @@ class FirstCall(Check):
         if (perf_counter() - begin) * self._session.n_ranks > SECONDS:
             return results
         left, self.left = self.left, 0
-        told = self._trying(self._compared, serial, subset, results, num_slices, left)
-        for message in told or ():
-            advise(message)
+        told = self._trying(self._compared, serial, results, num_slices, left)
+        for what, message in told or ():
+            self._tell(what, message)
         return results
 
     def leaves_out(self):
@@ -248,7 +221,7 @@ class FirstCall(Check):
             or recipe.sliceables
             or not any(inputs.is_scattered)
             or not (recipe.updated or any(mode is not None for mode in self._outputs.modes))
-            or any(each.keeper is not None for each in inputs.given)
+            or any(each.storage is not None for each in inputs.given)
             or any(map(_host.is_random_state, variables))
             or not all(map(_host.is_array_variable, variables))
             or not _host.is_repeatable(self._compiled)
@@ -264,13 +237,13 @@ class FirstCall(Check):
             log.debug("The error was raised here:", exc_info=error)
             return None
 
-    def _prepared(self, values, batch, num_slices):
+    def _prepared(self, values, subset, batch, num_slices):
         """Return the serial side of a call with copies of what it updates; None if not compared."""
         if num_slices != 1 and _host.communicates(self._compiled):
             return None
         if self._session.registry.is_pending(self._key):
             self._session.registry.distribute(self._key)  # not in the time of the call
-        serial = self._serial()
+        serial = Serial(self._session, self._definition, subset)
         serial.select(values, batch)
         inputs, used = serial.nbytes()
         if serial.rows() < self._session.n_ranks or used > max(inputs, NBYTES):
@@ -285,18 +258,16 @@ class FirstCall(Check):
         serial.read_variables(None, are_equal=True)
         return serial
 
-    def _compared(self, serial, subset, results, num_slices, left):
-        """Return the messages about outputs; note the updates that differ for the next call.
+    def _compared(self, serial, results, num_slices, left):
+        """Return pairs (output, message); note the updates that differ for the next call.
 
         Of a call with slices the ranks' parts of some rows are compared, but no updates.
         """
-        expected, updated = serial.whole(0, subset)
-        modes = self._outputs.modes
-        modes = modes if subset is None else [modes[output] for output in subset]
+        expected, updated = serial.whole(0)
         if num_slices == 1:
-            found = self._outputs.unpack(results, subset)
+            found = self._outputs.unpack(results, serial.subset)
         else:
-            made = [serial.made(0, place, subset, mode) for place, mode in enumerate(modes)]
+            made = [serial.made(0, place) for place in range(len(expected))]
             found = [other if one is None else one for one, other in zip(made, expected)]
             updated = {}
         beside = serial.largest_change(updated)
@@ -305,43 +276,42 @@ class FirstCall(Check):
             if _is_compared(variable) and difference(array, value, before=before, beside=beside):
                 cause = None
                 if _host.communicates(self._compiled):
-                    cause = serial.cause_in_reduction(variable, subset, array)
+                    cause = serial.cause_in_reduction(variable, array)
                 self._changed[variable] = before, value, array, cause
         if self._changed:
             self.left, self._nbytes = 1, serial.nbytes()[0]
-        elif any(mode in _ADDED and not each.any() for mode, each in zip(modes, expected)):
+        elif any(mode in _ADDED and not each.any() for mode, each in zip(serial.modes, expected)):
             self.left = left  # zeros say little, as a count of rare items: the next call, too
-        told = list(self._differing_outputs(serial, subset, expected, found))
-        self._told.update(output for output, _ in told)
-        return [message for _, message in told]
+        return list(self._differing_outputs(serial, found))
 
-    def _by_chance(self, serial, place, subset, mode, found, expected):
+    def _by_chance(self, serial, place, found):
         # The largest label, say, may be the same in all parts.
-        if mode not in _ADDED or expected.dtype.kind not in "iub":
+        if serial.modes[place] not in _ADDED or serial.whole(0)[0][place].dtype.kind not in "iub":
             return None
-        return serial.difference_in_other_orders(place, subset, mode, found)
+        return serial.difference_in_other_orders(place, found)
 
-    def _is_told(self, serial, place, subset, mode, found, expected):
+    def _is_told(self, serial, place, found):
+        mode, expected = serial.modes[place], serial.whole(0)[0][place]
         is_of_each = isinstance(found, list) or found.size == self._session.n_ranks * expected.size
         return (
             not (mode is None or (mode == "gather" and is_of_each))  # asked for: the master's own
-            and (place if subset is None else subset[place]) not in self._advice.told
-            and not serial.is_rounding(place, subset, found, expected)
-            and serial.is_of_division(place, subset, mode, found)
+            and serial.outputs[place] not in self._advice.told
+            and not serial.is_rounding(place, found, expected)
+            and serial.is_of_division(place, found)
         )
 
-    def _cause_in_parts(self, serial, place, subset, mode):
-        if not self._recipe.updated or not serial.has_own_updates(subset):
-            return super()._cause_in_parts(serial, place, subset, mode)
-        cause = serial.cause_in_order(place, subset)
+    def _cause_in_parts(self, serial, place):
+        if not self._recipe.updated or not serial.has_own_updates():
+            return super()._cause_in_parts(serial, place)
+        cause = serial.cause_in_order(place)
         if cause:
             return cause
         # A training function may normalize with the statistics of each rank's rows.
-        if _host.normalizes_rows(self._compiled, place if subset is None else subset[place]):
+        if _host.normalizes_rows(self._compiled, serial.outputs[place]):
             return None
-        return serial.cause_in_loss(place, subset, mode)
+        return serial.cause_in_loss(place)
 
-    def _unreduced(self, serial, subset):
+    def _unreduced(self, serial):
         """Return the message about updates of the last call that ranks have made by themselves."""
         if serial.nbytes()[0] > 2 * self._nbytes:
             return None  # it may not be cheap
@@ -357,9 +327,9 @@ class FirstCall(Check):
                 continue
             if scale or (
                 found.shape == expected.shape
-                and not serial.is_rounding(variable, subset, found, expected)
-                and (reduces or serial.is_of_division(variable, subset))
-                and not serial.is_collected(variable, subset, everyone, expected)
+                and not serial.is_rounding(variable, found, expected)
+                and (reduces or serial.is_of_division(variable))
+                and not serial.is_collected(variable, everyone, expected)
             ):
                 names.append(variable)
                 how = difference(found, expected, before=before)

@@ -8,7 +8,7 @@ from synkhronos._arithmetic.conversion import as_array
 from synkhronos._arithmetic.selection import select_rows
 from synkhronos._host.choice import advice
 from synkhronos._machine.interrupts import raised_here
-from synkhronos._master.staging import Contents
+from synkhronos._master.staging import Contents, send_objects
 from synkhronos._rank import commands
 from synkhronos._wording import count, sentence, shown
 from synkhronos.inputs import Data
@@ -52,17 +52,14 @@ def check_rows(name, variables):
     """Raise TypeError for variables whose number of rows can't change."""
     check_axis(f"{name}()", variables)
     for variable in variables:
-        if _host.fixed_axes(variable)[0]:
-            raise TypeError(
-                f"{name}() changes the number of rows, but {variable} is broadcastable along "
-                "axis 0: it always has one."
-            )
         length = _host.lengths(variable)[0]
-        if length is not None:
-            raise TypeError(
-                f"{name}() changes the number of rows, but {variable} always has {length} by its "
-                f"type {variable.type}. Make it without shape=, or with None in place of {length}."
-            )
+        if length is None:
+            continue
+        why = f"always has {length} by its type {variable.type}. Make it without shape=, or with "
+        why += f"None in place of {length}"
+        if length == 1:
+            why = "is broadcastable along axis 0: it always has one"
+        raise TypeError(f"{name}() changes the number of rows, but {variable} {why}.")
 
 
 def check_reduction(name, shared_vars, op):
@@ -101,30 +98,23 @@ def check_values(name, shared_vars, variables, values, none=False, rows_may_diff
 
 
 def _check_value(name, variable, value, rows_may_differ):
-    if _host.sparse_format(variable):
-        try:
-            return _host.caster(variable, False, None)(value)
-        except raised_here(Exception) as error:  # of many kinds, as below
-            raise TypeError(
-                f"{name}() can't give {variable}, of type {variable.type}, the value "
-                f"{shown(value)}: {sentence(error)}"
-            ) from error
-    if not _host.is_array_variable(variable):
+    is_array = _host.is_array_variable(variable)
+    if not is_array and not _host.sparse_format(variable):
         if not isinstance(value, _host.RandomState):
             raise TypeError(
                 f"{name}() takes a {_host.RandomState.__name__} for {variable}, got {shown(value)}."
             )
         return value
-    if isinstance(value, Data):
+    if is_array and isinstance(value, Data):
         value._session.require_open()
         if value.dtype != variable.dtype or value.ndim != variable.ndim:
-            raise TypeError(
-                f"{name}() can't give {variable}, of type {variable.type}, the value of {value}: "
-                "a Data must have the variable's dtype and number of dimensions."
-            )
+            what = f"the value of {value}: a Data must have the variable's dtype and number of"
+            raise _cannot_give(name, variable, f"{what} dimensions.")
         value = value._hold(value._session)
     else:
         try:
+            if not is_array:
+                return _host.caster(variable, False, None)(value)
             if value is None:
                 raise TypeError("None is no array")
             if not isinstance(value, np.ndarray):
@@ -135,23 +125,25 @@ def _check_value(name, variable, value, rows_may_differ):
             value = _host.cast_value(variable, value)
         except raised_here(Exception) as error:
             # Theano's checks raise errors of many kinds for values that are no arrays.
-            raise TypeError(
-                f"{name}() can't give {variable}, of type {variable.type}, the value "
-                f"{_describe(value)}: {sentence(error)}"
-            ) from error
+            what = f"the value {_described(value)}: {sentence(error)}"
+            raise _cannot_give(name, variable, what) from error
     shape = value.shape[1:] if rows_may_differ else value.shape
     lengths = _host.lengths(variable)[variable.ndim - len(shape) :]
-    if any(fixed not in (None, 1, length) for fixed, length in zip(lengths, shape)):
-        raise TypeError(
-            f"{name}() can't give {variable}, of type {variable.type}, a value of shape "
-            f"{value.shape}."
-        )
-    if any(fixed == 1 != length for fixed, length in zip(lengths, shape)):
-        raise TypeError(
-            f"{name}() can't give {variable}, of type {variable.type}, a value of shape "
-            f"{value.shape}: it must have length 1 where the variable is broadcastable."
-        )
+    wrong = {fixed for fixed, length in zip(lengths, shape) if fixed not in (None, length)}
+    if wrong:
+        why = ": it must have length 1 where the variable is broadcastable" * (wrong == {1})
+        raise _cannot_give(name, variable, f"a value of shape {value.shape}{why}.")
     return value
+
+
+def _cannot_give(name, variable, what):
+    return TypeError(f"{name}() can't give {variable}, of type {variable.type}, {what}")
+
+
+def _described(value):
+    if isinstance(value, np.ndarray):
+        return f"of dtype {value.dtype} and shape {value.shape}"
+    return shown(value)
 
 
 def copy_borrowed(session, values):
@@ -165,12 +157,6 @@ def copy_borrowed(session, values):
     return [v.array if isinstance(v, Contents) else v for v in values]
 
 
-def _describe(value):
-    if isinstance(value, np.ndarray):
-        return f"of dtype {value.dtype} and shape {value.shape}"
-    return shown(value)
-
-
 def raise_unequal(name, variables, unequal, where=""):
     """Raise ValueError if ranks found unequal shapes: (position of a variable, its shapes)."""
     if unequal is not None:
@@ -179,6 +165,21 @@ def raise_unequal(name, variables, unequal, where=""):
             f"{name}() needs the same shape on all ranks{where}, but {variables[position]} has, "
             f"in rank order, {shapes}."
         )
+
+
+def set_on_rank(session, name, variables, values, batch, rank):
+    """Set variables, also those that hold no arrays, on one rank."""
+    pairs = list(zip(variables, values))
+    arrays = [pair for pair in pairs if _host.is_array_variable(pair[0])]
+    objects = [pair for pair in pairs if not _host.is_array_variable(pair[0])]
+    if objects and batch is not None:
+        raise TypeError(f"{name}() got batch, but {objects[0][0]} has no rows.")
+    if arrays:
+        assign(session, name, *map(list, zip(*arrays)), batch, rank)
+    if objects:
+        keys = session.registry.keys_of([variable for variable, _ in objects])
+        session.changes.apart(keys)
+        send_objects(session, keys, [value for _, value in objects], rank)
 
 
 def assign(session, name, variables, values, batch, rank):
@@ -191,17 +192,10 @@ def assign(session, name, variables, values, batch, rank):
         check_axis(f"{name}(batch=...)", variables)
         selections = [select_rows("batch", batch, value.shape[0]) for value in values]
         for variable, rows in zip(variables, selections):
-            if _host.fixed_axes(variable)[0] and len(rows) != 1:
-                raise TypeError(
-                    f"{name}() can't give {variable}, of type {variable.type}, "
-                    f"{count(len(rows), 'row')}: it is broadcastable along axis 0, and always has "
-                    "one."
-                )
-            if _host.lengths(variable)[0] not in (None, 1, len(rows)):
-                raise TypeError(
-                    f"{name}() can't give {variable}, of type {variable.type}, "
-                    f"{count(len(rows), 'row')}."
-                )
+            length = _host.lengths(variable)[0]
+            if length not in (None, len(rows)):
+                why = ": it is broadcastable along axis 0, and always has one" * (length == 1)
+                raise _cannot_give(name, variable, f"{count(len(rows), 'row')}{why}.")
     keys = session.registry.keys_of(variables)
     session.changes.apart(keys)
     if rank == session.master_rank:

@@ -23,15 +23,15 @@ class Input(NamedTuple):
     is_implicit: bool = False  # whether calls may not give a value
     strict: bool = False
     allow_downcast: Optional[bool] = None
-    keeper: Any = None  # the shared variable in which each rank keeps the value, or None
-    update: Any = None  # the expression of the keeper's next value, or None
+    storage: Any = None  # the shared variable in which each rank keeps the value, or None
+    update: Any = None  # the expression of the storage's next value, or None
     parts: tuple = ()  # of a sparse input: variables of the arrays as which it travels
     whole: Any = None  # of a sparse input: the expression that is made of the parts
 
     @property
     def is_required(self):
         """Whether each call must give a value."""
-        return self.default is None and self.keeper is None
+        return self.default is None and self.storage is None
 
     @property
     def is_plain(self):
@@ -40,7 +40,7 @@ class Input(NamedTuple):
 
     def sent(self):
         """Return the inputs that calls send to the ranks for this one: none if ranks keep it."""
-        if self.keeper is not None:
+        if self.storage is not None:
             return []
         if not self.parts:
             return [self]
@@ -72,9 +72,9 @@ def for_copy(inputs, without_updates):
     """Return inputs for a copy of a function: what ranks keep begins with its first value."""
     return [
         each._replace(
-            keeper=each.keeper
-            if each.keeper is None or each.default is None
-            else _host.keeper(each.variable, each.default),
+            storage=each.storage
+            if each.storage is None or each.default is None
+            else _host.storage(each.variable, each.default),
             update=None if without_updates else each.update,
         )
         for each in inputs
@@ -94,9 +94,9 @@ def check_tuples(lists, updates, givens, profile):
 
 def check_kept(inputs, givens):
     """Raise ValueError for givens that would replace an input; Theano finds the other ones."""
-    replaced = dict(givens or ())
+    replaced = dict(givens)
     for each in inputs:
-        if each.keeper is not None and each.variable in replaced:
+        if each.storage is not None and each.variable in replaced:
             raise ValueError(f"givens replaces {each.variable}, which is an input of the function.")
 
 
@@ -139,41 +139,45 @@ def _read(place, given, allow_downcast, scattered):
         raise TypeError(
             f"{place} is the shared variable {variable}: it is used without being an input."
         )
+    parts, whole = (), None
     if is_sparse:
-        return _read_sparse(place, variable, options, allow_downcast, scattered)
-    # A scalar can't be scattered: every rank gets it whole, also where it is listed among the
-    # scattered inputs.
-    is_scattered = scattered and variable.ndim > 0
-    if not options:
-        return Input(variable, variable.name, is_scattered, allow_downcast=allow_downcast)
+        _check_sparse(place, variable, options, scattered)
+        parts, whole = _host.sparse_parts(variable)
     checked = Input(
         variable,
-        options["name"],
-        is_scattered,
-        is_implicit=options["implicit"],
-        strict=options["strict"],
-        allow_downcast=options["allow_downcast"],
+        options.get("name", variable.name),
+        # A scalar can't be scattered: every rank gets it whole, also where it is listed among the
+        # scattered inputs.
+        scattered and variable.ndim > 0,
+        is_implicit=options.get("implicit", False),
+        strict=options.get("strict", False),
+        allow_downcast=options.get("allow_downcast", allow_downcast),
+        parts=tuple(parts),
+        whole=whole,
     )
-    value, update = options["value"], options["update"]
+    value, update = options.get("value"), options.get("update")
     if value is None:  # an update would have no effect: each call gives the value anew
         return checked
     if _host.is_kept(value):
         try:
-            return checked._replace(keeper=_host.keeper(variable, value), update=update)
+            return checked._replace(storage=_host.storage(variable, value), update=update)
         except TypeError as error:
-            raise TypeError(
-                f"{place} of type {variable.type} can't have the value {shown(value)}: "
-                f"{sentence(error)}"
-            ) from None
-    if update is None and isinstance(value, Data):
+            raise _cannot_have(place, variable, value, error) from None
+    if update is None and isinstance(value, Data) and not parts:
         return checked._replace(default=value)
-    value = _cast_default(place, checked, value)
+    try:
+        if isinstance(value, _host.Variable):
+            raise TypeError("a variable has no value")
+        value = checked.caster()(value)
+    except raised_here(Exception) as error:
+        # Theano's checks raise errors of many kinds for values that are no arrays.
+        raise _cannot_have(place, variable, value, error) from error
     if update is None:
         return checked._replace(default=value)
-    return checked._replace(default=value, keeper=_host.keeper(variable, value), update=update)
+    return checked._replace(default=value, storage=_host.storage(variable, value), update=update)
 
 
-def _read_sparse(place, variable, options, allow_downcast, scattered):
+def _check_sparse(place, variable, options, scattered):
     form = _host.sparse_format(variable)
     if form not in (("csr",) if scattered else ("csr", "csc")):
         raise TypeError(
@@ -184,31 +188,9 @@ def _read_sparse(place, variable, options, allow_downcast, scattered):
         raise TypeError(
             f"{place} is a sparse matrix: ranks can't keep its value. Use a shared variable."
         )
-    parts, whole = _host.sparse_parts(variable)
-    checked = Input(
-        variable,
-        options.get("name", variable.name),
-        scattered,
-        is_implicit=options.get("implicit", False),
-        strict=options.get("strict", False),
-        allow_downcast=options.get("allow_downcast", allow_downcast),
-        parts=tuple(parts),
-        whole=whole,
+
+
+def _cannot_have(place, variable, value, error):
+    return TypeError(
+        f"{place} of type {variable.type} can't have the value {shown(value)}: {sentence(error)}"
     )
-    if options.get("value") is None:
-        return checked
-    return checked._replace(default=_cast_default(place, checked, options["value"]))
-
-
-def _cast_default(place, checked, value):
-    variable = checked.variable
-    try:
-        if isinstance(value, _host.Variable):
-            raise TypeError("a variable has no value")
-        return checked.caster()(value)
-    except raised_here(Exception) as error:
-        # Theano's checks raise errors of many kinds for values that are no arrays.
-        raise TypeError(
-            f"{place} of type {variable.type} can't have the value {shown(value)}: "
-            f"{sentence(error)}"
-        ) from error

@@ -1,47 +1,65 @@
 """The variants of a function, compiled from the arguments of `function`."""
 
+from typing import Any, List, NamedTuple
+
 from synkhronos import _host
+from synkhronos._calls.arguments import Inputs
+from synkhronos._calls.parameters import Input
+from synkhronos._calls.signature import Outputs
 from synkhronos._rank.replica import PLAIN, SLICED
 
 
+class Source(NamedTuple):
+    """The arguments of `function`, checked, from which a function and its copies are made."""
+
+    inputs: List[Input]
+    has_whole: bool  # whether there are bcast_inputs
+    outputs: Outputs
+    updates: list  # pairs (shared variable, expression)
+    update_modes: list
+    sliceables: Any
+    keywords: dict  # of theano.function; the givens are pairs (variable, replacement)
+    check: Any  # the number of calls to compare with serial Theano, or "first"
+    draws_all: bool  # whether random numbers are those of serial Theano
+
+
 class Recipe:
-    """Arguments from which the variants of a function are compiled.
+    """The variants of a function, and what they are compiled from.
 
     The plain variant is the function that ``theano.function`` makes. The sliced variant returns the
     values of the updates after the outputs; it updates random states only, at every slice.
 
-    Parameters
-    ----------
-    inputs : list of Input
-        Those that ranks keep are replaced by their keepers.
+    `row_numbers` are inputs that the master computes, after the user's. Inputs that ranks keep are
+    replaced by their storages.
     """
 
-    def __init__(self, inputs, outputs, updates, update_modes, kwargs, row_numbers=()):
-        kept = [each for each in inputs if each.keeper is not None]
+    def __init__(self, source, row_numbers):
+        inputs, self._outputs = source.inputs, source.outputs
+        kept = [each for each in inputs if each.storage is not None]
         # Inputs come from shared memory, so they are variables on the host. An input on a device
         # is given as its transfer from there.
         self.given = [each._replace(variable=_host.on_host(each.variable)) for each in inputs]
         self.inputs = [sent.variable for each in self.given for sent in each.sent()]
-        self.row_numbers = row_numbers  # inputs that the master computes, after the user's
+        self.row_numbers = row_numbers
         self.inputs += [each.variable for each in row_numbers]
         moved = [
             (each.variable, new.variable)
             for each, new in zip(inputs, self.given)
             if each.variable is not new.variable
         ]
-        moved += [(each.variable, each.keeper) for each in kept]
+        moved += [(each.variable, each.storage) for each in kept]
         moved += [(each.variable, each.whole) for each in inputs if each.parts]
-        givens = kwargs.get("givens") or ()
-        if moved:
-            givens = [*(givens.items() if hasattr(givens, "items") else givens), *moved]
-        states = [(each.keeper, each.update) for each in kept if each.update is not None]
-        updates, update_modes = [*updates, *states], [*update_modes, *("avg" for _ in states)]
-        self._outputs, self._kwargs = outputs, {**kwargs, "givens": givens}
-        self.updates, self.update_modes = updates, update_modes
+        self._kwargs = {**source.keywords, "givens": [*source.keywords["givens"], *moved]}
+        states = [(each.storage, each.update) for each in kept if each.update is not None]
+        self.updates = [*source.updates, *states]
+        self.update_modes = [*source.update_modes, *("avg" for _ in states)]
         self._default_updates = []
         self.sliceables = []
-        self.draws_all = False  # whether each rank draws the random numbers of all rows
-        self.divides_nothing = False  # whether all inputs are numbers that the ranks get whole
+        self.draws_all = source.draws_all  # whether each rank draws the numbers of all rows
+        # Whether all inputs are numbers that the ranks get whole.
+        self.divides_nothing = not (
+            source.has_whole or row_numbers or any(each.variable.ndim for each in inputs)
+        )
         self._compiled = {}  # variant -> (outputs, updates, keyword arguments)
 
     @property
@@ -61,9 +79,7 @@ class Recipe:
 
     def replaced(self):
         """Return the variables that `givens` replace."""
-        givens = self._kwargs["givens"] or ()
-        pairs = givens.items() if hasattr(givens, "items") else givens
-        return [variable for variable, _ in pairs]
+        return [variable for variable, _ in self._kwargs["givens"]]
 
     def sliced_by_inputs(self):
         """Return the shared variables of which the function slices rows that its inputs name.
@@ -72,10 +88,8 @@ class Recipe:
         """
         if self.sliceables:
             return []
-        givens = self._kwargs["givens"] or ()
-        pairs = givens.items() if hasattr(givens, "items") else givens
-        expressions = [*self._outputs.variables, *(value for _, value in self.updates)]
-        expressions += [value for _, value in pairs]
+        pairs = [*self.updates, *self._kwargs["givens"]]
+        expressions = [*self._outputs.variables, *(value for _, value in pairs)]
         sliced = _host.sliced_by_inputs(expressions, self.inputs)
         return [variable for variable in sliced if variable not in self.updated]
 
@@ -109,3 +123,13 @@ class Recipe:
     def expression(self, variant, compiled):
         """Return the expression of a variant, for ranks on another kind of device."""
         return _host.expression_of(compiled, self.inputs, *self._compiled[variant])
+
+
+class Definition(NamedTuple):
+    """The parts of a function, which stay the same in all sessions."""
+
+    compiled: Any  # the plain variant, in the master: as serial Theano would compile it
+    inputs: Inputs
+    outputs: Outputs
+    recipe: Recipe
+    owner: str  # the function's name, for messages

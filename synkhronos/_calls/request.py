@@ -12,6 +12,7 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._arithmetic import partition
 from synkhronos._arithmetic.selection import ANY_LENGTH, select_each, select_rows
+from synkhronos._calls.arguments import is_minibatch, rows_there
 from synkhronos._master.staging import StagedInput
 from synkhronos._rank import commands
 from synkhronos._rank.replica import BATCH, POSTED, SPLIT, WHOLE
@@ -23,11 +24,10 @@ _LENGTHS = 16  # commands of different numbers of rows that are kept
 class Requests:
     """Make the commands of one function; return the last one again for a call like the last."""
 
-    def __init__(self, session, key, inputs, outputs, description, advice, owner):
+    def __init__(self, session, key, definition, description, advice):
         self._session, self._key = session, key
-        self._inputs, self._outputs, self._description = inputs, outputs, description
-        self._advice = advice
-        self._owner = owner  # the function's name, for error messages
+        _, self._inputs, self._outputs, _, self._owner = definition
+        self._description, self._advice = description, advice
         self._indices = {}  # name of an argument -> StagedInput of the rows that it selects
         # Arguments of the last call (None unless it was plain), contents of its command, command.
         self._last = None, None, None
@@ -36,10 +36,8 @@ class Requests:
     def make(self, make_ready, values, output_subset, batch, batch_s, num_slices):
         """Return the command for a call, after checking all that the master can check.
 
-        Parameters
-        ----------
-        make_ready : callable
-            Takes the number of slices; sends the workers the compiled variant, if they lack it.
+        `make_ready` takes the number of slices; it sends the workers the compiled variant, if they
+        lack it.
         """
         session, inputs, modes = self._session, self._inputs, self._description.output_modes
         if num_slices.__class__ is not int or num_slices != 1:
@@ -52,7 +50,7 @@ class Requests:
         # A command that the workers have is not pickled again, so equal calls share one, and calls
         # that differ in the bounds of their rows.
         asked = None
-        last_asked, last_said, last = self._last
+        last_asked, last_contents, last = self._last
         if batch_s is None and not self._description.sliceables:
             arguments = refs, subset, num_slices
             if batch is None:
@@ -66,13 +64,12 @@ class Requests:
         rows, selection, kinds = self._select(values, refs, batch)
         counts = None
         if rows is not None:
-            edges = partition.edges(rows, session.n_ranks)
-            counts = [end - begin for begin, end in zip(edges, edges[1:])]
+            counts = partition.counts(rows, session.n_ranks)
         picked, counts = self._pick(batch_s, counts)
         if self._advice.is_pending:
             self._advice.tell(counts, subset)
-        said = refs, subset, num_slices, rows, selection, picked, kinds
-        if picked is None and not self._description.sliceables and said == last_said:
+        contents = refs, subset, num_slices, rows, selection, picked, kinds
+        if picked is None and not self._description.sliceables and contents == last_contents:
             return last
         master = source = session.master_rank
         source_of_nothing = -1
@@ -99,9 +96,9 @@ class Requests:
             output_subset=subset,
             counts=self._counts_for_all(counts),
         )
-        self._last = asked, said, command
+        self._last = asked, contents, command
         if selection is POSTED and batch.__class__ is slice:
-            length = self._rows_there(values, refs)
+            length = rows_there(self._inputs, values, refs)
             self._sliced.keep((refs, subset, num_slices), length, rows, command)
         return command
 
@@ -172,7 +169,7 @@ class Requests:
             if len(set(lengths.values())) > 1:
                 self._refuse_lengths(lengths)
             return lengths[scattered[0]], None, tuple(kinds)
-        selected = select_rows("batch", batch, self._rows_there(values, refs))
+        selected = select_rows("batch", batch, rows_there(self._inputs, values, refs))
         for i in scattered:
             if _host.fixed_axes(self._inputs.variables[i])[axes[i]] and len(selected) != 1:
                 raise ValueError(
@@ -180,7 +177,7 @@ class Requests:
                     f" one row, but batch selects {len(selected)}."
                 )
         for i in scattered:
-            if not _is_minibatch(values[i]):
+            if not is_minibatch(values[i]):
                 continue
             kinds[i] = BATCH
             if lengths[i] < len(selected):
@@ -193,17 +190,6 @@ class Requests:
             gate.post_bounds(selected.start, selected.stop)
             return len(selected), POSTED, tuple(kinds)
         return len(selected), self._send("batch", selected), tuple(kinds)
-
-    def _rows_there(self, values, refs):
-        """Return the number of rows that ``batch`` selects from."""
-        lengths = [
-            (_is_minibatch(values[i]), refs[i].shape[self._inputs.axes[i]])
-            for i, split in enumerate(self._inputs.is_scattered)
-            if split
-        ]
-        # The rows of a minibatch are selected already, unless there is nothing else.
-        others = [length for is_minibatch, length in lengths if not is_minibatch]
-        return min(others or [length for _, length in lengths])
 
     def _refuse_lengths(self, lengths):
         """Raise for scattered inputs of different lengths: position -> length."""
@@ -298,15 +284,10 @@ class Requests:
 
 
 class _Sliced:
-    """The last commands with ``batch=slice(...)``, which differ in their number of rows only.
-
-    Attributes
-    ----------
-    arguments : tuple or None
-        What else was asked for: references to the inputs, positions of outputs, number of slices.
-    """
+    """The last commands with ``batch=slice(...)``, which differ in their number of rows only."""
 
     def __init__(self):
+        # What else was asked for: references to inputs, positions of outputs, number of slices.
         self.arguments = None
         self._length = 0
         self._commands = {}  # number of rows -> command
@@ -337,7 +318,3 @@ class _Sliced:
             self._length = length
             self.arguments = arguments
         self._commands[rows] = command
-
-
-def _is_minibatch(value):
-    return getattr(value, "minibatch", False)

@@ -16,6 +16,7 @@ from synkhronos import _host
 from synkhronos._arithmetic import partition, reduction
 from synkhronos._arithmetic.selection import select_each, select_rows
 from synkhronos._calls.advice import about_idle_ranks
+from synkhronos._calls.arguments import is_minibatch, rows_there
 from synkhronos._calls.differences import (
     any_differ,
     change_of,
@@ -53,19 +54,19 @@ def _kept(method):
 class Serial:
     """Serial Theano's side of one call, case 0, and of others with numbers made of its rows.
 
-    Parameters
-    ----------
-    session, compiled, inputs, recipe
-        Those of the function.
+    `outputs` are the numbers of the outputs that the call computes, and `modes` their modes. A
+    `place` is a position among them.
     """
 
-    def __init__(self, session, compiled, inputs, recipe):
-        self._session, self._compiled = session, compiled
-        self._inputs, self._recipe = inputs, recipe
-        self._variables = list(_host.shared_variables(compiled))
+    def __init__(self, session, definition, subset):
+        self._session, self.subset = session, subset
+        self._compiled, self._inputs, outputs, self._recipe, _ = definition
+        self.outputs = range(len(outputs.modes)) if subset is None else subset
+        self.modes = [outputs.modes[output] for output in self.outputs]
+        self._variables = list(_host.shared_variables(self._compiled))
         self._lent = {}
         self.apart = set()  # variables that are to differ between ranks
-        self.targets = [v for v in recipe.updated if _host.is_array_variable(v)]
+        self.targets = [v for v in self._recipe.updated if _host.is_array_variable(v)]
         self._results = {}  # of methods
         self._last = None, None  # a case, and its arrays
         self._as_parts = set()  # places of outputs that the ranks compute as the master alone does
@@ -73,16 +74,13 @@ class Serial:
     def select(self, values, batch):
         """Select the rows of a call from the value of each input."""
         arrays = list(map(self._inputs.array, range(len(values)), values))
-        scattered = [i for i, split in enumerate(self._inputs.is_scattered) if split]
-        whole = [i for i in scattered if not getattr(values[i], "minibatch", False)]
-        if scattered and batch is not None:
-            axes = self._inputs.axes
-            lengths = [arrays[i].shape[axes[i]] for i in whole or scattered]
-            rows = select_rows("batch", batch, min(lengths))
-            for i in scattered:
-                chosen = rows if i in whole else range(len(rows))
-                arrays[i] = partition.take_rows(arrays[i], chosen, axis=axes[i])
-        self._arrays, self._scattered = arrays, scattered
+        self._scattered = [i for i, split in enumerate(self._inputs.is_scattered) if split]
+        if self._scattered and batch is not None:
+            rows = select_rows("batch", batch, rows_there(self._inputs, values, arrays))
+            for i in self._scattered:
+                chosen = range(len(rows)) if is_minibatch(values[i]) else rows
+                arrays[i] = partition.take_rows(arrays[i], chosen, axis=self._inputs.axes[i])
+        self._arrays = arrays
 
     def read_variables(self, batch_s, are_equal=False):
         """Read the values of the variables before the call; of all ranks, but where `are_equal`."""
@@ -137,14 +135,14 @@ class Serial:
         self._session.run(commands.Expose((key,)))
         return [np.array(value) for value in self._session.comm.variables.values(key)]
 
-    def _run(self, subset, arrays, values=()):
+    def _run(self, arrays, values=()):
         """Return the outputs for some inputs and other values of variables, and updated values."""
         # Copies: updates may write to them.
         copies = {v: np.array(value) for v, value in {**self._restored, **dict(values)}.items()}
         changed = filter(_host.is_random_state, self._variables)
         changed = {*changed, *self.targets, *self._lent, *copies}
         with _host.on_copies(changed, {**self._lent, **copies}):
-            outputs = _host.run(self._compiled, arrays, subset)
+            outputs = _host.run(self._compiled, arrays, self.subset)
             outputs = [np.array(_host.to_host(output)) for output in outputs]
             return outputs, {v: np.array(_host.to_host(_host.peek(v))) for v in self.targets}
 
@@ -159,13 +157,13 @@ class Serial:
         ]
         return max(changes, default=0)
 
-    def is_rounding(self, what, subset, found, expected, case=0):
+    def is_rounding(self, what, found, expected, case=0):
         """Return whether inputs that differ in their last bit make as much of a difference.
 
         `what` is the place of an output, or an updated variable.
         """
         random = np.random.RandomState(0)
-        plain = self.whole(case, subset)
+        plain = self.whole(case)
         largest = 0
         for _ in range(_NUDGES):
             values = {
@@ -175,65 +173,65 @@ class Serial:
             }
             # Without a name: one copy of the inputs at a time.
             moved = [nudged(each, random) for each in self._case(case)]
-            moved = self._run(subset, moved, values)
+            moved = self._run(moved, values)
             moved = _item(moved, what)
             largest = max(largest, distance(moved, _item(plain, what)))
         return distance(found, expected) <= _AMPLIFIED * largest
 
-    def is_of_division(self, what, subset, mode=None, found=None):
+    def is_of_division(self, what, found=None):
         """Return whether the division alone makes an output, or an update, differ.
 
         An output does if the master computes the same of the ranks' rows as they have, `found`; an
         update, if parts of some other numbers differ from the whole, too. `what` is the place of an
         output, or an updated variable.
         """
-        if found is not None and not self.are_parts(what, subset, mode, found):
+        if found is not None and not self.are_parts(what, found):
             return False
         differ, cases = [], range(1 if found is not None else 1 + _OTHERS)
         for case in cases:
-            whole, made = self.whole(case, subset), self.made(case, what, subset, mode)
+            whole, made = self.whole(case), self.made(case, what)
             if whole is None or made is None:
                 continue
             whole = _item(whole, what)
-            parts = [_item(part, what) for part in self._parts(case, subset, None)[0]]
+            parts = [_item(part, what) for part in self._parts(case, None)[0]]
             depends = any(difference(part, whole) is not None for part in parts)
             differ.append(depends and difference(made, whole) is not None)
         return sum(differ) >= min(2, len(cases))
 
-    def difference_in_other_orders(self, place, subset, mode, found):
+    def difference_in_other_orders(self, place, found):
         """Return by how much an output that is right differs with its rows in another order.
 
         In words; None if it does not, or if more than the division makes it up.
         """
-        if not self.are_parts(place, subset, mode, found):
+        if not self.are_parts(place, found):
             return None
         for case in range(1 + _OTHERS, 1 + _OTHERS + _ORDERS):
-            whole, made = self.whole(case, subset), self.made(case, place, subset, mode)
+            whole, made = self.whole(case), self.made(case, place)
             if whole is None or made is None:
                 continue
             how = difference(made, whole[0][place])
-            if how and not self.is_rounding(place, subset, made, whole[0][place], case):
+            if how and not self.is_rounding(place, made, whole[0][place], case):
                 return f"with these rows in another order {how}"
         return None
 
-    def are_parts(self, place, subset, mode, found):
+    def are_parts(self, place, found):
         """Return whether the master computes the same of the ranks' rows as they have, `found`."""
-        made = self.made(0, place, subset, mode)
+        made = self.made(0, place)
         if made is None or difference(made, found) is not None:
             return False  # ranks have other values of a variable, or have reduced inside
         self._as_parts.add(place)
         return True
 
-    def has_own_updates(self, subset):
+    def has_own_updates(self):
         """Return whether updates depend on the rows, as those of counters of calls do not."""
-        parts, whole = self._parts(0, subset, None), self.whole(0, subset)
+        parts, whole = self._parts(0, None), self.whole(0)
         return parts is None or any(
             difference(updated[variable], value) is not None
             for _, updated in parts[0]
             for variable, value in whole[1].items()
         )
 
-    def is_collected(self, variable, subset, everyone, expected):
+    def is_collected(self, variable, everyone, expected):
         """Return whether ranks only collect values for the script, which may put them together.
 
         So it is if nothing is computed from the variable but its next value, as of a moving average
@@ -247,8 +245,8 @@ class Serial:
         moved = {variable: (now + shift).astype(now.dtype)}
         changes = []
         for case in (0, 1):
-            outputs, updated = self.whole(case, subset) or ((), {})
-            others, changed = self._run(subset, self._case(case), moved)
+            outputs, updated = self.whole(case) or ((), {})
+            others, changed = self._run(self._case(case), moved)
             pairs = [*zip(others, outputs)]
             pairs += [(changed[v], updated[v]) for v in self.targets if v in updated]
             pairs = [(one, other) for one, other in pairs if one is not changed[variable]]
@@ -282,17 +280,15 @@ class Serial:
         """
         if not self._scattered or _host.communicates(self._compiled):
             return None
-        first = self._scattered[0]
-        edges = partition.edges(
-            self._arrays[first].shape[self._inputs.axes[first]], self._session.n_ranks
-        )
-        idle = [begin == end for begin, end in zip(edges, edges[1:])]
+        rows, n_ranks = self.rows(), self._session.n_ranks
+        idle = [mine == 0 for mine in partition.counts(rows, n_ranks)]
         if idle != [how is not None for how in differences]:
             return None
-        return about_idle_ranks(edges[-1], self._session.n_ranks)
+        return about_idle_ranks(rows, n_ranks)
 
-    def cause_in_mode(self, place, subset, mode, expected):
+    def cause_in_mode(self, place):
         """Return a sentence if the parts of the ranks make up what is expected in another way."""
+        mode, n_axes = self.modes[place], self.whole(0)[0][place].ndim
         if _host.communicates(self._compiled) and place not in self._as_parts:
             return None
         if not self._scattered:
@@ -300,15 +296,15 @@ class Serial:
                 return None
             return "Nothing is scattered: each rank computes the whole. Write (output, None)."
         for axis, modes in _TRIED.items():
-            if self._parts(0, subset, axis) is None:
+            if self._parts(0, axis) is None:
                 continue
-            gathers = [reduction.Gather(axis=along) for along in range(1, expected.ndim)]
+            gathers = [reduction.Gather(axis=along) for along in range(1, n_axes)]
             for tried in (*modes, *gathers):
                 along = reduction.axis_of(tried)
                 if axis is None and tried == mode and along == reduction.axis_of(mode):
                     continue
                 cases = range(1 + _OTHERS)
-                if all(self._is_made(case, place, subset, tried, axis) for case in cases):
+                if all(self._is_made(case, place, tried, axis) for case in cases):
                     return self._advice(axis, tried, along)
         return None
 
@@ -325,12 +321,12 @@ class Serial:
             "in place of inputs: each rank computes the whole."
         )
 
-    def cause_in_reduction(self, variable, subset, found):
+    def cause_in_reduction(self, variable, found):
         """Return what to write if ranks have reduced a gradient with the wrong operation, or None.
 
         The updates must be linear in the gradient, as those of SGD and of momentum are.
         """
-        before, (whole, total, mean) = self.before[variable], self._changes(0, variable, subset)
+        before, (whole, total, mean) = self.before[variable], self._changes(0, variable)
         if whole is None or found.shape != before.shape:
             return None
 
@@ -341,7 +337,7 @@ class Serial:
         if is_same(change, total) and is_same(whole, mean):
             return "The gradient of a mean over the rows is averaged: synk.ops.all_reduce(g)."
         for case in range(1, 1 + _OTHERS):
-            other, parts, _ = self._changes(case, variable, subset)
+            other, parts, _ = self._changes(case, variable)
             if other is None or not is_same(other + excess, parts):
                 return None
         if is_same(change, mean):
@@ -354,12 +350,12 @@ class Serial:
             )
         return None
 
-    def _changes(self, case, variable, subset):
+    def _changes(self, case, variable):
         """Return a variable's change, and the sum and the average of those of the ranks' parts.
 
         Each is None if there are none.
         """
-        found, whole, before = self._parts(case, subset, None), self.whole(case, subset), None
+        found, whole, before = self._parts(case, None), self.whole(case), None
         if found and whole:
             parts, counts = found
             before = self.before[variable]
@@ -371,9 +367,9 @@ class Serial:
         weighted = [each * (n / sum(counts)) for each, n in zip(changes, counts)]
         return change, sum(changes), sum(weighted)
 
-    def cause_in_loss(self, place, subset, mode):
+    def cause_in_loss(self, place):
         """Return the sentence for an output of a training function that is no mean or sum."""
-        if mode == "avg":
+        if self.modes[place] == "avg":
             return (
                 "It is no mean over the rows. If it is a mean with weights, divide the mean of the "
                 "weighted errors by synk.ops.all_reduce(weights.mean()); reduce other means that "
@@ -381,8 +377,8 @@ class Serial:
             )
         excess = []
         for case in range(1 + _OTHERS):
-            whole, made = self.whole(case, subset), self.made(case, place, subset, mode)
-            if mode != "sum" or whole is None or made is None:
+            whole, made = self.whole(case), self.made(case, place)
+            if self.modes[place] != "sum" or whole is None or made is None:
                 return None
             excess.append(made - whole[0][place])
         if any(difference(each, excess[0]) for each in excess):
@@ -392,13 +388,13 @@ class Serial:
             "it an output of its own, of mode None."
         )
 
-    def cause_in_order(self, place, subset):
+    def cause_in_order(self, place):
         """Return the sentence for an output that the order of the rows changes, else None."""
         arrays, length = list(self._arrays), self.rows()
         for i in self._scattered:
             back = np.arange(arrays[i].shape[self._inputs.axes[i]])[::-1]
             arrays[i] = partition.take_rows(arrays[i], back, axis=self._inputs.axes[i])
-        forth, back = self.whole(0, subset)[0][place], self._run(subset, arrays)[0][place]
+        forth, back = self.whole(0)[0][place], self._run(arrays)[0][place]
         if forth.shape[:1] == (length,):
             back = back[::-1]
         if difference(back, forth) is None:
@@ -428,26 +424,30 @@ class Serial:
             what = f"it is a {_NAMES[mode]} over the rows"
         return f"Write (output, {mode!r}) in place of the output: {what}."
 
-    def _is_made(self, case, place, subset, mode, axis):
+    def _is_made(self, case, place, mode, axis):
         """Return whether a mode makes the whole of the parts; true if the case has no whole."""
-        whole = self.whole(case, subset)
+        whole = self.whole(case)
         if whole is None:
             return case > 0
-        made = self.made(case, place, subset, mode, axis)
+        made = self._put_together(case, place, mode, axis)
         return made is not None and difference(made, whole[0][place]) is None
 
-    def made(self, case, what, subset, mode, axis=None):
-        """Return what a mode makes of the parts of an output, or a variable's value in the master.
+    def made(self, case, what):
+        """Return what the ranks' parts make: an output, or a variable's value in the master.
 
-        None if there are no parts, or none that the mode can put together.
+        None if there are no parts, or none that the output's mode can put together.
         """
-        found = self._parts(case, subset, axis)
+        if isinstance(what, int):
+            return self._put_together(case, what, self.modes[what], None)
+        found = self._parts(case, None)
+        return None if found is None else found[0][self._session.master_rank][1][what]
+
+    def _put_together(self, case, place, mode, axis):
+        """Return what a mode makes of the parts of an output; None if it can't be."""
+        found = self._parts(case, axis)
         if found is None:
             return None
-        parts, counts = found
-        if not isinstance(what, int):
-            return parts[self._session.master_rank][1][what]
-        parts = [outputs[what] for outputs, _ in parts]
+        parts, counts = [outputs[place] for outputs, _ in found[0]], found[1]
         try:
             dtype = reduction.result_dtype(mode, parts[0].dtype, _host.float_dtype())
             made = reduction.combine(mode, parts, counts, dtype)
@@ -493,17 +493,17 @@ class Serial:
         return np.argsort(rows.sum(axis=tuple(range(1, rows.ndim))), kind="stable")
 
     @_kept
-    def whole(self, case, subset):
+    def whole(self, case):
         """Return the outputs and updated values of a case; None if another than the call raises."""
         try:
-            return self._run(subset, self._case(case))
+            return self._run(self._case(case))
         except raised_here(Exception):
             if case == 0:
                 raise
         return None
 
     @_kept
-    def _parts(self, case, subset, axis):
+    def _parts(self, case, axis):
         """Return what each rank with rows computes, and the numbers of rows; None if it can't be.
 
         The rows are along an axis, or that of each input if it is None.
@@ -523,7 +523,7 @@ class Serial:
             for i in chosen:
                 arrays[i] = partition.take_rows(arrays[i], range(first, last), axis=axes[i])
             try:
-                parts.append(self._run(subset, arrays))
+                parts.append(self._run(arrays))
             except raised_here(Exception):
                 # A part of the rows need not be a valid input along another axis.
                 return None

@@ -9,7 +9,7 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._arithmetic import reduction
 from synkhronos._host.choice import advice
-from synkhronos._wording import MAX_DIMENSIONS, count, line_of_user, shown, whole_number
+from synkhronos._wording import MAX_DIMENSIONS, count, is_bool, line_of_user, shown, whole_number
 
 
 class Outputs:
@@ -80,25 +80,29 @@ class Outputs:
         """Return the positions of the selected outputs, in ascending order; None for all."""
         if output_subset is None:
             return None
-        subset = self._asked(output_subset, function)
-        if not self._sparse:
-            return subset
-        return tuple(i for each in subset for i in range(*self._first[each : each + 2]))
-
-    def _asked(self, output_subset, function):
-        if self.keys is None:
-            return check_subset(output_subset, len(self.asked_modes), function)
-        if not isinstance(output_subset, (list, tuple)):
-            raise TypeError(
-                f"output_subset must be a list of keys of the outputs, got {output_subset!r}."
-            )
-        for key in output_subset:
-            if key not in self.keys:
+        keys, n_outputs = self.keys, len(self.asked_modes)
+        is_list = isinstance(output_subset, (list, tuple))
+        if is_list and keys is None:
+            is_list = all(isinstance(i, (int, np.integer)) for i in output_subset)
+            is_list = is_list and not any(map(is_bool, output_subset))
+        if not is_list:
+            what = "integers" if keys is None else "keys of the outputs"
+            raise TypeError(f"output_subset must be a list of {what}, got {output_subset!r}.")
+        for each in output_subset:
+            if keys is None and not 0 <= each < n_outputs:
+                raise ValueError(
+                    f"output_subset must hold numbers from 0 to {n_outputs - 1}, the outputs of "
+                    f"{function}, got {output_subset!r}."
+                )
+            if keys is not None and each not in keys:
                 raise ValueError(
                     f"output_subset must hold keys of the outputs of {function}, which are "
-                    f"{', '.join(map(repr, self.keys))}; got {key!r}."
+                    f"{', '.join(map(repr, keys))}; got {each!r}."
                 )
-        return tuple(sorted({self.keys.index(key) for key in output_subset}))
+        subset = sorted({int(i) if keys is None else keys.index(i) for i in output_subset})
+        if self._sparse:
+            subset = [i for each in subset for i in range(*self._first[each : each + 2])]
+        return tuple(subset)
 
     def unpack(self, results, subset=None):
         """Return what `pack` has returned as a list, of the outputs that are computed."""
@@ -251,7 +255,7 @@ def _is_expression(value):
 
 
 def check_givens(givens):
-    """Return the givens; raise TypeError unless they are pairs (variable, replacement)."""
+    """Return the givens as a list of pairs (variable, replacement)."""
     if givens is not None and not isinstance(givens, (dict, list, tuple)):
         raise TypeError(
             f"givens must be a dict or a list of pairs (variable, replacement), got {givens!r}."
@@ -267,7 +271,7 @@ def check_givens(givens):
                 f"givens must replace variables, got {shown(pair[0])} among them."
                 f"{advice(pair[0], _host.title)}"
             )
-    return givens
+    return list(map(tuple, pairs))
 
 
 def check_mode(mode):
@@ -291,22 +295,6 @@ def describe_value(value):
     if hasattr(value, "dtype") and getattr(value, "shape", ()):
         return f"a {type(value).__name__} of dtype {value.dtype}, shape {value.shape}"
     return f"{type(value).__name__} {str(value)[:60]}"
-
-
-def check_subset(output_subset, n_outputs, function):
-    """Return the positions of the selected outputs, in ascending order; None for all."""
-    if output_subset is None:
-        return None
-    if not isinstance(output_subset, (list, tuple)) or not all(
-        isinstance(i, (int, np.integer)) and not isinstance(i, bool) for i in output_subset
-    ):
-        raise TypeError(f"output_subset must be a list of integers, got {output_subset!r}.")
-    if any(not 0 <= i < n_outputs for i in output_subset):
-        raise ValueError(
-            f"output_subset must hold numbers from 0 to {n_outputs - 1}, the outputs of {function}"
-            f", got {output_subset!r}."
-        )
-    return tuple(sorted({int(i) for i in output_subset}))
 
 
 def check_axes(axes, inputs, outputs, sliceables):
@@ -336,7 +324,7 @@ def check_axes(axes, inputs, outputs, sliceables):
         axis %= variable.ndim
         is_known = outputs.gather_along(variable, axis)
         for each in inputs:
-            if each.variable is variable and each.is_scattered and each.keeper is None:
+            if each.variable is variable and each.is_scattered and each.storage is None:
                 axis_of[variable], is_known = axis, True
         if not is_known:
             raise ValueError(
@@ -412,11 +400,13 @@ def swap_variables(source, swap, defaults):
     An update of a variable becomes the same update of the one in its place. `defaults` are the
     updates that the function has because variables have a default update.
     """
+
+    def swapped(pairs):
+        return [target for target, _ in pairs], _host.swapped([new for _, new in pairs], swap)
+
     # It belongs to the variable that is replaced, so it is given explicitly.
     defaults = [pair for pair in defaults if pair[0] in swap]
-    updates = [*source.updates, *defaults]
-    givens = source.keywords["givens"] or ()
-    givens = list(givens.items() if hasattr(givens, "items") else givens)
+    targets, values = swapped([*source.updates, *defaults])
     outputs = copy.copy(source.outputs)
     outputs.variables = _host.swapped(outputs.variables, swap)
     return source._replace(
@@ -427,21 +417,11 @@ def swap_variables(source, swap, defaults):
             for each in source.inputs
         ],
         outputs=outputs,
-        updates=list(
-            zip(
-                [swap.get(target, target) for target, _ in updates],
-                _host.swapped([new for _, new in updates], swap),
-            )
-        ),
+        updates=[(swap.get(target, target), value) for target, value in zip(targets, values)],
         update_modes=[*source.update_modes, *("avg" for _ in defaults)],
         sliceables=[swap.get(each, each) for each in source.sliceables or ()],
         keywords={
             **source.keywords,
-            "givens": list(
-                zip(
-                    [variable for variable, _ in givens],
-                    _host.swapped([new for _, new in givens], swap),
-                )
-            ),
+            "givens": list(zip(*swapped(source.keywords["givens"]))),
         },
     )

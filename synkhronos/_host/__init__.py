@@ -54,7 +54,7 @@ MODULES = {
         "read_input": "Return an input's variable and what else it was given with; or None.",
         "read_output": "Return an output's variable; None for anything else.",
         "is_kept": "Return whether an input's value is one that calls may change: a container.",
-        "keeper": "Return a shared variable of an input's type, for a value or a container.",
+        "storage": "Return a shared variable of an input's type, for a value or a container.",
     },
     "{host}.functions": {
         "compile_function": "Compile a function that takes checked arrays and returns a list.",

@@ -68,11 +68,7 @@ _here = _OfThread()
 def recurses_deep(do, levels=0):
     """Let a function recurse as deep as a graph of some thousand operations.
 
-    Parameters
-    ----------
-    do : callable
-    levels : int
-        How many it needs, if that is known: where it would not raise a lack of them.
+    Give the number of levels that it needs if it would not raise a RecursionError for lack of them.
     """
 
     @functools.wraps(do)

@@ -19,11 +19,8 @@ def leave_to_parent(kept: Iterable[int]) -> None:
     would not see its end, a peer not that of a connection, and a lock (``flock``) would stay. The
     numbers stay taken: objects of the script, which may close them here, hit no other file.
 
-    Parameters
-    ----------
-    kept : iterable of int
-        Descriptors that stay, beside the standard streams, copies of standard output and error,
-        and those that logs are written to.
+    Descriptors that are `kept` stay, and the standard streams, copies of standard output and error,
+    and those that logs are written to.
     """
     kept = {0, 1, 2, *kept, *_of_output()}
     standard = {_identity(fd) for fd in (1, 2)}

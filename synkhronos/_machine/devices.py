@@ -132,11 +132,6 @@ def probe(kind: str, timeout: float = 60.0) -> tuple[int, str]:
     return int(child.stdout.split()[-1]), ""
 
 
-def count(kind: str) -> int:
-    """Return the number of devices of `kind` ("cuda" or "opencl"); 0 without pygpu."""
-    return probe(kind)[0]
-
-
 def get_n_gpu() -> int:
     """Count the CUDA devices of this machine, without opening one in this process.
 

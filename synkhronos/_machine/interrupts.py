@@ -6,7 +6,8 @@ descriptor and the line that stores the descriptor, it would be lost for as long
 runs; the same holds for memory and for child processes.
 
 What a handler raises is the script's, and no error of the code that it has interrupted: code that
-turns errors into others says ``except raised_here(Exception)``.
+turns errors into others says ``except raised_here(Exception)``. An exception is a handler's if its
+traceback passes through the code of a handler.
 """
 
 import functools
@@ -18,8 +19,8 @@ from _signal import getsignal as _getsignal  # Python's own make enums of all: t
 from _signal import signal as _signal
 from _thread import get_ident
 from time import monotonic
-from types import FrameType
 from typing import Optional, Tuple, Type
+from weakref import WeakSet
 
 _NUMBERS = sorted(map(int, signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
 _SIGINT = int(signal.SIGINT)
@@ -31,14 +32,29 @@ class _Handled:
 
     def __init__(self):
         self._numbers, self._until = (), 0.0
+        self._codes = WeakSet()  # of all handlers that were seen: one may be replaced as it runs
 
     def numbers(self):
         """Return the numbers of these signals."""
         now = monotonic()
         if now >= self._until:
-            self._numbers = [number for number in _NUMBERS if callable(_getsignal(number))]
+            self._look()
             self._until = now + _SECONDS
         return self._numbers
+
+    def codes(self):
+        """Return the code of handlers, those that are set now and those that were seen before."""
+        self._look()
+        return self._codes
+
+    def _look(self):
+        self._numbers = sorted(handled())
+        self._codes.update({_code_of(_getsignal(number)) for number in self._numbers} - {None})
+
+
+def handled():
+    """Return the numbers of the signals that have a handler in Python now."""
+    return {number for number in _NUMBERS if callable(_getsignal(number))}
 
 
 _handled = _Handled()
@@ -193,11 +209,8 @@ def _frames(error):
 
 
 def _frame_of_handler(frames):
-    codes = {_code_of(_getsignal(number)) for number in _NUMBERS} - {None}
-    for frame in frames:
-        if frame.f_code in codes or _takes_a_signal(frame):
-            return frame
-    return None
+    codes = _handled.codes()
+    return next((frame for frame in frames if frame.f_code in codes), None)
 
 
 def _code_of(handler):
@@ -207,19 +220,3 @@ def _code_of(handler):
     if not inspect.isroutine(handler) and callable(handler):
         handler = type(handler).__call__
     return getattr(handler, "__code__", None)  # a method has that of its function
-
-
-def _takes_a_signal(frame):
-    """Return whether a function was given a signal's number and a frame, as handlers are."""
-    code = frame.f_code
-    if code.co_argcount < 2 and not code.co_flags & inspect.CO_VARARGS:
-        return False
-    values = frame.f_locals
-    given = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
-    if code.co_flags & inspect.CO_VARARGS:
-        rest = values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
-        given += rest if isinstance(rest, tuple) else ()
-    return any(
-        isinstance(number, int) and isinstance(interrupted, FrameType)
-        for number, interrupted in zip(given, given[1:])
-    )

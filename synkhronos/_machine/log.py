@@ -27,11 +27,7 @@ log.addFilter(_rank)
 def name_rank(number, in_a_call=None) -> None:
     """Set the rank that messages of this process begin with; None for no rank.
 
-    Parameters
-    ----------
-    number : int or None
-    in_a_call : callable, optional
-        Returns whether this process computes its part of a call of several ranks.
+    `in_a_call` returns whether this process computes its part of a call of several ranks.
     """
     _rank.number, _rank.in_a_call = number, in_a_call
 

@@ -18,7 +18,7 @@ import traceback
 import warnings
 
 from synkhronos._machine.descriptors import leave_to_parent
-from synkhronos._machine.interrupts import raised_here
+from synkhronos._machine.interrupts import handled, raised_here
 from synkhronos._machine.private_copies import none_made
 from synkhronos.errors import SessionError
 
@@ -45,14 +45,10 @@ def life_of(pid: int) -> str:
     """
     if not proc_has_our_numbers():
         return "unknown"
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            letter = stat.read().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "gone"
-    except raised_here(OSError):
-        return "unknown"
-    return _LIVES.get(letter, "ended")
+    text = _read(f"/proc/{pid}/stat", gone="")
+    if not text:
+        return "unknown" if text is None else "gone"
+    return _LIVES.get(text.rpartition(")")[2].split()[0], "ended")
 
 
 def name_of_signal(number: int) -> str:
@@ -108,9 +104,17 @@ class StopWatch:
 
 def _turns_of(pid):
     """Return how often a process was given a processor; None if the system does not show it."""
+    text = _read(f"/proc/{pid}/status")
+    return text and [line for line in text.splitlines() if "ctxt_switches" in line]
+
+
+def _read(path, gone=None):
+    """Return the text of a file of the system; None if it can't be read, `gone` if it is gone."""
     try:
-        with open(f"/proc/{pid}/status") as status:
-            return [line for line in status if "ctxt_switches" in line]
+        with open(path) as file:
+            return file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return gone
     except raised_here(OSError):
         return None
 
@@ -149,12 +153,7 @@ def is_closed_to_others() -> bool:
 def this_machine() -> str:
     """Return a name of this machine that no other has, until it is started again."""
     # Hosts that are cloned may have one name, and containers of a host one number.
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            number = file.read().strip()
-    except raised_here(OSError):
-        number = ""
-    return f"{socket.gethostname()} {number}"
+    return f"{socket.gethostname()} {(_read('/proc/sys/kernel/random/boot_id') or '').strip()}"
 
 
 def proc_has_our_numbers() -> bool:
@@ -243,7 +242,7 @@ class ForkedProcess:
         self._ended = False
         # In the child a Ctrl-C or a handler of the script's must not run. The child inherits the
         # mask, and unblocks the signals itself: see leave_signals_to_parent.
-        previous = signal.pthread_sigmask(signal.SIG_BLOCK, _handled() | {signal.SIGINT})
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, handled() | {signal.SIGINT})
         try:
             with _logging_held(), none_made(), warnings.catch_warnings():
                 # Python 3.12 and later warn if there are threads, such as those of a BLAS. The
@@ -298,18 +297,13 @@ def leave_signals_to_parent() -> None:
     The script's handler answers it in the parent alone. In the child it would write another
     checkpoint, and an exception of the handler would be that of an innocent call.
     """
-    handled = _handled()
-    for signum in handled | (_OF_BATCH_SYSTEMS - _caught()):
+    ours = handled()
+    for signum in ours | (_OF_BATCH_SYSTEMS - _caught()):
         # An ignored SIGCHLD would keep Popen.wait() from learning how a child has ended.
         kept = signum in (signal.SIGCHLD, signal.SIGIO)
         signal.signal(signum, signal.SIG_DFL if kept else signal.SIG_IGN)
     signal.set_wakeup_fd(-1)  # it is a pipe of the script's, which this process has inherited
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
-
-
-def _handled():
-    """Return the signals that have a handler in Python."""
-    return {signum for signum in signal.valid_signals() if callable(signal.getsignal(signum))}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ours)
 
 
 def _caught():

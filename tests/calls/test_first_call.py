@@ -341,9 +341,9 @@ def test_calls_with_slices_are_compared():
 def test_the_check_of_a_call_with_slices_computes_some_rows_at_a_time(monkeypatch):
     seen, x, run = [], T.dmatrix("x"), module.Serial._run
 
-    def watching(self, subset, arrays, values=()):
+    def watching(self, arrays, values=()):
         seen.append(len(arrays[0]))
-        return run(self, subset, arrays, values)
+        return run(self, arrays, values)
 
     monkeypatch.setattr(module.Serial, "_run", watching)
     with pytest.warns(PortingWarning, match="'sum'"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from synkhronos._machine import devices as _devices
-from synkhronos._machine.devices import count, default_threads, get_n_gpu, resolve, usable_cores
+from synkhronos._machine.devices import default_threads, get_n_gpu, probe, resolve, usable_cores
 
 needs_pygpu = pytest.mark.skipif(
     importlib.util.find_spec("pygpu") is None, reason="pygpu is not installed"
@@ -172,7 +172,7 @@ def test_without_a_gpu_nobody_is_asked(monkeypatch):
 
 @needs_no_pygpu
 def test_without_pygpu_nothing_is_counted():
-    assert count("cuda") == count("opencl") == 0
+    assert probe("cuda")[0] == probe("opencl")[0] == 0
     with pytest.raises(ImportError, match="pygpu, the GPU library of Theano, which cannot be"):
         get_n_gpu()
     with pytest.raises(ImportError, match="pygpu"):
@@ -200,7 +200,7 @@ def test_devices_of_all_platforms_are_counted(monkeypatch, tmp_path):
         "def count_devices(kind, platform): return {'cuda': 4, 'opencl': platform + 1}[kind]\n"
     )
     pygpu_that(monkeypatch, tmp_path, body)
-    assert (get_n_gpu(), count("cuda"), count("opencl")) == (4, 4, 3)
+    assert (get_n_gpu(), probe("cuda"), probe("opencl")) == (4, (4, ""), (3, ""))
 
 
 def test_no_driver_is_no_device(monkeypatch, tmp_path):

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synkhronos._arithmetic.partition import edges, ranks_with_rows, share
+from synkhronos._arithmetic.partition import counts, edges, share
 
 rows = st.integers(0, 10**12)
 parts = st.integers(1, 300)
 
 
 @pytest.mark.parametrize(
-    "n_rows, n, counts",
+    "n_rows, n, expected",
     [
         (4, 3, [1, 1, 2]),
         (5, 3, [1, 2, 2]),
@@ -25,17 +25,18 @@ parts = st.integers(1, 300)
         (1, 1, [1]),
     ],
 )
-def test_counts_as_documented(n_rows, n, counts):
-    assert np.diff(edges(n_rows, n)).tolist() == counts
+def test_counts_as_documented(n_rows, n, expected):
+    assert np.diff(edges(n_rows, n)).tolist() == counts(n_rows, n) == expected
 
 
 @given(rows, parts)
 def test_edges_begin_at_0_end_at_the_rows_and_differ_by_at_most_one(n_rows, n):
     found = edges(n_rows, n)
-    counts = np.diff(found)
+    lengths = np.diff(found)
     assert (found[0], found[-1], len(found)) == (0, n_rows, n + 1)
-    assert counts.min() >= 0
-    assert counts.max() - counts.min() <= 1
+    assert lengths.tolist() == counts(n_rows, n)
+    assert lengths.min() >= 0
+    assert lengths.max() - lengths.min() <= 1
 
 
 @given(st.integers(0, 10**6), parts)
@@ -49,11 +50,3 @@ def test_edges_are_those_of_linspace(n_rows, n):
 def test_a_share_lies_between_two_edges(n_rows, n, data):
     part = data.draw(st.integers(0, n - 1))
     assert share(n_rows, n, part) == edges(n_rows, n)[part : part + 2]
-
-
-@given(st.integers(0, 1000), parts)
-def test_ranks_with_rows_are_those_whose_share_is_not_empty(n_rows, n):
-    busy = ranks_with_rows(n_rows, n)
-    assert list(busy) == sorted(busy)
-    assert set(busy) == {r for r in range(n) if share(n_rows, n, r)[0] < share(n_rows, n, r)[1]}
-    assert len(busy) == min(n_rows, n)

@@ -141,7 +141,7 @@ def draws_of_all_rows(scattered, outputs, updates, kwargs):
         defaults.update(more)
     new = _rebuilt(expressions, {*scattered})
     targets = [*(target for target, _ in updates), *defaults]
-    kwargs = {**kwargs, "givens": None}
+    kwargs = {**kwargs, "givens": []}
     return new[: len(outputs)], list(zip(targets, new[len(outputs) :])), kwargs
 
 

@@ -44,7 +44,7 @@ def is_kept(value):
     return isinstance(value, (Container, SharedVariable))
 
 
-def keeper(variable, value):
+def storage(variable, value):
     """Return a shared variable of an input's type: for its first value, or for a container.
 
     Raises ``TypeError`` for a container of another type.
