@@ -25,38 +25,12 @@ def test_each_host_provides_all_that_is_listed(name):
     assert not own & shared
 
 
-@pytest.mark.parametrize("module", ["base.host", *(f"{name}.host" for name in HOSTS)])
-def test_what_a_host_provides_is_defined_where_it_is_imported_from(module):
-    for node in MODULES[f"_host.{module}"].body:
-        source = (getattr(node, "module", None) or "").partition("synkhronos.")[2]
-        for each in (
-            [f"_host.{n}.library" for n in HOSTS] if source.endswith("library") else [source]
-        ):
-            if each:
-                assert {alias.name for alias in node.names} <= {*defined_names(MODULES[each])}, each
-
-
-def test_both_libraries_have_what_base_uses_of_them():
-    used = {
-        alias.name
-        for name, tree in MODULES.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module == "synkhronos._host.base.library"
-        for alias in node.names
-    }
-    for name in HOSTS:
-        assert used <= {*defined_names(MODULES[f"_host.{name}.library"])}
-
-
-IMPORTS = ast.Import, ast.ImportFrom
-
-
 def defined_names(tree):
     """Yield the names that a module defines or imports."""
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             yield node.name
-        elif isinstance(node, IMPORTS):
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
             yield from (alias.asname or alias.name for alias in node.names)
         elif isinstance(node, ast.Assign):
             yield from (
@@ -71,10 +45,6 @@ def test_the_host_of_this_process_has_all_names():
     assert all(getattr(_host, name) is not None for name in _host.NAMES)
     host = importlib.import_module(f"synkhronos._host.{choose()}.host")
     assert {name for name in vars(host) if not name.startswith("_")} <= set(_host.NAMES)
-
-
-def test_each_name_says_what_it_is():
-    assert all(text.endswith(".") and len(text) < 80 for text in _host.NAMES.values())
 
 
 def used_names():
