@@ -54,21 +54,6 @@ def test_a_lesson_passes_its_own_tests(no_session, capsys, name, n):
     assert gallery.unsaid(name, out) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--ranks", "0"], "--ranks: must be a whole number of at least 1, got '0'"),
-        (["--devices", "gpu"], "'gpu' is not the name of a device"),
-        (["--devices", "cpu,cpu", "--ranks", "3"], "3"),
-    ],
-)
-def test_a_lesson_says_what_is_wrong_with_its_ranks(no_session, capsys, arguments, said):
-    with pytest.raises(SystemExit) as end:
-        load("demo_1").main(arguments)
-    assert end.value.code not in (0, None)
-    assert said in f"{end.value.code} {capsys.readouterr().err}"
-
-
 @pytest.mark.parametrize("name", PASSED)
 @pytest.mark.sample(1)
 def test_a_lesson_is_a_script_for_any_floatx_and_folder(tmp_path, monkeypatch, name):

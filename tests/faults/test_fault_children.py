@@ -62,10 +62,6 @@ def drop_everything(pair):
     gc.collect()
 
 
-def write_to_data(pair):
-    pair.data[0] = 7.0
-
-
 def have_a_child(pair):
     with child_process(lambda: refused(lambda: pair.f(pair.data))) as process:
         assert process.join(BOUND)

@@ -33,8 +33,7 @@ from synkhronos._machine.processes import ForkedProcess
 from synkhronos._machine.shared_memory import Segment, Segments
 from synkhronos._master.session import Session
 from synkhronos._rank.replica import Replica
-from synkhronos.comm import reports
-from synkhronos.comm.shared import SharedMemory, SharedVariables, arrays
+from synkhronos.comm.shared import SharedVariables, arrays
 from synkhronos.comm.shared.arrays import SharedArrays
 from synkhronos.comm.shared.gate import SharedGate as Gate
 from synkhronos.comm.shared.outputs import SharedOutputs
@@ -46,39 +45,29 @@ pytestmark = pytest.mark.faults
 POINTS = [
     ("function", Gate, "next_command", "after"),
     ("function", Replica, "_run_slices", "before"),
-    ("function", SharedMemory, "fetch", "after"),
     ("function", _host, "run", "before"),
     ("function", _host, "run", "after"),
     ("function", SharedOutputs, "deposit", "before"),
     ("function", SharedOutputs, "deposit", "after"),
     ("function", Gate, "worker_finish", "before"),
-    ("growing outputs", Segments, "create", "after"),
     ("growing outputs", Gate, "_put_reply", "before"),
     ("growing outputs", Gate, "_put_reply", "after"),
-    ("failing function", reports, "describe", "before"),
     ("failing function", Gate, "abort", "before"),
     ("failing function", Gate, "abort", "after"),
     ("exchange", SharedArrays, "_fill", "before"),
     ("exchange", Gate, "meet", "before"),
     ("exchange", Gate, "_wake", "before"),
-    ("exchange", Gate, "meet", "after"),
     ("exchange", arrays, "reduce_whole", "before"),
     ("large exchange", SharedArrays, "_fill", "after"),
     ("large exchange", SharedArrays, "_plan_of_shares", "before"),
-    ("large exchange", arrays, "reduce_block", "before"),
     ("large exchange", arrays, "reduce_block", "after"),
     ("all_reduce", SharedVariables, "expose", "before"),
     ("all_reduce", Gate, "meet", "before"),
-    ("all_reduce", Gate, "meet", "after"),
-    ("all_reduce", SharedVariables, "_reduce", "after"),
-    ("all_reduce", SharedVariables, "all_reduce", "after"),
     ("all_gather", Storage, "values", "before"),
     ("all_gather", Storage, "turn", "after"),
-    ("broadcast", Gate, "meet", "before"),
     ("broadcast", SharedVariables, "_give", "before"),
     ("gather", Storage, "post", "before"),
     ("gather", Storage, "begin", "after"),
-    ("distribute", _host, "load", "before"),
     ("distribute", _host, "load", "after"),
 ]
 

@@ -20,32 +20,32 @@ from synkhronos._host import pythons
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_metadata_name_the_pythons_that_are_checked_for(monkeypatch):
+@pytest.fixture
+def metadata(monkeypatch):
+    """Return the arguments of setup()."""
     given = {}
     monkeypatch.setattr("setuptools.setup", lambda **kwargs: given.update(kwargs))
     monkeypatch.chdir(ROOT)
     runpy.run_path(str(ROOT / "setup.py"))
+    return given
+
+
+def test_the_metadata_and_the_page_name_what_is_checked_for(metadata):
     (major, oldest), (_, newest) = pythons.THEANO[0], pythons.PYTENSOR[1]
-    assert given["python_requires"] == f">={major}.{oldest},<{major}.{newest + 1}"
-    named = [c for c in given["classifiers"] if c.startswith("Programming Language :: Python :: ")]
+    assert metadata["python_requires"] == f">={major}.{oldest},<{major}.{newest + 1}"
+    named = [
+        c for c in metadata["classifiers"] if c.startswith("Programming Language :: Python ::")
+    ]
     versions = [f"{major}.{minor}" for minor in range(oldest, newest + 1)]
     assert [c.split(" :: ")[-1] for c in named] == versions
     page = (ROOT / "docs" / "installation.rst").read_text()
     assert all(version in page for version in versions)
     for host, title in ((pythons.THEANO, "Theano"), (pythons.PYTENSOR, "PyTensor")):
         assert re.search(rf"^{pythons.span(host)} +{title} ", page, re.MULTILINE)
-
-
-def test_the_metadata_and_the_page_name_the_pytensor_that_is_checked_for(monkeypatch):
-    given = {}
-    monkeypatch.setattr("setuptools.setup", lambda **kwargs: given.update(kwargs))
-    monkeypatch.chdir(ROOT)
-    runpy.run_path(str(ROOT / "setup.py"))
-    extras = given["extras_require"]
-    for requirements in (given["install_requires"], extras["pymc"], extras["test-pytensor"]):
+    extras = metadata["extras_require"]
+    for requirements in (metadata["install_requires"], extras["pymc"], extras["test-pytensor"]):
         [found] = [each for each in requirements if each.startswith("pytensor")]
         assert found.partition(";")[0] == pythons.REQUIREMENT
-    page = (ROOT / "docs" / "installation.rst").read_text()
     assert f"PyTensor {pythons.span(pythons.RELEASES)}, NumPy" in page
 
 
@@ -129,16 +129,12 @@ def test_ipython_runs_code_and_ends_without_close(tmp_path):
 
 
 @pytest.mark.slow("starts IPython")
-def test_ipython_runs_a_script_again_and_again(tmp_path):
+def test_ipython_runs_scripts_again_and_goes_on_after_one_that_fails(tmp_path):
     (tmp_path / "lines.py").write_text(LINES + "synk.close()\n")
-    done = ipython(tmp_path, "-c", "%run lines.py\n%run lines.py\nf.as_theano([1, 2])")
-    assert done.returncode == 0 and done.stdout.count("sum 10.0") == 2, done.stdout + done.stderr
-
-
-@pytest.mark.slow("starts IPython")
-def test_ipython_goes_on_after_a_script_that_fails(tmp_path):
     (tmp_path / "fails.py").write_text(LINES + "f('ab')\n")
-    done = ipython(tmp_path, "-c", "%run fails.py\nprint('then', float(f([1, 2])))\nsynk.close()")
+    code = "%run lines.py\n%run lines.py\nf.as_theano([1, 2])\n%run fails.py\n"
+    done = ipython(tmp_path, "-c", code + "print('then', float(f([1, 2])))\nsynk.close()")
+    assert done.stdout.count("sum 10.0") == 3, done.stdout + done.stderr
     assert "takes TensorType(float64, vector), got" in done.stdout + done.stderr
     assert "then 3.0" in done.stdout
 

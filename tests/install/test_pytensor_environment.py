@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FINDER = ROOT / ".ci" / "python-for-pytensor"
+pytestmark = pytest.mark.skipif(not FINDER.exists(), reason="needs a checkout")
 
 SCRIPT = """
 import sys
@@ -46,8 +47,6 @@ def run(*command, **kwargs):
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
     """Return the Python of a new environment into which pip has installed this checkout."""
-    if not FINDER.exists():
-        pytest.skip("needs a checkout")
     found = run(FINDER)
     if found.returncode:
         pytest.skip(found.stderr.strip())
@@ -80,8 +79,6 @@ def test_pip_brings_pytensor_and_nothing_of_theano(python, tmp_path):
 
 
 def test_the_finder_names_a_python_that_runs_or_says_what_to_do():
-    if not FINDER.exists():
-        pytest.skip("needs a checkout")
     found = run(FINDER)
     if found.returncode:
         assert "make test-pytensor PYTENSOR_PYTHON=" in found.stderr
@@ -91,8 +88,6 @@ def test_the_finder_names_a_python_that_runs_or_says_what_to_do():
 
 
 def test_the_finder_takes_the_python_that_is_named(tmp_path):
-    if not FINDER.exists():
-        pytest.skip("needs a checkout")
     named = tmp_path / "python"
     named.write_text("#!/bin/sh\nexit 0\n")
     named.chmod(0o755)
@@ -105,8 +100,6 @@ def test_the_finder_takes_the_python_that_is_named(tmp_path):
 
 @pytest.mark.parametrize("has_python", [True, False])
 def test_a_run_of_all_checks_says_at_its_end_what_was_not_tested(tmp_path, has_python):
-    if not FINDER.exists():
-        pytest.skip("needs a checkout")
     shutil.copytree(FINDER.parent, tmp_path / ".ci")
     (tmp_path / ".ci" / "python-for-pytensor").write_text(f"exit {int(not has_python)}\n")
     programs = tmp_path / "bin"
@@ -122,7 +115,5 @@ def test_a_run_of_all_checks_says_at_its_end_what_was_not_tested(tmp_path, has_p
 
 
 def test_without_a_python_the_finder_fails_with_a_sentence(tmp_path):
-    if not FINDER.exists():
-        pytest.skip("needs a checkout")
     found = run("/bin/bash", FINDER, env={"PATH": str(tmp_path)})
     assert found.returncode == 1 and "which PyTensor needs" in found.stderr
