@@ -16,12 +16,6 @@ pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=f"needs {hosts.mis
 
 
 @pytest.fixture(scope="module")
-def two():
-    with hosts.up(2) as these:
-        yield these
-
-
-@pytest.fixture(scope="module")
 def shared_job(tmp_path_factory):
     """Yield a job for all tests after which it goes on."""
     with job(tmp_path_factory.mktemp("job")) as one:
@@ -92,37 +86,10 @@ def test_a_reduction_that_only_some_ranks_come_to_is_refused(shared_job):
 
 
 @pytest.mark.slow("starts a job on several hosts")
-def test_ctrl_c_leaves_a_call_at_once_and_the_next_call_is_right(shared_job):
-    script = """
-    def interrupted(call, rows, seconds):
-        timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
-        try:
-            timer.start()
-            call(rows)
-            timer.join()
-            time.sleep(0.1)
-        except KeyboardInterrupt:
-            pass
-
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    interrupted(plain, on(n - 1, SLEEP), 0.3)
-    attempt(plain, np.zeros(n) + 7)
-    for number in range(40):
-        interrupted(reducing, quiet + 8, 0.0002 * number)
-        assert plain(quiet + 8) == 8 * n
-    synk.broadcast(w, np.zeros(3))
-    reducing(quiet + 8)
-    print(synk.gather(w).tolist())
-    """
-    lines = shared_job.run(script)
-    # Python writes a line if a Ctrl-C comes in a finalizer, as of a Timer.
-    assert [line for line in lines if line.startswith("went well")] == ["went well 14.0"], lines
-    assert lines[-1] == str([[16.0] * 3] * 2)
-
-
-@pytest.mark.slow("starts a job on several hosts")
-@pytest.mark.parametrize("kind", ["Exception", "TimeoutError", "BaseException"])
-def test_what_a_handler_raises_leaves_a_call_as_ctrl_c_does(shared_job, kind):
+@pytest.mark.parametrize(
+    "kind", ["KeyboardInterrupt", "Exception", "TimeoutError", "BaseException"]
+)
+def test_ctrl_c_or_what_a_handler_raises_leaves_a_call_and_the_next_is_right(shared_job, kind):
     script = f"""
     class Stop({kind}):
         pass
@@ -155,6 +122,7 @@ def test_what_a_handler_raises_leaves_a_call_as_ctrl_c_does(shared_job, kind):
     print(synk.gather(w).tolist())
     """
     lines = shared_job.run(script)
+    # Python writes a line if a signal comes in a finalizer.
     assert [line for line in lines if line.startswith("went well")] == ["went well 14.0"], lines
     assert lines[-1] == str([[16.0] * 3] * 2)
 
@@ -172,36 +140,36 @@ except BaseException as error:
 
 
 @pytest.mark.slow("starts and ends a job of MPI")
-def test_a_killed_script_ends_the_job(two, tmp_path):
+def test_a_killed_script_ends_the_job(two_hosts, tmp_path):
     """Other processes are killed in test_points_of_calls.py."""
-    process = start(two, LOOP, tmp_path)
+    process = start(two_hosts, LOOP, tmp_path)
     wait_for_line(process, "begun")
-    programs = two.programs(1)
+    programs = two_hosts.programs(1)
     [pid] = [pid for pid in programs if "comm.mpi.carrier" not in programs[pid]]
     os.kill(pid, signal.SIGKILL)
     output = finish(process)
-    assert f"synk{two.net}-1" in output
+    assert f"synk{two_hosts.net}-1" in output
     assert process.returncode != 0
-    assert two.is_empty()
+    assert two_hosts.is_empty()
 
 
 @pytest.mark.slow("waits until a silent machine is given up")
-def test_a_cut_cable_ends_the_script_and_the_processes_of_both_machines(two, tmp_path):
-    process = start(two, LOOP, tmp_path, impatient=True)
+def test_a_cut_cable_ends_the_script_and_the_processes_of_both_machines(two_hosts, tmp_path):
+    process = start(two_hosts, LOOP, tmp_path, impatient=True)
     try:
         wait_for_line(process, "begun")
-        two.cut(2)
+        two_hosts.cut(2)
         line = wait_for_line(process, "WorkerDied")
-        assert f"Machine synk{two.net}-2 is lost" in line
+        assert f"Machine synk{two_hosts.net}-2 is lost" in line
         wait_until(
-            lambda: not any(two.programs(host) for host in (1, 2)),
-            what=lambda: str([two.programs(host) for host in (1, 2)]),
+            lambda: not any(two_hosts.programs(host) for host in (1, 2)),
+            what=lambda: str([two_hosts.programs(host) for host in (1, 2)]),
         )
     finally:
-        end_cut_off(two, process)
+        end_cut_off(two_hosts, process)
 
 
-def begin_with(two, tmp_path, on_second):
+def begin_with(two_hosts, tmp_path, on_second):
     """Begin a session where Python runs something first on the second host; return its end."""
     script = tmp_path / "script.py"
     script.write_text("print('begun')")
@@ -212,35 +180,37 @@ def begin_with(two, tmp_path, on_second):
         f"if socket.gethostname().endswith('-2'):\n    {on_second}\n"
     )
     done = subprocess.run(
-        two.script("-n", "1", script),
+        two_hosts.script("-n", "1", script),
         cwd=tmp_path,
-        env=two.environment(PYTHONPATH=str(tmp_path)),
+        env=two_hosts.environment(PYTHONPATH=str(tmp_path)),
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 2
-    assert f"synk{two.net}-2" in done.stderr
+    assert f"synk{two_hosts.net}-2" in done.stderr
     assert "begun" not in done.stdout
-    assert two.is_empty()
+    assert two_hosts.is_empty()
     return done
 
 
 @pytest.mark.slow("starts a job on several hosts")
-def test_machines_with_other_versions_are_refused_with_a_table(two, tmp_path):
+def test_machines_with_other_versions_are_refused_with_a_table(two_hosts, tmp_path):
     """Also with another source tree of the same version."""
     tree = tmp_path / "tree" / "synkhronos"
     shutil.copytree(hosts.ROOT / "synkhronos", tree, ignore=shutil.ignore_patterns("__pycache__"))
     with open(tree / "errors.py", "a") as file:
         file.write("# Changed.\n")
     import_it = f"sys.path.insert(0, {str(tree.parent)!r})"
-    done = begin_with(two, tmp_path, f"platform.python_version = lambda: '3.11.99'; {import_it}")
+    done = begin_with(
+        two_hosts, tmp_path, f"platform.python_version = lambda: '3.11.99'; {import_it}"
+    )
     assert "fork() needs the same versions on all machines" in done.stderr
     assert "3.11.99" in done.stderr
     assert digest() in done.stderr and digest(tree) in done.stderr
 
 
 @pytest.mark.slow("starts a job of MPI")
-def test_a_machine_without_proc_is_refused(two, tmp_path):
-    done = begin_with(two, tmp_path, "os.readlink = refuse")
-    assert f"can't start ranks on synk{two.net}-2: fork() needs a /proc" in done.stderr
+def test_a_machine_without_proc_is_refused(two_hosts, tmp_path):
+    done = begin_with(two_hosts, tmp_path, "os.readlink = refuse")
+    assert f"can't start ranks on synk{two_hosts.net}-2: fork() needs a /proc" in done.stderr

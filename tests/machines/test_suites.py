@@ -27,6 +27,7 @@ COLLECTIVES = "collectives/test_collectives"
 ON_TWO = [*COMPILED, f"{COLLECTIVES}::test_the_collectives_of_2017s_example"]
 ON_FOUR_RANKS = [*COMPILED, COLLECTIVES]
 ON_THREE = [COLLECTIVES, "collectives/test_ops", "calls/test_functions"]
+IN_BUCKETS = ["collectives/test_ops", "training/test_updates"]
 NO_COMPILER = {"THEANO_FLAGS": "cxx="}
 FEW = [
     "collectives/test_collectives::test_broadcast",
@@ -79,8 +80,13 @@ def test_a_few_of_each_on_two_machines(two_hosts, request):
         ("2x1", ON_TWO, {}),
         ("2x2", ON_FOUR_RANKS, {"leave_out": "one_variable_at_a_time", **NO_COMPILER}),
         ("3x1", ON_THREE, NO_COMPILER),
+        (
+            "2x2",
+            IN_BUCKETS,
+            {"leave_out": "take_one_round", "SYNKHRONOS_TEST_BUCKET": "1", **NO_COMPILER},
+        ),
     ],
-    ids=["2x1", "2x2", "3x1"],
+    ids=["2x1", "2x2", "3x1", "2x2, each array in a bucket"],
 )
 def test_suites(three_hosts, machines, names, options, request):
     run(three_hosts, machines, names, request, **options)
