@@ -242,46 +242,55 @@ def test_mnist_is_read_from_a_folder_or_from_the_current_one(data, folder, monke
     assert "MNIST from folder ." in capsys.readouterr().out
 
 
-def corrupt(file):
+def corrupted(folder, file):
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 0xFF
     file.write_bytes(content)
 
 
-def shorten(file):
+def shortened(folder, file):
     file.write_bytes(gzip.compress(gzip.decompress(file.read_bytes())[:-100]))
 
 
-def replace(file):
+def replaced(folder, file):
     file.write_bytes(b"<html>")
 
 
-@pytest.mark.parametrize("damage", [corrupt, shorten, replace])
-def test_damaged_files_are_named(data, folder, damage):
-    file = folder / "train-images-idx3-ubyte.gz"
-    damage(file)
-    with pytest.raises(ValueError, match=f"{file} is (damaged|no idx file)"):
-        data.load_dataset(folder)
+def removed(folder, file):
+    file.unlink()
 
 
-def test_files_that_do_not_go_together_are_named(data, folder):
-    write_idx(folder / "t10k-labels-idx1-ubyte.gz", np.arange(19) % 10)
-    with pytest.raises(ValueError, match=r"t10k-images.* does not go with .*t10k-labels"):
-        data.load_dataset(folder)
-    write_idx(folder / "t10k-labels-idx1-ubyte.gz", np.arange(20))
-    with pytest.raises(ValueError, match=r"labels from 0 to 9, got 20 up to 19"):
-        data.load_dataset(folder)
-    (folder / "t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(FileNotFoundError, match="t10k-labels"):
-        data.load_dataset(folder)
+def labels(*values):
+    return lambda folder, file: write_idx(
+        folder / file.name.replace("images-idx3", "labels-idx1"), np.array(values)
+    )
 
 
-@pytest.mark.parametrize(("name", "n_rows", "least"), [("train", 5, 6), ("t10k", 0, 1)])
-def test_files_of_too_few_rows_are_named(data, folder, name, n_rows, least):
-    images = folder / f"{name}-images-idx3-ubyte.gz"
-    write_idx(images, np.zeros((n_rows, 28, 28)))
-    write_idx(folder / f"{name}-labels-idx1-ubyte.gz", np.zeros(n_rows))
-    with pytest.raises(ValueError, match=f"{images} has too few images: {n_rows}, .* {least} are"):
+def few_rows(n_rows):
+    def damage(folder, file):
+        write_idx(file, np.zeros((n_rows, 28, 28)))
+        labels(*[0] * n_rows)(folder, file)
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "said"),
+    [
+        ("train", corrupted, "{} is (damaged|no idx file)"),
+        ("train", shortened, "{} is (damaged|no idx file)"),
+        ("t10k", replaced, "{} is (damaged|no idx file)"),
+        ("t10k", removed, "t10k-images"),
+        ("t10k", labels(*range(10), *range(9)), "t10k-images.* does not go with .*t10k-labels"),
+        ("t10k", labels(*range(20)), "labels from 0 to 9, got 20 up to 19"),
+        ("train", few_rows(5), "{} has too few images: 5, .* 6 are"),
+        ("t10k", few_rows(0), "{} has too few images: 0, .* 1 are"),
+    ],
+)
+def test_what_is_wrong_with_files_is_told(data, folder, name, damage, said):
+    file = folder / f"{name}-images-idx3-ubyte.gz"
+    damage(folder, file)
+    with pytest.raises((ValueError, FileNotFoundError), match=said.format(file)):
         data.load_dataset(folder)
 
 

@@ -219,21 +219,17 @@ def test_images_are_cut_to_a_square_of_their_middle(demo, tmp_path):
         np.testing.assert_allclose(channel[:, 1:3], value, atol=0.01)
 
 
-def test_every_fifth_image_of_a_class_is_for_validation(demo, tmp_path):
+def test_every_fifth_image_of_a_class_is_for_validation_and_examples_are_to_train_with(
+    demo, tmp_path
+):
     folder = write_images(tmp_path / "images", [2, 12])
     (train, valid), n_classes = demo("common").find_images(folder)
     assert n_classes == 2
     assert [label for _, label in train] == [0] * 9 + [1]  # green is before red
     assert [label for _, label in valid] == [0] * 3 + [1]
     assert not set(train) & set(valid)
-
-
-def test_examples_are_those_to_train_with(demo, tmp_path):
-    folder = write_images(tmp_path / "images", [10, 10])
-    arguments = demo("train_resnet_theano").parse(
-        ["--images", str(folder), "--examples", "3", "--size", "4"]
-    )
-    images = demo("common").load(arguments, np.empty)
+    line = ["--images", str(folder), "--examples", "3", "--size", "4"]
+    images = demo("common").load(demo("train_resnet_theano").parse(line), np.empty)
     assert (len(images.x), len(images.x_valid)) == (3, 4)
 
 

@@ -16,12 +16,6 @@ pytestmark = pytest.mark.faults
 LAYOUTS = [Layout(3, master=1)]
 
 
-def of_rank(session, rank):
-    """Return a condition that only the rows of one rank of `session` meet."""
-    first = len(ROWS) * rank // session.n
-    return lambda x: x[0] == first
-
-
 X, W = T.dmatrix("x"), theano.shared(np.ones((12, 2)))
 FIXED = {
     "reshape": X.reshape((12, 2, 1)).sum(axis=2),
@@ -48,10 +42,11 @@ def test_errors_about_shapes_say_how_many_rows_the_rank_had(ranks, name):
 
 
 def test_other_errors_say_nothing_of_rows(ranks):
-    with pytest.raises(WorkerError) as caught:
-        checked(of_rank(ranks, 0), ValueError("no such value"))(ROWS)
-    assert "of this call" not in str(caught.value)
     i = T.lvector("i")
-    with pytest.raises(WorkerError, match="out of bounds") as caught:
-        function([i], (W[i], "gather"))([1, 2, 3, 99])
-    assert "of this call" not in str(caught.value)
+    for call in (
+        lambda: checked(lambda x: x[0] == 0, ValueError("no such value"))(ROWS),
+        lambda: function([i], (W[i], "gather"))([1, 2, 3, 99]),
+    ):
+        with pytest.raises(WorkerError, match=r"no such value|out of bounds") as caught:
+            call()
+        assert "of this call" not in str(caught.value)

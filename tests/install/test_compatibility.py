@@ -1,6 +1,5 @@
 """Where it runs: older Pythons, processes of other kinds, IPython, tests in parallel."""
 
-import importlib.util
 import json
 import os
 import re
@@ -157,45 +156,3 @@ def test_a_kernel_restarts_in_the_middle_of_a_session(tmp_path, how):
 
 
 # Tests of users, in parallel.
-
-TESTS = """
-import os, time
-import numpy as np, psutil, pytest, theano.tensor as T
-import synkhronos as synk
-
-@pytest.fixture(scope="module", autouse=True)
-def session():
-    assert synk.fork(2) == 2
-    yield
-    synk.close()
-    assert not psutil.Process().children()
-
-def test_both_have_a_session_at_once(tmp_path_factory):
-    # The base folder of one run, which its workers share.
-    folder = tmp_path_factory.getbasetemp().parent
-    (folder / os.environ["PYTEST_XDIST_WORKER"]).write_text("")
-    end = time.monotonic() + 120
-    while len(list(folder.glob("gw?"))) < 2:
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    x = T.dvector("x")
-    f = synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
-    for number in range(20):
-        assert f(np.full(5, number)) == 5 * number
-"""
-
-
-@pytest.mark.slow("starts pytest with processes of its own")
-@pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="pytest-xdist is missing")
-def test_tests_run_in_parallel_with_a_session_each(tmp_path):
-    for name in ("test_one.py", "test_two.py"):
-        (tmp_path / name).write_text(TESTS)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "-q", "--rootdir=."]
-        + ["-p", "no:cacheprovider", "--basetemp", str(tmp_path / "base")],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr

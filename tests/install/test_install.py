@@ -323,28 +323,6 @@ shutil.rmtree = lambda *args, onexc=None, **kwargs: rmtree(*args, **kwargs)
 
 
 @needs_setup
-def test_pip_ends_with_a_sentence_on_a_newer_python(source_tree, tmp_path):
-    if not any(importlib.metadata.distributions(name="pip")):
-        pytest.skip("pip is not installed in this environment")
-    (tmp_path / "sitecustomize.py").write_text(NEWER)
-    pip = [sys.executable, "-m", "pip", "install", "--no-index", "--no-build-isolation"]
-    done = subprocess.run(
-        [*pip, "--disable-pip-version-check", "--dry-run", "."],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        cwd=source_tree,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 1
-    last = done.stdout.splitlines()[-1]
-    start, found, wanted = re.fullmatch(r"(.*): (\S+) not in '(.*)'", last).groups()
-    assert start == "ERROR: Package 'synkhronos' requires a different Python"
-    assert (found, sorted(wanted.split(","))) == ("3.15.1", ["<3.15", ">=3.8"])
-
-
-@needs_setup
 def test_setup_py_itself_ends_with_a_sentence_on_a_newer_python(source_tree, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(NEWER)
     done = subprocess.run(
@@ -418,26 +396,6 @@ def test_pth_does_nothing_on_a_python_without_theano(wheel, monkeypatch, python,
     monkeypatch.setattr(sys, "version_info", python)
     exec(line)
     assert bool(called) == installs
-
-
-@needs_setup
-@pytest.mark.slow("imports Theano in a new interpreter")
-def test_pth_of_the_wheel_supports_theano(wheel, tmp_path, home):
-    for name, text in wheel.items():
-        if name.startswith(("_synkhronos", "synkhronos-import")):
-            (tmp_path / name).write_text(text)
-    # site may know the environment's copy already: this one must come first.
-    code = f"""
-    {FORGET.replace(chr(10), chr(10) + "    ")}
-    sys.modules.pop("_synkhronos_import_support", None)
-    sys.path.insert(0, {str(tmp_path)!r})
-    import site
-    site.addsitedir({str(tmp_path)!r})
-    print(sys.modules["_synkhronos_import_support"].__file__)
-    """
-    found, ldflags = python(textwrap.dedent(code) + PRINT_LDFLAGS, home).splitlines()
-    assert found == str(tmp_path / "_synkhronos_import_support.py")
-    assert ldflags == import_support.find_blas()[0]
 
 
 @needs_setup

@@ -1,14 +1,11 @@
 """Faults on several machines: the call ends with the rank and the host, and nothing is left."""
 
-import os
 import shutil
-import signal
 import subprocess
 
 import pytest
 from support import hosts
-from support.machine_scripts import end_cut_off, finish, job, start, wait_for_line
-from support.waiting import wait_until
+from support.machine_scripts import job
 
 from synkhronos.comm.mpi.job import digest
 
@@ -125,48 +122,6 @@ def test_ctrl_c_or_what_a_handler_raises_leaves_a_call_and_the_next_is_right(sha
     # Python writes a line if a signal comes in a finalizer.
     assert [line for line in lines if line.startswith("went well")] == ["went well 14.0"], lines
     assert lines[-1] == str([[16.0] * 3] * 2)
-
-
-LOOP = """
-try:
-    while True:
-        plain(quiet)
-        reducing(quiet)
-        synk.all_reduce(w)
-except BaseException as error:
-    print(f"{type(error).__name__}: {error}", flush=True)
-    os._exit(3)
-"""
-
-
-@pytest.mark.slow("starts and ends a job of MPI")
-def test_a_killed_script_ends_the_job(two_hosts, tmp_path):
-    """Other processes are killed in test_points_of_calls.py."""
-    process = start(two_hosts, LOOP, tmp_path)
-    wait_for_line(process, "begun")
-    programs = two_hosts.programs(1)
-    [pid] = [pid for pid in programs if "comm.mpi.carrier" not in programs[pid]]
-    os.kill(pid, signal.SIGKILL)
-    output = finish(process)
-    assert f"synk{two_hosts.net}-1" in output
-    assert process.returncode != 0
-    assert two_hosts.is_empty()
-
-
-@pytest.mark.slow("waits until a silent machine is given up")
-def test_a_cut_cable_ends_the_script_and_the_processes_of_both_machines(two_hosts, tmp_path):
-    process = start(two_hosts, LOOP, tmp_path, impatient=True)
-    try:
-        wait_for_line(process, "begun")
-        two_hosts.cut(2)
-        line = wait_for_line(process, "WorkerDied")
-        assert f"Machine synk{two_hosts.net}-2 is lost" in line
-        wait_until(
-            lambda: not any(two_hosts.programs(host) for host in (1, 2)),
-            what=lambda: str([two_hosts.programs(host) for host in (1, 2)]),
-        )
-    finally:
-        end_cut_off(two_hosts, process)
 
 
 def begin_with(two_hosts, tmp_path, on_second):

@@ -113,6 +113,7 @@ def end_at(these, tmp_path, point, ranks, fault, impatient=False):
 @pytest.mark.parametrize(
     "host, kind, point",
     [
+        (1, "leader", "all_reduce"),  # the script
         (2, "leader", "idle"),
         (2, "leader", "computing"),
         (2, "leader", "all_reduce"),
@@ -173,6 +174,7 @@ def test_a_machine_that_is_cut_off_is_lost(two_hosts, tmp_path, point):
         time.sleep(0.5)
         two_hosts.cut(2)
         line = wait_for_line(process, ("WorkerDied", "SessionError"))
+        assert f"Machine synk{two_hosts.net}-2 is lost" in line or "SessionError" in line
         assert f"synk{two_hosts.net}-2" in line
         wait_until(lambda: not any(two_hosts.programs(host) for host in (1, 2)))
     finally:
