@@ -1,7 +1,9 @@
 """Faults on several machines: the call ends with the rank and the host, and nothing is left."""
 
+import contextlib
 import shutil
 import subprocess
+import textwrap
 
 import pytest
 from support import hosts
@@ -122,6 +124,80 @@ def test_ctrl_c_or_what_a_handler_raises_leaves_a_call_and_the_next_is_right(sha
     # Python writes a line if a signal comes in a finalizer.
     assert [line for line in lines if line.startswith("went well")] == ["went well 14.0"], lines
     assert lines[-1] == str([[16.0] * 3] * 2)
+
+
+# Arrays on their way, when the ranks that want them are gone.
+
+
+@contextlib.contextmanager
+def slow_cable(these, rate="100mbit"):
+    these.slow(2, rate)
+    try:
+        yield
+    finally:
+        these.slow(2, "10gbit")
+
+
+SETUP = """
+rows, v = T.dmatrix("rows"), theano.shared(np.zeros(2), "v")
+large = np.ones((2, 1_000_000))
+summing = synk.function([rows], (rows.sum(), "sum"))
+fill = synk.function([x], updates=[(v, T.repeat(x, 1_000_000))])
+fill(np.ones(2))
+
+def interrupted(call, *args):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        call(*args)
+        timer.join()
+        time.sleep(0.1)
+    except KeyboardInterrupt:
+        print("left early", flush=True)
+"""
+SLOW = pytest.mark.slow("a cable with 100 Mbit/s")
+
+
+@pytest.mark.slow("starts a job on several hosts")
+@pytest.mark.parametrize(
+    "call",
+    [
+        "summing, large",
+        pytest.param("synk.broadcast, v", marks=SLOW),
+        pytest.param("synk.all_reduce, v", marks=SLOW),
+        pytest.param("synk.gather, v", marks=SLOW),
+    ],
+)
+def test_a_session_may_end_while_arrays_are_on_their_way(shared_job, call):
+    """The memory that carriers read and write is the session's, which gives it back."""
+    script = f"""
+    interrupted({call})
+    synk.close()
+    del large, v
+    synk.fork(1)
+    again = synk.function([x], (x.sum(), "sum"))
+    attempt(again, np.ones(n))
+    synk.all_reduce(w)
+    print("ended", flush=True)
+    """
+    with slow_cable(shared_job.hosts):
+        lines = shared_job.run(SETUP + textwrap.dedent(script))
+    assert lines[-3:] == ["left early", "went well 2.0", "ended"]
+
+
+@pytest.mark.slow("a cable with 100 Mbit/s")
+def test_memory_that_the_master_still_fetches_from_is_not_replaced(shared_job):
+    """A worker's outputs grow in the call after one that was left while they came."""
+    script = """
+    sized = synk.function([x], (T.zeros((T.cast(x.sum(), "int64"),)) + x.sum(), "gather"))
+    interrupted(sized, np.zeros(2) + 1_000_000)
+    attempt(sized, np.zeros(2) + 2_000_000)
+    attempt(plain, np.zeros(2) + 7)
+    """
+    with slow_cable(shared_job.hosts):
+        lines = shared_job.run(SETUP + textwrap.dedent(script))
+    assert lines[-3:] == ["left early", f"went well {4e6 * 2e6}", "went well 14.0"]
 
 
 def begin_with(two_hosts, tmp_path, on_second):
