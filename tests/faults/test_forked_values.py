@@ -127,7 +127,7 @@ def test_arrays_that_a_script_holds_are_copied_too(closed):
         old = w.get_value(borrow=True)
         view = old[1:3]
         w.set_value(np.full(5, 2.0))
-        synk.all_reduce([w], op="avg")
+        synk.all_reduce([w], op="max")
 
         def write():
             old[...] = 6.0

@@ -16,22 +16,16 @@ def test_the_names_are_listed_and_there():
         assert getattr(synk, name).__name__.rpartition(".")[2] == name
         assert getattr(synk, name).__doc__
         assert name in dir(synk)
+    for module, names in synk._PUBLIC.items():
+        for name in names:
+            own = getattr(importlib.import_module(f"synkhronos.{module}"), name)
+            assert getattr(synk, name) is own
+    with pytest.raises(AttributeError, match=r"synkhronos.*no_such_name"):
+        synk.no_such_name  # noqa: B018
     assert synk.__version__.count(".") == 2
     space = {}
     exec("from synkhronos import *", space)
     assert sorted({*space} - {"__builtins__"}) == synk.__all__
-
-
-def test_a_name_that_is_not_there_is_an_attribute_error():
-    with pytest.raises(AttributeError, match=r"synkhronos.*no_such_name"):
-        synk.no_such_name  # noqa: B018
-
-
-def test_names_are_those_of_their_modules():
-    for module_name, names in synk._PUBLIC.items():
-        module = importlib.import_module(f"synkhronos.{module_name}")
-        for name in names:
-            assert getattr(synk, name) is getattr(module, name)
 
 
 USE = f"""
@@ -124,13 +118,3 @@ synk.close()
 """)
     assert done.stdout.split() == ["2", "3.0"]
     assert done.stderr == ""
-
-
-def test_the_recursion_limit_is_only_raised(script):
-    done = script("""
-import sys
-sys.setrecursionlimit(60000)
-import synkhronos; synkhronos.function
-print(sys.getrecursionlimit())
-""")
-    assert done.stdout.strip() == "60000"

@@ -10,7 +10,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support import hosts
 
 HERE = Path(__file__).parents[1]
 RUN_PYTEST = HERE / "support" / "run_pytest.py"
@@ -90,21 +89,3 @@ def test_a_few_of_each_on_two_machines(two_hosts, request):
 )
 def test_suites(three_hosts, machines, names, options, request):
     run(three_hosts, machines, names, request, **options)
-
-
-def test_hosts_have_nothing_in_common(two_hosts):
-    """They have names, process numbers and shared memory of their own."""
-    script = "hostname; echo $$; ls /dev/shm; touch /dev/shm/a; sleep 1"
-    done = subprocess.run(
-        two_hosts.command("sh", "-c", script),
-        env=two_hosts.environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    words = done.stdout.split()
-    assert {f"synk{two_hosts.net}-1", f"synk{two_hosts.net}-2"} <= set(words)
-    assert "a" not in words
-    assert two_hosts.is_empty() and hosts.mpirun().exists()
