@@ -398,36 +398,6 @@ def test_pth_does_nothing_on_a_python_without_theano(wheel, monkeypatch, python,
     assert bool(called) == installs
 
 
-@needs_setup
-@pytest.mark.parametrize(
-    ("commands", "message"),
-    [
-        ({}, "needs apt-get"),
-        ({"apt-get": ': > "$CALLED"', "id": "echo 1000"}, "needs root to install python3-pygpu"),
-        ({"apt-get": "exit 100", "id": "echo 0"}, "apt-get cannot install python3-pygpu"),
-        ({"dpkg-query": "echo installed", "python": "echo .cpython-27.so"}, "built for python3"),
-    ],
-)
-def test_make_opencl_says_what_it_needs(tmp_path, commands, message):
-    if "dpkg-query" in commands and not list(Path("/usr/lib/python3/dist-packages").glob("pygpu")):
-        pytest.skip("needs python3-pygpu, which is not installed here")
-    # Nothing else is on the PATH, so Debian's own commands cannot be called.
-    for name in ("bash", "sed"):
-        (tmp_path / name).symlink_to(shutil.which(name))
-    for name, code in commands.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{code}\n")
-        (tmp_path / name).chmod(0o755)
-    child = subprocess.run(
-        [str(ROOT / ".ci" / "opencl"), str(tmp_path / "python")],
-        env={"PATH": str(tmp_path), "CALLED": str(tmp_path / "called")},
-        capture_output=True,
-        text=True,
-    )
-    assert (child.returncode, child.stdout) == (1, "")
-    assert message in child.stderr and child.stderr.startswith("make opencl: ")
-    assert not (tmp_path / "called").exists()
-
-
 OLD_MODELS = """
 import theano, lasagne
 from theano.tensor.signal import downsample

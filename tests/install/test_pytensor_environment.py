@@ -78,16 +78,10 @@ def test_pip_brings_pytensor_and_nothing_of_theano(python, tmp_path):
     assert "`pip install .` installs PyTensor on" in without.stdout, without.stdout + without.stderr
 
 
-def test_the_finder_names_a_python_that_runs_or_says_what_to_do():
-    found = run(FINDER)
-    if found.returncode:
-        assert "make test-pytensor PYTENSOR_PYTHON=" in found.stderr
-    else:
-        version = run(found.stdout.strip(), "-c", "import sys; print(sys.version_info[:2])").stdout
-        assert version.strip() in ("(3, 12)", "(3, 13)", "(3, 14)")
-
-
-def test_the_finder_takes_the_python_that_is_named(tmp_path):
+def test_the_finder_takes_the_python_that_is_named_or_says_what_is_missing(tmp_path):
+    found = run("/bin/bash", FINDER, env={"PATH": str(tmp_path)})
+    assert found.returncode == 1 and "which PyTensor needs" in found.stderr
+    assert "make test-pytensor PYTENSOR_PYTHON=" in found.stderr
     named = tmp_path / "python"
     named.write_text("#!/bin/sh\nexit 0\n")
     named.chmod(0o755)
@@ -112,8 +106,3 @@ def test_a_run_of_all_checks_says_at_its_end_what_was_not_tested(tmp_path, has_p
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and ("make test-pytensor" in lines) == has_python
     assert ("nothing was tested on PyTensor" in lines[-1]) == (not has_python)
-
-
-def test_without_a_python_the_finder_fails_with_a_sentence(tmp_path):
-    found = run("/bin/bash", FINDER, env={"PATH": str(tmp_path)})
-    assert found.returncode == 1 and "which PyTensor needs" in found.stderr
