@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.running import python, run
 
 from synkhronos.__main__ import main
 from synkhronos.tools.info import cuda_libraries as cuda
@@ -74,13 +75,8 @@ def environment(made, *first):
 
 def link_cuda(made, folder, **variables):
     """Run ``synkhronos info --link-cuda`` in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "synkhronos", "info", "--link-cuda", str(folder)],
-        env={**environment(made), **variables},
-        cwd=Path(cuda.__file__).parents[1],
-        capture_output=True,
-        text=True,
-    )
+    line = "-m", "synkhronos", "info", "--link-cuda", folder
+    return python(*line, cwd=Path(cuda.__file__).parents[1], **{**environment(made), **variables})
 
 
 def wheel_folders(made):
@@ -118,12 +114,8 @@ def test_the_printed_line_lets_them_open(made, tmp_path):
     assert export.startswith("export ")
     code = "import ctypes; print(ctypes.CDLL('libcublas.so').heavy())"
     for before in ({}, {"LD_LIBRARY_PATH": "/nowhere"}):
-        child = subprocess.run(
-            ["bash", "-c", f'{export}; {sys.executable} -c "{code}"; echo $LD_LIBRARY_PATH'],
-            env={"PATH": os.environ["PATH"], **before},
-            capture_output=True,
-            text=True,
-        )
+        line = f'{export}; {sys.executable} -c "{code}"; echo $LD_LIBRARY_PATH'
+        child = run("bash", "-c", line, env={"PATH": os.environ["PATH"], **before})
         assert child.stderr == ""
         assert child.stdout == f"7\n{':'.join([str(folder), *before.values()])}\n"
 

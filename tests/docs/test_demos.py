@@ -3,8 +3,6 @@
 import argparse
 import importlib
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import matplotlib
@@ -13,6 +11,7 @@ import pytest
 import theano
 from support import gallery
 from support.layouts import Layout, forked
+from support.running import python
 
 import synkhronos as synk
 from synkhronos import session
@@ -173,6 +172,5 @@ def test_the_picture_shows_how_fast_runs_were(shared, tmp_path, capsys):
 
 
 def test_a_demo_runs_as_a_script_from_any_folder(tmp_path):
-    line = [sys.executable, str(DEMOS / "train_digits.py"), "--help"]
-    child = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
+    child = python(DEMOS / "train_digits.py", "--help", cwd=tmp_path)
     assert (child.returncode, child.stderr) == (0, "") and "--ranks" in child.stdout

@@ -6,8 +6,6 @@ import gzip
 import hashlib
 import http.server
 import importlib
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 import theano
 from support import gallery
+from support.running import python
 
 from synkhronos import session
 
@@ -173,12 +172,7 @@ def test_arguments_are_those_of_2017(demo):
 @pytest.mark.slow("starts four scripts")
 def test_scripts_run_from_any_folder(tmp_path):
     for script in (*SCRIPTS, "run_lasagne_demos"):
-        child = subprocess.run(
-            [sys.executable, str(ROOT / "demos/lasagne_mnist" / f"{script}.py"), "--help"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
+        child = python(ROOT / "demos/lasagne_mnist" / f"{script}.py", "--help", cwd=tmp_path)
         assert (child.returncode, child.stderr) == (0, ""), child.stderr
         assert "BATCH_SIZE" in child.stdout
         assert ("--ranks" in child.stdout) == (script != "train_mnist_theano")

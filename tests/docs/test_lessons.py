@@ -1,12 +1,11 @@
 """The five lessons run with any number of ranks, check themselves, and close their sessions."""
 
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from support import gallery
+from support.running import python
 
 DEMOS = Path(__file__).parents[2] / "demos"
 
@@ -56,12 +55,9 @@ def test_a_lesson_passes_its_own_tests(no_session, capsys, name, n):
 
 @pytest.mark.parametrize("name", PASSED)
 @pytest.mark.sample(1)
-def test_a_lesson_is_a_script_for_any_floatx_and_folder(tmp_path, monkeypatch, name):
-    monkeypatch.setenv("SYNKHRONOS_DEVICES", "cpu,cpu")
-    monkeypatch.setenv("THEANO_FLAGS", "floatX=float32,mode=FAST_COMPILE")
-    child = subprocess.run(
-        [sys.executable, str(DEMOS / f"{name}.py")], cwd=tmp_path, capture_output=True, text=True
-    )
+def test_a_lesson_is_a_script_for_any_floatx_and_folder(tmp_path, name):
+    variables = {"THEANO_FLAGS": "floatX=float32,mode=FAST_COMPILE"}
+    child = python(DEMOS / f"{name}.py", cwd=tmp_path, SYNKHRONOS_DEVICES="cpu,cpu", **variables)
     assert child.returncode == 0, child.stderr
     assert child.stdout.startswith("Ranks: 2\n")
     assert child.stdout.count("passed.") == len(PASSED[name])
@@ -75,5 +71,5 @@ def test_the_lessons_need_nothing_but_synkhronos():
         "sys.modules.update(dict.fromkeys(['tqdm', 'matplotlib', 'sklearn', 'lasagne', 'keras']))\n"
         f"for name in {names}: runpy.run_path(name)"
     )
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    child = python("-c", code)
     assert (child.returncode, child.stderr) == (0, "")

@@ -1,17 +1,15 @@
 """Where it runs: older Pythons, processes of other kinds, IPython, tests in parallel."""
 
 import json
-import os
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from support.faults import BOUND, runs
 from support.jupyter import in_kernel, needs_jupyter
 from support.leaks import nothing_left
+from support.running import python
 from support.waiting import wait_until
 
 from synkhronos._host import pythons
@@ -103,15 +101,8 @@ print("sum", float(f(np.arange(5.0))))
 
 def ipython(tmp_path, *arguments):
     pytest.importorskip("IPython")
-    return subprocess.run(
-        [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", *arguments],
-        cwd=tmp_path,
-        env={**os.environ, "IPYTHONDIR": str(tmp_path / "ipython")},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    line = "-m", "IPython", "--no-banner", "--colors=NoColor", *arguments
+    return python(*line, cwd=tmp_path, IPYTHONDIR=str(tmp_path / "ipython"))
 
 
 PIDS = 'print("pids", *synk.session.current("a test").worker_pids)'

@@ -1,12 +1,10 @@
 """Importing the package lists its names, and does nothing else."""
 
 import importlib
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.running import python
 
 import synkhronos as synk
 
@@ -45,13 +43,8 @@ def test_mypy_finds_names_and_mistakes(tmp_path):
     pytest.importorskip("mypy")
     (tmp_path / "use.py").write_text(USE)
     options = ["--config-file=", "--follow-imports=silent", "--ignore-missing-imports"]
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", *options, "use.py"],
-        cwd=tmp_path,
-        env={**os.environ, "MYPYPATH": str(Path(synk.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-    )
+    sources = str(Path(synk.__file__).parents[1])
+    done = python("-m", "mypy", *options, "use.py", cwd=tmp_path, MYPYPATH=sources)
     lines = done.stdout.splitlines()
     for line, said in [
         (3, 'Revealed type is "int"'),

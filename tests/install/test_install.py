@@ -8,7 +8,6 @@ import re
 import runpy
 import shlex
 import shutil
-import subprocess
 import sys
 import textwrap
 import types
@@ -16,6 +15,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from support import running
 
 from synkhronos._host import pythons
 from synkhronos._host.theano import import_support
@@ -60,13 +60,8 @@ def home_with(home, tmp_path):
 def python(code, home, **variables):
     """Run `code` in a new interpreter that must succeed quietly, and return its output."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("THEANO")}
-    child = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "-c", textwrap.dedent(code)],
-        env={**environment, "HOME": str(home), **variables},
-        cwd=home,
-        capture_output=True,
-        text=True,
-    )
+    line = sys.executable, "-W", "error::UserWarning", "-c", textwrap.dedent(code)
+    child = running.run(*line, cwd=home, env={**environment, "HOME": str(home), **variables})
     assert (child.returncode, child.stderr) == (0, "")
     return child.stdout
 
@@ -267,9 +262,7 @@ def source_tree(tmp_path_factory):
 def build(source_tree, folder, kind):
     """Build a wheel without a network, and return its files by name."""
     code = f"from setuptools import build_meta as b; print(b.build_{kind}({str(folder)!r}))"
-    child = subprocess.run(
-        [sys.executable, "-c", code], cwd=source_tree, capture_output=True, text=True
-    )
+    child = running.code(code, cwd=source_tree)
     assert child.returncode == 0, child.stderr
     with zipfile.ZipFile(folder / child.stdout.split()[-1]) as wheel:
         return {name: wheel.read(name).decode() for name in wheel.namelist()}
@@ -325,13 +318,7 @@ shutil.rmtree = lambda *args, onexc=None, **kwargs: rmtree(*args, **kwargs)
 @needs_setup
 def test_setup_py_itself_ends_with_a_sentence_on_a_newer_python(source_tree, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(NEWER)
-    done = subprocess.run(
-        [sys.executable, "setup.py", "--version"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        cwd=source_tree,
-        capture_output=True,
-        text=True,
-    )
+    done = running.python("setup.py", "--version", cwd=source_tree, PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("Synkhronos needs Python 3.8 to 3.11, with")
 
@@ -432,12 +419,7 @@ def test_keras_finds_the_names_that_collections_had(home):
         print(before, collections.Mapping is collections.abc.Mapping)
     """
     theano = {"KERAS_BACKEND": "theano", "THEANO_FLAGS": "mode=FAST_COMPILE"}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={**os.environ, "HOME": str(home), **theano},
-        capture_output=True,
-        text=True,
-    )
+    done = running.code(code, HOME=str(home), **theano)
     assert (done.returncode, done.stdout.split()) == (0, ["False", "True"]), done.stderr
 
 

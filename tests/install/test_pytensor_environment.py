@@ -2,10 +2,10 @@
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from support import running
 
 ROOT = Path(__file__).parents[2]
 FINDER = ROOT / ".ci" / "python-for-pytensor"
@@ -40,8 +40,7 @@ def run(*command, **kwargs):
     """Run a command without what a run of tests sets, such as the host."""
     own = ("SYNKHRONOS_", "PYTHONPATH", "PYTENSOR_FLAGS")
     kwargs.setdefault("env", {k: v for k, v in os.environ.items() if not k.startswith(own)})
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.run([*map(str, command)], **{**pipes, **kwargs})
+    return running.run(*command, timeout=None, **kwargs)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +101,8 @@ def test_a_run_of_all_checks_says_at_its_end_what_was_not_tested(tmp_path, has_p
         (programs / name).write_text(f"#!/bin/sh\n{code}\n")
         (programs / name).chmod(0o755)
     path = f"{programs}:{os.defpath}"
-    done = run("/bin/bash", tmp_path / ".ci" / "run", env={"PATH": path}, stderr=subprocess.STDOUT)
+    line = f"exec {tmp_path / '.ci' / 'run'} 2>&1"
+    done = run("/bin/bash", "-c", line, env={"PATH": path})
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and ("make test-pytensor" in lines) == has_python
     assert ("nothing was tested on PyTensor" in lines[-1]) == (not has_python)

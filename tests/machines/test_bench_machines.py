@@ -15,6 +15,7 @@ import pytest
 import theano
 from support import on_hosts
 from support.leaks import nothing_left
+from support.running import run
 from support.waiting import wait_until
 
 import synkhronos as synk
@@ -332,14 +333,8 @@ def test_two_hosts(two_hosts, tmp_path):
     file = tmp_path / "figures.json"
     command = ["bench", "machines", "--sizes", "1K,64K", "--networks", "mlp", "--batch", "32"]
     command += ["--seconds", "0.05", "--threads-per-rank", "1", "--json", str(file), "--ranks", "2"]
-    done = subprocess.run(
-        on_hosts.line(two_hosts, command),
-        env=two_hosts.environment(THEANO_FLAGS="mode=FAST_COMPILE"),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+    environment = two_hosts.environment(THEANO_FLAGS="mode=FAST_COMPILE")
+    done = run(*on_hosts.line(two_hosts, command), env=environment, timeout=500)
     assert done.returncode == 0, done.stderr
     [layout] = json.loads(file.read_text())["layouts"]
     assert layout["counts"] == [2, 2]

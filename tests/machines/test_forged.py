@@ -78,21 +78,13 @@ def Adds():
 """
 
 
-def environments():
-    """Return the secrets in the environments of all processes of this machine."""
-    found = set()
+def of_processes(name):
+    """Return what a file of /proc says of each process of this machine."""
+    found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            text = Path("/proc", pid, "environ").read_bytes()
-            found.update(re.findall(rb"(?:^|\0)SYNKHRONOS_SECRET=([0-9a-f]{64})(?=\0|$)", text))
+            found.append(Path("/proc", pid, name).read_bytes())
     return found
-
-
-def command_lines():
-    """Return the command lines of all processes of this machine."""
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            yield Path("/proc", pid, "cmdline").read_bytes()
 
 
 @contextlib.contextmanager
@@ -127,9 +119,10 @@ def begun(two_hosts, folder, script, *options, **variables):
 def test_a_job_goes_on_among_forged_messages(two_hosts, tmp_path, script, options, rights, tellers):
     forging = {"PYTHONPATH": str(FORGING)}
     with begun(two_hosts, tmp_path, script, *options, **forging) as (launched, said):
-        secrets = environments()
+        pattern = rb"(?:^|\0)SYNKHRONOS_SECRET=([0-9a-f]{64})(?=\0|$)"
+        secrets = {each for text in of_processes("environ") for each in re.findall(pattern, text)}
         assert secrets
-        lines = list(command_lines())
+        lines = of_processes("cmdline")
         assert any(b"-x\0SYNKHRONOS_SECRET\0" in line for line in lines)
         assert not any(each in line for each in secrets for line in lines)
         (tmp_path / "go").touch()

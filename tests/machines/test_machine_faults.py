@@ -2,12 +2,12 @@
 
 import contextlib
 import shutil
-import subprocess
 import textwrap
 
 import pytest
 from support import hosts
 from support.machine_scripts import job
+from support.running import run
 
 from synkhronos.comm.mpi.job import digest
 
@@ -210,14 +210,8 @@ def begin_with(two_hosts, tmp_path, on_second):
         "    raise FileNotFoundError(path)\n"
         f"if socket.gethostname().endswith('-2'):\n    {on_second}\n"
     )
-    done = subprocess.run(
-        two_hosts.script("-n", "1", script),
-        cwd=tmp_path,
-        env=two_hosts.environment(PYTHONPATH=str(tmp_path)),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    environment = two_hosts.environment(PYTHONPATH=str(tmp_path))
+    done = run(*two_hosts.script("-n", "1", script), cwd=tmp_path, env=environment)
     assert done.returncode == 2
     assert f"synk{two_hosts.net}-2" in done.stderr
     assert "begun" not in done.stdout

@@ -111,57 +111,47 @@ def end_at(these, tmp_path, point, ranks, fault, impatient=False):
 
 @pytest.mark.slow("starts and ends jobs of MPI")
 @pytest.mark.parametrize(
-    "host, kind, point",
+    "fault, host, kind, point",
     [
-        (1, "leader", "all_reduce"),  # the script
-        (2, "leader", "idle"),
-        (2, "leader", "computing"),
-        (2, "leader", "all_reduce"),
-        (2, "leader", "fetching"),
-        (2, "leader", "close"),
-        (2, "carrier", "all_reduce"),
-        (1, "carrier", "fetching"),
-        (2, "worker", "all_reduce"),
-        (2, "worker", "close"),
+        ("killed", 1, "leader", "all_reduce"),  # the script
+        ("killed", 2, "leader", "idle"),
+        ("killed", 2, "leader", "computing"),
+        ("killed", 2, "leader", "all_reduce"),
+        ("killed", 2, "leader", "fetching"),
+        ("killed", 2, "leader", "close"),
+        ("killed", 2, "carrier", "all_reduce"),
+        ("killed", 1, "carrier", "fetching"),
+        ("killed", 2, "worker", "all_reduce"),
+        ("killed", 2, "worker", "close"),
+        ("stopped", 2, "leader", "all_reduce"),
+        ("stopped", 2, "carrier", "fetching"),
+        ("stopped", 1, "carrier", "all_reduce"),
+        ("stopped", 2, "worker", "computing"),
+        ("stopped", 2, "worker", "all_reduce"),
     ],
 )
-def test_a_process_that_is_killed_ends_the_job(two_hosts, tmp_path, host, kind, point):
-    def fault():
-        os.kill(process_of(two_hosts, host, kind), signal.SIGKILL)
-
-    output = end_at(two_hosts, tmp_path, point, 2 if kind == "worker" else 1, fault)
-    # MPI of the other machine may see a closed socket, and end the job, before this one does.
-    is_named = f"synk{two_hosts.net}-{host}" in output
-    assert is_named or (kind == "carrier" and "Socket closed" in output)
-    if kind == "worker" and point != "close":
-        assert "WorkerDied: Worker rank 3 on" in output
-    assert two_hosts.is_empty()
-
-
-@pytest.mark.slow("waits until a stopped process is given up")
-@pytest.mark.parametrize(
-    "host, kind, point",
-    [
-        (2, "leader", "all_reduce"),
-        (2, "carrier", "fetching"),
-        (1, "carrier", "all_reduce"),
-        (2, "worker", "computing"),
-        (2, "worker", "all_reduce"),
-    ],
-)
-def test_a_process_that_stays_stopped_ends_the_job(two_hosts, tmp_path, host, kind, point):
+def test_a_process_that_is_killed_or_stays_stopped_ends_the_job(
+    two_hosts, tmp_path, fault, host, kind, point
+):
+    """One that is stopped is given up after a while."""
+    is_killed = fault == "killed"
     with contextlib.ExitStack() as stack:
 
-        def fault():
-            stack.enter_context(stopped([process_of(two_hosts, host, kind)]))
+        def hit():
+            pid = process_of(two_hosts, host, kind)
+            if is_killed:
+                os.kill(pid, signal.SIGKILL)
+            else:
+                stack.enter_context(stopped([pid]))
 
-        output = end_at(
-            two_hosts, tmp_path, point, 2 if kind == "worker" else 1, fault, impatient=True
-        )
-    assert f"synk{two_hosts.net}-{host}" in output
-    if kind == "worker":
+        ranks = 2 if kind == "worker" else 1
+        output = end_at(two_hosts, tmp_path, point, ranks, hit, impatient=not is_killed)
+    # MPI of the other machine may see a closed socket, and end the job, before this one does.
+    may_be_unnamed = is_killed and kind == "carrier" and "Socket closed" in output
+    assert f"synk{two_hosts.net}-{host}" in output or may_be_unnamed
+    if kind == "worker" and point != "close":
         assert "WorkerDied: Worker rank 3 on" in output
-        assert "was stopped for 4 s" in output
+        assert is_killed or "was stopped for 4 s" in output
     assert two_hosts.is_empty(20)
 
 

@@ -6,10 +6,10 @@ Theano does by default, on the others without a C compiler, which takes less tha
 
 import faulthandler
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
+from support import running
 
 HERE = Path(__file__).parents[1]
 RUN_PYTEST = HERE / "support" / "run_pytest.py"
@@ -50,15 +50,11 @@ def run(these, layout, names, request, leave_out="", **variables):
     folders = [str(HERE), *dict.fromkeys(str(Path(path.split("::")[0]).parent) for path in paths)]
     pytest_arguments = ["-q", "--color=no", "--no-header", "-p", "no:cacheprovider", *paths]
     pytest_arguments += ["-k", f"not {leave_out}"] if leave_out else []
-    done = subprocess.run(
-        these.script("-n", n_ranks, RUN_PYTEST, *pytest_arguments, n_hosts=int(n_machines)),
+    variables["PYTHONPATH"] = os.pathsep.join(folders)
+    done = running.run(
+        *these.script("-n", n_ranks, RUN_PYTEST, *pytest_arguments, n_hosts=int(n_machines)),
         cwd=HERE.parent,
-        env=these.environment(
-            SYNKHRONOS_TEST_MACHINES=layout, PYTHONPATH=os.pathsep.join(folders), **variables
-        ),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
+        env=these.environment(SYNKHRONOS_TEST_MACHINES=layout, **variables),
         timeout=1200,
     )
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]

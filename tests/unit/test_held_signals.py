@@ -208,9 +208,6 @@ class Stopper:
     def __call__(self, number, frame):
         raise Stop
 
-    def stop(self, number, frame):
-        raise Stop
-
 
 def stop_after_clean_up(number, frame):
     del number, frame
@@ -229,7 +226,6 @@ HANDLERS = {
     "function": stop,
     "lambda": lambda *given: stop_of("lambda", 0),
     "object": Stopper(),
-    "method": Stopper().stop,
     "partial": functools.partial(stop_of, "partial"),
     "partial of a function without locals": functools.partial(stop_after_clean_up),
     "function without locals": stop_after_clean_up,

@@ -1,10 +1,10 @@
 """The choice of the host library, and what is said about graphs of the other one."""
 
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
+from support.running import python
 
 from synkhronos._host import choice, pythons
 
@@ -74,7 +74,7 @@ def test_without_a_library_the_commands_are_named(version, numbers):
 )
 def test_the_command_line_says_what_to_install_if_numpy_is_missing(missing, last):
     code = f"import sys; sys.modules[{missing!r}] = None; import synkhronos.__main__"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = python("-c", code)
     assert done.returncode == 1 and done.stderr.splitlines()[-1].endswith(last)
 
 

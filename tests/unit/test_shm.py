@@ -3,12 +3,11 @@
 import errno
 import gc
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from support.leaks import descriptors, names_in_shared_memory, nothing_left
+from support.running import python
 
 from synkhronos._machine import shared_memory
 from synkhronos._master.staging import GrowingArray
@@ -86,7 +85,7 @@ def test_another_process_reaches_it_by_the_ref_alone(segments):
         f"ref = ArrayRef(SegmentRef(*{tuple(ref.segment)}), {ref.dtype!r}, {ref.shape!r})\n"
         "a = SharedMemory().fetch(ref); print(a.sum()); a[0, 0] = -1"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    done = python("-c", code)
     assert done.stdout.strip() == "4950.0", done.stderr
     assert segment.array("f8", (1,))[0] == -1
 
