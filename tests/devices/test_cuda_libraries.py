@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.running import python, run
 
 from synkhronos.__main__ import main
 from synkhronos.tools.info import cuda_libraries as cuda
@@ -74,13 +75,8 @@ def environment(made, *first):
 
 def link_cuda(made, folder, **variables):
     """Run ``synkhronos info --link-cuda`` in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "synkhronos", "info", "--link-cuda", str(folder)],
-        env={**environment(made), **variables},
-        cwd=Path(cuda.__file__).parents[1],
-        capture_output=True,
-        text=True,
-    )
+    line = "-m", "synkhronos", "info", "--link-cuda", folder
+    return python(*line, cwd=Path(cuda.__file__).parents[1], **{**environment(made), **variables})
 
 
 def wheel_folders(made):
@@ -88,29 +84,27 @@ def wheel_folders(made):
 
 
 def test_names_without_versions_are_made(made, tmp_path):
-    child = link_cuda(made, tmp_path / "a" / "b")
-    assert (child.returncode, child.stderr) == (0, "")
     folder = tmp_path / "a" / "b"
-    wheels = made / "site" / "nvidia"
+    child = link_cuda(made, folder)
+    assert (child.returncode, child.stderr) == (0, "")
+    nvrtc, cublas, nccl = wheel_folders(made)
     expected = {
         "libcuda.so": made / "driver" / "libcuda.so.1",
         "libcuda.so.1": made / "driver" / "libcuda.so.1",
-        "libnvrtc.so": wheels / "cuda_nvrtc" / "lib" / "libnvrtc.so.12",
-        "libnvrtc.so.12": wheels / "cuda_nvrtc" / "lib" / "libnvrtc.so.12",
-        "libnvrtc-builtins.so.12.4": wheels / "cuda_nvrtc" / "lib" / "libnvrtc-builtins.so.12.4",
-        "libcublas.so": wheels / "cublas" / "lib" / "libcublas.so.12",
-        "libcublas.so.12": wheels / "cublas" / "lib" / "libcublas.so.12",
-        "libcublasLt.so.12": wheels / "cublas" / "lib" / "libcublasLt.so.12",
-        "libnccl.so": wheels / "nccl" / "lib" / "libnccl.so.2",
-        "libnccl.so.2": wheels / "nccl" / "lib" / "libnccl.so.2",
+        "libnvrtc.so": nvrtc / "libnvrtc.so.12",
+        "libnvrtc.so.12": nvrtc / "libnvrtc.so.12",
+        "libnvrtc-builtins.so.12.4": nvrtc / "libnvrtc-builtins.so.12.4",
+        "libcublas.so": cublas / "libcublas.so.12",
+        "libcublas.so.12": cublas / "libcublas.so.12",
+        "libcublasLt.so.12": cublas / "libcublasLt.so.12",
+        "libnccl.so": nccl / "libnccl.so.2",
+        "libnccl.so.2": nccl / "libnccl.so.2",
     }
-    assert {name: os.readlink(folder / name) for name in os.listdir(folder)} == {
+    assert {each.name: os.readlink(each) for each in folder.iterdir()} == {
         name: str(path) for name, path in expected.items()
     }
-    lines = child.stdout.splitlines()
-    assert [line for line in lines if " -> " in line] == [
-        f"{folder / name} -> {path}" for name, path in expected.items()
-    ]
+    shown = [line for line in child.stdout.splitlines() if " -> " in line]
+    assert shown == [f"{folder / name} -> {path}" for name, path in expected.items()]
     assert "not found" not in child.stdout
 
 
@@ -120,26 +114,10 @@ def test_the_printed_line_lets_them_open(made, tmp_path):
     assert export.startswith("export ")
     code = "import ctypes; print(ctypes.CDLL('libcublas.so').heavy())"
     for before in ({}, {"LD_LIBRARY_PATH": "/nowhere"}):
-        child = subprocess.run(
-            ["bash", "-c", f'{export}; {sys.executable} -c "{code}"; echo $LD_LIBRARY_PATH'],
-            env={"PATH": os.environ["PATH"], **before},
-            capture_output=True,
-            text=True,
-        )
+        line = f'{export}; {sys.executable} -c "{code}"; echo $LD_LIBRARY_PATH'
+        child = run("bash", "-c", line, env={"PATH": os.environ["PATH"], **before})
         assert child.stderr == ""
         assert child.stdout == f"7\n{':'.join([str(folder), *before.values()])}\n"
-
-
-@pytest.mark.slow("compiles libraries")
-def test_linking_again_changes_nothing(made, tmp_path):
-    link_cuda(made, tmp_path)
-    before = {entry.name: entry.stat(follow_symlinks=False) for entry in os.scandir(tmp_path)}
-    again = link_cuda(made, tmp_path, LD_LIBRARY_PATH=f"{tmp_path}:{made / 'driver'}")
-    after = {entry.name: entry.stat(follow_symlinks=False) for entry in os.scandir(tmp_path)}
-    assert again.returncode == 0
-    assert [(n, s.st_ino, s.st_mtime_ns) for n, s in sorted(before.items())] == [
-        (n, s.st_ino, s.st_mtime_ns) for n, s in sorted(after.items())
-    ]
 
 
 def test_links_of_an_earlier_call_are_replaced(made, tmp_path, alone):
@@ -166,8 +144,8 @@ def test_links_to_links_outlive_the_folder_between(made, tmp_path, alone):
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "relative link", "link to another name"])
-@pytest.mark.sample(1)
-def test_what_others_made_is_refused(made, tmp_path, kind):
+def test_what_others_made_is_refused(made, tmp_path, alone, capsys, kind):
+    alone(made / "driver", *wheel_folders(made))
     mine = tmp_path / "libcublas.so.12"
     if kind == "file":
         mine.write_text("precious")
@@ -175,17 +153,13 @@ def test_what_others_made_is_refused(made, tmp_path, kind):
         mine.mkdir()
     else:
         mine.symlink_to("libcublas.so.12.4" if kind == "relative link" else "/etc/alternatives/x")
-    child = link_cuda(made, tmp_path)
-    assert child.returncode == 2
-    assert "libcublas.so.12" in child.stderr and "Traceback" not in child.stderr
+    assert main(["info", "--link-cuda", str(tmp_path)]) == 2
+    assert "libcublas.so.12" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["libcublas.so.12"]
-    assert kind != "file" or mine.read_text() == "precious"
-
-
-def test_a_file_where_the_folder_should_be(made, tmp_path):
-    (tmp_path / "file").write_text("")
-    child = link_cuda(made, tmp_path / "file")
-    assert child.returncode == 2 and "cannot make the links" in child.stderr
+    if kind == "file":
+        assert mine.read_text() == "precious"
+        assert main(["info", "--link-cuda", str(mine)]) == 2
+        assert "cannot make the links" in capsys.readouterr().err
 
 
 def test_what_is_missing_is_named(made, tmp_path, alone, capsys):
@@ -201,10 +175,7 @@ def test_what_is_missing_is_named(made, tmp_path, alone, capsys):
     assert main(["info", "--link-cuda", str(tmp_path)]) == 1
     assert "export" not in capsys.readouterr().out
     assert os.listdir(tmp_path) == []
-
-
-def test_nccl_is_not_needed(made, tmp_path, alone, capsys):
-    alone(made / "driver", *wheel_folders(made)[:2])
+    alone(made / "driver", *wheel_folders(made)[:2])  # NCCL is not needed
     assert main(["info", "--link-cuda", str(tmp_path)]) == 0
     assert "not found: libnccl: pip install nvidia-nccl-cu12" in capsys.readouterr().out
 
@@ -257,6 +228,9 @@ def test_probe_tells_what_does_not_work(made, tmp_path):
     compiled(tmp_path, "libnvrtc.so", "-DMINOR=4", "-DSTATUS=7")
     (tmp_path / "libcublas.so").write_text("/* for the linker */ INPUT(libcublas.so.12)" * 2)
     compiled(tmp_path, "libnccl.so", "-DCRASH")
+    other = compiled(tmp_path / "other", "libcuda.so").parent
+    opened = cuda.probe(environment(made, other))
+    assert "undefined symbol: cuDriverGetVersion" in opened["libcuda"].error
     opened = cuda.probe(environment(made, stubs, tmp_path))
     assert not any(library.absent for library in opened.values())
     assert "stub" in opened["libcuda"].error
@@ -264,12 +238,6 @@ def test_probe_tells_what_does_not_work(made, tmp_path):
     assert opened["libnvrtc"].version == (12, 4)
     assert "invalid ELF header" in opened["libcublas"].error
     assert "status -6" in opened["libnccl"].error
-
-
-def test_probe_tells_a_library_of_another_kind(made, tmp_path):
-    compiled(tmp_path, "libcuda.so")
-    error = cuda.probe(environment(made, tmp_path))["libcuda"].error
-    assert "undefined symbol: cuDriverGetVersion" in error
 
 
 def test_stubs_scripts_and_other_machines_are_not_found(made, tmp_path, alone):
@@ -287,20 +255,12 @@ def test_stubs_scripts_and_other_machines_are_not_found(made, tmp_path, alone):
     assert cuda.find() == {}
 
 
-@pytest.mark.parametrize("wheels", ["cuda_nvrtc", "cu13"])
-def test_wheels_of_cuda_12_and_13_are_found(made, tmp_path, monkeypatch, wheels):
-    name = "libnvrtc.so." + ("13" if wheels == "cu13" else "12")
-    path = compiled(tmp_path / "nvidia" / wheels / "lib", name)
+def test_wheels_are_found_and_the_older_cuda_comes_first(made, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
-    assert cuda.find()["libnvrtc"] == path
-
-
-def test_where_wheels_differ_the_older_cuda_comes_first(made, tmp_path, monkeypatch):
-    compiled(tmp_path / "nvidia" / "cu13" / "lib", "libnvrtc.so.13")
+    newer = compiled(tmp_path / "nvidia" / "cu13" / "lib", "libnvrtc.so.13")
+    assert cuda.find()["libnvrtc"] == newer
     older = compiled(tmp_path / "nvidia" / "cuda_nvrtc" / "lib", "libnvrtc.so.12")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     assert cuda.find()["libnvrtc"] == older
     chosen = compiled(tmp_path / "chosen", "libnvrtc.so.13")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(chosen.parent))

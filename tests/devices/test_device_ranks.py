@@ -7,7 +7,7 @@ import pytest
 import theano
 import theano.tensor as T
 from support.compiling import ON_HOST
-from support.helpers import Call, on_ranks, worker
+from support.helpers import on_ranks, worker
 from support.layouts import IS_MIXED, Layout
 from theano.tensor.sharedvar import tensor_constructor as tensor_shared
 
@@ -218,45 +218,6 @@ def test_an_inner_graph_with_a_reduction(ranks):
 
 def is_master_on_device(ranks):
     return ranks.session.devices[ranks.master] != "cpu"
-
-
-def test_random_numbers_differ_between_ranks_and_repeat(ranks):
-    from theano.sandbox.rng_mrg import MRG_RandomStreams
-
-    draws = []
-    for _ in range(2):
-        numbers = MRG_RandomStreams(5).uniform((4,), dtype="float32")
-        f = synk.function([], (numbers.dimshuffle("x", 0), "gather"))
-        draws.append([f(), f()])
-    np.testing.assert_array_equal(draws[0], draws[1])
-    assert len({tuple(row) for row in np.concatenate(draws[0])}) == 2 * ranks.n
-
-
-def test_an_error_on_one_rank_leaves_the_session_usable(ranks):
-    s = theano.shared(np.ones(4, "float32"))
-    x = T.fvector()
-
-    def fail(values):
-        if worker().rank == ranks_failing:
-            raise ArithmeticError("on purpose")
-        return values
-
-    ranks_failing = ranks.n - 1
-    f = synk.function([x], (Call(fail, T.fvector)(x) + s.sum(), "gather"))
-    with pytest.raises(synk.WorkerError, match="on purpose") as caught:
-        f(np.ones(ranks.n, "float32"))
-    assert caught.value.rank == ranks_failing
-    synk.all_reduce(s, "sum")
-    assert synk.gather(s).tolist() == [[ranks.n] * 4] * ranks.n
-
-
-def test_large_variables(ranks):
-    value = RANDOM.rand(1 << 20).astype("float32")
-    s = theano.shared(np.zeros(1, "float32"))
-    synk.broadcast(s, value)
-    synk.all_reduce(s, "sum")
-    for rank in range(ranks.n):
-        np.testing.assert_allclose(synk.get_value(rank, s), ranks.n * value, rtol=1e-6)
 
 
 def test_a_second_session_is_refused(ranks):

@@ -1,11 +1,11 @@
 """The pages build without a warning and without a network."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.running import run
 
 DOCS = Path(__file__).parents[2] / "docs"
 NOWHERE = "http://127.0.0.1:9"  # no server has this port, so each download fails
@@ -15,12 +15,8 @@ NOWHERE = "http://127.0.0.1:9"  # no server has this port, so each download fail
 def test_the_pages_build_without_a_network(tmp_path):
     pytest.importorskip("sphinx", reason="needs Sphinx: pip install '.[docs]'")
     proxies = dict.fromkeys(("http_proxy", "https_proxy", "HTTPS_PROXY"), NOWHERE)
-    done = subprocess.run(
-        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", DOCS, tmp_path],
-        env={**os.environ, **proxies},
-        capture_output=True,
-        text=True,
-    )
+    line = "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", DOCS, tmp_path
+    done = run(sys.executable, *line, env={**os.environ, **proxies}, timeout=None)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     index = (tmp_path / "index.html").read_text(encoding="utf-8")
     for group in ("Start", "Guide", "Training", "Running", "Reference", "Inside"):

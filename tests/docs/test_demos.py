@@ -3,9 +3,6 @@
 import argparse
 import importlib
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import matplotlib
@@ -14,6 +11,7 @@ import pytest
 import theano
 from support import gallery
 from support.layouts import Layout, forked
+from support.running import python
 
 import synkhronos as synk
 from synkhronos import session
@@ -34,16 +32,6 @@ def demo(monkeypatch):
     monkeypatch.delenv("SYNKHRONOS_DEVICES", raising=False)
     yield load
     assert session._Current.session is None or session.close(), "the demo left its session open"
-
-
-@pytest.mark.parametrize("devices", ["cpu", "cpu,cpu", "cpu,cpu,cpu"])
-@pytest.mark.usefixtures("quickly_compiled")
-def test_demo_1_agrees_with_theano_for_any_number_of_ranks(demo, monkeypatch, capsys, devices):
-    monkeypatch.setenv("SYNKHRONOS_DEVICES", devices)
-    found = demo("demo_1").main()
-    assert found["ranks"] == devices.count("cpu")
-    assert found["results"] == pytest.approx(found["expected"], rel=1e-5)
-    assert "Basic math test passed." in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("quickly_compiled")
@@ -89,11 +77,8 @@ def test_several_machines_on_one(demo, capsys):
         (["--devices", "gpu"], "'gpu' is not the name of a device"),
         (["--devices", "cpu,cpu", "--ranks", "3"], "3"),
         (["--ranks", "two"], "--ranks: must be a whole number of at least 1, got 'two'"),
-        (["--hidden", "many", "5"], "at least 1, got 'many'"),
         (["--seed", "-1"], "--seed: must be a whole number from 0 to 4294967295, got '-1'"),
-        (["--rate", "nan"], "--rate: must be a number above zero, got 'nan'"),
         (["--plot", "no/such/folder.png"], "--plot: no/such/folder.png can't be written: No such"),
-        (["--plot", "curves.doc"], "--plot: must end in one of .eps, "),
     ],
 )
 def test_train_digits_says_what_is_wrong_with_its_arguments(demo, capsys, arguments, said):
@@ -186,18 +171,6 @@ def test_the_picture_shows_how_fast_runs_were(shared, tmp_path, capsys):
     assert "accuracy" not in drawn and "speedup" not in picture.read_text()
 
 
-@pytest.mark.parametrize(
-    "command",
-    [["train_digits.py", "--help"], pytest.param(["demo_1.py"], marks=pytest.mark.thorough)],
-    ids=" ".join,
-)
-def test_demos_run_as_scripts_from_any_folder(tmp_path, command):
-    child = subprocess.run(
-        [sys.executable, str(DEMOS / command[0]), *command[1:]],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "THEANO_FLAGS": "mode=FAST_COMPILE"},
-    )
-    assert (child.returncode, child.stderr) == (0, ""), child.stderr
-    assert "Basic math test passed." in child.stdout or "--ranks" in child.stdout
+def test_a_demo_runs_as_a_script_from_any_folder(tmp_path):
+    child = python(DEMOS / "train_digits.py", "--help", cwd=tmp_path)
+    assert (child.returncode, child.stderr) == (0, "") and "--ranks" in child.stdout

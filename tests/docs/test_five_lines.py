@@ -1,13 +1,11 @@
 """The serial script of the documentation and the parallel one: five lines apart, equal results."""
 
 import difflib
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.running import python
 
 DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLES = DOCS / "examples"
@@ -25,13 +23,7 @@ def changed(marker):
 
 
 def numbers(script, tmp_path, devices):
-    child = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{script}.py")],
-        cwd=tmp_path,
-        env={**os.environ, "SYNKHRONOS_DEVICES": devices},
-        capture_output=True,
-        text=True,
-    )
+    child = python(EXAMPLES / f"{script}.py", cwd=tmp_path, SYNKHRONOS_DEVICES=devices)
     assert child.returncode == 0, child.stderr
     return [[float(n) for n in re.findall(r"[\d.]+", line)] for line in child.stdout.splitlines()]
 

@@ -6,8 +6,6 @@ import gzip
 import hashlib
 import http.server
 import importlib
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 import theano
 from support import gallery
+from support.running import python
 
 from synkhronos import session
 
@@ -55,7 +54,6 @@ def test_ranks_train_as_serial_theano_does(demo, capsys, tmp_path):
     picked = demo("train_mnist_cpu_data").main([*SMALL, "--ranks", "3", "--plot", str(picture)])
     scattered = demo("train_mnist_gpu_data").main([*SMALL, "--devices", "cpu,cpu,cpu"])
     out = capsys.readouterr().out
-
     for result in (picked, scattered):
         assert result["ranks"] == 3
         assert result["replicas_equal"]
@@ -67,23 +65,9 @@ def test_ranks_train_as_serial_theano_does(demo, capsys, tmp_path):
     assert len(serial["accuracies"]) == 2 and len(serial["seconds"]) == 2 * 5
     assert not serial["has_dropout"]
     assert picture.read_bytes().startswith(b"\x89PNG")
-
-    for line in (
-        "Loading data...",
-        "Building model and compiling functions...",
-        "Starting training...",
-        "Final results:",
-        "  test loss:\t\t\t",
-        "  test accuracy:\t\t",
-    ):
-        assert out.count(line) == 3, line
-    for line in ("training loss:\t\t", "validation loss:\t\t", "validation accuracy:\t\t"):
-        assert out.count(f"  {line}") == 6, line
     assert out.count("Epoch 1 of 2 took ") == out.count("Epoch 2 of 2 took ") == 3
-    assert "Scattering data to GPUs." in out and "133, 133, 134" in out
-    assert out.count("IN PLACE OF MNIST") == 3
+    assert "133, 133, 134" in out and out.count("IN PLACE OF MNIST") == 3
     assert out.count("equal, bit by bit: yes") == 2
-    assert "ms/minibatch" in out
 
 
 @pytest.mark.slow("compiles a network of convolutions")
@@ -93,14 +77,6 @@ def test_cnn_with_dropout_trains_on_ranks(demo):
     )
     assert result["has_dropout"] and result["replicas_equal"]
     assert np.isfinite(result["losses"]).all() and result["losses"][1] < 2.5
-
-
-@pytest.mark.slow("compiles a network for two scripts")
-def test_minibatches_may_be_smaller_than_the_number_of_ranks(demo):
-    tiny = ["custom_mlp:0,1,0,0", "2", "2", "--data", "digits", "--rows", "7", "--ranks", "3"]
-    for script in ("train_mnist_cpu_data", "train_mnist_gpu_data"):
-        result = demo(script).main([*tiny, "--seed", "0"])
-        assert result["replicas_equal"] and np.isfinite(result["losses"]).all()
 
 
 @pytest.mark.slow("runs three demos, each in a process of its own")
@@ -161,10 +137,7 @@ def test_minibatches_take_every_row_once_and_evenly(demo):
         (["custom_mlp:2,800"], "DEPTH,WIDTH,DROP_IN,DROP_HID"),
         (["custom_mlp:2,800,0,1"], "less than 1"),
         (["mlp", "0"], "at least 1"),
-        (["mlp", "500", "many"], "at least 1, got 'many'"),
-        (["mlp", "--seed", "-1"], "--seed: must be a whole number from 0"),
         (["mlp", "--json", "no/such/file"], "--json: no/such/file can't be written"),
-        (["mlp", "--plot", "curves.doc"], "--plot: must end in one of"),
         (["mlp", "--data", "no/such/folder"], "no/such/folder"),
     ],
 )
@@ -178,8 +151,6 @@ def test_scripts_say_what_is_wrong_with_their_arguments(demo, capsys, arguments,
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--devices", "gpu"], "'gpu' is not the name of a device"),
-        (["--devices", "cpu,cpu", "--ranks", "3"], "3"),
         (["--ranks", "2", "--parts", "3"], "--parts must be the number of ranks here, 2"),
         (["--ranks", "3", "--rows", "2"], "3 ranks need as many rows, got 2"),
     ],
@@ -192,22 +163,16 @@ def test_scripts_say_what_is_wrong_with_their_ranks(demo, arguments, said):
 
 def test_arguments_are_those_of_2017(demo):
     runs = demo("runs")
-    defaults = runs.parse([], "demo", "")
-    assert (defaults.model, defaults.batch, defaults.epochs) == ("mlp", 500, 10)
-    given = runs.parse(["cnn", "64", "3"], "demo", "")
-    assert (given.model, given.batch, given.epochs) == ("cnn", 64, 3)
+    for line, expected in (([], ("mlp", 500, 10)), (["cnn", "64", "3"], ("cnn", 64, 3))):
+        given = runs.parse(line, "demo", "")
+        assert (given.model, given.batch, given.epochs) == expected
     assert demo("run_lasagne_demos").parse(["250"]).batch == 250
 
 
 @pytest.mark.slow("starts four scripts")
 def test_scripts_run_from_any_folder(tmp_path):
     for script in (*SCRIPTS, "run_lasagne_demos"):
-        child = subprocess.run(
-            [sys.executable, str(ROOT / "demos/lasagne_mnist" / f"{script}.py"), "--help"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
+        child = python(ROOT / "demos/lasagne_mnist" / f"{script}.py", "--help", cwd=tmp_path)
         assert (child.returncode, child.stderr) == (0, ""), child.stderr
         assert "BATCH_SIZE" in child.stdout
         assert ("--ranks" in child.stdout) == (script != "train_mnist_theano")
@@ -220,6 +185,8 @@ def test_build_network_knows_the_models_of_2017(demo, capsys):
     import lasagne
 
     build_network = demo("networks").build_network
+    assert demo("common").build_network is build_network  # as scripts of 2017 import it
+    assert demo("common").load_dataset is demo("data").load_dataset
 
     def shapes(model):
         network = build_network(model, theano.tensor.tensor4())
@@ -231,12 +198,6 @@ def test_build_network_knows_the_models_of_2017(demo, capsys):
     assert capsys.readouterr().out.count("Building model and compiling functions...") == 3
     with pytest.raises(ValueError, match=r"no model 'resnet'.* mlp, cnn or custom_mlp"):
         build_network("resnet")
-
-
-def test_scripts_of_2017_find_data_and_networks_in_common(demo):
-    common = demo("common")
-    assert common.load_dataset is demo("data").load_dataset
-    assert common.build_network is demo("networks").build_network
 
 
 def write_idx(file, array):
@@ -275,58 +236,55 @@ def test_mnist_is_read_from_a_folder_or_from_the_current_one(data, folder, monke
     assert "MNIST from folder ." in capsys.readouterr().out
 
 
-def truncate(file):
-    file.write_bytes(file.read_bytes()[:-100])
-
-
-def corrupt(file):
+def corrupted(folder, file):
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 0xFF
     file.write_bytes(content)
 
 
-def shorten(file):
+def shortened(folder, file):
     file.write_bytes(gzip.compress(gzip.decompress(file.read_bytes())[:-100]))
 
 
-def mistake(file):
-    file.write_bytes(gzip.compress(b"<html>"))
-
-
-def replace(file):
+def replaced(folder, file):
     file.write_bytes(b"<html>")
 
 
-def empty(file):
-    file.write_bytes(b"")
+def removed(folder, file):
+    file.unlink()
 
 
-@pytest.mark.parametrize("damage", [truncate, corrupt, shorten, mistake, replace, empty])
-def test_damaged_files_are_named(data, folder, damage):
-    file = folder / "train-images-idx3-ubyte.gz"
-    damage(file)
-    with pytest.raises(ValueError, match=f"{file} is (damaged|no idx file)"):
-        data.load_dataset(folder)
+def labels(*values):
+    return lambda folder, file: write_idx(
+        folder / file.name.replace("images-idx3", "labels-idx1"), np.array(values)
+    )
 
 
-def test_files_that_do_not_go_together_are_named(data, folder):
-    write_idx(folder / "t10k-labels-idx1-ubyte.gz", np.arange(19) % 10)
-    with pytest.raises(ValueError, match=r"t10k-images.* does not go with .*t10k-labels"):
-        data.load_dataset(folder)
-    write_idx(folder / "t10k-labels-idx1-ubyte.gz", np.arange(20))
-    with pytest.raises(ValueError, match=r"labels from 0 to 9, got 20 up to 19"):
-        data.load_dataset(folder)
-    (folder / "t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(FileNotFoundError, match="t10k-labels"):
-        data.load_dataset(folder)
+def few_rows(n_rows):
+    def damage(folder, file):
+        write_idx(file, np.zeros((n_rows, 28, 28)))
+        labels(*[0] * n_rows)(folder, file)
+
+    return damage
 
 
-@pytest.mark.parametrize(("name", "n_rows", "least"), [("train", 5, 6), ("t10k", 0, 1)])
-def test_files_of_too_few_rows_are_named(data, folder, name, n_rows, least):
-    images = folder / f"{name}-images-idx3-ubyte.gz"
-    write_idx(images, np.zeros((n_rows, 28, 28)))
-    write_idx(folder / f"{name}-labels-idx1-ubyte.gz", np.zeros(n_rows))
-    with pytest.raises(ValueError, match=f"{images} has too few images: {n_rows}, .* {least} are"):
+@pytest.mark.parametrize(
+    ("name", "damage", "said"),
+    [
+        ("train", corrupted, "{} is (damaged|no idx file)"),
+        ("train", shortened, "{} is (damaged|no idx file)"),
+        ("t10k", replaced, "{} is (damaged|no idx file)"),
+        ("t10k", removed, "t10k-images"),
+        ("t10k", labels(*range(10), *range(9)), "t10k-images.* does not go with .*t10k-labels"),
+        ("t10k", labels(*range(20)), "labels from 0 to 9, got 20 up to 19"),
+        ("train", few_rows(5), "{} has too few images: 5, .* 6 are"),
+        ("t10k", few_rows(0), "{} has too few images: 0, .* 1 are"),
+    ],
+)
+def test_what_is_wrong_with_files_is_told(data, folder, name, damage, said):
+    file = folder / f"{name}-images-idx3-ubyte.gz"
+    damage(folder, file)
+    with pytest.raises((ValueError, FileNotFoundError), match=said.format(file)):
         data.load_dataset(folder)
 
 

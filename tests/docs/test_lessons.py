@@ -1,12 +1,11 @@
 """The five lessons run with any number of ranks, check themselves, and close their sessions."""
 
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from support import gallery
+from support.running import python
 
 DEMOS = Path(__file__).parents[2] / "demos"
 
@@ -54,29 +53,11 @@ def test_a_lesson_passes_its_own_tests(no_session, capsys, name, n):
     assert gallery.unsaid(name, out) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--ranks", "0"], "--ranks: must be a whole number of at least 1, got '0'"),
-        (["--devices", "gpu"], "'gpu' is not the name of a device"),
-        (["--devices", "cpu,cpu", "--ranks", "3"], "3"),
-    ],
-)
-def test_a_lesson_says_what_is_wrong_with_its_ranks(no_session, capsys, arguments, said):
-    with pytest.raises(SystemExit) as end:
-        load("demo_1").main(arguments)
-    assert end.value.code not in (0, None)
-    assert said in f"{end.value.code} {capsys.readouterr().err}"
-
-
 @pytest.mark.parametrize("name", PASSED)
 @pytest.mark.sample(1)
-def test_a_lesson_is_a_script_for_any_floatx_and_folder(tmp_path, monkeypatch, name):
-    monkeypatch.setenv("SYNKHRONOS_DEVICES", "cpu,cpu")
-    monkeypatch.setenv("THEANO_FLAGS", "floatX=float32,mode=FAST_COMPILE")
-    child = subprocess.run(
-        [sys.executable, str(DEMOS / f"{name}.py")], cwd=tmp_path, capture_output=True, text=True
-    )
+def test_a_lesson_is_a_script_for_any_floatx_and_folder(tmp_path, name):
+    variables = {"THEANO_FLAGS": "floatX=float32,mode=FAST_COMPILE"}
+    child = python(DEMOS / f"{name}.py", cwd=tmp_path, SYNKHRONOS_DEVICES="cpu,cpu", **variables)
     assert child.returncode == 0, child.stderr
     assert child.stdout.startswith("Ranks: 2\n")
     assert child.stdout.count("passed.") == len(PASSED[name])
@@ -90,5 +71,5 @@ def test_the_lessons_need_nothing_but_synkhronos():
         "sys.modules.update(dict.fromkeys(['tqdm', 'matplotlib', 'sklearn', 'lasagne', 'keras']))\n"
         f"for name in {names}: runpy.run_path(name)"
     )
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    child = python("-c", code)
     assert (child.returncode, child.stderr) == (0, "")

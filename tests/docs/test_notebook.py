@@ -1,7 +1,6 @@
 """The notebook runs as it is stored, and calls in a kernel can be interrupted."""
 
 import json
-import re
 import socket
 from pathlib import Path
 
@@ -54,36 +53,10 @@ def shown(cell):
 def test_it_shows_what_is_stored(executed, stored):
     for key, cell in stored.items():
         assert shown(executed[key]) == shown(cell), key
-
-
-@needs_jupyter
-@pytest.mark.slow("a kernel compiles all that the notebook computes")
-def test_its_errors_are_those_on_purpose(executed):
-    errors = {}
-    for key, cell in executed.items():
-        names = [out["ename"] for out in cell["outputs"] if out["output_type"] == "error"]
-        assert bool(names) == ("raises-exception" in cell["metadata"].get("tags", ())), key
-        if names:
-            errors[key] = names
-    assert errors == {
-        "unequal": ["ValueError"],
-        "argument": ["TypeError"],
-        "worker-error": ["WorkerError"],
-        "after-close": ["SessionError"],
-    }
-
-
-@needs_jupyter
-@pytest.mark.slow("a kernel compiles all that the notebook computes")
-def test_some_of_its_results(executed):
-    results = {key: "".join(shown(cell)[:1]) for key, cell in executed.items()}
-    assert results["fork-3"] == "3"
-    assert results["lengths"] == "[2, 2, 3]"
-    assert results["all-reduce"].startswith("<Figure")
-    assert results["worker-error"].startswith("WorkerError: Rank 2 of 3 on localhost raised Index")
-    assert results["worker-fine"] == "array([ 0., 10., 40.])"
-    assert results["train"] == "'losses agree: True, replicas equal: True'"
-    assert results["train-again"] == results["train"]
+        raises = any(out["output_type"] == "error" for out in executed[key]["outputs"])
+        assert raises == ("raises-exception" in cell["metadata"].get("tags", ())), key
+    assert shown(executed["train-again"]) == shown(stored["train"])
+    assert "losses agree: True, replicas equal: True" in shown(stored["train"])[0]
 
 
 def test_every_collective_is_in_it(stored):
@@ -92,13 +65,9 @@ def test_every_collective_is_in_it(stored):
     assert missing == []
 
 
-def test_what_is_stored_is_complete_and_names_no_machine(stored):
+def test_what_is_stored_is_complete(stored):
     counts = [cell["execution_count"] for cell in stored.values()]
     assert counts == list(range(1, len(counts) + 1))
-    text = NOTEBOOK.read_text(encoding="utf-8")
-    assert len(text) < 400_000
-    text = re.sub(r'"image/png": ".*?"', "", text)
-    assert not re.findall(r"/home|/root|/tmp|/work|ipykernel_\d|site-packages", text)
 
 
 @needs_jupyter

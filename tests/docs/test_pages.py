@@ -18,10 +18,6 @@ def test_the_sidebar_has_each_page_once():
     assert sorted(PAGES) == sorted({path.stem for path in DOCS.glob("*.rst")} - {"index"})
 
 
-def test_porting_comes_after_the_introduction():
-    assert PAGES[PAGES.index("introduction") + 1] == "porting"
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_the_readme_links_to_each_page(page):
     assert f"](docs/{page}.rst)" in (ROOT / "README.md").read_text(encoding="utf-8")

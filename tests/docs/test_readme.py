@@ -1,12 +1,10 @@
 """The README shows what its example prints, and points at what is there."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.running import python
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -15,13 +13,7 @@ CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 def test_the_example_prints_what_the_readme_says(tmp_path):
     code, output = re.search(r"```python\n(.*?)```.*?```text\n(.*?)```", README, re.S).groups()
-    child = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "THEANO_FLAGS": "mode=FAST_COMPILE"},
-    )
+    child = python("-c", code, cwd=tmp_path, THEANO_FLAGS="mode=FAST_COMPILE")
     assert (child.stdout, child.stderr) == (output, "")
 
 

@@ -58,7 +58,7 @@ def test_resnet_50_has_the_parameters_of_the_paper(models):
     assert len(lasagne.layers.get_all_params(network, trainable=False)) == 2 * 53
 
 
-@pytest.mark.parametrize("depth", [8, 14, 20, 10, 18, 26, 50])
+@pytest.mark.parametrize("depth", [8, 20, 10, 26, 50])
 def test_the_depth_counts_the_layers_with_weights(models, depth):
     network = models.build_resnet(T.tensor4(), depth, width=1, classes=2, size=32)
     convolutions = [
@@ -219,21 +219,17 @@ def test_images_are_cut_to_a_square_of_their_middle(demo, tmp_path):
         np.testing.assert_allclose(channel[:, 1:3], value, atol=0.01)
 
 
-def test_every_fifth_image_of_a_class_is_for_validation(demo, tmp_path):
+def test_every_fifth_image_of_a_class_is_for_validation_and_examples_are_to_train_with(
+    demo, tmp_path
+):
     folder = write_images(tmp_path / "images", [2, 12])
     (train, valid), n_classes = demo("common").find_images(folder)
     assert n_classes == 2
     assert [label for _, label in train] == [0] * 9 + [1]  # green is before red
     assert [label for _, label in valid] == [0] * 3 + [1]
     assert not set(train) & set(valid)
-
-
-def test_examples_are_those_to_train_with(demo, tmp_path):
-    folder = write_images(tmp_path / "images", [10, 10])
-    arguments = demo("train_resnet_theano").parse(
-        ["--images", str(folder), "--examples", "3", "--size", "4"]
-    )
-    images = demo("common").load(arguments, np.empty)
+    line = ["--images", str(folder), "--examples", "3", "--size", "4"]
+    images = demo("common").load(demo("train_resnet_theano").parse(line), np.empty)
     assert (len(images.x), len(images.x_valid)) == (3, 4)
 
 
@@ -262,12 +258,8 @@ def test_a_folder_without_images_is_refused(demo, tmp_path, counts, classes, sai
         (["--depth", "51"], r"invalid choice: 51"),
         (["--rate", "0"], r"--rate: must be a number above zero, got '0'"),
         (["--max-norm", "-1"], r"--max-norm: must be a number above zero"),
-        (["--warm-up", "-1"], r"--warm-up: must be a number of zero or more"),
         (["--warm-up", "inf"], r"--warm-up: must be a number of zero or more"),
         (["--classes", "1"], r"--classes: must be a whole number of at least 2"),
-        (["--plot", "no/such/curves.png"], r"--plot: no/such/curves.png can't be written"),
-        (["--batch", "0"], r"at least 1"),
-        (["--devices", "gpu"], r"'gpu' is not the name of a device"),
         (["--images", "{}", "--ranks", "2"], r"train_resnet: .*broken.png' can't be read as an"),
     ],
 )

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import theano
 import theano.tensor as T
 from support import faults
 from support.faults import (
@@ -22,7 +21,6 @@ from support.faults import (
     holding,
     let_go,
     may_go,
-    raise_if,
     runs,
     signal_once_held,
 )
@@ -31,12 +29,9 @@ from support.leaks import names_in_shared_memory
 from support.waiting import wait_until
 
 import synkhronos as synk
-from synkhronos import SharedMemoryFull, WorkerError
+from synkhronos import SharedMemoryFull
 
 pytestmark = pytest.mark.faults
-
-
-# A worker dies.
 
 
 # Ctrl-C.
@@ -48,26 +43,15 @@ def interrupted_once_held(rank):
         yield
 
 
-def test_ctrl_c_returns_at_once_and_the_next_call_is_right(no_session):
-    synk.fork(2)
-    f = holding()
-    with interrupted_once_held(1):
-        f(held(1))
-    # The worker is still in the call that was left; the next one waits for it.
-    threading.Timer(0.2, let_go).start()
-    np.testing.assert_array_equal(f(ROWS), ROWS)
-    assert may_go()
-    synk.close()
-
-
-def test_ctrl_c_while_the_next_call_waits_for_the_interrupted_one(no_session):
+def test_ctrl_c_returns_at_once_also_while_the_next_call_waits_for_the_interrupted_one(no_session):
     synk.fork(2)
     f = holding()
     for rows in (held(1), ROWS, ROWS):
         with interrupted_once_held(1):
             f(rows)
-    let_go()
+    threading.Timer(0.2, let_go).start()
     np.testing.assert_array_equal(f(ROWS), ROWS)
+    assert may_go()
     synk.close()
 
 
@@ -180,28 +164,20 @@ def _start(tmp_path, text):
     return process, [int(pid) for pid in process.stdout.readline().split()]
 
 
-@pytest.mark.parametrize(
-    "state", ["idle", pytest.param("computing", marks=pytest.mark.slow("computes for seconds"))]
-)
-def test_when_the_master_is_killed_workers_and_memory_go(tmp_path, state):
-    text = f"""
-import time
+def test_when_the_master_is_killed_workers_and_memory_go(tmp_path):
+    """Also workers in code in C that holds the interpreter."""
+    text = """
+import ctypes
 import numpy as np
-import theano
 import theano.tensor as T
+from support.helpers import Call, function
 import synkhronos as synk
 
 synk.fork(3)
-d = synk.data(np.ones((6000, 6000)))
-if {state!r} == "computing":
-    # Products in C that hold the interpreter for many seconds on each worker.
-    x, w = T.dmatrix("x"), theano.shared(np.ones((6000, 6000)))
-    f = synk.function([x], T.dot(T.dot(T.dot(x, w), w), w).sum())
-    synk.distribute()
+x, d = T.dvector("x"), synk.data(np.ones(1_000_000))
+f = function([x], (Call(lambda rows: (ctypes.PyDLL(None).sleep(600), rows)[1])(x), "gather"))
 print(*synk.session.current("test").worker_pids, flush=True)
-if {state!r} == "computing":
-    f(d)
-time.sleep(600)
+f(d)
 """
     names = names_in_shared_memory()
     process, pids = _start(tmp_path, text)
@@ -247,7 +223,7 @@ def test_data_that_does_not_fit_is_refused_and_the_session_lives(no_session):
     small = synk.data(ROWS)
     room = os.statvfs("/dev/shm")
     too_many = room.f_blocks * room.f_frsize // 8 + 1
-    with pytest.raises(SharedMemoryFull, match="No room for"):
+    with pytest.raises(SharedMemoryFull, match=r"No room for .*/dev/shm has [\d,]+ bytes free"):
         synk.data(dtype="float64", shape=(too_many,))
     with pytest.raises(SharedMemoryFull):
         small.set_length(too_many)
@@ -278,18 +254,4 @@ def test_a_call_from_a_signal_handler_is_refused_and_the_outer_one_is_right(no_s
     assert len(synkhronos_error) == 1
     assert "in the middle of another call" in synkhronos_error[0]
     np.testing.assert_array_equal(g(ROWS + 100), ROWS + 100)
-    synk.close()
-
-
-def test_an_update_that_fails_on_one_rank_leaves_a_session_to_go_on_with(no_session):
-    synk.fork(2)
-    s = theano.shared(np.zeros(2))
-    x = T.dvector("x")
-    f = function([x], updates=[(s, s + Call(raise_if(lambda r: r[0] == 4, OSError("x")))(x)[:2])])
-    read = function([], (s, "gather"))
-    with pytest.raises(WorkerError):
-        f(ROWS)
-    f(ROWS + 1)
-    # Rank 0 may or may not have applied the update of the call that failed; rank 1 has not.
-    np.testing.assert_array_equal(read()[2:], [5, 6])
     synk.close()

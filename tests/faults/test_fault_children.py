@@ -62,10 +62,6 @@ def drop_everything(pair):
     gc.collect()
 
 
-def write_to_data(pair):
-    pair.data[0] = 7.0
-
-
 def have_a_child(pair):
     with child_process(lambda: refused(lambda: pair.f(pair.data))) as process:
         assert process.join(BOUND)
@@ -112,12 +108,6 @@ def test_a_child_that(pair, capfd, what):
 
 def test_multiprocessing_by_fork(pair):
     context = multiprocessing.get_context("fork")
-    process = context.Process(target=square, args=(3,))
-    process.start()
-    pair.call()
-    process.join(BOUND)
-    assert process.exitcode == 0
-    process.close()
     with context.Pool(2) as pool:
         result = pool.map_async(square, range(10))
         pair.call()

@@ -33,11 +33,10 @@ from synkhronos._machine.processes import ForkedProcess
 from synkhronos._machine.shared_memory import Segment, Segments
 from synkhronos._master.session import Session
 from synkhronos._rank.replica import Replica
-from synkhronos.comm import arrays, reports
+from synkhronos.comm import arrays
 from synkhronos.comm.arrays import Arrays
 from synkhronos.comm.outputs import Outputs
 from synkhronos.comm.shared.gate import SharedGate as Gate
-from synkhronos.comm.shared.memory import SharedMemory
 from synkhronos.comm.storage import Storage
 from synkhronos.comm.variables import Variables
 
@@ -47,39 +46,29 @@ pytestmark = pytest.mark.faults
 POINTS = [
     ("function", Gate, "next_command", "after"),
     ("function", Replica, "_run_slices", "before"),
-    ("function", SharedMemory, "fetch", "after"),
     ("function", _host, "run", "before"),
     ("function", _host, "run", "after"),
     ("function", Outputs, "deposit", "before"),
     ("function", Outputs, "deposit", "after"),
     ("function", Gate, "worker_finish", "before"),
-    ("growing outputs", Segments, "create", "after"),
     ("growing outputs", Gate, "_put_reply", "before"),
     ("growing outputs", Gate, "_put_reply", "after"),
-    ("failing function", reports, "describe", "before"),
     ("failing function", Gate, "abort", "before"),
     ("failing function", Gate, "abort", "after"),
     ("exchange", Arrays, "_fill", "before"),
     ("exchange", Gate, "meet", "before"),
     ("exchange", Gate, "_wake", "before"),
-    ("exchange", Gate, "meet", "after"),
     ("exchange", arrays, "reduce_whole", "before"),
     ("large exchange", Arrays, "_fill", "after"),
     ("large exchange", Arrays, "_plan_of_shares", "before"),
-    ("large exchange", arrays, "reduce_block", "before"),
     ("large exchange", arrays, "reduce_block", "after"),
     ("all_reduce", Variables, "expose", "before"),
     ("all_reduce", Gate, "meet", "before"),
-    ("all_reduce", Gate, "meet", "after"),
-    ("all_reduce", Variables, "_reduce", "after"),
-    ("all_reduce", Variables, "reduce", "after"),
     ("all_gather", Storage, "values", "before"),
     ("all_gather", Storage, "turn", "after"),
-    ("broadcast", Gate, "meet", "before"),
     ("broadcast", Variables, "_give", "before"),
     ("gather", Storage, "post", "before"),
     ("gather", Storage, "begin", "after"),
-    ("distribute", _host, "load", "before"),
     ("distribute", _host, "load", "after"),
 ]
 

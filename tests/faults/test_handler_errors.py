@@ -10,12 +10,7 @@ import pytest
 import theano
 import theano.tensor as T
 from support import faults
-from support.faults import (
-    held,
-    holding,
-    let_go,
-    signal_once_held,
-)
+from support.faults import held, holding, let_go, signal_once_held
 from support.helpers import Call, function
 from support.interrupts import OutOfTime, Preempted, Timeout, handler_that_raises
 
@@ -105,6 +100,7 @@ def test_it_comes_out_as_itself_while_something_is_read_or_sent(no_session, kind
         lambda: synk.set_value(1, s, Signals()),
         lambda: synk.data(Signals()),
         lambda: g(np.ones(4)),
+        lambda: synk.function([theano.In(x, value=Signals())], x),
     ]
     with handler_that_raises(kind) as raised:
         for number, attempt in enumerate(attempts):
@@ -118,18 +114,6 @@ def test_it_comes_out_as_itself_while_something_is_read_or_sent(no_session, kind
     finally:
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     synk.close()
-
-
-def test_it_comes_out_as_itself_while_a_default_is_read(no_session):
-    synk.fork(1)
-    x = T.dvector("x")
-    inputs = [theano.In(x, value=Signals())]
-    with handler_that_raises(Timeout) as raised, pytest.raises(Timeout) as caught:
-        synk.function(inputs, x)
-    assert [caught.value] == raised
-
-
-# Python only prints an alarm in a callback of the garbage collector, such as that of Hypothesis,
 
 
 def test_asyncio_hears_of_one_ctrl_c_once(no_session, monkeypatch):

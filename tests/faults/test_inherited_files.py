@@ -4,33 +4,21 @@ import pytest
 
 pytestmark = pytest.mark.faults
 
-PIPES = """
-import os, subprocess
+CONNECTIONS = """
+import os, socket, subprocess
 import synkhronos as synk
 
 program = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 source, sink = os.pipe()
-synk.fork(3)
-print(program.communicate(b"text", timeout=300)[0])
-os.close(sink)
-os.set_blocking(source, False)
-print(os.read(source, 1))
-"""
-
-
-def test_programs_see_the_end_of_pipes_that_the_script_closes(script):
-    assert script(PIPES).stdout.splitlines() == ["b'text'", "b''"]
-
-
-CONNECTIONS = """
-import socket
-import synkhronos as synk
-
 listener = socket.create_server(("127.0.0.1", 0))
 address = listener.getsockname()
 peer = socket.create_connection(address)
 accepted, _ = listener.accept()
-synk.fork(2)
+synk.fork(3)
+print(program.communicate(b"text", timeout=60)[0])
+os.close(sink)
+os.set_blocking(source, False)
+print(os.read(source, 1))
 accepted.close()
 listener.close()
 peer.settimeout(20)
@@ -39,8 +27,8 @@ socket.create_server(address).close()
 """
 
 
-def test_connections_and_ports_that_the_script_closes_are_closed(script):
-    assert script(CONNECTIONS).stdout == "b''\n"
+def test_pipes_connections_and_ports_that_the_script_closes_are_closed(script):
+    assert script(CONNECTIONS).stdout.splitlines() == ["b'text'", "b''", "b''"]
 
 
 LOCKS = """

@@ -1,10 +1,7 @@
 """A signal at every line of the master's code: in fork and close, a call, and a collective.
 
-What comes is a Ctrl-C, or what a handler of the script raises, in turns. A Data that a handler
-resizes at every line is in test_resized_data.py.
+What comes is a Ctrl-C, or what a handler of the script raises, in turns.
 """
-
-import signal
 
 import numpy as np
 import pytest
@@ -18,7 +15,6 @@ from support.interrupts import (
     handler_that_raises,
     interrupt_at_line,
     raise_at_line,
-    signal_at_line,
 )
 from support.leaks import nothing_left
 
@@ -69,10 +65,9 @@ def test_fork_and_close_leave_nothing(no_session, other_thread, stride):
 
 
 @in_strides(15)
-@pytest.mark.parametrize("what", ["function", "all_reduce", "distribute"])
-def test_the_session_goes_on_with_right_results(no_session, other_thread, what, stride):
+def test_the_session_goes_on_with_right_results(no_session, other_thread, stride):
     synk.fork(2)
-    call = CALLS[what](2)
+    call = CALLS["function"](2)
     call()
     pids, line = pids_by_rank(), 0
     while comes_to(line, call):
@@ -84,7 +79,9 @@ def test_the_session_goes_on_with_right_results(no_session, other_thread, what, 
 
 
 @in_strides(15)
-def test_a_variable_that_the_workers_were_being_told_of(no_session, other_thread, stride):
+def test_a_collective_of_a_variable_that_the_workers_were_being_told_of(
+    no_session, other_thread, stride
+):
     synk.fork(2)
     line, came_to_it = 0, True
     while came_to_it:
@@ -96,25 +93,3 @@ def test_a_variable_that_the_workers_were_being_told_of(no_session, other_thread
         line += stride
     assert line > 100
     synk.close()
-
-
-@in_strides(61)
-def test_a_handler_that_closes(no_session, stride):
-    previous = signal.signal(signal.SIGUSR1, lambda *_: synk.close())
-    line, came_to_it = 0, True
-    try:
-        while came_to_it:
-            with nothing_left():
-                synk.fork(2)
-                call = CALLS["all_reduce"](2)
-                try:
-                    came_to_it = signal_at_line(line, call, signal.SIGUSR1)
-                except synk.SessionError as error:
-                    assert "closed" in str(error) or "There is no session" in str(error)
-                synk.close()  # what the call was in goes now
-                del call
-            line += stride
-    finally:
-        signal.signal(signal.SIGUSR1, previous)
-    assert line > 100
-    faults.use_a_new_session(2)

@@ -1,18 +1,15 @@
 """Where it runs: older Pythons, processes of other kinds, IPython, tests in parallel."""
 
-import importlib.util
 import json
-import os
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from support.faults import BOUND, runs
 from support.jupyter import in_kernel, needs_jupyter
 from support.leaks import nothing_left
+from support.running import python
 from support.waiting import wait_until
 
 from synkhronos._host import pythons
@@ -20,32 +17,32 @@ from synkhronos._host import pythons
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_metadata_name_the_pythons_that_are_checked_for(monkeypatch):
+@pytest.fixture
+def metadata(monkeypatch):
+    """Return the arguments of setup()."""
     given = {}
     monkeypatch.setattr("setuptools.setup", lambda **kwargs: given.update(kwargs))
     monkeypatch.chdir(ROOT)
     runpy.run_path(str(ROOT / "setup.py"))
+    return given
+
+
+def test_the_metadata_and_the_page_name_what_is_checked_for(metadata):
     (major, oldest), (_, newest) = pythons.THEANO[0], pythons.PYTENSOR[1]
-    assert given["python_requires"] == f">={major}.{oldest},<{major}.{newest + 1}"
-    named = [c for c in given["classifiers"] if c.startswith("Programming Language :: Python :: ")]
+    assert metadata["python_requires"] == f">={major}.{oldest},<{major}.{newest + 1}"
+    named = [
+        c for c in metadata["classifiers"] if c.startswith("Programming Language :: Python ::")
+    ]
     versions = [f"{major}.{minor}" for minor in range(oldest, newest + 1)]
     assert [c.split(" :: ")[-1] for c in named] == versions
     page = (ROOT / "docs" / "installation.rst").read_text()
     assert all(version in page for version in versions)
     for host, title in ((pythons.THEANO, "Theano"), (pythons.PYTENSOR, "PyTensor")):
         assert re.search(rf"^{pythons.span(host)} +{title} ", page, re.MULTILINE)
-
-
-def test_the_metadata_and_the_page_name_the_pytensor_that_is_checked_for(monkeypatch):
-    given = {}
-    monkeypatch.setattr("setuptools.setup", lambda **kwargs: given.update(kwargs))
-    monkeypatch.chdir(ROOT)
-    runpy.run_path(str(ROOT / "setup.py"))
-    extras = given["extras_require"]
-    for requirements in (given["install_requires"], extras["pymc"], extras["test-pytensor"]):
+    extras = metadata["extras_require"]
+    for requirements in (metadata["install_requires"], extras["pymc"], extras["test-pytensor"]):
         [found] = [each for each in requirements if each.startswith("pytensor")]
         assert found.partition(";")[0] == pythons.REQUIREMENT
-    page = (ROOT / "docs" / "installation.rst").read_text()
     assert f"PyTensor {pythons.span(pythons.RELEASES)}, NumPy" in page
 
 
@@ -104,15 +101,8 @@ print("sum", float(f(np.arange(5.0))))
 
 def ipython(tmp_path, *arguments):
     pytest.importorskip("IPython")
-    return subprocess.run(
-        [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", *arguments],
-        cwd=tmp_path,
-        env={**os.environ, "IPYTHONDIR": str(tmp_path / "ipython")},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    line = "-m", "IPython", "--no-banner", "--colors=NoColor", *arguments
+    return python(*line, cwd=tmp_path, IPYTHONDIR=str(tmp_path / "ipython"))
 
 
 PIDS = 'print("pids", *synk.session.current("a test").worker_pids)'
@@ -129,16 +119,12 @@ def test_ipython_runs_code_and_ends_without_close(tmp_path):
 
 
 @pytest.mark.slow("starts IPython")
-def test_ipython_runs_a_script_again_and_again(tmp_path):
+def test_ipython_runs_scripts_again_and_goes_on_after_one_that_fails(tmp_path):
     (tmp_path / "lines.py").write_text(LINES + "synk.close()\n")
-    done = ipython(tmp_path, "-c", "%run lines.py\n%run lines.py\nf.as_theano([1, 2])")
-    assert done.returncode == 0 and done.stdout.count("sum 10.0") == 2, done.stdout + done.stderr
-
-
-@pytest.mark.slow("starts IPython")
-def test_ipython_goes_on_after_a_script_that_fails(tmp_path):
     (tmp_path / "fails.py").write_text(LINES + "f('ab')\n")
-    done = ipython(tmp_path, "-c", "%run fails.py\nprint('then', float(f([1, 2])))\nsynk.close()")
+    code = "%run lines.py\n%run lines.py\nf.as_theano([1, 2])\n%run fails.py\n"
+    done = ipython(tmp_path, "-c", code + "print('then', float(f([1, 2])))\nsynk.close()")
+    assert done.stdout.count("sum 10.0") == 3, done.stdout + done.stderr
     assert "takes TensorType(float64, vector), got" in done.stdout + done.stderr
     assert "then 3.0" in done.stdout
 
@@ -161,45 +147,3 @@ def test_a_kernel_restarts_in_the_middle_of_a_session(tmp_path, how):
 
 
 # Tests of users, in parallel.
-
-TESTS = """
-import os, time
-import numpy as np, psutil, pytest, theano.tensor as T
-import synkhronos as synk
-
-@pytest.fixture(scope="module", autouse=True)
-def session():
-    assert synk.fork(2) == 2
-    yield
-    synk.close()
-    assert not psutil.Process().children()
-
-def test_both_have_a_session_at_once(tmp_path_factory):
-    # The base folder of one run, which its workers share.
-    folder = tmp_path_factory.getbasetemp().parent
-    (folder / os.environ["PYTEST_XDIST_WORKER"]).write_text("")
-    end = time.monotonic() + 120
-    while len(list(folder.glob("gw?"))) < 2:
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    x = T.dvector("x")
-    f = synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
-    for number in range(20):
-        assert f(np.full(5, number)) == 5 * number
-"""
-
-
-@pytest.mark.slow("starts pytest with processes of its own")
-@pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="pytest-xdist is missing")
-def test_tests_run_in_parallel_with_a_session_each(tmp_path):
-    for name in ("test_one.py", "test_two.py"):
-        (tmp_path / name).write_text(TESTS)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "-q", "--rootdir=."]
-        + ["-p", "no:cacheprovider", "--basetemp", str(tmp_path / "base")],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr

@@ -1,13 +1,10 @@
 """Importing the package lists its names, and does nothing else."""
 
-import ast
 import importlib
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.running import python
 
 import synkhronos as synk
 
@@ -17,36 +14,19 @@ def test_the_names_are_listed_and_there():
         assert getattr(synk, name).__name__.rpartition(".")[2] == name
         assert getattr(synk, name).__doc__
         assert name in dir(synk)
-    assert synk.__version__.count(".") == 2
-
-
-def test_a_name_that_is_not_there_is_an_attribute_error():
+    for module, names in synk._PUBLIC.items():
+        for name in names:
+            own = getattr(importlib.import_module(f"synkhronos.{module}"), name)
+            assert getattr(synk, name) is own
     with pytest.raises(AttributeError, match=r"synkhronos.*no_such_name"):
         synk.no_such_name  # noqa: B018
+    assert synk.__version__.count(".") == 2
+    space = {}
+    exec("from synkhronos import *", space)
+    assert sorted({*space} - {"__builtins__"}) == synk.__all__
 
 
-def test_names_are_those_of_their_modules():
-    for module_name, names in synk._PUBLIC.items():
-        module = importlib.import_module(f"synkhronos.{module_name}")
-        for name in names:
-            assert getattr(synk, name) is getattr(module, name)
-
-
-def test_type_checkers_see_each_name_in_its_module():
-    tree = ast.parse(Path(synk.__file__).read_text(encoding="utf-8"))
-    condition = ast.dump(ast.parse("TYPE_CHECKING").body[0].value)
-    conditions = [node for node in tree.body if isinstance(node, ast.If)]
-    (checked,) = [node for node in conditions if ast.dump(node.test) == condition]
-    seen = {}
-    for node in checked.body:
-        for alias in node.names:
-            assert alias.asname == alias.name  # otherwise checkers take the name for private
-            seen[alias.name] = node.module
-    modules = {name: f"synkhronos.{module}" for name, module in synk._MODULE_OF.items()}
-    assert seen == {**modules, "ops": "synkhronos"}
-
-
-USE = """
+USE = f"""
 import synkhronos as synk
 reveal_type(synk.fork(2))
 reveal_type(synk.ops)
@@ -54,6 +34,7 @@ with synk.profile() as recorded:
     reveal_type(recorded)
 synk.fork("two")
 synk.no_such_name
+{", ".join(f"synk.{name}" for name in synk.__all__)}
 """
 
 
@@ -62,13 +43,8 @@ def test_mypy_finds_names_and_mistakes(tmp_path):
     pytest.importorskip("mypy")
     (tmp_path / "use.py").write_text(USE)
     options = ["--config-file=", "--follow-imports=silent", "--ignore-missing-imports"]
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", *options, "use.py"],
-        cwd=tmp_path,
-        env={**os.environ, "MYPYPATH": str(Path(synk.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-    )
+    sources = str(Path(synk.__file__).parents[1])
+    done = python("-m", "mypy", *options, "use.py", cwd=tmp_path, MYPYPATH=sources)
     lines = done.stdout.splitlines()
     for line, said in [
         (3, 'Revealed type is "int"'),
@@ -95,16 +71,9 @@ synk.close()
     assert done.stdout.split() == ["True", "True"]
 
 
-def test_a_star_import_gives_the_names():
-    space = {}
-    exec("from synkhronos import *", space)
-    assert sorted({*space} - {"__builtins__"}) == synk.__all__
-
-
 def test_errors_are_of_the_kinds_that_a_caller_expects():
-    assert issubclass(synk.SessionError, RuntimeError)
-    assert issubclass(synk.WorkerError, RuntimeError)
-    assert issubclass(synk.WorkerDied, RuntimeError)
+    for error in (synk.SessionError, synk.WorkerError, synk.WorkerDied):
+        assert issubclass(error, RuntimeError)
     assert issubclass(synk.SharedMemoryFull, MemoryError)
     assert not issubclass(synk.WorkerDied, synk.WorkerError)
 
@@ -142,27 +111,3 @@ synk.close()
 """)
     assert done.stdout.split() == ["2", "3.0"]
     assert done.stderr == ""
-
-
-@pytest.mark.slow("starts an interpreter")
-def test_importing_every_submodule_forks_nothing(script):
-    modules = sorted(
-        name for name in sys.modules if name.startswith("synkhronos.") and "bench" not in name
-    )
-    assert "synkhronos.session" in modules
-    done = script(
-        "import psutil\n"
-        + "\n".join(f"import {name}" for name in modules)
-        + "\nprint(psutil.Process().children(), synkhronos.session._Current.session)"
-    )
-    assert done.stdout.strip() == "[] None"
-
-
-def test_the_recursion_limit_is_only_raised(script):
-    done = script("""
-import sys
-sys.setrecursionlimit(60000)
-import synkhronos; synkhronos.function
-print(sys.getrecursionlimit())
-""")
-    assert done.stdout.strip() == "60000"

@@ -8,7 +8,6 @@ import re
 import runpy
 import shlex
 import shutil
-import subprocess
 import sys
 import textwrap
 import types
@@ -16,6 +15,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from support import running
 
 from synkhronos._host import pythons
 from synkhronos._host.theano import import_support
@@ -60,13 +60,8 @@ def home_with(home, tmp_path):
 def python(code, home, **variables):
     """Run `code` in a new interpreter that must succeed quietly, and return its output."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("THEANO")}
-    child = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "-c", textwrap.dedent(code)],
-        env={**environment, "HOME": str(home), **variables},
-        cwd=home,
-        capture_output=True,
-        text=True,
-    )
+    line = sys.executable, "-W", "error::UserWarning", "-c", textwrap.dedent(code)
+    child = running.run(*line, cwd=home, env={**environment, "HOME": str(home), **variables})
     assert (child.returncode, child.stderr) == (0, "")
     return child.stdout
 
@@ -86,22 +81,15 @@ def test_plain_import_gets_default_flags_and_writes_no_rc(home):
 @pytest.mark.slow("imports Theano in a new interpreter")
 def test_no_device_is_opened_and_no_new_cudnn_is_tried_by_default(home):
     code = """
+    import os
+    before = dict(os.environ)
     import theano
+    assert before == dict(os.environ)
     print(theano.config.device, theano.config.force_device, theano.config.dnn.enabled)
     """
     assert python(code, home) == "cpu True False\n"
-    assert python(code, home, THEANO_FLAGS="dnn.enabled=auto,force_device=False") == (
-        "cpu False auto\n"
-    )
-    (home / ".theanorc").write_text("[global]\nforce_device = False\n")
-    assert python(code, home) == "cpu False False\n"
-
-
-@needs_installation
-@pytest.mark.slow("imports Theano in a new interpreter")
-def test_import_changes_no_environment(home):
-    code = "import os; before = dict(os.environ); import theano; print(before == dict(os.environ))"
-    assert python(code, home) == "True\n"
+    flags = "dnn.enabled=auto,force_device=False"
+    assert python(code, home, THEANO_FLAGS=flags) == "cpu False auto\n"
 
 
 @needs_installation
@@ -113,24 +101,6 @@ def test_scipy_is_not_imported_to_find_it(home):
     print([name for name in sys.modules if name.split(".")[0] in ("scipy", "numpy", "theano")])
     """
     assert python(code, home) == "[]\n"
-
-
-@needs_installation
-@pytest.mark.slow("imports Theano in a new interpreter")
-def test_gemm_links_the_library_of_the_flags(home):
-    # Theano removes some compiled modules at its exit, so they are looked at before.
-    code = """
-    import glob, numpy as np, theano, theano.tensor as T
-    x, y = T.matrices(2)
-    f = theano.function([x, y], T.dot(x, y))
-    a, b = np.random.RandomState(0).rand(2, 30, 30).astype(theano.config.floatX)
-    assert np.allclose(f(a, b), a.dot(b))
-    library = theano.config.blas.ldflags.split("-l")[-1].encode()
-    compiled = glob.glob(theano.config.compiledir + "/*/*.so")
-    assert compiled and library
-    print(any(library in open(path, "rb").read() for path in compiled))
-    """
-    assert python(code, home) == "True\n"
 
 
 @needs_installation
@@ -165,34 +135,35 @@ def test_scan_works_and_pickles(home):
     assert python(code, home) == ""
 
 
-@needs_installation
-@pytest.mark.slow("imports Theano in a new interpreter")
-def test_theano_flags_win_over_theanorc(home_with):
-    home = home_with("[blas]\nldflags = -lm\n")
-    assert python(PRINT_LDFLAGS, home, THEANO_FLAGS="blas.ldflags=-lc") == "-lc\n"
+SLOW = pytest.mark.slow("imports Theano in a new interpreter")
 
 
 @needs_installation
-def test_theanorc_wins(home_with):
-    home = home_with("[blas]\nldflags = -lm\n[global]\nfloatX = float32\n")
+@pytest.mark.parametrize(
+    ("theanorc", "variables", "expected"),
+    [
+        ("[blas]\nldflags = -lm\n[global]\nfloatX = float32\n", {}, "-lm float32\n"),
+        pytest.param(
+            "[blas]\nldflags = -lm\n",
+            {"THEANO_FLAGS": "blas.ldflags=-lc"},
+            "-lc float64\n",
+            marks=SLOW,
+        ),
+        pytest.param(
+            "[blas]\ncheck_openmp = False\n[global]\nfloatX = float32\n",
+            {},
+            f"{import_support.find_blas()[0]} float32\n",
+            marks=SLOW,
+        ),
+        pytest.param("", {"THEANORC": "rc:absent"}, "-lc float64\n", marks=SLOW),
+    ],
+    ids=["theanorc", "THEANO_FLAGS", "theanorc without ldflags", "THEANORC"],
+)
+def test_settings_of_the_user_win(home_with, theanorc, variables, expected):
+    home = home_with(theanorc)
+    (home / "rc").write_text("[blas]\nldflags = -lc\n")
     code = "import theano; print(theano.config.blas.ldflags, theano.config.floatX)"
-    assert python(code, home) == "-lm float32\n"
-
-
-@needs_installation
-@pytest.mark.slow("imports Theano in a new interpreter")
-def test_theanorc_without_ldflags_gets_them(home_with):
-    home = home_with("[blas]\ncheck_openmp = False\n[global]\nfloatX = float32\n")
-    code = "import theano; print(theano.config.floatX, theano.config.blas.ldflags)"
-    assert python(code, home) == f"float32 {import_support.find_blas()[0]}\n"
-
-
-@needs_installation
-@pytest.mark.slow("imports Theano in a new interpreter")
-def test_file_of_theanorc_variable_wins(home, tmp_path):
-    (tmp_path / "rc").write_text("[blas]\nldflags = -lm\n")
-    variable = os.pathsep.join([str(tmp_path / "rc"), str(tmp_path / "absent")])
-    assert python(PRINT_LDFLAGS, home, THEANORC=variable) == "-lm\n"
+    assert python(code, home, **variables) == expected
 
 
 @needs_installation
@@ -268,16 +239,13 @@ def test_blas_without_the_wheel_of_scipy(monkeypatch, system, expected):
     assert import_support.find_blas() == expected
 
 
-@pytest.mark.parametrize("version", [(2, 7), (3, 7), (3, 15), (4, 0)])
-def test_other_pythons_get_a_sentence(version):
-    with pytest.raises(ImportError, match=r"needs Python 3\.8 to 3\.11, with Theano, or 3\.12 to"):
+def test_supported_pythons_have_one_host_each_and_others_get_a_sentence():
+    for version in ((3, 8, 0), (3, 11, 7), (3, 12), (3, 14, 2)):
         pythons.check(version)
-
-
-@pytest.mark.parametrize("version", [(3, 8, 0), (3, 9), (3, 10), (3, 11, 7), (3, 12), (3, 14, 2)])
-def test_supported_pythons_pass_and_have_one_host_each(version):
-    pythons.check(version)
-    assert pythons.is_for_theano(version) == (version < (3, 12))
+        assert pythons.is_for_theano(version) == (version < (3, 12))
+    for version in ((2, 7), (3, 7), (3, 15), (4, 0)):
+        with pytest.raises(ImportError, match=r"needs Python 3\.8 to 3\.11, with Theano, or 3\.12"):
+            pythons.check(version)
 
 
 @pytest.fixture(scope="module")
@@ -294,9 +262,7 @@ def source_tree(tmp_path_factory):
 def build(source_tree, folder, kind):
     """Build a wheel without a network, and return its files by name."""
     code = f"from setuptools import build_meta as b; print(b.build_{kind}({str(folder)!r}))"
-    child = subprocess.run(
-        [sys.executable, "-c", code], cwd=source_tree, capture_output=True, text=True
-    )
+    child = running.code(code, cwd=source_tree)
     assert child.returncode == 0, child.stderr
     with zipfile.ZipFile(folder / child.stdout.split()[-1]) as wheel:
         return {name: wheel.read(name).decode() for name in wheel.namelist()}
@@ -350,39 +316,9 @@ shutil.rmtree = lambda *args, onexc=None, **kwargs: rmtree(*args, **kwargs)
 
 
 @needs_setup
-@pytest.mark.parametrize("form", [["."], ["-e", "."], [".[demos]"]], ids=" ".join)
-@pytest.mark.sample(1)
-def test_pip_ends_with_a_sentence_on_a_newer_python(source_tree, tmp_path, form):
-    if not any(importlib.metadata.distributions(name="pip")):
-        pytest.skip("pip is not installed in this environment")
-    (tmp_path / "sitecustomize.py").write_text(NEWER)
-    pip = [sys.executable, "-m", "pip", "install", "--no-index", "--no-build-isolation"]
-    done = subprocess.run(
-        [*pip, "--disable-pip-version-check", "--dry-run", *form],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        cwd=source_tree,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 1
-    last = done.stdout.splitlines()[-1]
-    start, found, wanted = re.fullmatch(r"(.*): (\S+) not in '(.*)'", last).groups()
-    assert start == "ERROR: Package 'synkhronos' requires a different Python"
-    assert (found, sorted(wanted.split(","))) == ("3.15.1", ["<3.15", ">=3.8"])
-
-
-@needs_setup
 def test_setup_py_itself_ends_with_a_sentence_on_a_newer_python(source_tree, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(NEWER)
-    done = subprocess.run(
-        [sys.executable, "setup.py", "--version"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        cwd=source_tree,
-        capture_output=True,
-        text=True,
-    )
+    done = running.python("setup.py", "--version", cwd=source_tree, PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("Synkhronos needs Python 3.8 to 3.11, with")
 
@@ -408,7 +344,7 @@ BOTH = {"posix-ipc", "threadpoolctl", "cloudpickle"}
 
 
 @needs_setup
-@pytest.mark.parametrize("python", ["3.8", "3.9", "3.10", "3.11"])
+@pytest.mark.parametrize("python", ["3.8", "3.11"])
 def test_old_pythons_get_theano_and_the_numpy_that_it_works_with(metadata, python):
     needed = requirements(metadata, python)
     assert {*needed} == BOTH | {"theano", "numpy", "scipy", "setuptools"}
@@ -416,7 +352,7 @@ def test_old_pythons_get_theano_and_the_numpy_that_it_works_with(metadata, pytho
 
 
 @needs_setup
-@pytest.mark.parametrize("python", ["3.12", "3.13", "3.14"])
+@pytest.mark.parametrize("python", ["3.12", "3.14"])
 def test_new_pythons_get_pytensor_and_nothing_of_theano(metadata, python):
     needed = requirements(metadata, python)
     assert {*needed} == BOTH | {"pytensor", "numpy", "scipy"}
@@ -428,17 +364,13 @@ def test_new_pythons_get_pytensor_and_nothing_of_theano(metadata, python):
 
 
 @needs_setup
-def test_a_python_that_is_not_supported_gets_nothing_to_compile(metadata):
-    assert requirements(metadata, "3.15") == {}
-
-
-@needs_setup
 def test_pymc_is_an_extra_that_pip_refuses_beside_theano(metadata):
     for python in ("3.11", "3.12"):
         assert {"pymc", "pytensor"} <= {*requirements(metadata, python, "pymc")}
         assert "pytensor" in requirements(metadata, python, "pytensor")
     assert not {"pymc", "pytensor"} & {*requirements(metadata, "3.11", "dev")}
     assert {"pymc", "pytensor"} <= {*requirements(metadata, "3.12", "dev")}
+    assert requirements(metadata, "3.15") == {}  # nothing to compile where it is not supported
 
 
 @needs_setup
@@ -451,56 +383,6 @@ def test_pth_does_nothing_on_a_python_without_theano(wheel, monkeypatch, python,
     monkeypatch.setattr(sys, "version_info", python)
     exec(line)
     assert bool(called) == installs
-
-
-@needs_setup
-@pytest.mark.slow("imports Theano in a new interpreter")
-def test_pth_of_the_wheel_supports_theano(wheel, tmp_path, home):
-    for name, text in wheel.items():
-        if name.startswith(("_synkhronos", "synkhronos-import")):
-            (tmp_path / name).write_text(text)
-    # site may know the environment's copy already: this one must come first.
-    code = f"""
-    {FORGET.replace(chr(10), chr(10) + "    ")}
-    sys.modules.pop("_synkhronos_import_support", None)
-    sys.path.insert(0, {str(tmp_path)!r})
-    import site
-    site.addsitedir({str(tmp_path)!r})
-    print(sys.modules["_synkhronos_import_support"].__file__)
-    """
-    found, ldflags = python(textwrap.dedent(code) + PRINT_LDFLAGS, home).splitlines()
-    assert found == str(tmp_path / "_synkhronos_import_support.py")
-    assert ldflags == import_support.find_blas()[0]
-
-
-@needs_setup
-@pytest.mark.parametrize(
-    ("commands", "message"),
-    [
-        ({}, "needs apt-get"),
-        ({"apt-get": ': > "$CALLED"', "id": "echo 1000"}, "needs root to install python3-pygpu"),
-        ({"apt-get": "exit 100", "id": "echo 0"}, "apt-get cannot install python3-pygpu"),
-        ({"dpkg-query": "echo installed", "python": "echo .cpython-27.so"}, "built for python3"),
-    ],
-)
-def test_make_opencl_says_what_it_needs(tmp_path, commands, message):
-    if "dpkg-query" in commands and not list(Path("/usr/lib/python3/dist-packages").glob("pygpu")):
-        pytest.skip("needs python3-pygpu, which is not installed here")
-    # Nothing else is on the PATH, so Debian's own commands cannot be called.
-    for name in ("bash", "sed"):
-        (tmp_path / name).symlink_to(shutil.which(name))
-    for name, code in commands.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{code}\n")
-        (tmp_path / name).chmod(0o755)
-    child = subprocess.run(
-        [str(ROOT / ".ci" / "opencl"), str(tmp_path / "python")],
-        env={"PATH": str(tmp_path), "CALLED": str(tmp_path / "called")},
-        capture_output=True,
-        text=True,
-    )
-    assert (child.returncode, child.stdout) == (1, "")
-    assert message in child.stderr and child.stderr.startswith("make opencl: ")
-    assert not (tmp_path / "called").exists()
 
 
 OLD_MODELS = """
@@ -519,10 +401,7 @@ print(lasagne.layers.get_output_shape(layer))
 @pytest.mark.slow("imports Theano in a new interpreter")
 def test_lasagne_from_pypi_finds_the_pooling_that_it_asks_for(home):
     pytest.importorskip("lasagne")
-    assert python(OLD_MODELS, home).splitlines() == [
-        "[[[[5.0, 6.0]]]]",
-        "(None, 1, 1, 2)",
-    ]
+    assert python(OLD_MODELS, home) == "[[[[5.0, 6.0]]]]\n(None, 1, 1, 2)\n"
 
 
 @needs_installation
@@ -539,17 +418,8 @@ def test_keras_finds_the_names_that_collections_had(home):
         model.compile("sgd", "mse")  # looks for collections.Mapping
         print(before, collections.Mapping is collections.abc.Mapping)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={
-            **os.environ,
-            "HOME": str(home),
-            "KERAS_BACKEND": "theano",
-            "THEANO_FLAGS": "mode=FAST_COMPILE",
-        },
-        capture_output=True,
-        text=True,
-    )
+    theano = {"KERAS_BACKEND": "theano", "THEANO_FLAGS": "mode=FAST_COMPILE"}
+    done = running.code(code, HOME=str(home), **theano)
     assert (done.returncode, done.stdout.split()) == (0, ["False", "True"]), done.stderr
 
 
@@ -571,20 +441,15 @@ def test_a_folder_named_keras_is_imported_like_any_other(home, tmp_path):
 @needs_installation
 @pytest.mark.slow("imports Theano in a new interpreter")
 def test_what_is_missing_in_theano_is_missing_still(home):
-    assert (
-        python(
-            """
-        import importlib
-        for name in ("theano.tensor.signal.upsample", "theano.nothing"):
-            try:
-                importlib.import_module(name)
-            except ModuleNotFoundError as error:
-                print(error.name)
-        """,
-            home,
-        )
-        == "theano.tensor.signal.upsample\ntheano.nothing\n"
-    )
+    code = """
+    import importlib
+    for name in ("theano.tensor.signal.upsample", "theano.nothing"):
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            print(error.name)
+    """
+    assert python(code, home) == "theano.tensor.signal.upsample\ntheano.nothing\n"
 
 
 @needs_installation

@@ -222,6 +222,33 @@ print(told, heard())
     assert lines[2] == "[(1, 'end', 'It is over')] [('end', 'It is over', 0)]"
 
 
+def test_a_rank_for_which_there_is_no_descriptor_is_refused_and_taken_when_there_is_one(script):
+    lines = run(
+        script,
+        """
+import resource
+carrier._listener.bind("")
+carrier._listener.listen()
+
+def connected():
+    line = socket.socket(socket.AF_UNIX)
+    line.connect(carrier._listener.getsockname())
+    return line
+
+first, second = connected(), connected()
+free = os.dup(0)
+os.close(free)
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+for limit in (free, soft):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    carrier._serve_ranks([carrier._listener.fileno()])
+[(name, id, problem)] = Channel(first).receive()
+print(name, id, f"{socket.gethostname()} could not do its part" in problem, len(carrier._channels))
+""",
+    )
+    assert lines == ["failed None True 2"]
+
+
 def test_a_bucket_that_fails_ends_the_call_on_all_machines(script):
     lines = run(
         script,

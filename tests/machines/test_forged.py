@@ -7,7 +7,6 @@ import contextlib
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from support.waiting import wait_until
 pytestmark = [pytest.mark.mpi, pytest.mark.slow("two hosts")]
 
 FORGING = Path(hosts.ROOT, "tests", "support", "forging")
-INTRUDER = FORGING.with_name("intruder.py")
 AT_EACH_END = """
 import os, subprocess, sys, time
 assert "SYNKHRONOS_SECRET" not in os.environ
@@ -80,21 +78,13 @@ def Adds():
 """
 
 
-def environments():
-    """Return the secrets in the environments of all processes of this machine."""
-    found = set()
+def of_processes(name):
+    """Return what a file of /proc says of each process of this machine."""
+    found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            text = Path("/proc", pid, "environ").read_bytes()
-            found.update(re.findall(rb"(?:^|\0)SYNKHRONOS_SECRET=([0-9a-f]{64})(?=\0|$)", text))
+            found.append(Path("/proc", pid, name).read_bytes())
     return found
-
-
-def command_lines():
-    """Return the command lines of all processes of this machine."""
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            yield Path("/proc", pid, "cmdline").read_bytes()
 
 
 @contextlib.contextmanager
@@ -129,9 +119,10 @@ def begun(two_hosts, folder, script, *options, **variables):
 def test_a_job_goes_on_among_forged_messages(two_hosts, tmp_path, script, options, rights, tellers):
     forging = {"PYTHONPATH": str(FORGING)}
     with begun(two_hosts, tmp_path, script, *options, **forging) as (launched, said):
-        secrets = environments()
+        pattern = rb"(?:^|\0)SYNKHRONOS_SECRET=([0-9a-f]{64})(?=\0|$)"
+        secrets = {each for text in of_processes("environ") for each in re.findall(pattern, text)}
         assert secrets
-        lines = list(command_lines())
+        lines = of_processes("cmdline")
         assert any(b"-x\0SYNKHRONOS_SECRET\0" in line for line in lines)
         assert not any(each in line for each in secrets for line in lines)
         (tmp_path / "go").touch()
@@ -144,19 +135,3 @@ def test_a_job_goes_on_among_forged_messages(two_hosts, tmp_path, script, option
     assert output.count("dropped a message in the name of process ") == tellers, output
     for path in tmp_path.rglob("*"):
         assert not any(each in path.read_bytes() for each in secrets if path.is_file())
-
-
-def test_a_session_goes_on_with_another_user_at_the_ports_of_mpi(two_hosts, tmp_path):
-    """Open MPI takes a program for the process that it names, which is all that it asks for."""
-    unpickled = tmp_path / "unpickled"
-    with begun(two_hosts, tmp_path, SESSION) as (launched, said):
-        there = ["ip", "netns", "exec", f"synk{two_hosts.net}-1", sys.executable, INTRUDER]
-        line = [*there, two_hosts.addresses[0], unpickled]
-        with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as intruder:
-            assert intruder.stdout.readline().startswith(b"taken for process ")
-            (tmp_path / "go").touch()
-            assert launched.wait(300) == 0, said()
-    output = said()
-    assert "right" in output, output
-    assert output.count("dropped a message in the name of process ") == 1, output
-    assert not unpickled.exists()

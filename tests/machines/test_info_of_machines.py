@@ -1,27 +1,20 @@
 """``synkhronos info --hosts`` asks each machine what it has."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.running import run
 
 from synkhronos.comm.mpi import job
 from synkhronos.tools.info import machines
 
 
 def info(hosts, names, *arguments, **variables):
-    done = subprocess.run(
-        [sys.executable, "-m", "synkhronos", "info", "--hosts", names, *hosts.reached_by]
-        + [*arguments],
-        env=hosts.environment(**variables),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    line = "-m", "synkhronos", "info", "--hosts", names, *hosts.reached_by, *arguments
+    done = run(sys.executable, *line, env=hosts.environment(**variables))
     assert "Traceback" not in done.stderr
     return done.returncode, done.stdout, done.stderr
 

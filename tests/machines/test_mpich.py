@@ -1,11 +1,11 @@
 """A session over MPICH, in an environment where mpi4py loads it: pip install mpi4py mpich."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.running import run
 
 from synkhronos.comm.mpi import link
 
@@ -28,9 +28,7 @@ def mpiexec():
 def test_a_script_over_mpich(tmp_path):
     line = [mpiexec(), "-n", "2", sys.executable, "-m", "synkhronos", "run", "-n", "1", "script.py"]
     (tmp_path / "script.py").write_text(SCRIPT)
-    done = subprocess.run(
-        line, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
-    )
+    done = run(*line, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "2 45.0\n", "")
 
 

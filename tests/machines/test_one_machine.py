@@ -3,16 +3,13 @@
 A job of several processes that MPI does not know is refused, so it is not one for each process.
 """
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
 from support.compiling import IN_PYTHON
 from support.layouts import Layout
+from support.running import python
 
 import synkhronos as synk
 from synkhronos._host.theano import overlapping
@@ -132,15 +129,7 @@ def test_processes_that_mpi_does_not_know_are_refused(tmp_path):
     """As with `srun -N2 python -m synkhronos run`, if this MPI has no PMIx of Slurm."""
     pytest.importorskip("mpi4py")
     (tmp_path / "script.py").write_text("print('the script runs')")
-    done = subprocess.run(
-        [sys.executable, "-m", "synkhronos", "run", "-n", "1", "script.py"],
-        cwd=tmp_path,
-        env={**os.environ, **OF_SRUN},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = python("-m", "synkhronos", "run", "-n", "1", "script.py", cwd=tmp_path, **OF_SRUN)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1 and "2 processes were started" in done.stderr
     assert "`srun --mpi=pmix python -m synkhronos run script.py`" in done.stderr

@@ -1,8 +1,5 @@
 """Reductions that begin while a function computes: the same results, and no rank left behind."""
 
-import os
-import subprocess
-
 import pytest
 from support import hosts
 from support.machine_scripts import job
@@ -192,28 +189,3 @@ def test_unequal_shapes_in_a_bucket_are_refused(shared_job, ranks):
     assert lines[-3].startswith("WorkerError 0 "), lines
     assert "arrays of different shapes on the ranks" in lines[-3]
     assert lines[-2:] == ["went well", f"({2 if ranks == 1 else 1}, 4)"], lines
-
-
-@pytest.mark.slow("starts a job on several hosts")
-def test_suites_with_each_array_in_a_bucket(two_hosts):
-    names = "collectives/test_ops.py", "training/test_updates.py"
-    pytest_script = hosts.ROOT / "tests" / "support" / "run_pytest.py"
-    options = ["-q", "--color=no", "-p", "no:cacheprovider", "-k", "not take_one_round"]
-    paths = [hosts.ROOT / "tests" / name for name in names]
-    folders = [hosts.ROOT / "tests", *dict.fromkeys(path.parent for path in paths)]
-    done = subprocess.run(
-        two_hosts.script("-n", "2", pytest_script, *options, *map(str, paths)),
-        cwd=hosts.ROOT,
-        env=two_hosts.environment(
-            SYNKHRONOS_TEST_MACHINES="2x2",
-            SYNKHRONOS_TEST_BUCKET="1",
-            THEANO_FLAGS="cxx=",
-            PYTHONPATH=os.pathsep.join(map(str, folders)),
-        ),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
-    assert two_hosts.is_empty()

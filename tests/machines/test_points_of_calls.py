@@ -55,12 +55,6 @@ except BaseException as error:
 """
 
 
-@pytest.fixture(scope="module")
-def two():
-    with hosts.up(2) as these:
-        yield these
-
-
 def process_of(these, host, kind):
     """Return a process of a host: its carrier, its first process, or a worker."""
     programs = these.programs(host)
@@ -83,7 +77,7 @@ def stopped(pids):
 
 
 @pytest.mark.slow("stops processes for 1.5 s twice, at each point")
-def test_processes_that_are_stopped_for_a_moment_make_calls_slower(two, tmp_path):
+def test_processes_that_are_stopped_for_a_moment_make_calls_slower(two_hosts, tmp_path):
     """Each time they miss at least one heartbeat."""
     script = """
     for point in points:
@@ -92,16 +86,16 @@ def test_processes_that_are_stopped_for_a_moment_make_calls_slower(two, tmp_path
     f = synk.function([x], (x.sum(), "sum"))
     print("ended with", f(np.ones(n)))
     """
-    process = start(two, POINTS + textwrap.dedent(script), tmp_path, ranks=2)
+    process = start(two_hosts, POINTS + textwrap.dedent(script), tmp_path, ranks=2)
     for point in ("idle", "computing", "all_reduce", "fetching", "close"):
         for kinds in ((2, "leader"), (1, "carrier")), ((2, "worker"), (2, "carrier")):
             assert wait_for_line(process, "at") == f"at {point}\n"
             time.sleep(0.3)
-            with stopped([process_of(two, *kind) for kind in kinds]):
+            with stopped([process_of(two_hosts, *kind) for kind in kinds]):
                 time.sleep(1.5)
     assert finish(process).splitlines()[-1] == "ended with 4.0"
     assert process.returncode == 0
-    assert two.is_empty()
+    assert two_hosts.is_empty()
 
 
 def end_at(these, tmp_path, point, ranks, fault, impatient=False):
@@ -117,70 +111,64 @@ def end_at(these, tmp_path, point, ranks, fault, impatient=False):
 
 @pytest.mark.slow("starts and ends jobs of MPI")
 @pytest.mark.parametrize(
-    "host, kind, point",
+    "fault, host, kind, point",
     [
-        (2, "leader", "idle"),
-        (2, "leader", "computing"),
-        (2, "leader", "all_reduce"),
-        (2, "leader", "fetching"),
-        (2, "leader", "close"),
-        (2, "carrier", "all_reduce"),
-        (1, "carrier", "fetching"),
-        (2, "worker", "all_reduce"),
-        (2, "worker", "close"),
+        ("killed", 1, "leader", "all_reduce"),  # the script
+        ("killed", 2, "leader", "idle"),
+        ("killed", 2, "leader", "computing"),
+        ("killed", 2, "leader", "all_reduce"),
+        ("killed", 2, "leader", "fetching"),
+        ("killed", 2, "leader", "close"),
+        ("killed", 2, "carrier", "all_reduce"),
+        ("killed", 1, "carrier", "fetching"),
+        ("killed", 2, "worker", "all_reduce"),
+        ("killed", 2, "worker", "close"),
+        ("stopped", 2, "leader", "all_reduce"),
+        ("stopped", 2, "carrier", "fetching"),
+        ("stopped", 1, "carrier", "all_reduce"),
+        ("stopped", 2, "worker", "computing"),
+        ("stopped", 2, "worker", "all_reduce"),
     ],
 )
-def test_a_process_that_is_killed_ends_the_job(two, tmp_path, host, kind, point):
-    def fault():
-        os.kill(process_of(two, host, kind), signal.SIGKILL)
-
-    output = end_at(two, tmp_path, point, 2 if kind == "worker" else 1, fault)
-    # MPI of the other machine may see a closed socket, and end the job, before this one does.
-    is_named = f"synk{two.net}-{host}" in output
-    assert is_named or (kind == "carrier" and "Socket closed" in output)
-    if kind == "worker" and point != "close":
-        assert "WorkerDied: Worker rank 3 on" in output
-    assert two.is_empty()
-
-
-@pytest.mark.slow("waits until a stopped process is given up")
-@pytest.mark.parametrize(
-    "host, kind, point",
-    [
-        (2, "leader", "all_reduce"),
-        (2, "carrier", "fetching"),
-        (1, "carrier", "all_reduce"),
-        (2, "worker", "computing"),
-        (2, "worker", "all_reduce"),
-    ],
-)
-def test_a_process_that_stays_stopped_ends_the_job(two, tmp_path, host, kind, point):
+def test_a_process_that_is_killed_or_stays_stopped_ends_the_job(
+    two_hosts, tmp_path, fault, host, kind, point
+):
+    """One that is stopped is given up after a while."""
+    is_killed = fault == "killed"
     with contextlib.ExitStack() as stack:
 
-        def fault():
-            stack.enter_context(stopped([process_of(two, host, kind)]))
+        def hit():
+            pid = process_of(two_hosts, host, kind)
+            if is_killed:
+                os.kill(pid, signal.SIGKILL)
+            else:
+                stack.enter_context(stopped([pid]))
 
-        output = end_at(two, tmp_path, point, 2 if kind == "worker" else 1, fault, impatient=True)
-    assert f"synk{two.net}-{host}" in output
-    if kind == "worker":
+        ranks = 2 if kind == "worker" else 1
+        output = end_at(two_hosts, tmp_path, point, ranks, hit, impatient=not is_killed)
+    # MPI of the other machine may see a closed socket, and end the job, before this one does.
+    may_be_unnamed = is_killed and kind == "carrier" and "Socket closed" in output
+    assert f"synk{two_hosts.net}-{host}" in output or may_be_unnamed
+    if kind == "worker" and point != "close":
         assert "WorkerDied: Worker rank 3 on" in output
-        assert "was stopped for 4 s" in output
-    assert two.is_empty(20)
+        assert is_killed or "was stopped for 4 s" in output
+    assert two_hosts.is_empty(20)
 
 
 @pytest.mark.slow("waits until a silent machine is given up")
 @pytest.mark.parametrize("point", ["fetching", "close"])
-def test_a_machine_that_is_cut_off_is_lost(two, tmp_path, point):
-    process = start(two, POINTS + ENDLESS.format(point), tmp_path, impatient=True)
+def test_a_machine_that_is_cut_off_is_lost(two_hosts, tmp_path, point):
+    process = start(two_hosts, POINTS + ENDLESS.format(point), tmp_path, impatient=True)
     try:
         wait_for_line(process, "at")
         time.sleep(0.5)
-        two.cut(2)
+        two_hosts.cut(2)
         line = wait_for_line(process, ("WorkerDied", "SessionError"))
-        assert f"synk{two.net}-2" in line
-        wait_until(lambda: not any(two.programs(host) for host in (1, 2)))
+        assert f"Machine synk{two_hosts.net}-2 is lost" in line or "SessionError" in line
+        assert f"synk{two_hosts.net}-2" in line
+        wait_until(lambda: not any(two_hosts.programs(host) for host in (1, 2)))
     finally:
-        end_cut_off(two, process)
+        end_cut_off(two_hosts, process)
 
 
 def test_how_long_a_process_has_been_stopped(monkeypatch):

@@ -2,12 +2,12 @@
 
 import os
 import stat
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 from support import rules
+from support.running import run
 
 from synkhronos.comm.mpi import secret
 from synkhronos.comm.mpi.sealed import TRAILER, Seal, Sealed
@@ -204,14 +204,8 @@ NO_PORTS = ["--mca", "pml", "ob1", "--mca", "btl", "self,sm"]
 
 
 def mpirun(folder, *arguments, ways=PORTS):
-    return subprocess.run(
-        [rules.MPIRUN, *LOCAL, *ways, *arguments],
-        env={**os.environ, **rules.FOR_ROOT, "XDG_CONFIG_HOME": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=folder,
-    )
+    environment = {**os.environ, **rules.FOR_ROOT, "XDG_CONFIG_HOME": str(folder)}
+    return run(rules.MPIRUN, *LOCAL, *ways, *arguments, env=environment, cwd=folder)
 
 
 @rules.needs_mpirun

@@ -6,11 +6,10 @@ Theano does by default, on the others without a C compiler, which takes less tha
 
 import faulthandler
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
-from support import hosts
+from support import running
 
 HERE = Path(__file__).parents[1]
 RUN_PYTEST = HERE / "support" / "run_pytest.py"
@@ -27,6 +26,7 @@ COLLECTIVES = "collectives/test_collectives"
 ON_TWO = [*COMPILED, f"{COLLECTIVES}::test_the_collectives_of_2017s_example"]
 ON_FOUR_RANKS = [*COMPILED, COLLECTIVES]
 ON_THREE = [COLLECTIVES, "collectives/test_ops", "calls/test_functions"]
+IN_BUCKETS = ["collectives/test_ops", "training/test_updates"]
 NO_COMPILER = {"THEANO_FLAGS": "cxx="}
 FEW = [
     "collectives/test_collectives::test_broadcast",
@@ -50,15 +50,11 @@ def run(these, layout, names, request, leave_out="", **variables):
     folders = [str(HERE), *dict.fromkeys(str(Path(path.split("::")[0]).parent) for path in paths)]
     pytest_arguments = ["-q", "--color=no", "--no-header", "-p", "no:cacheprovider", *paths]
     pytest_arguments += ["-k", f"not {leave_out}"] if leave_out else []
-    done = subprocess.run(
-        these.script("-n", n_ranks, RUN_PYTEST, *pytest_arguments, n_hosts=int(n_machines)),
+    variables["PYTHONPATH"] = os.pathsep.join(folders)
+    done = running.run(
+        *these.script("-n", n_ranks, RUN_PYTEST, *pytest_arguments, n_hosts=int(n_machines)),
         cwd=HERE.parent,
-        env=these.environment(
-            SYNKHRONOS_TEST_MACHINES=layout, PYTHONPATH=os.pathsep.join(folders), **variables
-        ),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
+        env=these.environment(SYNKHRONOS_TEST_MACHINES=layout, **variables),
         timeout=1200,
     )
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
@@ -79,26 +75,13 @@ def test_a_few_of_each_on_two_machines(two_hosts, request):
         ("2x1", ON_TWO, {}),
         ("2x2", ON_FOUR_RANKS, {"leave_out": "one_variable_at_a_time", **NO_COMPILER}),
         ("3x1", ON_THREE, NO_COMPILER),
+        (
+            "2x2",
+            IN_BUCKETS,
+            {"leave_out": "take_one_round", "SYNKHRONOS_TEST_BUCKET": "1", **NO_COMPILER},
+        ),
     ],
-    ids=["2x1", "2x2", "3x1"],
+    ids=["2x1", "2x2", "3x1", "2x2, each array in a bucket"],
 )
 def test_suites(three_hosts, machines, names, options, request):
     run(three_hosts, machines, names, request, **options)
-
-
-def test_hosts_have_nothing_in_common(two_hosts):
-    """They have names, process numbers and shared memory of their own."""
-    script = "hostname; echo $$; ls /dev/shm; touch /dev/shm/a; sleep 1"
-    done = subprocess.run(
-        two_hosts.command("sh", "-c", script),
-        env=two_hosts.environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    words = done.stdout.split()
-    assert {f"synk{two_hosts.net}-1", f"synk{two_hosts.net}-2"} <= set(words)
-    assert "a" not in words
-    assert two_hosts.is_empty() and hosts.mpirun().exists()

@@ -348,8 +348,15 @@ class Machine(RuleBasedStateMachine):
             else:
                 argument = x = numbers(data, (data.draw(st.integers(0, 9)), 2))
             keywords["batch"] = data.draw(batches(len(x)))
+            rows = selected(x, keywords["batch"])
+            form = data.draw(st.sampled_from(["as it is", "list", "minibatch"]))
+            if form == "list" and x.size:
+                argument = x.tolist()
+            elif form == "minibatch" and len(rows) <= len(x):
+                argument = synk.data(x, minibatch=True)
+                rows = x[: len(rows)]  # in order, whatever was selected
             arguments.append(argument)
-            rows = shares(selected(x, keywords["batch"]), self.n)
+            rows = shares(rows, self.n)
         elif made.name == "picking":
             rows = self.variables["d"].values
             shortest = min(map(len, rows))

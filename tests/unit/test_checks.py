@@ -7,70 +7,54 @@ from support.helpers import nameless
 
 from synkhronos._wording import count, oversize_of, shape_of, shown, truth, whole_number
 
-
-@pytest.mark.parametrize("number, text", [(0, "0 rows"), (1, "1 row"), (2, "2 rows")])
-def test_count(number, text):
-    assert count(number, "row") == text
+X = theano.tensor.dvector("x")
+NO_SHAPES = [3, "ab", b"ab", (2, 1.5), (2, True), (2, None), {2, 3}, {2: 3}, X, iter([2, 3])]
+NO_OVERSIZES = ["1.5", None, True, X, 0.5, 3, float("nan"), 10**400]
 
 
 def test_what_is_shown_is_short():
+    assert [count(number, "row") for number in (0, 1, 2)] == ["0 rows", "1 row", "2 rows"]
     assert shown("ab") == "'ab'"
     assert shown(list(range(1000))) == f"{str(list(range(1000)))[:80]}..."
 
 
-@pytest.mark.parametrize("value", [3, np.int8(3), np.array(3)], ids=repr)
-def test_whole_numbers(value):
-    number = whole_number("it", value, 0, 3)
-    assert number == 3 and type(number) is int
-
-
-X = theano.tensor.dvector("x")
-
-
-@pytest.mark.parametrize("value", [True, np.True_, 3.0, "3", None, [3], np.array([3]), X], ids=repr)
-def test_what_is_no_whole_number(value):
-    with pytest.raises(TypeError, match="it must be an integer, got"):
-        whole_number("it", value, 0)
-
-
-@pytest.mark.parametrize("value", [-1, 4, 2**70, np.int8(-3)], ids=repr)
-def test_whole_numbers_beyond_the_bounds(value):
-    with pytest.raises(ValueError, match="it must be from 0 to 3, got"):
-        whole_number("it", value, 0, 3)
-
-
 @pytest.mark.parametrize(
-    "shape", [(2, 3), [2, np.int8(3)], np.array([2, 3]), range(2, 4)], ids=repr
-)
-def test_shapes(shape):
-    assert shape_of(shape) == (2, 3)
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [3, "ab", b"ab", (2, "a"), (2, 1.5), (2, True), (2, np.True_), (2, None), {2, 3}, {2: 3}, X]
-    + [iter([2, 3]), np.array([[2, 3]])],
+    "check, value, result",
+    [
+        *[(lambda v: whole_number("it", v, 0, 3), v, 3) for v in (3, np.int8(3), np.array(3))],
+        *[(shape_of, v, (2, 3)) for v in ([2, np.int8(3)], np.array([2, 3]), range(2, 4))],
+        *[(oversize_of, v, 1.0) for v in (1, np.float32(1), np.array(1.0))],
+        (lambda v: truth("it", v), np.array([1]), True),
+        (lambda v: truth("it", v), [], False),
+    ],
     ids=nameless,
 )
-def test_what_is_no_shape(shape):
-    with pytest.raises(TypeError, match="shape must be a sequence of integers"):
-        shape_of(shape)
-    with pytest.raises(ValueError, match="shape must have at most 32 dimensions, got 33"):
-        shape_of([1] * 33)
+def test_what_is_taken(check, value, result):
+    assert check(value) == result and type(check(value)) is type(result)
 
 
-@pytest.mark.parametrize("value", ["much", "1.5", None, True, X, 0.5, 3, float("nan"), 10**400])
-def test_what_is_no_oversize(value):
-    with pytest.raises((TypeError, ValueError), match=r"oversize must be (a number )?from 1 to 2"):
-        oversize_of(value)
-
-
-@pytest.mark.parametrize("value", [1, 1.0, np.float32(1), np.array(1.0)], ids=repr)
-def test_oversize(value):
-    assert oversize_of(value) == 1.0
-
-
-def test_truth():
-    assert truth("it", np.array([1])) is True and truth("it", []) is False
-    with pytest.raises(TypeError, match="it must be True or False, got array"):
-        truth("it", np.ones(2))
+@pytest.mark.parametrize(
+    "check, value, kind, said",
+    [
+        *[
+            (lambda v: whole_number("it", v, 0), v, TypeError, "it must be an integer, got")
+            for v in (True, np.True_, 3.0, "3", None, [3], np.array([3]), X)
+        ],
+        *[
+            (lambda v: whole_number("it", v, 0, 3), v, ValueError, "it must be from 0 to 3, got")
+            for v in (-1, 4, 2**70, np.int8(-3))
+        ],
+        *[(shape_of, v, TypeError, "shape must be a sequence of integers") for v in NO_SHAPES],
+        (shape_of, np.array([[2, 3]]), TypeError, "shape must be a sequence of integers"),
+        (shape_of, [1] * 33, ValueError, "shape must have at most 32 dimensions, got 33"),
+        *[
+            (oversize_of, v, (TypeError, ValueError), r"oversize must be (a number )?from 1 to 2")
+            for v in NO_OVERSIZES
+        ],
+        (lambda v: truth("it", v), np.ones(2), TypeError, "it must be True or False, got array"),
+    ],
+    ids=nameless,
+)
+def test_what_is_refused(check, value, kind, said):
+    with pytest.raises(kind, match=said):
+        check(value)

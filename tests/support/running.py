@@ -1,0 +1,22 @@
+"""Commands that tests run, without input and with an end."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+
+def run(*command, **kwargs):
+    """Run a command for at most 300 s; return its exit status, and its output as text."""
+    given = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 300}
+    return subprocess.run([*map(str, command)], **{**given, **kwargs})
+
+
+def python(*arguments, cwd=None, **variables):
+    """Run this Python with some more variables in its environment."""
+    return run(sys.executable, *arguments, cwd=cwd, env={**os.environ, **variables})
+
+
+def code(text, **kwargs):
+    """Run Python code; see `python`."""
+    return python("-c", textwrap.dedent(text), **kwargs)
