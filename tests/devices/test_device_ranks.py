@@ -8,7 +8,7 @@ import theano
 import theano.tensor as T
 from support.compiling import ON_HOST
 from support.helpers import Call, on_ranks, worker
-from support.layouts import IS_MIXED, Layout
+from support.layouts import IS_MIXED, ON_CUDA, Layout
 from theano.tensor.sharedvar import tensor_constructor as tensor_shared
 
 import synkhronos as synk
@@ -251,12 +251,21 @@ def test_an_error_on_one_rank_leaves_the_session_usable(ranks):
 
 
 def test_large_variables(ranks):
-    value = RANDOM.rand(1 << 20).astype("float32")
+    values = RANDOM.rand(ranks.n, 1 << 24 if ON_CUDA else 1 << 20).astype("float32")
     s = theano.shared(np.zeros(1, "float32"))
-    synk.broadcast(s, value)
+    for rank, value in enumerate(values):
+        synk.set_value(rank, s, value)
+    np.testing.assert_array_equal(synk.gather(s), values)
+    total = values.sum(axis=0)
+    np.testing.assert_allclose(synk.reduce(s, "sum", in_place=False), total, rtol=1e-6)
     synk.all_reduce(s, "sum")
-    for rank in range(ranks.n):
-        np.testing.assert_allclose(synk.get_value(rank, s), ranks.n * value, rtol=1e-6)
+    for value in synk.gather(s):
+        np.testing.assert_allclose(value, total, rtol=1e-6)
+    synk.broadcast(s, values[-1])
+    synk.all_gather(s)
+    np.testing.assert_array_equal(synk.get_value(ranks.n - 1, s), np.tile(values[-1], ranks.n))
+    synk.scatter(s, values[0])
+    np.testing.assert_array_equal(synk.gather(s, nd_up=0), values[0])
 
 
 def test_a_second_session_is_refused(ranks):

@@ -53,7 +53,7 @@ class Layout:
     @property
     def is_on_devices(self):
         """Whether values of shared variables are on devices."""
-        return bool(self.devices)
+        return any(device != "cpu" for device in self.devices)
 
     @property
     def is_mixed(self):
