@@ -95,7 +95,6 @@ def from_environment():
 
 
 ONLY = from_environment()
-ON_MACHINES = ONLY is not None and ONLY.machines > 1
 ON_DEVICES = ONLY is not None and ONLY.is_on_devices
 IS_MIXED = ONLY is not None and ONLY.is_mixed
 ON_CUDA = ONLY is not None and any(device.startswith("cuda") for device in ONLY.devices)

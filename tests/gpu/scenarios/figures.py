@@ -5,9 +5,11 @@ import theano
 import theano.tensor as T
 
 import synkhronos as synk
-from scenarios import Skip, networks, scenario
+from scenarios import Skip, scenario, training
+from synkhronos.extensions import update_rules
 from synkhronos.tools.bench import turns
 from synkhronos.tools.bench.collectives import bus_factor
+from synkhronos.tools.bench.networks import NETWORKS
 
 FORKS = True
 
@@ -115,19 +117,11 @@ def step_of_a_network(run):
     """A training step on all ranks, beside plain Theano on the master's device alone."""
     kind, rows = ("mlp", 64) if run.quick else ("cnn", 512)
     rows *= run.n
-    [(x, y)] = networks.minibatches(kind, 1, rows)
-    parallel, serial = networks.Network(kind), networks.Network(kind)
-    grads = [synk.ops.all_reduce(grad) for grad in parallel.grads]
-    step = synk.function(
-        [parallel.x, parallel.y],
-        parallel.loss,
-        updates=networks.momentum(parallel.params, grads),
-    )
-    plain = theano.function(
-        [serial.x, serial.y],
-        serial.loss,
-        updates=networks.momentum(serial.params, serial.grads),
-    )
+    parallel, serial = NETWORKS[kind](), NETWORKS[kind]()
+    x, y = serial.rows(rows)
+    step = training.in_the_graph(parallel)
+    updates = update_rules.momentum(serial.loss, serial.params, **training.RATES)
+    plain = theano.function([serial.x, serial.y], serial.loss, updates=updates)
     data = synk.data(x), synk.data(y)
 
     def run_step():
