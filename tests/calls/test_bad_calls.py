@@ -93,6 +93,7 @@ def refused(ranks, kind, match, rounds=0):
 # Calls of the functions above, their errors, and rounds: for the lengths of sliceables.
 CALLS = [
     ("pair(x, y, x=x)", ValueError, "got input 'x' twice", 0),
+    ("pair(x, y, y=y)", ValueError, "got input 'y' twice", 0),
     ("rows(synk.data(np.ones(5, 'float32')))", TypeError, "A Data is never cast", 0),
     ("rows(synk.data(np.ones((5, 1))))", TypeError, "A Data is never cast", 0),
     ("count(np.array([1.5, 2]))", TypeError, "Input 'v' of Function 'count'", 0),

@@ -290,9 +290,11 @@ def test_one_function_with_inputs_of_many_shapes(ranks):
     x = T.dmatrix("x")
     f = function([x], (x, "gather"))
     rng = np.random.RandomState(0)
-    for _ in range(60):
-        a = rng.rand(rng.randint(1, 40), rng.randint(1, 5))
+    shapes = [(rng.randint(1, 40), rng.randint(1, 5)) for _ in range(40)]
+    for shape in [*shapes, (4 * ranks.n, 3), (2 * ranks.n, 6), (3 * ranks.n, 4)]:
+        a = rng.rand(*shape)
         np.testing.assert_array_equal(f(a), a)
+        np.testing.assert_array_equal(f(a, batch=[-1, 0, 0]), a[[-1, 0, 0]])
 
 
 @pytest.mark.layouts(Layout(2))
