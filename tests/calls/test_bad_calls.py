@@ -106,6 +106,8 @@ CALLS = [
     ("whole(1.0, w, num_slices=2)", ValueError, "'whole' has nothing to slice", 0),
     ("alone(num_slices=2)", ValueError, "'alone' has nothing to slice", 0),
     ("integer(x, num_slices=2)", ValueError, "update of i, of dtype int64, would be averaged", 0),
+    ("rows(x, batch=range(2, 6))", ValueError, "batch asks for row 5, but there are 5 rows", 0),
+    ("rows(x, batch=[True] * 4)", ValueError, "batch is a mask of 4 bools, but there are 5", 0),
     ("two()", ValueError, r"same length on a rank, got \[6, 4\] on rank 0", 1),
     ("both(np.ones(2 * n + 1), batch_s=[0, 1])", ValueError, r"got .* and .2(, 2)*.\.", 1),
     ("both(np.ones(2 * n))", ValueError, "equally many rows on each rank", 1),

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import threading
+import warnings
 
 import numpy as np
 import psutil
@@ -78,6 +79,27 @@ def test_devices_and_the_variable_decide(monkeypatch):
     monkeypatch.setenv("SYNKHRONOS_DEVICES", "cpu,cpu,cpu,cpu")
     assert synk.fork() == 4
     works(4)
+
+
+@pytest.mark.parametrize("given, value", [(True, "0"), (None, "1"), (None, ""), (None, "0")])
+def test_the_check_is_asked_for_once_for_all(monkeypatch, given, value):
+    monkeypatch.setenv("SYNKHRONOS_CHECK", value)
+    synk.fork(2, check=given)
+    x = T.dvector("x")
+    f = function([x], x.sum(), name="f")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(3):  # one of them is cheap
+            f([1, 2])
+    messages = [str(each.message) for each in told if each.category is synk.PortingWarning]
+    assert len(messages) == bool(given or value != "0")
+    assert all("Output 0 of Function 'f'" in message for message in messages)
+
+
+def test_a_wrong_check_is_refused(monkeypatch):
+    monkeypatch.setenv("SYNKHRONOS_CHECK", "often")
+    with pytest.raises(ValueError, match="SYNKHRONOS_CHECK must be 0, 1, a number"):
+        synk.fork(2)
 
 
 def test_a_device_that_can_not_be_opened():

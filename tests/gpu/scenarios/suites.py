@@ -25,7 +25,7 @@ def passes(run, *suites):
     return said[-1]
 
 
-@scenario(limit=1200)
+@scenario(limit=1300)
 def values_on_devices(run):
     """Values stay on the device of their rank, and kernels that fail elsewhere work."""
     if run.kind == "cpu":
@@ -33,37 +33,37 @@ def values_on_devices(run):
     return passes(run, "devices/test_device_ranks")
 
 
-@scenario(limit=1200)
+@scenario(limit=1300)
 def collectives(run):
     """Every collective for all dtypes and shapes, all operations, several variables at once."""
     return passes(run, "collectives/test_collectives", "collectives/test_bad_collectives")
 
 
-@scenario(limit=1200)
+@scenario(limit=1300)
 def all_reduce_in_the_graph(run):
     """ops.all_reduce, weighted by rows where it averages, in outputs and in updates."""
     return passes(run, "collectives/test_ops")
 
 
-@scenario(limit=1200)
+@scenario(limit=1300)
 def functions(run):
     """All ways to reduce outputs, batches, rows that stay on the device, slices, updates."""
     return passes(run, *GRAPHS)
 
 
-@scenario(limit=1200)
+@scenario(limit=1300)
 def forms_of_functions(run):
     """Rows on other axes and by number, Data, all that ``theano.function`` takes."""
     return passes(run, *FORMS)
 
 
-@scenario(limit=1200)
+@scenario(limit=1300)
 def sending_functions(run):
     """Functions, variables and random streams reach the ranks once."""
     return passes(run, "calls/test_distribute", "calls/test_sparse")
 
 
-@scenario(limit=1200)
+@scenario(limit=1300)
 def update_rules(run):
     """The rules of `extensions`, against serial Theano."""
     return passes(run, "training/test_updates", "training/test_rules")
